@@ -1,0 +1,1 @@
+"""An app that does nothing, to time Flower itself."""

@@ -1,0 +1,1 @@
+"""Client side of every method, one module each."""

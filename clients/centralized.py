@@ -1,0 +1,7 @@
+"""The client of centralized training: it trains nothing, it is only evaluated."""
+
+from fedapps.client import BaseClient
+
+
+class CentralizedClient(BaseClient):
+    """Scores the server's model on its own samples."""

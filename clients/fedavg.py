@@ -1,0 +1,7 @@
+"""FedAvg's client: it does what the plan says and keeps nothing."""
+
+from fedapps.client import BaseClient
+
+
+class FedAvgClient(BaseClient):
+    """E epochs of SGD on all layers."""

@@ -1,0 +1,13 @@
+"""FedPer's client: it keeps its personalization layers between rounds."""
+
+from fedapps.client import BaseClient
+from fedapps.layers import Slice
+
+
+class FedPerClient(BaseClient):
+    """E epochs of SGD on all layers; the personal ones go into the client's store."""
+
+    def personal(self) -> Slice:
+        """The layers of `fedper.personal-layers`, or the head."""
+        named = self.workspace.settings.method.personal_layers
+        return self.layout.slice(named.split(",")) if named else self.layout.head

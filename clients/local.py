@@ -1,0 +1,12 @@
+"""Local-only's client: its whole model stays with it."""
+
+from fedapps.client import BaseClient
+from fedapps.layers import Slice
+
+
+class LocalClient(BaseClient):
+    """E epochs of SGD on the client's own model."""
+
+    def personal(self) -> Slice:
+        """Every layer."""
+        return self.layout.names

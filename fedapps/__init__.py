@@ -1,0 +1,1 @@
+"""Personalized federated learning on Flower: the application that all methods stand on."""

@@ -1,0 +1,25 @@
+"""Aggregation rules over client updates, in float64 and in the order the updates come."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from fedapps.layers import Arrays
+from fedapps.messages import ClientUpdate
+
+
+def weighted_mean(updates: Iterable[ClientUpdate]) -> tuple[Arrays, float]:
+    """Return sum_i w_i a_i / sum_i w_i for every array (float32), and sum_i w_i.
+
+    One float64 accumulator per array, updates added in place as they come: never a list of whole
+    models, and the same digits whatever the number of SuperNodes as long as the order is kept.
+    """
+    sums: dict[str, np.ndarray] = {}
+    total = 0.0
+    for update in updates:
+        total += update.weight
+        for key, array in update.arrays.items():
+            if key not in sums:
+                sums[key] = np.zeros(array.shape, np.float64)
+            sums[key] += update.weight * array.astype(np.float64)
+    return {key: (value / total).astype(np.float32) for key, value in sums.items()}, total

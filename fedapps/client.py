@@ -1,0 +1,145 @@
+"""The client that executes plans; a method's client overrides what its paper does differently."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from flwr.client import NumPyClient
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedapps.evaluation import Score, score
+from fedapps.layers import Layout, Slice, put, run
+from fedapps.plan import Plan
+from fedapps.training import Draw, Samples
+from fedapps.workspace import Workspace
+
+State = dict[str, Tensor]
+
+
+class BaseClient(NumPyClient):
+    """One logical client in one round.
+
+    `fit` and `evaluate` follow Flower's `NumPyClient`: a list of arrays in the order of the
+    plan's download slice, and a config with the plan as JSON. `state` is what the client kept
+    from earlier rounds, by name; `fit` replaces its entries, and the caller stores it.
+    """
+
+    def __init__(self, workspace: Workspace, client: int, state: State) -> None:
+        self.workspace = workspace
+        self.client = client
+        self.state = state
+
+    # What a method may override -----------------------------------------------------------
+
+    def personal(self) -> Slice:
+        """Return the layers that never leave this client; a plan that uploads one is refused."""
+        return ()
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of a batch (logits [b, classes], labels [b])."""
+        return cross_entropy(logits, labels)
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Return logits [b, classes] in eval mode."""
+        return run(self.model, images, self.layout.names)
+
+    def extra_scores(self) -> dict[str, float]:
+        """Return further figures of the initial model, as {"accuracy_without_head": 0.5}."""
+        return {}
+
+    # Flower's interface -------------------------------------------------------------------
+
+    def fit(
+        self, parameters: list[np.ndarray], config: Mapping[str, Any]
+    ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
+        """Train as the plan says; return the upload slice, the sample count and metrics."""
+        plan = self._receive(parameters, config)
+        leak = set(plan.upload).intersection(self.personal())
+        if leak:
+            raise PermissionError(f"the plan uploads {', '.join(sorted(leak))}: personal layers")
+        done = self.workspace.trainer.train(
+            self.train_data, plan.stages, self._draw(plan, "train"), self.loss
+        )
+        self._keep(plan)
+        uploaded = self._arrays(self.layout.shared(plan.upload))
+        metrics = dataclasses.asdict(done) | {"train_loss": done.mean_loss}
+        return uploaded, len(self.train_data[1]), metrics
+
+    def evaluate(
+        self, parameters: list[np.ndarray], config: Mapping[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """Score the received model, personalize it as the plan's stages say, score it again.
+
+        Nothing of it is kept. Metrics: accuracies, loss, class-wise counts (notation.md).
+        """
+        plan = self._receive(parameters, config)
+        self.model.eval()
+        initial = self._score()
+        extra = self.extra_scores()
+        personalized = initial
+        if plan.stages:
+            self.workspace.trainer.train(
+                self.train_data, plan.stages, self._draw(plan, "finetune"), self.loss
+            )
+            personalized = self._score()
+        metrics = {
+            "num_train": len(self.train_data[1]),
+            "loss": personalized.loss,
+            "accuracy_initial": initial.accuracy,
+            "accuracy_personalized": personalized.accuracy,
+            "class_total": initial.total.tolist(),
+            "class_initial": initial.correct.tolist(),
+            "class_personalized": personalized.correct.tolist(),
+        }
+        return personalized.loss, int(initial.total.sum()), metrics | extra
+
+    # Shorthands ---------------------------------------------------------------------------
+
+    @property
+    def model(self) -> nn.Sequential:
+        """The resident model of this process."""
+        return self.workspace.model
+
+    @property
+    def layout(self) -> Layout:
+        """Its layers and slices."""
+        return self.workspace.layout
+
+    @property
+    def train_data(self) -> Samples:
+        """This client's training samples."""
+        return self.workspace.samples(self.client, "train")
+
+    @property
+    def test_data(self) -> Samples:
+        """This client's test samples."""
+        return self.workspace.samples(self.client, "test")
+
+    def _receive(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> Plan:
+        """Make the model: what was downloaded, else what the client kept, else the initial one."""
+        plan = msgspec.json.decode(config["plan"], type=Plan)
+        downloaded = dict(zip(self.layout.shared(plan.download), parameters, strict=True))
+        kept = {k.removeprefix("model/"): v.numpy() for k, v in self.state.items() if k.startswith("model/")}
+        put(self.model, self.workspace.initial | kept | downloaded)
+        return plan
+
+    def _keep(self, plan: Plan) -> None:
+        """Put what was trained and not uploaded into the client's state."""
+        trained = {key for stage in plan.stages for key in self.layout.keys_of(stage.layers)}
+        state = self.model.state_dict()
+        for key in self.layout.personal(plan.upload):
+            if key in trained:
+                self.state[f"model/{key}"] = state[key].detach().clone()
+
+    def _arrays(self, keys: tuple[str, ...]) -> list[np.ndarray]:
+        state = self.model.state_dict()
+        return [state[key].detach().cpu().numpy().copy() for key in keys]
+
+    def _draw(self, plan: Plan, phase: str) -> Draw:
+        return Draw(self.workspace.settings.seed, phase, plan.round, self.client)
+
+    def _score(self) -> Score:
+        return score(self.predict, self.test_data, self.workspace.dataset.classes)

@@ -1,0 +1,130 @@
+"""The ClientApp: runs the logical clients of one message and puts names back on their arrays."""
+
+import dataclasses
+from collections.abc import Callable
+from functools import lru_cache
+from logging import DEBUG
+from pathlib import Path
+
+import msgspec
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.logger import log
+
+from fedapps import registry
+from fedapps.aggregation import weighted_mean
+from fedapps.client import BaseClient
+from fedapps.config import Scalar, Settings, read
+from fedapps.messages import (
+    ClientUpdate,
+    Failure,
+    Request,
+    RoundInfo,
+    one_line,
+    pack_reply,
+    unpack_requests,
+)
+from fedapps.state import ClientStore
+from fedapps.workspace import Workspace, workspace
+
+Work = Callable[[BaseClient, Request, ClientStore], ClientUpdate]
+app = ClientApp()
+
+
+@app.query("hello")
+def hello(message: Message, context: Context) -> Message:
+    """Tell the server which clients this SuperNode can run and what it computes on."""
+    answer = {
+        "client": "any",
+        "nodes": int(context.node_config.get("num-partitions", 1)),
+        "cuda": torch.cuda.is_available(),
+    }
+    return Message(RecordDict({"hello": ConfigRecord(answer)}), reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Train the clients that the message names, one after the other."""
+    return _serve(message, context, _fit)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Evaluate the clients that the message names."""
+    return _serve(message, context, _evaluate)
+
+
+def _serve(message: Message, context: Context, work: Work) -> Message:
+    """Do `work` for each client; one that raises becomes a failure, the others go on."""
+    updates: list[ClientUpdate] = []
+    failures: list[Failure] = []
+    try:
+        space = workspace(_settings(tuple(sorted(context.run_config.items()))))
+        info, requests = unpack_requests(message, space.layout)
+    except Exception as error:  # nothing here can run on this SuperNode; say why for each client
+        clients = message.content["config"]["clients"]
+        return pack_reply(message, [], [Failure(client, _cause(error)) for client in clients])
+    for request in requests:
+        try:
+            updates.append(_work_on(request, info, space, work))
+        except Exception as error:  # whatever it is, it costs this client only
+            log(DEBUG, "client %s", request.client, exc_info=error)
+            failures.append(Failure(request.client, _cause(error)))
+    return pack_reply(message, presummed(updates) if info.presum else updates, failures)
+
+
+def _cause(error: Exception) -> str:
+    return f"{type(error).__name__}: {one_line(str(error))}"
+
+
+def _work_on(request: Request, info: RoundInfo, space: Workspace, work: Work) -> ClientUpdate:
+    if info.fingerprint != space.fingerprint:
+        raise RuntimeError(
+            f"the initial model here ({space.fingerprint}) is not the server's "
+            f"({info.fingerprint}): use the same versions of torch and numpy on all machines"
+        )
+    store = ClientStore(Path(info.run_dir) / "clients" / str(request.client))
+    state = store.load(request.plan.round)
+    client = registry.client_class(space.settings.strategy)(space, request.client, state)
+    return work(client, request, store)
+
+
+def _fit(client: BaseClient, request: Request, store: ClientStore) -> ClientUpdate:
+    before = dict(client.state)
+    plan = request.plan
+    arrays, num_examples, metrics = client.fit(*_call(client, request))
+    if client.state.keys() != before.keys() or any(
+        value is not before[key] for key, value in client.state.items()
+    ):
+        store.save(plan.round, client.state)
+    names = client.layout.shared(plan.upload)
+    named = dict(zip(names, arrays, strict=True))
+    return ClientUpdate(request.client, named, num_examples, metrics, float(num_examples))
+
+
+def _evaluate(client: BaseClient, request: Request, store: ClientStore) -> ClientUpdate:
+    _, num_examples, metrics = client.evaluate(*_call(client, request))
+    return ClientUpdate(request.client, {}, num_examples, metrics)
+
+
+def _call(client: BaseClient, request: Request) -> tuple[list, dict[str, str]]:
+    """Return what Flower's NumPyClient takes: a list of arrays and a config."""
+    keys = client.layout.shared(request.plan.download)
+    plan = msgspec.json.encode(request.plan).decode()
+    return [request.arrays[key] for key in keys], {"plan": plan}
+
+
+def presummed(updates: list[ClientUpdate]) -> list[ClientUpdate]:
+    """Replace the updates of one SuperNode by their mean; the first one carries it for all."""
+    if not updates:
+        return []
+    mean, total = weighted_mean(updates)
+    silent = [dataclasses.replace(update, arrays={}, weight=0.0) for update in updates[1:]]
+    return [dataclasses.replace(updates[0], arrays=mean, weight=total), *silent]
+
+
+@lru_cache(maxsize=4)
+def _settings(run_config: tuple[tuple[str, Scalar], ...]) -> Settings:
+    return read(dict(run_config))
+

@@ -1,0 +1,256 @@
+"""Run-config: from Flower's flat scalars to one frozen, checked `Settings` object.
+
+Types, ranges and meanings stand here; defaults stand only in pyproject.toml. A list is a
+comma-separated string, and `""` means unset, because Flower's run-config holds scalars only.
+"""
+
+import difflib
+import json
+import math
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import click
+import msgspec
+from flwr.common.config import flatten_dict, parse_config_args
+from msgspec import Meta
+
+from fedapps import registry
+from fedapps.errors import RunError
+
+Scalar = bool | int | float | str
+
+Unset = Literal[""]
+Count = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+AtLeastZero = Annotated[float, Meta(ge=0)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+OpenFraction = Annotated[float, Meta(gt=0, lt=1)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+
+
+def doc(text: str) -> Meta:
+    """Attach the meaning of a key, as the README's table shows it."""
+    return Meta(description=text)
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+    """All general keys of a run. Field `num_clients` is key `num-clients`."""
+
+    strategy: Annotated[str, doc("method; `python -m fedapps methods` lists them")]
+    dataset: Annotated[str, doc("name of a data set, or the absolute path of an .npz file")]
+    data_root: Annotated[str, doc("folder with data sets, `~` allowed; downloads go there")]
+    split: Annotated[
+        Literal["merged", "official"], doc("merge train and test before sharing out, or keep both")
+    ]
+    test_fraction: Annotated[OpenFraction, doc("test share of each client's samples (merged)")]
+    partitioner: Annotated[
+        Literal["dirichlet", "shards", "sizes", "classes", "iid"],
+        doc("how samples are shared out over the clients"),
+    ]
+    alpha: Annotated[Positive, doc("concentration of the Dirichlet partitioner")]
+    dirichlet_balance: Annotated[
+        bool, doc("a client with its fair number of samples gets nothing of the next class")
+    ]
+    shards_per_client: Annotated[Count, doc("label-sorted shards per client (shards)")]
+    sizes: Annotated[str, doc("fraction of the samples per client, as 0.4,0.3,0.2,0.1 (sizes)")]
+    classes_per_client: Annotated[
+        str, doc("classes of each client, as 0-2/2-4/4-6/7-9 or 0,1/2,3 (classes)")
+    ]
+    num_clients: Annotated[Count, doc("logical clients, whatever the number of SuperNodes")]
+    min_samples: Annotated[int, Meta(ge=2), doc("least samples of a client (dirichlet)")]
+    model: Annotated[str, doc("model; `python -m fedapps models` lists them with their layers")]
+    head_layers: Annotated[Count, doc("number of last layers that form the head")]
+    num_rounds: Annotated[Count, doc("communication rounds T")]
+    fraction_train: Annotated[Share, doc("share of the clients trained per round (r)")]
+    local_epochs: Annotated[Count, doc("local epochs E")]
+    batch_size: Annotated[Count, doc("samples per SGD step B")]
+    lr: Annotated[Positive, doc("learning rate of SGD")]
+    lr_schedule: Annotated[
+        Literal["constant", "step", "cosine"],
+        doc("constant; step: x 0.1 after T/2 and 3T/4 rounds; cosine: towards 0 at round T"),
+    ]
+    momentum: Annotated[float, Meta(ge=0, lt=1), doc("momentum of SGD")]
+    weight_decay: Annotated[AtLeastZero, doc("weight decay of SGD")]
+    prox_mu: Annotated[AtLeastZero, doc("weight mu of the proximal term (mu/2)||w - w_t||^2")]
+    augment: Annotated[
+        Literal["none", "crop-flip"], doc("crop-flip: pad 4, random crop, horizontal flip")
+    ]
+    bn_stats: Annotated[
+        Literal["shared", "local", "batch"],
+        doc("BatchNorm statistics travel, stay on each client, or are those of the batch"),
+    ]
+    bn_local: Annotated[bool, doc("all of every BatchNorm stays on the client")]
+    seed: Annotated[NonNegative, doc("seed of everything that is random")]
+    evaluate_every: Annotated[
+        NonNegative, doc("rounds between evaluations; the last round always is; 0: only the last")
+    ]
+    evaluate_clients: Annotated[
+        NonNegative, doc("number of evaluated clients, the same ones in all rounds; 0: all")
+    ]
+    finetune_epochs: Annotated[NonNegative, doc("epochs F of personalization before evaluation")]
+    finetune_lr: Annotated[Positive | Unset, doc('learning rate of personalization; "": lr')]
+    finetune_part: Annotated[
+        Literal["full", "head", "body"], doc("layers that personalization trains")
+    ]
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], doc("where clients compute; auto: a GPU if the client sees one")
+    ]
+    threads: Annotated[Count, doc("torch threads per process; part of what makes runs repeatable")]
+    cache_limit: Annotated[
+        NonNegative, doc("MiB per process for client data and features of a frozen prefix")
+    ]
+    presum: Annotated[
+        bool, doc("SuperNodes send one weighted mean of their clients (last digit depends on them)")
+    ]
+    max_failures: Annotated[
+        int,
+        Meta(ge=-1),
+        doc("failed clients that a round survives; -1: any number as long as one succeeds"),
+    ]
+    round_timeout: Annotated[Positive, doc("seconds to wait for the replies of one round")]
+    min_available: Annotated[Count, doc("SuperNodes to wait for before the run starts")]
+    runs_dir: Annotated[str, doc("folder of run directories, absolute or with `~`")]
+    run_name: Annotated[str, doc('name of the run directory; "": strategy, data, seed and time')]
+    method: Annotated[Any, doc("settings of the method, from its own table")] = None
+
+    @property
+    def finetune_rate(self) -> float:
+        """Learning rate of personalization."""
+        return self.lr if self.finetune_lr == "" else self.finetune_lr
+
+    def round_lr(self, round_: int) -> float:
+        """Learning rate in round `round_` (from 1); steps apply after T//2 and 3T//4 rounds."""
+        done, total = round_ - 1, self.num_rounds
+        if self.lr_schedule == "step":
+            return self.lr * 0.1 ** ((done >= total // 2) + (done >= 3 * total // 4))
+        if self.lr_schedule == "cosine":
+            return self.lr * 0.5 * (1 + math.cos(math.pi * done / total))
+        return self.lr
+
+
+class NoSettings(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    """Settings of a method that has no keys of its own."""
+
+
+def defaults() -> dict[str, Scalar]:
+    """Read the default of every key, flat (`local.match-compute`), from pyproject.toml."""
+    here = Path(__file__).parent
+    packaged = here / "pyproject.toml"  # a wheel carries it there
+    path = packaged if packaged.exists() else here.parent / "pyproject.toml"
+    tables = tomllib.loads(path.read_text("utf-8"))["tool"]["flwr"]["app"]["config"]
+    return flatten_dict(tables)
+
+
+def parse(options: Sequence[str]) -> dict[str, Scalar]:
+    """Parse `--run-config` options as `flwr run` does and lay them over the defaults.
+
+    A later option wins key by key (Flower's parser would replace a whole method table).
+    """
+    overrides: dict[str, Scalar] = {}
+    for option in options:
+        try:
+            overrides |= parse_config_args([option])
+        except (click.ClickException, tomllib.TOMLDecodeError, OSError, ValueError) as error:
+            raise RunError(f"--run-config {option}: {getattr(error, 'message', error)}") from error
+    known = defaults()
+    for key in overrides:
+        if key not in known:
+            raise RunError(f"unknown key {key}{nearest(key, known)}; README lists all keys")
+    return known | overrides
+
+
+def read(flat: Mapping[str, Scalar]) -> Settings:
+    """Check a flat run-config and turn it into `Settings`, method settings included.
+
+    A method's table may hold general keys too: they override, unless only the general key was
+    changed from its default. Raises `RunError` with one line: key, value, what is allowed.
+    """
+    name = str(flat.get("strategy", ""))
+    cls = registry.settings_class(name)
+    general = {key: value for key, value in flat.items() if "." not in key}
+    own = {k.partition(".")[2]: v for k, v in flat.items() if k.startswith(name + ".")}
+    own_keys = set(cls.__struct_encode_fields__)
+    known = defaults()
+    for key in own.keys() - own_keys:
+        if own[key] != known[f"{name}.{key}"] or general.get(key) == known.get(key):
+            general[key] = own[key]
+    method = _convert({k: v for k, v in own.items() if k in own_keys}, cls, name + ".")
+    settings = _convert(general, Settings, "")
+    check_folder("runs-dir", settings.runs_dir)
+    check_folder("data-root", settings.data_root)
+    return msgspec.structs.replace(settings, method=method)
+
+
+def check_folder(key: str, value: str) -> None:
+    """Refuse a relative folder: every process would resolve it in a directory of its own."""
+    if not Path(value).expanduser().is_absolute():
+        raise RunError(f'{key} = "{value}": must be absolute or start with ~, as ~/{value}')
+
+
+def foreign_keys(flat: Mapping[str, Scalar]) -> list[str]:
+    """Warn of keys that were set for another method than the one that runs."""
+    known = defaults()
+    return [
+        f"{key} = {value!r} belongs to {key.partition('.')[0]} and has no effect on {flat['strategy']}"
+        for key, value in flat.items()
+        if "." in key and key.partition(".")[0] != flat["strategy"] and known.get(key) != value
+    ]
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """Return `, did you mean X?` for the most similar word, or nothing."""
+    close = difflib.get_close_matches(word, list(words), n=1)
+    return f", did you mean {close[0]}?" if close else ""
+
+
+def table() -> list[tuple[str, str, str, str]]:
+    """Return a row (key, type, default, meaning) for every key; the README shows it."""
+    known = defaults()
+    rows = [(key, known[key], field) for key, field in _schema(Settings).items() if key in known]
+    for name in registry.names():
+        fields = _schema(registry.settings_class(name))
+        for key in (k for k in known if k.startswith(name + ".")):
+            short = key.partition(".")[2]
+            field = fields.get(short) or {
+                **_schema(Settings)[short], "description": f"overrides {short}"
+            }
+            rows.append((key, known[key], field))
+    return [(key, _kind(f), _toml(value), f.get("description", "")) for key, value, f in rows]
+
+
+def _convert(values: Mapping[str, Scalar], cls: type, prefix: str) -> Any:
+    try:
+        return msgspec.convert(dict(values), cls)
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at `$.")
+        key = path.rstrip("`")
+        if key:
+            kind = _kind(_schema(cls)[key])
+            raise RunError(f"{prefix}{key} = {_toml(values[key])}: must be {kind}") from error
+        raise RunError(f"run-config: {reason.replace('`', '')}") from error
+
+
+def _schema(cls: type) -> dict[str, dict[str, Any]]:
+    _, components = msgspec.json.schema_components([cls])
+    return components[cls.__name__]["properties"]
+
+
+def _kind(field: Mapping[str, Any]) -> str:
+    """Say a JSON-schema type as people do: `float > 0`, `one of a, b`."""
+    if "anyOf" in field:
+        return " or ".join(_kind(option) for option in field["anyOf"])
+    if "enum" in field:
+        words = [str(word) or '""' for word in field["enum"]]
+        return words[0] if len(words) == 1 else "one of " + ", ".join(words)
+    names = {"number": "float", "integer": "int", "boolean": "true or false", "string": "text"}
+    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    limits = [f"{sign} {field[word]:g}" for word, sign in signs.items() if word in field]
+    return " ".join([names[field["type"]], " and ".join(limits)]).strip()
+
+
+def _toml(value: Scalar) -> str:
+    return json.dumps(value)

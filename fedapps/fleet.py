@@ -1,0 +1,170 @@
+"""The SuperNodes of a run: who is there, who runs which client, and how replies come in."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedapps.errors import RunError
+from fedapps.layers import Layout
+from fedapps.messages import (
+    ClientUpdate,
+    Failure,
+    Request,
+    RoundInfo,
+    pack_requests,
+    unpack_reply,
+)
+
+FIRST_WAIT, LONGEST_WAIT = 0.005, 1.0  # seconds between polls
+
+
+class StreamingGrid(Grid):
+    """Flower's Grid, except that `send_and_receive` yields each reply as soon as it is there.
+
+    Flower's own hands over the whole list at once and sleeps up to 3 s between its polls. Replies
+    that are not there after `timeout` seconds never come; the caller knows whom it asked.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
+        """Push now; return an iterator over the replies in the order of their arrival."""
+        messages = list(messages)
+        pending = set(self.grid.push_messages(messages)) if messages else set()
+        pending.discard(None)
+        return self._replies(pending, time.monotonic(), timeout)
+
+    def _replies(
+        self, pending: set[str], start: float, timeout: float | None
+    ) -> Iterator[Message]:
+        while pending:
+            replies = list(self.grid.pull_messages(pending))
+            pending -= {reply.metadata.reply_to_message_id for reply in replies}
+            yield from replies
+            waited = time.monotonic() - start
+            if timeout is not None and waited > timeout:
+                return
+            if pending and not replies:
+                time.sleep(min(max(FIRST_WAIT, waited / 50), LONGEST_WAIT))
+
+    def set_run(self, run: object) -> None:
+        """Delegate to Flower's Grid, as all below."""
+        self.grid.set_run(run)
+
+    @property
+    def run(self):  # noqa: D102
+        return self.grid.run
+
+    def create_message(self, *args, **kwargs):  # noqa: D102
+        return self.grid.create_message(*args, **kwargs)
+
+    def get_node_ids(self) -> Iterable[int]:  # noqa: D102
+        return self.grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:  # noqa: D102
+        return self.grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:  # noqa: D102
+        return self.grid.pull_messages(message_ids)
+
+
+def greet(grid: StreamingGrid, at_least: int, timeout: float) -> tuple[list[int], bool]:
+    """Wait for `at_least` SuperNodes and ask each who it is.
+
+    Returns the node ids (sorted) and whether all of them see a GPU. In a simulation a node also
+    tells how many there will be, since they register one by one.
+    """
+    start, told, nodes = time.monotonic(), 0.0, []
+    cuda: dict[int, bool] = {}
+    while True:
+        nodes = sorted(grid.get_node_ids())
+        new = [node for node in nodes if node not in cuda]
+        for reply in _ask(grid, new, timeout):
+            answer = reply.content["hello"]
+            cuda[reply.metadata.src_node_id] = bool(answer["cuda"])
+            at_least = max(at_least, int(answer["nodes"]))
+        if len(cuda) >= at_least:
+            return sorted(cuda), all(cuda.values())
+        waited = time.monotonic() - start
+        if waited > timeout:
+            raise RunError(f"{len(cuda)} of {at_least} SuperNodes after {timeout:g} s (min-available)")
+        if waited - told > 5:
+            told = waited
+            print(f"waiting for SuperNodes: {len(cuda)} of {at_least}", flush=True)
+        time.sleep(0.02)
+
+
+def _ask(grid: StreamingGrid, nodes: Sequence[int], timeout: float) -> Iterator[Message]:
+    asked = [
+        Message(RecordDict({"config": ConfigRecord()}), node, "query.hello") for node in nodes
+    ]
+    for reply in grid.send_and_receive(asked, timeout=timeout):
+        if reply.has_error():
+            raise RunError(f"a SuperNode could not start: {reply.error.reason}")
+        yield reply
+
+
+def spread(requests: Sequence[Request], loads: Sequence[float], nodes: Sequence[int]) -> list[list[Request]]:
+    """Share requests out over the nodes, longest first to the node with the least to do.
+
+    `loads` are expected costs in any unit. Each node's part is in client order; a
+    node without work gets an empty part.
+    """
+    parts: list[list[Request]] = [[] for _ in nodes]
+    totals = [0.0] * len(nodes)
+    for index in sorted(range(len(requests)), key=lambda i: -loads[i]):
+        least = totals.index(min(totals))
+        parts[least].append(requests[index])
+        totals[least] += loads[index]
+    return [sorted(part, key=lambda request: request.client) for part in parts]
+
+
+class Exchange:
+    """One wave of requests: messages out, updates back in client order."""
+
+    def __init__(self, requests: Sequence[Request], parts: Sequence[Sequence[Request]]) -> None:
+        self.requests = list(requests)
+        self.failures: list[Failure] = []
+        self._parts = list(parts)
+        self._sent: list[tuple[Message, Sequence[Request]]] = []
+
+    def messages(self, nodes: Sequence[int], info: RoundInfo, kind: str, group: str) -> list[Message]:
+        """Make one message per SuperNode that has work."""
+        self._sent = [
+            (pack_requests(part, info, node, kind, group), part)
+            for part, node in zip(self._parts, nodes, strict=True)
+            if part
+        ]
+        return [message for message, _ in self._sent]
+
+    def updates(self, replies: Iterable[Message], layout: Layout) -> Iterator[ClientUpdate]:
+        """Yield updates in client order as soon as the order allows; note failures.
+
+        A request that nobody answered in time is a failure too.
+        """
+        sent = {message.metadata.message_id: part for message, part in self._sent}
+        order = sorted(request.client for request in self.requests)
+        arrived: dict[int, ClientUpdate | None] = {}
+        for reply in replies:
+            part = sent.pop(reply.metadata.reply_to_message_id, None)
+            if part is None:
+                continue  # a late reply to an earlier round
+            updates, failures = unpack_reply(part, reply, layout)
+            self.failures += failures
+            arrived |= dict.fromkeys((request.client for request in part), None)
+            arrived |= {update.client: update for update in updates}
+            while order and order[0] in arrived:
+                update = arrived.pop(order.pop(0))
+                if update is not None:
+                    yield update
+        unanswered = [request.client for part in sent.values() for request in part]
+        self.failures += [Failure(client, "no reply in time") for client in unanswered]
+        for client in order:
+            update = arrived.get(client)
+            if update is not None:
+                yield update

@@ -1,0 +1,217 @@
+"""Flower messages in and out: the only module that knows how a round looks on the wire.
+
+A request to one SuperNode carries the ids of the clients it is to run, a plan for each, the
+arrays they have in common (record `arrays`) and arrays of single clients (`arrays-7`). A reply
+carries `arrays-7` and `metrics-7` for each client, and `failures`. A message for one client alone
+is Flower's ordinary train message: `arrays` and `config` in, `arrays` and `metrics` out.
+"""
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from fedapps.layers import Arrays, Layout
+from fedapps.plan import Plan
+
+DTYPE = np.dtype("<f4")
+HEADER = 256  # most bytes that an array's own header takes
+Metrics = dict[str, int | float | list[int] | list[float]]
+
+
+class BadMessage(ValueError):
+    """What came over the wire is not what was asked for; the text says what."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One client's work in one round: its plan and the arrays it downloads, by name."""
+
+    client: int
+    plan: Plan
+    arrays: Arrays
+
+    @property
+    def nbytes(self) -> int:
+        """Payload of the download in bytes."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+@dataclass(frozen=True)
+class RoundInfo:
+    """What all requests of a message share."""
+
+    run_dir: str
+    fingerprint: str
+    presum: bool = False
+
+
+@dataclass(frozen=True)
+class ClientUpdate:
+    """What aggregation sees of one client: arrays by name, sample count, metrics.
+
+    `weight` is the client's weight in a weighted mean. With `presum` one update of a SuperNode
+    carries the mean of all its clients and their summed weight; the others weigh nothing.
+    """
+
+    client: int
+    arrays: Arrays
+    num_examples: int
+    metrics: Metrics = field(default_factory=dict)
+    weight: float = 0.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client that could not do its work, and the cause in one line."""
+
+    client: int
+    cause: str
+
+
+def pack_requests(
+    requests: Sequence[Request], info: RoundInfo, node: int, kind: str, group: str
+) -> Message:
+    """Make the message to one SuperNode; arrays that all its clients get travel once."""
+    common = _common([request.arrays for request in requests])
+    content = RecordDict({"arrays": _to_record(common)})
+    for request in requests:
+        own = {key: value for key, value in request.arrays.items() if key not in common}
+        if own:
+            content[f"arrays-{request.client}"] = _to_record(own)
+    content["config"] = ConfigRecord(
+        {
+            "clients": [request.client for request in requests],
+            "plans": [msgspec.json.encode(request.plan).decode() for request in requests],
+            "run-dir": info.run_dir,
+            "fingerprint": info.fingerprint,
+            "presum": info.presum,
+        }
+    )
+    return Message(content, node, kind, group_id=group)
+
+
+def unpack_requests(message: Message, layout: Layout) -> tuple[RoundInfo, list[Request]]:
+    """Read a message on the SuperNode; raises `BadMessage` for arrays that do not fit the model."""
+    content, config = message.content, message.content["config"]
+    common = from_record(content["arrays"], layout.shapes)
+    requests = []
+    for client, text in zip(config["clients"], config["plans"], strict=True):
+        own = content.array_records.get(f"arrays-{client}", ArrayRecord())
+        arrays = common | from_record(own, layout.shapes)
+        requests.append(Request(client, msgspec.json.decode(text, type=Plan), arrays))
+    info = RoundInfo(config["run-dir"], config["fingerprint"], config["presum"])
+    return info, requests
+
+
+def pack_reply(
+    message: Message, updates: Iterable[ClientUpdate], failures: Iterable[Failure]
+) -> Message:
+    """Make a SuperNode's reply to `message`."""
+    alone = len(message.content["config"]["clients"]) == 1
+    content, failures = RecordDict(), list(failures)
+    for update in updates:
+        suffix = "" if alone else f"-{update.client}"
+        numbers = {"num-examples": update.num_examples, "weight": float(update.weight)}
+        content[f"metrics{suffix}"] = MetricRecord(numbers | update.metrics)
+        content[f"arrays{suffix}"] = _to_record(update.arrays)
+    content["failures"] = ConfigRecord(
+        {
+            "clients": [failure.client for failure in failures],
+            "causes": [failure.cause for failure in failures],
+        }
+    )
+    return Message(content, reply_to=message)
+
+
+def unpack_reply(
+    requests: Sequence[Request], reply: Message, layout: Layout
+) -> tuple[list[ClientUpdate], list[Failure]]:
+    """Read the reply to `requests` on the server; a client with a bad update becomes a failure."""
+    if reply.has_error():
+        cause = one_line(reply.error.reason)
+        return [], [Failure(request.client, cause) for request in requests]
+    content, alone = reply.content, len(requests) == 1
+    told = content.config_records.get("failures", ConfigRecord())
+    causes = dict(zip(told.get("clients", []), told.get("causes", []), strict=True))
+    updates, failures = [], []
+    for request in requests:
+        try:
+            if request.client in causes:
+                raise BadMessage(one_line(str(causes[request.client])))
+            updates.append(_update(request, content, "" if alone else f"-{request.client}", layout))
+        except BadMessage as error:
+            failures.append(Failure(request.client, str(error)))
+    return updates, failures
+
+
+def from_record(record: ArrayRecord, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+    """Check and read an array record; its arrays are views of the message, not copies.
+
+    Names, dtype (float32), shape, size and finite values are checked before use.
+    """
+    return {key: _read(key, array, shapes.get(key)) for key, array in record.items()}
+
+
+def one_line(text: str) -> str:
+    """Shorten an error text to its last telling line."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "no reason given"
+
+
+def _update(request: Request, content: RecordDict, suffix: str, layout: Layout) -> ClientUpdate:
+    metrics = content.metric_records.get(f"metrics{suffix}")
+    record = content.array_records.get(f"arrays{suffix}")
+    if metrics is None or record is None:
+        raise BadMessage("the reply has no result of this client")
+    numbers = dict(metrics)
+    num_examples, weight = numbers.pop("num-examples", 0), numbers.pop("weight", 0.0)
+    if not isinstance(num_examples, int) or num_examples < 1:
+        raise BadMessage(f"num-examples = {num_examples}: must be at least 1")
+    if not (isinstance(weight, float) and np.isfinite(weight) and weight >= 0):
+        raise BadMessage(f"weight = {weight}: must be finite and not negative")
+    arrays = from_record(record, layout.shapes)
+    expected = layout.shared(request.plan.upload) if weight else ()
+    if set(arrays) != set(expected):
+        names = ", ".join(sorted(set(arrays).symmetric_difference(expected))[:3])
+        raise BadMessage(f"arrays missing or not asked for: {names}")
+    return ClientUpdate(request.client, arrays, num_examples, numbers, weight)
+
+
+def _read(key: str, array: Array, shape: tuple[int, ...] | None) -> np.ndarray:
+    if shape is None:
+        raise BadMessage(f"unknown array {key}")
+    size = DTYPE.itemsize * int(np.prod(shape, dtype=np.int64))
+    if array.stype != "numpy.ndarray" or not size < len(array.data) <= size + HEADER:
+        raise BadMessage(f"{len(array.data)} bytes for {key}: expected {size}")
+    file = io.BytesIO(array.data)
+    try:
+        version = np.lib.format.read_magic(file)
+        if version != (1, 0):
+            raise BadMessage(f"{key} in npy format {version}: expected (1, 0)")
+        found, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    except ValueError as error:
+        raise BadMessage(f"broken array {key}: {error}") from error
+    if found != shape or dtype != DTYPE or fortran or len(array.data) - file.tell() != size:
+        raise BadMessage(f"{key} as {dtype}{found}: expected float32{shape}")
+    values = np.frombuffer(array.data, DTYPE, offset=file.tell()).reshape(shape)
+    if not np.isfinite(values).all():
+        raise BadMessage(f"values in {key} are not finite")
+    return values
+
+
+def _to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
+    return ArrayRecord({key: Array(np.asarray(a, DTYPE, order="C")) for key, a in arrays.items()})
+
+
+def _common(downloads: Sequence[Arrays]) -> Arrays:
+    """Return the arrays that are the very same object in every download."""
+    first = downloads[0]
+    return {
+        key: value
+        for key, value in first.items()
+        if all(other.get(key) is value for other in downloads[1:])
+    }

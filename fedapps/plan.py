@@ -1,0 +1,25 @@
+"""A plan: what one client does in one round, as data that travels in a Flower message."""
+
+import msgspec
+
+from fedapps.layers import Slice
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some epochs of SGD on some layers; every other layer is frozen and in eval mode."""
+
+    layers: Slice
+    epochs: int
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    prox_mu: float = 0.0
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client receives, trains and sends back; slices are tuples of layer names."""
+
+    round: int
+    download: Slice
+    stages: tuple[Stage, ...]
+    upload: Slice

@@ -1,0 +1,117 @@
+"""The serial engine: the whole run in this process, for debugging and fast tests.
+
+`python -m fedapps.serial --run-config 'strategy="fedbabu"'` takes what `flwr run .` takes; the
+last line printed is the run directory.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from uuid import uuid4
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedapps import config
+from fedapps.config import Scalar
+from fedapps.errors import RunError
+
+
+class SerialGrid(Grid):
+    """A Grid whose SuperNodes are calls of the ClientApp in this process."""
+
+    def __init__(self, client_app: ClientApp, run_config: dict[str, Scalar], num_nodes: int) -> None:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
+        self.client_app = client_app
+        self.contexts = {
+            node: Context(
+                run_id=1,
+                node_id=node,
+                node_config={"partition-id": node - 1, "num-partitions": num_nodes},
+                state=RecordDict(),
+                run_config=run_config,
+            )
+            for node in range(1, num_nodes + 1)
+        }
+        self.messages: list[Message] = []
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Keep messages until they are pulled."""
+        new = list(messages)
+        for message in new:
+            message.metadata.__dict__["_message_id"] = str(uuid4())
+        self.messages += new
+        return [message.metadata.message_id for message in new]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Run the ClientApp on the next message that was asked for; return its reply."""
+        wanted = set(message_ids)
+        for index, message in enumerate(self.messages):
+            if message.metadata.message_id in wanted:
+                del self.messages[index]
+                return [self.client_app(message, self.contexts[message.metadata.dst_node_id])]
+        return []
+
+    def get_node_ids(self) -> list[int]:
+        """Return the ids of the SuperNodes."""
+        return list(self.contexts)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Run the ClientApp on every message."""
+        return [self.pull_messages([message_id])[0] for message_id in self.push_messages(messages)]
+
+    def set_run(self, run: object) -> None:
+        """There is one run only."""
+
+    @property
+    def run(self) -> None:
+        """There is no Flower run behind a serial one."""
+
+    def create_message(self, *args: object, **kwargs: object) -> Message:
+        """Flower has deprecated this; use `Message(...)`."""
+        raise AttributeError("use flwr.app.Message")
+
+
+def run_serial(run_config: dict[str, Scalar], num_supernodes: int = 1) -> Path:
+    """Run a full run-config in this process; return the run directory. Raises `RunError`."""
+    from fedapps import client_app, server_app
+
+    grid = SerialGrid(client_app.app, run_config, num_supernodes)
+    context = Context(
+        run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config
+    )
+    return server_app.run(grid, context)
+
+
+def absolute(run_config: dict[str, Scalar]) -> dict[str, Scalar]:
+    """Resolve relative folders here, where the user typed them."""
+    folders = {
+        key: os.path.abspath(os.path.expanduser(str(run_config[key])))
+        for key in ("runs-dir", "data-root")
+    }
+    return run_config | folders
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the command line, run, and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m fedapps.serial", description=__doc__)
+    parser.add_argument("--run-config", action="append", default=[], metavar="'KEY=VALUE ...'|FILE")
+    parser.add_argument("--num-supernodes", type=int, default=1)
+    options = parser.parse_args(arguments)
+    try:
+        folder = run_serial(absolute(config.parse(options.run_config)), options.num_supernodes)
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

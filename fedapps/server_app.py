@@ -1,0 +1,79 @@
+"""The ServerApp: check everything, then let the strategy run its rounds and the report end it."""
+
+import time
+from logging import ERROR
+from pathlib import Path
+
+import torch
+from flwr.app import Context
+from flwr.common.logger import log
+from flwr.serverapp import Grid, ServerApp
+
+import clients
+import experiments
+import strategies
+from fedapps import config, registry
+from fedapps.errors import RunError
+from fedapps.fleet import StreamingGrid, greet
+from fedapps.partition import class_counts
+from fedapps.report import Report
+from fedapps.workspace import GPU_HINT, Workspace, workspace
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run one federated training; whatever makes it impossible is one line and a failed run."""
+    try:
+        run(grid, context)
+    except RunError as error:
+        log(ERROR, "error: %s", error)
+        raise
+
+
+def run(grid: Grid, context: Context) -> Path:
+    """Run what the run-config asks for; return the run directory. Raises `RunError`."""
+    check_packages()
+    settings = config.read(context.run_config)
+    for warning in config.foreign_keys(context.run_config):
+        print(f"warning: {warning}", flush=True)
+    space = workspace(settings)
+    counts = class_counts(space.dataset.labels, space.shares)
+    strategy_class = registry.strategy_class(settings.strategy)
+    registry.client_class(settings.strategy)  # a missing twin ends the run here
+    report = Report.create(settings.runs_dir, settings.run_name, settings, context.run_config)
+    report.class_counts = counts
+    strategy = strategy_class(space, report)
+    check_plans(strategy, settings)
+    strategy.nodes = meet(grid, space)
+    start = time.monotonic()
+    strategy.start(grid, num_rounds=settings.num_rounds, timeout=settings.round_timeout)
+    report.finish(strategy.arrays, {"seconds": time.monotonic() - start})
+    return report.folder
+
+
+def meet(grid: Grid, space: Workspace) -> list[int]:
+    """Wait for the SuperNodes; say so if the server sees a GPU that they do not."""
+    s = space.settings
+    nodes, all_see_gpu = greet(StreamingGrid(grid), s.min_available, s.round_timeout)
+    if torch.cuda.is_available() and not all_see_gpu and s.device != "cpu":
+        print(f"warning: there is a GPU but clients do not see it; give them one: {GPU_HINT}")
+    return nodes
+
+
+def check_plans(strategy, settings: config.Settings) -> None:
+    """Make the first and the last plan, so that a bad one ends the run before a client starts."""
+    for round_ in (1, settings.num_rounds):
+        plan = strategy.plan(round_, 0)
+        for layers in (plan.download, plan.upload, *(stage.layers for stage in plan.stages)):
+            strategy.layout.slice(layers)
+
+
+def check_packages() -> None:
+    """Refuse to run with packages from two places (an old checkout in the working directory)."""
+    parents = {Path(p.__path__[0]).parent: p.__name__ for p in (strategies, clients, experiments)}
+    mine = Path(__file__).parent.parent
+    for parent, name in parents.items():
+        if parent != mine:
+            raise RunError(f"fedapps comes from {mine} but {name} from {parent}: remove one of them")

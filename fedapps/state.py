@@ -1,0 +1,44 @@
+"""The client store: what a client keeps between rounds, on disk under its logical id.
+
+In simulation any SuperNode may run any client; on a device the state survives restarts. A version
+is named by the round that wrote it. Reading in round t sees only versions before t, so that a
+repeated round starts from the same state; the version before the newest one is kept for that.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fedapps.files import write_whole
+
+KEPT = 2  # versions per client
+
+
+@dataclass(frozen=True)
+class ClientStore:
+    """Named tensors of one client in `folder`, one safetensors file per version."""
+
+    folder: Path
+
+    def load(self, round_: int) -> dict[str, Tensor]:
+        """Return the newest state written before `round_`; empty if there is none."""
+        earlier = [version for version in self._versions() if version < round_]
+        return load_file(self._path(max(earlier))) if earlier else {}
+
+    def save(self, round_: int, state: Mapping[str, Tensor]) -> None:
+        """Write the state as it is after `round_` and drop versions that nobody can ask for."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
+        write_whole(self._path(round_), lambda path: save_file(tensors, path), durable=True)
+        for version in sorted(self._versions())[:-KEPT]:
+            self._path(version).unlink(missing_ok=True)
+
+    def _versions(self) -> list[int]:
+        return [int(path.stem.removeprefix("round-")) for path in self.folder.glob("round-*.safetensors")]
+
+    def _path(self, version: int) -> Path:
+        return self.folder / f"round-{version:06d}.safetensors"
+

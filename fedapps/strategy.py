@@ -1,0 +1,293 @@
+"""The server side that all methods share: a Flower `Strategy` over plans and slices."""
+
+import logging
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from logging import INFO, LogRecord
+from typing import Any, ClassVar
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from fedapps.aggregation import weighted_mean
+from fedapps.draws import generator, sample_clients
+from fedapps.errors import RunError
+from fedapps.fleet import Exchange, StreamingGrid, spread
+from fedapps.layers import Arrays, Slice
+from fedapps.messages import ClientUpdate, Request, RoundInfo
+from fedapps.plan import Plan, Stage
+from fedapps.report import ClientEval, Report, RoundRow
+from fedapps.training import Trained
+from fedapps.workspace import Workspace
+
+
+@dataclass
+class Tally:
+    """What a round has shown so far, on its way to a row of rounds.csv."""
+
+    start: float = field(default_factory=time.monotonic)
+    clients: int = 0
+    failures: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    bytes_eval: int = 0
+    trained: Trained = field(default_factory=Trained)
+    accuracies: dict[str, float | None] = field(default_factory=dict)
+
+    def add(self, more: Trained) -> None:
+        """Add the sums of one more training."""
+        for name in (item.name for item in fields(Trained)):
+            setattr(self.trained, name, getattr(self.trained, name) + getattr(more, name))
+
+    def row(self, round_: int, phase: str) -> RoundRow:
+        """Return the row of the round that ends now."""
+        return RoundRow(
+            round=round_,
+            phase=phase,
+            clients=self.clients,
+            failures=self.failures,
+            train_loss=self.trained.mean_loss if self.trained.samples else None,
+            bytes_down=self.bytes_down,
+            bytes_up=self.bytes_up,
+            bytes_eval=self.bytes_eval,
+            train_macs=self.trained.macs,
+            cost_paper=self.trained.cost_paper,
+            seconds=time.monotonic() - self.start,
+            **self.accuracies,
+        )
+
+
+class BaseStrategy(Strategy):
+    """Rounds of: select clients, send each a plan and a slice, aggregate what comes back.
+
+    A method defines `plan` and overrides of the first section what its paper does differently.
+    `self.arrays` is the server's model by name (float32), the initial one where never aggregated.
+    """
+
+    citation: ClassVar[str] = ""
+    exchanges: ClassVar[str] = ""
+
+    def __init__(self, workspace: Workspace, report: Report) -> None:
+        self.workspace = workspace
+        self.settings = workspace.settings
+        self.options: Any = workspace.settings.method
+        self.layout = workspace.layout
+        self.arrays: Arrays = dict(workspace.initial)
+        self.report = report
+        self.nodes: list[int] = []
+        if self.settings.presum and type(self).aggregate is not BaseStrategy.aggregate:
+            raise RunError("presum = true: this strategy needs every client's update; use false")
+        self._exchange = Exchange([], [])
+        self._tally = Tally()
+
+    # What a method says -------------------------------------------------------------------
+
+    @abstractmethod
+    def plan(self, round_: int, client: int) -> Plan:
+        """Return what `client` does in `round_` (from 1)."""
+
+    def select(self, round_: int) -> list[int]:
+        """Return the clients to train in `round_`, ascending."""
+        s = self.settings
+        return sample_clients(s.seed, round_, s.num_clients, s.fraction_train)
+
+    def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
+        """Return new values of server arrays; updates come one by one in client order."""
+        return weighted_mean(updates)[0]
+
+    def after_round(self, round_: int) -> Trained:
+        """Do what the server itself computes after aggregation (nothing); return its costs."""
+        return Trained()
+
+    def phase(self, round_: int) -> str:
+        """Return the word for this round in rounds.csv."""
+        return "train"
+
+    def evaluation_plan(self, round_: int, client: int) -> Plan:
+        """Return how `client` is evaluated: what it downloads and its personalization stages."""
+        download = self.plan(round_, client).download
+        return Plan(round=round_, download=download, stages=self.finetuning(), upload=())
+
+    def finetuning(self) -> tuple[Stage, ...]:
+        """Return the stages of personalization: F epochs of `finetune-part`, or none."""
+        s, layout = self.settings, self.layout
+        parts = {"full": layout.names, "head": layout.head, "body": layout.body}
+        if not s.finetune_epochs:
+            return ()
+        stage = Stage(
+            layers=parts[s.finetune_part],
+            epochs=s.finetune_epochs,
+            lr=s.finetune_rate,
+            momentum=s.momentum,
+            weight_decay=s.weight_decay,
+        )
+        return (stage,)
+
+    # Shorthands for methods ---------------------------------------------------------------
+
+    def exchange(self, round_: int, shared: Slice, *stages: Stage) -> Plan:
+        """Return the commonest plan: download a slice, run the stages, upload the same slice."""
+        return Plan(round=round_, download=shared, stages=stages, upload=shared)
+
+    def stage(self, round_: int, layers: Slice, epochs: int | None = None) -> Stage:
+        """Return a stage with the run's local epochs, learning rate and other settings."""
+        s = self.settings
+        return Stage(
+            layers=layers,
+            epochs=s.local_epochs if epochs is None else epochs,
+            lr=s.round_lr(round_),
+            momentum=s.momentum,
+            weight_decay=s.weight_decay,
+            prox_mu=s.prox_mu,
+        )
+
+    def download(self, round_: int, client: int, plan: Plan) -> Arrays:
+        """Return the arrays that `client` is sent: the plan's download slice of the server."""
+        return {key: self.arrays[key] for key in self.layout.shared(plan.download)}
+
+    # Flower's interface -------------------------------------------------------------------
+
+    def start(
+        self, grid: Grid, initial_arrays: ArrayRecord | None = None, *args: Any, **kwargs: Any
+    ) -> Result:
+        """Run all rounds on Flower's own loop, with replies streamed in as they come."""
+        with _quiet_flower():
+            result = super().start(
+                StreamingGrid(grid), initial_arrays or ArrayRecord(), *args, **kwargs
+            )
+        result.arrays = ArrayRecord({key: Array(value) for key, value in self.arrays.items()})
+        return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Select clients and make a message per SuperNode."""
+        self._tally = Tally()
+        plans = {client: self.plan(server_round, client) for client in self.select(server_round)}
+        messages = self._send(server_round, plans, "train", self.settings.presum)
+        self._tally.clients = len(plans)
+        self._tally.bytes_down = self._payload()
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Aggregate updates in client order as they come; end the run if too many failed."""
+        updates = self._observed(self._exchange.updates(replies, self.layout))
+        new = self.aggregate(server_round, updates)
+        self._judge(server_round)
+        self.arrays.update(new)
+        self._tally.add(self.after_round(server_round))
+        return None, None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Make the evaluation messages of a round that is to be evaluated, else none."""
+        every, last = self.settings.evaluate_every, server_round == self.settings.num_rounds
+        due = last or (every > 0 and server_round % every == 0)
+        plans = {c: self.evaluation_plan(server_round, c) for c in self._evaluated() if due}
+        messages = self._send(server_round, plans, "evaluate")
+        self._tally.bytes_eval = self._payload()
+        return messages
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Collect the scores in client order and write the round's rows."""
+        scores = [_scores(u) for u in self._exchange.updates(replies, self.layout)]
+        self._judge(server_round)
+        if scores:
+            self._tally.accuracies = self.report.evaluation(server_round, scores)
+        self.report.round(self._tally.row(server_round, self.phase(server_round)))
+        return None
+
+    def summary(self) -> None:
+        """Flower asks for a summary at the start; the report's header says it all."""
+
+    # Inside -------------------------------------------------------------------------------
+
+    def _send(
+        self, round_: int, plans: Mapping[int, Plan], kind: str, presum: bool = False
+    ) -> list[Message]:
+        requests = [
+            Request(client, plan, self.download(round_, client, plan))
+            for client, plan in plans.items()
+        ]
+        loads = [self._load(request) for request in requests]
+        self._exchange = Exchange(requests, spread(requests, loads, self.nodes))
+        info = RoundInfo(str(self.report.folder), self.workspace.fingerprint, presum)
+        return self._exchange.messages(self.nodes, info, kind, str(round_))
+
+    def _payload(self) -> int:
+        return sum(request.nbytes for request in self._exchange.requests)
+
+    def _load(self, request: Request) -> float:
+        """Expected cost of a request: a trained sample costs about three evaluated ones."""
+        share = self.workspace.shares[request.client]
+        epochs = sum(stage.epochs for stage in request.plan.stages)
+        return len(share.test) + 3.0 * epochs * len(share.train)
+
+    def _observed(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
+        """Pass updates on and count what they cost."""
+        uploads = {r.client: self.layout.shared(r.plan.upload) for r in self._exchange.requests}
+        for update in updates:
+            self._tally.bytes_up += sum(self.arrays[key].nbytes for key in uploads[update.client])
+            self._tally.add(_trained(update))
+            yield update
+
+    def _judge(self, round_: int) -> None:
+        """Log failures; end the run if all failed or more than `max-failures`."""
+        failures, asked = self._exchange.failures, len(self._exchange.requests)
+        for failure in failures:
+            print(f"round {round_}: client {failure.client} failed: {failure.cause}", flush=True)
+            self.report.event(round_, failure.client, "failure", failure.cause)
+        self._tally.failures += len(failures)
+        limit = self.settings.max_failures
+        if not failures or not (len(failures) == asked or 0 <= limit < self._tally.failures):
+            return
+        first = failures[0]
+        if "ActorDied" in first.cause or "actor died" in first.cause:
+            raise RunError(f"round {round_}: worker died (memory?): {first.cause}")
+        rule = "all failed" if len(failures) == asked else f"max-failures = {limit}"
+        raise RunError(
+            f"round {round_}: {len(failures)} of {asked} clients failed ({rule}); "
+            f"client {first.client}: {first.cause}"
+        )
+
+    def _evaluated(self) -> list[int]:
+        s = self.settings
+        if not 0 < s.evaluate_clients < s.num_clients:
+            return list(range(s.num_clients))
+        draws = generator(s.seed, "evaluate")
+        return sorted(draws.choice(s.num_clients, s.evaluate_clients, replace=False).tolist())
+
+
+def _trained(update: ClientUpdate) -> Trained:
+    names = [field.name for field in fields(Trained)]
+    return Trained(**{name: update.metrics[name] for name in names})
+
+
+def _scores(update: ClientUpdate) -> ClientEval:
+    names = {field.name for field in fields(ClientEval)}
+    known = {key: value for key, value in update.metrics.items() if key in names}
+    return ClientEval(**{"client": update.client, "num_test": update.num_examples} | known)
+
+
+@contextmanager
+def _quiet_flower() -> Iterator[None]:
+    """Drop Flower's own banner lines of its round loop: the report prints a line per round."""
+
+    def keep(record: LogRecord) -> bool:
+        return record.module not in ("strategy", "strategy_utils") or record.levelno > INFO
+
+    logger = logging.getLogger("flwr")
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)

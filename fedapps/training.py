@@ -1,0 +1,240 @@
+"""The one trainer: it executes the stages of a plan by SGD on whole-client tensors in memory.
+
+Frozen means not computed. Parameters of frozen layers get no gradient, and the leading frozen
+layers (the prefix) run once per stage: every epoch then starts from their cached outputs.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, pad
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedapps.costs import Profile, is_cacheable
+from fedapps.draws import generator
+from fedapps.layers import Layout, Slice, run
+from fedapps.plan import Stage
+
+CHUNK = 512  # samples per forward pass without gradients
+Samples = tuple[Tensor, Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Names the random numbers of one local training: (seed, phase, round, client)."""
+
+    seed: int
+    phase: str
+    round: int
+    client: int
+
+    def order(self, epoch: int, size: int) -> Tensor:
+        """Return the order in which epoch `epoch` (from 0 in each round) visits the samples."""
+        draws = self._generator("shuffle", epoch)
+        return torch.from_numpy(draws.permutation(size))
+
+    def crops(self, epoch: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return top, left (0..8) and flip of every sample's augmentation in an epoch."""
+        draws = self._generator("augment", epoch)
+        return draws.integers(9, size=size), draws.integers(9, size=size), draws.random(size) < 0.5
+
+    def torch_seed(self) -> int:
+        """Return the seed for layers that draw (dropout)."""
+        return int(self._generator("torch", 0).integers(2**63))
+
+    def _generator(self, purpose: str, epoch: int) -> np.random.Generator:
+        return generator(self.seed, f"{self.phase}-{purpose}", self.round, self.client, epoch)
+
+
+@dataclass
+class Trained:
+    """What a local training did: sums over its SGD steps."""
+
+    loss: float = 0.0
+    samples: int = 0
+    batches: int = 0
+    skipped: int = 0
+    macs: int = 0
+    cost_paper: int = 0
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean loss per sample over all steps; NaN if there was none."""
+        return self.loss / self.samples if self.samples else float("nan")
+
+
+@dataclass
+class Trainer:
+    """Runs stages on one resident model, whose parameters change in place."""
+
+    model: nn.Sequential
+    layout: Layout
+    profile: Profile
+    batch_size: int
+    augment: str = "none"
+    cache_bytes: int = 0
+    use_cache: bool = True
+    _macs: Callable[[Slice, str], int] = field(init=False)
+    _forward_macs: Callable[[Slice], int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._macs = cache(self.profile.step_macs)
+        self._forward_macs = cache(self.profile.forward_macs)
+
+    def train(
+        self, data: Samples, stages: tuple[Stage, ...], draw: Draw, loss: Loss = cross_entropy
+    ) -> Trained:
+        """Execute `stages` one after the other on data (float [n, C, H, W], int64 [n]).
+
+        Epochs are counted over all stages, so that the shuffles of a round do not depend on how
+        it is cut into stages. The proximal term pulls towards the model at the start.
+        """
+        done, epoch = Trained(), 0
+        torch.manual_seed(draw.torch_seed())
+        anchor = self._anchor(stages)
+        for stage in stages:
+            if stage.layers and stage.epochs:
+                self._stage(data, stage, draw, epoch, anchor, loss, done)
+            epoch += stage.epochs
+        self.model.eval()
+        return done
+
+    def _stage(
+        self,
+        data: Samples,
+        stage: Stage,
+        draw: Draw,
+        epoch: int,
+        anchor: dict[str, Tensor],
+        loss: Loss,
+        done: Trained,
+    ) -> None:
+        trained = self.layout.slice(stage.layers)
+        parameters = self.freeze_all_but(trained)
+        optimizer = torch.optim.SGD(
+            list(parameters.values()),
+            lr=stage.lr,
+            momentum=stage.momentum,
+            weight_decay=stage.weight_decay,
+            fused=True,
+        )
+        inputs, labels, layers = self._inputs(data, trained, stage.epochs, done)
+        total = torch.zeros((), device=labels.device)
+        batches = 0
+        for x, y in self._batches(inputs, labels, stage.epochs, draw, epoch, trained, done):
+            optimizer.zero_grad()
+            value = loss(run(self.model, x, layers), y)
+            value.backward()
+            if stage.prox_mu:
+                _pull(parameters, anchor, stage.prox_mu)
+            optimizer.step()
+            total += value.detach() * len(y)
+            done.samples += len(y)
+            done.macs += len(y) * self._macs(trained, layers[0])
+            batches += 1
+        done.loss += float(total)
+        done.batches += batches
+        done.cost_paper += batches * self.layout.count(trained)
+
+    def freeze_all_but(self, trained: Slice) -> dict[str, nn.Parameter]:
+        """Freeze every other layer (eval mode, no gradient); return the parameters to train."""
+        for name, layer in self.model.named_children():
+            layer.train(name in trained)
+            layer.requires_grad_(name in trained)
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def _inputs(
+        self, data: Samples, trained: Slice, epochs: int, done: Trained
+    ) -> tuple[Tensor, Tensor, Slice]:
+        """Return what a step starts from, the labels, and the layers that it runs."""
+        images, labels = data
+        prefix = self._cached_prefix(trained, epochs, len(labels))
+        if not prefix:
+            return images, labels, self.layout.names
+        done.macs += len(labels) * self._forward_macs(prefix)
+        return features(self.model, images, prefix), labels, self.layout.names[len(prefix) :]
+
+    def _cached_prefix(self, trained: Slice, epochs: int, size: int) -> Slice:
+        """Return the longest frozen prefix that may be computed once (none for a single epoch)."""
+        if epochs < 2 or self.augment != "none" or not self.use_cache:
+            return ()
+        prefix: Slice = ()
+        for name in self.layout.prefix(trained):
+            if not is_cacheable(self.model.get_submodule(name)):
+                break
+            prefix += (name,)
+        while prefix:
+            following = self.layout.names[len(prefix)]
+            if 4 * size * int(np.prod(self.profile.shapes[following])) <= self.cache_bytes:
+                return prefix
+            prefix = prefix[:-1]
+        return ()
+
+    def _batches(
+        self,
+        inputs: Tensor,
+        labels: Tensor,
+        epochs: int,
+        draw: Draw,
+        first_epoch: int,
+        trained: Slice,
+        done: Trained,
+    ) -> Iterator[Samples]:
+        """Yield shuffled batches; one that BatchNorm cannot normalise is skipped and counted."""
+        needs_two = any(self._sees_one_value(name) for name in trained)
+        for epoch in range(first_epoch, first_epoch + epochs):
+            order = draw.order(epoch, len(labels)).to(labels.device)
+            x, y = inputs[order], labels[order]
+            if self.augment == "crop-flip":
+                x = crop_flip(x, *draw.crops(epoch, len(y)))
+            for batch in zip(x.split(self.batch_size), y.split(self.batch_size), strict=True):
+                if needs_two and len(batch[1]) == 1:
+                    done.skipped += 1
+                else:
+                    yield batch
+
+    def _sees_one_value(self, layer: str) -> bool:
+        modules = self.model.get_submodule(layer).modules()
+        return self.profile.lone[layer] and any(isinstance(m, _BatchNorm) for m in modules)
+
+    def _anchor(self, stages: tuple[Stage, ...]) -> dict[str, Tensor]:
+        pulled = {name for stage in stages if stage.prox_mu for name in stage.layers}
+        return {
+            key: value.detach().clone()
+            for key, value in self.model.named_parameters()
+            if key.partition(".")[0] in pulled
+        }
+
+
+@torch.no_grad()
+def features(model: nn.Sequential, images: Tensor, layers: Slice) -> Tensor:
+    """Return the outputs of some leading layers in eval mode for all images."""
+    for name in layers:
+        model.get_submodule(name).eval()
+    return torch.cat([run(model, chunk, layers) for chunk in images.split(CHUNK)])
+
+
+def crop_flip(x: Tensor, top: np.ndarray, left: np.ndarray, flip: np.ndarray) -> Tensor:
+    """Pad 4 pixels of zeros, cut a window at (top, left) and mirror it where `flip` says so."""
+    height, width = x.shape[-2:]
+    columns = np.arange(width)[None] + left[:, None]
+    columns = np.where(flip[:, None], columns[:, ::-1], columns)
+    rows = np.arange(height)[None] + top[:, None]
+    sample = torch.arange(len(x))[:, None, None]
+    r, c = torch.from_numpy(rows)[:, :, None], torch.from_numpy(columns.copy())[:, None, :]
+    padded = pad(x, (4, 4, 4, 4)).permute(0, 2, 3, 1)
+    device = x.device
+    window = padded[sample.to(device), r.to(device), c.to(device)]
+    return window.permute(0, 3, 1, 2).contiguous()
+
+
+def _pull(parameters: dict[str, nn.Parameter], anchor: dict[str, Tensor], mu: float) -> None:
+    """Add the gradient of (mu/2)||w - w_t||^2 (FedProx, Eq. 2)."""
+    for key, parameter in parameters.items():
+        assert parameter.grad is not None
+        parameter.grad.add_(parameter.detach() - anchor[key], alpha=mu)

@@ -1,0 +1,114 @@
+"""What a process needs to work on a run: data, shares, the resident model and its layout."""
+
+import hashlib
+from collections import OrderedDict
+from functools import cached_property, lru_cache
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedapps import data, models
+from fedapps.config import Settings
+from fedapps.costs import profile
+from fedapps.errors import RunError
+from fedapps.layers import Arrays, Layout, layout_of, take, use_batch_statistics
+from fedapps.partition import Share, shares
+from fedapps.training import Samples, Trainer
+
+MEBI = 2**20
+GPU_HINT = (
+    "--federation-config 'num-supernodes=4 client-resources-num-cpus=2 "
+    "client-resources-num-gpus=0.25'"
+)
+
+
+class Workspace:
+    """Everything static of a run, made from its settings alone and so equal in all processes."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.dataset = data.load(settings.dataset, settings.data_root)
+        self.device = pick_device(settings.device)
+        self.model: nn.Sequential = self._build()
+        self.layout: Layout = layout_of(
+            self.model, settings.head_layers, settings.bn_stats, settings.bn_local
+        )
+        self.initial: Arrays = take(self.model, self.layout.keys_of(self.layout.names))
+        self.model.to(self.device)
+        self._clients: OrderedDict[tuple[int, str], Samples] = OrderedDict()
+
+    @cached_property
+    def shares(self) -> tuple[Share, ...]:
+        """Index arrays of every client's training and test samples."""
+        return shares(self.dataset.labels, self.dataset.num_train, self.settings)
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        """The one trainer of this process, on the resident model."""
+        return Trainer(
+            self.model,
+            self.layout,
+            profile(self.model, self.dataset.shape),
+            batch_size=self.settings.batch_size,
+            augment=self.settings.augment,
+            cache_bytes=self.settings.cache_limit * MEBI,
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of the initial model: two processes with other libraries may differ in it."""
+        digest = hashlib.sha256()
+        for key, value in self.initial.items():
+            digest.update(key.encode() + np.ascontiguousarray(value).tobytes())
+        return digest.hexdigest()[:16]
+
+    def samples(self, client: int, part: str) -> Samples:
+        """Return the `train` or `test` samples of a client (float [n, C, H, W], int64 [n]).
+
+        Tensors stay in memory up to `cache-limit`, least recently used first out.
+        """
+        key = (client, part)
+        if key not in self._clients:
+            images, labels = self.dataset.tensors(getattr(self.shares[client], part))
+            self._clients[key] = (images.to(self.device), labels.to(self.device))
+        self._clients.move_to_end(key)
+        while self._held() > self.settings.cache_limit * MEBI and len(self._clients) > 1:
+            self._clients.popitem(last=False)
+        return self._clients[key]
+
+    @cached_property
+    def union(self) -> Samples:
+        """The training samples of all clients together, for what the server itself trains."""
+        indices = np.concatenate([share.train for share in self.shares])
+        images, labels = self.dataset.tensors(indices)
+        return images.to(self.device), labels.to(self.device)
+
+    def _held(self) -> int:
+        return sum(images.nbytes for images, _ in self._clients.values())
+
+    def _build(self) -> nn.Sequential:
+        s = self.settings
+        try:
+            model = models.build(s.model, self.dataset.shape, self.dataset.classes, s.seed)
+        except ValueError as error:
+            raise RunError(str(error)) from error
+        if s.bn_stats == "batch":
+            use_batch_statistics(model)
+        return model
+
+
+@lru_cache(maxsize=1)
+def workspace(settings: Settings) -> Workspace:
+    """Return this process's workspace for a run; it is made once and replaced by the next run's."""
+    torch.set_num_threads(settings.threads)
+    return Workspace(settings)
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the torch device of `device`; raises `RunError` for cuda where there is none."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise RunError(f'device = "cuda": no GPU is visible here; use "cpu", or give actors one: {GPU_HINT}')
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)

@@ -1,0 +1,30 @@
+"""Centralized training on the union of the clients' training data: the reference, not federated."""
+
+from fedapps.layers import put, take
+from fedapps.plan import Plan
+from fedapps.strategy import BaseStrategy
+from fedapps.training import Draw, Trained
+
+
+class Centralized(BaseStrategy):
+    """E epochs per round in the server process; clients only evaluate (and personalize)."""
+
+    citation = "baseline"
+    exchanges = "nothing (the server holds all data)"
+
+    def select(self, round_: int) -> list[int]:
+        """No client trains."""
+        return []
+
+    def plan(self, round_: int, client: int) -> Plan:
+        """A client is evaluated with the server's model."""
+        return Plan(round=round_, download=self.layout.names, stages=(), upload=())
+
+    def after_round(self, round_: int) -> Trained:
+        """Train all layers on the union of the training data."""
+        space, stage = self.workspace, self.stage(round_, self.layout.names)
+        put(space.model, self.arrays)
+        draw = Draw(self.settings.seed, "server", round_, 0)
+        done = space.trainer.train(space.union, (stage,), draw)
+        self.arrays.update(take(space.model, self.layout.keys_of(self.layout.names)))
+        return done

@@ -1,0 +1,16 @@
+"""FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017."""
+
+from fedapps.plan import Plan
+from fedapps.strategy import BaseStrategy
+
+
+class FedAvg(BaseStrategy):
+    """All layers are trained for E epochs, exchanged, and averaged with weights n_i."""
+
+    citation = "McMahan et al., AISTATS 2017"
+    exchanges = "all layers"
+
+    def plan(self, round_: int, client: int) -> Plan:
+        """Download everything, train everything, upload everything."""
+        layers = self.layout.names
+        return self.exchange(round_, layers, self.stage(round_, layers))

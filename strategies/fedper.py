@@ -1,0 +1,34 @@
+"""FedPer: Arivazhagan et al., Federated Learning with Personalization Layers, 2019."""
+
+from typing import Annotated
+
+import msgspec
+
+from fedapps.config import doc
+from fedapps.layers import Slice
+from fedapps.plan import Plan
+from fedapps.strategy import BaseStrategy
+
+
+class Settings(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    """FedPer's own keys."""
+
+    personal_layers: Annotated[str, doc('layers that stay on the client, as fc1,fc2; "": the head')]
+
+
+class FedPer(BaseStrategy):
+    """Base layers are averaged, personalization layers stay; both are trained jointly."""
+
+    citation = "Arivazhagan et al., 2019"
+    exchanges = "body"
+
+    def plan(self, round_: int, client: int) -> Plan:
+        """Train everything, exchange the base layers."""
+        return self.exchange(round_, self.base, self.stage(round_, self.layout.names))
+
+    @property
+    def base(self) -> Slice:
+        """All layers that are not personal."""
+        named = self.options.personal_layers
+        personal = self.layout.slice(named.split(",")) if named else self.layout.head
+        return tuple(name for name in self.layout.names if name not in personal)

@@ -1,0 +1,16 @@
+"""FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020."""
+
+from fedapps.plan import Plan
+from fedapps.strategy import BaseStrategy
+
+
+class FedProx(BaseStrategy):
+    """FedAvg with (mu/2)||w - w_t||^2 added to the local loss; mu is the key `fedprox.prox-mu`."""
+
+    citation = "Li et al., MLSys 2020"
+    exchanges = "all layers"
+
+    def plan(self, round_: int, client: int) -> Plan:
+        """FedAvg's plan; its stage carries mu, which the method's table sets to 0.01."""
+        layers = self.layout.names
+        return self.exchange(round_, layers, self.stage(round_, layers))

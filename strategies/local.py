@@ -1,0 +1,37 @@
+"""Local-only: every client trains its own model; nothing is exchanged."""
+
+from typing import Annotated
+
+import msgspec
+
+from fedapps.config import doc
+from fedapps.plan import Plan, Stage
+from fedapps.strategy import BaseStrategy
+
+
+class Settings(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    """Local-only's own keys."""
+
+    match_compute: Annotated[
+        bool, doc("train a client only in rounds that select it (FedCMD's tables), else in all")
+    ]
+
+
+class Local(BaseStrategy):
+    """E epochs on all layers in every round, from where the client's own model was."""
+
+    citation = "baseline"
+    exchanges = "nothing"
+
+    def select(self, round_: int) -> list[int]:
+        """All clients; with `match-compute` those that the other methods would train."""
+        everyone = list(range(self.settings.num_clients))
+        return super().select(round_) if self.options.match_compute else everyone
+
+    def plan(self, round_: int, client: int) -> Plan:
+        """Train everything, exchange nothing."""
+        return self.exchange(round_, (), self.stage(round_, self.layout.names))
+
+    def finetuning(self) -> tuple[Stage, ...]:
+        """None: the client's model is its own already."""
+        return ()

@@ -1,0 +1,568 @@
+import json
+import re
+from dataclasses import fields, replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from flwr.common.config import parse_config_args
+from matplotlib.image import imread
+from safetensors.numpy import load_file
+
+from fedapps import plots
+from fedapps import report as module
+from fedapps.errors import RunError
+from fedapps.report import ClientEval, Pace, Report, RoundRow, progress_line
+
+ROUND_COLUMNS = (
+    "round,phase,clients,failures,train_loss,accuracy_initial,accuracy_without_head,"
+    "accuracy_personalized,accuracy_personalized_std,accuracy_initial_weighted,"
+    "accuracy_personalized_weighted,bytes_down,bytes_up,bytes_eval,train_macs,cost_paper,seconds"
+)
+FLAT = {
+    "strategy": "fedrep",
+    "dataset": "digits",
+    "data-root": 'C:\\data "x"\t\x7f ü 😀',
+    "lr": 1e-05,
+    "momentum": 1e16,
+    "num-rounds": 3,
+    "bn-local": False,
+    "finetune-lr": "",
+    "run-name": "mine",
+    "fedrep.head-epochs": 10,
+    "fedseq.unfreeze-rounds": "0,100,200",
+    "fedrep.lr": 0.30000000000000004,
+}
+ARRAYS = {
+    "b": np.arange(6, dtype=np.float32).reshape(2, 3).T,  # not contiguous
+    "a": np.ones((), np.float64),
+    "c": np.zeros((0, 4), np.int64),
+}
+
+
+def make_settings(**changes):
+    values = {
+        "strategy": "fedrep",
+        "dataset": "digits",
+        "seed": 7,
+        "num_clients": 5,
+        "num_rounds": 3,
+        "evaluate_every": 1,
+    }
+    return SimpleNamespace(**{**values, **changes})
+
+
+def make_report(folder, name="run", **changes):
+    return Report.create(str(folder), name, make_settings(**changes), FLAT)
+
+
+def make_row(round_=1, **changes):
+    row = RoundRow(
+        round=round_,
+        phase="train",
+        clients=5,
+        failures=0,
+        train_loss=0.1 + 0.2,
+        bytes_down=1_234_567,
+        bytes_up=1_200_000,
+        bytes_eval=10,
+        train_macs=10**9,
+        cost_paper=10**6,
+        seconds=0.4,
+    )
+    return replace(row, **changes)
+
+
+def make_results(seed=0, clients=5, classes=4):
+    """Evaluations with differing test sizes, in no order; class 0 has no test sample."""
+    rng = np.random.default_rng(seed)
+    results = []
+    for client in rng.permutation(clients).tolist():
+        total = rng.integers(1, 30, classes)
+        total[0] = 0
+        initial, personalized = rng.binomial(total, 0.5), rng.binomial(total, 0.8)
+        size = int(total.sum())
+        results.append(
+            ClientEval(
+                client=client,
+                num_train=size * 3,
+                num_test=size,
+                loss=float(rng.uniform()),
+                accuracy_initial=float(initial.sum() / size),
+                accuracy_personalized=float(personalized.sum() / size),
+                accuracy_without_head=float(rng.uniform()),
+                class_total=total,
+                class_initial=initial,
+                class_personalized=personalized,
+            )
+        )
+    return results
+
+
+def run_to_end(folder, name="run", rounds=3, **extra):
+    report = make_report(folder, name, num_rounds=rounds)
+    report.class_counts = np.arange(20).reshape(5, 4)
+    for round_ in range(1, rounds + 1):
+        figures = report.evaluation(round_, make_results(seed=round_))
+        report.round(make_row(round_, failures=round_ == 2, **figures))
+    report.finish(ARRAYS, extra)
+    return report
+
+
+def read_exactly(path):
+    """Read numbers as Python does; some releases of pandas lose the last digit."""
+    table = pd.read_csv(path, dtype=str)
+    return table.apply(lambda column: column if column.name == "phase" else column.astype(float))
+
+
+def read_summary(report):
+    def refuse(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads((report.folder / "summary.json").read_text(), parse_constant=refuse)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return run_to_end(tmp_path_factory.mktemp("runs"), note=np.float32(0.5), bad=float("nan"))
+
+
+# Creation
+
+
+def test_config_reads_back_as_flower_reads_it(tmp_path):
+    path = make_report(tmp_path).folder / "config.toml"
+    assert parse_config_args([str(path)]) == {**FLAT, "run-name": ""}
+    kinds = {key: type(value) for key, value in parse_config_args([str(path)]).items()}
+    assert kinds == {key: type(value) for key, value in FLAT.items()}
+
+
+def test_tables_have_their_headers_from_the_start(tmp_path):
+    folder = make_report(tmp_path).folder
+    heads = {path.name: path.read_text() for path in folder.glob("*.csv")}
+    assert heads == {
+        "rounds.csv": ROUND_COLUMNS + "\n",
+        "clients.csv": "round,client,num_train,num_test,loss,accuracy_initial,"
+        "accuracy_personalized\n",
+        "events.csv": "round,client,kind,detail\n",
+    }
+
+
+def test_create_prints_the_absolute_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    report = make_report("~/runs", "a/b")
+    assert report.folder == tmp_path / "runs/a/b"
+    assert capsys.readouterr().out == f"run directory: {tmp_path}/runs/a/b\n"
+
+
+def test_unnamed_runs_get_names_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(module.time, "strftime", lambda _: "20260102-030405")
+    names = [make_report(tmp_path, "", dataset="/d/my data.npz").folder.name for _ in range(3)]
+    base = "fedrep-my-data-s7-20260102-030405"
+    assert names == [base, f"{base}-2", f"{base}-3"]
+
+
+def test_unnamed_run_carries_the_time(tmp_path):
+    assert re.fullmatch(r"fedrep-digits-s7-\d{8}-\d{6}", make_report(tmp_path, "").folder.name)
+
+
+def test_existing_name_is_refused(tmp_path):
+    folder = make_report(tmp_path).folder
+    before = (folder / "config.toml").read_bytes()
+    with pytest.raises(RunError, match=r'run-name = "run": .*/run exists'):
+        make_report(tmp_path)
+    assert (folder / "config.toml").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["", "run", "a/b"])
+def test_folder_that_cannot_be_made_is_one_line(tmp_path, name):
+    (tmp_path / "file").write_text("")
+    for parent in (tmp_path / "file", tmp_path / "file/deep"):
+        with pytest.raises(RunError, match=r"^cannot make .*file") as error:
+            make_report(parent, name)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["../out", "/abs", "a/../../b"])
+def test_name_stays_below_runs_dir(tmp_path, name):
+    with pytest.raises(RunError, match="run-name"):
+        make_report(tmp_path / "runs", name)
+
+
+# Rounds, evaluations, events
+
+
+def test_round_columns_are_those_of_the_contract():
+    assert ",".join(field.name for field in fields(RoundRow)) == ROUND_COLUMNS
+
+
+def test_rows_appear_at_once_and_exactly(tmp_path):
+    report = make_report(tmp_path)
+    report.round(make_row(1))
+    report.round(make_row(2, accuracy_initial=1 / 3, phase="finetune"))
+    table = read_exactly(report.folder / "rounds.csv")
+    assert table["train_loss"].tolist() == [0.1 + 0.2] * 2
+    assert table["accuracy_initial"].isna().tolist() == [True, False]
+    assert table["accuracy_initial"][1] == 1 / 3
+    assert table["phase"].tolist() == ["train", "finetune"]
+    assert "0.30000000000000004,,,,,,,1234567" in (report.folder / "rounds.csv").read_text()
+
+
+def test_evaluation_figures_against_pandas(tmp_path):
+    report, results = make_report(tmp_path), make_results()
+    figures = report.evaluation(4, results)
+    table = pd.DataFrame([vars(result) for result in results])
+    weights = table["num_test"] / table["num_test"].sum()
+    assert figures == pytest.approx(
+        {
+            "accuracy_initial": table["accuracy_initial"].mean(),
+            "accuracy_without_head": table["accuracy_without_head"].mean(),
+            "accuracy_personalized": table["accuracy_personalized"].mean(),
+            "accuracy_personalized_std": table["accuracy_personalized"].std(ddof=0),
+            "accuracy_initial_weighted": (table["accuracy_initial"] * weights).sum(),
+            "accuracy_personalized_weighted": (table["accuracy_personalized"] * weights).sum(),
+        }
+    )
+    assert len({round(value, 9) for value in figures.values()}) == 6  # none stands in for another
+    assert set(figures) < set(ROUND_COLUMNS.split(","))
+
+
+def test_clients_are_written_exactly_and_in_order(tmp_path):
+    report, results = make_report(tmp_path), make_results()
+    report.evaluation(4, results)
+    written = read_exactly(report.folder / "clients.csv")
+    table = pd.DataFrame([vars(result) for result in results]).sort_values("client")
+    expected = table[list(written.columns[1:])].reset_index(drop=True)
+    pd.testing.assert_frame_equal(
+        written.drop(columns="round"), expected, check_dtype=False, check_exact=True
+    )
+    assert set(written["round"]) == {4}
+
+
+def test_order_of_results_changes_nothing(tmp_path):
+    results = make_results(clients=50)
+    one, two = make_report(tmp_path, "one"), make_report(tmp_path, "two")
+    assert one.evaluation(1, results) == two.evaluation(1, results[::-1])
+
+
+def test_evaluation_without_head_or_clients(tmp_path):
+    report = make_report(tmp_path)
+    results = [replace(result, accuracy_without_head=None) for result in make_results()]
+    assert report.evaluation(1, results)["accuracy_without_head"] is None
+    assert set(report.evaluation(2, []).values()) == {None}
+
+
+def test_events_are_one_line_each(tmp_path):
+    report = make_report(tmp_path)
+    report.event(3, 12, "failure", 'ValueError: "a",\n  b\r\n')
+    report.event(3, "server", "vote", "head")
+    table = pd.read_csv(report.folder / "events.csv", dtype=str)
+    assert table.to_numpy().tolist() == [
+        ["3", "12", "failure", 'ValueError: "a", b'],
+        ["3", "server", "vote", "head"],
+    ]
+    assert len((report.folder / "events.csv").read_text().splitlines()) == 3
+
+
+def test_table_that_cannot_be_written_is_one_line(tmp_path):
+    report = make_report(tmp_path)
+    (report.folder / "rounds.csv").unlink()
+    (report.folder / "rounds.csv").mkdir()
+    with pytest.raises(RunError, match=r"^cannot write .*rounds\.csv: Is a directory$"):
+        report.round(make_row())
+
+
+# Progress
+
+
+def test_progress_line_says_what_happened():
+    row = make_row(12, train_loss=0.4121, accuracy_initial=0.871, accuracy_personalized=0.934)
+    assert progress_line(row, 30, left=7.2) == (
+        "round 12/30  loss 0.412  acc 0.871 -> 0.934  up  1.2 MB  down 1.23 MB    0.4 s  left 0:07"
+    )
+
+
+def test_progress_lines_align():
+    known = {"accuracy_initial": 0.5, "accuracy_personalized": 0.6}
+    rows = [
+        make_row(1, bytes_up=999_499, bytes_down=12),
+        make_row(20, train_loss=12.3456, **known),
+        make_row(300, train_loss=None, bytes_up=10**12, seconds=123.4, **known),
+    ]
+    lines = [progress_line(row, 300, 60) for row in rows]
+    for word in ("up ", "down ", " s"):
+        assert len({line.index(word) for line in lines}) == 1
+
+
+@pytest.mark.parametrize("phase", ["train", "train-warmup", "a-very-long-phase-of-some-method"])
+@pytest.mark.parametrize("loss", [None, 0.5, 123456.0, -1e30, float("nan"), float("inf")])
+@pytest.mark.parametrize("failures", [0, 1234])
+def test_progress_line_fits(phase, loss, failures):
+    row = make_row(
+        10000, phase=phase, train_loss=loss, failures=failures, bytes_up=999_000_000_000,
+        bytes_down=10**30, seconds=98765.4, accuracy_initial=0.5, accuracy_personalized=1.0,
+    )  # fmt: skip
+    line = progress_line(row, 99999, left=1e6)
+    assert len(line) <= 100
+    assert line.isprintable()
+
+
+def test_failures_are_shown():
+    assert progress_line(make_row(failures=2), 9, 1).endswith("left 0:01  2 failed")
+    assert "left" not in progress_line(make_row(9), 9, 0)
+
+
+def test_rounds_print_as_they_end(tmp_path, capsys):
+    report = make_report(tmp_path)
+    capsys.readouterr()
+    report.round(make_row(1))
+    out = capsys.readouterr().out
+    assert out.startswith("round 1/3") and out.endswith("left 0:01\n") and out.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3723, "1:02:03")]
+)
+def test_clock(seconds, text):
+    assert module.clock(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 B"), (999, "999 B"), (999.6, "1 kB"), (1_234_567, "1.23 MB"), (45e9, "45 GB")],
+)
+def test_human_bytes(value, text):
+    assert module.human_bytes(value) == text
+
+
+@pytest.mark.parametrize("every", [0, 1, 4, 7, 40])
+def test_time_left_knows_the_evaluation_rounds(every):
+    rounds, pace = 30, Pace(30, every)
+    evaluated = {r for r in range(1, rounds + 1) if (every and r % every == 0) or r == rounds}
+    cost = {r: 5.0 if r in evaluated else 1.0 for r in range(1, rounds + 1)}
+    for round_ in range(1, rounds + 1):
+        known = {"accuracy_personalized": 0.5} if round_ in evaluated else {}
+        pace.add(make_row(round_, seconds=cost[round_], **known))
+        if evaluated & set(range(1, round_ + 1)):  # it has seen one
+            assert pace.left(round_) == sum(cost[r] for r in range(round_ + 1, rounds + 1))
+
+
+def test_time_left_withstands_slow_rounds():
+    pace = Pace(100, 0)
+    for round_ in range(1, 11):
+        pace.add(make_row(round_, seconds=500 if round_ in (1, 6) else 1.0))
+    assert pace.left(10) == 90
+    assert pace.left(101) == 0
+
+
+# The end
+
+
+def test_classes_pool_all_clients(finished):
+    table = read_exactly(finished.folder / "classes.csv")
+    results = make_results(seed=3)
+    total = sum(result.class_total for result in results)
+    right = sum(result.class_personalized for result in results)
+    assert list(table) == ["class", "num_test", "accuracy_initial", "accuracy_personalized"]
+    assert table["num_test"].tolist() == total.tolist()
+    assert table["accuracy_personalized"][1:].tolist() == (right[1:] / total[1:]).tolist()
+    assert table.iloc[0, 2:].isna().all()  # no test sample, no accuracy
+
+
+def test_summary_holds_last_row_totals_and_best(finished):
+    summary = read_summary(finished)
+    table = read_exactly(finished.folder / "rounds.csv")
+    last = table.iloc[-1].drop("seconds").to_dict()
+    assert {name: summary[name] for name in last} == last
+    for name in ("bytes_down", "bytes_up", "bytes_eval", "train_macs", "cost_paper", "failures"):
+        assert summary[f"total_{name}"] == table[name].sum()
+    best = table["accuracy_personalized"].idxmax()
+    assert summary["best_accuracy_personalized"] == table["accuracy_personalized"][best]
+    assert summary["best_accuracy_personalized_round"] == table["round"][best]
+    assert (summary["strategy"], summary["dataset"], summary["seed"]) == ("fedrep", "digits", 7)
+    assert set(summary["versions"]) == {"python", "torch", "flwr", "numpy", "fedapps"}
+    assert re.match(r"\d", summary["versions"]["fedapps"])
+    assert summary["note"] == 0.5 and summary["bad"] is None
+    assert summary["seconds"] > 0
+
+
+def test_model_reads_back(finished):
+    loaded = load_file(finished.folder / "model.safetensors")
+    assert loaded.keys() == ARRAYS.keys()
+    for name, array in ARRAYS.items():
+        assert loaded[name].dtype == array.dtype
+        np.testing.assert_array_equal(loaded[name], array)
+
+
+def test_model_bytes_depend_on_nothing_but_the_arrays():
+    turned = dict(reversed(ARRAYS.items()))
+    assert module.model_bytes(ARRAYS) == module.model_bytes(turned)
+    assert b"__metadata__" not in module.model_bytes(ARRAYS)
+    assert module.model_bytes({})
+
+
+def test_same_run_gives_the_same_files(finished, tmp_path):
+    other = run_to_end(tmp_path, note=np.float32(0.5), bad=float("nan"))
+    ours, theirs = (
+        {p.relative_to(r.folder): p.read_bytes() for p in r.folder.rglob("*") if p.is_file()}
+        for r in (finished, other)
+    )
+    summaries = [json.loads(files.pop(Path("summary.json"))) for files in (ours, theirs)]
+    for summary in summaries:
+        summary.pop("seconds")
+    assert ours == theirs
+    assert summaries[0] == summaries[1]
+    assert not [name for name in ours if name.name.endswith(".part")]
+
+
+def test_end_prints_table_and_folder(tmp_path, capsys):
+    report = run_to_end(tmp_path)
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1] == str(report.folder)
+    table = out[out.rindex("round 3/3") :]
+    mean, std = (getattr(report.rows[-1], f"accuracy_personalized{x}") for x in ("", "_std"))
+    for text in ("fedrep", "digits", f"{mean:.4f} ± {std:.4f}", "3.7 MB down", "3 G", "failures"):
+        assert text in table
+    assert max(map(len, table.splitlines()[:-1])) <= 100
+    assert "\x1b" not in out
+
+
+def test_run_that_was_never_evaluated_ends_well(tmp_path, capsys):
+    report = make_report(tmp_path, dataset="[bold]/x.npz")
+    report.round(make_row(1, train_loss=float("nan")))
+    report.finish({}, {})
+    summary = read_summary(report)
+    assert summary["accuracy_personalized"] is None and summary["train_loss"] is None
+    assert not [name for name in summary if name.startswith("best")]
+    assert "[bold]/x.npz" in capsys.readouterr().out
+    assert list((report.folder / "plots").iterdir()) == []
+    assert (report.folder / "events.csv").read_text().count("\n") == 1
+
+
+def test_failing_plot_costs_an_event_only(tmp_path, monkeypatch, capsys):
+    def fail(*_):
+        raise ValueError("no\nfont")
+
+    monkeypatch.setattr(plots, "draw_all", fail)
+    report = run_to_end(tmp_path)
+    for name in ("summary.json", "model.safetensors", "classes.csv"):
+        assert (report.folder / name).exists()
+    events = pd.read_csv(report.folder / "events.csv").to_numpy().tolist()
+    assert events == [[3, "server", "plot-failed", "ValueError: no font"]]
+    out = capsys.readouterr().out
+    assert "plots not drawn: ValueError: no font\n" in out
+    assert out.splitlines()[-1] == str(report.folder)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch, error):
+    path = tmp_path / "summary.json"
+    module.write_whole(path, b"old")
+    whole = Path.write_bytes
+
+    def interrupted(self, data):
+        whole(self, data[: len(data) // 2])
+        raise error
+
+    monkeypatch.setattr(Path, "write_bytes", interrupted)
+    expected = RunError if isinstance(error, OSError) else KeyboardInterrupt
+    with pytest.raises(expected):
+        module.write_whole(path, b"new content")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# Plots
+
+
+PICTURES = {"accuracy", "communication", "clients", "client-accuracy", "classes"}
+
+
+def drawn(folder):
+    return {path.stem for path in (folder / "plots").iterdir()}
+
+
+def test_all_pictures_are_drawn_and_not_empty(finished):
+    assert drawn(finished.folder) == PICTURES
+    for name in PICTURES:
+        picture = imread(finished.folder / f"plots/{name}.png")
+        assert picture.shape[1] <= 1200
+        assert picture.std() > 0.02
+
+
+def test_pictures_are_remade_from_the_tables(finished):
+    before = {p: p.read_bytes() for p in (finished.folder / "plots").iterdir()}
+    for path in before:
+        path.unlink()
+    plots.draw_all(finished.folder, finished.class_counts)
+    assert {p: p.read_bytes() for p in (finished.folder / "plots").iterdir()} == before
+
+
+def test_pictures_leave_out_what_is_not_there(tmp_path):
+    report = make_report(tmp_path, num_rounds=2)
+    report.round(make_row(1, bytes_up=0, bytes_down=0))
+    figures = report.evaluation(2, make_results())
+    report.round(make_row(2, bytes_up=0, bytes_down=0, **figures))
+    report.finish({}, {})
+    assert drawn(report.folder) == {"accuracy", "client-accuracy", "classes"}
+
+
+def axes_of(figure):
+    return figure.axes[0], {line.get_label(): line for line in figure.axes[0].lines}
+
+
+def test_accuracy_curves_show_the_table():
+    table = pd.DataFrame(
+        {
+            "round": [10, 20],
+            "accuracy_initial": [0.1, 0.2],
+            "accuracy_without_head": [np.nan, np.nan],
+            "accuracy_personalized": [0.3, 0.4],
+            "accuracy_personalized_std": [0.05, 0.05],
+            "bytes": [2_000_000, 4_000_000],
+        }
+    )
+    axes, lines = axes_of(plots.draw_accuracy(table))
+    assert set(lines) == {"initial", "personalized"}
+    np.testing.assert_allclose(lines["personalized"].get_xydata(), [[10, 30], [20, 40]])
+    axes, lines = axes_of(plots.draw_communication(table))
+    np.testing.assert_allclose(lines["initial"].get_xydata(), [[2, 10], [4, 20]])
+    assert "(MB)" in axes.get_xlabel()
+    _, lines = axes_of(plots.draw_accuracy(table.assign(accuracy_initial=[0.3, 0.4])))
+    assert set(lines) == {"initial = personalized"}
+
+
+def test_few_classes_keep_their_order_and_many_are_sorted():
+    rng = np.random.default_rng(0)
+
+    def table(count):
+        return pd.DataFrame(
+            {
+                "class": np.arange(count),
+                "accuracy_initial": rng.uniform(size=count),
+                "accuracy_personalized": rng.uniform(size=count),
+            }
+        )
+
+    few, many = table(10), table(100)
+    axes, lines = axes_of(plots.draw_classes(few))
+    assert [text.get_text() for text in axes.get_xticklabels()] == [str(c) for c in range(10)]
+    np.testing.assert_allclose(lines["initial"].get_ydata(), 100 * few["accuracy_initial"])
+    axes, lines = axes_of(plots.draw_classes(many))
+    expected = 100 * np.sort(many["accuracy_personalized"])
+    np.testing.assert_allclose(lines["personalized"].get_ydata(), expected)
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(1, 1), (20, 10), (100, 100)])
+def test_labels_do_not_overlap(clients, classes):
+    figure = plots.draw_holdings(np.ones((clients, classes), int))
+    figure.canvas.draw()
+    labels = [text.get_window_extent() for text in figure.axes[0].get_xticklabels()]
+    assert all(a.x1 < b.x0 for a, b in pairwise(labels))
+
+
+def test_holdings_of_nobody():
+    assert plots.draw_holdings(np.zeros((3, 2), int))
