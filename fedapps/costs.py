@@ -1,26 +1,28 @@
-"""Computation that a step really does, counted by running it once on the meta device."""
+"""Computation that a step really does: multiply-accumulates, counted on one tiny forward pass.
 
-import copy
+Counted are convolutions and linear layers, as `torch.utils.flop_counter` does (which takes
+seconds to start; the tests hold the two against each other).
+"""
+
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.flop_counter import FlopCounterMode
+from torch.nn.modules.conv import _ConvNd
 
 from fedapps.layers import Slice, batch_norms, run
 
-SAMPLES = 2  # BatchNorm in train mode refuses a single value per channel
+SAMPLES = 2
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Static facts about one model on one input shape, found without computing anything.
+    """Static facts about one model for samples of one shape.
 
-    `shapes[layer]` is the shape of one sample at the layer's input (C, H, W or features);
-    `lone[layer]` tells that a BatchNorm of the layer sees one value per channel and sample.
+    `shapes[layer]` is the shape of one sample at the layer's input; `lone[layer]` tells that a
+    BatchNorm of the layer sees one value per channel and sample.
     """
 
     model: nn.Sequential
@@ -28,48 +30,63 @@ class Profile:
     lone: dict[str, bool]
 
     def step_macs(self, trained: Slice, start: str) -> int:
-        """Return multiply-accumulates per sample of forward (from layer `start`) and backward."""
+        """Return multiply-accumulates per sample of an SGD step that starts at layer `start`.
+
+        Forward once; backward once more for each weight that is trained and once more for each
+        input that the gradient has to pass. Freezes all layers but `trained`.
+        """
         for name, layer in self.model.named_children():
-            layer.requires_grad_(name in trained).train(name in trained)
-        layers = _from(self.model, start)
-        x = _meta(self.shapes[start])
-        with FlopCounterMode(display=False) as counter:
-            logits = run(self.model, x, layers)
-            loss = cross_entropy(logits, torch.zeros(SAMPLES, dtype=torch.long, device="meta"))
-            if loss.requires_grad:
-                loss.backward()
-        self.model.zero_grad()
-        return counter.get_total_flops() // (2 * SAMPLES)
+            layer.requires_grad_(name in trained)
+        names = [name for name, _ in self.model.named_children()]
+        return self._count(names[names.index(start) :])
 
     @torch.no_grad()
-    def forward_macs(self, layers: Iterable[str]) -> int:
+    def forward_macs(self, layers: Slice) -> int:
         """Return multiply-accumulates per sample of a forward pass through `layers`."""
-        self.model.eval()
+        return self._count(layers)
+
+    def _count(self, layers: Iterable[str]) -> int:
+        macs = 0
+
+        def add(module: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
+            nonlocal macs
+            forward = output.numel() // SAMPLES * _macs_per_output(module)
+            back = (module.weight.requires_grad + args[0].requires_grad) * output.requires_grad
+            macs += forward * (1 + back)
+
         layers = tuple(layers)
-        if not layers:
-            return 0
-        with FlopCounterMode(display=False) as counter:
-            run(self.model, _meta(self.shapes[layers[0]]), layers)
-        return counter.get_total_flops() // (2 * SAMPLES)
+        counted = [m for m in self.model.modules() if isinstance(m, _ConvNd | nn.Linear)]
+        handles = [module.register_forward_hook(add) for module in counted]
+        self.model.eval()
+        run(self.model, self._zeros(layers[0]), layers)
+        for handle in handles:
+            handle.remove()
+        return macs
+
+    def _zeros(self, layer: str) -> Tensor:
+        device = next(self.model.parameters()).device
+        return torch.zeros((SAMPLES, *self.shapes[layer]), device=device)
 
 
+@torch.no_grad()
 def profile(model: nn.Sequential, shape: tuple[int, ...]) -> Profile:
-    """Trace `model` once for samples of `shape`; the model itself is not touched."""
-    ghost = copy.deepcopy(model).to("meta").eval()
+    """Trace `model` once (eval mode) for samples of `shape`; its state stays as it is."""
     shapes, lone = {}, {}
     seen: list[bool] = []
-    for module in batch_norms(ghost):
+    handles = [
         module.register_forward_pre_hook(lambda _, args: seen.append(_lone(args[0])))
-    x = _meta(shape)
-    for name, layer in ghost.named_children():
+        for module in batch_norms(model)
+    ]
+    model.eval()
+    x = torch.zeros((SAMPLES, *shape), device=next(model.parameters()).device)
+    for name, layer in model.named_children():
         shapes[name] = tuple(x.shape[1:])
         seen.clear()
-        with torch.no_grad():
-            x = layer(x)
+        x = layer(x)
         lone[name] = any(seen)
-    for module in batch_norms(ghost):
-        module._forward_pre_hooks.clear()
-    return Profile(ghost, shapes, lone)
+    for handle in handles:
+        handle.remove()
+    return Profile(model, shapes, lone)
 
 
 def is_cacheable(layer: nn.Module) -> bool:
@@ -88,10 +105,6 @@ def _lone(x: Tensor) -> bool:
     return x.numel() == x.shape[0] * x.shape[1]
 
 
-def _meta(shape: tuple[int, ...]) -> Tensor:
-    return torch.empty((SAMPLES, *shape), device="meta")
-
-
-def _from(model: nn.Sequential, start: str) -> list[str]:
-    names = [name for name, _ in model.named_children()]
-    return names[names.index(start) :]
+def _macs_per_output(module: nn.Module) -> int:
+    """Weights that one output value is the sum of: all of a weight's entries but its channels."""
+    return module.weight.numel() // module.weight.shape[0]

@@ -17,15 +17,17 @@ import os
 import struct
 import tempfile
 import textwrap
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from io import BufferedReader
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,12 +40,21 @@ Arrays = dict[str, np.ndarray]
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 MAX_CLASSES = 65_536  # a larger label is a mistake that would cost a huge last layer
 
+# What zipfile and numpy raise when bytes are not what they should be.
 _UNREADABLE = (
-    OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
+    OSError,
+    ValueError,
+    EOFError,
+    RuntimeError,
+    SyntaxError,
+    tokenize.TokenError,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,
+)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dataset:
     """A labelled set of images; sample i is row i of the official train set, then of the test set.
 
@@ -58,37 +69,21 @@ class Dataset:
     num_train: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    parts: tuple["Array", ...]  # images of train, (val,) test, on disk
+    images: "Images"
 
     def tensors(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the samples `indices`: images float32 [n, C, H, W], normalised; labels int64 [n].
 
         A value does not depend on the samples that it is read with. Raises `RunError` where the
-        file changed or is broken, or where a float pixel is not finite.
+        file changed or is broken, or where a pixel is not finite.
         """
         indices = np.asarray(indices, dtype=np.int64)
-        pixels = torch.from_numpy(self._pixels(indices)).permute(0, 3, 1, 2)
+        pixels = torch.from_numpy(self.images.read(indices)).permute(0, 3, 1, 2)
         images = pixels.to(torch.float32, memory_format=torch.contiguous_format)
         if pixels.dtype == torch.uint8:
             images.div_(255)
         images.sub_(_per_channel(self.mean)).div_(_per_channel(self.std))
         return images, torch.from_numpy(self.labels[indices])
-
-    def _pixels(self, indices: np.ndarray) -> np.ndarray:
-        """Rows `indices` as uint8 or float32 [n, H, W, C]."""
-        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self.labels):
-            raise IndexError(f"{self.name}: samples are 0..{len(self.labels) - 1}")
-        channels, height, width = self.shape
-        dtype = np.uint8 if self.parts[0].dtype == np.uint8 else np.float32
-        out = np.empty((len(indices), height, width, channels), dtype)
-        start = 0
-        for part in self.parts:
-            here = (indices >= start) & (indices < start + part.length)
-            if here.any():
-                rows = part.rows(indices[here] - start)
-                out[here] = rows.reshape(-1, height, width, channels)
-            start += part.length
-        return out
 
 
 @dataclass(frozen=True)
@@ -101,41 +96,75 @@ class Array:
     dtype: np.dtype
     offset: int | None  # of the first value in the file; None: compressed or in Fortran order
 
-    @property
-    def length(self) -> int:
-        """Number of rows."""
-        return self.shape[0]
-
     @cached_property
     def whole(self) -> np.ndarray:
         """All values; kept, because a compressed member can only be read from its start."""
         with _reading(self.path), np.load(self.path, allow_pickle=False) as file:
             return file[self.key]
 
-    def rows(self, indices: np.ndarray) -> np.ndarray:
-        """Rows `indices` (int64 [n]); raises `RunError` for float values that are not finite."""
-        values = self.whole[indices] if self.offset is None else self._read(indices)
-        if values.dtype != np.uint8:
-            with np.errstate(over="ignore"):  # the line below says it better
-                values = values.astype(np.float32)
-            if not np.isfinite(values).all():
-                raise RunError(f"{self.path}: {self.key} holds NaN or infinity; must be finite")
-        return values
+    def read(self, file: BufferedReader, first: int, out: np.ndarray) -> None:
+        """Fill `out` with the rows from `first` on."""
+        if self.offset is None:
+            out[...] = self.whole[first : first + len(out)].reshape(out.shape)
+            return
+        file.seek(self.offset + first * out[0].nbytes)
+        if file.readinto(out.data) != out.nbytes:
+            raise EOFError(f"{self.key} ends early")
 
-    def _read(self, indices: np.ndarray) -> np.ndarray:
-        """Read rows straight from the file, a run of neighbours at a time.
 
-        No process holds all pixels: the page cache of the machine does, once for all processes.
+@dataclass(frozen=True)
+class Images:
+    """The images of one .npz file: those of train, (val,) and test, one after the other.
+
+    Rows are read from the file whenever they are asked for. No process holds all pixels; the page
+    cache of the machine does, once for all processes.
+    """
+
+    arrays: tuple[Array, ...]
+
+    @property
+    def shape(self) -> Shape:
+        """(C, H, W)."""
+        return _shape(self.arrays[0])
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """Number of the first row of every array, and the number of all rows."""
+        return np.cumsum([0, *(array.shape[0] for array in self.arrays)])
+
+    def read(self, indices: np.ndarray) -> np.ndarray:
+        """Read rows `indices` (int64 [n]) as uint8 or float32 [n, H, W, C].
+
+        Raises `RunError` for float values that are not finite.
         """
-        out = np.empty((len(indices), *self.shape[1:]), self.dtype)
-        size = out.nbytes // max(len(indices), 1)
-        ends = np.flatnonzero(np.diff(indices) != 1) + 1
-        with _reading(self.path), self.path.open("rb") as file:
-            for first, last in pairwise([0, *ends.tolist(), len(indices)]):
-                file.seek(self.offset + int(indices[first]) * size)
-                if file.readinto(out[first:last].data) != (last - first) * size:
-                    raise EOFError(f"{self.key} ends early")
+        if len(indices) and not 0 <= indices.min() <= indices.max() < self.starts[-1]:
+            raise IndexError(f"{self.arrays[0].path}: samples are 0..{self.starts[-1] - 1}")
+        channels, height, width = self.shape
+        out = np.empty((len(indices), height, width, channels), self.arrays[0].dtype)
+        array_of = np.searchsorted(self.starts, indices, side="right") - 1
+        rows = indices - self.starts[array_of]
+        self._fill(out, array_of, rows)
+        if out.dtype == np.uint8:
+            return out
+        with np.errstate(over="ignore"):  # the next lines say it better
+            out = out.astype(np.float32, copy=False)
+        broken = np.flatnonzero(~np.isfinite(out).all(axis=(1, 2, 3)))
+        if len(broken):
+            array, row = self.arrays[array_of[broken[0]]], rows[broken[0]]
+            raise RunError(
+                f"{array.path}: {array.key}[{row}] holds NaN or infinity; must be finite"
+            )
         return out
+
+    def _fill(self, out: np.ndarray, array_of: np.ndarray, rows: np.ndarray) -> None:
+        """Read rows into `out`, each run of neighbours in one array at once."""
+        ends = np.flatnonzero((np.diff(rows) != 1) | (np.diff(array_of) != 0)) + 1
+        path = self.arrays[0].path
+        with _reading(path), path.open("rb") as file:
+            for first, last in pairwise([0, *ends.tolist(), len(rows)]):
+                if first < last:
+                    array = self.arrays[array_of[first]]
+                    array.read(file, int(rows[first]), out[first:last])
 
 
 def load(name: str, root: str) -> Dataset:
@@ -160,23 +189,25 @@ def load(name: str, root: str) -> Dataset:
 
 def _own(name: str) -> Dataset:
     path = _absolute("dataset", name)
-    shape, labels, num_train, parts = _open(path)
-    half = (0.5,) * shape[0]
+    images, labels, num_train = _open(path)
+    half = (0.5,) * images.shape[0]
     classes = int(labels.max()) + 1
-    return Dataset(path.stem, classes, shape, labels, num_train, half, half, parts)
+    return Dataset(path.stem, classes, images.shape, labels, num_train, half, half, images)
 
 
 def _named(name: str, path: Path) -> Dataset:
     known = _SETS[name]
-    shape, labels, num_train, parts = _open(path)
-    if shape[0] != len(known.mean):
+    images, labels, num_train = _open(path)
+    if images.shape[0] != len(known.mean):
         raise RunError(
-            f"{path}: images have {_number(shape[0], 'channel')}; {name} has {len(known.mean)}"
+            f"{path}: images have {_number(images.shape[0], 'channel')};"
+            f" {name} has {len(known.mean)}"
         )
-    classes = known.classes or int(labels.max()) + 1
-    if labels.max() >= classes:
-        raise RunError(f"{path}: label {labels.max()} found; {name} has labels 0..{classes - 1}")
-    return Dataset(name, classes, shape, labels, num_train, known.mean, known.std, parts)
+    highest = int(labels.max())
+    classes = known.classes or highest + 1
+    if highest >= classes:
+        raise RunError(f"{path}: label {highest} found; {name} has labels 0..{classes - 1}")
+    return Dataset(name, classes, images.shape, labels, num_train, known.mean, known.std, images)
 
 
 def _absolute(key: str, value: str) -> Path:
@@ -212,8 +243,8 @@ def _reading(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _open(path: Path) -> tuple[Shape, np.ndarray, int, tuple[Array, ...]]:
-    """Check an .npz by its headers and labels: shape, labels, size of train, images by part."""
+def _open(path: Path) -> tuple[Images, np.ndarray, int]:
+    """Check an .npz by its headers and labels: images, labels int64 [N], size of the train set."""
     arrays = _headers(path)
     parts = ("train", "val", "test") if "val_images" in arrays else ("train", "test")
     for key in (f"{part}_{kind}" for part in parts for kind in ("images", "labels")):
@@ -223,13 +254,12 @@ def _open(path: Path) -> tuple[Shape, np.ndarray, int, tuple[Array, ...]]:
                 f" needed {', '.join(KEYS)}"
             )
     images = tuple(arrays[f"{part}_images"] for part in parts)
-    labels = [arrays[f"{part}_labels"] for part in parts]
+    labels = tuple(arrays[f"{part}_labels"] for part in parts)
     for image, label in zip(images, labels, strict=True):
         _check_images(image, images[0])
         _check_labels(label, image)
     values = [_label_values(label) for label in labels]
-    num_train = sum(len(value) for value in values[:-1])
-    return _shape(images[0]), np.concatenate(values), num_train, images
+    return Images(images), np.concatenate(values), sum(map(len, values[:-1]))
 
 
 def _headers(path: Path) -> dict[str, Array]:
@@ -242,7 +272,9 @@ def _headers(path: Path) -> dict[str, Array]:
         }
 
 
-def _header(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: BinaryIO) -> Array:
+def _header(
+    path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: BufferedReader
+) -> Array:
     """Read a member's header and find its values in `file` if they are stored as they are."""
     key = info.filename.removesuffix(".npy")
     with archive.open(info) as stream:
@@ -276,7 +308,7 @@ def _check_images(images: Array, first: Array) -> None:
         raise RunError(f"{where} has dtype {images.dtype}; must be uint8 or float")
     if len(images.shape) not in (3, 4):
         raise RunError(f"{where} has shape {list(images.shape)}; must be [N, H, W] or [N, H, W, C]")
-    if 0 in images.shape:
+    if min(images.shape) < 1:
         raise RunError(f"{where} has shape {list(images.shape)}; every side must be at least 1")
     if _shape(images) != _shape(first) or images.dtype != first.dtype:
         raise RunError(
@@ -291,10 +323,10 @@ def _check_labels(labels: Array, images: Array) -> None:
         raise RunError(f"{where} has dtype {labels.dtype}; must be integers")
     if len(labels.shape) not in (1, 2) or labels.shape[1:] not in ((), (1,)):
         raise RunError(f"{where} has shape {list(labels.shape)}; must be [N] or [N, 1]")
-    if labels.length != images.length:
+    if labels.shape[0] != images.shape[0]:
         raise RunError(
-            f"{where} holds {_number(labels.length, 'label')} for"
-            f" {_number(images.length, 'image')} of {images.key}; must be as many"
+            f"{where} holds {_number(labels.shape[0], 'label')} for"
+            f" {_number(images.shape[0], 'image')} of {images.key}; must be as many"
         )
 
 
@@ -319,16 +351,20 @@ def _shape(images: Array) -> Shape:
 
 def _make(name: str, path: Path) -> None:
     """Write the .npz of a known set; another process sees nothing or the whole file."""
-    temporary = path.with_name(f".{name}.{os.getpid()}.npz")
-    try:
+    with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        arrays = _SETS[name].source(path.parent)
-        np.savez(temporary, **arrays)
-        os.replace(temporary, path)
+    arrays = _SETS[name].source(path.parent)
+    with _writing(path), tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        np.savez(Path(folder) / path.name, **arrays)  # type: ignore[arg-type]
+        os.replace(Path(folder) / path.name, path)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror or error})") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -392,10 +428,12 @@ def _medmnist(root: Path, *, name: str, cls: str) -> Arrays:
 
 def _cinic10(root: Path) -> Arrays:
     """Read `cinic10/{train,valid,test}/<class>/*.png`; valid counts as train, as `val_*` does."""
-    folder = _unpacked(root / "cinic10", "train", "https://datashare.ed.ac.uk/handle/10283/3192")
+    folder = _archive("cinic10", root / "cinic10", "https://datashare.ed.ac.uk/handle/10283/3192")
     classes = _folders(folder / "train")
-    arrays = {}
+    arrays: Arrays = {}
     for part, key in (("train", "train"), ("valid", "val"), ("test", "test")):
+        if _folders(folder / part) != classes:
+            raise RunError(f"{folder / part}: must have the folders of train; unpack it again")
         files = [
             (file, label)
             for label, name in enumerate(classes)
@@ -407,9 +445,8 @@ def _cinic10(root: Path) -> Arrays:
 
 def _tiny_imagenet(root: Path) -> Arrays:
     """Read Tiny-ImageNet: `train/<wnid>/images`, and `val` as test set (test has no labels)."""
-    folder = _unpacked(
-        root / "tiny-imagenet-200", "train", "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
-    )
+    source = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+    folder = _archive("tiny-imagenet", root / "tiny-imagenet-200", source)
     labels = {wnid: label for label, wnid in enumerate(_folders(folder / "train"))}
     train = [
         (file, label)
@@ -417,9 +454,8 @@ def _tiny_imagenet(root: Path) -> Arrays:
         for file in sorted((folder / "train" / wnid / "images").glob("*.JPEG"))
     ]
     test = _annotated(folder / "val", labels)
-    return _pictures("train", train, folder / "train" / "<wnid>" / "images" / "*.JPEG") | _pictures(
-        "test", test, folder / "val" / "images" / "*.JPEG"
-    )
+    arrays = _pictures("train", train, folder / "train" / "<wnid>" / "images" / "*.JPEG")
+    return arrays | _pictures("test", test, folder / "val" / "images" / "*.JPEG")
 
 
 def _annotated(folder: Path, labels: Mapping[str, int]) -> list[tuple[Path, int]]:
@@ -436,17 +472,19 @@ def _annotated(folder: Path, labels: Mapping[str, int]) -> list[tuple[Path, int]
     return files
 
 
-def _unpacked(folder: Path, part: str, source: str) -> Path:
-    if not (folder / part).is_dir():
+def _archive(name: str, folder: Path, source: str) -> Path:
+    """Return the folder of an unpacked archive, or say where to get it."""
+    if not (folder / "train").is_dir():
         raise RunError(
-            f"{folder / part}: no such folder; download {source} and unpack it into {folder}"
+            f'dataset = "{name}": {folder / "train"} is missing; unpack {source} to {folder},'
+            f" or put {name}.npz with {', '.join(KEYS)} into {folder.parent}"
         )
     return folder
 
 
 def _folders(folder: Path) -> list[str]:
     """Names of the folders in `folder`, sorted: their places are the labels."""
-    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    return sorted(entry.name for entry in folder.glob("*/"))
 
 
 def _pictures(part: str, files: Sequence[tuple[Path, int]], where: Path) -> Arrays:

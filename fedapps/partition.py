@@ -12,6 +12,7 @@ A new partitioner is one function (labels, settings) -> owners and its line in `
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,7 +56,7 @@ def shares(labels: np.ndarray, num_train: int, settings: "Settings") -> tuple[Sh
 
 
 def class_counts(labels: np.ndarray, shares: Sequence[Share]) -> np.ndarray:
-    """Count the samples (train and test) of every class on every client: int64 [clients, classes]."""
+    """Count samples (train and test) by client and class: int64 [clients, classes]."""
     parts = [np.concatenate((share.train, share.test)) for share in shares]
     return _class_counts(labels, parts)
 
@@ -66,7 +67,7 @@ def _partition(labels: np.ndarray, settings: "Settings") -> list[np.ndarray]:
     if 2 * clients > pool:
         raise RunError(
             f"num-clients = {clients}: {_number(clients, 'client')} for {_number(pool, 'sample')};"
-            f" a client needs at least 2, so take at most {_number(pool // 2, 'client')}"
+            " a client needs at least 2; take fewer clients or more data"
         )
     parts = _parts(_PARTITIONERS[settings.partitioner](labels, settings), clients)
     for client, part in enumerate(parts):
@@ -203,11 +204,11 @@ def _dirichlet_counts(sizes: np.ndarray, settings: "Settings") -> np.ndarray:
         if good.any():
             return counts[good.argmax()].T.astype(np.int64)
         tried, batch = tried + batch, min(2 * batch, largest)
+    balance = "" if settings.dirichlet_balance else ", dirichlet-balance = true"
     raise RunError(
         f'partitioner = "dirichlet": none of {MAX_DRAWS:,} draws with alpha = {settings.alpha:g}'
-        f" gave all {_number(clients, 'client')} min-samples = {least}; take a larger alpha, fewer"
-        " clients, a smaller min-samples"
-        + ("" if settings.dirichlet_balance else ", or dirichlet-balance = true")
+        f" gave all {_number(clients, 'client')} min-samples = {least};"
+        f" take a larger alpha, fewer clients, a smaller min-samples{balance}"
     )
 
 
@@ -215,7 +216,7 @@ def _cut(drawn: np.ndarray, sizes: np.ndarray, balance: bool) -> np.ndarray:
     """Whole samples for proportions [draws, classes, clients]: float of the same shape.
 
     `balance`: a client that holds its fair number of samples gets nothing of the next class
-    (Yurochkin et al. 2019 and many after them). Where all clients that may get a class drew a
+    (as in the code of Yurochkin et al. 2019). Where all clients that may get a class drew a
     proportion that is 0 in floating point, nobody does, and the draw is incomplete.
     """
     fair = sizes.sum() / drawn.shape[2]
@@ -255,8 +256,9 @@ def _fractions(settings: "Settings") -> list[float]:
 def _class_sets(settings: "Settings", classes: int) -> list[list[int]]:
     """Parse `classes-per-client`, as `0-2/2-4` or `0,1/2,3`: one set of classes per client."""
     where = f'classes-per-client = "{settings.classes_per_client}"'
+    texts = settings.classes_per_client.split("/")
     try:
-        sets = [_class_set(text) for text in settings.classes_per_client.split("/")]
+        sets = [[_span(word) for word in text.split(",")] for text in texts]
     except ValueError as error:
         raise RunError(
             f"{where}: must be a set per client as 0-2/2-4/4-6/7-9 or 0,1/2,3"
@@ -266,22 +268,19 @@ def _class_sets(settings: "Settings", classes: int) -> list[list[int]]:
             f"{where}: {_number(len(sets), 'set')} for num-clients = {settings.num_clients};"
             " must be as many"
         )
-    highest = max(map(max, sets))
+    highest = max(span[-1] for spans in sets for span in spans)
     if highest >= classes:
         raise RunError(f"{where}: class {highest} is unknown; classes are 0..{classes - 1}")
-    return sets
+    return [sorted({label for span in spans for label in span}) for spans in sets]
 
 
-def _class_set(text: str) -> list[int]:
-    """Parse `0-2` or `0,1` or both; raises `ValueError`."""
-    classes: set[int] = set()
-    for word in text.split(","):
-        first, dash, last = word.partition("-")
-        span = range(int(first), int(last if dash else first) + 1)
-        if not span:
-            raise ValueError(f"{word} is empty")
-        classes.update(span)
-    return sorted(classes)
+def _span(word: str) -> range:
+    """Parse `3` or `0-2`, last class included; raises `ValueError`."""
+    first, dash, last = word.partition("-")
+    span = range(int(first), int(last if dash else first) + 1)
+    if not span:
+        raise ValueError(f"{word} is empty")
+    return span
 
 
 # Common parts -------------------------------------------------------------------------------------
@@ -339,7 +338,7 @@ def _parts(owners: np.ndarray, clients: int) -> list[np.ndarray]:
     """Sorted indices of each client's samples."""
     order = np.argsort(owners, kind="stable")
     edges = np.searchsorted(owners[order], np.arange(clients + 1))
-    return [order[first:last] for first, last in zip(edges, edges[1:], strict=False)]
+    return [order[first:last] for first, last in pairwise(edges)]
 
 
 def _class_counts(labels: np.ndarray, parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -48,9 +48,7 @@ def draw_all(folder: Path, class_counts: np.ndarray | None) -> None:
     `class_counts` holds the training samples of each class, [clients, classes]; None leaves out
     the picture of who holds what. A picture that has nothing to show is left out too.
     """
-    rounds = pd.read_csv(folder / "rounds.csv")
-    rounds["bytes"] = (rounds["bytes_down"] + rounds["bytes_up"]).cumsum()
-    evaluated = rounds.dropna(subset=["accuracy_initial", "accuracy_personalized"])
+    evaluated = read_evaluated(folder)
     clients = pd.read_csv(folder / "clients.csv")
     clients = clients[clients["round"] == clients["round"].max()]
     classes = pd.read_csv(folder / "classes.csv").dropna()
@@ -66,6 +64,13 @@ def draw_all(folder: Path, class_counts: np.ndarray | None) -> None:
             _save(draw_classes(classes), folder / "plots/classes.png")
         if class_counts is not None and class_counts.size:
             _save(draw_holdings(class_counts), folder / "plots/clients.png")
+
+
+def read_evaluated(folder: Path) -> pd.DataFrame:
+    """Read the evaluated rounds; `bytes` is all that training sent up to and in that round."""
+    rounds = pd.read_csv(folder / "rounds.csv")
+    rounds["bytes"] = (rounds["bytes_down"] + rounds["bytes_up"]).cumsum()
+    return rounds.dropna(subset=["accuracy_initial", "accuracy_personalized"])
 
 
 def draw_accuracy(evaluated: pd.DataFrame) -> Figure:

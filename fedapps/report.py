@@ -183,7 +183,7 @@ class Report:
     def finish(self, arrays: Mapping[str, np.ndarray], extra: Mapping[str, object]) -> None:
         """Write the shared model, class-wise accuracy, summary and plots; print the summary.
 
-        `extra` goes into summary.json as it is. A plot that fails costs an event, not the run.
+        `extra` joins summary.json (NaN: null). A plot that fails costs an event, not the run.
         """
         summary = self._summary() | _plain(extra)
         write_whole(self.folder / "model.safetensors", model_bytes(arrays))
@@ -196,7 +196,8 @@ class Report:
     def _append(self, name: str, rows: Iterable[Iterable[object]]) -> None:
         path = self.folder / name
         try:
-            with path.open("a", encoding="utf-8", newline="") as file:
+            # An error's text can name a file whose name is not UTF-8.
+            with path.open("a", encoding="utf-8", errors="backslashreplace", newline="") as file:
                 file.write(_csv(rows))
         except OSError as error:
             raise RunError(f"cannot write {path}: {error.strerror or error}") from error

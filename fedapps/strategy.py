@@ -275,7 +275,8 @@ def _trained(update: ClientUpdate) -> Trained:
 def _scores(update: ClientUpdate) -> ClientEval:
     names = {field.name for field in fields(ClientEval)}
     known = {key: value for key, value in update.metrics.items() if key in names}
-    return ClientEval(**{"client": update.client, "num_test": update.num_examples} | known)
+    base = {"client": update.client, "num_test": update.num_examples, "accuracy_without_head": None}
+    return ClientEval(**base | known)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.sgd import sgd
 
 from fedapps.costs import Profile, is_cacheable
 from fedapps.draws import generator
@@ -115,27 +116,21 @@ class Trainer:
         done: Trained,
     ) -> None:
         trained = self.layout.slice(stage.layers)
-        parameters = self.freeze_all_but(trained)
-        optimizer = torch.optim.SGD(
-            list(parameters.values()),
-            lr=stage.lr,
-            momentum=stage.momentum,
-            weight_decay=stage.weight_decay,
-            fused=True,
-        )
         inputs, labels, layers = self._inputs(data, trained, stage.epochs, done)
+        step_macs = self._macs(trained, layers[0])
+        parameters = self.freeze_all_but(trained)
+        step = Sgd(list(parameters.values()), stage)
         total = torch.zeros((), device=labels.device)
         batches = 0
         for x, y in self._batches(inputs, labels, stage.epochs, draw, epoch, trained, done):
-            optimizer.zero_grad()
             value = loss(run(self.model, x, layers), y)
             value.backward()
             if stage.prox_mu:
                 _pull(parameters, anchor, stage.prox_mu)
-            optimizer.step()
+            step()
             total += value.detach() * len(y)
             done.samples += len(y)
-            done.macs += len(y) * self._macs(trained, layers[0])
+            done.macs += len(y) * step_macs
             batches += 1
         done.loss += float(total)
         done.batches += batches
@@ -209,6 +204,36 @@ class Trainer:
             for key, value in self.model.named_parameters()
             if key.partition(".")[0] in pulled
         }
+
+
+class Sgd:
+    """SGD with momentum and weight decay in torch's functional form.
+
+    `torch.optim.SGD` computes the same, but the first one in a process imports torch's compiler
+    (2 to 5 s, paid by every worker).
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], stage: Stage) -> None:
+        self.parameters, self.stage = parameters, stage
+        self.buffers: list[Tensor | None] = [None] * len(parameters)
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """Take one step along the gradients and drop them."""
+        sgd(
+            self.parameters,
+            [parameter.grad for parameter in self.parameters],
+            self.buffers,
+            lr=self.stage.lr,
+            momentum=self.stage.momentum,
+            weight_decay=self.stage.weight_decay,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            fused=True,
+        )
+        for parameter in self.parameters:
+            parameter.grad = None
 
 
 @torch.no_grad()

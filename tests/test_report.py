@@ -107,7 +107,7 @@ def run_to_end(folder, name="run", rounds=3, **extra):
     report.class_counts = np.arange(20).reshape(5, 4)
     for round_ in range(1, rounds + 1):
         figures = report.evaluation(round_, make_results(seed=round_))
-        report.round(make_row(round_, failures=round_ == 2, **figures))
+        report.round(make_row(round_, failures=int(round_ == 2), **figures))
     report.finish(ARRAYS, extra)
     return report
 
@@ -258,11 +258,11 @@ def test_evaluation_without_head_or_clients(tmp_path):
 def test_events_are_one_line_each(tmp_path):
     report = make_report(tmp_path)
     report.event(3, 12, "failure", 'ValueError: "a",\n  b\r\n')
-    report.event(3, "server", "vote", "head")
+    report.event(3, "server", "vote", "head \udcff")
     table = pd.read_csv(report.folder / "events.csv", dtype=str)
     assert table.to_numpy().tolist() == [
         ["3", "12", "failure", 'ValueError: "a", b'],
-        ["3", "server", "vote", "head"],
+        ["3", "server", "vote", "head \\udcff"],
     ]
     assert len((report.folder / "events.csv").read_text().splitlines()) == 3
 
@@ -475,6 +475,15 @@ def test_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch, error):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_rewriting_leaves_a_reader_its_old_file(tmp_path):
+    path = tmp_path / "summary.json"
+    module.write_whole(path, b"old")
+    with path.open("rb") as reader:
+        module.write_whole(path, b"new")
+        assert reader.read() == b"old"
+    assert path.read_bytes() == b"new"
+
+
 # Plots
 
 
@@ -508,6 +517,16 @@ def test_pictures_leave_out_what_is_not_there(tmp_path):
     report.round(make_row(2, bytes_up=0, bytes_down=0, **figures))
     report.finish({}, {})
     assert drawn(report.folder) == {"accuracy", "client-accuracy", "classes"}
+
+
+def test_traffic_counts_rounds_that_were_not_evaluated(tmp_path):
+    report = make_report(tmp_path)
+    known = {"accuracy_initial": 0.1, "accuracy_personalized": 0.2}
+    report.round(make_row(1, bytes_up=1, bytes_down=10))
+    report.round(make_row(2, bytes_up=2, bytes_down=20, **known))
+    report.round(make_row(3, bytes_up=3, bytes_down=30, **known))
+    evaluated = plots.read_evaluated(report.folder)
+    assert evaluated[["round", "bytes"]].to_numpy().tolist() == [[2, 33], [3, 66]]
 
 
 def axes_of(figure):
