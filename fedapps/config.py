@@ -22,7 +22,6 @@ from fedapps.errors import RunError
 
 Scalar = bool | int | float | str
 
-Unset = Literal[""]
 Count = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
@@ -92,7 +91,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid
         NonNegative, doc("number of evaluated clients, the same ones in all rounds; 0: all")
     ]
     finetune_epochs: Annotated[NonNegative, doc("epochs F of personalization before evaluation")]
-    finetune_lr: Annotated[Positive | Unset, doc('learning rate of personalization; "": lr')]
+    finetune_lr: Annotated[AtLeastZero, doc("learning rate of personalization; 0: that of training")]
     finetune_part: Annotated[
         Literal["full", "head", "body"], doc("layers that personalization trains")
     ]
@@ -120,7 +119,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid
     @property
     def finetune_rate(self) -> float:
         """Learning rate of personalization."""
-        return self.lr if self.finetune_lr == "" else self.finetune_lr
+        return self.finetune_lr or self.lr
 
     def round_lr(self, round_: int) -> float:
         """Learning rate in round `round_` (from 1); steps apply after T//2 and 3T//4 rounds."""

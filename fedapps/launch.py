@@ -105,16 +105,15 @@ def launch(
 
 
 def stop(home: Path | None = None) -> bool:
-    """End the SuperLink of `home` and all that it started; False if there was none.
+    """End the SuperLink of `home` and all that it started; False if there was nothing to end.
 
     A run of it that is on is lost. Flower notes no process id, so the SuperLink is found by its
-    command line, which names the home.
+    command line, which names the home; what a killed one left behind, by its environment.
     """
     link = superlink(home)
-    if link is None:
-        return False
-    family, sessions = {link.pid}, {_session(link.pid)} & {link.pid}
-    asked = time.monotonic()
+    family = set(_orphans(flower_home(home))) | ({link.pid} if link else set())
+    sessions: set[int] = set()
+    found, asked = bool(family), time.monotonic()
     signals = iter([signal.SIGTERM])  # alone not enough: it waits for open log streams to end
     while _grow(family, sessions):
         late = time.monotonic() > asked + GRACE
@@ -123,7 +122,7 @@ def stop(home: Path | None = None) -> bool:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
         time.sleep(0.1)
-    return True
+    return found
 
 
 @dataclass(frozen=True)
@@ -224,18 +223,17 @@ def parse(option: str) -> dict[str, object]:
 
 
 def refused_keys(app_dir: Path, options: Sequence[str]) -> str:
-    """Say which key of a run-config Flower refuses, as `flwr run` does not; empty if none."""
+    """Name the key of a run-config that the app lacks, as `flwr run` does not; empty if none."""
     from flwr.common.config import flatten_dict
 
-    app = tomllib.loads((app_dir / "pyproject.toml").read_text("utf-8"))["tool"]["flwr"]["app"]
-    known = flatten_dict(app.get("config", {}))
-    for key, value in (pair for option in options for pair in parse(option).items()):
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            return f"unknown key {key}" + (f", did you mean {close[0]}?" if close else "")
-        kinds = {type(known[key]), int} if isinstance(known[key], float) else {type(known[key])}
-        if type(value) not in kinds:
-            return f"{key} = {_toml(value)}: must be of the kind of its default {_toml(known[key])}"
+    try:
+        project = tomllib.loads((app_dir / "pyproject.toml").read_text("utf-8"))
+        known = flatten_dict(project["tool"]["flwr"]["app"].get("config", {}))
+    except (OSError, KeyError, ValueError):
+        return ""
+    for key in (key for option in options for key in parse(option) if key not in known):
+        close = difflib.get_close_matches(key, known, n=1)
+        return f"unknown key {key}" + (f", did you mean {close[0]}?" if close else "")
     return ""
 
 
@@ -352,6 +350,19 @@ def _by_hand(env: Mapping[str, str], run_id: int) -> str:
     """Return the shell command that stops a run."""
     own = [f"{key}={shlex.quote(env[key])}" for key in ("FLWR_HOME", PORT) if key in env]
     return " ".join([*own, shlex.quote(flwr()), "stop", str(run_id)])
+
+
+def _orphans(home: Path) -> Iterator[int]:
+    """Yield what runs on of a SuperLink that was killed: Flower's processes of this home."""
+    for pid, _, words in processes():
+        if {Path(word).name for word in words[:2]} & {"flower-superexec", "flwr-simulation"}:
+            with contextlib.suppress(OSError):  # not Linux, or not ours
+                if b"FLWR_HOME=" + os.fsencode(home) in _environ(pid):
+                    yield pid
+
+
+def _environ(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
 def _grow(family: set[int], sessions: set[int]) -> bool:

@@ -1,0 +1,86 @@
+# Needs make and a Python 3.11 to 3.13 with venv; everything else is installed into .venv.
+
+VENV := .venv
+PY := $(VENV)/bin/python
+UV := $(VENV)/bin/uv
+LOCKED := $(VENV)/.locked
+READY := $(VENV)/.ready
+HOME_DIR := $(CURDIR)/.flwr
+
+# make run CONFIG='strategy="fedper" num-rounds=10' FEDERATION='num-supernodes=4 client-resources-num-cpus=1'
+# CONFIG may also be the path of a TOML file.
+CONFIG ?=
+FEDERATION ?= num-supernodes=2 client-resources-num-cpus=1
+# make test ARGS='-m "not slow" -k launch'
+ARGS ?=
+
+export CONFIG FEDERATION
+# Without bytecode files each of a run's dozen processes compiles all it imports, every time.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help run stop test lint format lock clean
+
+help:
+	@echo "make run     install what is needed, run the app on Flower's simulation engine;"
+	@echo "             CONFIG='strategy=\"fedper\"' sets run-config keys, FEDERATION=... the engine"
+	@echo "make stop    end the SuperLink that make run leaves in the background"
+	@echo "make test    run the tests; ARGS='-m \"not slow\"' leaves out the long ones"
+	@echo "make lint    check style and types"
+	@echo "make format  format the code and sort imports"
+	@echo "make lock    resolve the dependencies anew and write requirements.lock"
+	@echo "make clean   remove .venv, .flwr and caches; results in runs/ stay"
+
+run: $(READY)
+	@$(PY) -m fedapps.launch . --home "$(HOME_DIR)" --federation-config "$$FEDERATION" \
+		--run-config 'runs-dir="$(CURDIR)/runs"' --run-config "$$CONFIG"
+
+stop:
+	@if [ -x $(PY) ]; then $(PY) -m fedapps.launch --stop --home "$(HOME_DIR)"; \
+	else echo "nothing is installed, so nothing runs"; fi
+
+test: $(READY)
+	@FLWR_TELEMETRY_ENABLED=0 RAY_USAGE_STATS_ENABLED=0 \
+		$(PY) -m pytest -n 2 --dist loadgroup $(ARGS)
+
+lint: $(READY)
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(PY) -m mypy
+
+format: $(READY)
+	@$(VENV)/bin/ruff check --fix-only --quiet .
+	@$(VENV)/bin/ruff format .
+
+lock: | $(UV)
+	@$(UV) pip compile pyproject.toml --extra dev --universal --python-version 3.11 --upgrade \
+		--no-annotate --no-emit-index-url --custom-compile-command "make lock" \
+		--quiet --output-file requirements.lock
+	@echo "requirements.lock is written; make run and make test install it"
+
+clean: stop
+	rm -rf $(VENV) .flwr dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -not -path './runs/*' -prune -exec rm -rf {} +
+
+# The project itself, editable; again when pyproject.toml changes.
+$(READY): pyproject.toml $(LOCKED)
+	@$(UV) pip install --quiet --python $(PY) --no-deps --editable .
+	@touch $@
+
+# Exactly the locked versions. A SuperLink that runs on older ones is ended first.
+$(LOCKED): requirements.lock | $(UV)
+	@echo "installing the packages of requirements.lock into $(VENV) (PyTorch: some GB)"
+	@if [ -x $(VENV)/bin/flwr ]; then $(PY) -m fedapps.launch --stop --home "$(HOME_DIR)"; fi
+	@$(UV) pip install --quiet --python $(PY) --requirement requirements.lock \
+		|| $(PY) -m pip install --quiet --requirement requirements.lock
+	@touch $@
+
+$(UV):
+	@for python in python3.11 python3.12 python3.13 python3 python; do \
+		if $$python -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+			2>/dev/null; then break; fi; python=; \
+	done; \
+	if [ -z "$$python" ]; then \
+		echo "no Python 3.11 to 3.13 with venv was found (Debian: apt-get install python3-venv)"; exit 1; \
+	fi; \
+	$$python -m venv $(VENV)
+	@$(PY) -m pip install --quiet --disable-pip-version-check "$$(grep '^uv==' requirements.lock)"

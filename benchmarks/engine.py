@@ -1,0 +1,154 @@
+"""Seconds per round of FedAvg on Ray against the compute floor, and of the first round.
+
+    python -m benchmarks.engine --data-root ~/fedapps-data        # FedCMD's CIFAR-10 setting
+    python -m benchmarks.engine --data-root ~/fedapps-data --repeats 3
+
+The floor is the same number of SGD steps (same model, same batches, already in memory) in two
+bare PyTorch processes of one thread each, split evenly, with torch.optim.SGD. Engine and floor run
+one after the other, as often as `--repeats` says, and medians are compared. The first round is
+timed from the start of the command, beside an empty Flower app started the same way.
+"""
+
+import argparse
+import csv
+import statistics
+import tempfile
+import time
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from fedapps import config, launch
+from fedapps.draws import sample_clients
+from fedapps.training import Draw
+from fedapps.workspace import Workspace
+
+ROOT = Path(__file__).parent.parent
+WORKERS = 2
+FEDERATION = f"num-supernodes={WORKERS} client-resources-num-cpus=1"
+
+
+def floor_worker(settings: config.Settings, part: int, start, done) -> None:
+    """Take every second SGD step of each round and report when the round is over."""
+    torch.set_num_threads(1)
+    space = Workspace(settings)
+    model, loss = space.model.train(), torch.nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr)
+    for round_ in range(1, settings.num_rounds + 1):
+        mine = [b for i, b in enumerate(batches(space, round_)) if i % WORKERS == part]
+        start.wait()
+        for x, y in mine:
+            optimizer.zero_grad()
+            loss(model(x), y).backward()
+            optimizer.step()
+        done.wait()
+
+
+def batches(space: Workspace, round_: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return all batches of a round: those of the selected clients, in their shuffled order."""
+    s, out = space.settings, []
+    for client in sample_clients(s.seed, round_, s.num_clients, s.fraction_train):
+        images, labels = space.samples(client, "train")
+        draw = Draw(s.seed, "train", round_, client)
+        for epoch in range(s.local_epochs):
+            order = draw.order(epoch, len(labels))
+            out += zip(
+                images[order].split(s.batch_size), labels[order].split(s.batch_size), strict=True
+            )
+    return out
+
+
+def floor(settings: config.Settings) -> list[float]:
+    """Return the seconds of each round on the bare processes."""
+    context = get_context("spawn")
+    start, done = context.Barrier(WORKERS + 1), context.Barrier(WORKERS + 1)
+    workers = [
+        context.Process(target=floor_worker, args=(settings, part, start, done))
+        for part in range(WORKERS)
+    ]
+    for worker in workers:
+        worker.start()
+    seconds = []
+    for _ in range(settings.num_rounds):
+        start.wait()
+        begin = time.perf_counter()
+        done.wait()
+        seconds.append(time.perf_counter() - begin)
+    for worker in workers:
+        worker.join()
+    return seconds
+
+
+def engine(options: list[str], home: Path) -> tuple[list[float], float]:
+    """Return the seconds of each round on Ray and those to the end of the first round."""
+    first: list[float] = []
+    begin = time.perf_counter()
+
+    def watch(line: str) -> None:
+        if line.lstrip().startswith("round ") and not first:
+            first.append(time.perf_counter() - begin)
+
+    with tempfile.TemporaryDirectory() as folder:
+        options = [*options, f'runs-dir="{folder}" run-name="bench"']
+        result = launch.launch(ROOT, options, FEDERATION, home=home, echo=watch)
+        if not result.completed:
+            raise SystemExit(f"error: {result.error}")
+        with (Path(folder) / "bench" / "rounds.csv").open() as file:
+            seconds = [float(row["seconds"]) for row in csv.DictReader(file)]
+    return seconds, first[0]
+
+
+def empty(home: Path) -> float:
+    """Return the seconds to the end of the first round of an app that does nothing."""
+    first: list[float] = []
+    begin = time.perf_counter()
+
+    def watch(line: str) -> None:
+        if line.startswith("empty-app round=1") and not first:
+            first.append(time.perf_counter() - begin)
+
+    result = launch.launch(ROOT / "benchmarks" / "empty_app", [], FEDERATION, home, echo=watch)
+    if not result.completed:
+        raise SystemExit(f"error: {result.error}")
+    return first[0]
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data-root", default="~/fedapps-data")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--repeats", type=int, default=2)
+    arguments = parser.parse_args()
+    options = [
+        str(ROOT / "experiments" / "configs" / "fedcmd-cifar10.toml"),
+        f'data-root="{arguments.data_root}" num-rounds={arguments.rounds} evaluate-every=0 '
+        'evaluate-clients=1 finetune-epochs=0 strategy="fedavg"',
+    ]
+    settings = config.read(config.parse(options))
+    rounds, floors, firsts, empties = [], [], [], []
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        try:
+            empty(home)  # starts the SuperLink, which both then find running
+            for _ in range(arguments.repeats):
+                empties.append(empty(home))
+                seconds, first = engine(options, home)
+                rounds += seconds[1:]
+                firsts.append(first)
+                floors += floor(settings)[1:]
+        finally:
+            launch.stop(home)
+    mine, bare = statistics.median(rounds), statistics.median(floors)
+    print(f"seconds per round, Ray with {WORKERS} actors    {mine:8.3f}  (median of {len(rounds)})")
+    print(f"compute floor, {WORKERS} bare processes         {bare:8.3f}  (median of {len(floors)})")
+    print(f"ratio                                  {mine / bare:8.3f}")
+    late = statistics.median(firsts) - statistics.median(empties)
+    print(f"first round done after                 {statistics.median(firsts):8.1f} s")
+    print(f"  that of an empty Flower app          {statistics.median(empties):8.1f} s")
+    print(f"  later by                             {late:8.1f} s")
+
+
+if __name__ == "__main__":
+    main()

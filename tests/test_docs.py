@@ -1,0 +1,33 @@
+"""What the documents say is so."""
+
+import re
+from pathlib import Path
+
+from fedapps import registry
+from fedapps.__main__ import keys
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def test_readme_has_the_table_of_keys_that_the_code_makes():
+    inside = README.partition("<!-- keys: python -m fedapps keys -->\n")[2]
+    assert inside.partition("\n<!-- end of keys -->")[0] == "\n".join(keys())
+
+
+def test_readme_names_every_method():
+    table = README.partition("## Methods")[2].partition("## What comes out")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.M)) == set(registry.names())
+
+
+def test_every_method_has_a_small_run_config():
+    for name in registry.names():
+        text = (ROOT / "experiments" / "configs" / f"{name}.toml").read_text("utf-8")
+        assert f'strategy = "{name}"' in text
+
+
+def test_architecture_names_every_module():
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    for path in (ROOT / "fedapps").glob("[!_]*.py"):
+        if path.stem not in ("errors", "files", "evaluation", "models"):
+            assert path.name in text, path.name

@@ -1,0 +1,348 @@
+"""How `flwr run` is started, understood and ended: `fedapps.launch`."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedapps import launch
+from fedapps.errors import RunError
+
+EMPTY_APP = Path(__file__).parents[1] / "benchmarks" / "empty_app"
+FEDERATION = "num-supernodes=2 client-resources-num-cpus=1"
+
+# As flwr 1.41 prints them.
+FAILED_LOG = """\
+Using SuperLink: local (127.0.0.1:21001)
+Successfully started run 9621920773214295782
+\x1b[92mINFO \x1b[0m:      Starting logstream for run_id `9621920773214295782`
+empty-app round=1 nodes=2 since-start=31.66 seconds=27.705
+\x1b[91mERROR \x1b[0m:     error: alpha = -1: must be float > 0
+\x1b[91mERROR \x1b[0m:     Simulation raised an exception
+Traceback (most recent call last):
+  File "server_app.py", line 37, in main
+    raise RuntimeError(f"round {number} fails as asked")
+RuntimeError: round 2 fails as asked
+\x1b[91mERROR \x1b[0m:     Exit Code: 700
+"""
+REFUSED_LOG = """\
+Using SuperLink: local (127.0.0.1:23286)
+╭─ Error ──────────────────────────────────────────────────────────────────────╮
+│ Failed to load Flower App configuration in '/app/pyproject.toml'.            │
+│ File may be missing or invalid.                                              │
+╰──────────────────────────────────────────────────────────────────────────────╯
+"""
+LISTED = """\
+{
+  "success": true,
+  "runs": [
+    {
+      "run-id": "9621920773214295782",
+      "fab-id": "fedapps/empty-app",
+      "status": "finished:failed",
+      "status-details": "Simulation failed with exception: round 2 fails as asked",
+      "elapsed": 34.479054
+    }
+  ]
+}
+"""
+NOT_LISTED = '{"success": false, "error-message": "[code: 16] Run ID not found."}'
+TRACE = "Simulation failed with exception: "
+
+
+@pytest.fixture
+def flwr(tmp_path, monkeypatch):
+    """Return a function that puts a script in the place of the `flwr` program."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setattr(launch, "bin_dir", lambda: folder)
+    monkeypatch.setattr(launch, "superlink", lambda home: launch.SuperLink(0, 1, folder))
+
+    def put(script: str) -> None:
+        program = folder / "flwr"
+        program.write_text(f"#!{sys.executable}\nimport sys, time\n{textwrap.dedent(script)}")
+        program.chmod(0o755)
+
+    return put
+
+
+def result(status: str, details: str, log: str = "") -> launch.LaunchResult:
+    lines = [re.sub(r"\x1b\[\d+m", "", line) for line in log.splitlines()]
+    return launch.LaunchResult(1, status, lines, details)
+
+
+class TestError:
+    def test_completed_run_has_none(self):
+        assert result("finished:completed", "N/A", FAILED_LOG).error == ""
+
+    def test_the_app_s_own_line_comes_first(self):
+        error = result("finished:failed", f"{TRACE}round 2 fails", FAILED_LOG).error
+        assert error == "alpha = -1: must be float > 0"
+
+    def test_status_details_without_flower_s_preface(self):
+        assert result("finished:failed", f"{TRACE}a\n  b").error == "a b"
+
+    def test_last_exception_of_the_log_if_details_say_nothing(self):
+        log = FAILED_LOG.replace("error: alpha", "alpha")
+        details = f"{TRACE}An error was encountered. Ending simulation."
+        assert result("finished:failed", details, log).error.endswith("round 2 fails as asked")
+
+    def test_text_of_flwr_s_box(self):
+        error = result("not started", "", REFUSED_LOG).error
+        assert error.startswith("Failed to load") and error.endswith("missing or invalid.")
+
+    def test_stopped_run(self):
+        assert result("finished:stopped", "N/A").error == "the run is finished:stopped"
+
+
+class TestParse:
+    def test_status(self):
+        status, details = launch.parse_status(LISTED)
+        assert (status, details) == ("finished:failed", f"{TRACE}round 2 fails as asked")
+
+    @pytest.mark.parametrize(
+        ("output", "says"), [(NOT_LISTED, "Run ID not found"), ("", "no answer"), ("boo", "boo")]
+    )
+    def test_no_status(self, output, says):
+        with pytest.raises(RunError, match=says):
+            launch.parse_status(output)
+
+    def test_one_pair_option_stays(self):
+        with launch.merged(["", 'a="b" c=1']) as options:
+            assert options == ['a="b" c=1']
+
+    def test_one_file_becomes_absolute(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        with launch.merged(["x.toml"]) as options:
+            assert options == [str(tmp_path / "x.toml")]
+
+    def test_later_option_wins_key_by_key(self, tmp_path):
+        file = tmp_path / "x.toml"
+        file.write_text('lr = 0.1\nname = "it\'s \\"é\\""\n[fedper]\na = 1\nb = false\n')
+        with launch.merged([str(file), "fedper.a=2 lr=1e-3", "fedper.c=inf"]) as options:
+            assert len(options) == 1
+            values = tomllib.loads(Path(options[0]).read_text("utf-8"))
+        assert values == {
+            "lr": 0.001, "name": "it's \"é\"", "fedper.a": 2, "fedper.b": False,
+            "fedper.c": float("inf"),
+        }  # fmt: skip
+        assert not Path(options[0]).exists()
+
+    @pytest.mark.parametrize("option", ["lr=abc", "missing.toml"])
+    def test_bad_option_is_named(self, option):
+        with pytest.raises(RunError, match=f"--run-config {option}"):
+            launch.parse(option)
+
+    def test_unknown_key_is_named_with_its_neighbour(self):
+        assert launch.refused_keys(EMPTY_APP, ["sleep=1.0", "num-round=3"]) == (
+            "unknown key num-round, did you mean num-rounds?"
+        )
+        assert launch.refused_keys(EMPTY_APP, ["sleep=1.0"]) == ""
+        assert launch.refused_keys(EMPTY_APP / "nowhere", ["a=1"]) == ""
+
+
+class TestHome:
+    def test_environment(self, tmp_path, monkeypatch):
+        monkeypatch.delenv("FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION", raising=False)
+        env = launch.environment(tmp_path / "home", None)
+        assert env["FLWR_HOME"] == str(tmp_path / "home")
+        assert env["PATH"].startswith(str(Path(sys.executable).parent) + os.pathsep)
+        assert env["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+        assert 20000 <= int(env[launch.PORT]) < 32768
+
+    def test_without_a_home_flower_s_own_choice_holds(self, monkeypatch):
+        monkeypatch.setenv("FLWR_HOME", "/somewhere")
+        monkeypatch.delenv(launch.PORT, raising=False)
+        env = launch.environment(None, None)
+        assert env["FLWR_HOME"] == "/somewhere" and launch.PORT not in env
+        assert launch.flower_home(None) == Path("/somewhere")
+
+    def test_port_is_the_same_each_time_and_another_for_another_home(self, tmp_path):
+        first = launch.choose_port(tmp_path / "a")
+        assert launch.choose_port(tmp_path / "a") == first != launch.choose_port(tmp_path / "b")
+
+    def test_taken_port_is_passed_over_or_refused(self, tmp_path):
+        first = launch.choose_port(tmp_path)
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", first))
+            other.listen()
+            assert launch.choose_port(tmp_path) > first
+            with pytest.raises(RunError, match=f"port {first} is in use"):
+                launch.choose_port(tmp_path, first)
+
+    def test_superlink_of_another_environment_is_refused(self, tmp_path, monkeypatch):
+        link = launch.SuperLink(1, 20001, tmp_path / "venv" / "bin")
+        monkeypatch.setattr(launch, "superlink", lambda home: link)
+        with pytest.raises(RunError, match=r"--stop --home"):
+            launch.choose_port(tmp_path)
+
+    def test_running_superlink_keeps_its_port(self, tmp_path, monkeypatch):
+        link = launch.SuperLink(1, 20001, launch.bin_dir())
+        monkeypatch.setattr(launch, "superlink", lambda home: link)
+        assert launch.choose_port(tmp_path) == 20001
+        with pytest.raises(RunError, match="has port 20001, not 5"):
+            launch.choose_port(tmp_path, 5)
+
+
+class TestLaunch:
+    def test_failed_run_is_told_by_its_status(self, flwr, tmp_path):
+        flwr(f"print({LISTED!r} if 'ls' in sys.argv else {FAILED_LOG!r})")
+        echoed: list[str] = []
+        ended = launch.launch(EMPTY_APP, ["sleep=1.0"], home=tmp_path, echo=echoed.append)
+        assert (ended.run_id, ended.status) == (9621920773214295782, "finished:failed")
+        assert not ended.completed
+        assert echoed[4].startswith("\x1b[91m") and ended.lines[4].startswith("ERROR")
+
+    def test_command_line(self, flwr, tmp_path, capsys):
+        flwr("print(*sys.argv[1:], sep='|')")
+        arguments = [str(EMPTY_APP), "-c", "sleep=1.0", "--home", str(tmp_path / "home")]
+        assert launch.main([*arguments, "--federation-config", FEDERATION]) == 1
+        first = f"run|{EMPTY_APP}|--stream|--run-config|sleep=1.0|--federation-config|{FEDERATION}"
+        assert capsys.readouterr().out.splitlines() == [first, "error: the run is not started"]
+
+    def test_slow_superlink_gets_another_chance(self, flwr, tmp_path):
+        flwr("print('Failed to start local SuperLink within 15s.')")
+        echoed: list[str] = []
+        ended = launch.launch(EMPTY_APP, home=tmp_path, echo=echoed.append)
+        assert ended.status == "not started" and len(echoed) == 2 * launch.STARTS - 1
+
+    def test_broken_log_is_not_the_end_of_the_run(self, flwr, tmp_path):
+        running = LISTED.replace("finished:failed", "running")
+        flwr(f"""
+            from pathlib import Path
+            asked = Path({str(tmp_path / "asked")!r})
+            if "run" in sys.argv:
+                print("Successfully started run 7")
+            else:
+                print({LISTED!r} if asked.exists() else {running!r})
+                asked.touch()
+        """)
+        echoed: list[str] = []
+        ended = launch.launch(EMPTY_APP, home=tmp_path, echo=echoed.append)
+        assert ended.status == "finished:failed"
+        assert echoed[-1] == "the log broke off, run 7 is running; waiting for its end"
+
+    def test_dead_superlink_loses_the_run(self, flwr, tmp_path, monkeypatch):
+        flwr("print('Successfully started run 7')")
+        monkeypatch.setattr(launch, "superlink", lambda home: None)
+        ended = launch.launch(EMPTY_APP, home=tmp_path, echo=lambda line: None)
+        assert ended.status == "lost" and "superlink.log" in ended.error
+
+    def test_ctrl_c_says_how_to_stop_the_run(self, flwr, tmp_path):
+        flwr("print('Successfully started run 7'); time.sleep(60)")
+        echoed: list[str] = []
+
+        def echo(line: str) -> None:
+            echoed.append(line)
+            if len(echoed) == 1:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            launch.launch(EMPTY_APP, home=tmp_path, echo=echo)
+        assert "run 7 goes on in the background" in echoed[1]
+        assert f"FLWR_HOME={tmp_path} " in echoed[1] and echoed[1].endswith("flwr stop 7")
+
+
+def test_stop_without_a_superlink(tmp_path, capsys):
+    assert launch.stop(tmp_path) is False
+    assert launch.main(["--stop", "--home", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"no SuperLink of {tmp_path} is running\n"
+
+
+@pytest.mark.parametrize("ignores", [False, True], ids=["willing", "unwilling"])
+def test_stop_ends_the_family_and_nothing_else(tmp_path, monkeypatch, ignores):
+    """A stand-in with a child in its session and one in a session of its own."""
+    monkeypatch.setattr(launch, "GRACE", 0.5)
+    log_file = tmp_path / "local-superlink" / "superlink.log"
+    nap = "import signal, time; signal.signal(15, {}); time.sleep(120)"
+    nap = nap.format("signal.SIG_IGN" if ignores else "signal.SIG_DFL")
+    program = tmp_path / "flower-superlink"
+    program.write_text(
+        "import subprocess, sys\n"
+        f"for own in (False, True): subprocess.Popen([sys.executable, '-c', {nap!r}],"
+        " start_new_session=own)\n"
+        f"print('up', flush=True)\n{nap}\n"
+    )
+    command = [sys.executable, program, "--port", "21001", "--log-file", log_file]
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+    family = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)
+    try:
+        assert family.stdout is not None and family.stdout.readline() == b"up\n"
+        time.sleep(0.3)
+        link = launch.superlink(tmp_path)
+        assert link == launch.SuperLink(family.pid, 21001, tmp_path)
+        children = [pid for pid, parent, _ in launch.processes() if parent == family.pid]
+        assert len(children) == 2
+        assert launch.stop(tmp_path) is True
+        alive = {pid for pid, _, _ in launch.processes()}
+        assert not alive & {family.pid, *children} and bystander.pid in alive
+        assert launch.superlink(tmp_path) is None
+    finally:
+        for process in (family, bystander):
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A home for a real SuperLink, which is ended after the tests."""
+    folder = tmp_path_factory.mktemp("flwr-home")
+    yield folder
+    launch.stop(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("launch")
+class TestReal:
+    def test_completed_failed_and_refused_runs(self, home):
+        ended = launch.launch(EMPTY_APP, federation_config=FEDERATION, home=home)
+        assert ended.completed and ended.error == "" and ended.run_id
+        rounds = [line for line in ended.lines if line.startswith("empty-app round=")]
+        assert [line.split()[2] for line in rounds] == ["nodes=2"] * 3
+
+        link = launch.superlink(home)
+        assert link is not None and link.port == launch.choose_port(home)
+        assert not (home / "runtime-envs").exists()  # nothing was installed for the run
+
+        ended = launch.launch(EMPTY_APP, ["num-rounds=5", "fail-round=1"], FEDERATION, home)
+        assert (ended.status, ended.error) == ("finished:failed", "round 1 fails as asked")
+
+        ended = launch.launch(EMPTY_APP, ["num-round=5"], FEDERATION, home)
+        assert (ended.status, ended.run_id) == ("not started", 0)
+        assert ended.error == "unknown key num-round, did you mean num-rounds?"
+        assert launch.superlink(home) == link
+
+    def test_ctrl_c_leaves_the_run_and_stop_ends_it(self, home):
+        command = [sys.executable, "-m", "fedapps.launch", str(EMPTY_APP), "--home", str(home)]
+        command += ["--run-config", "num-rounds=1000 sleep=0.2", "--federation-config", FEDERATION]
+        process = subprocess.Popen(
+            command, cwd=EMPTY_APP.parents[1], stdout=subprocess.PIPE, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )  # fmt: skip
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("empty-app round="):
+                break
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=30)
+        assert process.returncode == 130 and "goes on in the background" in out
+        link = launch.superlink(home)
+        assert link is not None
+        mine = _session_members(link.pid)
+        assert len(mine) > 5  # superlink, superexec, simulation and Ray's
+        assert launch.stop(home) is True
+        assert not mine & {pid for pid, _, _ in launch.processes()}
+
+
+def _session_members(superlink: int) -> set[int]:
+    listed = {pid: parent for pid, parent, _ in launch.processes()}
+    leaders = {superlink, *(pid for pid, parent in listed.items() if parent == superlink)}
+    return {pid for pid in listed if launch._session(pid) in leaders}

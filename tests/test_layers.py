@@ -1,0 +1,247 @@
+"""Layers and slices: what belongs to which layer, what travels, and what never does."""
+
+from collections import OrderedDict
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedapps.errors import RunError
+from fedapps.layers import layout_of, put, run, take, use_batch_statistics
+from fedapps.models import build
+
+torch.set_num_threads(1)
+
+NAMES = ["cnn", "lenet5", "conv4", "mobilenet", "resnet18"]
+STATISTICS = ("running_mean", "running_var")
+
+
+def chain(**layers):
+    return nn.Sequential(OrderedDict(layers))
+
+
+def misnamed():
+    """A BatchNorm called `conv` in a layer called `fc`, a linear called `bn`, another of each."""
+    return chain(
+        fc=nn.Sequential(OrderedDict(bn=nn.Linear(4, 6), conv=nn.BatchNorm1d(6))),
+        norm=nn.BatchNorm1d(6),
+        bn=nn.Linear(6, 3),
+    )
+
+
+@cache
+def make(name, bn_stats="shared", shape=(3, 32, 32)):
+    """A model to look at: it is made once and no test changes it."""
+    model = misnamed() if name == "misnamed" else build(name, shape, 10, seed=0)
+    if bn_stats == "batch":
+        use_batch_statistics(model)
+    return model
+
+
+def expected_keys(model, layer, bn_stats="shared", bn_local=False):
+    """The keys of a layer that travel, by a walk over its modules."""
+    keys = []
+    for path, module in model.get_submodule(layer).named_modules(prefix=layer):
+        norm = isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)
+        own = [f"{path}.{key}" for key, _ in module.named_parameters(recurse=False)]
+        keys += [] if norm and bn_local else own
+        if norm and bn_stats == "shared" and not bn_local:
+            keys += [f"{path}.{key}" for key in STATISTICS]
+    return keys
+
+
+@st.composite
+def cases(draw):
+    name = draw(st.sampled_from([*NAMES, "misnamed"]))
+    bn_stats = draw(st.sampled_from(["shared", "local", "batch"]))
+    model = make(name, bn_stats)
+    names = [layer for layer, _ in model.named_children()]
+    chosen = draw(st.lists(st.sampled_from(names), unique=True))
+    return model, bn_stats, draw(st.booleans()), chosen
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_shared_and_personal_are_what_a_walk_over_the_modules_finds(case):
+    model, bn_stats, bn_local, chosen = case
+    layout = layout_of(model, 1, bn_stats, bn_local)
+    in_order = [name for name, _ in model.named_children() if name in chosen]
+    expected = {key for name in in_order for key in expected_keys(model, name, bn_stats, bn_local)}
+    position = {key: i for i, key in enumerate(model.state_dict())}
+
+    shared = layout.shared(tuple(chosen))
+    assert set(shared) == expected
+    assert list(shared) == sorted(shared, key=position.get)  # model order, each key once
+
+    personal = layout.personal(tuple(chosen))
+    floats = {k for k, v in model.state_dict().items() if v.is_floating_point()}
+    assert len(personal) + len(shared) == len(floats)
+    assert set(personal) == floats - expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases())
+def test_slices_stand_in_model_order(case):
+    model, bn_stats, bn_local, chosen = case
+    layout = layout_of(model, 1, bn_stats, bn_local)
+    in_order = tuple(name for name, _ in model.named_children() if name in chosen)
+    assert layout.slice(chosen) == layout.slice(chosen[::-1]) == in_order
+    layers = [model.get_submodule(name) for name in in_order]
+    assert layout.count(chosen) == sum(p.numel() for m in layers for p in m.parameters())
+    assert layout.keys_of(tuple(chosen)) == tuple(
+        f"{name}.{key}"
+        for name, module in zip(in_order, layers, strict=True)
+        for key, value in module.state_dict().items()
+        if value.is_floating_point()
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases())
+def test_prefix_ends_at_the_first_trained_layer(case):
+    model, bn_stats, bn_local, chosen = case
+    names = [name for name, _ in model.named_children()]
+    first = min((names.index(name) for name in chosen), default=len(names))
+    layout = layout_of(model, 1, bn_stats, bn_local)
+    assert layout.prefix(tuple(chosen)) == tuple(names[:first])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_integer_counters_are_in_no_list(name):
+    model = make(name)
+    layout = layout_of(model, 1, "shared", False)
+    counters = {k for k, v in model.state_dict().items() if not v.is_floating_point()}
+    norms = sum(isinstance(m, nn.BatchNorm2d) for m in model.modules())
+    assert len(counters) == norms  # there is something to leave out
+    listed = {*layout.shapes, *layout.keys_of(layout.names), *layout.personal(()), *layout.stays}
+    assert not counters & listed
+
+
+def test_unknown_layer_is_named_with_the_layers_there_are():
+    layout = layout_of(make("cnn"), 1, "shared", False)
+    for ask in (layout.slice, layout.keys_of, layout.shared, layout.personal, layout.count):
+        with pytest.raises(RunError) as error:
+            ask(("conv1", "fc3"))
+        assert 'layer "fc3"' in str(error.value)
+        assert "conv1, conv2, fc1, fc2" in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_cnn_counts_are_fedseqs():
+    layout = layout_of(make("cnn", shape=(1, 28, 28)), 1, "shared", False)
+    assert [layout.count([name]) for name in layout.names] == [832, 51_264, 524_800, 5_130]
+    assert layout.count(layout.names) == 582_026
+    assert layout.count(()) == 0
+
+
+@pytest.mark.parametrize(
+    ("bn_stats", "bn_local", "numbers"),
+    [
+        ("shared", False, 62_094),  # FedAvg
+        ("local", False, 62_050),  # without 44 running statistics
+        ("batch", False, 62_050),
+        ("shared", True, 62_006),  # FedBN: without 44 scales and shifts as well
+        ("local", True, 62_006),
+    ],
+)
+def test_lenet5_sends_fedcmds_numbers(bn_stats, bn_local, numbers):
+    layout = layout_of(make("lenet5", bn_stats), 1, bn_stats, bn_local)
+    keys = layout.shared(layout.names)
+    assert sum(int(np.prod(layout.shapes[key])) for key in keys) == numbers
+    assert layout.count(layout.names) == 62_050  # what is trained does not depend on it
+
+
+@pytest.mark.parametrize(("head_layers", "head"), [(1, ["fc2"]), (3, ["conv2", "fc1", "fc2"])])
+def test_head_is_the_last_layers(head_layers, head):
+    layout = layout_of(make("cnn"), head_layers, "shared", False)
+    assert list(layout.head) == head
+    assert layout.body + layout.head == ("conv1", "conv2", "fc1", "fc2")
+
+
+@pytest.mark.parametrize("head_layers", [4, 5])
+def test_a_head_that_leaves_no_body_is_refused(head_layers):
+    with pytest.raises(RunError, match=f"head-layers = {head_layers}: the model has 4 layers"):
+        layout_of(make("cnn"), head_layers, "shared", False)
+
+
+@settings(max_examples=30, deadline=None)
+@given(name=st.sampled_from(["cnn", "lenet5", "conv4"]), data=st.data())
+def test_put_undoes_take_bitwise(name, data):
+    source, target = build(name, (1, 8, 8), 5, seed=1), build(name, (1, 8, 8), 5, seed=2)
+    draws = np.random.default_rng(3)
+    for value in source.state_dict().values():  # running statistics too
+        if value.is_floating_point():
+            value.copy_(torch.from_numpy(draws.normal(size=value.shape)))
+    layout = layout_of(target, 1, "shared", False)
+    chosen = tuple(data.draw(st.lists(st.sampled_from(layout.names), unique=True)))
+    before = {key: value.clone() for key, value in target.state_dict().items()}
+    storage = {key: value.data_ptr() for key, value in target.state_dict().items()}
+
+    arrays = take(source, layout.shared(chosen))
+    put(target, arrays)
+
+    assert {array.dtype for array in arrays.values()} <= {np.dtype("float32")}
+    wanted = source.state_dict()
+    for key, value in target.state_dict().items():
+        moved = value.is_floating_point() and key.partition(".")[0] in chosen
+        assert torch.equal(value, wanted[key] if moved else before[key])
+        assert value.data_ptr() == storage[key]  # in place: optimizers and caches see it
+
+
+def test_take_copies():
+    model = build("lenet5", (1, 8, 8), 5, seed=1)
+    arrays = take(model, model.state_dict())
+    before = {key: array.copy() for key, array in arrays.items()}
+    with torch.no_grad():
+        for value in model.state_dict().values():
+            value.add_(1)
+    assert all(np.array_equal(arrays[key], before[key]) for key in before)
+    arrays["conv1.conv.weight"][:] = 7
+    assert not (model.conv1.conv.weight == 7).any()
+
+
+def test_put_reads_arrays_that_it_may_not_write():
+    model = build("cnn", (1, 8, 8), 5, seed=1)
+    array = np.arange(32, dtype=np.float32)
+    array.setflags(write=False)  # as the views of a message are
+    put(model, {"conv1.conv.bias": array})
+    assert model.conv1.conv.bias.tolist() == list(range(32))
+
+
+@pytest.mark.parametrize(
+    "shape", [(5, 4), (4,), (1, 4), (5, 1), (20,), (), (1, 5, 4)], ids=lambda shape: str(shape)
+)
+def test_put_refuses_another_shape_even_one_that_broadcasts(shape):
+    model = chain(fc1=nn.Linear(3, 5), fc2=nn.Linear(5, 4))  # fc2.weight is (4, 5)
+    before = model.fc2.weight.detach().clone()
+    with pytest.raises(RunError) as error:
+        put(model, {"fc2.weight": np.ones(shape, np.float32)})
+    assert "fc2.weight" in str(error.value)
+    assert str(shape) in str(error.value) and "(4, 5)" in str(error.value)
+    assert torch.equal(model.fc2.weight, before)
+
+
+def test_run_takes_a_part_of_the_way():
+    model = build("cnn", (1, 8, 8), 5, seed=1)
+    x = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        half = run(model, x, ("conv1", "conv2"))
+        assert torch.equal(half, model.conv2(model.conv1(x)))
+        assert torch.equal(run(model, half, ("fc1", "fc2")), model(x))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_statistics_serve_in_evaluation_too(training):
+    model = misnamed().train(training)
+    with torch.no_grad():
+        model.norm.weight.uniform_(1, 2)
+        model.norm.running_mean.fill_(5)
+    use_batch_statistics(model)
+    x = torch.randn(7, 6, generator=torch.Generator().manual_seed(0))
+    wanted = (x - x.mean(0)) / (x.var(0, correction=0) + 1e-5).sqrt() * model.norm.weight
+    assert torch.allclose(model.norm(x), wanted, atol=1e-6)
+    assert not any(key.endswith(STATISTICS) for key in model.state_dict())

@@ -1,0 +1,131 @@
+"""The conformance test: it runs over every method that the registry finds.
+
+A new pair `strategies/x.py`, `clients/x.py` is tested by what stands here before it has a test of
+its own: its plans are valid, its bytes exact, frozen parts unchanged, personal parts stay, runs
+repeat bit by bit, and state survives.
+"""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fedapps import client_app, config, registry
+from fedapps.client import BaseClient
+from fedapps.workspace import Workspace
+
+METHODS = registry.names()
+
+
+def rows(folder: Path, name: str) -> list[dict[str, str]]:
+    with (folder / name).open() as file:
+        return list(csv.DictReader(file))
+
+
+def without_seconds(folder: Path) -> list[dict[str, str]]:
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows(folder, "rounds.csv")]
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Record every fit: (request, layers changed, state before, state after, arrays sent)."""
+    records = []
+    original = client_app._fit
+
+    def fit(client: BaseClient, request, store):
+        update = original(client, request, store)
+        records.append((client, request, dict(client.state), update))
+        return update
+
+    monkeypatch.setattr(client_app, "_fit", fit)
+    return records
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_documented(method):
+    strategy, client = registry.strategy_class(method), registry.client_class(method)
+    assert strategy.citation and strategy.exchanges
+    assert strategy.__doc__ and client.__doc__
+    config.read(config.defaults() | {"strategy": method})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_same_numbers_again_and_on_any_number_of_supernodes(method, serial_run):
+    folders = [serial_run(f'strategy="{method}"', num_supernodes=n) for n in (1, 1, 2, 5)]
+    first = folders[0]
+    assert len(rows(first, "rounds.csv")) == 2
+    for other in folders[1:]:
+        assert without_seconds(other) == without_seconds(first)
+        for name in ("clients.csv", "classes.csv", "events.csv", "model.safetensors"):
+            assert (other / name).read_bytes() == (first / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bytes_frozen_and_personal_parts(method, serial_run, seen):
+    folder = serial_run(f'strategy="{method}" fedper.personal-layers=""')
+    table = rows(folder, "rounds.csv")
+    for row in table:
+        of_round = [r for r in seen if r[1].plan.round == int(row["round"])]
+        assert int(row["clients"]) == len(of_round)
+        sent = sum(a.nbytes for *_, update in of_round for a in update.arrays.values())
+        assert int(row["bytes_up"]) == sent
+        received = sum(a.nbytes for _, request, *_ in of_round for a in request.arrays.values())
+        assert int(row["bytes_down"]) == received
+    for client, request, state, update in seen:
+        layout, plan = client.layout, request.plan
+        trained = {name for stage in plan.stages for name in stage.layers}
+        assert not trained.difference(layout.names)
+        assert not set(plan.upload).intersection(client.personal())
+        assert set(update.arrays) == set(layout.shared(plan.upload))
+        kept = {key.removeprefix("model/") for key in state if key.startswith("model/")}
+        assert not kept.intersection(update.arrays), "a key is either shared or personal"
+        for key in set(update.arrays).intersection(request.arrays):
+            if key.partition(".")[0] not in trained:
+                np.testing.assert_array_equal(update.arrays[key], request.arrays[key])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_personal_state_survives_in_the_store(method, serial_run, seen):
+    folder = serial_run(f'strategy="{method}" num-rounds=3 fraction-train=1.0')
+    last = {client.client: state for client, _, state, _ in seen}
+    for client, state in last.items():
+        files = sorted((folder / "clients" / str(client)).glob("*.safetensors"))
+        if not state:
+            assert not files
+            continue
+        stored = load_file(files[-1])
+        assert stored.keys() == state.keys()
+        for key, value in state.items():
+            np.testing.assert_array_equal(stored[key], value.numpy())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_server_never_touches_what_no_client_sends(method, serial_run, seen):
+    folder = serial_run(f'strategy="{method}"')
+    if not seen:
+        pytest.skip("no client trains (2026-11-20: centralized has no client training)")
+    client, *_ = seen[0]
+    sent = {key for *_, update in seen for key in update.arrays}
+    model, initial = load_file(folder / "model.safetensors"), client.workspace.initial
+    for key, value in initial.items():
+        if key not in sent:
+            np.testing.assert_array_equal(model[key], value)
+        else:
+            assert not np.array_equal(model[key], value), f"{key} was never trained"
+
+
+def test_a_client_that_is_never_selected_is_evaluated_with_what_it_has(serial_run):
+    folder = serial_run('strategy="fedper" fraction-train=0.17 num-rounds=1')
+    clients = {row["client"] for row in rows(folder, "clients.csv")}
+    assert clients == {str(c) for c in range(6)}
+
+
+def test_workspace_is_a_pure_function_of_the_settings():
+    settings = config.read(config.defaults())
+    one, two = Workspace(settings), Workspace(settings)
+    assert one.fingerprint == two.fingerprint
+    for a, b in zip(one.shares, two.shares, strict=True):
+        np.testing.assert_array_equal(a.train, b.train)
+        np.testing.assert_array_equal(a.test, b.test)
