@@ -14,7 +14,7 @@ from flwr.common.logger import log
 
 from fedapps import registry
 from fedapps.aggregation import weighted_mean
-from fedapps.client import BaseClient
+from fedapps.client import BaseClient, State
 from fedapps.config import Scalar, Settings, read
 from fedapps.messages import (
     ClientUpdate,
@@ -28,7 +28,7 @@ from fedapps.messages import (
 from fedapps.state import ClientStore
 from fedapps.workspace import Workspace, workspace
 
-Work = Callable[[BaseClient, Request, ClientStore], ClientUpdate]
+Work = Callable[[Workspace, Request, ClientStore], ClientUpdate]
 app = ClientApp()
 
 
@@ -84,28 +84,31 @@ def _work_on(request: Request, info: RoundInfo, space: Workspace, work: Work) ->
             f"the initial model here ({space.fingerprint}) is not the server's "
             f"({info.fingerprint}): use the same versions of torch and numpy on all machines"
         )
-    store = ClientStore(Path(info.run_dir) / "clients" / str(request.client))
-    state = store.load(request.plan.round)
-    client = registry.client_class(space.settings.strategy)(space, request.client, state)
-    return work(client, request, store)
+    return work(space, request, ClientStore(Path(info.run_dir) / "clients" / str(request.client)))
 
 
-def _fit(client: BaseClient, request: Request, store: ClientStore) -> ClientUpdate:
-    before = dict(client.state)
-    plan = request.plan
+def _fit(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate:
+    """Train from the state before this round; store what changed."""
+    before = store.load(request.plan.round)
+    client = _client(space, request, before)
     arrays, num_examples, metrics = client.fit(*_call(client, request))
     if client.state.keys() != before.keys() or any(
         value is not before[key] for key, value in client.state.items()
     ):
-        store.save(plan.round, client.state)
-    names = client.layout.shared(plan.upload)
-    named = dict(zip(names, arrays, strict=True))
+        store.save(request.plan.round, client.state)
+    named = dict(zip(client.layout.shared(request.plan.upload), arrays, strict=True))
     return ClientUpdate(request.client, named, num_examples, metrics, float(num_examples))
 
 
-def _evaluate(client: BaseClient, request: Request, store: ClientStore) -> ClientUpdate:
+def _evaluate(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate:
+    """Evaluate with the state after this round."""
+    client = _client(space, request, store.load(request.plan.round + 1))
     _, num_examples, metrics = client.evaluate(*_call(client, request))
     return ClientUpdate(request.client, {}, num_examples, metrics)
+
+
+def _client(space: Workspace, request: Request, state: State) -> BaseClient:
+    return registry.client_class(space.settings.strategy)(space, request.client, dict(state))
 
 
 def _call(client: BaseClient, request: Request) -> tuple[list, dict[str, str]]:

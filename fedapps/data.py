@@ -237,7 +237,7 @@ def _reading(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise RunError(f"{path}: no such file") from error
     except _UNREADABLE as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise RunError(
             f"{path}: cannot be read as .npz ({reason}); write it with numpy.savez, no pickles"
         ) from error

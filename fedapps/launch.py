@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -33,6 +34,7 @@ from fedapps.errors import RunError
 
 PORT = "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"
 COMPLETED = "finished:completed"
+BUNDLED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl", "LICENSE", ".gitignore"}
 STARTS = 3  # Flower gives its SuperLink 15 s to start, too little on a cold or busy machine
 GRACE = 5.0  # seconds between asking processes to end and ending them
 
@@ -89,8 +91,8 @@ def launch(
     `KeyboardInterrupt` on Ctrl-C, after saying how to stop the run, which goes on.
     """
     env = environment(home, port)
-    with merged(run_config) as options:
-        command = [flwr(), "run", str(app_dir.resolve()), "--stream"]
+    with merged(run_config) as options, staged(app_dir) as app:
+        command = [flwr(), "run", str(app), "--stream"]
         command += [word for option in options for word in ("--run-config", option)]
         if federation_config:
             command += ["--federation-config", federation_config]
@@ -209,6 +211,31 @@ def merged(options: Sequence[str]) -> Iterator[list[str]]:
         path = Path(folder) / "run-config.toml"
         path.write_text("".join(f"{json.dumps(k)} = {_toml(v)}\n" for k, v in values.items()))
         yield [str(path)]
+
+
+@contextlib.contextmanager
+def staged(app_dir: Path) -> Iterator[Path]:
+    """Give a copy of what Flower may bundle of an app, without environments, results and data.
+
+    Flower looks at every file below the app's folder, at the 30,000 of an environment too, which
+    takes seconds a run, before it drops those that .gitignore names. The bundle is the same.
+    """
+    if not (app_dir / "pyproject.toml").exists():
+        raise RunError(f"{app_dir.resolve()} has no pyproject.toml: not a Flower app")
+    ignore = app_dir / ".gitignore"
+    lines = ignore.read_text("utf-8").splitlines() if ignore.exists() else []
+    folders = {".git", ".venv", ".flwr", *(line.strip("/") for line in lines if line[-1:] == "/")}
+    with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
+        for path, inner, names in os.walk(app_dir):
+            top = Path(path) == app_dir
+            inner[:] = [name for name in inner if not (top and name in folders)]
+            target = Path(folder, os.path.relpath(path, app_dir))
+            for name in names:
+                if name in BUNDLED or Path(name).suffix in BUNDLED:
+                    target.mkdir(parents=True, exist_ok=True)
+                    if not Path(path, name).is_symlink():
+                        shutil.copyfile(Path(path, name), target / name)
+        yield Path(folder)
 
 
 def parse(option: str) -> dict[str, object]:

@@ -132,16 +132,18 @@ def unpack_reply(
 ) -> tuple[list[ClientUpdate], list[Failure]]:
     """Read the reply to `requests` on the server; a client with a bad update becomes a failure."""
     if reply.has_error():
-        cause = one_line(reply.error.reason)
+        cause = one_line(reply.error.reason or "")
         return [], [Failure(request.client, cause) for request in requests]
     content, alone = reply.content, len(requests) == 1
-    told = content.config_records.get("failures", ConfigRecord())
-    causes = dict(zip(told.get("clients", []), told.get("causes", []), strict=True))
+    try:
+        causes = _causes(content, {request.client for request in requests})
+    except BadMessage as error:
+        return [], [Failure(request.client, str(error)) for request in requests]
     updates, failures = [], []
     for request in requests:
         try:
             if request.client in causes:
-                raise BadMessage(one_line(str(causes[request.client])))
+                raise BadMessage(one_line(causes[request.client]))
             updates.append(_update(request, content, "" if alone else f"-{request.client}", layout))
         except BadMessage as error:
             failures.append(Failure(request.client, str(error)))
@@ -162,6 +164,28 @@ def one_line(text: str) -> str:
     return lines[-1][:300] if lines else "no reason given"
 
 
+class _Told(msgspec.Struct):
+    """Record `failures` of a reply."""
+
+    clients: list[int]
+    causes: list[str]
+
+
+def _causes(content: RecordDict, asked: set[int]) -> dict[int, str]:
+    """Read which clients the SuperNode says failed, and why."""
+    record = content.config_records.get("failures")
+    if record is None:
+        return {}
+    try:
+        told = msgspec.convert(dict(record), _Told)
+        causes = dict(zip(told.clients, told.causes, strict=True))
+    except ValueError as error:  # msgspec's too
+        raise BadMessage(f"the reply's list of failures is broken: {error}") from error
+    if not causes.keys() <= asked:
+        raise BadMessage("the reply's list of failures is broken: unknown clients")
+    return causes
+
+
 def _update(request: Request, content: RecordDict, suffix: str, layout: Layout) -> ClientUpdate:
     metrics = content.metric_records.get(f"metrics{suffix}")
     record = content.array_records.get(f"arrays{suffix}")
@@ -171,8 +195,8 @@ def _update(request: Request, content: RecordDict, suffix: str, layout: Layout) 
     num_examples, weight = numbers.pop("num-examples", 0), numbers.pop("weight", 0.0)
     if not isinstance(num_examples, int) or num_examples < 1:
         raise BadMessage(f"num-examples = {num_examples}: must be at least 1")
-    if not (isinstance(weight, float) and np.isfinite(weight) and weight >= 0):
-        raise BadMessage(f"weight = {weight}: must be finite and not negative")
+    if not (isinstance(weight, float) and 0 <= weight < 2**63):  # larger ones could overflow a sum
+        raise BadMessage(f"weight = {weight}: must be a sample count")
     arrays = from_record(record, layout.shapes)
     expected = layout.shared(request.plan.upload) if weight else ()
     if set(arrays) != set(expected):
@@ -185,22 +209,32 @@ def _read(key: str, array: Array, shape: tuple[int, ...] | None) -> np.ndarray:
     if shape is None:
         raise BadMessage(f"unknown array {key}")
     size = DTYPE.itemsize * int(np.prod(shape, dtype=np.int64))
-    if array.stype != "numpy.ndarray" or not size < len(array.data) <= size + HEADER:
-        raise BadMessage(f"{len(array.data)} bytes for {key}: expected {size}")
-    file = io.BytesIO(array.data)
-    try:
-        version = np.lib.format.read_magic(file)
-        if version != (1, 0):
-            raise BadMessage(f"{key} in npy format {version}: expected (1, 0)")
-        found, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    except ValueError as error:
-        raise BadMessage(f"broken array {key}: {error}") from error
-    if found != shape or dtype != DTYPE or fortran or len(array.data) - file.tell() != size:
-        raise BadMessage(f"{key} as {dtype}{found}: expected float32{shape}")
-    values = np.frombuffer(array.data, DTYPE, offset=file.tell()).reshape(shape)
+    if array.stype != "numpy.ndarray":
+        raise BadMessage(f"{key} comes as {array.stype}: expected numpy.ndarray")
+    if not size < len(array.data) <= size + HEADER:
+        raise BadMessage(f"{len(array.data)} bytes for {key}: expected {size} and a header")
+    found, fortran, dtype, start = _read_header(key, array.data)
+    if (found, fortran, dtype) != (shape, False, DTYPE):
+        order = " in Fortran order" if fortran else ""
+        raise BadMessage(f"{key} as {dtype}{found}{order}: expected float32{shape}")
+    if len(array.data) - start != size:
+        raise BadMessage(f"{len(array.data) - start} bytes of values for {key}: expected {size}")
+    values = np.frombuffer(array.data, DTYPE, offset=start).reshape(shape)
     if not np.isfinite(values).all():
         raise BadMessage(f"values in {key} are not finite")
     return values
+
+
+def _read_header(key: str, data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
+    """Return shape, Fortran order, dtype, and where the values start."""
+    file = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(file)
+        if version == (1, 0):
+            return *np.lib.format.read_array_header_1_0(file), file.tell()
+    except Exception as error:  # a header is parsed as Python: hardly an error cannot happen
+        raise BadMessage(f"broken array {key}: {one_line(str(error))}") from error
+    raise BadMessage(f"{key} in npy format {version}: expected (1, 0)")
 
 
 def _to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:

@@ -56,9 +56,8 @@ def shares(labels: np.ndarray, num_train: int, settings: "Settings") -> tuple[Sh
 
 
 def class_counts(labels: np.ndarray, shares: Sequence[Share]) -> np.ndarray:
-    """Count samples (train and test) by client and class: int64 [clients, classes]."""
-    parts = [np.concatenate((share.train, share.test)) for share in shares]
-    return _class_counts(labels, parts)
+    """Count training samples by client and class: int64 [clients, classes]."""
+    return _class_counts(labels, [share.train for share in shares])
 
 
 def _partition(labels: np.ndarray, settings: "Settings") -> list[np.ndarray]:

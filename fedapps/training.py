@@ -12,12 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.sgd import sgd
 
 from fedapps.costs import Profile, is_cacheable
 from fedapps.draws import generator
-from fedapps.layers import Layout, Slice, run
+from fedapps.layers import Layout, Slice, batch_norms, run
 from fedapps.plan import Stage
 
 CHUNK = 512  # samples per forward pass without gradients
@@ -181,7 +180,7 @@ class Trainer:
         done: Trained,
     ) -> Iterator[Samples]:
         """Yield shuffled batches; one that BatchNorm cannot normalise is skipped and counted."""
-        needs_two = any(self._sees_one_value(name) for name in trained)
+        needs_two = any(self._sees_one_value(name, trained) for name in self.layout.names)
         for epoch in range(first_epoch, first_epoch + epochs):
             order = draw.order(epoch, len(labels)).to(labels.device)
             x, y = inputs[order], labels[order]
@@ -193,9 +192,11 @@ class Trainer:
                 else:
                     yield batch
 
-    def _sees_one_value(self, layer: str) -> bool:
-        modules = self.model.get_submodule(layer).modules()
-        return self.profile.lone[layer] and any(isinstance(m, _BatchNorm) for m in modules)
+    def _sees_one_value(self, layer: str, trained: Slice) -> bool:
+        """Tell whether a BatchNorm would take statistics of one value from a batch of one."""
+        norms = batch_norms(self.model.get_submodule(layer))
+        of_batch = layer in trained or any(norm.running_mean is None for norm in norms)
+        return self.profile.lone[layer] and of_batch
 
     def _anchor(self, stages: tuple[Stage, ...]) -> dict[str, Tensor]:
         pulled = {name for stage in stages if stage.prox_mu for name in stage.layers}

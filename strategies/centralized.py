@@ -24,7 +24,7 @@ class Centralized(BaseStrategy):
         """Train all layers on the union of the training data."""
         space, stage = self.workspace, self.stage(round_, self.layout.names)
         put(space.model, self.arrays)
-        draw = Draw(self.settings.seed, "server", round_, 0)
+        draw = Draw(self.settings.seed, "train", round_, 0)  # as FedAvg's only client would draw
         done = space.trainer.train(space.union, (stage,), draw)
         self.arrays.update(take(space.model, self.layout.keys_of(self.layout.names)))
         return done

@@ -92,7 +92,7 @@ def test_step_macs_are_those_of_a_real_step(name, case):
 def test_forward_macs_are_those_of_a_real_pass(name):
     model, facts = make(name)
     names = tuple(layer for layer, _ in model.named_children())
-    with torch.no_grad(), FlopCounterMode(model, display=False) as counter:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.eval()(torch.zeros(SAMPLES, *SHAPES[name]))
     assert facts.forward_macs(names) * SAMPLES == counter.get_total_flops() / 2
     flops = counter.get_flop_counts()

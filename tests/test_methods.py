@@ -30,16 +30,21 @@ def without_seconds(folder: Path) -> list[dict[str, str]]:
 
 @pytest.fixture
 def seen(monkeypatch):
-    """Record every fit: (request, layers changed, state before, state after, arrays sent)."""
-    records = []
-    original = client_app._fit
+    """Record every fit: (client, its state afterwards, request, update)."""
+    records, clients = [], []
+    make, fit = client_app._client, client_app._fit
 
-    def fit(client: BaseClient, request, store):
-        update = original(client, request, store)
-        records.append((client, request, dict(client.state), update))
+    def remember(*arguments):
+        clients.append(make(*arguments))
+        return clients[-1]
+
+    def record(space, request, store):
+        update = fit(space, request, store)
+        records.append((clients[-1], dict(clients[-1].state), request, update))
         return update
 
-    monkeypatch.setattr(client_app, "_fit", fit)
+    monkeypatch.setattr(client_app, "_client", remember)
+    monkeypatch.setattr(client_app, "_fit", record)
     return records
 
 
@@ -67,13 +72,13 @@ def test_bytes_frozen_and_personal_parts(method, serial_run, seen):
     folder = serial_run(f'strategy="{method}" fedper.personal-layers=""')
     table = rows(folder, "rounds.csv")
     for row in table:
-        of_round = [r for r in seen if r[1].plan.round == int(row["round"])]
+        of_round = [r for r in seen if r[2].plan.round == int(row["round"])]
         assert int(row["clients"]) == len(of_round)
         sent = sum(a.nbytes for *_, update in of_round for a in update.arrays.values())
         assert int(row["bytes_up"]) == sent
-        received = sum(a.nbytes for _, request, *_ in of_round for a in request.arrays.values())
+        received = sum(a.nbytes for _, _, request, _ in of_round for a in request.arrays.values())
         assert int(row["bytes_down"]) == received
-    for client, request, state, update in seen:
+    for client, state, request, update in seen:
         layout, plan = client.layout, request.plan
         trained = {name for stage in plan.stages for name in stage.layers}
         assert not trained.difference(layout.names)
@@ -89,7 +94,7 @@ def test_bytes_frozen_and_personal_parts(method, serial_run, seen):
 @pytest.mark.parametrize("method", METHODS)
 def test_personal_state_survives_in_the_store(method, serial_run, seen):
     folder = serial_run(f'strategy="{method}" num-rounds=3 fraction-train=1.0')
-    last = {client.client: state for client, _, state, _ in seen}
+    last = {client.client: state for client, state, *_ in seen}
     for client, state in last.items():
         files = sorted((folder / "clients" / str(client)).glob("*.safetensors"))
         if not state:

@@ -1,0 +1,132 @@
+"""Fixtures that all tests share: tiny runs on the serial engine, and what they leave behind."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from flwr.supercore.task_identity import TaskIdentity
+from hypothesis import settings
+from safetensors.numpy import load_file
+
+from fedapps import config
+from fedapps.report import Report
+from fedapps.serial import run_serial
+
+# No files beside the sources, and no failure because the machine is busy.
+settings.register_profile("fedapps", database=None, deadline=None, print_blob=True)
+settings.load_profile("fedapps")
+
+BASE = (
+    'dataset="digits" split="merged" test-fraction=0.25 partitioner="dirichlet" alpha=1.0 '
+    'num-clients=6 model="cnn" num-rounds=2 fraction-train=0.5 local-epochs=1 batch-size=32 '
+    'lr=0.05 evaluate-every=1 finetune-epochs=1 seed=0 threads=1 device="cpu"'
+)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def flower_identity():
+    """Flower's messages can be made only where a task is known; its processes set it themselves."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
+
+
+@pytest.fixture(scope="session")
+def data_root(tmp_path_factory):
+    """Folder of data sets, shared by the tests of one process: digits is made once."""
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture
+def flat_config(tmp_path, data_root):
+    """Return flat(*run_config): the tiny run-config with options laid over it; later ones win."""
+
+    def flat(*run_config):
+        folders = f'runs-dir="{tmp_path / "runs"}" data-root="{data_root}"'
+        return config.parse([BASE, folders, *run_config])
+
+    return flat
+
+
+@pytest.fixture
+def serial_run(flat_config, monkeypatch):
+    """Return run(*run_config, num_supernodes=1) -> run directory, on the serial engine, no plots.
+
+    The tiny base is BASE; every argument is a --run-config option, later ones win. Runs of one
+    test that start in the same second get different directories.
+    """
+    monkeypatch.setattr(Report, "_plot", lambda report: None)
+
+    def run(*run_config, num_supernodes=1):
+        return run_serial(flat_config(*run_config), num_supernodes)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def read_csv():
+    """Return read(folder, name) -> the rows of a table of a run as dicts of texts."""
+
+    def read(folder, name):
+        with (folder / name).open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def read_rounds(read_csv):
+    """Return read(folder) -> rounds.csv as a list of dicts: numbers, None where empty, phase."""
+
+    def value(key, text):
+        if text == "":
+            return None
+        return text if key == "phase" else float(text)
+
+    def read(folder):
+        return [{k: value(k, v) for k, v in row.items()} for row in read_csv(folder, "rounds.csv")]
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def read_summary():
+    """Return read(folder) -> summary.json of a run."""
+    return lambda folder: json.loads((folder / "summary.json").read_text("utf-8"))
+
+
+@pytest.fixture(scope="session")
+def read_model():
+    """Return read(folder) -> the shared model of a run, arrays by name."""
+    return lambda folder: load_file(folder / "model.safetensors")
+
+
+@pytest.fixture(scope="session")
+def make_npz():
+    """Return make(path, train=, test=, classes=, side=, **replaced) -> path of an own data set.
+
+    Class k is a bright square at its own place in noise: a model learns it in one epoch. An array
+    given by its key replaces the made one; None leaves the key out.
+    """
+
+    def make(path, train=96, test=24, classes=3, side=8, seed=0, **replaced):
+        draws = np.random.default_rng(seed)
+        arrays = {}
+        for part, size in (("train", train), ("test", test)):
+            labels = np.arange(size) % classes
+            images = draws.integers(0, 60, (size, side, side))
+            for image, label in zip(images, labels, strict=True):
+                image[2 * label : 2 * label + 3, 2 * label : 2 * label + 3] += 180
+            arrays[f"{part}_images"] = images.astype(np.uint8)
+            arrays[f"{part}_labels"] = labels
+        arrays |= replaced
+        np.savez(path, **{key: value for key, value in arrays.items() if value is not None})
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_npz(tmp_path_factory, make_npz):
+    """Run-config of 120 images of 8x8 pixels in 3 classes, for runs in a fraction of a second."""
+    path = make_npz(tmp_path_factory.mktemp("own") / "tiny.npz")
+    return f'dataset="{path}" min-samples=4 alpha=10.0 batch-size=8'

@@ -1,0 +1,342 @@
+"""The fleet: work is spread evenly, replies come as they come, updates leave in client order."""
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.serverapp import Grid
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedapps.errors import RunError
+from fedapps.fleet import Exchange, StreamingGrid, greet, spread
+from fedapps.layers import Layout
+from fedapps.messages import ClientUpdate, Failure, Request, RoundInfo, pack_reply
+from fedapps.plan import Plan
+
+LAYOUT = Layout(("a",), ("a",), {"a": ("a.w",)}, {"a.w": (2,)}, frozenset(["a.w"]), frozenset())
+PLAN = Plan(round=1, download=("a",), stages=(), upload=("a",))
+INFO = RoundInfo("/runs/x", "0123")
+
+
+class FakeGrid(Grid):
+    """A grid whose SuperNodes appear and answer as a test says.
+
+    `polls` are the replies of one pull after the other: each a list of functions that make a
+    reply of the messages by their node, or an exception to raise. `nodes` are the answers to
+    `get_node_ids`; the last one stays.
+    """
+
+    def __init__(self, polls=(), nodes=((),), lost=()):
+        self.polls = iter(polls)
+        self.nodes = list(nodes)
+        self.lost = lost
+        self.pushed = []
+        self.asked = []
+
+    def push_messages(self, messages):
+        ids = []
+        for message in messages:
+            self.pushed.append(message)
+            message.metadata.__dict__["_message_id"] = f"message {len(self.pushed)}"
+            lost = message.metadata.dst_node_id in self.lost
+            ids.append(None if lost else message.metadata.message_id)
+        return ids
+
+    def pull_messages(self, message_ids):
+        self.asked.append(set(message_ids))
+        by_node = {message.metadata.dst_node_id: message for message in self.pushed}
+        return [reply(by_node) for reply in next(self.polls, [])]
+
+    def get_node_ids(self):
+        return self.nodes.pop(0) if len(self.nodes) > 1 else self.nodes[0]
+
+    def send_and_receive(self, messages, *, timeout=None):
+        raise AssertionError("Flower's own loop waits for all replies")
+
+    def set_run(self, run):
+        raise AssertionError
+
+    @property
+    def run(self):
+        return "the run"
+
+    def create_message(self, *args, **kwargs):
+        raise AssertionError("deprecated")
+
+
+def make_requests(clients):
+    server = {"a.w": np.zeros(2, np.float32)}
+    return [Request(client, PLAN, server) for client in clients]
+
+
+def make_messages(nodes):
+    return [Message(RecordDict(), node, "train") for node in nodes]
+
+
+def echo(node):
+    return lambda by_node: Message(RecordDict(), reply_to=by_node[node])
+
+
+def hello(node, nodes=1, cuda=False):
+    answer = {"client": "any", "nodes": nodes, "cuda": cuda}
+
+    def reply(by_node):
+        return Message(RecordDict({"hello": ConfigRecord(answer)}), reply_to=by_node[node])
+
+    return reply
+
+
+# Sharing out --------------------------------------------------------------------------------------
+
+work = st.lists(st.integers(0, 1000), max_size=40)
+
+
+def loads_of(parts, loads):
+    return [sum(loads[request.client] for request in part) for part in parts]
+
+
+@given(work, st.integers(1, 8), st.randoms())
+def test_every_request_goes_to_one_node_in_client_order(loads, nodes, random):
+    requests = make_requests(random.sample(range(len(loads)), len(loads)))
+    mixed = [float(loads[request.client]) for request in requests]
+    parts = spread(requests, mixed, range(nodes))
+    assert len(parts) == nodes
+    assert sorted(r.client for part in parts for r in part) == list(range(len(loads)))
+    assert all(part == sorted(part, key=lambda r: r.client) for part in parts)
+    assert spread(requests, mixed, range(nodes)) == parts
+
+
+@given(work, st.integers(1, 8))
+def test_no_node_has_more_than_its_share_and_one_request(loads, nodes):
+    parts = spread(make_requests(range(len(loads))), [float(load) for load in loads], range(nodes))
+    busiest = max(loads_of(parts, loads))
+    # longest first: what came last on the busiest node found it below the mean of the others
+    assert nodes * busiest <= sum(loads) + (nodes - 1) * max(loads, default=0)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(1, 3))
+def test_the_busiest_node_is_at_most_a_third_above_the_optimum(loads, nodes):
+    """Graham 1969: (4/3 - 1/(3m)) for longest first; the optimum by trying all of them."""
+    best = min(
+        max(
+            sum(load for load, at in zip(loads, places, strict=True) if at == n)
+            for n in range(nodes)
+        )
+        for places in itertools.product(range(nodes), repeat=len(loads))
+    )
+    parts = spread(make_requests(range(len(loads))), [float(load) for load in loads], range(nodes))
+    assert 3 * nodes * max(loads_of(parts, loads)) <= (4 * nodes - 1) * best
+
+
+def test_equal_requests_are_dealt_in_turn():
+    parts = spread(make_requests(range(5)), [1.0] * 5, [7, 8, 9])
+    assert [[request.client for request in part] for part in parts] == [[0, 3], [1, 4], [2]]
+
+
+# Streaming ----------------------------------------------------------------------------------------
+
+
+def test_replies_are_yielded_as_they_come_and_asked_for_no_more():
+    grid = FakeGrid(polls=[[echo(2)], [], [echo(3), echo(1)]])
+    replies = StreamingGrid(grid).send_and_receive(make_messages([1, 2, 3]))
+    assert [m.metadata.dst_node_id for m in grid.pushed] == [1, 2, 3]  # before anybody iterates
+    assert grid.asked == []
+    assert next(replies).metadata.src_node_id == 2
+    assert len(grid.asked) == 1
+    assert [reply.metadata.src_node_id for reply in replies] == [3, 1]
+    everything = {"message 1", "message 2", "message 3"}
+    assert grid.asked == [everything, everything - {"message 2"}, everything - {"message 2"}]
+
+
+def test_streaming_ends_after_the_timeout():
+    grid = FakeGrid(polls=[[echo(1)]])
+    start = time.monotonic()
+    replies = StreamingGrid(grid).send_and_receive(make_messages([1, 2]), timeout=0.1)
+    assert [reply.metadata.src_node_id for reply in replies] == [1]
+    assert 0.1 <= time.monotonic() - start < 2
+    assert 3 < len(grid.asked) < 40  # it slept between its polls
+
+
+def test_without_a_timeout_streaming_waits(monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    grid = FakeGrid(polls=[[]] * 500 + [[echo(1)]])
+    replies = StreamingGrid(grid).send_and_receive(make_messages([1]))
+    assert len(list(replies)) == 1
+    assert len(grid.asked) == 501
+
+
+def test_what_could_not_be_pushed_is_not_waited_for():
+    grid = FakeGrid(polls=[[echo(2)]], lost=[1])
+    replies = StreamingGrid(grid).send_and_receive(make_messages([1, 2]))
+    assert [reply.metadata.src_node_id for reply in replies] == [2]
+
+
+def test_nothing_to_send_is_nothing_to_wait_for():
+    grid = FakeGrid()
+    assert list(StreamingGrid(grid).send_and_receive([])) == []
+    assert grid.asked == []
+
+
+def test_everything_else_is_flowers_grid():
+    grid = StreamingGrid(FakeGrid(polls=[[echo(4)]], nodes=[(4, 5)]))
+    assert list(grid.get_node_ids()) == [4, 5]
+    assert grid.push_messages(make_messages([4])) == ["message 1"]
+    assert [m.metadata.src_node_id for m in grid.pull_messages(["message 1"])] == [4]
+    assert grid.run == "the run"
+
+
+# Exchange -----------------------------------------------------------------------------------------
+
+
+def make_update(client):
+    return ClientUpdate(client, {"a.w": np.full(2, client, np.float32)}, 5, {}, 5.0)
+
+
+def make_exchange(parts):
+    """An exchange whose messages to the nodes 0, 1, ... are pushed."""
+    requests = make_requests(sorted(client for part in parts for client in part))
+    by_client = {request.client: request for request in requests}
+    exchange = Exchange(requests, [[by_client[client] for client in part] for part in parts])
+    messages = exchange.messages(range(len(parts)), INFO, "train", "1")
+    FakeGrid().push_messages(messages)
+    return exchange, {message.metadata.dst_node_id: message for message in messages}
+
+
+@st.composite
+def waves(draw):
+    """Parts of some nodes (some empty), the order of replies, who fails, who never answers."""
+    clients = draw(st.lists(st.integers(0, 99), min_size=1, max_size=8, unique=True))
+    parts = [[] for _ in range(draw(st.integers(1, 4)))]
+    for client in sorted(clients):
+        parts[draw(st.integers(0, len(parts) - 1))].append(client)
+    answering = draw(st.permutations([node for node, part in enumerate(parts) if part]))
+    answering = answering[: draw(st.integers(0, len(answering)))]
+    return parts, answering, draw(st.sets(st.sampled_from(clients)))
+
+
+@given(waves())
+def test_updates_leave_in_client_order_whatever_the_order_of_replies(wave):
+    parts, answering, failing = wave
+    exchange, messages = make_exchange(parts)
+    assert list(messages) == [node for node, part in enumerate(parts) if part]
+    yielded, seen = [], []
+
+    def replies():
+        for node in answering:
+            updates = [make_update(client) for client in parts[node] if client not in failing]
+            failures = [Failure(c, "ValueError: x") for c in parts[node] if c in failing]
+            seen.append(len(yielded))
+            yield pack_reply(messages[node], updates, failures)
+
+    for update in exchange.updates(replies(), LAYOUT):
+        yielded.append(update.client)
+        assert update.arrays["a.w"].tolist() == [update.client] * 2
+    answered = {client for node in answering for client in parts[node]}
+    everybody = {client for part in parts for client in part}
+    assert yielded == sorted(answered - failing)
+    assert sorted((f.client, f.cause) for f in exchange.failures) == sorted(
+        [(client, "ValueError: x") for client in answered & failing]
+        + [(client, "no reply in time") for client in everybody - answered]
+    )
+    for count, position in zip(seen, range(len(answering)), strict=True):
+        known = {client for node in answering[:position] for client in parts[node]}
+        ready = list(itertools.takewhile(known.__contains__, sorted(everybody)))
+        assert count == len([client for client in ready if client not in failing])
+
+
+def test_an_error_reply_fails_the_clients_of_its_message_only():
+    exchange, messages = make_exchange([[1, 4], [2]])
+    replies = [
+        Message(Error(3, "OSError: gone"), reply_to=messages[0]),
+        pack_reply(messages[1], [make_update(2)], []),
+    ]
+    assert [update.client for update in exchange.updates(replies, LAYOUT)] == [2]
+    assert exchange.failures == [Failure(1, "OSError: gone"), Failure(4, "OSError: gone")]
+
+
+def test_late_and_repeated_replies_are_ignored():
+    _, earlier = make_exchange([[1], [2]])
+    for message in earlier.values():
+        message.metadata.__dict__["_message_id"] += " of the round before"
+    exchange, messages = make_exchange([[1], [2]])
+    answer = pack_reply(messages[0], [make_update(1)], [])
+    repeated = pack_reply(messages[0], [], [Failure(1, "changed its mind")])
+    late = pack_reply(earlier[1], [make_update(2)], [])
+    updates = exchange.updates([late, answer, repeated, answer], LAYOUT)
+    assert [update.client for update in updates] == [1]
+    assert exchange.failures == [Failure(2, "no reply in time")]
+
+
+def test_an_answer_for_another_nodes_client_is_worth_nothing():
+    exchange, messages = make_exchange([[1, 3], [2, 4]])
+    stolen = pack_reply(messages[0], [make_update(client) for client in (1, 2, 3)], [])
+    own = pack_reply(messages[1], [make_update(4)], [])
+    assert [u.client for u in exchange.updates([stolen, own], LAYOUT)] == [1, 3, 4]
+    assert exchange.failures == [Failure(2, "the reply has no result of this client")]
+
+
+# Greeting -----------------------------------------------------------------------------------------
+
+
+def meet(grid, at_least=1, timeout=5.0):
+    return greet(StreamingGrid(grid), at_least, timeout)
+
+
+def test_nodes_that_register_one_by_one_are_waited_for():
+    grid = FakeGrid(
+        polls=[[hello(9, cuda=True)], [hello(3, cuda=True)], [hello(5, cuda=True)]],
+        nodes=[[], [9], [9, 3], [3, 9], [5, 3, 9]],
+    )
+    assert meet(grid, at_least=3) == ([3, 5, 9], True)
+    assert [message.metadata.dst_node_id for message in grid.pushed] == [9, 3, 5]  # once each
+    assert {message.metadata.message_type for message in grid.pushed} == {"query.hello"}
+
+
+def test_a_simulation_says_how_many_nodes_there_will_be():
+    nodes = [[1], [1], [1, 2]]
+    grid = FakeGrid(polls=[[hello(1, nodes=2, cuda=True)], [hello(2, nodes=2)]], nodes=nodes)
+    assert meet(grid) == ([1, 2], False)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=5))
+def test_all_see_a_gpu_only_if_each_does(cuda):
+    hellos = [hello(node, cuda=seen) for node, seen in enumerate(cuda)]
+    grid = FakeGrid(polls=[hellos], nodes=[range(len(cuda))])
+    assert meet(grid) == (list(range(len(cuda))), cuda.count(False) == 0)
+
+
+def test_a_node_that_left_is_not_counted():
+    grid = FakeGrid(polls=[[hello(1)], [hello(2)], [hello(3)]], nodes=[[1], [2], [2, 3]])
+    assert meet(grid, at_least=2)[0] == [2, 3]
+
+
+def test_too_few_nodes_end_the_run_after_the_timeout():
+    grid = FakeGrid(polls=[[hello(1)]], nodes=[[1]])
+    start = time.monotonic()
+    with pytest.raises(RunError, match=r"^1 of 2 SuperNodes after 0\.1 s \(min-available\)$"):
+        meet(grid, at_least=2, timeout=0.1)
+    assert 0.1 <= time.monotonic() - start < 2
+
+
+def test_a_node_that_never_answers_ends_the_run_after_the_timeout():
+    grid = FakeGrid(nodes=[[1]])
+    with pytest.raises(RunError, match=r"^0 of 1 SuperNodes after 0\.1 s \(min-available\)$"):
+        meet(grid, timeout=0.1)
+
+
+def test_a_node_that_cannot_start_ends_the_run_with_its_reason():
+    def fails(by_node):
+        return Message(Error(2, "No module named torch"), reply_to=by_node[1])
+
+    with pytest.raises(RunError, match="No module named torch"):
+        meet(FakeGrid(polls=[[fails]], nodes=[[1]]))
+
+
+def test_a_fleet_of_one_needs_no_spreading():
+    requests = make_requests([3, 1, 2])
+    (part,) = spread(requests, [1.0, 2.0, 3.0], [5])
+    assert [request.client for request in part] == [1, 2, 3]

@@ -1,0 +1,548 @@
+"""Messages: what is packed is what is read, and one broken update costs that client only."""
+
+import struct
+
+import numpy as np
+import pytest
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedapps.layers import Layout
+from fedapps.messages import (
+    BadMessage,
+    ClientUpdate,
+    Failure,
+    Request,
+    RoundInfo,
+    from_record,
+    one_line,
+    pack_reply,
+    pack_requests,
+    unpack_reply,
+    unpack_requests,
+)
+from fedapps.plan import Plan, Stage
+
+SHAPES = {
+    "a.w": (2, 3),
+    "a.b": (2,),
+    "b.w": (4, 1, 2, 2),
+    "b.mean": (4,),  # as a BatchNorm's statistics: it stays
+    "c.w": (3, 4),
+    "c.scale": (),
+}
+LAYOUT = Layout(
+    names=("a", "b", "c"),
+    head=("c",),
+    keys={"a": ("a.w", "a.b"), "b": ("b.w", "b.mean"), "c": ("c.w", "c.scale")},
+    shapes=SHAPES,
+    parameters=frozenset(SHAPES) - {"b.mean"},
+    stays=frozenset({"b.mean"}),
+)
+INFO = RoundInfo("/runs/x", "0123", presum=False)
+
+finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+slices = st.lists(st.sampled_from(LAYOUT.names), unique=True).map(LAYOUT.slice)
+stages = st.builds(
+    Stage,
+    layers=slices,
+    epochs=st.integers(0, 100),
+    lr=st.floats(1e-8, 10),
+    momentum=st.floats(0, 0.99),
+    weight_decay=st.floats(0, 1),
+    prox_mu=st.floats(0, 1),
+)
+plans = st.builds(
+    Plan,
+    round=st.integers(1, 10**6),
+    download=slices,
+    stages=st.lists(stages, max_size=3).map(tuple),
+    upload=slices,
+)
+
+
+def draw_arrays(draw, keys):
+    """Random arrays of the layout's shapes; denormals, negative zeros and all."""
+    return {
+        key: np.array(
+            draw(st.lists(finite, min_size=(size := int(np.prod(SHAPES[key]))), max_size=size)),
+            np.float32,
+        ).reshape(SHAPES[key])
+        for key in keys
+    }
+
+
+@st.composite
+def downloads(draw):
+    """Requests of some clients: server arrays, which are one object for all, and own ones."""
+    server = draw_arrays(draw, LAYOUT.shared(LAYOUT.names))
+    made = []
+    for client in draw(st.lists(st.integers(0, 10**6), min_size=1, max_size=4, unique=True)):
+        plan = draw(plans)
+        arrays = {key: server[key] for key in LAYOUT.shared(plan.download)}
+        for key in draw(st.sets(st.sampled_from(list(SHAPES)))) & arrays.keys():
+            arrays[key] = arrays[key] + np.float32(client % 7)
+        made.append(Request(client, plan, arrays))
+    return made
+
+
+@st.composite
+def results(draw, requests):
+    """What the clients of `requests` would answer: some updates, some failures."""
+    updates, failures = [], []
+    for request in requests:
+        if draw(st.booleans()):
+            failures.append(Failure(request.client, draw(st.text(max_size=30))))
+            continue
+        arrays = draw_arrays(draw, LAYOUT.shared(request.plan.upload))
+        metrics = {"loss": draw(finite), "macs": draw(st.integers(0, 2**62)), "hits": [1, 2]}
+        n = draw(st.integers(1, 10**9))
+        updates.append(ClientUpdate(request.client, arrays, n, metrics, float(n)))
+    return updates, failures
+
+
+def wire(message):
+    """The message as it is after Flower serialised it, sent its objects, and read them again."""
+    contents = {key: obj.deflate() for key, obj in get_all_nested_objects(message).items()}
+    read = inflate_object_from_contents(message.object_id, contents)
+    read.metadata.__dict__["_message_id"] = message.object_id
+    return read
+
+
+def send(requests, info=INFO):
+    return wire(pack_requests(requests, info, node=5, kind="train", group="3"))
+
+
+def same_bits(a, b):
+    return a.keys() == b.keys() and all(
+        a[k].dtype == b[k].dtype and a[k].shape == b[k].shape and a[k].tobytes() == b[k].tobytes()
+        for k in a
+    )
+
+
+# There and back -----------------------------------------------------------------------------------
+
+
+@settings(max_examples=30)
+@given(downloads(), st.text(max_size=20), st.booleans())
+def test_requests_arrive_as_they_were(requests, text, presum):
+    info = RoundInfo(f"/runs/{text}", text, presum)
+    message = send(requests, info)
+    assert (message.metadata.dst_node_id, message.metadata.message_type) == (5, "train")
+    assert message.metadata.group_id == "3"
+    read_info, read = unpack_requests(message, LAYOUT)
+    assert read_info == info
+    assert [(r.client, r.plan) for r in read] == [(r.client, r.plan) for r in requests]
+    for before, after in zip(requests, read, strict=True):
+        assert same_bits(after.arrays, before.arrays)
+
+
+@settings(max_examples=30)
+@given(downloads())
+def test_what_all_clients_get_travels_once(requests):
+    content = send(requests).content
+    everywhere = set.intersection(*(set(request.arrays) for request in requests))
+    common = {k for k in everywhere if len({id(r.arrays[k]) for r in requests}) == 1}
+    assert set(content["arrays"]) == common
+    records = {"arrays", "config"}
+    for request in requests:
+        own = set(request.arrays) - common
+        assert set(content.array_records.get(f"arrays-{request.client}", {})) == own
+        records |= {f"arrays-{request.client}"} if own else set()
+    assert set(content) == records
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_replies_arrive_as_they_were(data):
+    requests = data.draw(downloads())
+    updates, failures = data.draw(results(requests))
+    reply = wire(pack_reply(send(requests), updates, failures))
+    read, failed = unpack_reply(requests, reply, LAYOUT)
+    assert [f.client for f in failed] == [f.client for f in failures]
+    assert len(read) == len(updates)
+    for before, after in zip(updates, read, strict=True):
+        assert same_bits(after.arrays, before.arrays)
+        told = (after.client, after.num_examples, after.weight, after.metrics)
+        assert told == (before.client, before.num_examples, before.weight, before.metrics)
+
+
+def test_a_failure_keeps_its_last_line_only():
+    requests = make_requests([1, 2])
+    failures = [Failure(1, "Traceback:\n  in f\nValueError: too short\n\n"), Failure(2, "")]
+    _, failed = unpack_reply(requests, pack_reply(send(requests), [], failures), LAYOUT)
+    assert failed == [Failure(1, "ValueError: too short"), Failure(2, "no reason given")]
+
+
+def test_a_client_alone_gets_flowers_ordinary_train_message():
+    requests = make_requests([7])
+    message = send(requests)
+    assert set(message.content) == {"arrays", "config"}
+    reply = pack_reply(message, [make_update(7)], [])
+    assert set(reply.content) == {"arrays", "metrics", "failures"}
+    assert reply.content["metrics"]["num-examples"] == 17
+    assert set(reply.content["arrays"]) == set(LAYOUT.shared(("a", "c")))
+
+
+def test_bytes_of_a_download_are_those_of_its_arrays():
+    (request,) = make_requests([7])
+    assert request.nbytes == 4 * (2 * 3 + 2 + 3 * 4 + 1)
+
+
+# Checks on the server -----------------------------------------------------------------------------
+
+
+def make_requests(clients):
+    plan = Plan(round=3, download=("a", "c"), stages=(), upload=("a", "c"))
+    server = make_arrays(0)
+    return [Request(client, plan, server) for client in clients]
+
+
+def make_arrays(seed):
+    draws = np.random.default_rng(seed)
+    keys = LAYOUT.shared(("a", "c"))
+    return {key: draws.normal(size=SHAPES[key]).astype(np.float32) for key in keys}
+
+
+def make_update(client):
+    return ClientUpdate(client, make_arrays(client), 10 + client, {"loss": 0.5}, 10.0 + client)
+
+
+def npy(array, version=(1, 0)):
+    """Bytes of an array in npy format, by hand: magic, version, length of the header, header."""
+    header = str(
+        {"descr": array.dtype.str, "fortran_order": np.isfortran(array), "shape": array.shape}
+    )
+    return npy_of(header, array.tobytes("A"), version)
+
+
+def npy_of(header, values, version=(1, 0)):
+    text = header.encode("latin1")
+    text += b" " * (-(len(text) + 11) % 64) + b"\n"
+    size = struct.pack("<H" if version == (1, 0) else "<I", len(text))
+    return b"\x93NUMPY" + bytes(version) + size + text + values
+
+
+def raw(data, shape=(2, 3), dtype="float32", stype="numpy.ndarray"):
+    """An Array of Flower's with these bytes, whatever they are."""
+    return Array(dtype, shape, stype, data)
+
+
+def header_of(shape, descr="<f4", fortran=False):
+    return str({"descr": descr, "fortran_order": fortran, "shape": shape})
+
+
+def with_value(value):
+    array = make_arrays(1)["a.w"]
+    array[1, 2] = value
+    return Array(array)
+
+
+GOOD = make_arrays(1)["a.w"]
+ZEROS = bytes(24)
+BAD_ARRAYS = {
+    "NaN": (with_value(np.nan), "values in a.w are not finite"),
+    "inf": (with_value(-np.inf), "values in a.w are not finite"),
+    "shape": (Array(GOOD.T.copy()), "a.w as float32(3, 2): expected float32(2, 3)"),
+    "flat": (Array(GOOD.reshape(6)), "a.w as float32(6,): expected float32(2, 3)"),
+    "float64": (Array(GOOD.astype(np.float64)), "a.w as float64(2, 3): expected float32(2, 3)"),
+    "int32": (Array(GOOD.astype(np.int32)), "a.w as int32(2, 3): expected float32(2, 3)"),
+    "big-endian": (Array(GOOD.astype(">f4")), "a.w as >f4(2, 3): expected float32(2, 3)"),
+    "fortran": (
+        Array(np.asfortranarray(GOOD)),
+        "a.w as float32(2, 3) in Fortran order: expected float32(2, 3)",
+    ),
+    "truncated": (raw(npy(GOOD)[:-1]), "23 bytes of values for a.w: expected 24"),
+    "only values": (raw(GOOD.tobytes()), "24 bytes for a.w: expected 24 and a header"),
+    "too long": (raw(npy(GOOD) + b"x"), "25 bytes of values for a.w: expected 24"),
+    "10 GB": (raw(npy_of(header_of((2_500_000_000,)), ZEROS)), "a.w as float32(2500000000,)"),
+    "no bytes": (raw(b""), "0 bytes for a.w: expected 24"),
+    "1 MB": (raw(npy(GOOD) + bytes(10**6)), "1000152 bytes for a.w: expected 24"),
+    "pickle": (raw(npy_of(header_of((3,), "|O"), ZEROS)), "a.w as object(3,)"),
+    "npy 2.0": (raw(npy(GOOD, (2, 0))), "a.w in npy format (2, 0): expected (1, 0)"),
+    "npy 9.9": (raw(npy(GOOD, (9, 9))), "a.w in npy format (9, 9): expected (1, 0)"),
+    "no npy": (raw(b"PK\x03\x04" + bytes(100)), "broken array a.w"),
+    "header is no dict": (raw(npy_of("[1, 2]", ZEROS)), "broken array a.w"),
+    "header is no Python": (raw(npy_of("{'descr': '''", ZEROS)), "broken array a.w"),
+    "header is a set of lists": (raw(npy_of("{[1]: 2}", ZEROS)), "broken array a.w"),
+    "header is deep": (raw(npy_of("(" * 90, ZEROS)), "broken array a.w"),
+    "header has no end": (raw(b"\x93NUMPY\x01\x00\xff\xff" + bytes(100)), "broken array a.w"),
+    "dtype is a list": (raw(npy_of(header_of((2, 3), ["x", 1]), ZEROS)), "broken array a.w"),
+    "negative shape": (raw(npy_of(header_of((-2, -3)), ZEROS)), "a.w as float32(-2, -3)"),
+    "other serialisation": (
+        raw(npy(GOOD), stype="torch.pickle"),
+        "a.w comes as torch.pickle: expected numpy.ndarray",
+    ),
+}
+
+
+def unpack_with(change, clients=(1, 2, 3), victim=2):
+    """Let `change` break the reply of three clients; return (clients read, failures)."""
+    requests = make_requests(clients)
+    reply = pack_reply(send(requests), [make_update(client) for client in clients], [])
+    change(reply.content)
+    updates, failures = unpack_reply(requests, reply, LAYOUT)
+    for update in updates:  # the others go through untouched
+        assert same_bits(update.arrays, make_arrays(update.client))
+        assert update.num_examples == update.weight == 10 + update.client
+    assert all("\n" not in f.cause and f.cause for f in failures)
+    return [update.client for update in updates], failures
+
+
+@pytest.mark.parametrize("name", BAD_ARRAYS)
+def test_a_broken_array_drops_exactly_its_client(name):
+    array, cause = BAD_ARRAYS[name]
+
+    def change(content):
+        content["arrays-2"]["a.w"] = array
+
+    clients, failures = unpack_with(change)
+    assert clients == [1, 3]
+    assert [failure.client for failure in failures] == [2]
+    assert failures[0].cause.startswith(cause)
+
+
+@given(st.integers(0, 151), st.integers(0, 255))
+def test_no_changed_byte_of_an_array_can_do_more_than_drop_its_client(place, byte):
+    data = bytearray(npy(GOOD))
+    assert len(data) == 152  # 128 of magic and header, 24 of values
+    data[place] = byte
+
+    def change(content):
+        content["arrays-2"]["a.w"] = raw(bytes(data))
+
+    requests = make_requests([1, 2, 3])
+    reply = pack_reply(send(requests), [make_update(client) for client in (1, 2, 3)], [])
+    change(reply.content)
+    updates, failures = unpack_reply(requests, reply, LAYOUT)
+    assert {u.client for u in updates} | {f.client for f in failures} == {1, 2, 3}
+    assert {f.client for f in failures} <= {2}
+    for update in (u for u in updates if u.client == 2):  # then it was read as the bytes say
+        values = np.frombuffer(bytes(data[128:]), np.float32).reshape(2, 3)
+        assert update.arrays["a.w"].tobytes() == values.tobytes()
+        assert np.isfinite(values).all()
+
+
+@given(st.text(st.characters(max_codepoint=255), max_size=100))
+def test_any_header_is_read_or_refused(header):
+    data = npy_of(header, ZEROS)
+    with pytest.raises(BadMessage):
+        from_record(ArrayRecord({"a.w": raw(data)}), SHAPES)
+
+
+def drop(key):
+    def change(content):
+        del content["arrays-2"][key]
+
+    return change
+
+
+def rename(content):
+    content["arrays-2"]["z.w"] = content["arrays-2"].pop("a.w")
+
+
+def upload_more(content):
+    content["arrays-2"]["b.w"] = Array(np.zeros(SHAPES["b.w"], np.float32))
+
+
+def upload_statistics(content):
+    content["arrays-2"]["b.mean"] = Array(np.zeros(SHAPES["b.mean"], np.float32))
+
+
+def upload_nothing(content):
+    content["arrays-2"] = ArrayRecord()
+
+
+def lose(record):
+    def change(content):
+        del content[record]
+
+    return change
+
+
+def retype(content):
+    content["arrays-2"] = ConfigRecord({"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (drop("a.w"), "arrays missing or not asked for: a.w"),
+        (drop("c.scale"), "arrays missing or not asked for: c.scale"),
+        (rename, "unknown array z.w"),
+        (upload_more, "arrays missing or not asked for: b.w"),
+        (upload_statistics, "arrays missing or not asked for: b.mean"),
+        (upload_nothing, "arrays missing or not asked for: a.b, a.w, c.scale"),
+        (lose("arrays-2"), "the reply has no result of this client"),
+        (lose("metrics-2"), "the reply has no result of this client"),
+        (retype, "the reply has no result of this client"),
+    ],
+)
+def test_wrong_names_drop_exactly_their_client(change, cause):
+    clients, failures = unpack_with(change)
+    assert clients == [1, 3]
+    assert failures == [Failure(2, cause)]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num-examples", 0),
+        ("num-examples", -4),
+        ("num-examples", 12.0),
+        ("num-examples", [12]),
+        ("num-examples", None),
+        ("weight", float("nan")),
+        ("weight", float("inf")),
+        ("weight", -1e-9),
+        ("weight", 1.7e308),  # two of them would make the mean infinite
+        ("weight", [12.0]),
+    ],
+)
+def test_a_wrong_count_or_weight_drops_exactly_its_client(key, value):
+    def change(content):
+        if value is None:
+            del content["metrics-2"][key]
+        else:
+            content["metrics-2"][key] = value
+
+    clients, failures = unpack_with(change)
+    assert clients == [1, 3]
+    assert [failure.client for failure in failures] == [2]
+    shown = 0 if value is None else value
+    assert failures[0].cause.startswith(f"{key} = {shown}: must be ")
+
+
+def test_a_client_that_weighs_nothing_sends_no_array():
+    """With presum one client of a SuperNode carries the mean; the others must not count twice."""
+
+    def change(content):
+        content["metrics-2"]["weight"] = 0.0
+
+    clients, failures = unpack_with(change)
+    assert clients == [1, 3]
+    assert failures[0].cause.startswith("arrays missing or not asked for: ")
+    requests = make_requests([1, 2])
+    silent = ClientUpdate(2, {}, 12, {}, 0.0)
+    reply = pack_reply(send(requests), [make_update(1), silent], [])
+    assert [u.weight for u in unpack_reply(requests, reply, LAYOUT)[0]] == [11.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause"),
+    [
+        ("Traceback\n  File x\nMemoryError: out of memory", "MemoryError: out of memory"),
+        ("  \n ", "no reason given"),
+        (None, "no reason given"),
+        ("x" * 5000, "x" * 300),
+    ],
+)
+def test_an_error_reply_fails_all_clients_of_the_message(reason, cause):
+    requests = make_requests([1, 2])
+    reply = Message(Error(1, reason), reply_to=send(requests))
+    assert unpack_reply(requests, reply, LAYOUT) == ([], [Failure(1, cause), Failure(2, cause)])
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"clients": [1, 2], "causes": ["x"]},
+        {"clients": [1], "causes": []},
+        {"clients": 1, "causes": ["x"]},
+        {"clients": [1], "causes": "x"},
+        {"clients": b"\x01", "causes": ["x"]},
+        {"clients": ["1"], "causes": ["x"]},
+        {"clients": [1.0], "causes": ["x"]},
+        {"clients": [1], "causes": [5]},
+        {"clients": [1]},
+        {"causes": ["x"]},
+        {"clients": [99], "causes": ["x"]},
+        {"clients": [1, 99], "causes": ["x", "y"]},
+    ],
+)
+def test_a_broken_list_of_failures_fails_all_clients_of_the_message(record):
+    def change(content):
+        content["failures"] = ConfigRecord(record)
+
+    clients, failures = unpack_with(change, clients=(1, 2))
+    assert clients == []
+    assert [failure.client for failure in failures] == [1, 2]
+    for failure in failures:
+        assert failure.cause.startswith("the reply's list of failures is broken: ")
+
+
+def test_a_reply_without_list_of_failures_is_one_without_failures():
+    clients, failures = unpack_with(lose("failures"))
+    assert (clients, failures) == ([1, 2, 3], [])
+
+
+def test_an_empty_reply_fails_all_clients_of_the_message():
+    requests = make_requests([1, 2])
+    reply = Message(RecordDict(), reply_to=send(requests))
+    updates, failures = unpack_reply(requests, reply, LAYOUT)
+    assert updates == []
+    cause = "the reply has no result of this client"
+    assert failures == [Failure(1, cause), Failure(2, cause)]
+
+
+def test_a_client_named_as_failed_does_not_count_even_with_a_result():
+    def change(content):
+        content["failures"] = ConfigRecord({"clients": [2], "causes": ["OSError: disk full"]})
+
+    assert unpack_with(change) == ([1, 3], [Failure(2, "OSError: disk full")])
+
+
+# Checks on the client -----------------------------------------------------------------------------
+
+
+def test_a_request_with_a_broken_array_is_refused_as_a_whole():
+    message = send(make_requests([1, 2]))
+    message.content["arrays"]["a.w"] = with_value(np.nan)
+    with pytest.raises(BadMessage, match=r"^values in a\.w are not finite$"):
+        unpack_requests(message, LAYOUT)
+
+
+def test_a_request_for_another_model_is_refused():
+    message = send(make_requests([1]))
+    other = Layout(("a",), ("a",), {"a": ("a.w",)}, {"a.w": (2, 3)}, frozenset(), frozenset())
+    with pytest.raises(BadMessage, match=r"^unknown array "):
+        unpack_requests(message, other)
+
+
+def test_arrays_in_any_layout_and_float_type_arrive_as_float32():
+    arrays = {
+        "a.w": np.asfortranarray(np.arange(6, dtype=np.float64).reshape(2, 3)),
+        "c.w": np.arange(24, dtype=np.float32).reshape(3, 8)[:, ::2],
+        "c.scale": np.float32(2.5),
+    }
+    plan = Plan(round=1, download=("a",), stages=(), upload=())
+    _, (read,) = unpack_requests(send([Request(1, plan, arrays)]), LAYOUT)
+    for key, array in read.arrays.items():
+        assert array.dtype == np.float32
+        assert np.array_equal(array, arrays[key])
+
+
+def test_metrics_are_numbers_as_flower_wants_them():
+    update = ClientUpdate(1, {}, 3, {"x": "text"})
+    with pytest.raises(TypeError):
+        pack_reply(send(make_requests([1])), [update], [])
+    record = pack_reply(send(make_requests([1])), [ClientUpdate(1, {}, 3, {"x": 1})], [])
+    assert record.content["metrics"] == MetricRecord({"num-examples": 3, "weight": 0.0, "x": 1})
+
+
+@given(st.text(max_size=400))
+def test_a_cause_is_one_short_line(text):
+    line = one_line(text)
+    assert 0 < len(line) <= 300
+    assert len(line.splitlines()) == 1

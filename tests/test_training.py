@@ -1,0 +1,682 @@
+"""The trainer against plain PyTorch loops and NumPy models of the same steps."""
+
+from collections import OrderedDict
+from copy import deepcopy
+from math import ceil
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fedapps.config import defaults, read
+from fedapps.costs import profile
+from fedapps.errors import RunError
+from fedapps.layers import layout_of, use_batch_statistics
+from fedapps.models import build
+from fedapps.plan import Stage
+from fedapps.training import Draw, Trainer, crop_flip
+
+torch.set_num_threads(1)
+
+DRAW = Draw(seed=5, phase="train", round=3, client=2)
+MEBI = 2**20
+
+
+# Tools ------------------------------------------------------------------------------------
+
+
+def chain(**layers):
+    return nn.Sequential(OrderedDict(layers))
+
+
+def samples(n, shape, classes, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(n, *shape, generator=generator)
+    return images, torch.randint(classes, (n,), generator=generator)
+
+
+def make(name, shape=(1, 8, 8), classes=4, bn_stats="shared", **options):
+    """A trainer on a fresh model with uneven running statistics."""
+    torch.manual_seed(0)
+    model = build(name, shape, classes, seed=1) if isinstance(name, str) else deepcopy(name)
+    if bn_stats == "batch":
+        use_batch_statistics(model)
+    with torch.no_grad():
+        for key, value in model.state_dict().items():
+            if "running" in key:
+                value.add_(torch.rand(value.shape))
+    layout = layout_of(model, 1, bn_stats, False)
+    options = {"batch_size": 8, "cache_bytes": 64 * MEBI} | options
+    return Trainer(model, layout, profile(model, shape), **options)
+
+
+def stage(layers, epochs=1, lr=0.05, **options):
+    return Stage(layers=tuple(layers), epochs=epochs, lr=lr, **options)
+
+
+def state(trainer):
+    return {key: value.clone() for key, value in trainer.model.state_dict().items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def close(a, b, rtol=1e-5, atol=1e-6):
+    for key in a:
+        torch.testing.assert_close(a[key], b[key], rtol=rtol, atol=atol, msg=lambda m, k=key: k + m)
+
+
+def changed(before, after):
+    return {key for key in before if not torch.equal(before[key], after[key])}
+
+
+def reference(model, data, stages, batch_size):
+    """The same training in ten plain lines: no cache, torch's own optimizer."""
+    model, (images, labels), epoch = deepcopy(model), data, 0
+    for part in stages:
+        for name, layer in model.named_children():
+            layer.train(name in part.layers)
+            layer.requires_grad_(True)
+        mine = [p for name in part.layers for p in model.get_submodule(name).parameters()]
+        mine = mine or [torch.zeros(1, requires_grad=True)]  # torch refuses an empty list
+        optimizer = torch.optim.SGD(
+            mine, part.lr, momentum=part.momentum, weight_decay=part.weight_decay
+        )
+        for _ in range(part.epochs):
+            order = DRAW.order(epoch, len(labels))
+            epoch += 1
+            for start in range(0, len(labels), batch_size):
+                batch = order[start : start + batch_size]
+                optimizer.zero_grad()
+                cross_entropy(model(images[batch]), labels[batch]).backward()
+                optimizer.step()
+    return dict(model.state_dict())
+
+
+class Watch:
+    """A loss that looks at the model in every step."""
+
+    def __init__(self, model):
+        self.model = model
+        self.sizes, self.losses, self.training, self.reached, self.gradients = [], [], [], [], []
+
+    def __call__(self, logits, labels):
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        value = cross_entropy(logits, labels)
+        self.sizes.append(len(labels))
+        self.losses.append(value.item())
+        modules = self.model.named_modules()
+        self.training.append({name for name, module in modules if name and module.training})
+        self.reached.append({names[id(leaf)] for leaf in leaves(value.grad_fn)})
+        self.gradients.append([n for n, p in self.model.named_parameters() if p.grad is not None])
+        return value
+
+
+def leaves(node):
+    """The parameters that autograd will accumulate a gradient into."""
+    stack, seen = [node], set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        stack += [following for following, _ in node.next_functions]
+
+
+class Passes:
+    """Counts the samples that pass each layer."""
+
+    def __init__(self, model):
+        self.samples = {name: 0 for name, _ in model.named_children()}
+        for name, layer in model.named_children():
+            layer.register_forward_hook(lambda m, args, out, name=name: self.add(name, args[0]))
+
+    def add(self, name, x):
+        self.samples[name] += len(x)
+
+
+# SGD ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.9, 0.0), (0.9, 1e-2)])
+@pytest.mark.parametrize("name", ["cnn", "lenet5"])
+def test_a_stage_is_a_plain_loop(name, momentum, weight_decay):
+    trainer, data = make(name), samples(21, (1, 8, 8), 4)
+    parts = (stage(trainer.layout.names, epochs=2, momentum=momentum, weight_decay=weight_decay),)
+    wanted = reference(trainer.model, data, parts, 8)
+    start = state(trainer)
+    trainer.train(data, parts, DRAW)
+    close(state(trainer), wanted)
+    assert all((start[key] - wanted[key]).abs().max() > 1e-4 for key in start if "weight" in key)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [("classifier", 2), ("conv1 conv2 fc1 fc2", 1)],  # FedRep
+        [("conv1", 1), ("conv1 conv2", 1), ("conv1 conv2 fc1 fc2 classifier", 1)],
+        [("conv2 fc2", 2), ("fc1", 2)],  # frozen layers on both sides of trained ones
+        [("", 1), ("fc1 classifier", 2)],  # an epoch of nothing
+        [("conv1 conv2", 0), ("classifier", 1)],
+    ],
+    ids=str,
+)
+def test_stages_one_after_the_other(parts):
+    trainer, data = make("lenet5"), samples(21, (1, 8, 8), 4)
+    stages = tuple(
+        stage(layers.split(), epochs, 0.02 * (i + 1), momentum=0.5, weight_decay=1e-3)
+        for i, (layers, epochs) in enumerate(parts)
+    )
+    wanted = reference(trainer.model, data, stages, 8)
+    before = state(trainer)
+    trainer.train(data, stages, DRAW)
+    close(state(trainer), wanted)
+    touched = {layer for part in stages if part.epochs for layer in part.layers}
+    assert {key.partition(".")[0] for key in changed(before, state(trainer))} == touched
+
+
+def softmax_regression(x, y, weights, bias, epochs, batch_size, *, lr, **options):
+    """NumPy, float64: SGD with momentum, weight decay and a pull to `anchor` on a linear model."""
+    momentum, decay = options.get("momentum", 0.0), options.get("weight_decay", 0.0)
+    mu, anchor = options.get("prox_mu", 0.0), options.get("anchor", (weights, bias))
+    values, buffers, loss = [weights.copy(), bias.copy()], [0.0, 0.0], 0.0
+    for epoch in range(options.get("first", 0), options.get("first", 0) + epochs):
+        order = DRAW.order(epoch, len(y)).numpy()
+        for start in range(0, len(y), batch_size):
+            rows = order[start : start + batch_size]
+            logits = x[rows] @ values[0].T + values[1]
+            p = np.exp(logits - logits.max(1, keepdims=True))
+            p /= p.sum(1, keepdims=True)
+            loss -= np.log(p[np.arange(len(rows)), y[rows]]).sum()
+            p[np.arange(len(rows)), y[rows]] -= 1
+            gradients = [p.T @ x[rows] / len(rows), p.mean(0)]
+            for i, gradient in enumerate(gradients):
+                gradient = gradient + decay * values[i] + mu * (values[i] - anchor[i])
+                buffers[i] = momentum * buffers[i] + gradient
+                values[i] = values[i] - lr * buffers[i]
+    return values, loss
+
+
+def linear(n=23, seed=0):
+    """A trainer whose head is a softmax regression on frozen linear features, and its inputs."""
+    torch.manual_seed(1)
+    trainer = make(chain(body=nn.Linear(6, 5), head=nn.Linear(5, 3)), (6,), batch_size=4)
+    images, labels = samples(n, (6,), 3, seed)
+    body, head = (
+        [value.detach().double().numpy().copy() for value in layer.parameters()]
+        for layer in trainer.model
+    )
+    x = images.double().numpy() @ body[0].T + body[1]
+    return trainer, (images, labels), x, labels.numpy(), head
+
+
+def numbers(layer):
+    return [value.detach().double().numpy() for value in layer.parameters()]
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_two_epochs_of_softmax_regression_in_numpy(use_cache):
+    trainer, data, x, y, head = linear()
+    trainer.use_cache = use_cache
+    options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.05}
+    wanted, loss = softmax_regression(x, y, *head, 2, 4, **options)
+    done = trainer.train(data, (stage(["head"], 2, **options),), DRAW)
+    for mine, theirs in zip(numbers(trainer.model.head), wanted, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+    assert done.loss == pytest.approx(loss, rel=1e-5)
+    assert done.mean_loss == pytest.approx(loss / (2 * len(y)), rel=1e-5)
+
+
+def test_proximal_term_in_numpy():
+    trainer, data, x, y, head = linear()
+    options = {"lr": 0.1, "momentum": 0.5, "weight_decay": 0.01, "prox_mu": 2.0}
+    wanted, loss = softmax_regression(x, y, *head, 2, 4, **options)
+    free, _ = softmax_regression(x, y, *head, 2, 4, **options | {"prox_mu": 0.0})
+    done = trainer.train(data, (stage(["head"], 2, **options),), DRAW)
+    for mine, theirs, other in zip(numbers(trainer.model.head), wanted, free, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+        assert np.abs(theirs - other).max() > 1e-2  # the term is not lost in the tolerance
+    assert done.loss == pytest.approx(loss, rel=1e-5)  # the data's loss, without the term
+
+
+def test_prox_pulls_to_the_start_of_the_round_in_a_later_stage_too():
+    trainer, data, x, y, head = linear()
+    far, _ = softmax_regression(x, y, *head, 1, 4, lr=0.3)
+    second = {"lr": 0.1, "prox_mu": 3.0, "first": 1}
+    wanted, _ = softmax_regression(x, y, *far, 1, 4, **second, anchor=head)
+    wrong, _ = softmax_regression(x, y, *far, 1, 4, **second, anchor=far)
+    stages = (stage(["head"], 1, 0.3), stage(["head"], 1, 0.1, prox_mu=3.0))
+    trainer.train(data, stages, DRAW)
+    for mine, theirs, other in zip(numbers(trainer.model.head), wanted, wrong, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+        assert np.abs(theirs - other).max() > 1e-2
+
+
+def test_a_strong_pull_keeps_the_model_where_it_was():
+    """lr x mu = 1 puts every step's start back to the anchor: what is left is one gradient."""
+    trainer, data = make("cnn"), samples(16, (1, 8, 8), 4)
+    before = state(trainer)
+    trainer.train(data, (stage(trainer.layout.names, 5, 1e-4, prox_mu=1e4),), DRAW)
+    moved = max((after - before[key]).abs().max() for key, after in state(trainer).items())
+    free = make("cnn")
+    free.train(data, (stage(trainer.layout.names, 5, 1e-4),), DRAW)
+    freely = max((after - before[key]).abs().max() for key, after in state(free).items())
+    assert 0 < moved < freely / 4  # one step of ten
+
+
+# Frozen layers --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epochs", [1, 2], ids=["", "cached"])
+@pytest.mark.parametrize(
+    "trained", ["classifier", "conv2", "conv1 conv2 fc1 fc2", "fc1", "conv1 fc2"]
+)
+def test_frozen_layers_stay_bitwise_the_same(trained, epochs):
+    trainer, data = make("lenet5"), samples(20, (1, 8, 8), 4)
+    before = state(trainer)
+    part = stage(trained.split(), epochs, momentum=0.9, weight_decay=0.1, prox_mu=0.5)
+    trainer.train(data, (part,), DRAW)
+    moved = changed(before, state(trainer))
+    wanted = {key for key in before if key.partition(".")[0] in trained.split()}
+    assert moved == wanted  # statistics and counters of BatchNorm included
+
+
+@pytest.mark.parametrize("trained", ["classifier", "conv2", "conv1 conv2 fc1 fc2", "conv1 fc2"])
+def test_only_trained_parameters_get_a_gradient(trained):
+    trainer, data = make("lenet5"), samples(20, (1, 8, 8), 4)
+    watch = Watch(trainer.model)
+    everything = stage(trainer.layout.names)  # leaves no gradient behind
+    trainer.train(data, (everything, stage(trained.split(), 2)), DRAW, watch)
+    names = {name for name, _ in trainer.model.named_parameters()}
+    wanted = {name for name in names if name.partition(".")[0] in trained.split()}
+    assert watch.reached == [names] * 3 + [wanted] * 6
+    assert not any(watch.gradients)
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+
+
+@pytest.mark.parametrize("trained", ["classifier", "conv2", "conv1 conv2 fc1 fc2", "conv1 fc2"])
+def test_frozen_layers_are_in_eval_mode(trained):
+    trainer, data = make("lenet5"), samples(20, (1, 8, 8), 4)
+    watch = Watch(trainer.model)
+    trainer.model.train()
+    trainer.train(data, (stage(trained.split(), 2),), DRAW, watch)
+    modules = {name for name, _ in trainer.model.named_modules() if name}
+    wanted = {name for name in modules if name.partition(".")[0] in trained.split()}
+    assert watch.training == [wanted] * 6
+    assert not any(module.training for module in trainer.model.modules())  # ready to be scored
+
+
+def test_frozen_batchnorm_normalises_by_its_running_statistics():
+    """By hand: the head trains on (x - running mean) / sqrt(running variance), scaled."""
+    body = nn.Sequential(nn.Linear(6, 5, bias=False), nn.BatchNorm1d(5))
+    torch.manual_seed(1)
+    trainer = make(chain(body=body, head=nn.Linear(5, 3)), (6,), batch_size=4)
+    norm, head = trainer.model.body[1], numbers(trainer.model.head)
+    with torch.no_grad():
+        norm.weight.uniform_(1, 2)
+        norm.bias.uniform_(-1, 1)
+    images, labels = samples(11, (6,), 3)
+    outputs = images.double().numpy() @ numbers(trainer.model.body[0])[0].T
+    mean, var = norm.running_mean.double().numpy(), norm.running_var.double().numpy()
+    scale, shift = numbers(norm)
+    x = (outputs - mean) / np.sqrt(var + norm.eps) * scale + shift
+    wanted, _ = softmax_regression(x, labels.numpy(), *head, 1, 4, lr=0.1)
+    trainer.train((images, labels), (stage(["head"], 1, 0.1),), DRAW)
+    for mine, theirs in zip(numbers(trainer.model.head), wanted, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_an_unknown_layer_is_refused():
+    trainer, data = make("cnn"), samples(8, (1, 8, 8), 4)
+    with pytest.raises(RunError, match='layer "conv9"'):
+        trainer.train(data, (stage(["conv1", "conv9"]),), DRAW)
+
+
+# Batches and epochs -----------------------------------------------------------------------------
+
+
+@hypothesis_settings(max_examples=30, deadline=None)
+@given(
+    n=st.integers(1, 30),
+    batch_size=st.integers(1, 12),
+    epochs=st.integers(1, 3),
+    trained=st.sampled_from([("body",), ("head",), ("body", "head")]),
+)
+def test_what_a_training_reports(n, batch_size, epochs, trained):
+    """All sums by hand for two linear layers, 6 -> 5 -> 3, and a learning rate of 0."""
+    torch.manual_seed(1)
+    model = chain(body=nn.Linear(6, 5), head=nn.Linear(5, 3))
+    trainer, (images, labels) = make(model, (6,), batch_size=batch_size), samples(n, (6,), 3)
+    watch = Watch(trainer.model)
+    done = trainer.train((images, labels), (stage(trained, epochs, 0.0),), DRAW, watch)
+    batches = ceil(n / batch_size)
+    sizes = [batch_size] * (n // batch_size) + [n % batch_size] * (n % batch_size > 0)
+    assert watch.sizes == sizes * epochs  # the last incomplete batch is kept
+    assert (done.samples, done.batches, done.skipped) == (n * epochs, batches * epochs, 0)
+    count = {"body": 6 * 5 + 5, "head": 5 * 3 + 3}
+    assert done.cost_paper == sum(count[name] for name in trained) * batches * epochs
+    per_step = {
+        ("body",): 30 + 15 + 30 + 15,  # forward; weight of body; through head
+        ("head",): 30 + 15 + 15,
+        ("body", "head"): 30 + 15 + 30 + 15 + 15,
+    }[trained]
+    if trained == ("head",) and epochs > 1:  # body once, then from its outputs
+        assert done.macs == n * 30 + n * epochs * (15 + 15)
+    else:
+        assert done.macs == n * epochs * per_step
+    w = [numbers(layer) for layer in model]
+    logits = (images.double().numpy() @ w[0][0].T + w[0][1]) @ w[1][0].T + w[1][1]
+    nll = np.log(np.exp(logits).sum(1)) - logits[np.arange(n), labels.numpy()]
+    assert done.mean_loss == pytest.approx(nll.mean(), rel=1e-5)
+    assert done.loss == pytest.approx(np.dot(watch.sizes, watch.losses), rel=1e-5)
+
+
+def test_sums_run_over_stages():
+    trainer, data = make("lenet5"), samples(20, (1, 8, 8), 4)
+    count = trainer.layout.count
+    stages = (stage(["classifier"], 2), stage(["conv1", "fc1"], 3))
+    done = trainer.train(data, stages, DRAW)
+    assert (done.samples, done.batches) == (20 * 5, 3 * 5)
+    assert done.cost_paper == 6 * count(["classifier"]) + 9 * count(["conv1", "fc1"])
+    parts = [make("lenet5").train(data, (part,), DRAW) for part in stages]
+    assert done.macs == sum(part.macs for part in parts)
+
+
+def test_no_step_has_no_loss():
+    trainer, data = make("cnn"), samples(8, (1, 8, 8), 4)
+    for stages in [(), (stage([]),), (stage(["fc2"], 0),)]:
+        before = state(trainer)
+        done = trainer.train(data, stages, DRAW)
+        assert np.isnan(done.mean_loss) and done.batches == done.macs == 0
+        assert same(state(trainer), before)
+
+
+def test_each_epoch_visits_every_sample_once_in_the_drawn_order():
+    trainer = make(chain(body=nn.Linear(1, 2), head=nn.Linear(2, 19)), (1,), batch_size=8)
+    seen = []
+
+    def loss(logits, labels):
+        seen.extend(labels.tolist())
+        return cross_entropy(logits, labels)
+
+    data = (torch.zeros(19, 1), torch.arange(19))
+    trainer.train(data, (stage(["head"], 1), stage(["body", "head"], 2)), DRAW, loss)
+    epochs = [seen[:19], seen[19:38], seen[38:]]
+    assert all(sorted(epoch) == list(range(19)) for epoch in epochs)
+    assert epochs == [DRAW.order(epoch, 19).tolist() for epoch in range(3)]
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_two_stages_of_one_epoch_are_one_of_two(momentum):
+    """Bitwise without momentum; with it they differ, since a stage starts with a new optimizer."""
+    data = samples(20, (1, 8, 8), 4)
+    one, two = make("lenet5"), make("lenet5")
+    names = one.layout.names
+    first = one.train(data, (stage(names, 2, momentum=momentum),), DRAW)
+    second = two.train(data, (stage(names, 1, momentum=momentum),) * 2, DRAW)
+    assert same(state(one), state(two)) == (momentum == 0)
+    if not momentum:
+        assert first.loss == pytest.approx(second.loss, rel=1e-6)
+        assert (first.macs, first.batches) == (second.macs, second.batches)
+
+
+@pytest.mark.parametrize(
+    ("name", "trained", "skipped"),
+    [
+        ("mobilenet", "all", 2),
+        ("mobilenet", "block13", 2),
+        ("mobilenet", "conv1 fc", 0),  # conv1's BatchNorm sees 8x8, that of the others is frozen
+        ("mobilenet", "fc", 0),
+        ("lenet5", "all", 0),
+        ("cnn", "all", 0),
+        ("conv4", "all", 2),
+        ("conv4", "conv3 fc", 0),
+    ],
+)
+def test_a_batch_of_one_is_skipped_only_where_batchnorm_cannot_take_it(name, trained, skipped):
+    trainer, data = make(name), samples(9, (1, 8, 8), 4)
+    layers = trainer.layout.names if trained == "all" else trained.split()
+    watch = Watch(trainer.model)
+    done = trainer.train(data, (stage(layers, 2),), DRAW, watch)
+    assert done.skipped == skipped
+    assert watch.sizes == ([8] if skipped else [8, 1]) * 2
+    assert (done.samples, done.batches) == (sum(watch.sizes), len(watch.sizes))
+
+
+def test_a_batch_of_one_on_larger_images_is_kept():
+    trainer, data = make("mobilenet", (1, 17, 17), batch_size=2), samples(3, (1, 17, 17), 4)
+    done = trainer.train(data, (stage(trainer.layout.names),), DRAW)
+    assert (done.skipped, done.samples) == (0, 3)
+
+
+@pytest.mark.parametrize("trained", ["all", "fc", "conv1"])
+def test_batch_statistics_of_one_value_are_skipped_in_frozen_layers_too(trained):
+    """Without running statistics BatchNorm uses those of the batch in eval mode as well."""
+    trainer, data = make("mobilenet", bn_stats="batch"), samples(9, (1, 8, 8), 4)
+    layers = trainer.layout.names if trained == "all" else [trained]
+    done = trainer.train(data, (stage(layers, 2),), DRAW)
+    assert (done.skipped, done.samples) == (2, 16)
+
+
+# Cached prefix --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "trained", "cached"),
+    [
+        ("cnn", "fc2", "conv1 conv2 fc1"),
+        ("cnn", "fc1 fc2", "conv1 conv2"),
+        ("lenet5", "classifier", "conv1 conv2 fc1 fc2"),
+        ("lenet5", "fc1 classifier", "conv1 conv2"),
+        ("lenet5", "conv2 fc2", "conv1"),
+        ("lenet5", "conv1 classifier", ""),
+        ("mobilenet", "fc", " ".join(["conv1", *(f"block{i}" for i in range(1, 14))])),
+    ],
+)
+def test_a_cached_prefix_changes_nothing_but_the_work(name, trained, cached):
+    data = samples(20, (1, 8, 8), 4)
+    part = stage(trained.split(), 3, momentum=0.5, weight_decay=1e-3)
+    results = {}
+    for use_cache in (True, False):
+        trainer = make(name, use_cache=use_cache)
+        passes = Passes(trainer.model)
+        done = trainer.train(data, (part,), DRAW)
+        results[use_cache] = state(trainer), done
+        once = cached.split() if use_cache else []
+        wanted = {layer: 20 if layer in once else 60 for layer in trainer.layout.names}
+        extra = 2 * (1 + bool(once))  # two zeros for each count of MACs that sees the layer
+        assert all(wanted[n] <= k <= wanted[n] + extra for n, k in passes.samples.items())
+        spent = 2 * trainer.profile.forward_macs(tuple(cached.split())) * 20 if cached else 0
+    (with_cache, fast), (without, slow) = results[True], results[False]
+    close(with_cache, without, rtol=1e-5, atol=1e-7)
+    assert slow.macs - fast.macs == spent  # two passes of the prefix saved
+    assert fast.loss == pytest.approx(slow.loss, rel=1e-5)
+
+
+def test_a_single_epoch_needs_no_cache():
+    trainer = make("cnn")
+    done = trainer.train(samples(20, (1, 8, 8), 4), (stage(["fc2"], 1),), DRAW)
+    assert done.macs == 20 * trainer.profile.step_macs(("fc2",), "conv1")
+
+
+def cached_layers(trainer, trained, epochs=2, n=10):
+    """The layers that n samples pass once while the others are passed in every epoch."""
+    data = samples(n, trainer.profile.shapes[trainer.layout.names[0]], 3)
+    step = stage(trained, epochs)
+    trainer._macs(trainer.layout.slice(trained), trainer.layout.names[0])
+    passes = Passes(trainer.model)
+    watch = Watch(trainer.model)
+    trainer.profile.model.eval()
+    done = trainer.train(data, (step,), DRAW, watch)
+    assert done.samples == n * epochs
+    return {name for name, k in passes.samples.items() if k < n * epochs}
+
+
+def test_no_cache_with_augmentation():
+    assert cached_layers(make("cnn"), ["fc2"]) == {"conv1", "conv2", "fc1"}
+    assert cached_layers(make("cnn", augment="crop-flip"), ["fc2"]) == set()
+
+
+def test_no_cache_of_batch_statistics():
+    assert cached_layers(make("lenet5"), ["classifier"]) == {"conv1", "conv2", "fc1", "fc2"}
+    assert cached_layers(make("lenet5", bn_stats="batch"), ["classifier"]) == set()
+    # no BatchNorm in the prefix: nothing against it
+    assert cached_layers(make("cnn", bn_stats="batch"), ["fc2"]) == {"conv1", "conv2", "fc1"}
+
+
+def test_cache_ends_before_dropout():
+    model = chain(
+        a=nn.Linear(4, 5), b=nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5)), c=nn.Linear(6, 3)
+    )
+    assert cached_layers(make(model, (4,)), ["c"]) == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("limit", "cached"),
+    [
+        (4 * 10 * 64, {"a", "b"}),
+        (4 * 10 * 64 - 1, {"a"}),  # the longest prefix whose outputs fit
+        (4 * 10 * 8, {"a"}),
+        (4 * 10 * 8 - 1, set()),
+        (0, set()),
+    ],
+)
+def test_cache_keeps_to_its_limit(limit, cached):
+    """10 samples; outputs of 8 and of 64 numbers."""
+    model = chain(a=nn.Linear(4, 8), b=nn.Linear(8, 64), c=nn.Linear(64, 3))
+    assert cached_layers(make(model, (4,), cache_bytes=limit), ["c"]) == cached
+
+
+# Randomness -------------------------------------------------------------------------------------
+
+
+def test_dropout_draws_from_the_round_and_the_client():
+    model = chain(a=nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.5)), b=nn.Linear(32, 3))
+    data = samples(16, (4,), 3)
+
+    def train(draw, noise):
+        trainer = make(model, (4,), batch_size=16)  # one batch: the order is not what differs
+        torch.manual_seed(noise)
+        trainer.train(data, (stage(["a", "b"], 2),), draw)
+        return state(trainer)
+
+    first = train(DRAW, 1)
+    assert same(first, train(DRAW, 2))
+    for other in [Draw(5, "train", 4, 2), Draw(5, "train", 3, 1), Draw(6, "train", 3, 2)]:
+        assert (first["b.weight"] - train(other, 1)["b.weight"]).abs().max() > 1e-4
+
+
+def test_the_same_training_twice_gives_the_same_bits():
+    data = samples(20, (1, 8, 8), 4)
+    stages = (stage(["classifier"], 2, momentum=0.9), stage(["conv1", "fc1"], 2, prox_mu=0.1))
+    results = []
+    for noise in (1, 2):
+        trainer = make("lenet5")
+        torch.manual_seed(noise)
+        np.random.seed(noise)
+        trainer.train(data, stages, DRAW)
+        results.append(state(trainer))
+    assert same(*results)
+
+
+# Augmentation -------------------------------------------------------------------------------------
+
+
+def slow_crop_flip(images, top, left, flip):
+    n, channels, height, width = images.shape
+    out = np.empty_like(images)
+    for i in range(n):
+        canvas = np.zeros((channels, height + 8, width + 8), images.dtype)
+        canvas[:, 4 : 4 + height, 4 : 4 + width] = images[i]
+        window = canvas[:, top[i] : top[i] + height, left[i] : left[i] + width]
+        out[i] = window[:, :, ::-1] if flip[i] else window
+    return out
+
+
+@hypothesis_settings(max_examples=40, deadline=None)
+@given(
+    shape=st.tuples(*[st.integers(1, 6), st.integers(1, 4), *[st.integers(1, 12)] * 2]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_crop_flip_image_by_image(shape, seed):
+    draws = np.random.default_rng(seed)
+    images = draws.normal(size=shape).astype(np.float32)
+    n = shape[0]
+    top, left, flip = draws.integers(9, size=n), draws.integers(9, size=n), draws.random(n) < 0.5
+    before = images.copy()
+    result = crop_flip(torch.from_numpy(images), top, left, flip)
+    assert np.array_equal(result.numpy(), slow_crop_flip(images, top, left, flip))
+    assert np.array_equal(images, before)
+
+
+def test_crop_of_4_4_is_the_image_and_flip_mirrors_it():
+    x = torch.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
+    middle = np.array([4, 4])
+    assert torch.equal(crop_flip(x, middle, middle, np.array([False, True]))[0], x[0])
+    assert torch.equal(crop_flip(x, middle, middle, np.array([False, True]))[1], x[1].flip(-1))
+
+
+def test_training_sees_the_drawn_crops():
+    """Every epoch's images, in the order of the batches, against the slow version."""
+    trainer = make("cnn", augment="crop-flip")
+    data = samples(20, (1, 8, 8), 4)
+    seen = []
+    trainer.model.conv1.register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
+    trainer.train(data, (stage(["conv1"], 1), stage(["fc2"], 2)), DRAW)
+    seen = torch.cat([x for x in seen if x.any()])  # without the zeros of the MAC count
+    wanted = []
+    for epoch in range(3):
+        shuffled = data[0].numpy()[DRAW.order(epoch, 20).numpy()]
+        wanted.append(slow_crop_flip(shuffled, *DRAW.crops(epoch, 20)))
+    assert np.array_equal(seen.numpy(), np.concatenate(wanted))
+    assert not np.array_equal(*[[*DRAW.crops(epoch, 20)] for epoch in (0, 1)])
+
+
+def test_crops_are_drawn_evenly():
+    top, left, flip = DRAW.crops(0, 9000)
+    for draws in (top, left):
+        counts = np.bincount(draws, minlength=9)
+        assert len(counts) == 9
+        assert ((counts - 1000) ** 2 / 1000).sum() < 26.1  # chi-squared, 8 degrees, p = 0.001
+    assert abs(flip.mean() - 0.5) < 0.02
+    assert abs(np.corrcoef(top, left)[0, 1]) < 0.04
+
+
+# Learning rate ------------------------------------------------------------------------------------
+
+
+def schedule(kind, rounds, lr=0.1):
+    plain = read(defaults())
+    changes = {"lr_schedule": kind, "num_rounds": rounds, "lr": lr}
+    run = msgspec.structs.replace(plain, **changes)
+    return [run.round_lr(round_) for round_ in range(1, rounds + 1)]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "plain", "tenth", "hundredth"),
+    [(320, 160, 80, 80), (32, 16, 8, 8), (10, 5, 2, 3), (7, 3, 2, 2), (4, 2, 1, 1), (2, 1, 0, 1)],
+)
+def test_step_schedule(rounds, plain, tenth, hundredth):
+    """FedBABU's tables: 0.1 times 0.1 after 1/2 and 3/4 of T = 320 / tau rounds."""
+    wanted = [0.1] * plain + [0.01] * tenth + [0.001] * hundredth
+    assert schedule("step", rounds) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_constant_schedule():
+    assert schedule("constant", 5, 0.3) == [0.3] * 5
+
+
+def test_cosine_schedule():
+    rates = np.array(schedule("cosine", 8, 0.2))
+    assert rates == pytest.approx(0.2 * np.cos(np.pi * np.arange(8) / 16) ** 2, rel=1e-12)
+    assert rates[0] == 0.2 and rates[4] == pytest.approx(0.1) and (np.diff(rates) < 0).all()
