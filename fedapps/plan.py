@@ -5,6 +5,15 @@ import msgspec
 from fedapps.layers import Slice
 
 
+class Clip(msgspec.Struct, frozen=True, kw_only=True):
+    """Clipping of a stage: threshold = min(percentile of the last norms, `max_norm`)."""
+
+    percentile: float
+    max_norm: float | None
+    mode: str
+    history: int
+
+
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """Some epochs of SGD on some layers; every other layer is frozen and in eval mode."""
 
@@ -14,6 +23,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     momentum: float = 0.0
     weight_decay: float = 0.0
     prox_mu: float = 0.0
+    clip: Clip | None = None
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
