@@ -14,7 +14,10 @@ FEDERATION ?= num-supernodes=2 client-resources-num-cpus=1
 # make test ARGS='-m "not slow" -k launch'
 ARGS ?=
 
-export CONFIG FEDERATION
+# uv trusts the certificates that pip trusts.
+UV_SYSTEM_CERTS ?= 1
+
+export CONFIG FEDERATION UV_SYSTEM_CERTS
 # Without bytecode files each of a run's dozen processes compiles all it imports, every time.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -63,7 +66,8 @@ clean: stop
 
 # The project itself, editable; again when pyproject.toml changes.
 $(READY): pyproject.toml $(LOCKED)
-	@$(UV) pip install --quiet --python $(PY) --no-deps --editable .
+	@$(UV) pip install --quiet --python $(PY) --no-deps --editable . \
+		|| $(PY) -m pip install --quiet --no-deps --editable .
 	@touch $@
 
 # Exactly the locked versions. A SuperLink that runs on older ones is ended first.

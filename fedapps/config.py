@@ -7,6 +7,7 @@ comma-separated string, and `""` means unset, because Flower's run-config holds 
 import difflib
 import json
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from fedapps import registry
 from fedapps.errors import RunError
 
 Scalar = bool | int | float | str
+_PAIR = re.compile(r"""\S+?=('[^']*'|"[^"]*"|\S+)""")  # as in Flower's parse_config_args
 
 Count = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
@@ -83,7 +85,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid
         doc("BatchNorm statistics travel, stay on each client, or are those of the batch"),
     ]
     bn_local: Annotated[bool, doc("all of every BatchNorm stays on the client")]
-    seed: Annotated[NonNegative, doc("seed of everything that is random")]
+    seed: Annotated[int, Meta(ge=0, lt=2**32), doc("seed of everything that is random")]
     evaluate_every: Annotated[
         NonNegative, doc("rounds between evaluations; the last round always is; 0: only the last")
     ]
@@ -151,6 +153,12 @@ def parse(options: Sequence[str]) -> dict[str, Scalar]:
     """
     overrides: dict[str, Scalar] = {}
     for option in options:
+        rest = "" if option.endswith(".toml") else " ".join(_PAIR.sub(" ", option).split())
+        if rest:  # Flower would skip it and say nothing
+            raise RunError(
+                f"--run-config {option}: cannot read {rest};"
+                " write key=value pairs without spaces around ="
+            )
         try:
             overrides |= parse_config_args([option])
         except (click.ClickException, tomllib.TOMLDecodeError, OSError, ValueError) as error:
@@ -222,6 +230,9 @@ def table() -> list[tuple[str, str, str, str]]:
 
 
 def _convert(values: Mapping[str, Scalar], cls: type, prefix: str) -> Any:
+    for key, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise RunError(f"{prefix}{key} = {value}: must be finite")
     try:
         return msgspec.convert(dict(values), cls)
     except msgspec.ValidationError as error:
@@ -247,7 +258,7 @@ def _kind(field: Mapping[str, Any]) -> str:
         return words[0] if len(words) == 1 else "one of " + ", ".join(words)
     names = {"number": "float", "integer": "int", "boolean": "true or false", "string": "text"}
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-    limits = [f"{sign} {field[word]:g}" for word, sign in signs.items() if word in field]
+    limits = [f"{sign} {field[word]}" for word, sign in signs.items() if word in field]
     return " ".join([names[field["type"]], " and ".join(limits)]).strip()
 
 

@@ -79,7 +79,7 @@ def greet(grid: StreamingGrid, at_least: int, timeout: float) -> tuple[list[int]
     Returns the node ids (sorted) and whether all of them see a GPU. In a simulation a node also
     tells how many there will be, since they register one by one.
     """
-    start, told, nodes = time.monotonic(), 0.0, []
+    start, told = time.monotonic(), 0.0
     cuda: dict[int, bool] = {}
     while True:
         nodes = sorted(grid.get_node_ids())
@@ -88,14 +88,15 @@ def greet(grid: StreamingGrid, at_least: int, timeout: float) -> tuple[list[int]
             answer = reply.content["hello"]
             cuda[reply.metadata.src_node_id] = bool(answer["cuda"])
             at_least = max(at_least, int(answer["nodes"]))
-        if len(cuda) >= at_least:
-            return sorted(cuda), all(cuda.values())
+        here = [node for node in nodes if node in cuda]  # one that answered may have left
+        if len(here) >= at_least:
+            return here, all(cuda[node] for node in here)
         waited = time.monotonic() - start
         if waited > timeout:
-            raise RunError(f"{len(cuda)} of {at_least} SuperNodes after {timeout:g} s (min-available)")
+            raise RunError(f"{len(here)} of {at_least} SuperNodes after {timeout:g} s (min-available)")
         if waited - told > 5:
             told = waited
-            print(f"waiting for SuperNodes: {len(cuda)} of {at_least}", flush=True)
+            print(f"waiting for SuperNodes: {len(here)} of {at_least}", flush=True)
         time.sleep(0.02)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -29,15 +30,25 @@ class ClientStore:
         return load_file(self._path(max(earlier))) if earlier else {}
 
     def save(self, round_: int, state: Mapping[str, Tensor]) -> None:
-        """Write the state as it is after `round_` and drop versions that nobody can ask for."""
+        """Write the state as it is after `round_` and drop versions that nobody can ask for.
+
+        Versions of later rounds are of a run that went back to an older checkpoint.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
-        tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
+        # safetensors refuses strides, and tensors that share memory.
+        tensors = {
+            key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+            for key, value in state.items()
+        }
         write_whole(self._path(round_), lambda path: save_file(tensors, path), durable=True)
-        for version in sorted(self._versions())[:-KEPT]:
+        versions = self._versions()
+        kept = sorted(version for version in versions if version <= round_)[-KEPT:]
+        for version in set(versions).difference(kept):
             self._path(version).unlink(missing_ok=True)
 
     def _versions(self) -> list[int]:
-        return [int(path.stem.removeprefix("round-")) for path in self.folder.glob("round-*.safetensors")]
+        paths = self.folder.glob("round-*.safetensors")
+        return [int(path.stem.removeprefix("round-")) for path in paths]
 
     def _path(self, version: int) -> Path:
         return self.folder / f"round-{version:06d}.safetensors"

@@ -1,0 +1,137 @@
+"""The weighted mean of client updates against NumPy, and the identities it obeys."""
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedapps.aggregation import weighted_mean
+from fedapps.messages import ClientUpdate
+
+SHAPES = {"conv.weight": (3, 2, 2), "fc.weight": (4, 5), "fc.bias": (4,)}
+
+
+def updates_of(seed, n, scale=1.0):
+    draws = np.random.default_rng(seed)
+    return [
+        ClientUpdate(
+            client=client,
+            arrays={k: (scale * draws.normal(size=s)).astype("f4") for k, s in SHAPES.items()},
+            num_examples=1,
+            weight=float(draws.integers(1, 1000)),
+        )
+        for client in range(n)
+    ]
+
+
+cases = st.builds(
+    updates_of,
+    seed=st.integers(0, 2**32 - 1),
+    n=st.integers(1, 12),
+    scale=st.sampled_from([1e-3, 1.0, 1e4]),
+)
+
+
+def largest(updates, key):
+    return max(np.abs(update.arrays[key]).max() for update in updates)
+
+
+def agree(a, b, updates):
+    assert a.keys() == b.keys() == SHAPES.keys()
+    for key in a:
+        np.testing.assert_allclose(a[key], b[key], rtol=1e-6, atol=1e-7 * largest(updates, key))
+
+
+@settings(max_examples=50, deadline=None)
+@given(cases)
+def test_mean_is_numpys_average(updates):
+    weights = [update.weight for update in updates]
+    means, total = weighted_mean(iter(updates))
+    assert total == sum(weights)
+    for key in SHAPES:
+        stack = np.stack([update.arrays[key] for update in updates]).astype(np.float64)
+        exact = np.average(stack, axis=0, weights=weights)
+        assert means[key].dtype == np.float32 and means[key].shape == SHAPES[key]
+        # float64 inside: nothing is lost but the last rounding to float32
+        last_bit = np.spacing(np.abs(exact).astype(np.float32)) / 2
+        noise = 1e-14 * largest(updates, key)
+        assert (np.abs(means[key] - exact) <= last_bit * (1 + 1e-6) + noise).all()
+
+
+@settings(max_examples=50, deadline=None)
+@given(cases, st.randoms(use_true_random=False))
+def test_order_does_not_matter_and_the_same_order_gives_the_same_bits(updates, random):
+    means, total = weighted_mean(updates)
+    again, _ = weighted_mean(updates)
+    assert all(np.array_equal(means[key], again[key]) for key in SHAPES)
+    shuffled = random.sample(updates, len(updates))
+    other, other_total = weighted_mean(shuffled)
+    assert other_total == total
+    agree(means, other, updates)
+
+
+@settings(max_examples=50, deadline=None)
+@given(cases, st.data())
+def test_mean_of_means_with_summed_weights_is_the_mean(updates, data):
+    """What SuperNodes send with `presum` gives what all updates together give."""
+    at = data.draw(st.integers(0, len(updates)))
+    parts = [part for part in (updates[:at], updates[at:]) if part]
+    summed = []
+    for part in parts:
+        mean, total = weighted_mean(part)
+        silent = [replace(update, arrays={}, weight=0.0) for update in part[1:]]
+        summed += [replace(part[0], arrays=mean, weight=total), *silent]
+    means, total = weighted_mean(updates)
+    again, same_total = weighted_mean(summed)
+    assert total == same_total
+    agree(means, again, updates)
+
+
+@settings(max_examples=20, deadline=None)
+@given(cases, st.integers(1, 9))
+def test_equal_models_stay_and_weights_count_only_in_proportion(updates, factor):
+    first = updates[0].arrays
+    means, _ = weighted_mean([replace(update, arrays=first) for update in updates])
+    for key in SHAPES:
+        np.testing.assert_allclose(means[key], first[key], rtol=1.2e-7)
+    scaled, total = weighted_mean([replace(u, weight=factor * u.weight) for u in updates])
+    plain, plain_total = weighted_mean(updates)
+    assert total == factor * plain_total
+    agree(plain, scaled, updates)
+
+
+def test_small_numbers_survive_beside_large_ones():
+    """1e8 + 1 - 1e8: float32 would lose the 1."""
+    values = np.array([1e8, 1, -1e8], np.float32)
+    updates = [ClientUpdate(i, {"a": v[None]}, 1, weight=1.0) for i, v in enumerate(values)]
+    assert weighted_mean(updates)[0]["a"] == np.float32(1 / 3)
+
+
+def test_a_client_weighs_what_its_samples_weigh():
+    updates = [
+        ClientUpdate(0, {"a": np.array([0.0, 4.0], np.float32)}, 30, weight=30.0),
+        ClientUpdate(1, {"a": np.array([4.0, 0.0], np.float32)}, 10, weight=10.0),
+    ]
+    means, total = weighted_mean(updates)
+    assert means["a"].tolist() == [1.0, 3.0]
+    assert total == 40
+
+
+def test_updates_are_read_one_by_one_and_left_as_they_are():
+    held = updates_of(0, 5)
+    copies = updates_of(0, 5)
+    for update in held:
+        for array in update.arrays.values():
+            array.setflags(write=False)  # as the views of a message are
+    weighted_mean(iter(held))
+    for update, copy in zip(held, copies, strict=True):
+        assert all(np.array_equal(update.arrays[key], copy.arrays[key]) for key in SHAPES)
+
+
+def test_nothing_in_nothing_out():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert weighted_mean([]) == ({}, 0.0)
+        assert weighted_mean([ClientUpdate(0, {}, 5, weight=5.0)]) == ({}, 5.0)

@@ -1,0 +1,339 @@
+"""The run-config: every key is checked, defaults stand once, and errors say what is allowed."""
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+from flwr.common.config import flatten_dict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedapps import config, registry
+from fedapps.config import Settings
+from fedapps.errors import RunError
+
+PYPROJECT = Path(config.__file__).parents[1] / "pyproject.toml"
+INF = float("inf")
+NAN = float("nan")
+
+WORDS = {
+    "split": "merged, official",
+    "partitioner": "dirichlet, shards, sizes, classes, iid",
+    "lr-schedule": "constant, step, cosine",
+    "augment": "none, crop-flip",
+    "bn-stats": "shared, local, batch",
+    "finetune-part": "full, head, body",
+    "device": "auto, cpu, cuda",
+}
+TEXTS = [
+    "dataset", "data-root", "sizes", "classes-per-client", "model", "runs-dir", "run-name"
+]  # fmt: skip
+FLAGS = ["dirichlet-balance", "bn-local", "presum"]
+COUNTS = {
+    "shards-per-client": 1, "num-clients": 1, "min-samples": 2, "head-layers": 1, "num-rounds": 1,
+    "local-epochs": 1, "batch-size": 1, "seed": 0, "evaluate-every": 0, "evaluate-clients": 0,
+    "finetune-epochs": 0, "threads": 1, "cache-limit": 0, "max-failures": -1, "min-available": 1,
+}  # fmt: skip
+POSITIVE = ["alpha", "lr", "round-timeout"]
+NOT_NEGATIVE = ["weight-decay", "prox-mu", "finetune-lr"]
+FLOATS = {  # what is allowed, values that are not, values at the edge that are
+    **dict.fromkeys(POSITIVE, ("float > 0", [0, 0.0, -1, -0.5, INF, NAN], [1e-300, 1e300, 1])),
+    "test-fraction": ("float > 0 and < 1", [0, 1, 1.0, -0.1, 1.5, NAN], [1e-9, 0.999]),
+    "fraction-train": ("float > 0 and <= 1", [0, 0.0, 1.1, 2, -1, NAN], [1e-9, 1, 1.0]),
+    "momentum": ("float >= 0 and < 1", [1, 1.0, -0.1, NAN, INF], [0, 0.0, 0.999]),
+    **dict.fromkeys(NOT_NEGATIVE, ("float >= 0", [-1e-9, -1, INF, NAN], [0, 0.0, 3])),
+}
+
+
+def allowed(key):
+    """What an error says is allowed for a key, values that are not, values that are."""
+    if key in WORDS:
+        words = WORDS[key].split(", ")
+        return "one of " + ", ".join(sorted(words)), ["", words[0].title(), 1, True], words
+    if key in TEXTS:
+        return "text", [3, 0.5, True], []
+    if key in FLAGS:
+        return "true or false", [0, 1, "true", "", 1.0], [True, False]
+    if key in COUNTS:
+        least = COUNTS[key]
+        bad = [least - 1, -100, float(least), True, "", "3", NAN]
+        good = [least, least + 1, 10**6]
+        if key == "seed":  # torch's generator and Flower's run-config have 64 bits
+            return "int >= 0 and < 4294967296", [*bad, 2**32, 2**70], [*good, 2**32 - 1]
+        return f"int >= {least}", bad, good
+    text, bad, good = FLOATS[key]
+    return text, [*bad, True, "x", "0.1", ""], good
+
+
+def shown(value):
+    """A value as it stands in a run-config."""
+    if isinstance(value, str | bool):
+        return f'"{value}"' if isinstance(value, str) else str(value).lower()
+    return str(value)
+
+
+def read(**changes):
+    return config.read(config.defaults() | {k.replace("_", "-"): v for k, v in changes.items()})
+
+
+def field(key):
+    return key.replace("-", "_")
+
+
+# Values -------------------------------------------------------------------------------------------
+
+
+def test_the_lists_above_hold_every_general_key():
+    listed = {"strategy", *WORDS, *TEXTS, *FLAGS, *COUNTS, *FLOATS}
+    assert listed == set(Settings.__struct_encode_fields__) - {"method"}
+
+
+@pytest.mark.parametrize("key", [*WORDS, *TEXTS, *FLAGS, *COUNTS, *FLOATS])
+def test_a_bad_value_is_refused_in_one_line_and_a_good_one_taken(key):
+    text, bad, good = allowed(key)
+    for value in bad:
+        with pytest.raises(RunError) as caught:
+            config.read(config.defaults() | {key: value})
+        assert str(caught.value) == f"{key} = {shown(value)}: must be {text}"
+    for value in good:
+        found = getattr(config.read(config.defaults() | {key: value}), field(key))
+        assert found == value
+        if key in FLOATS:
+            assert type(found) is float  # an int is accepted for a float and becomes one
+
+
+def test_the_value_of_a_bad_text_is_shown_as_it_was_typed():
+    with pytest.raises(RunError, match=r'^split = "mergd": must be one of merged, official$'):
+        read(split="mergd")
+
+
+@pytest.mark.parametrize("key", ["runs-dir", "data-root"])
+def test_a_relative_folder_is_refused(key):
+    for bad in ("runs", "./runs", "../runs", ""):
+        with pytest.raises(RunError, match=rf'^{key} = "{bad}": must be absolute or start with ~'):
+            config.read(config.defaults() | {key: bad})
+    for good in ("/runs", "~/runs", "~"):
+        assert getattr(config.read(config.defaults() | {key: good}), field(key)) == good
+
+
+def test_a_missing_key_is_named():
+    flat = config.defaults()
+    del flat["batch-size"]
+    with pytest.raises(RunError, match="missing required field batch-size"):
+        config.read(flat)
+
+
+# Methods ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_the_defaults_are_valid_for_every_method(name):
+    settings = read(strategy=name)
+    assert settings.strategy == name
+    assert isinstance(settings.method, registry.settings_class(name))
+
+
+def test_an_unknown_method_gets_the_list_and_the_nearest():
+    with pytest.raises(RunError) as caught:
+        read(strategy="fedbabuu")
+    known = ", ".join(registry.names())
+    text = f'strategy = "fedbabuu": must be one of {known} (did you mean fedbabu?)'
+    assert str(caught.value) == text
+    with pytest.raises(RunError) as caught:
+        read(strategy="")
+    assert str(caught.value) == f'strategy = "": must be one of {known}'
+
+
+def test_a_methods_table_overrides_general_keys_for_that_method():
+    known = config.defaults()
+    assert (known["prox-mu"], known["fedprox.prox-mu"]) == (0.0, 0.01)
+    assert read(strategy="fedprox").prox_mu == 0.01
+    assert read(strategy="fedavg").prox_mu == 0.0
+    assert read(strategy="fedprox", **{"fedprox.prox-mu": 0.5}).prox_mu == 0.5
+    assert read(strategy="fedavg", **{"fedprox.prox-mu": 0.5}).prox_mu == 0.0
+
+
+def test_a_general_key_that_was_set_wins_over_a_table_that_was_not():
+    assert read(strategy="fedprox", prox_mu=0.3).prox_mu == 0.3
+    assert read(strategy="fedprox", prox_mu=0.3, **{"fedprox.prox-mu": 0.5}).prox_mu == 0.5
+
+
+def test_a_bad_value_in_a_methods_table_is_refused():
+    with pytest.raises(RunError, match=r"prox-mu = -1: must be float >= 0"):
+        read(strategy="fedprox", **{"fedprox.prox-mu": -1})
+    with pytest.raises(RunError, match=r"^local\.match-compute = 1: must be true or false$"):
+        read(strategy="local", **{"local.match-compute": 1})
+    with pytest.raises(RunError, match=r"^fedper\.personal-layers = 3: must be text$"):
+        read(strategy="fedper", **{"fedper.personal-layers": 3})
+
+
+def test_keys_of_other_methods_are_told_and_have_no_effect():
+    flat = config.defaults() | {"strategy": "fedper", "fedprox.prox-mu": 0.5}
+    assert config.foreign_keys(flat) == [
+        "fedprox.prox-mu = 0.5 belongs to fedprox and has no effect on fedper"
+    ]
+    assert config.read(flat).prox_mu == 0.0
+    assert config.foreign_keys(flat | {"strategy": "fedprox"}) == []
+    assert config.foreign_keys(config.defaults()) == []
+
+
+# Parsing ------------------------------------------------------------------------------------------
+
+
+def changes(*options):
+    """What these --run-config options change."""
+    known = config.defaults()
+    return {key: value for key, value in config.parse(options).items() if value != known[key]}
+
+
+def test_no_option_is_the_defaults_of_pyproject():
+    table = tomllib.loads(PYPROJECT.read_text("utf-8"))["tool"]["flwr"]["app"]["config"]
+    assert config.parse([]) == flatten_dict(table) == config.defaults()
+
+
+def test_several_options_and_several_pairs():
+    options = ['strategy="fedper" lr=0.5', "num-rounds=7 fedper.personal-layers='fc1,fc2'", ""]
+    assert changes(*options) == {
+        "strategy": "fedper",
+        "lr": 0.5,
+        "num-rounds": 7,
+        "fedper.personal-layers": "fc1,fc2",
+    }
+
+
+def test_a_later_option_wins_key_by_key():
+    assert changes("lr=0.5 seed=3", "lr=0.25") == {"lr": 0.25, "seed": 3}
+    both = changes("fedprox.prox-mu=0.5", "local.match-compute=true", "fedprox.prox-mu=0.25")
+    assert both == {"fedprox.prox-mu": 0.25, "local.match-compute": True}
+
+
+@given(
+    st.lists(
+        st.dictionaries(
+            st.sampled_from(["lr", "seed", "fedprox.prox-mu", "num-rounds"]),
+            st.integers(2, 99),
+            min_size=1,
+        ),
+        max_size=4,
+    )
+)
+def test_options_are_laid_one_over_the_other(dicts):
+    options = [" ".join(f"{key}={value}" for key, value in one.items()) for one in dicts]
+    expected = config.defaults()
+    for one in dicts:
+        expected |= one
+    assert config.parse(options) == expected
+
+
+def test_a_toml_file_is_an_option_too(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text('lr = 0.5\nseed = 4\nmodel = "lenet5"\n[fedprox]\nprox-mu = 0.125\n')
+    expected = {"lr": 0.5, "seed": 4, "model": "lenet5", "fedprox.prox-mu": 0.125}
+    assert changes(str(path)) == expected
+    assert changes("seed=5", str(path), "lr=0.75") == expected | {"lr": 0.75}
+    path.write_text("lr = ")
+    with pytest.raises(RunError, match=rf"^--run-config {path}: "):
+        config.parse([str(path)])
+    with pytest.raises(RunError, match=r"none\.toml.*No such file"):
+        config.parse([str(tmp_path / "none.toml")])
+
+
+def test_missing_quotes_are_explained():
+    with pytest.raises(RunError) as caught:
+        config.parse(["strategy=fedbabu"])
+    text = str(caught.value)
+    assert text.startswith("--run-config strategy=fedbabu: ")
+    assert 'key3="string"' in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("option", "rest"),
+    [
+        ("num-rounds 5", "num-rounds 5"),
+        ("num-rounds = 5", "num-rounds = 5"),
+        ("lr=0.5 num-rounds: 5", "num-rounds: 5"),
+        ("--lr=0.5 seed", "seed"),
+        ("lr= 0.5", "lr= 0.5"),
+        ("config.tml", "config.tml"),
+        ('run-name="a" b"', 'b"'),
+    ],
+)
+def test_what_flowers_parser_would_skip_in_silence_is_refused(option, rest):
+    with pytest.raises(RunError) as caught:
+        config.parse([option])
+    text = (
+        f"--run-config {option}: cannot read {rest}; write key=value pairs without spaces around ="
+    )
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("option", ["lr=0.1 lr=0.2", "lr=[0.1]", "lr=2020-01-01"])
+def test_what_is_no_scalar_is_refused(option):
+    with pytest.raises(RunError, match=r"^--run-config lr=.*: "):
+        config.parse([option])
+
+
+def test_an_unknown_key_gets_the_nearest():
+    with pytest.raises(RunError, match=r"^unknown key num-round, did you mean num-rounds\?"):
+        config.parse(["num-round=3"])
+    with pytest.raises(RunError, match=r"^unknown key fedprox\.mu, did you mean fedprox\.prox-mu"):
+        config.parse(["fedprox.mu=3"])
+    with pytest.raises(RunError, match=r"^unknown key zzzzzz; README lists all keys$"):
+        config.parse(["zzzzzz=3"])
+    with pytest.raises(RunError, match=r"^unknown key method"):
+        config.parse(["method=3"])
+
+
+# One source ---------------------------------------------------------------------------------------
+
+
+def test_every_key_has_its_row_with_default_and_meaning():
+    rows = {row[0]: row[1:] for row in config.table()}
+    assert len(rows) == len(config.table())
+    assert set(rows) == set(config.defaults())
+    for key, (kind, default, meaning) in rows.items():
+        assert len(meaning) > 10, key
+        assert kind, key
+        assert tomllib.loads(f"x = {default}")["x"] == config.defaults()[key]
+    assert rows["test-fraction"][:2] == ("float > 0 and < 1", "0.25")
+    assert rows["fedprox.prox-mu"] == ("float >= 0", "0.01", "overrides prox-mu")
+    assert rows["lr-schedule"][0] == "one of constant, cosine, step"
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_no_default_stands_in_code(name):
+    for cls, free in ((Settings, {"method"}), (registry.settings_class(name), set())):
+        optional = {f.name for f in msgspec.structs.fields(cls) if not f.required}
+        assert optional == free
+
+
+def test_settings_cannot_change_and_can_be_a_key():
+    settings = read()
+    with pytest.raises(AttributeError):
+        settings.lr = 3
+    assert {settings: 1}[read()] == 1
+    assert read(seed=1) != settings
+
+
+# What is derived ----------------------------------------------------------------------------------
+
+
+def test_the_rate_of_personalization_is_lr_unless_set():
+    assert read(lr=0.5).finetune_rate == 0.5
+    assert read(lr=0.5, finetune_lr=0.25).finetune_rate == 0.25
+
+
+def test_learning_rate_steps_after_half_and_three_quarters_of_the_rounds():
+    settings = read(lr=1.0, lr_schedule="step", num_rounds=7)  # T//2 = 3, 3T//4 = 5
+    rates = [settings.round_lr(round_) for round_ in range(1, 8)]
+    assert rates == pytest.approx([1, 1, 1, 0.1, 0.1, 0.01, 0.01])
+
+
+def test_learning_rate_falls_as_a_cosine_from_lr_towards_0():
+    settings = read(lr=2.0, lr_schedule="cosine", num_rounds=4)
+    rates = [settings.round_lr(round_) for round_ in range(1, 5)]
+    half = 2**-0.5
+    assert rates == pytest.approx([2, 1 + half, 1, 1 - half])
+    assert {read(lr=2.0).round_lr(round_) for round_ in (1, 9, 30)} == {2.0}

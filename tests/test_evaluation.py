@@ -1,0 +1,168 @@
+"""Scores against NumPy: loss, class-wise counts, and the nearest class template."""
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedapps.evaluation import nearest_template, score
+from fedapps.models import build
+from fedapps.training import CHUNK
+
+torch.set_num_threads(1)
+
+LONG = 2 * CHUNK + 1  # more than fits into two forward passes
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.one_of(st.integers(1, 30), st.sampled_from([CHUNK, CHUNK + 1, LONG])),
+    classes=st.integers(2, 12),
+    seed=st.integers(0, 2**32 - 1),
+    scale=st.sampled_from([0.1, 1.0, 30.0]),
+)
+def test_score_in_numpy(n, classes, seed, scale):
+    draws = np.random.default_rng(seed)
+    logits = (scale * draws.normal(size=(n, classes))).astype(np.float32)
+    labels = draws.integers(draws.integers(1, classes + 1), size=n)  # the last classes may lack
+    table = torch.from_numpy(logits)
+    where = torch.arange(n).reshape(n, 1, 1, 1)  # an image is its own number
+
+    result = score(
+        lambda images: table[images.flatten()], (where, torch.from_numpy(labels)), classes
+    )
+
+    exact = logits.astype(np.float64)
+    top = exact.max(1)
+    nll = np.log(np.exp(exact - top[:, None]).sum(1)) + top - exact[np.arange(n), labels]
+    right = exact.argmax(1) == labels
+    assert result.loss == pytest.approx(nll.mean(), rel=1e-5, abs=1e-6)
+    assert result.total.tolist() == [(labels == c).sum() for c in range(classes)]
+    assert result.correct.tolist() == [right[labels == c].sum() for c in range(classes)]
+    assert result.accuracy == pytest.approx(right.mean(), rel=1e-12)
+
+
+def test_score_makes_no_graph():
+    head = nn.Linear(3, 2)
+    outputs = []
+
+    def predict(images):
+        outputs.append(head(images.flatten(1)))
+        return outputs[-1]
+
+    score(predict, (torch.ones(4, 3, 1, 1), torch.zeros(4, dtype=torch.long)), 2)
+    assert not any(output.requires_grad for output in outputs)
+
+
+def on_features(features):
+    """A model whose body returns row i for "image" i."""
+    body = nn.Embedding.from_pretrained(torch.from_numpy(features))
+    body = nn.Sequential(nn.Flatten(0), body)
+    return nn.Sequential(OrderedDict(body=body, head=nn.Linear(features.shape[1], 3)))
+
+
+def brute_force(train, labels, test):
+    """Predictions in float64, and how many test samples are too close to call in float32."""
+    known = np.unique(labels)
+    means = np.stack([train[labels == c].mean(0, dtype=np.float64) for c in known])
+    distances = np.sqrt(((test.astype(np.float64)[:, None] - means[None]) ** 2).sum(2))
+    nearest = np.sort(distances, 1)[:, :2]
+    close = 0 if len(known) == 1 else (nearest[:, 1] - nearest[:, 0] < 1e-5).sum()
+    return known[distances.argmin(1)], close
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    train=st.one_of(st.integers(1, 40), st.just(LONG)),
+    test=st.one_of(st.integers(1, 40), st.just(LONG)),
+    classes=st.integers(2, 40),
+    width=st.integers(1, 20),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_nearest_template_by_brute_force(train, test, classes, width, seed):
+    draws = np.random.default_rng(seed)
+    features = draws.normal(size=(train + test, width)).astype(np.float32)
+    present = draws.permutation(classes)[: draws.integers(1, classes + 1)]
+    labels = draws.choice(present, train)
+    asked = draws.integers(classes, size=test)  # the client may lack the class of a test sample
+    where = torch.arange(train + test).reshape(-1, 1)
+
+    accuracy = nearest_template(
+        on_features(features),
+        ("body",),
+        (where[:train], torch.from_numpy(labels)),
+        (where[train:], torch.from_numpy(asked)),
+    )
+
+    predicted, close = brute_force(features[:train], labels, features[train:])
+    assert accuracy == pytest.approx((predicted == asked).mean(), abs=1e-12 + close / test)
+
+
+def test_classes_that_the_client_lacks_are_no_candidates():
+    """On a line: class 1 at 0 and class 4 at 10; class 0 would be nearest to nothing at all."""
+    features = np.array([-1, 1, 9, 11, 4.9, 5.1, 0, 10], np.float32)[:, None]
+    where = torch.arange(8).reshape(-1, 1)
+    train = where[:4], torch.tensor([1, 1, 4, 4])
+    right = where[4:], torch.tensor([1, 4, 1, 4])
+    lacking = where[4:], torch.tensor([0, 2, 3, 5])
+    model = on_features(features)
+    assert nearest_template(model, ("body",), train, right) == 1.0
+    assert nearest_template(model, ("body",), train, lacking) == 0.0
+
+
+def test_a_template_is_a_mean_over_samples_not_over_batches():
+    """Class 0 has CHUNK + 1 samples: CHUNK at 0 and one at 513, whose mean is 1; class 1 at 4."""
+    train = np.zeros(CHUNK + 2, np.float32)
+    train[CHUNK], train[CHUNK + 1] = CHUNK + 1, 4
+    features = np.concatenate([train, [2.4, 2.6]]).astype(np.float32)[:, None]
+    where = torch.arange(len(features)).reshape(-1, 1)
+    labels = torch.zeros(CHUNK + 2, dtype=torch.long)
+    labels[-1] = 1
+    test = where[-2:], torch.tensor([0, 1])
+    assert nearest_template(on_features(features), ("body",), (where[:-2], labels), test) == 1.0
+
+
+def test_distances_do_not_cancel():
+    """Features far from zero and close to each other, as those after a ReLU may be."""
+    draws = np.random.default_rng(0)
+    centres = 100 + 0.05 * draws.normal(size=(30, 64))
+    labels = np.arange(30).repeat(2)
+    asked = np.arange(30).repeat(5)
+    noise = 0.005 * draws.normal(size=(210, 64))
+    features = (centres[np.concatenate([labels, asked])] + noise).astype(np.float32)
+    where = torch.arange(210).reshape(-1, 1)
+    assert (brute_force(features[:60], labels, features[60:])[0] == asked).all()
+    train = where[:60], torch.from_numpy(labels)
+    test = where[60:], torch.from_numpy(asked)
+    assert nearest_template(on_features(features), ("body",), train, test) == 1.0
+
+
+def test_template_features_come_in_eval_mode_and_leave_the_statistics():
+    model = build("lenet5", (1, 8, 8), 4, seed=0)
+    draws = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for key, value in model.state_dict().items():
+            if "running" in key:
+                value.add_(torch.rand(value.shape, generator=draws))
+    images = torch.randn(40, 1, 8, 8, generator=draws)
+    labels = torch.randint(4, (40,), generator=draws)
+    body = ("conv1", "conv2", "fc1", "fc2")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+
+    model.train()
+    accuracy = nearest_template(model, body, (images[:20], labels[:20]), (images[20:], labels[20:]))
+    after = model.state_dict()
+    assert all(torch.equal(after[key], before[key]) for key in before)
+
+    model.eval()
+    with torch.no_grad():
+        # one image after the other: no statistics of a batch
+        rows = [model.fc2(model.fc1(model.conv2(model.conv1(x[None])))) for x in images]
+    features = torch.cat(rows).numpy()
+    predicted, close = brute_force(features[:20], labels[:20].numpy(), features[20:])
+    assert close == 0
+    assert accuracy == pytest.approx((predicted == labels[20:].numpy()).mean())

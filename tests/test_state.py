@@ -1,0 +1,214 @@
+"""The client store: each round sees what was written before it, whole, or nothing."""
+
+import os
+
+import numpy as np
+import pytest
+import safetensors
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedapps import files, state
+from fedapps.files import write_whole
+from fedapps.state import ClientStore
+
+
+@pytest.fixture
+def store(tmp_path):
+    return ClientStore(tmp_path / "clients" / "7")
+
+
+def names(store):
+    return sorted(path.name for path in store.folder.iterdir())
+
+
+def number(value):
+    return {"x": torch.tensor([float(value)])}
+
+
+def test_a_client_that_kept_nothing_has_nothing(store):
+    assert store.load(5) == {}
+    assert not store.folder.exists()  # reading leaves no trace
+
+
+def test_a_round_sees_only_what_was_written_before_it(store):
+    store.save(3, number(3))
+    store.save(7, number(7))
+    seen = {round_: store.load(round_).get("x") for round_ in (1, 3, 4, 7, 8, 1000)}
+    assert seen == {1: None, 3: None, 4: 3.0, 7: 3.0, 8: 7.0, 1000: 7.0}
+
+
+def test_two_versions_are_kept_under_the_number_of_their_round(store):
+    for round_ in (1, 5, 9, 12):
+        store.save(round_, number(round_))
+    assert names(store) == ["round-000009.safetensors", "round-000012.safetensors"]
+
+
+def test_versions_are_ordered_as_numbers(store):
+    for round_ in (999_999, 1_000_000, 1_000_001):
+        store.save(round_, number(round_ % 1000))
+    assert store.load(10**9)["x"] == 1
+    assert names(store) == ["round-1000000.safetensors", "round-1000001.safetensors"]
+
+
+def test_a_repeated_round_starts_from_the_same_state_and_replaces_its_own(store):
+    store.save(4, number(4))
+    store.save(5, number(5))
+    assert store.load(5)["x"] == 4
+    store.save(5, number(55))
+    assert store.load(6)["x"] == 55
+    assert store.load(5)["x"] == 4
+
+
+def test_a_run_that_goes_back_forgets_the_rounds_after(store):
+    """Resumed from an older checkpoint, the rounds after it are repeated: theirs are no past."""
+    store.save(4, number(4))
+    store.save(9, number(9))
+    store.save(5, number(5))
+    assert store.load(6)["x"] == 5
+    assert store.load(10)["x"] == 5
+    assert names(store) == ["round-000004.safetensors", "round-000005.safetensors"]
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=12, unique=True).map(sorted),
+    st.integers(1, 40),
+)
+def test_the_newest_two_answer_every_round_after_them(tmp_path_factory, rounds, asked):
+    store = ClientStore(tmp_path_factory.mktemp("store"))
+    for round_ in rounds:
+        store.save(round_, number(round_))
+    earlier = [round_ for round_ in rounds[-2:] if round_ < asked]
+    assert store.load(asked) == ({"x": torch.tensor([float(earlier[-1])])} if earlier else {})
+
+
+def test_clients_do_not_see_each_other(tmp_path):
+    one, two = (ClientStore(tmp_path / name) for name in "12")
+    one.save(1, number(1))
+    assert two.load(2) == {}
+    two.save(1, number(2))
+    assert one.load(2)["x"] == 1
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(
+        a[k].dtype == b[k].dtype
+        and a[k].shape == b[k].shape
+        and a[k].contiguous().numpy().tobytes() == b[k].contiguous().numpy().tobytes()
+        for k in a
+    )
+
+
+def test_tensors_come_back_bit_by_bit(store):
+    kept = {
+        "model/fc.weight": torch.randn(4, 3, generator=torch.Generator().manual_seed(0)),
+        "special": torch.tensor([0.0, -0.0, float("inf"), float("nan"), 1e-45]),
+        "double": torch.tensor([1 / 3], dtype=torch.float64),
+        "half": torch.tensor([0.1], dtype=torch.float16),
+        "count": torch.tensor(2**62 + 1),
+        "small": torch.tensor([-128, 127], dtype=torch.int8),
+        "flags": torch.tensor([True, False]),
+        "none": torch.zeros(0, 5),
+    }
+    store.save(1, kept)
+    assert same(store.load(2), kept)
+
+
+def test_views_are_saved_as_the_values_that_they_show(store):
+    base = torch.arange(24.0).reshape(4, 6)
+    views = {"t": base.T, "column": base[:, 2], "rows": base[::2], "wide": base[:1].expand(3, 6)}
+    assert not any(view.is_contiguous() for view in views.values())
+    store.save(1, views)
+    read = store.load(2)
+    for key, view in views.items():
+        assert np.array_equal(read[key].numpy(), view.numpy())
+
+
+def test_tensors_that_share_memory_or_need_gradients_are_saved(store):
+    weight = torch.nn.Parameter(torch.arange(6.0))
+    store.save(1, {"a": weight, "b": weight, "part": weight.detach()[:2]})
+    read = store.load(2)
+    assert read["a"].tolist() == read["b"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert read["part"].tolist() == [0, 1]
+    assert not read["a"].requires_grad
+
+
+def test_what_is_loaded_is_no_window_to_the_file(store):
+    store.save(1, number(1))
+    store.load(2)["x"].add_(5)
+    assert store.load(2)["x"] == 1
+
+
+# Crashes ------------------------------------------------------------------------------------------
+
+
+def test_a_failed_write_leaves_the_old_state_and_no_rest(store, monkeypatch):
+    store.save(1, number(1))
+
+    def half(tensors, path):
+        path.write_bytes(b"half a file")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(state, "save_file", half)
+    with pytest.raises(OSError, match="No space left"):
+        store.save(2, number(2))
+    assert names(store) == ["round-000001.safetensors"]
+    assert store.load(3)["x"] == 1
+
+
+def test_a_failed_write_leaves_the_version_that_it_would_replace(store, monkeypatch):
+    store.save(1, number(1))
+    store.save(2, number(2))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk died")))
+    with pytest.raises(OSError, match="disk died"):
+        store.save(2, number(3))
+    assert store.load(3)["x"] == 2
+    assert store.load(2)["x"] == 1
+
+
+def test_what_a_killed_process_left_is_not_read(store):
+    store.save(1, number(1))
+    whole = (store.folder / "round-000001.safetensors").read_bytes()
+    (store.folder / ".round-000002.safetensors.4711.tmp").write_bytes(whole[: len(whole) // 2])
+    assert store.load(3)["x"] == 1
+    store.save(2, number(2))
+    store.save(3, number(3))
+    assert store.load(4)["x"] == 3
+
+
+def test_data_are_on_disk_before_the_name_is(store, monkeypatch):
+    seen = []
+    fsync = os.fsync
+
+    def spy(descriptor):
+        seen.append((os.fstat(descriptor).st_size, store.load(2)))
+        fsync(descriptor)
+
+    monkeypatch.setattr(files.os, "fsync", spy)
+    store.save(1, number(1))
+    size = (store.folder / "round-000001.safetensors").stat().st_size
+    assert seen == [(size, {})]
+
+
+def test_a_broken_file_is_an_error_not_an_empty_state(store):
+    store.save(1, number(1))
+    path = store.folder / "round-000001.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(safetensors.SafetensorError):
+        store.load(2)
+
+
+def test_write_whole_replaces_at_once(tmp_path):
+    path = tmp_path / "x"
+    path.write_text("old")
+
+    def write(temporary):
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+        assert temporary.parent == tmp_path  # a rename between file systems is a copy
+
+    write_whole(path, write)
+    assert path.read_text() == "new"
+    assert os.listdir(tmp_path) == ["x"]
