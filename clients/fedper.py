@@ -9,5 +9,5 @@ class FedPerClient(BaseClient):
 
     def personal(self) -> Slice:
         """The layers of `fedper.personal-layers`, or the head."""
-        named = self.workspace.settings.method.personal_layers
+        named = self.options.personal_layers
         return self.layout.slice(named.split(",")) if named else self.layout.head

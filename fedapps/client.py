@@ -6,14 +6,17 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 from flwr.client import NumPyClient
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fedapps.clipping import Threshold
+from fedapps.config import Settings
 from fedapps.evaluation import Score, score
 from fedapps.layers import Layout, Slice, put, run
-from fedapps.plan import Plan
-from fedapps.training import Draw, Samples
+from fedapps.plan import Plan, Stage
+from fedapps.training import Draw, Samples, Trained
 from fedapps.workspace import Workspace
 
 State = dict[str, Tensor]
@@ -27,10 +30,14 @@ class BaseClient(NumPyClient):
     from earlier rounds, by name; `fit` replaces its entries, and the caller stores it.
     """
 
-    def __init__(self, workspace: Workspace, client: int, state: State) -> None:
+    def __init__(
+        self, workspace: Workspace, client: int, state: State, settings: Settings | None = None
+    ) -> None:
         self.workspace = workspace
         self.client = client
         self.state = state
+        self.settings = settings or workspace.settings
+        self.options: Any = self.settings.method
 
     # What a method may override -----------------------------------------------------------
 
@@ -60,10 +67,16 @@ class BaseClient(NumPyClient):
         leak = set(plan.upload).intersection(self.personal())
         if leak:
             raise PermissionError(f"the plan uploads {', '.join(sorted(leak))}: personal layers")
-        done = self.workspace.trainer.train(
-            self.train_data, plan.stages, self._draw(plan, "train"), self.loss
-        )
+        thresholds = {
+            stage.layers: Threshold(stage.clip, self._norms(stage).tolist())
+            for stage in plan.stages
+            if stage.clip
+        }
+        done = self._train(plan, "train", thresholds)
         self._keep(plan)
+        for layers, threshold in thresholds.items():
+            norms = torch.tensor(threshold.arrived, dtype=torch.float64)
+            self.state[f"norms/{'+'.join(layers)}"] = norms
         uploaded = self._arrays(self.layout.shared(plan.upload))
         metrics = dataclasses.asdict(done) | {"train_loss": done.mean_loss}
         return uploaded, len(self.train_data[1]), metrics
@@ -79,12 +92,8 @@ class BaseClient(NumPyClient):
         self.model.eval()
         initial = self._score()
         extra = self.extra_scores()
-        personalized = initial
-        if plan.stages:
-            self.workspace.trainer.train(
-                self.train_data, plan.stages, self._draw(plan, "finetune"), self.loss
-            )
-            personalized = self._score()
+        done = self._train(plan, "finetune", {})
+        personalized = self._score() if plan.stages else initial
         metrics = {
             "num_train": len(self.train_data[1]),
             "loss": personalized.loss,
@@ -94,7 +103,8 @@ class BaseClient(NumPyClient):
             "class_initial": initial.correct.tolist(),
             "class_personalized": personalized.correct.tolist(),
         }
-        return personalized.loss, int(initial.total.sum()), metrics | extra
+        finetuned = {f"finetune_{name}": n for name, n in dataclasses.asdict(done).items()}
+        return personalized.loss, int(initial.total.sum()), metrics | finetuned | extra
 
     # Shorthands ---------------------------------------------------------------------------
 
@@ -138,8 +148,15 @@ class BaseClient(NumPyClient):
         state = self.model.state_dict()
         return [state[key].detach().cpu().numpy().copy() for key in keys]
 
-    def _draw(self, plan: Plan, phase: str) -> Draw:
-        return Draw(self.workspace.settings.seed, phase, plan.round, self.client)
+    def _norms(self, stage: Stage) -> Tensor:
+        """Gradient norms of the client's earlier steps on the same layers."""
+        return self.state.get(f"norms/{'+'.join(stage.layers)}", torch.empty(0))
+
+    def _train(self, plan: Plan, phase: str, thresholds: Mapping[Slice, Threshold]) -> Trained:
+        draw = Draw(self.settings.seed, phase, plan.round, self.client)
+        return self.workspace.trainer.train(
+            self.train_data, plan.stages, draw, self.loss, thresholds, keep=self.client
+        )
 
     def _score(self) -> Score:
         return score(self.predict, self.test_data, self.workspace.dataset.classes)

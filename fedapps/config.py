@@ -77,6 +77,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid
     momentum: Annotated[float, Meta(ge=0, lt=1), doc("momentum of SGD")]
     weight_decay: Annotated[AtLeastZero, doc("weight decay of SGD")]
     prox_mu: Annotated[AtLeastZero, doc("weight mu of the proximal term (mu/2)||w - w_t||^2")]
+    clip_percentile: Annotated[
+        float,
+        Meta(ge=0, le=100),
+        doc("clip gradients at this percentile of the client's past norms; 100: do not"),
+    ]
+    max_norm: Annotated[AtLeastZero, doc("largest gradient norm of a step; 0: no limit")]
+    clip_mode: Annotated[
+        Literal["batch", "sample"], doc("clip the batch gradient, or each sample's and average")
+    ]
+    clip_history: Annotated[Count, doc("norms that a client keeps for the percentile, per stage")]
     augment: Annotated[
         Literal["none", "crop-flip"], doc("crop-flip: pad 4, random crop, horizontal flip")
     ]
@@ -117,6 +127,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid
     runs_dir: Annotated[str, doc("folder of run directories, absolute or with `~`")]
     run_name: Annotated[str, doc('name of the run directory; "": strategy, data, seed and time')]
     method: Annotated[Any, doc("settings of the method, from its own table")] = None
+    flat: Annotated[tuple[tuple[str, Any], ...], doc("what all this was read from")] = ()
+
+    def of(self, strategy: str) -> "Settings":
+        """Return these settings with the method settings of another strategy (a base method)."""
+        method = method_settings(dict(self.flat), strategy)
+        return msgspec.structs.replace(self, strategy=strategy, method=method)
 
     @property
     def finetune_rate(self) -> float:
@@ -177,19 +193,30 @@ def read(flat: Mapping[str, Scalar]) -> Settings:
     changed from its default. Raises `RunError` with one line: key, value, what is allowed.
     """
     name = str(flat.get("strategy", ""))
-    cls = registry.settings_class(name)
-    general = {key: value for key, value in flat.items() if "." not in key}
-    own = {k.partition(".")[2]: v for k, v in flat.items() if k.startswith(name + ".")}
-    own_keys = set(cls.__struct_encode_fields__)
     known = defaults()
-    for key in own.keys() - own_keys:
-        if own[key] != known[f"{name}.{key}"] or general.get(key) == known.get(key):
-            general[key] = own[key]
-    method = _convert({k: v for k, v in own.items() if k in own_keys}, cls, name + ".")
+    general = {key: value for key, value in flat.items() if "." not in key}
+    method = method_settings(flat, name)
+    for key, value in _table_of(flat, name).items():
+        is_general = key not in method.__struct_encode_fields__
+        if is_general and (
+            value != known[f"{name}.{key}"] or general.get(key) == known.get(key)
+        ):
+            general[key] = value
     settings = _convert(general, Settings, "")
     check_folder("runs-dir", settings.runs_dir)
     check_folder("data-root", settings.data_root)
-    return msgspec.structs.replace(settings, method=method)
+    return msgspec.structs.replace(settings, method=method, flat=tuple(sorted(flat.items())))
+
+
+def method_settings(flat: Mapping[str, Scalar], name: str) -> Any:
+    """Check and return the own settings of method `name`."""
+    cls = registry.settings_class(name)
+    own = {k: v for k, v in _table_of(flat, name).items() if k in cls.__struct_encode_fields__}
+    return _convert(own, cls, name + ".")
+
+
+def _table_of(flat: Mapping[str, Scalar], name: str) -> dict[str, Scalar]:
+    return {k.partition(".")[2]: v for k, v in flat.items() if k.startswith(name + ".")}
 
 
 def check_folder(key: str, value: str) -> None:

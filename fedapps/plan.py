@@ -6,7 +6,10 @@ from fedapps.layers import Slice
 
 
 class Clip(msgspec.Struct, frozen=True, kw_only=True):
-    """Clipping of a stage: threshold = min(percentile of the last norms, `max_norm`)."""
+    """Clipping of a stage: threshold = min(percentile of the last norms, `max_norm`).
+
+    `max_norm` None means no limit; `mode` is `batch` or `sample`; `history` counts norms.
+    """
 
     percentile: float
     max_norm: float | None

@@ -14,12 +14,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedapps.aggregation import weighted_mean
+from fedapps.config import Settings
 from fedapps.draws import generator, sample_clients
 from fedapps.errors import RunError
 from fedapps.fleet import Exchange, StreamingGrid, spread
 from fedapps.layers import Arrays, Slice
 from fedapps.messages import ClientUpdate, Request, RoundInfo
-from fedapps.plan import Plan, Stage
+from fedapps.plan import Clip, Plan, Stage
 from fedapps.report import ClientEval, Report, RoundRow
 from fedapps.training import Trained
 from fedapps.workspace import Workspace
@@ -29,6 +30,7 @@ from fedapps.workspace import Workspace
 class Tally:
     """What a round has shown so far, on its way to a row of rounds.csv."""
 
+    phase: str = ""  # unset: the strategy's word for the round
     start: float = field(default_factory=time.monotonic)
     clients: int = 0
     failures: int = 0
@@ -47,7 +49,7 @@ class Tally:
         """Return the row of the round that ends now."""
         return RoundRow(
             round=round_,
-            phase=phase,
+            phase=self.phase or phase,
             clients=self.clients,
             failures=self.failures,
             train_loss=self.trained.mean_loss if self.trained.samples else None,
@@ -70,11 +72,14 @@ class BaseStrategy(Strategy):
 
     citation: ClassVar[str] = ""
     exchanges: ClassVar[str] = ""
+    ends_with_finetuning: ClassVar[bool] = False  # as a phase of its own in rounds.csv
 
-    def __init__(self, workspace: Workspace, report: Report) -> None:
+    def __init__(
+        self, workspace: Workspace, report: Report, settings: Settings | None = None
+    ) -> None:
         self.workspace = workspace
-        self.settings = workspace.settings
-        self.options: Any = workspace.settings.method
+        self.settings = settings or workspace.settings
+        self.options: Any = self.settings.method
         self.layout = workspace.layout
         self.arrays: Arrays = dict(workspace.initial)
         self.report = report
@@ -110,9 +115,9 @@ class BaseStrategy(Strategy):
     def evaluation_plan(self, round_: int, client: int) -> Plan:
         """Return how `client` is evaluated: what it downloads and its personalization stages."""
         download = self.plan(round_, client).download
-        return Plan(round=round_, download=download, stages=self.finetuning(), upload=())
+        return Plan(round=round_, download=download, stages=self.finetuning(round_), upload=())
 
-    def finetuning(self) -> tuple[Stage, ...]:
+    def finetuning(self, round_: int) -> tuple[Stage, ...]:
         """Return the stages of personalization: F epochs of `finetune-part`, or none."""
         s, layout = self.settings, self.layout
         parts = {"full": layout.names, "head": layout.head, "body": layout.body}
@@ -143,6 +148,7 @@ class BaseStrategy(Strategy):
             momentum=s.momentum,
             weight_decay=s.weight_decay,
             prox_mu=s.prox_mu,
+            clip=self._clip(),
         )
 
     def download(self, round_: int, client: int, plan: Plan) -> Arrays:
@@ -193,16 +199,22 @@ class BaseStrategy(Strategy):
         plans = {c: self.evaluation_plan(server_round, c) for c in self._evaluated() if due}
         messages = self._send(server_round, plans, "evaluate")
         self._tally.bytes_eval = self._payload()
+        if last and self.ends_with_finetuning:
+            self._tally = self._close_training(server_round)
         return messages
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Collect the scores in client order and write the round's rows."""
-        scores = [_scores(u) for u in self._exchange.updates(replies, self.layout)]
+        updates = list(self._exchange.updates(replies, self.layout))
         self._judge(server_round)
-        if scores:
+        if updates:
+            scores = [_scores(update) for update in updates]
             self._tally.accuracies = self.report.evaluation(server_round, scores)
+        if self._tally.phase:
+            for update in updates:
+                self._tally.add(_trained(update, "finetune_"))
         self.report.round(self._tally.row(server_round, self.phase(server_round)))
         return None
 
@@ -222,6 +234,13 @@ class BaseStrategy(Strategy):
         self._exchange = Exchange(requests, spread(requests, loads, self.nodes))
         info = RoundInfo(str(self.report.folder), self.workspace.fingerprint, presum)
         return self._exchange.messages(self.nodes, info, kind, str(round_))
+
+    def _close_training(self, round_: int) -> Tally:
+        """Write the last round's row; return the tally of the fine-tuning phase that follows."""
+        payload, self._tally.bytes_eval = self._tally.bytes_eval, 0
+        self.report.round(self._tally.row(round_, self.phase(round_)))
+        clients = len(self._exchange.requests)
+        return Tally(phase="finetune", clients=clients, bytes_down=payload)
 
     def _payload(self) -> int:
         return sum(request.nbytes for request in self._exchange.requests)
@@ -259,6 +278,17 @@ class BaseStrategy(Strategy):
             f"client {first.client}: {first.cause}"
         )
 
+    def _clip(self) -> Clip | None:
+        s = self.settings
+        if s.clip_percentile == 100 and s.max_norm == 0:
+            return None
+        return Clip(
+            percentile=s.clip_percentile,
+            max_norm=s.max_norm or None,
+            mode=s.clip_mode,
+            history=s.clip_history,
+        )
+
     def _evaluated(self) -> list[int]:
         s = self.settings
         if not 0 < s.evaluate_clients < s.num_clients:
@@ -267,9 +297,9 @@ class BaseStrategy(Strategy):
         return sorted(draws.choice(s.num_clients, s.evaluate_clients, replace=False).tolist())
 
 
-def _trained(update: ClientUpdate) -> Trained:
+def _trained(update: ClientUpdate, prefix: str = "") -> Trained:
     names = [field.name for field in fields(Trained)]
-    return Trained(**{name: update.metrics[name] for name in names})
+    return Trained(**{name: update.metrics[prefix + name] for name in names})
 
 
 def _scores(update: ClientUpdate) -> ClientEval:

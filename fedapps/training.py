@@ -4,8 +4,11 @@ Frozen means not computed. Parameters of frozen layers get no gradient, and the 
 layers (the prefix) run once per stage: every epoch then starts from their cached outputs.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -14,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 from torch.optim.sgd import sgd
 
+from fedapps.clipping import SampleGradients, Threshold, clip_batch
 from fedapps.costs import Profile, is_cacheable
 from fedapps.draws import generator
 from fedapps.layers import Layout, Slice, batch_norms, run
@@ -59,6 +63,7 @@ class Trained:
     samples: int = 0
     batches: int = 0
     skipped: int = 0
+    rejected: int = 0
     macs: int = 0
     cost_paper: int = 0
 
@@ -79,61 +84,74 @@ class Trainer:
     augment: str = "none"
     cache_bytes: int = 0
     use_cache: bool = True
-    _macs: Callable[[Slice, str], int] = field(init=False)
-    _forward_macs: Callable[[Slice], int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._macs = cache(self.profile.step_macs)
+        self._step_macs = cache(self.profile.step_macs)
         self._forward_macs = cache(self.profile.forward_macs)
+        self._kept = FeatureCache(self.cache_bytes)
 
     def train(
-        self, data: Samples, stages: tuple[Stage, ...], draw: Draw, loss: Loss = cross_entropy
+        self,
+        data: Samples,
+        stages: tuple[Stage, ...],
+        draw: Draw,
+        loss: Loss = cross_entropy,
+        thresholds: Mapping[Slice, Threshold] | None = None,
+        keep: Hashable = None,
     ) -> Trained:
         """Execute `stages` one after the other on data (float [n, C, H, W], int64 [n]).
 
         Epochs are counted over all stages, so that the shuffles of a round do not depend on how
         it is cut into stages. The proximal term pulls towards the model at the start.
+        `thresholds` holds the clipping history by trained layers and is updated. `keep` names
+        the data, so that features of a prefix that stays the same serve later rounds too.
         """
         done, epoch = Trained(), 0
         torch.manual_seed(draw.torch_seed())
         anchor = self._anchor(stages)
         for stage in stages:
             if stage.layers and stage.epochs:
-                self._stage(data, stage, draw, epoch, anchor, loss, done)
+                trained = self.layout.slice(stage.layers)
+                inputs, layers = self._inputs(data[0], trained, keep, done)
+                epochs = range(epoch, epoch + stage.epochs)
+                batches = self._batches((inputs, data[1]), epochs, draw, trained, done)
+                threshold = (thresholds or {}).get(stage.layers)
+                self._stage(batches, stage, layers, anchor, loss, threshold, done)
             epoch += stage.epochs
         self.model.eval()
         return done
 
     def _stage(
         self,
-        data: Samples,
+        batches: Iterable[Samples],
         stage: Stage,
-        draw: Draw,
-        epoch: int,
+        layers: Slice,
         anchor: dict[str, Tensor],
         loss: Loss,
+        threshold: Threshold | None,
         done: Trained,
     ) -> None:
-        trained = self.layout.slice(stage.layers)
-        inputs, labels, layers = self._inputs(data, trained, stage.epochs, done)
-        step_macs = self._macs(trained, layers[0])
-        parameters = self.freeze_all_but(trained)
+        """Take an SGD step per batch on the stage's layers; `layers` are those to run."""
+        macs = self._step_macs(stage.layers, layers[0])
+        parameters = self.freeze_all_but(stage.layers)
         step = Sgd(list(parameters.values()), stage)
-        total = torch.zeros((), device=labels.device)
-        batches = 0
-        for x, y in self._batches(inputs, labels, stage.epochs, draw, epoch, trained, done):
-            value = loss(run(self.model, x, layers), y)
-            value.backward()
-            if stage.prox_mu:
-                _pull(parameters, anchor, stage.prox_mu)
-            step()
-            total += value.detach() * len(y)
-            done.samples += len(y)
-            done.macs += len(y) * step_macs
-            batches += 1
+        total, samples, steps = 0.0, 0, 0
+        with gradient_rule(self.model, stage, threshold) as set_gradients:
+            for x, y in batches:
+                value = loss(run(self.model, x, layers), y)
+                if set_gradients(value, lambda: _pull(parameters, anchor, stage.prox_mu)):
+                    step()
+                else:
+                    done.rejected += 1
+                    step.drop()
+                total = total + value.detach() * len(y)
+                samples += len(y)
+                steps += 1
         done.loss += float(total)
-        done.batches += batches
-        done.cost_paper += batches * self.layout.count(trained)
+        done.samples += samples
+        done.batches += steps
+        done.macs += macs * samples
+        done.cost_paper += steps * self.layout.count(stage.layers)
 
     def freeze_all_but(self, trained: Slice) -> dict[str, nn.Parameter]:
         """Freeze every other layer (eval mode, no gradient); return the parameters to train."""
@@ -143,45 +161,46 @@ class Trainer:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def _inputs(
-        self, data: Samples, trained: Slice, epochs: int, done: Trained
-    ) -> tuple[Tensor, Tensor, Slice]:
-        """Return what a step starts from, the labels, and the layers that it runs."""
-        images, labels = data
-        prefix = self._cached_prefix(trained, epochs, len(labels))
+        self, images: Tensor, trained: Slice, keep: Hashable, done: Trained
+    ) -> tuple[Tensor, Slice]:
+        """Return what a step starts from and the layers that it runs."""
+        prefix = self.cached_prefix(trained, len(images))
         if not prefix:
-            return images, labels, self.layout.names
-        done.macs += len(labels) * self._forward_macs(prefix)
-        return features(self.model, images, prefix), labels, self.layout.names[len(prefix) :]
+            return images, self.layout.names
+        done.macs += len(images) * self._forward_macs(prefix)  # kept or not: any process alike
 
-    def _cached_prefix(self, trained: Slice, epochs: int, size: int) -> Slice:
-        """Return the longest frozen prefix that may be computed once (none for a single epoch)."""
-        if epochs < 2 or self.augment != "none" or not self.use_cache:
+        def compute() -> Tensor:
+            return features(self.model, images, prefix)
+
+        if keep is None:
+            return compute(), self.layout.names[len(prefix) :]
+        state = digest(self.model, self.layout.keys_of(prefix))
+        return self._kept.get((keep, prefix), state, compute), self.layout.names[len(prefix) :]
+
+    def cached_prefix(self, trained: Slice, size: int) -> Slice:
+        """Return the longest frozen prefix whose outputs for `size` samples may be cached."""
+        if self.augment != "none" or not self.use_cache:
             return ()
         prefix: Slice = ()
         for name in self.layout.prefix(trained):
             if not is_cacheable(self.model.get_submodule(name)):
                 break
             prefix += (name,)
-        while prefix:
-            following = self.layout.names[len(prefix)]
-            if 4 * size * int(np.prod(self.profile.shapes[following])) <= self.cache_bytes:
-                return prefix
+        while prefix and self._feature_bytes(prefix, size) > self.cache_bytes:
             prefix = prefix[:-1]
-        return ()
+        return prefix
+
+    def _feature_bytes(self, prefix: Slice, size: int) -> int:
+        following = self.layout.names[len(prefix)]
+        return 4 * size * int(np.prod(self.profile.shapes[following]))
 
     def _batches(
-        self,
-        inputs: Tensor,
-        labels: Tensor,
-        epochs: int,
-        draw: Draw,
-        first_epoch: int,
-        trained: Slice,
-        done: Trained,
+        self, data: Samples, epochs: Iterable[int], draw: Draw, trained: Slice, done: Trained
     ) -> Iterator[Samples]:
         """Yield shuffled batches; one that BatchNorm cannot normalise is skipped and counted."""
+        inputs, labels = data
         needs_two = any(self._sees_one_value(name, trained) for name in self.layout.names)
-        for epoch in range(first_epoch, first_epoch + epochs):
+        for epoch in epochs:
             order = draw.order(epoch, len(labels)).to(labels.device)
             x, y = inputs[order], labels[order]
             if self.augment == "crop-flip":
@@ -205,6 +224,61 @@ class Trainer:
             for key, value in self.model.named_parameters()
             if key.partition(".")[0] in pulled
         }
+
+
+class FeatureCache:
+    """Outputs of frozen prefixes by (data, prefix), least recently used first out."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._kept: OrderedDict[Hashable, tuple[bytes, Tensor]] = OrderedDict()
+
+    def get(self, key: Hashable, state: bytes, compute: Callable[[], Tensor]) -> Tensor:
+        """Return the kept outputs if they are those of `state`, else compute and keep them."""
+        known = self._kept.pop(key, (b"", torch.empty(0)))
+        values = known[1] if known[0] == state else compute()
+        self._kept[key] = (state, values)
+        while sum(kept.nbytes for _, kept in self._kept.values()) > self.limit:
+            self._kept.popitem(last=False)
+        return values
+
+
+def digest(model: nn.Module, keys: Iterable[str]) -> bytes:
+    """Return a digest of some entries of the model's state."""
+    state, result = model.state_dict(), hashlib.blake2b(digest_size=16)
+    for key in keys:
+        result.update(state[key].detach().cpu().numpy().tobytes())
+    return result.digest()
+
+
+@contextmanager
+def gradient_rule(
+    model: nn.Module, stage: Stage, threshold: Threshold | None
+) -> Iterator[Callable[[Tensor, Callable[[], None]], bool]]:
+    """Give the function that sets `.grad` from a batch loss: plain, clipped, or per sample.
+
+    It takes the loss and a function that adds the proximal gradient, and returns False if the
+    step is to be rejected. Per sample, the proximal gradient is added to the clipped mean.
+    """
+    samples = SampleGradients(model) if threshold and threshold.clip.mode == "sample" else None
+
+    def set_gradients(value: Tensor, pull: Callable[[], None]) -> bool:
+        fine = True
+        if samples and threshold:
+            fine = samples.clip(value, threshold)
+        else:
+            value.backward()
+        if stage.prox_mu and fine:
+            pull()
+        if threshold and not samples:
+            fine = clip_batch([p.grad for p in model.parameters() if p.requires_grad], threshold)
+        return fine
+
+    try:
+        yield set_gradients
+    finally:
+        if samples:
+            samples.close()
 
 
 class Sgd:
@@ -233,6 +307,10 @@ class Sgd:
             maximize=False,
             fused=True,
         )
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget the gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 

@@ -32,6 +32,6 @@ class Local(BaseStrategy):
         """Train everything, exchange nothing."""
         return self.exchange(round_, (), self.stage(round_, self.layout.names))
 
-    def finetuning(self) -> tuple[Stage, ...]:
+    def finetuning(self, round_: int) -> tuple[Stage, ...]:
         """None: the client's model is its own already."""
         return ()

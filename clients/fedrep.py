@@ -1,0 +1,12 @@
+"""FedRep's client: it keeps its head between rounds."""
+
+from fedapps.client import BaseClient
+from fedapps.layers import Slice
+
+
+class FedRepClient(BaseClient):
+    """Executes the plan's two stages; head epochs run on cached outputs of the body."""
+
+    def personal(self) -> Slice:
+        """The head."""
+        return self.layout.head

@@ -1,0 +1,12 @@
+"""PerFreezeClip's client: it keeps its head h and the history of its gradient norms."""
+
+from fedapps.client import BaseClient
+from fedapps.layers import Slice
+
+
+class PerFreezeClipClient(BaseClient):
+    """Executes the plan's stages; the trainer clips and the store keeps h and the norms."""
+
+    def personal(self) -> Slice:
+        """The head h."""
+        return self.layout.head

@@ -1,0 +1,41 @@
+"""FedRep: Collins et al., Exploiting Shared Representations for Personalized FL, ICML 2021."""
+
+from typing import Annotated
+
+import msgspec
+
+from fedapps.config import Count, doc
+from fedapps.plan import Plan, Stage
+from fedapps.strategy import BaseStrategy
+
+
+class Settings(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    """FedRep's own keys."""
+
+    head_epochs: Annotated[Count, doc("epochs of the head with the body frozen")]
+    body_epochs: Annotated[Count, doc("epochs of the body with the head frozen, after the head's")]
+
+
+class FedRep(BaseStrategy):
+    """Head first, then body; the body is averaged, the head is personal.
+
+    Before it is evaluated every client trains its head on the body that it receives, as it would
+    at the start of a round; general fine-tuning does not apply.
+    """
+
+    citation = "Collins et al., ICML 2021"
+    exchanges = "body"
+
+    def plan(self, round_: int, client: int) -> Plan:
+        """`head-epochs` of the head, then `body-epochs` of the body (Algorithm 1)."""
+        body = self.layout.body
+        body_stage = self.stage(round_, body, self.options.body_epochs)
+        return self.exchange(round_, body, self.head_stage(round_), body_stage)
+
+    def finetuning(self, round_: int) -> tuple[Stage, ...]:
+        """The head's epochs."""
+        return (self.head_stage(round_),)
+
+    def head_stage(self, round_: int) -> Stage:
+        """Train the head on the frozen body."""
+        return self.stage(round_, self.layout.head, self.options.head_epochs)

@@ -1,0 +1,86 @@
+"""FedSeq: Jang, Choi, Personalized FL via Sequential Layer Expansion, Applied Sciences 2024."""
+
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+
+from fedapps import registry
+from fedapps.config import NonNegative, doc
+from fedapps.errors import RunError
+from fedapps.layers import Slice
+from fedapps.plan import Plan
+from fedapps.report import Report
+from fedapps.strategy import BaseStrategy
+from fedapps.workspace import Workspace
+
+
+class Settings(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    """FedSeq's own keys."""
+
+    base: Annotated[str, doc("method that the schedule is put on: fedbabu, fedavg, fedper, fedrep")]
+    schedule: Annotated[
+        Literal["vanilla", "anti"], doc("unfreeze from the input side, or from the head side")
+    ]
+    unfreeze_rounds: Annotated[
+        str, doc('rounds t_1 = 0 < t_2 < ... (from 0), as 0,100,200; "": evenly over the rounds')
+    ]
+    groups: Annotated[NonNegative, doc("cut the body into so many parts K; 0: one per layer")]
+
+
+class FedSeq(BaseStrategy):
+    """Sequential layer expansion: the body's K parts are unfrozen one after the other.
+
+    Frozen parts are neither trained nor sent: nobody ever trained them, so every client has
+    their initial values from the seed. The head follows the base method. After the last round
+    every client receives the body and fine-tunes all layers (phase `finetune`).
+    """
+
+    citation = "Jang, Choi, Applied Sciences 2024"
+    exchanges = "active layers"
+    ends_with_finetuning = True
+
+    def __init__(self, workspace: Workspace, report: Report) -> None:
+        super().__init__(workspace, report)
+        base = self.options.base
+        self.base = registry.strategy_class(base)(workspace, report, self.settings.of(base))
+        body = self.layout.body
+        count = min(self.options.groups, len(body)) or len(body)
+        self.parts = [tuple(part) for part in np.array_split(body, count)]
+        self.starts = self._unfreeze_rounds(len(self.parts))
+
+    def active(self, round_: int) -> Slice:
+        """A(t): parts with t >= t_k, t = round - 1, from the input (vanilla) or the head (anti)."""
+        parts = self.parts if self.options.schedule == "vanilla" else self.parts[::-1]
+        open_ = [part for part, start in zip(parts, self.starts, strict=True) if round_ - 1 >= start]
+        return self.layout.slice(name for part in open_ for name in part)
+
+    def plan(self, round_: int, client: int) -> Plan:
+        """The base method's plan without the frozen parts."""
+        base = self.base.plan(round_, client)
+        frozen = set(self.layout.body).difference(self.active(round_))
+
+        def thaw(layers: Slice) -> Slice:
+            return tuple(name for name in layers if name not in frozen)
+
+        stages = (msgspec.structs.replace(s, layers=thaw(s.layers)) for s in base.stages)
+        return Plan(
+            round=round_,
+            download=thaw(base.download),
+            stages=tuple(stage for stage in stages if stage.layers),
+            upload=thaw(base.upload),
+        )
+
+    def _unfreeze_rounds(self, count: int) -> list[int]:
+        text, key = self.options.unfreeze_rounds, "fedseq.unfreeze-rounds"
+        if not text:
+            return [k * self.settings.num_rounds // count for k in range(count)]
+        try:
+            starts = [int(word) for word in text.split(",")]
+        except ValueError:
+            raise RunError(f'{key} = "{text}": must be whole numbers, as 0,100,200') from None
+        if starts[0] != 0 or any(a >= b for a, b in zip(starts, starts[1:], strict=False)):
+            raise RunError(f'{key} = "{text}": must start with 0 and increase')
+        if len(starts) != count:
+            raise RunError(f'{key} = "{text}": has {len(starts)} rounds, the body {count} parts')
+        return starts

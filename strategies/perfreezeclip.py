@@ -1,0 +1,55 @@
+"""PerFreezeClip: personalized FL with staged freezing and adaptive clipping, Electronics 2024."""
+
+import math
+from typing import Annotated
+
+import msgspec
+
+from fedapps.config import Fraction, doc
+from fedapps.errors import RunError
+from fedapps.plan import Plan
+from fedapps.strategy import BaseStrategy
+
+
+class Settings(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    """PerFreezeClip's own keys; clipping has the general ones (T `clip-percentile`, mu `max-norm`)."""
+
+    freeze_ratio: Annotated[
+        Fraction, doc("gamma: share of the local epochs in which the body is frozen")
+    ]
+    final_round_full: Annotated[bool, doc("train all layers in every epoch of the last round")]
+
+
+class PerFreezeClip(BaseStrategy):
+    """gamma E epochs of the head h, then the other epochs of the representation phi, all clipped.
+
+    phi is averaged with weights n_i; h never leaves the client. Clipping off and gamma 0 or 1, or
+    percentile 100 and max-norm 0 with any gamma, are the paper's ablations.
+    """
+
+    citation = "PerFreezeClip, Electronics 2024"
+    exchanges = "body"
+
+    def plan(self, round_: int, client: int) -> Plan:
+        """Algorithm 1: freeze phi and train h, then the other way round; at last train both."""
+        phi, h = self.layout.body, self.layout.head
+        if self.options.final_round_full and round_ == self.settings.num_rounds:
+            return self.exchange(round_, phi, self.stage(round_, self.layout.names))
+        head_epochs = self.head_epochs()
+        stages = [
+            self.stage(round_, h, head_epochs),
+            self.stage(round_, phi, self.settings.local_epochs - head_epochs),
+        ]
+        return self.exchange(round_, phi, *[stage for stage in stages if stage.epochs])
+
+    def head_epochs(self) -> int:
+        """gamma E rounded half up; each stage keeps an epoch unless gamma is 0 or 1 [our choice]."""
+        gamma, epochs = self.options.freeze_ratio, self.settings.local_epochs
+        if gamma in (0.0, 1.0):
+            return int(gamma * epochs)
+        if epochs == 1:
+            raise RunError(
+                f"perfreezeclip.freeze-ratio = {gamma}: one local epoch cannot be divided; "
+                "set local-epochs to 2 or more, or the ratio to 0 or 1"
+            )
+        return min(max(math.floor(gamma * epochs + 0.5), 1), epochs - 1)
