@@ -1,0 +1,214 @@
+"""Facts of FedSeq, PerFreezeClip and FedRep."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fedapps import client_app, config, registry
+from fedapps.errors import RunError
+from fedapps.workspace import Workspace
+
+# cnn on 8x8 digits: parameters of each layer
+SIZE = {"conv1": 832, "conv2": 51_264, "fc1": 131_584, "fc2": 5_130}
+
+
+@pytest.fixture
+def fits(monkeypatch):
+    """Record (request, update, client's state) of every fit."""
+    records, clients = [], []
+    make, fit = client_app._client, client_app._fit
+
+    def remember(*arguments):
+        clients.append(make(*arguments))
+        return clients[-1]
+
+    def record(space, request, store):
+        update = fit(space, request, store)
+        records.append((request, update, dict(clients[-1].state), space))
+        return update
+
+    monkeypatch.setattr(client_app, "_client", remember)
+    monkeypatch.setattr(client_app, "_fit", record)
+    return records
+
+
+def plans(flat_config, *options):
+    space = Workspace(config.read(flat_config(*options)))
+    strategy = registry.strategy_class(space.settings.strategy)(space, None)
+    return [strategy.plan(round_, 0) for round_ in range(1, space.settings.num_rounds + 1)]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "order"),
+    [("vanilla", ["conv1", "conv2", "fc1"]), ("anti", ["fc1", "conv2", "conv1"])],
+)
+def test_fedseq_sends_active_layers_only_and_leaves_the_others_bitwise(
+    serial_run, read_csv, fits, schedule, order
+):
+    folder = serial_run(
+        f'strategy="fedseq" fedseq.schedule="{schedule}" fedseq.unfreeze-rounds="0,2,3" '
+        "num-rounds=4 evaluate-every=0"
+    )
+    table = read_csv(folder, "rounds.csv")
+    active = [1, 1, 2, 3]
+    for row, count in zip(table, active, strict=False):
+        floats = sum(SIZE[name] for name in order[:count])
+        assert int(row["bytes_up"]) == int(row["bytes_down"]) == 4 * floats * 3
+    for request, update, state, space in fits:
+        names = {key.partition(".")[0] for key in update.arrays}
+        assert names == set(order[: active[request.plan.round - 1]])
+        assert not state, "nothing is personal"
+        del space
+    last = table[-1]
+    assert last["phase"] == "finetune" and last["clients"] == "6"
+    assert int(last["bytes_down"]) == 4 * sum(SIZE[name] for name in order) * 6
+    assert last["bytes_up"] == "0" and last["accuracy_personalized"]
+    assert not table[-2]["accuracy_personalized"]
+    model, initial = load_file(folder / "model.safetensors"), fits[0][3].initial
+    for key, value in model.items():
+        assert np.array_equal(value, initial[key]) == key.startswith("fc2.")
+
+
+def test_fedseq_inactive_layers_stay_initial_on_server_and_clients(serial_run, fits):
+    folder = serial_run(
+        'strategy="fedseq" fedseq.unfreeze-rounds="0,2,3" num-rounds=2 fedseq.finetune-epochs=0'
+    )
+    model = load_file(folder / "model.safetensors")
+    for key, value in fits[0][3].initial.items():
+        assert np.array_equal(model[key], value) == (not key.startswith("fc1."))
+
+
+def test_fedseq_with_everything_active_is_fedbabu(serial_run):
+    """All parts unfrozen from the start is FedBABU, in the model's every bit."""
+    one = serial_run('strategy="fedseq" fedseq.groups=1 fedseq.unfreeze-rounds="0"')
+    two = serial_run('strategy="fedbabu"')
+    assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("base", ["fedavg", "fedper", "fedrep"])
+def test_fedseq_on_another_base_trains_its_head_in_every_round(flat_config, base):
+    for round_, plan in enumerate(
+        plans(flat_config, f'strategy="fedseq" fedseq.base="{base}" num-rounds=3'), start=1
+    ):
+        trained = {name for stage in plan.stages for name in stage.layers}
+        assert trained == {"fc2", *["fc1", "conv2", "conv1"][:round_]}
+        assert ("fc2" in plan.upload) == (base == "fedavg")
+
+
+def test_fedseq_groups_deep_models(flat_config):
+    found = plans(
+        flat_config, 'strategy="fedseq" model="resnet18" fedseq.groups=3 num-rounds=3 '
+        'fedseq.schedule="vanilla"'
+    )
+    assert [len(plan.upload) for plan in found] == [3, 6, 9]
+
+
+@pytest.mark.parametrize(
+    "rounds", ["0,5,3", "0,0,1", "1,2,3", "0,1,2,3", "0,1", "a,b,c", "0,1.5,2"]
+)
+def test_fedseq_refuses_bad_rounds(flat_config, rounds):
+    with pytest.raises(RunError, match=r"fedseq.unfreeze-rounds = "):
+        plans(flat_config, f'strategy="fedseq" fedseq.unfreeze-rounds="{rounds}"')
+
+
+def test_perfreezeclip_trains_one_part_at_a_time_and_all_in_the_last_round(flat_config):
+    found = plans(flat_config, 'strategy="perfreezeclip" local-epochs=5 num-rounds=3')
+    body = ("conv1", "conv2", "fc1")
+    for plan in found[:-1]:
+        assert [(stage.layers, stage.epochs) for stage in plan.stages] == [(("fc2",), 4), (body, 1)]
+        assert plan.upload == plan.download == body
+        assert all(stage.clip.percentile == 90 and stage.clip.max_norm == 10 for stage in plan.stages)
+    assert [(stage.layers, stage.epochs) for stage in found[-1].stages] == [((*body, "fc2"), 5)]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "epochs", "expected"),
+    [(0.5, 5, (3, 2)), (0.8, 5, (4, 1)), (0.05, 5, (1, 4)), (0.95, 5, (4, 1)), (0.5, 2, (1, 1))],
+)
+def test_perfreezeclip_rounds_half_up_and_keeps_an_epoch_of_each(flat_config, ratio, epochs, expected):
+    options = f'strategy="perfreezeclip" local-epochs={epochs} perfreezeclip.freeze-ratio={ratio}'
+    plan = plans(flat_config, options + " num-rounds=2")[0]
+    assert tuple(stage.epochs for stage in plan.stages) == expected
+
+
+def test_perfreezeclip_with_ratio_0_or_1_has_one_stage(flat_config):
+    for ratio, layers in ((0.0, ("conv1", "conv2", "fc1")), (1.0, ("fc2",))):
+        plan = plans(flat_config, f'strategy="perfreezeclip" perfreezeclip.freeze-ratio={ratio}')[0]
+        assert [stage.layers for stage in plan.stages] == [layers]
+
+
+def test_perfreezeclip_bytes_are_those_of_phi_and_history_survives_rounds(serial_run, read_csv, fits):
+    folder = serial_run(
+        'strategy="perfreezeclip" num-rounds=3 local-epochs=2 fraction-train=1.0 '
+        "perfreezeclip.final-round-full=false"
+    )
+    phi = SIZE["conv1"] + SIZE["conv2"] + SIZE["fc1"]
+    assert [int(row["bytes_up"]) for row in read_csv(folder, "rounds.csv")] == [4 * phi * 6] * 3
+    steps: dict[int, int] = {}
+    for request, update, state, _ in fits:
+        client = request.client
+        steps[client] = steps.get(client, 0) + update.metrics["batches"] // 2
+        for layers in ("fc2", "conv1+conv2+fc1"):
+            assert len(state[f"norms/{layers}"]) == steps[client]
+        assert set(state) == {"model/fc2.fc.weight", "model/fc2.fc.bias", "norms/fc2",
+                              "norms/conv1+conv2+fc1"}  # fmt: skip
+
+
+def test_perfreezeclip_at_percentile_100_is_bitwise_the_run_without_clipping(serial_run):
+    """Clipping at percentile 100 runs through the clipper if a huge max-norm switches it on."""
+    off, on = (
+        serial_run(
+            'strategy="perfreezeclip" local-epochs=2 perfreezeclip.clip-percentile=100.0 '
+            f"perfreezeclip.max-norm={limit}"
+        )
+        for limit in (0.0, 1e30)
+    )
+    assert (off / "model.safetensors").read_bytes() == (on / "model.safetensors").read_bytes()
+
+
+def test_perfreezeclip_without_clipping_and_last_round_is_fedrep(serial_run):
+    one = serial_run(
+        'strategy="perfreezeclip" local-epochs=3 perfreezeclip.freeze-ratio=0.67 '
+        "perfreezeclip.clip-percentile=100.0 perfreezeclip.max-norm=0.0 "
+        "perfreezeclip.final-round-full=false"
+    )
+    two = serial_run('strategy="fedrep" fedrep.head-epochs=2 fedrep.body-epochs=1')
+    assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
+
+
+def test_clipping_is_a_part_that_any_method_may_switch_on(serial_run):
+    plain, clipped = (
+        serial_run(f'strategy="fedavg" max-norm={limit}') for limit in (0.0, 0.05)
+    )
+    models_ = [load_file(folder / "model.safetensors") for folder in (plain, clipped)]
+    assert any(not np.array_equal(models_[0][key], models_[1][key]) for key in models_[0])
+    assert list((clipped / "clients").glob("*/*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "perfreezeclip.freeze-ratio=1.5",
+        "perfreezeclip.freeze-ratio=-0.1",
+        "perfreezeclip.clip-percentile=101.0",
+        "perfreezeclip.clip-percentile=-1.0",
+        "perfreezeclip.max-norm=-1.0",
+    ],
+)
+def test_bad_values_are_refused(flat_config, option):
+    key = option.partition("=")[0].removeprefix("perfreezeclip.")
+    with pytest.raises(RunError, match=key):
+        plans(flat_config, f'strategy="perfreezeclip" {option}')
+
+
+def test_one_epoch_cannot_be_divided(flat_config):
+    with pytest.raises(RunError, match=r"freeze-ratio = 0.8: one local epoch cannot be divided"):
+        plans(flat_config, 'strategy="perfreezeclip" local-epochs=1')
+
+
+def test_summary_reads_the_finetune_row(serial_run):
+    folder = serial_run('strategy="fedseq" num-rounds=3')
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["phase"] == "finetune" and summary["accuracy_personalized"] > 0
