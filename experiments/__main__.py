@@ -3,6 +3,7 @@
     python -m experiments list
     python -m experiments run fedcmd-cifar10 --rows fedavg,fedbabu --data-root ~/fedapps-data
     python -m experiments report
+    python -m experiments costs
 
 A table is a TOML file in experiments/tables: a base run-config from experiments/configs and rows
 that change it. A finished row is appended to experiments/results/<table>.csv at once.
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from experiments import costs
 from fedapps import launch
 from fedapps.errors import RunError
 
@@ -203,9 +205,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runner.add_argument("--data-root", default="~/fedapps-data")
     runner.add_argument("--runs-dir", type=Path, default=Path("~/fedapps-runs"))
     runner.add_argument("--home", type=Path, default=HERE.parent / ".flwr")
+    costs.add_arguments(commands.add_parser("costs", help="FedSeq's parameter and cost tables"))
     options = parser.parse_args(arguments)
     try:
-        if options.command == "list":
+        if options.command == "costs":
+            costs.show(options)
+        elif options.command == "list":
             show()
         elif options.command == "report":
             report()

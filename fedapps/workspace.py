@@ -26,9 +26,9 @@ GPU_HINT = (
 class Workspace:
     """Everything static of a run, made from its settings alone and so equal in all processes."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, dataset: data.Dataset | None = None) -> None:
         self.settings = settings
-        self.dataset = data.load(settings.dataset, settings.data_root)
+        self.dataset = dataset or data.load(settings.dataset, settings.data_root)
         self.device = pick_device(settings.device)
         self.model: nn.Sequential = self._build()
         self.layout: Layout = layout_of(

@@ -1,0 +1,69 @@
+"""The runner of the papers' tables, and FedSeq's cost tables to the last digit."""
+
+import csv
+
+import pytest
+
+from experiments import __main__ as runner
+from fedapps import config
+from fedapps.errors import RunError
+
+
+def test_costs_are_those_of_fedseqs_tables(tmp_path, capsys):
+    assert runner.main(["costs", "--csv", str(tmp_path / "costs.csv")]) == 0
+    shown = capsys.readouterr().out
+    with (tmp_path / "costs.csv").open() as file:
+        rows = [(r["method"], r["unfreeze_rounds"], int(r["cost"])) for r in csv.DictReader(file)]
+    assert rows == [
+        ("FedAvg", "", 873_039_000_000),
+        ("FedBABU", "", 865_344_000_000),
+        ("FedSeq vanilla", "0,100,200", 314_912_000_000),
+        ("FedSeq vanilla", "0,50,100", 590_128_000_000),
+        ("FedSeq anti", "0,100,200", 838_880_000_000),
+        ("FedSeq anti", "0,50,100", 852_112_000_000),
+    ]
+    for figure in ("832", "51,264", "524,800", "5,130", "582,026", "314.912", "852.112"):
+        assert figure in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_costs_of_another_model_and_shape(capsys):
+    options = ["--model", "lenet5", "--shape", "3,32,32", "--unfreeze-rounds", "0,10,20"]
+    assert runner.main(["costs", "--rounds", "30", *options]) == 0
+    shown = capsys.readouterr().out
+    assert "62,050" in shown and "0,10,20" in shown
+
+
+def test_bad_shape_is_one_line(capsys):
+    assert runner.main(["costs", "--shape", "28x28"]) == 1
+    assert capsys.readouterr().err == "error: --shape 28x28: must be channels,height,width\n"
+
+
+def test_every_row_of_every_table_is_a_valid_run_config():
+    for table in runner.tables().values():
+        for row in table.rows:
+            config.read(config.parse([str(table.base_file), row.config]))
+            assert row.reads in runner.FIGURES
+
+
+def test_results_come_back_as_a_table(tmp_path, monkeypatch):
+    table = next(iter(runner.tables().values()))
+    monkeypatch.setattr(runner, "HERE", tmp_path)
+    first = {key: "0.5" for key in runner.FIGURES} | {
+        "name": table.rows[0].name, "seed": 0, "rounds": 2, "seconds_per_round": 1.234,
+        "bytes_up": 7, "command": "c",
+    }  # fmt: skip
+    runner.record(table, first)
+    runner.record(table, first | {"accuracy_initial": "0.25"})
+    assert len(table.results()) == 1, "a later run of a row replaces the earlier"
+    line = list(runner.markdown(table))[6]
+    assert line.startswith(f"| {table.rows[0].name} | 0 | 25.00 | 50.00 | 50.00 (50.00) |")
+    assert line.endswith("| 1.23 |")
+
+
+def test_unknown_tables_and_rows_are_named():
+    with pytest.raises(RunError, match="must be one of"):
+        runner.pick("nope", "")
+    table = next(iter(runner.tables()))
+    with pytest.raises(RunError, match="row nope"):
+        runner.pick(table, "nope")
