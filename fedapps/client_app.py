@@ -7,6 +7,7 @@ from logging import DEBUG
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -88,15 +89,18 @@ def _work_on(request: Request, info: RoundInfo, space: Workspace, work: Work) ->
 
 
 def _fit(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate:
-    """Train from the state before this round; store what changed."""
+    """Train from the state before this round; store what changed, unless training diverged."""
     before = store.load(request.plan.round)
     client = _client(space, request, before)
     arrays, num_examples, metrics = client.fit(*_call(client, request))
+    named = dict(zip(client.layout.shared(request.plan.upload), arrays, strict=True))
+    for key, array in named.items():
+        if not np.isfinite(array).all():  # in a pre-summed mean it would spoil what others did
+            raise FloatingPointError(f"training diverged: {key} is not finite")
     if client.state.keys() != before.keys() or any(
         value is not before[key] for key, value in client.state.items()
     ):
         store.save(request.plan.round, client.state)
-    named = dict(zip(client.layout.shared(request.plan.upload), arrays, strict=True))
     return ClientUpdate(request.client, named, num_examples, metrics, float(num_examples))
 
 

@@ -144,7 +144,7 @@ class Exchange:
         return [message for message, _ in self._sent]
 
     def updates(self, replies: Iterable[Message], layout: Layout) -> Iterator[ClientUpdate]:
-        """Yield updates in client order as soon as the order allows; note failures.
+        """Yield updates in client order as soon as the order allows; note failures, in that order.
 
         A request that nobody answered in time is a failure too.
         """
@@ -165,6 +165,7 @@ class Exchange:
                     yield update
         unanswered = [request.client for part in sent.values() for request in part]
         self.failures += [Failure(client, "no reply in time") for client in unanswered]
+        self.failures.sort(key=lambda failure: failure.client)
         for client in order:
             update = arrived.get(client)
             if update is not None:

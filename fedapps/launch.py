@@ -209,7 +209,8 @@ def merged(options: Sequence[str]) -> Iterator[list[str]]:
         values |= parse(option)
     with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
         path = Path(folder) / "run-config.toml"
-        path.write_text("".join(f"{json.dumps(k)} = {_toml(v)}\n" for k, v in values.items()))
+        text = "".join(f"{_toml(key)} = {_toml(value)}\n" for key, value in values.items())
+        path.write_text(text, "utf-8")
         yield [str(path)]
 
 
@@ -427,7 +428,9 @@ def _free(port: int) -> bool:
 
 
 def _toml(value: object) -> str:
-    return repr(value) if type(value) is float else json.dumps(value)  # repr: inf and nan
+    if isinstance(value, float):
+        return repr(value)  # inf and nan as TOML has them
+    return json.dumps(value, ensure_ascii=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -82,6 +82,12 @@ def run_serial(run_config: dict[str, Scalar], num_supernodes: int = 1) -> Path:
     """Run a full run-config in this process; return the run directory. Raises `RunError`."""
     from fedapps import client_app, server_app
 
+    if num_supernodes < 1:
+        raise RunError(f"--num-supernodes {num_supernodes}: must be at least 1")
+    wanted = config.read(run_config).min_available
+    if wanted > num_supernodes:  # the run would wait for ever
+        text = f"must be at most --num-supernodes {num_supernodes}"
+        raise RunError(f"min-available = {wanted}: {text}")
     grid = SerialGrid(client_app.app, run_config, num_supernodes)
     context = Context(
         run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config

@@ -42,10 +42,11 @@ def run(grid: Grid, context: Context) -> Path:
     counts = class_counts(space.dataset.labels, space.shares)
     strategy_class = registry.strategy_class(settings.strategy)
     registry.client_class(settings.strategy)  # a missing twin ends the run here
+    strategy = strategy_class(space, Report(Path(settings.runs_dir), settings))
+    check_plans(strategy, settings)  # before there is a run directory
     report = Report.create(settings.runs_dir, settings.run_name, settings, context.run_config)
     report.class_counts = counts
-    strategy = strategy_class(space, report)
-    check_plans(strategy, settings)
+    strategy.report = report
     strategy.nodes = meet(grid, space)
     start = time.monotonic()
     strategy.start(grid, num_rounds=settings.num_rounds, timeout=settings.round_timeout)

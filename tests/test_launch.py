@@ -127,12 +127,12 @@ class TestParse:
 
     def test_later_option_wins_key_by_key(self, tmp_path):
         file = tmp_path / "x.toml"
-        file.write_text('lr = 0.1\nname = "it\'s \\"é\\""\n[fedper]\na = 1\nb = false\n')
+        file.write_text('lr = 0.1\nname = "it\'s \\"é🌻\\""\n[fedper]\na = 1\nb = false\n', "utf-8")
         with launch.merged([str(file), "fedper.a=2 lr=1e-3", "fedper.c=inf"]) as options:
             assert len(options) == 1
             values = tomllib.loads(Path(options[0]).read_text("utf-8"))
         assert values == {
-            "lr": 0.001, "name": "it's \"é\"", "fedper.a": 2, "fedper.b": False,
+            "lr": 0.001, "name": "it's \"é🌻\"", "fedper.a": 2, "fedper.b": False,
             "fedper.c": float("inf"),
         }  # fmt: skip
         assert not Path(options[0]).exists()

@@ -167,6 +167,7 @@ def test_a_stage_is_a_plain_loop(name, momentum, weight_decay):
         [("conv2 fc2", 2), ("fc1", 2)],  # frozen layers on both sides of trained ones
         [("", 1), ("fc1 classifier", 2)],  # an epoch of nothing
         [("conv1 conv2", 0), ("classifier", 1)],
+        [("conv1 conv2 fc1 fc2", 1), ("classifier", 2)],  # a cached prefix that was just trained
     ],
     ids=str,
 )
@@ -179,7 +180,11 @@ def test_stages_one_after_the_other(parts):
     wanted = reference(trainer.model, data, stages, 8)
     before = state(trainer)
     trainer.train(data, stages, DRAW)
-    close(state(trainer), wanted)
+    first = state(trainer)
+    close(first, wanted)
+    trainer.model.load_state_dict(before)
+    trainer.train(data, stages, DRAW)
+    assert same(state(trainer), first)  # nothing of the first round is left in the trainer
     touched = {layer for part in stages if part.epochs for layer in part.layers}
     assert {key.partition(".")[0] for key in changed(before, state(trainer))} == touched
 
@@ -504,8 +509,10 @@ def test_a_cached_prefix_changes_nothing_but_the_work(name, trained, cached):
 
 
 def test_a_single_epoch_needs_no_cache():
-    trainer = make("cnn")
+    trainer, sizes = make("cnn"), []
+    trainer.model.conv1.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
     done = trainer.train(samples(20, (1, 8, 8), 4), (stage(["fc2"], 1),), DRAW)
+    assert sizes[-3:] == [8, 8, 4]  # batch by batch, not all at once
     assert done.macs == 20 * trainer.profile.step_macs(("fc2",), "conv1")
 
 

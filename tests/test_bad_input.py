@@ -1,0 +1,341 @@
+"""Bad input, end to end: one line that says what is wrong, status 1, and nothing was started."""
+
+import sys
+from types import SimpleNamespace
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+
+from fedapps import client_app, config, fleet, server_app
+from fedapps.errors import RunError
+from fedapps.serial import SerialGrid, main
+
+MODELS = "cnn, lenet5, lenet5-1, lenet5-3, conv4, "
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Messages to SuperNodes that were sent."""
+    sent = []
+    push = SerialGrid.push_messages
+
+    def spy(grid, messages):
+        messages = list(messages)
+        sent.extend(messages)
+        return push(grid, messages)
+
+    monkeypatch.setattr(SerialGrid, "push_messages", spy)
+    return sent
+
+
+@pytest.fixture
+def refuse(started, tmp_path, data_root, tiny_npz, capsys):
+    """Return refuse(*run_config, arguments=()) -> the line; checks all that is promised of it."""
+
+    def run(*run_config, arguments=(), runs=tmp_path / "runs"):
+        folders = f'runs-dir="{runs}" data-root="{data_root}"'
+        base = [tiny_npz, folders, 'num-clients=4 num-rounds=1 device="cpu"']
+        options = [word for option in (*base, *run_config) for word in ("--run-config", option)]
+        before = tree(runs)
+        status = main([*options, *arguments])
+        captured = capsys.readouterr()
+        assert status == 1
+        lines = captured.err.splitlines()
+        assert len(lines) == 1, captured.err
+        assert lines[0].startswith("error: ")
+        assert captured.out == ""
+        assert started == []
+        assert tree(runs) == before
+        return lines[0].removeprefix("error: ")
+
+    return run
+
+
+def tree(folder):
+    """What is there: an error is to leave no half run directory."""
+    return folder.exists(), sorted(folder.rglob("*"))
+
+
+def quoted(path):
+    return f'dataset="{path}"'
+
+
+def test_the_base_of_these_tests_is_good(started, tmp_path, tiny_npz, data_root, capsys):
+    """So that what follows is refused for what it says."""
+    folders = f'runs-dir="{tmp_path}/runs" data-root="{data_root}"'
+    options = f"{folders} num-clients=4 num-rounds=1 evaluate-every=0 finetune-epochs=0"
+    assert main(["--run-config", tiny_npz, "--run-config", f'{options} device="cpu"']) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert captured.out.splitlines()[-1] == str(folder)
+    assert {message.metadata.message_type for message in started} == {
+        "query.hello", "train", "evaluate"
+    }  # fmt: skip
+
+
+# Settings -----------------------------------------------------------------------------------------
+
+
+def test_unknown_strategy(refuse):
+    line = refuse('strategy="fedbab"')
+    assert line.startswith('strategy = "fedbab": must be one of centralized, fedavg, fedbabu, ')
+    assert line.endswith("(did you mean fedbabu?)")
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ("alpha=0", "alpha = 0: must be float > 0"),
+        ("fraction-train=0", "fraction-train = 0: must be float > 0 and <= 1"),
+        ("fraction-train=1.5", "fraction-train = 1.5: must be float > 0 and <= 1"),
+        ("num-rounds=0", "num-rounds = 0: must be int >= 1"),
+        ("lr=inf", "lr = inf: must be finite"),
+        ("seed=true", "seed = true: must be int >= 0 and < 4294967296"),
+        ('device="gpu"', 'device = "gpu": must be one of auto, cpu, cuda'),
+        ("num-round=3", "unknown key num-round, did you mean num-rounds?; README lists all keys"),
+        ("head-layers=4", "head-layers = 4: the model has 4 layers, leave one"),
+        ("head-layers=99", "head-layers = 99: the model has 4 layers, leave one"),
+        (
+            "num-clients=61",
+            "num-clients = 61: 61 clients for 120 samples; a client needs at least 2",
+        ),
+        ('partitioner="sizes" sizes="0.5"', 'sizes = "0.5": 1 fraction for num-clients = 4;'),
+        ('partitioner="sizes" sizes="a"', 'sizes = "a": must be fractions as 0.4,0.3,0.2,0.1'),
+        ('partitioner="classes"', 'classes-per-client = "": must be a set per client as'),
+        ("min-samples=31", "min-samples = 31: 4 clients would need 124 of 120 samples;"),
+        ("min-samples=30", 'partitioner = "dirichlet": none of 10,000 draws with alpha = 10 '),
+        ('run-name="../x"', 'run-name = "../x": must be a name below runs-dir'),
+        ('run-name="/x"', 'run-name = "/x": must be a name below runs-dir'),
+    ],
+)
+def test_a_setting_that_cannot_be(refuse, option, line):
+    assert refuse(option).startswith(line)
+
+
+def test_unknown_model(refuse):
+    line = refuse('model="resnet20"')
+    assert line.startswith(f"unknown model 'resnet20': nearest is 'resnet18'; allowed: {MODELS}")
+
+
+def test_images_too_small_for_the_model(refuse):
+    line = refuse('model="vgg16"')
+    assert line == "model 'vgg16': images of 8x8 pixels are too small, smallest is 32x32"
+
+
+def test_a_layer_of_a_method_that_the_model_lacks(refuse):
+    line = refuse('strategy="fedper" fedper.personal-layers="nope"')
+    assert "nope" in line
+    assert line.endswith("the model has conv1, conv2, fc1, fc2")
+
+
+def test_a_gpu_where_there_is_none(refuse, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    line = refuse('device="cuda"')
+    assert line.startswith(
+        'device = "cuda": no GPU is visible here; use "cpu", or give actors one: '
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ("strategy=fedavg", "--run-config strategy=fedavg: "),
+        ("num-rounds 3", "--run-config num-rounds 3: cannot read num-rounds 3; "),
+        ("none.toml", "--run-config none.toml: [Errno 2] No such file or directory: 'none.toml'"),
+    ],
+)
+def test_a_run_config_that_cannot_be_read(refuse, option, line):
+    assert refuse(option).startswith(line)
+
+
+@pytest.mark.parametrize("number", ["0", "-2"])
+def test_a_fleet_of_no_supernodes(refuse, number):
+    line = refuse(arguments=["--num-supernodes", number])
+    assert line == f"--num-supernodes {number}: must be at least 1"
+
+
+def test_more_supernodes_wanted_than_there_are(refuse, monkeypatch):
+    monkeypatch.setattr(fleet.time, "sleep", lambda seconds: pytest.fail("it waits for ever"))
+    line = refuse("min-available=3", arguments=["--num-supernodes", "2"])
+    assert line == "min-available = 3: must be at most --num-supernodes 2"
+
+
+# Data ---------------------------------------------------------------------------------------------
+
+
+def test_two_clients_for_one_sample(refuse, make_npz, tmp_path):
+    path = make_npz(tmp_path / "one.npz", train=1, test=3)
+    line = refuse(quoted(path), 'num-clients=2 split="official"')
+    assert line.startswith("num-clients = 2: 2 clients for 1 sample; a client needs at least 2")
+
+
+def test_one_class_is_nothing_to_learn(refuse, make_npz, tmp_path):
+    path = make_npz(tmp_path / "one.npz", classes=1)
+    assert refuse(quoted(path)) == "model 'cnn': classes must be at least 2, got 1"
+
+
+def test_random_bytes_instead_of_data(refuse, tmp_path):
+    path = tmp_path / "noise.npz"
+    path.write_bytes(np.random.default_rng(0).bytes(5000))
+    line = refuse(quoted(path))
+    assert line.startswith(f"{path}: cannot be read as .npz (File is not a zip file); ")
+
+
+@pytest.mark.parametrize("part", [0.0, 0.01, 0.5, 0.99])
+def test_truncated_data(refuse, make_npz, tmp_path, part):
+    path = make_npz(tmp_path / "short.npz")
+    data = path.read_bytes()
+    path.write_bytes(data[: int(part * len(data))])
+    assert refuse(quoted(path)).startswith(f"{path}: cannot be read as .npz (")
+
+
+def test_data_without_a_key(refuse, make_npz, tmp_path):
+    path = make_npz(tmp_path / "x.npz", test_labels=None)
+    line = refuse(quoted(path))
+    assert line.startswith(
+        f"{path}: key test_labels is missing; found train_images, train_labels, "
+    )
+
+
+def test_labels_of_another_length(refuse, make_npz, tmp_path):
+    path = make_npz(tmp_path / "x.npz", train_labels=np.zeros(95, np.int64))
+    line = refuse(quoted(path))
+    assert (
+        line
+        == f"{path}: train_labels holds 95 labels for 96 images of train_images; must be as many"
+    )
+
+
+def test_images_of_another_size(refuse, make_npz, tmp_path):
+    path = make_npz(tmp_path / "x.npz", test_images=np.zeros((24, 9, 8), np.uint8))
+    assert refuse(quoted(path)).startswith(
+        f"{path}: test_images holds uint8 images of [C, H, W] = "
+    )
+
+
+def test_pickled_data(refuse, make_npz, tmp_path):
+    labels = np.array([{"a": 1}] * 96, object)
+    path = make_npz(tmp_path / "x.npz", train_labels=labels)
+    assert refuse(quoted(path)) == f"{path}: train_labels has dtype object; must be integers"
+
+
+def test_data_that_are_not_there(refuse, tmp_path):
+    path = tmp_path / "gone.npz"
+    assert refuse(quoted(path)) == f"{path}: no such file"
+    line = refuse('dataset="gone.npz"')
+    assert line == 'dataset = "gone.npz": must be absolute or start with ~, as ~/gone.npz'
+
+
+def test_unknown_data_set(refuse):
+    line = refuse('dataset="cifar"')
+    assert line.startswith(
+        'dataset = "cifar": unknown, nearest is cifar10; allowed: digits, mnist, '
+    )
+
+
+def test_a_download_without_network(refuse, tmp_path, monkeypatch):
+    def unreachable(**options):
+        raise URLError("Network is unreachable")
+
+    datasets = SimpleNamespace(MNIST=unreachable)
+    monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(datasets=datasets))
+    line = refuse(f'dataset="mnist" data-root="{tmp_path}/empty"')
+    assert line == (
+        'dataset = "mnist": download failed (URLError: <urlopen error Network is unreachable>); '
+        "check the network, or put mnist.npz with train_images, train_labels, test_images, "
+        f"test_labels into {tmp_path}/empty"
+    )
+
+
+# Folders ------------------------------------------------------------------------------------------
+
+
+def test_a_runs_dir_below_a_file(refuse, tmp_path):
+    (tmp_path / "file").write_text("x")
+    line = refuse('run-name="a"', runs=tmp_path / "file" / "runs")
+    assert line == f"cannot make {tmp_path}/file/runs/a: Not a directory"
+    line = refuse('run-name="a"', runs=tmp_path / "file")
+    assert line.startswith(f"cannot make {tmp_path}/file/a: ")
+    assert (tmp_path / "file").read_text() == "x"
+
+
+def test_a_data_root_below_a_file(refuse, tmp_path):
+    (tmp_path / "file").write_text("x")
+    line = refuse(f'dataset="digits" data-root="{tmp_path}/file/data"')
+    assert line == f"{tmp_path}/file/data/digits.npz: cannot be written (Not a directory)"
+
+
+def test_a_run_that_is_there_already(refuse, tmp_path):
+    folder = tmp_path / "runs" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "rounds.csv").write_text("results")
+    line = refuse('run-name="mine"')
+    assert line == f'run-name = "mine": {folder} exists; take another name or ""'
+    assert (folder / "rounds.csv").read_text() == "results"
+
+
+@pytest.mark.parametrize("key", ["runs-dir", "data-root"])
+def test_a_relative_folder_is_resolved_where_it_was_typed(
+    key, tmp_path, tiny_npz, data_root, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    seen = {}
+
+    def stop(grid, context):
+        seen.update(context.run_config)
+        raise RunError("enough")
+
+    monkeypatch.setattr(server_app, "run", stop)
+    assert main(["--run-config", f'{tiny_npz} {key}="here"']) == 1
+    assert seen[key] == str(tmp_path / "here")
+
+
+@pytest.mark.parametrize("key", ["runs-dir", "data-root"])
+def test_a_relative_folder_is_refused_by_the_serverapp(
+    key, started, flat_config, tiny_npz, tmp_path, monkeypatch
+):
+    """There it would be resolved in the working directory of the SuperLink."""
+    monkeypatch.chdir(tmp_path)
+    flat = flat_config(tiny_npz, f'{key}="here"')
+    context = Context(1, 0, {}, RecordDict(), flat)
+    with pytest.raises(RunError) as caught:
+        server_app.run(SerialGrid(client_app.app, flat, 1), context)
+    assert str(caught.value) == f'{key} = "here": must be absolute or start with ~, as ~/here'
+    assert started == []
+    assert list(tmp_path.iterdir()) == []
+
+
+# The ServerApp ------------------------------------------------------------------------------------
+
+
+def test_the_serverapp_logs_the_line_and_fails(started, flat_config, tiny_npz, caplog, tmp_path):
+    """Flower counts a ServerApp that returns or exits as a success."""
+    flat = flat_config(tiny_npz, "head-layers=9")
+    context = Context(1, 0, {}, RecordDict(), flat)
+    caplog.set_level("ERROR", "flwr")
+    with pytest.raises(RunError):
+        server_app.main(SerialGrid(client_app.app, flat, 1), context)
+    assert [record.getMessage() for record in caplog.records] == [
+        "error: head-layers = 9: the model has 4 layers, leave one"
+    ]
+    assert started == []
+    assert not (tmp_path / "runs").exists()
+
+
+def test_keys_of_other_methods_are_warned_of(serial_run, tiny_npz, capsys):
+    serial_run(tiny_npz, 'strategy="fedavg" num-rounds=1 fedprox.prox-mu=0.5')
+    lines = capsys.readouterr().out.splitlines()
+    warning = "warning: fedprox.prox-mu = 0.5 belongs to fedprox and has no effect on fedavg"
+    assert [line for line in lines if line.startswith("warning")] == [warning]
+
+
+def test_packages_of_two_places_are_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(server_app.strategies, "__path__", [str(tmp_path / "strategies")])
+    with pytest.raises(RunError) as caught:
+        server_app.check_packages()
+    mine = config.Path(config.__file__).parents[1]
+    text = f"fedapps comes from {mine} but strategies from {tmp_path}: remove one of them"
+    assert str(caught.value) == text

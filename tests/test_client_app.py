@@ -1,0 +1,386 @@
+"""The ClientApp: each client of a message does its work or fails alone, and says why."""
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+
+from fedapps import client_app, config, registry, server_app
+from fedapps.errors import RunError
+from fedapps.layers import take
+from fedapps.messages import (
+    ClientUpdate,
+    Failure,
+    Request,
+    RoundInfo,
+    pack_requests,
+    unpack_reply,
+)
+from fedapps.plan import Plan
+from fedapps.serial import SerialGrid
+from fedapps.state import ClientStore
+from fedapps.workspace import workspace
+
+EVERYBODY = "fraction-train=1.0 num-clients=4"
+
+
+@pytest.fixture
+def break_fit(monkeypatch):
+    """Return break_fit(clients, act): act(client, parameters, config, fit) replaces their fit."""
+    original = registry.client_class
+
+    def apply(broken, act):
+        def client_class(name):
+            class Client(original(name)):
+                def fit(self, parameters, config):
+                    fit = super().fit
+                    if broken is not None and self.client not in broken:
+                        return fit(parameters, config)
+                    return act(self, parameters, config, fit)
+
+            return Client
+
+        monkeypatch.setattr(registry, "client_class", client_class)
+
+    return apply
+
+
+def no_luck(client, parameters, config, fit):
+    fit(parameters, config)
+    raise ValueError(f"no luck\nwith client {client.client}")
+
+
+def diverge(client, parameters, config, fit):
+    arrays, num_examples, metrics = fit(parameters, config)
+    arrays[0][0] = np.nan
+    return arrays, num_examples, metrics
+
+
+# One client fails ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_client_that_raises_fails_alone(
+    serial_run, tiny_npz, break_fit, read_csv, read_rounds, read_model, nodes
+):
+    done = {}
+
+    def record_or_fail(client, parameters, config, fit):
+        if client.client in (1, 3):
+            return no_luck(client, parameters, config, fit)
+        done[client.client] = fit(parameters, config)
+        return done[client.client]
+
+    break_fit(None, record_or_fail)
+    folder = serial_run(tiny_npz, EVERYBODY, 'strategy="fedavg" num-rounds=1', num_supernodes=nodes)
+    assert [tuple(event.values()) for event in read_csv(folder, "events.csv")] == [
+        ("1", "1", "failure", "ValueError: with client 1"),
+        ("1", "3", "failure", "ValueError: with client 3"),
+    ]
+    (row,) = read_rounds(folder)
+    assert (row["clients"], row["failures"]) == (4, 2)
+    assert 2 * row["bytes_up"] == row["bytes_down"]  # the two that failed sent nothing
+    arrays = [[array.astype(np.float64) for array in done[client][0]] for client in (0, 2)]
+    weights = [done[client][1] for client in (0, 2)]
+    for key, first, second in zip(take_names(folder, read_model), *arrays, strict=True):
+        mean = (weights[0] * first + weights[1] * second) / sum(weights)
+        assert np.array_equal(read_model(folder)[key], mean.astype(np.float32))
+
+
+def take_names(folder, read_model):
+    """Keys in the order of the model, which is the order of a client's arrays."""
+    space = workspace(config.read(config.parse([str(folder / "config.toml")])))
+    assert set(space.layout.shared(space.layout.names)) == set(read_model(folder))
+    return space.layout.shared(space.layout.names)
+
+
+def test_a_failure_leaves_no_state_of_its_round(serial_run, tiny_npz, break_fit):
+    break_fit({1}, no_luck)
+    folder = serial_run(tiny_npz, EVERYBODY, 'strategy="fedper"')
+    assert sorted(path.name for path in (folder / "clients").iterdir()) == ["0", "2", "3"]
+
+
+def test_the_run_ends_when_all_clients_fail_with_the_first_cause(serial_run, tiny_npz, break_fit):
+    break_fit(None, no_luck)
+    with pytest.raises(RunError) as caught:
+        serial_run(tiny_npz, EVERYBODY, 'strategy="fedavg"')
+    expected = "round 1: 4 of 4 clients failed (all failed); client 0: ValueError: with client 0"
+    assert str(caught.value) == expected
+
+
+def test_all_may_fail_in_a_later_round(serial_run, tiny_npz, break_fit, read_rounds, tmp_path):
+    def fail_later(client, parameters, config, fit):
+        if '"round":2' in config["plan"]:
+            raise MemoryError
+        return fit(parameters, config)
+
+    break_fit(None, fail_later)
+    with pytest.raises(RunError, match=r"^round 2: .*; client 0: MemoryError: no reason given$"):
+        serial_run(tiny_npz, EVERYBODY, 'strategy="fedavg" num-rounds=3 run-name="x"')
+    assert [row["round"] for row in read_rounds(tmp_path / "runs" / "x")] == [1]
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, -1])
+def test_a_round_survives_max_failures(serial_run, tiny_npz, break_fit, read_rounds, limit):
+    break_fit({0, 2}, no_luck)
+    options = [tiny_npz, EVERYBODY, f'strategy="fedavg" max-failures={limit}']
+    if limit in (0, 1):
+        with pytest.raises(RunError) as caught:
+            serial_run(*options)
+        text = f"round 1: 2 of 4 clients failed (max-failures = {limit}); "
+        assert str(caught.value) == text + "client 0: ValueError: with client 0"
+    else:
+        assert [row["failures"] for row in read_rounds(serial_run(*options))] == [2, 2]
+
+
+def test_a_failed_evaluation_costs_its_client_only(
+    serial_run, tiny_npz, monkeypatch, read_csv, read_rounds
+):
+    original = registry.client_class
+
+    def client_class(name):
+        class Client(original(name)):
+            def evaluate(self, parameters, config):
+                if self.client == 2:
+                    raise KeyError("gone")
+                return super().evaluate(parameters, config)
+
+        return Client
+
+    monkeypatch.setattr(registry, "client_class", client_class)
+    folder = serial_run(tiny_npz, EVERYBODY, 'strategy="fedavg" num-rounds=1')
+    (event,) = read_csv(folder, "events.csv")
+    assert (event["client"], event["detail"]) == ("2", "KeyError: 'gone'")
+    clients = read_csv(folder, "clients.csv")
+    assert [row["client"] for row in clients] == ["0", "1", "3"]
+    mean = np.mean([float(row["accuracy_personalized"]) for row in clients])
+    assert read_rounds(folder)[0]["accuracy_personalized"] == pytest.approx(mean, abs=1e-12)
+
+
+@pytest.mark.parametrize("presum", ["true", "false"])
+def test_a_client_that_diverges_fails_alone(
+    serial_run, tiny_npz, break_fit, read_csv, read_model, presum
+):
+    """Also with presum, where its NaN would otherwise be in the mean of the whole SuperNode."""
+    options = [tiny_npz, EVERYBODY, f'strategy="fedper" num-rounds=1 presum={presum}']
+    break_fit({0, 2}, no_luck)
+    without = read_model(serial_run(*options))
+    break_fit({0, 2}, diverge)
+    folder = serial_run(*options)
+    events = read_csv(folder, "events.csv")
+    assert [event["client"] for event in events] == ["0", "2"]
+    assert {event["detail"] for event in events} == {
+        "FloatingPointError: training diverged: conv1.conv.weight is not finite"
+    }
+    for key, array in read_model(folder).items():
+        assert np.array_equal(array, without[key])
+    assert sorted(path.name for path in (folder / "clients").iterdir()) == ["1", "3"]
+
+
+def test_an_interrupt_is_no_failure_of_a_client(serial_run, tiny_npz, break_fit):
+    def interrupt(client, parameters, config, fit):
+        raise KeyboardInterrupt
+
+    break_fit({2}, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        serial_run(tiny_npz, EVERYBODY, 'strategy="fedavg"')
+
+
+# Who runs where changes nothing -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedper"])
+def test_a_mean_made_on_supernodes_is_the_same_mean(
+    serial_run, tiny_npz, read_model, read_rounds, strategy
+):
+    options = [tiny_npz, EVERYBODY, f'strategy="{strategy}"']
+    plain = serial_run(*options, num_supernodes=2)
+    summed = serial_run(*options, "presum=true", num_supernodes=2)
+    for key, array in read_model(plain).items():
+        np.testing.assert_allclose(read_model(summed)[key], array, rtol=1e-6, atol=1e-6)
+    for before, after in zip(read_rounds(plain), read_rounds(summed), strict=True):
+        for key in ("clients", "failures", "bytes_up", "bytes_down", "train_macs", "cost_paper"):
+            assert after[key] == before[key]
+        assert after["train_loss"] == pytest.approx(before["train_loss"], rel=1e-4)
+
+
+def test_with_presum_one_client_of_a_supernode_carries_the_mean():
+    updates = [
+        ClientUpdate(4, {"w": np.array([1.0, 5.0], np.float32)}, 10, {"loss": 1}, 10.0),
+        ClientUpdate(7, {"w": np.array([4.0, 8.0], np.float32)}, 20, {"loss": 2}, 20.0),
+    ]
+    first, second = client_app.presummed(updates)
+    assert (first.client, first.num_examples, first.metrics, first.weight) == (
+        4,
+        10,
+        {"loss": 1},
+        30,
+    )
+    assert first.arrays["w"].tolist() == [3.0, 7.0]
+    assert (second.client, second.num_examples, second.metrics) == (7, 20, {"loss": 2})
+    assert (second.arrays, second.weight) == ({}, 0.0)
+    assert client_app.presummed([]) == []
+
+
+@pytest.mark.parametrize("strategy", ["fedbabu", "fedper"])
+def test_results_do_not_depend_on_the_number_of_supernodes(
+    serial_run, tiny_npz, read_csv, strategy
+):
+    def results(nodes):
+        options = [tiny_npz, f'strategy="{strategy}" num-clients=5 fraction-train=0.6']
+        folder = serial_run(*options, num_supernodes=nodes)
+        rows = [row | {"seconds": ""} for row in read_csv(folder, "rounds.csv")]
+        model = (folder / "model.safetensors").read_bytes()
+        state = {
+            path.relative_to(folder): path.read_bytes()
+            for path in (folder / "clients").rglob("*.safetensors")
+        }
+        return rows, read_csv(folder, "clients.csv"), model, state
+
+    one = results(1)
+    assert results(3) == one
+    assert results(8) == one  # more SuperNodes than clients
+
+
+# One message --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def node(flat_config, tiny_npz, tmp_path):
+    """Return node(strategy) -> (workspace, send): send(requests, ...) -> (updates, failures)."""
+
+    def make(strategy):
+        flat = flat_config(tiny_npz, f'strategy="{strategy}"')
+        space = workspace(config.read(flat))
+
+        def send(requests, kind="train", fingerprint=space.fingerprint, flat=flat):
+            info = RoundInfo(str(tmp_path / "run"), fingerprint)
+            message = pack_requests(requests, info, 1, kind, "1")
+            context = Context(1, 1, {}, RecordDict(), flat)
+            return unpack_reply(requests, client_app.app(message, context), space.layout)
+
+        return space, send
+
+    return make
+
+
+def make_request(space, client, download, upload, round_=1):
+    plan = Plan(round=round_, download=download, stages=(), upload=upload)
+    arrays = take(space.model, space.layout.shared(download))
+    return Request(client, plan, arrays)
+
+
+def test_a_client_without_work_returns_what_it_received(node):
+    space, send = node("fedavg")
+    layers = space.layout.names
+    request = make_request(space, 2, layers, layers)
+    (update,), failures = send([request])
+    assert failures == []
+    assert update.num_examples == len(space.shares[2].train) == update.weight
+    assert update.arrays.keys() == request.arrays.keys()
+    for key, array in request.arrays.items():
+        assert np.array_equal(update.arrays[key], array)
+
+
+def test_another_initial_model_is_refused_with_both_fingerprints(node):
+    space, send = node("fedbabu")
+    body = space.layout.body
+    requests = [make_request(space, client, body, body) for client in (0, 3)]
+    updates, failures = send(requests, fingerprint="feedbeef")
+    assert updates == []
+    assert [failure.client for failure in failures] == [0, 3]
+    for failure in failures:
+        assert failure.cause == (
+            f"RuntimeError: the initial model here ({space.fingerprint}) is not the server's "
+            "(feedbeef): use the same versions of torch and numpy on all machines"
+        )
+
+
+@pytest.mark.parametrize("strategy", ["fedper", "fedbabu", "local"])
+def test_a_client_refuses_to_upload_its_personal_layers(node, tmp_path, strategy):
+    space, send = node(strategy)
+    names = space.layout.names
+    private = names if strategy == "local" else space.layout.head
+    requests = [
+        make_request(space, 0, (), names),
+        make_request(space, 1, (), space.layout.head),
+        make_request(space, 2, (), ()),
+    ]
+    updates, failures = send(requests)
+    assert [(update.client, update.arrays) for update in updates] == [(2, {})]
+    assert failures == [
+        Failure(
+            0, f"PermissionError: the plan uploads {', '.join(sorted(private))}: personal layers"
+        ),
+        Failure(1, "PermissionError: the plan uploads fc2: personal layers"),
+    ]
+
+
+def test_a_request_that_cannot_be_read_fails_all_its_clients(node):
+    space, send = node("fedavg")
+    layers = space.layout.names
+    requests = [make_request(space, client, layers, layers) for client in (0, 1)]
+    requests[1].arrays["fc2.fc.bias"][0] = np.inf
+    updates, failures = send(requests)
+    assert updates == []
+    cause = "BadMessage: values in fc2.fc.bias are not finite"
+    assert failures == [Failure(0, cause), Failure(1, cause)]
+
+
+def test_a_download_that_lacks_an_array_fails_its_client_only(node):
+    space, send = node("fedavg")
+    layers = space.layout.names
+    requests = [make_request(space, client, layers, layers) for client in (0, 1)]
+    del requests[0].arrays["conv1.conv.bias"]
+    updates, failures = send(requests)
+    assert [update.client for update in updates] == [1]
+    assert failures == [Failure(0, "KeyError: 'conv1.conv.bias'")]
+
+
+def test_a_supernode_that_cannot_load_the_data_says_so_for_each_client(node, flat_config, tmp_path):
+    space, send = node("fedavg")
+    requests = [make_request(space, client, (), ()) for client in (0, 5)]
+    flat = flat_config(f'dataset="{tmp_path}/gone.npz"')
+    updates, failures = send(requests, flat=flat)
+    assert updates == []
+    cause = f"RunError: {tmp_path}/gone.npz: no such file"
+    assert failures == [Failure(0, cause), Failure(5, cause)]
+
+
+def test_training_sees_the_state_before_its_round_and_evaluation_the_one_after(
+    node, tmp_path, monkeypatch
+):
+    space, send = node("fedper")
+    seen = []
+
+    class Spy(registry.client_class("fedper")):
+        def _receive(self, parameters, config):
+            seen.append({key: float(value) for key, value in self.state.items()})
+            self.state.clear()
+            return super()._receive(parameters, config)
+
+        def fit(self, parameters, config):
+            result = super().fit(parameters, config)
+            self.state["mark"] = space.dataset.tensors(np.arange(1))[1].sum() + 10
+            return result
+
+    monkeypatch.setattr(registry, "client_class", lambda name: Spy)
+    store = ClientStore(tmp_path / "run" / "clients" / "2")
+    for round_ in (3, 4):
+        store.save(round_, {"mark": space.dataset.tensors(np.arange(1))[1].sum() + round_})
+    for kind in ("train", "evaluate"):
+        _, failures = send([make_request(space, 2, (), (), round_=4)], kind)
+        assert failures == []
+    assert seen == [{"mark": 3.0}, {"mark": 10.0}]
+    assert store.load(5)["mark"] == 10
+    assert store.load(4)["mark"] == 3
+
+
+def test_nothing_is_stored_for_clients_that_keep_nothing(serial_run, tiny_npz):
+    folder = serial_run(tiny_npz, 'strategy="fedavg" num-rounds=1')
+    assert not (folder / "clients").exists()
+
+
+def test_a_supernode_says_hello(flat_config, tiny_npz):
+    grid = SerialGrid(client_app.app, flat_config(tiny_npz), 3)
+    nodes = server_app.meet(grid, workspace(config.read(flat_config(tiny_npz))))
+    assert nodes == [1, 2, 3]

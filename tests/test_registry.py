@@ -1,0 +1,143 @@
+"""Methods are found by their modules; nothing in fedapps/ knows one by name."""
+
+import ast
+import re
+import types
+from pathlib import Path
+
+import msgspec
+import pytest
+from flwr.client import NumPyClient
+from flwr.serverapp.strategy import Strategy
+
+import clients
+import fedapps
+import strategies
+from fedapps import config, registry
+from fedapps.client import BaseClient
+from fedapps.errors import RunError
+from fedapps.strategy import BaseStrategy
+
+FEDAPPS = Path(fedapps.__file__).parent
+# Words of the run-config that are also a method's name: `bn-stats = "local"` is FedBN's sense.
+SHARED_WORDS = {"local"}
+
+
+def modules(package):
+    paths = Path(package.__path__[0]).glob("*.py")
+    return {path.stem for path in paths if not path.stem.startswith("_")}
+
+
+def test_methods_are_the_modules_of_strategies_each_with_its_twin():
+    assert registry.names() == tuple(sorted(modules(strategies)))
+    assert modules(strategies) == modules(clients)
+    assert len(registry.names()) >= 6
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_a_method_is_one_strategy_and_one_client(name):
+    strategy, client = registry.strategy_class(name), registry.client_class(name)
+    assert (strategy.__module__, client.__module__) == (f"strategies.{name}", f"clients.{name}")
+    assert issubclass(strategy, BaseStrategy)
+    assert issubclass(strategy, Strategy)
+    assert issubclass(client, BaseClient)
+    assert issubclass(client, NumPyClient)
+    assert strategy.citation.strip()
+    assert strategy.exchanges.strip()
+    assert not strategy.__abstractmethods__
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_keys_of_a_method_are_those_of_its_settings_or_general_ones(name):
+    table = {key.partition(".")[2] for key in config.defaults() if key.startswith(f"{name}.")}
+    own = set(registry.settings_class(name).__struct_encode_fields__)
+    general = set(config.Settings.__struct_encode_fields__) - {"method", "strategy"}
+    assert own <= table  # each has its default in pyproject.toml
+    assert table <= own | general
+    assert not own & general  # a key means one thing
+
+
+def test_every_table_of_pyproject_belongs_to_a_method():
+    tables = {key.partition(".")[0] for key in config.defaults() if "." in key}
+    assert tables <= set(registry.names())
+
+
+def test_a_method_without_keys_has_no_settings():
+    assert registry.settings_class("fedavg") is config.NoSettings
+    assert msgspec.structs.fields(config.NoSettings) == ()
+
+
+@pytest.mark.parametrize("find", ["strategy_class", "client_class", "settings_class"])
+@pytest.mark.parametrize("name", ["nope", "", "__init__", "os", "strategies.fedavg"])
+def test_what_is_no_method_is_refused_with_the_list(find, name):
+    with pytest.raises(RunError) as caught:
+        getattr(registry, find)(name)
+    text = f'strategy = "{name}": must be one of {", ".join(registry.names())}'
+    assert str(caught.value).startswith(text)
+
+
+def make_module(*classes):
+    module = types.ModuleType("strategies.fedfoo")
+    module.Borrowed = BaseStrategy
+    for number, cls in enumerate(classes):
+        cls.__module__ = module.__name__
+        setattr(module, f"Class{number}", cls)
+    return module
+
+
+def test_a_module_defines_exactly_one_class_of_the_kind(monkeypatch):
+    def method():
+        return type("Method", (BaseStrategy,), {})
+
+    monkeypatch.setattr(registry, "names", lambda: ("fedfoo",))
+    one = method()
+    for classes in ([one], [one, type("Helper", (), {})]):
+        monkeypatch.setattr(
+            registry.importlib, "import_module", lambda _, c=classes: make_module(*c)
+        )
+        assert registry.strategy_class("fedfoo") is one
+    for count in (0, 2):
+        module = make_module(*(method() for _ in range(count)))
+        monkeypatch.setattr(registry.importlib, "import_module", lambda _, m=module: m)
+        with pytest.raises(RunError) as caught:
+            registry.strategy_class("fedfoo")
+        text = f"strategies.fedfoo: must define one subclass of BaseStrategy, has {count}"
+        assert str(caught.value) == text
+
+
+# Nothing general knows a method -------------------------------------------------------------------
+
+
+def code_words(path):
+    """Yield (line, word) of everything but comments and docstrings: names and parts of texts."""
+    tree = ast.parse(path.read_text("utf-8"))
+    prose = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in prose:
+            continue
+        for _, value in ast.iter_fields(node):
+            for text in value if isinstance(value, list) else [value]:
+                if isinstance(text, str):
+                    for word in re.split(r"[^a-z0-9]+", text.lower()):
+                        yield getattr(node, "lineno", 0), word
+
+
+def test_the_scan_finds_a_name_in_code_but_not_in_prose(tmp_path):
+    path = tmp_path / "x.py"
+    path.write_text(
+        '"""Like fedavg."""\nimport strategies.fedper as x  # fedprox\n'
+        'if name == "FedBABU":\n    """No docstring: fedrep."""\n    local_fedbn = x.sflv1\n'
+    )
+    found = {word: line for line, word in code_words(path)}
+    known = {"fedper": 2, "fedbabu": 3, "fedrep": 4, "fedbn": 5, "sflv1": 5}
+    assert {w: n for w, n in found.items() if w.startswith(("fed", "sfl"))} == known
+
+
+@pytest.mark.parametrize("path", sorted(FEDAPPS.rglob("*.py")), ids=lambda path: path.name)
+def test_no_file_of_fedapps_names_a_method(path):
+    names = set(registry.names()) - SHARED_WORDS
+    assert [(line, word) for line, word in code_words(path) if word in names] == []
