@@ -98,7 +98,9 @@ def active(space: Workspace, plan: Plan) -> int:
 def show(options: Namespace) -> None:
     """Print both tables and write the CSV file if asked for."""
     layout = workspace(options, 'strategy="fedavg"').layout
-    parameters = Table("layer", "parameters", box=box.SIMPLE, title=f"{options.model}, {options.shape}")
+    parameters = Table(
+        "layer", "parameters", box=box.SIMPLE, title=f"{options.model}, {options.shape}"
+    )
     for name in layout.names:
         parameters.add_row(name, f"{layout.count([name]):,}")
     parameters.add_row("total", f"{layout.count(layout.names):,}")

@@ -53,7 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if what == "keys":
             print("\n".join(keys()))
         else:
-            Console(width=WIDTH, highlight=False).print(methods() if what == "methods" else layers())
+            Console(width=WIDTH, highlight=False).print(
+                methods() if what == "methods" else layers()
+            )
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -132,7 +132,11 @@ class BaseClient(NumPyClient):
         """Make the model: what was downloaded, else what the client kept, else the initial one."""
         plan = msgspec.json.decode(config["plan"], type=Plan)
         downloaded = dict(zip(self.layout.shared(plan.download), parameters, strict=True))
-        kept = {k.removeprefix("model/"): v.numpy() for k, v in self.state.items() if k.startswith("model/")}
+        kept = {
+            k.removeprefix("model/"): v.numpy()
+            for k, v in self.state.items()
+            if k.startswith("model/")
+        }
         put(self.model, self.workspace.initial | kept | downloaded)
         return plan
 

@@ -134,4 +134,3 @@ def presummed(updates: list[ClientUpdate]) -> list[ClientUpdate]:
 @lru_cache(maxsize=4)
 def _settings(run_config: tuple[tuple[str, Scalar], ...]) -> Settings:
     return read(dict(run_config))
-

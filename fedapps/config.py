@@ -38,7 +38,9 @@ def doc(text: str) -> Meta:
     return Meta(description=text)
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+class Settings(
+    msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True
+):
     """All general keys of a run. Field `num_clients` is key `num-clients`."""
 
     strategy: Annotated[str, doc("method; `python -m fedapps methods` lists them")]
@@ -103,12 +105,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid
         NonNegative, doc("number of evaluated clients, the same ones in all rounds; 0: all")
     ]
     finetune_epochs: Annotated[NonNegative, doc("epochs F of personalization before evaluation")]
-    finetune_lr: Annotated[AtLeastZero, doc("learning rate of personalization; 0: that of training")]
+    finetune_lr: Annotated[
+        AtLeastZero, doc("learning rate of personalization; 0: that of training")
+    ]
     finetune_part: Annotated[
         Literal["full", "head", "body"], doc("layers that personalization trains")
     ]
     device: Annotated[
-        Literal["auto", "cpu", "cuda"], doc("where clients compute; auto: a GPU if the client sees one")
+        Literal["auto", "cpu", "cuda"],
+        doc("where clients compute; auto: a GPU if the client sees one"),
     ]
     threads: Annotated[Count, doc("torch threads per process; part of what makes runs repeatable")]
     cache_limit: Annotated[
@@ -198,9 +203,7 @@ def read(flat: Mapping[str, Scalar]) -> Settings:
     method = method_settings(flat, name)
     for key, value in _table_of(flat, name).items():
         is_general = key not in method.__struct_encode_fields__
-        if is_general and (
-            value != known[f"{name}.{key}"] or general.get(key) == known.get(key)
-        ):
+        if is_general and (value != known[f"{name}.{key}"] or general.get(key) == known.get(key)):
             general[key] = value
     settings = _convert(general, Settings, "")
     check_folder("runs-dir", settings.runs_dir)
@@ -250,7 +253,8 @@ def table() -> list[tuple[str, str, str, str]]:
         for key in (k for k in known if k.startswith(name + ".")):
             short = key.partition(".")[2]
             field = fields.get(short) or {
-                **_schema(Settings)[short], "description": f"overrides {short}"
+                **_schema(Settings)[short],
+                "description": f"overrides {short}",
             }
             rows.append((key, known[key], field))
     return [(key, _kind(f), _toml(value), f.get("description", "")) for key, value, f in rows]

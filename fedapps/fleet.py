@@ -39,9 +39,7 @@ class StreamingGrid(Grid):
         pending.discard(None)
         return self._replies(pending, time.monotonic(), timeout)
 
-    def _replies(
-        self, pending: set[str], start: float, timeout: float | None
-    ) -> Iterator[Message]:
+    def _replies(self, pending: set[str], start: float, timeout: float | None) -> Iterator[Message]:
         while pending:
             replies = list(self.grid.pull_messages(pending))
             pending -= {reply.metadata.reply_to_message_id for reply in replies}
@@ -57,19 +55,19 @@ class StreamingGrid(Grid):
         self.grid.set_run(run)
 
     @property
-    def run(self):  # noqa: D102
+    def run(self):
         return self.grid.run
 
-    def create_message(self, *args, **kwargs):  # noqa: D102
+    def create_message(self, *args, **kwargs):
         return self.grid.create_message(*args, **kwargs)
 
-    def get_node_ids(self) -> Iterable[int]:  # noqa: D102
+    def get_node_ids(self) -> Iterable[int]:
         return self.grid.get_node_ids()
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:  # noqa: D102
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         return self.grid.push_messages(messages)
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:  # noqa: D102
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return self.grid.pull_messages(message_ids)
 
 
@@ -93,7 +91,9 @@ def greet(grid: StreamingGrid, at_least: int, timeout: float) -> tuple[list[int]
             return here, all(cuda[node] for node in here)
         waited = time.monotonic() - start
         if waited > timeout:
-            raise RunError(f"{len(here)} of {at_least} SuperNodes after {timeout:g} s (min-available)")
+            raise RunError(
+                f"{len(here)} of {at_least} SuperNodes after {timeout:g} s (min-available)"
+            )
         if waited - told > 5:
             told = waited
             print(f"waiting for SuperNodes: {len(here)} of {at_least}", flush=True)
@@ -101,16 +101,16 @@ def greet(grid: StreamingGrid, at_least: int, timeout: float) -> tuple[list[int]
 
 
 def _ask(grid: StreamingGrid, nodes: Sequence[int], timeout: float) -> Iterator[Message]:
-    asked = [
-        Message(RecordDict({"config": ConfigRecord()}), node, "query.hello") for node in nodes
-    ]
+    asked = [Message(RecordDict({"config": ConfigRecord()}), node, "query.hello") for node in nodes]
     for reply in grid.send_and_receive(asked, timeout=timeout):
         if reply.has_error():
             raise RunError(f"a SuperNode could not start: {reply.error.reason}")
         yield reply
 
 
-def spread(requests: Sequence[Request], loads: Sequence[float], nodes: Sequence[int]) -> list[list[Request]]:
+def spread(
+    requests: Sequence[Request], loads: Sequence[float], nodes: Sequence[int]
+) -> list[list[Request]]:
     """Share requests out over the nodes, longest first to the node with the least to do.
 
     `loads` are expected costs in any unit. Each node's part is in client order; a
@@ -134,7 +134,9 @@ class Exchange:
         self._parts = list(parts)
         self._sent: list[tuple[Message, Sequence[Request]]] = []
 
-    def messages(self, nodes: Sequence[int], info: RoundInfo, kind: str, group: str) -> list[Message]:
+    def messages(
+        self, nodes: Sequence[int], info: RoundInfo, kind: str, group: str
+    ) -> list[Message]:
         """Make one message per SuperNode that has work."""
         self._sent = [
             (pack_requests(part, info, node, kind, group), part)

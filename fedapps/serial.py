@@ -24,7 +24,9 @@ from fedapps.errors import RunError
 class SerialGrid(Grid):
     """A Grid whose SuperNodes are calls of the ClientApp in this process."""
 
-    def __init__(self, client_app: ClientApp, run_config: dict[str, Scalar], num_nodes: int) -> None:
+    def __init__(
+        self, client_app: ClientApp, run_config: dict[str, Scalar], num_nodes: int
+    ) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
         self.client_app = client_app
         self.contexts = {

@@ -77,4 +77,6 @@ def check_packages() -> None:
     mine = Path(__file__).parent.parent
     for parent, name in parents.items():
         if parent != mine:
-            raise RunError(f"fedapps comes from {mine} but {name} from {parent}: remove one of them")
+            raise RunError(
+                f"fedapps comes from {mine} but {name} from {parent}: remove one of them"
+            )

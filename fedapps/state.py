@@ -52,4 +52,3 @@ class ClientStore:
 
     def _path(self, version: int) -> Path:
         return self.folder / f"round-{version:06d}.safetensors"
-

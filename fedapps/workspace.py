@@ -108,7 +108,9 @@ def workspace(settings: Settings) -> Workspace:
 def pick_device(name: str) -> torch.device:
     """Return the torch device of `device`; raises `RunError` for cuda where there is none."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise RunError(f'device = "cuda": no GPU is visible here; use "cpu", or give actors one: {GPU_HINT}')
+        raise RunError(
+            f'device = "cuda": no GPU is visible here; use "cpu", or give actors one: {GPU_HINT}'
+        )
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)

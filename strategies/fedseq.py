@@ -52,7 +52,9 @@ class FedSeq(BaseStrategy):
     def active(self, round_: int) -> Slice:
         """A(t): parts with t >= t_k, t = round - 1, from the input (vanilla) or the head (anti)."""
         parts = self.parts if self.options.schedule == "vanilla" else self.parts[::-1]
-        open_ = [part for part, start in zip(parts, self.starts, strict=True) if round_ - 1 >= start]
+        open_ = [
+            part for part, start in zip(parts, self.starts, strict=True) if round_ - 1 >= start
+        ]
         return self.layout.slice(name for part in open_ for name in part)
 
     def plan(self, round_: int, client: int) -> Plan:

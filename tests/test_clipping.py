@@ -49,7 +49,9 @@ def test_no_step_is_longer_than_its_threshold_and_short_ones_are_untouched(seed,
         for g, old in zip(gradients, before, strict=True):
             torch.testing.assert_close(g.double(), old * factor, rtol=1e-5, atol=1e-7)
         if norm <= limit * (1 - 1e-6):
-            assert all(torch.equal(g.double(), old) for g, old in zip(gradients, before, strict=True))
+            assert all(
+                torch.equal(g.double(), old) for g, old in zip(gradients, before, strict=True)
+            )
 
 
 def test_percentile_100_never_changes_a_bit_and_the_first_step_is_its_own_threshold():

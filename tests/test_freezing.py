@@ -99,8 +99,8 @@ def test_fedseq_on_another_base_trains_its_head_in_every_round(flat_config, base
 
 def test_fedseq_groups_deep_models(flat_config):
     found = plans(
-        flat_config, 'strategy="fedseq" model="resnet18" fedseq.groups=3 num-rounds=3 '
-        'fedseq.schedule="vanilla"'
+        flat_config,
+        'strategy="fedseq" model="resnet18" fedseq.groups=3 num-rounds=3 fedseq.schedule="vanilla"',
     )
     assert [len(plan.upload) for plan in found] == [3, 6, 9]
 
@@ -119,7 +119,9 @@ def test_perfreezeclip_trains_one_part_at_a_time_and_all_in_the_last_round(flat_
     for plan in found[:-1]:
         assert [(stage.layers, stage.epochs) for stage in plan.stages] == [(("fc2",), 4), (body, 1)]
         assert plan.upload == plan.download == body
-        assert all(stage.clip.percentile == 90 and stage.clip.max_norm == 10 for stage in plan.stages)
+        assert all(
+            stage.clip.percentile == 90 and stage.clip.max_norm == 10 for stage in plan.stages
+        )
     assert [(stage.layers, stage.epochs) for stage in found[-1].stages] == [((*body, "fc2"), 5)]
 
 
@@ -127,7 +129,9 @@ def test_perfreezeclip_trains_one_part_at_a_time_and_all_in_the_last_round(flat_
     ("ratio", "epochs", "expected"),
     [(0.5, 5, (3, 2)), (0.8, 5, (4, 1)), (0.05, 5, (1, 4)), (0.95, 5, (4, 1)), (0.5, 2, (1, 1))],
 )
-def test_perfreezeclip_rounds_half_up_and_keeps_an_epoch_of_each(flat_config, ratio, epochs, expected):
+def test_perfreezeclip_rounds_half_up_and_keeps_an_epoch_of_each(
+    flat_config, ratio, epochs, expected
+):
     options = f'strategy="perfreezeclip" local-epochs={epochs} perfreezeclip.freeze-ratio={ratio}'
     plan = plans(flat_config, options + " num-rounds=2")[0]
     assert tuple(stage.epochs for stage in plan.stages) == expected
@@ -139,7 +143,9 @@ def test_perfreezeclip_with_ratio_0_or_1_has_one_stage(flat_config):
         assert [stage.layers for stage in plan.stages] == [layers]
 
 
-def test_perfreezeclip_bytes_are_those_of_phi_and_history_survives_rounds(serial_run, read_csv, fits):
+def test_perfreezeclip_bytes_are_those_of_phi_and_history_survives_rounds(
+    serial_run, read_csv, fits
+):
     folder = serial_run(
         'strategy="perfreezeclip" num-rounds=3 local-epochs=2 fraction-train=1.0 '
         "perfreezeclip.final-round-full=false"
@@ -179,9 +185,7 @@ def test_perfreezeclip_without_clipping_and_last_round_is_fedrep(serial_run):
 
 
 def test_clipping_is_a_part_that_any_method_may_switch_on(serial_run):
-    plain, clipped = (
-        serial_run(f'strategy="fedavg" max-norm={limit}') for limit in (0.0, 0.05)
-    )
+    plain, clipped = (serial_run(f'strategy="fedavg" max-norm={limit}') for limit in (0.0, 0.05))
     models_ = [load_file(folder / "model.safetensors") for folder in (plain, clipped)]
     assert any(not np.array_equal(models_[0][key], models_[1][key]) for key in models_[0])
     assert list((clipped / "clients").glob("*/*.safetensors"))

@@ -13,7 +13,6 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedapps import client_app, config, registry
-from fedapps.client import BaseClient
 from fedapps.workspace import Workspace
 
 METHODS = registry.names()

@@ -20,7 +20,7 @@ from fedapps.errors import RunError
 from fedapps.layers import layout_of, use_batch_statistics
 from fedapps.models import build
 from fedapps.plan import Stage
-from fedapps.training import Draw, Trainer, crop_flip
+from fedapps.training import Draw, FeatureCache, Trainer, crop_flip
 
 torch.set_num_threads(1)
 
@@ -508,19 +508,53 @@ def test_a_cached_prefix_changes_nothing_but_the_work(name, trained, cached):
     assert fast.loss == pytest.approx(slow.loss, rel=1e-5)
 
 
-def test_a_single_epoch_needs_no_cache():
+def test_a_single_epoch_runs_the_prefix_once_and_all_at_once():
     trainer, sizes = make("cnn"), []
     trainer.model.conv1.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
     done = trainer.train(samples(20, (1, 8, 8), 4), (stage(["fc2"], 1),), DRAW)
-    assert sizes[-3:] == [8, 8, 4]  # batch by batch, not all at once
+    assert sizes[-1] == 20
     assert done.macs == 20 * trainer.profile.step_macs(("fc2",), "conv1")
+
+
+def test_kept_features_serve_later_rounds_until_the_prefix_changes():
+    data, part = samples(20, (1, 8, 8), 4), (stage(["fc2"], 2),)
+    results = {}
+    for keep in (None, "client 3"):
+        trainer, runs, macs = make("cnn"), [], []
+        trainer.train(data, part, DRAW)  # counts MACs once
+        trainer.model.conv1.register_forward_pre_hook(lambda *_, runs=runs: runs.append(1))
+        for round_ in range(4):
+            if round_ == 2:
+                with torch.no_grad():
+                    trainer.model.conv1.get_parameter("conv.weight").mul_(1.5)
+            macs.append(trainer.train(data, part, Draw(5, "train", round_, 2), keep=keep).macs)
+        assert len(runs) == (4 if keep is None else 2)
+        assert len(set(macs)) == 1, "kept or not, the figures are the same"
+        results[keep] = state(trainer)
+    assert same(results[None], results["client 3"])
+
+
+def test_the_feature_cache_keeps_to_its_limit_and_drops_the_oldest():
+    cache, made = FeatureCache(3 * 40), []
+
+    def get(key, state=b"a"):
+        return cache.get(
+            key, state, lambda: made.append(key) or torch.full((10,), float(len(made)))
+        )
+
+    for key in (1, 2, 3, 1, 4, 1, 2):  # float32: 40 bytes each, three fit
+        get(key)
+    assert made == [1, 2, 3, 4, 2]
+    assert get(2).tolist() == [5.0] * 10
+    get(2, b"b")
+    assert made == [1, 2, 3, 4, 2, 2]
 
 
 def cached_layers(trainer, trained, epochs=2, n=10):
     """The layers that n samples pass once while the others are passed in every epoch."""
     data = samples(n, trainer.profile.shapes[trainer.layout.names[0]], 3)
     step = stage(trained, epochs)
-    trainer._macs(trainer.layout.slice(trained), trainer.layout.names[0])
+    trainer._step_macs(trainer.layout.slice(trained), trainer.layout.names[0])
     passes = Passes(trainer.model)
     watch = Watch(trainer.model)
     trainer.profile.model.eval()
