@@ -71,7 +71,8 @@ def workspace(options: Namespace, run_config: str) -> Workspace:
     )
     labels = np.zeros(0, np.int64)
     shape, one = (channels, height, width), (0.5,) * channels
-    return Workspace(settings, Dataset("none", options.classes, shape, labels, 0, one, one, None))
+    none = Dataset("none", options.classes, shape, labels, 0, one, one, images=None)
+    return Workspace(settings, none)
 
 
 def costs(options: Namespace) -> list[Cost]:

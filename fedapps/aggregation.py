@@ -11,10 +11,12 @@ from fedapps.messages import ClientUpdate
 def weighted_mean(updates: Iterable[ClientUpdate]) -> tuple[Arrays, float]:
     """Return sum_i w_i a_i / sum_i w_i for every array (float32), and sum_i w_i.
 
-    One float64 accumulator per array, updates added in place as they come: never a list of whole
+    An array's mean is over the updates that carry it; the sum of weights is over all. One
+    float64 accumulator per array, updates added in place as they come: never a list of whole
     models, and the same digits whatever the number of SuperNodes as long as the order is kept.
     """
     sums: dict[str, np.ndarray] = {}
+    weights: dict[str, float] = {}
     total = 0.0
     for update in updates:
         total += update.weight
@@ -22,4 +24,5 @@ def weighted_mean(updates: Iterable[ClientUpdate]) -> tuple[Arrays, float]:
             if key not in sums:
                 sums[key] = np.zeros(array.shape, np.float64)
             sums[key] += update.weight * array.astype(np.float64)
-    return {key: (value / total).astype(np.float32) for key, value in sums.items()}, total
+            weights[key] = weights.get(key, 0.0) + update.weight
+    return {key: (sums[key] / weights[key]).astype(np.float32) for key in sums}, total

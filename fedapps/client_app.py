@@ -22,6 +22,7 @@ from fedapps.messages import (
     Failure,
     Request,
     RoundInfo,
+    header_of,
     one_line,
     pack_reply,
     unpack_requests,
@@ -36,12 +37,12 @@ app = ClientApp()
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
     """Tell the server which clients this SuperNode can run and what it computes on."""
-    answer = {
+    answer: dict[str, str | int | bool] = {
         "client": "any",
         "nodes": int(context.node_config.get("num-partitions", 1)),
         "cuda": torch.cuda.is_available(),
     }
-    return Message(RecordDict({"hello": ConfigRecord(answer)}), reply_to=message)
+    return Message(RecordDict({"hello": ConfigRecord(dict(answer))}), reply_to=message)
 
 
 @app.train()
@@ -64,7 +65,7 @@ def _serve(message: Message, context: Context, work: Work) -> Message:
         space = workspace(_settings(tuple(sorted(context.run_config.items()))))
         info, requests = unpack_requests(message, space.layout)
     except Exception as error:  # nothing here can run on this SuperNode; say why for each client
-        clients = message.content["config"]["clients"]
+        clients = header_of(message).clients
         return pack_reply(message, [], [Failure(client, _cause(error)) for client in clients])
     for request in requests:
         try:

@@ -11,8 +11,12 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import unfold
+from torch.nn.grad import conv2d_weight
 
 from fedapps.plan import Clip
+
+Supported = nn.Linear | nn.Conv2d
 
 
 class Threshold:
@@ -61,11 +65,7 @@ class SampleGradients:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.layers = [m for m in model.modules() if _is_trained(m)]
-        for module in self.layers:
-            if not isinstance(module, nn.Linear | nn.Conv2d) or getattr(module, "groups", 1) > 1:
-                name = type(module).__name__
-                raise ValueError(f'clip-mode = "sample": a trained layer has {name}; use "batch"')
+        self.layers = [_supported(m) for m in model.modules() if _is_trained(m)]
         self._seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
         self._handles = [m.register_forward_hook(self._see) for m in self.layers]
 
@@ -103,32 +103,39 @@ class SampleGradients:
         return output.clone()  # a ReLU in place would otherwise change what was seen
 
 
+def _supported(module: nn.Module) -> Supported:
+    plain = isinstance(module, nn.Conv2d) and module.groups == 1
+    if isinstance(module, nn.Linear) or (plain and isinstance(module.padding, tuple)):
+        return module
+    name = type(module).__name__
+    raise ValueError(f'clip-mode = "sample": a trained layer has {name}; use "batch"')
+
+
 def _is_trained(module: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in module.parameters(recurse=False))
 
 
-def _square_norms(module: nn.Module, values: Tensor, gradient: Tensor) -> Tensor:
+def _square_norms(module: Supported, values: Tensor, gradient: Tensor) -> Tensor:
     """Return [b]: the squared norm of each sample's gradient of weight and bias."""
     if isinstance(module, nn.Linear):
         bias = 0 if module.bias is None else 1
         return gradient.square().sum(1) * (values.square().sum(1) + bias)
-    columns = torch.nn.functional.unfold(
-        values, module.kernel_size, module.dilation, module.padding, module.stride
-    )
+    padding = module.padding if isinstance(module.padding, tuple) else 0
+    columns = unfold(values, module.kernel_size, module.dilation, padding, module.stride)
     flat = gradient.flatten(2)
     squares = torch.bmm(flat, columns.transpose(1, 2)).square().sum((1, 2))
     return squares if module.bias is None else squares + flat.sum(2).square().sum(1)
 
 
 def _set_weighted_gradient(
-    module: nn.Module, values: Tensor, gradient: Tensor, weights: Tensor
+    module: Supported, values: Tensor, gradient: Tensor, weights: Tensor
 ) -> None:
     """Set `.grad` of weight and bias to sum_i weights_i g_i."""
     scaled = gradient * weights.view(-1, *[1] * (gradient.dim() - 1))
     if isinstance(module, nn.Linear):
         module.weight.grad = scaled.t() @ values
     else:
-        module.weight.grad = torch.nn.grad.conv2d_weight(
+        module.weight.grad = conv2d_weight(
             values,
             module.weight.shape,
             scaled,

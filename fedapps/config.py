@@ -38,9 +38,13 @@ def doc(text: str) -> Meta:
     return Meta(description=text)
 
 
-class Settings(
+class MethodSettings(
     msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True
 ):
+    """Base of a method's own keys: frozen, kebab-case, no unknown keys; alone: no keys."""
+
+
+class Settings(MethodSettings, frozen=True):
     """All general keys of a run. Field `num_clients` is key `num-clients`."""
 
     strategy: Annotated[str, doc("method; `python -m fedapps methods` lists them")]
@@ -117,7 +121,8 @@ class Settings(
     ]
     threads: Annotated[Count, doc("torch threads per process; part of what makes runs repeatable")]
     cache_limit: Annotated[
-        NonNegative, doc("MiB per process for client data and features of a frozen prefix")
+        NonNegative,
+        doc("MiB per process for client data, and as many for features of a frozen prefix"),
     ]
     presum: Annotated[
         bool, doc("SuperNodes send one weighted mean of their clients (last digit depends on them)")
@@ -152,10 +157,6 @@ class Settings(
         if self.lr_schedule == "cosine":
             return self.lr * 0.5 * (1 + math.cos(math.pi * done / total))
         return self.lr
-
-
-class NoSettings(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
-    """Settings of a method that has no keys of its own."""
 
 
 def defaults() -> dict[str, Scalar]:
@@ -232,7 +233,7 @@ def foreign_keys(flat: Mapping[str, Scalar]) -> list[str]:
     """Warn of keys that were set for another method than the one that runs."""
     known = defaults()
     return [
-        f"{key} = {value!r} belongs to {key.partition('.')[0]} and has no effect on {flat['strategy']}"
+        f"{key} = {value!r} belongs to {key.partition('.')[0]}, no effect on {flat['strategy']}"
         for key, value in flat.items()
         if "." in key and key.partition(".")[0] != flat["strategy"] and known.get(key) != value
     ]

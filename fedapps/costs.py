@@ -50,9 +50,11 @@ class Profile:
 
         def add(module: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
             nonlocal macs
-            forward = output.numel() // SAMPLES * _macs_per_output(module)
-            back = (module.weight.requires_grad + args[0].requires_grad) * output.requires_grad
-            macs += forward * (1 + back)
+            weight = module.get_parameter("weight")
+            # an output value is the sum of as many products as a weight has entries per channel
+            forward = output.numel() // SAMPLES * (weight.numel() // weight.shape[0])
+            back = int(weight.requires_grad) + int(args[0].requires_grad)
+            macs += forward * (1 + back * output.requires_grad)
 
         layers = tuple(layers)
         counted = [m for m in self.model.modules() if isinstance(m, _ConvNd | nn.Linear)]
@@ -103,8 +105,3 @@ def is_cacheable(layer: nn.Module) -> bool:
 
 def _lone(x: Tensor) -> bool:
     return x.numel() == x.shape[0] * x.shape[1]
-
-
-def _macs_per_output(module: nn.Module) -> int:
-    """Weights that one output value is the sum of: all of a weight's entries but its channels."""
-    return module.weight.numel() // module.weight.shape[0]

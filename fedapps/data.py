@@ -69,7 +69,7 @@ class Dataset:
     num_train: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    images: "Images"
+    images: "Images | None"  # None: a set without pixels, for tables of costs
 
     def tensors(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the samples `indices`: images float32 [n, C, H, W], normalised; labels int64 [n].
@@ -78,6 +78,7 @@ class Dataset:
         file changed or is broken, or where a pixel is not finite.
         """
         indices = np.asarray(indices, dtype=np.int64)
+        assert self.images is not None
         pixels = torch.from_numpy(self.images.read(indices)).permute(0, 3, 1, 2)
         images = pixels.to(torch.float32, memory_format=torch.contiguous_format)
         if pixels.dtype == torch.uint8:

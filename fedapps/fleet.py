@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore.run import Run
 
 from fedapps.errors import RunError
 from fedapps.layers import Layout
@@ -50,15 +52,15 @@ class StreamingGrid(Grid):
             if pending and not replies:
                 time.sleep(min(max(FIRST_WAIT, waited / 50), LONGEST_WAIT))
 
-    def set_run(self, run: object) -> None:
+    def set_run(self, run: Run) -> None:
         """Delegate to Flower's Grid, as all below."""
         self.grid.set_run(run)
 
     @property
-    def run(self):
+    def run(self) -> Run:
         return self.grid.run
 
-    def create_message(self, *args, **kwargs):
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
         return self.grid.create_message(*args, **kwargs)
 
     def get_node_ids(self) -> Iterable[int]:
@@ -83,9 +85,9 @@ def greet(grid: StreamingGrid, at_least: int, timeout: float) -> tuple[list[int]
         nodes = sorted(grid.get_node_ids())
         new = [node for node in nodes if node not in cuda]
         for reply in _ask(grid, new, timeout):
-            answer = reply.content["hello"]
+            answer = reply.content.config_records["hello"]
             cuda[reply.metadata.src_node_id] = bool(answer["cuda"])
-            at_least = max(at_least, int(answer["nodes"]))
+            at_least = max(at_least, int(str(answer["nodes"])))
         here = [node for node in nodes if node in cuda]  # one that answered may have left
         if len(here) >= at_least:
             return here, all(cuda[node] for node in here)

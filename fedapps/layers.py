@@ -99,7 +99,7 @@ def layout_of(model: nn.Sequential, head_layers: int, bn_stats: str, bn_local: b
 
 
 def use_batch_statistics(model: nn.Module) -> None:
-    """Make every BatchNorm use the statistics of its batch, in evaluation too (FedBABU's tables)."""
+    """Let every BatchNorm use its batch's statistics, in evaluation too (FedBABU's tables)."""
     for module in batch_norms(model):
         module.track_running_stats = False
         module.running_mean = module.running_var = module.num_batches_tracked = None

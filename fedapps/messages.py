@@ -40,13 +40,24 @@ class Request:
         return sum(array.nbytes for array in self.arrays.values())
 
 
-@dataclass(frozen=True)
-class RoundInfo:
+class RoundInfo(msgspec.Struct, frozen=True, rename="kebab"):
     """What all requests of a message share."""
 
     run_dir: str
     fingerprint: str
     presum: bool = False
+
+
+class Header(RoundInfo, frozen=True, kw_only=True, rename="kebab"):
+    """Record `config` of a request: the clients to run and a plan (JSON) for each."""
+
+    clients: list[int]
+    plans: list[str]
+
+
+def header_of(message: Message) -> Header:
+    """Read and check the header of a request."""
+    return msgspec.convert(dict(message.content.config_records["config"]), Header)
 
 
 @dataclass(frozen=True)
@@ -82,36 +93,34 @@ def pack_requests(
         own = {key: value for key, value in request.arrays.items() if key not in common}
         if own:
             content[f"arrays-{request.client}"] = _to_record(own)
-    content["config"] = ConfigRecord(
-        {
-            "clients": [request.client for request in requests],
-            "plans": [msgspec.json.encode(request.plan).decode() for request in requests],
-            "run-dir": info.run_dir,
-            "fingerprint": info.fingerprint,
-            "presum": info.presum,
-        }
+    header = Header(
+        info.run_dir,
+        info.fingerprint,
+        info.presum,
+        clients=[request.client for request in requests],
+        plans=[msgspec.json.encode(request.plan).decode() for request in requests],
     )
+    content["config"] = ConfigRecord(msgspec.to_builtins(header))
     return Message(content, node, kind, group_id=group)
 
 
 def unpack_requests(message: Message, layout: Layout) -> tuple[RoundInfo, list[Request]]:
     """Read a message on the SuperNode; raises `BadMessage` for arrays that do not fit the model."""
-    content, config = message.content, message.content["config"]
-    common = from_record(content["arrays"], layout.shapes)
+    content, header = message.content, header_of(message)
+    common = from_record(content.array_records["arrays"], layout.shapes)
     requests = []
-    for client, text in zip(config["clients"], config["plans"], strict=True):
+    for client, text in zip(header.clients, header.plans, strict=True):
         own = content.array_records.get(f"arrays-{client}", ArrayRecord())
         arrays = common | from_record(own, layout.shapes)
         requests.append(Request(client, msgspec.json.decode(text, type=Plan), arrays))
-    info = RoundInfo(config["run-dir"], config["fingerprint"], config["presum"])
-    return info, requests
+    return RoundInfo(header.run_dir, header.fingerprint, header.presum), requests
 
 
 def pack_reply(
     message: Message, updates: Iterable[ClientUpdate], failures: Iterable[Failure]
 ) -> Message:
     """Make a SuperNode's reply to `message`."""
-    alone = len(message.content["config"]["clients"]) == 1
+    alone = len(header_of(message).clients) == 1
     content, failures = RecordDict(), list(failures)
     for update in updates:
         suffix = "" if alone else f"-{update.client}"

@@ -10,6 +10,7 @@ import inspect
 import pkgutil
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 import clients
 import strategies
@@ -23,21 +24,21 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(name for name in found if not name.startswith("_")))
 
 
-def strategy_class(name: str) -> type:
+def strategy_class(name: str) -> Any:
     """Return the strategy class of method `name`; raises `RunError` if there is no such method."""
     return _own_class(_module(strategies, name), "BaseStrategy")
 
 
-def client_class(name: str) -> type:
+def client_class(name: str) -> Any:
     """Return the client class of method `name`; raises `RunError` if there is no such method."""
     return _own_class(_module(clients, name), "BaseClient")
 
 
-def settings_class(name: str) -> type:
-    """Return the settings class of method `name` (`config.NoSettings` if it has no keys)."""
-    from fedapps.config import NoSettings  # config reads method settings through this module
+def settings_class(name: str) -> Any:
+    """Return the settings class of method `name` (`config.MethodSettings` if it has no keys)."""
+    from fedapps.config import MethodSettings  # config reads method settings through this module
 
-    return getattr(_module(strategies, name), "Settings", NoSettings)
+    return getattr(_module(strategies, name), "Settings", MethodSettings)
 
 
 def _module(package: ModuleType, name: str) -> ModuleType:
@@ -45,7 +46,13 @@ def _module(package: ModuleType, name: str) -> ModuleType:
         close = difflib.get_close_matches(name, names(), n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         raise RunError(f'strategy = "{name}": must be one of {", ".join(names())}{hint}')
-    return importlib.import_module(f"{package.__name__}.{name}")
+    path = f"{package.__name__}.{name}"
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name != path:
+            raise
+        raise RunError(f"{path}: no such module; it is one half of method {name}") from error
 
 
 def _own_class(module: ModuleType, base: str) -> type:

@@ -14,6 +14,7 @@ from uuid import uuid4
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
+from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedapps import config
@@ -68,12 +69,13 @@ class SerialGrid(Grid):
         """Run the ClientApp on every message."""
         return [self.pull_messages([message_id])[0] for message_id in self.push_messages(messages)]
 
-    def set_run(self, run: object) -> None:
+    def set_run(self, run: Run) -> None:
         """There is one run only."""
 
     @property
-    def run(self) -> None:
+    def run(self) -> Run:
         """There is no Flower run behind a serial one."""
+        raise AttributeError("a serial run has no Flower run")
 
     def create_message(self, *args: object, **kwargs: object) -> Message:
         """Flower has deprecated this; use `Message(...)`."""

@@ -17,6 +17,7 @@ from fedapps.errors import RunError
 from fedapps.fleet import StreamingGrid, greet
 from fedapps.partition import class_counts
 from fedapps.report import Report
+from fedapps.strategy import BaseStrategy
 from fedapps.workspace import GPU_HINT, Workspace, workspace
 
 app = ServerApp()
@@ -63,7 +64,7 @@ def meet(grid: Grid, space: Workspace) -> list[int]:
     return nodes
 
 
-def check_plans(strategy, settings: config.Settings) -> None:
+def check_plans(strategy: BaseStrategy, settings: config.Settings) -> None:
     """Make the first and the last plan, so that a bad one ends the run before a client starts."""
     for round_ in (1, settings.num_rounds):
         plan = strategy.plan(round_, 0)

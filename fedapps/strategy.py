@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from logging import INFO, LogRecord
 from typing import Any, ClassVar
 
+import msgspec
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -299,14 +300,14 @@ class BaseStrategy(Strategy):
 
 def _trained(update: ClientUpdate, prefix: str = "") -> Trained:
     names = [field.name for field in fields(Trained)]
-    return Trained(**{name: update.metrics[prefix + name] for name in names})
+    return msgspec.convert({name: update.metrics[prefix + name] for name in names}, Trained)
 
 
 def _scores(update: ClientUpdate) -> ClientEval:
     names = {field.name for field in fields(ClientEval)}
     known = {key: value for key, value in update.metrics.items() if key in names}
     base = {"client": update.client, "num_test": update.num_examples, "accuracy_without_head": None}
-    return ClientEval(**base | known)
+    return msgspec.convert(base | known, ClientEval)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import cross_entropy
 from torch.optim.sgd import sgd
 
 from fedapps.clipping import SampleGradients, Threshold, clip_batch
@@ -23,7 +23,7 @@ from fedapps.draws import generator
 from fedapps.layers import Layout, Slice, batch_norms, run
 from fedapps.plan import Stage
 
-CHUNK = 512  # samples per forward pass without gradients
+CHUNK = 128  # samples per forward pass without gradients (FedBABU's test batch)
 Samples = tuple[Tensor, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -84,6 +84,7 @@ class Trainer:
     augment: str = "none"
     cache_bytes: int = 0
     use_cache: bool = True
+    border: Tensor | None = None  # [C]: what a black pixel is after normalisation
 
     def __post_init__(self) -> None:
         self._step_macs = cache(self.profile.step_macs)
@@ -135,7 +136,7 @@ class Trainer:
         macs = self._step_macs(stage.layers, layers[0])
         parameters = self.freeze_all_but(stage.layers)
         step = Sgd(list(parameters.values()), stage)
-        total, samples, steps = 0.0, 0, 0
+        total, samples, steps = torch.zeros(()), 0, 0
         with gradient_rule(self.model, stage, threshold) as set_gradients:
             for x, y in batches:
                 value = loss(run(self.model, x, layers), y)
@@ -204,7 +205,7 @@ class Trainer:
             order = draw.order(epoch, len(labels)).to(labels.device)
             x, y = inputs[order], labels[order]
             if self.augment == "crop-flip":
-                x = crop_flip(x, *draw.crops(epoch, len(y)))
+                x = crop_flip(x, *draw.crops(epoch, len(y)), self.border)
             for batch in zip(x.split(self.batch_size), y.split(self.batch_size), strict=True):
                 if needs_two and len(batch[1]) == 1:
                     done.skipped += 1
@@ -271,7 +272,7 @@ def gradient_rule(
         if stage.prox_mu and fine:
             pull()
         if threshold and not samples:
-            fine = clip_batch([p.grad for p in model.parameters() if p.requires_grad], threshold)
+            fine = clip_batch([p.grad for p in model.parameters() if p.grad is not None], threshold)
         return fine
 
     try:
@@ -289,7 +290,8 @@ class Sgd:
     """
 
     def __init__(self, parameters: list[nn.Parameter], stage: Stage) -> None:
-        self.parameters, self.stage = parameters, stage
+        self.parameters: list[Tensor] = [*parameters]
+        self.stage = stage
         self.buffers: list[Tensor | None] = [None] * len(parameters)
 
     @torch.no_grad()
@@ -297,7 +299,7 @@ class Sgd:
         """Take one step along the gradients and drop them."""
         sgd(
             self.parameters,
-            [parameter.grad for parameter in self.parameters],
+            [parameter.grad for parameter in self.parameters if parameter.grad is not None],
             self.buffers,
             lr=self.stage.lr,
             momentum=self.stage.momentum,
@@ -323,15 +325,29 @@ def features(model: nn.Sequential, images: Tensor, layers: Slice) -> Tensor:
     return torch.cat([run(model, chunk, layers) for chunk in images.split(CHUNK)])
 
 
-def crop_flip(x: Tensor, top: np.ndarray, left: np.ndarray, flip: np.ndarray) -> Tensor:
-    """Pad 4 pixels of zeros, cut a window at (top, left) and mirror it where `flip` says so."""
+def crop_flip(
+    x: Tensor,
+    top: np.ndarray,
+    left: np.ndarray,
+    flip: np.ndarray,
+    border: Tensor | None = None,
+) -> Tensor:
+    """Pad 4 pixels, cut a window at (top, left) and mirror it where `flip` says so.
+
+    `border` [C] is the padding's value (zero if None): images are normalised already, and the
+    usual pipeline pads black before that.
+    """
     height, width = x.shape[-2:]
     columns = np.arange(width)[None] + left[:, None]
     columns = np.where(flip[:, None], columns[:, ::-1], columns)
     rows = np.arange(height)[None] + top[:, None]
     sample = torch.arange(len(x))[:, None, None]
     r, c = torch.from_numpy(rows)[:, :, None], torch.from_numpy(columns.copy())[:, None, :]
-    padded = pad(x, (4, 4, 4, 4)).permute(0, 2, 3, 1)
+    padded = x.new_zeros(*x.shape[:2], height + 8, width + 8)
+    if border is not None:
+        padded += border.to(x)[:, None, None]
+    padded[..., 4:-4, 4:-4] = x
+    padded = padded.permute(0, 2, 3, 1)
     device = x.device
     window = padded[sample.to(device), r.to(device), c.to(device)]
     return window.permute(0, 3, 1, 2).contiguous()

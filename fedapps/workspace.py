@@ -53,6 +53,7 @@ class Workspace:
             batch_size=self.settings.batch_size,
             augment=self.settings.augment,
             cache_bytes=self.settings.cache_limit * MEBI,
+            border=-torch.tensor(self.dataset.mean) / torch.tensor(self.dataset.std),
         )
 
     @cached_property

@@ -2,15 +2,13 @@
 
 from typing import Annotated
 
-import msgspec
-
-from fedapps.config import doc
+from fedapps.config import MethodSettings, doc
 from fedapps.layers import Slice
 from fedapps.plan import Plan
 from fedapps.strategy import BaseStrategy
 
 
-class Settings(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+class Settings(MethodSettings, frozen=True):
     """FedPer's own keys."""
 
     personal_layers: Annotated[str, doc('layers that stay on the client, as fc1,fc2; "": the head')]

@@ -2,14 +2,12 @@
 
 from typing import Annotated
 
-import msgspec
-
-from fedapps.config import Count, doc
+from fedapps.config import Count, MethodSettings, doc
 from fedapps.plan import Plan, Stage
 from fedapps.strategy import BaseStrategy
 
 
-class Settings(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+class Settings(MethodSettings, frozen=True):
     """FedRep's own keys."""
 
     head_epochs: Annotated[Count, doc("epochs of the head with the body frozen")]

@@ -1,12 +1,13 @@
 """FedSeq: Jang, Choi, Personalized FL via Sequential Layer Expansion, Applied Sciences 2024."""
 
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
 
 from fedapps import registry
-from fedapps.config import NonNegative, doc
+from fedapps.config import MethodSettings, NonNegative, doc
 from fedapps.errors import RunError
 from fedapps.layers import Slice
 from fedapps.plan import Plan
@@ -15,7 +16,7 @@ from fedapps.strategy import BaseStrategy
 from fedapps.workspace import Workspace
 
 
-class Settings(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+class Settings(MethodSettings, frozen=True):
     """FedSeq's own keys."""
 
     base: Annotated[str, doc("method that the schedule is put on: fedbabu, fedavg, fedper, fedrep")]
@@ -52,10 +53,8 @@ class FedSeq(BaseStrategy):
     def active(self, round_: int) -> Slice:
         """A(t): parts with t >= t_k, t = round - 1, from the input (vanilla) or the head (anti)."""
         parts = self.parts if self.options.schedule == "vanilla" else self.parts[::-1]
-        open_ = [
-            part for part, start in zip(parts, self.starts, strict=True) if round_ - 1 >= start
-        ]
-        return self.layout.slice(name for part in open_ for name in part)
+        unfrozen = sum(round_ - 1 >= start for start in self.starts)
+        return self.layout.slice(name for part in parts[:unfrozen] for name in part)
 
     def plan(self, round_: int, client: int) -> Plan:
         """The base method's plan without the frozen parts."""
@@ -81,7 +80,7 @@ class FedSeq(BaseStrategy):
             starts = [int(word) for word in text.split(",")]
         except ValueError:
             raise RunError(f'{key} = "{text}": must be whole numbers, as 0,100,200') from None
-        if starts[0] != 0 or any(a >= b for a, b in zip(starts, starts[1:], strict=False)):
+        if starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
             raise RunError(f'{key} = "{text}": must start with 0 and increase')
         if len(starts) != count:
             raise RunError(f'{key} = "{text}": has {len(starts)} rounds, the body {count} parts')

@@ -2,14 +2,12 @@
 
 from typing import Annotated
 
-import msgspec
-
-from fedapps.config import doc
+from fedapps.config import MethodSettings, doc
 from fedapps.plan import Plan, Stage
 from fedapps.strategy import BaseStrategy
 
 
-class Settings(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+class Settings(MethodSettings, frozen=True):
     """Local-only's own keys."""
 
     match_compute: Annotated[

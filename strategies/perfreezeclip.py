@@ -3,16 +3,14 @@
 import math
 from typing import Annotated
 
-import msgspec
-
-from fedapps.config import Fraction, doc
+from fedapps.config import Fraction, MethodSettings, doc
 from fedapps.errors import RunError
 from fedapps.plan import Plan
 from fedapps.strategy import BaseStrategy
 
 
-class Settings(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
-    """PerFreezeClip's own keys; clipping has the general ones (T `clip-percentile`, mu `max-norm`)."""
+class Settings(MethodSettings, frozen=True):
+    """PerFreezeClip's own keys; T is the general `clip-percentile`, mu is `max-norm`."""
 
     freeze_ratio: Annotated[
         Fraction, doc("gamma: share of the local epochs in which the body is frozen")
@@ -43,7 +41,7 @@ class PerFreezeClip(BaseStrategy):
         return self.exchange(round_, phi, *[stage for stage in stages if stage.epochs])
 
     def head_epochs(self) -> int:
-        """gamma E rounded half up; each stage keeps an epoch unless gamma is 0 or 1 [our choice]."""
+        """gamma E rounded half up; our choice: each stage keeps an epoch unless gamma is 0 or 1."""
         gamma, epochs = self.options.freeze_ratio, self.settings.local_epochs
         if gamma in (0.0, 1.0):
             return int(gamma * epochs)

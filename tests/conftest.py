@@ -48,13 +48,18 @@ def flat_config(tmp_path, data_root):
 
 
 @pytest.fixture
-def serial_run(flat_config, monkeypatch):
+def no_plots(monkeypatch):
+    """Runs draw no pictures, which take longer than a tiny run."""
+    monkeypatch.setattr(Report, "_plot", lambda report: None)
+
+
+@pytest.fixture
+def serial_run(flat_config, no_plots):
     """Return run(*run_config, num_supernodes=1) -> run directory, on the serial engine, no plots.
 
     The tiny base is BASE; every argument is a --run-config option, later ones win. Runs of one
     test that start in the same second get different directories.
     """
-    monkeypatch.setattr(Report, "_plot", lambda report: None)
 
     def run(*run_config, num_supernodes=1):
         return run_serial(flat_config(*run_config), num_supernodes)

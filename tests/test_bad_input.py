@@ -62,7 +62,7 @@ def quoted(path):
     return f'dataset="{path}"'
 
 
-def test_the_base_of_these_tests_is_good(started, tmp_path, tiny_npz, data_root, capsys):
+def test_the_base_of_these_tests_is_good(no_plots, started, tmp_path, tiny_npz, data_root, capsys):
     """So that what follows is refused for what it says."""
     folders = f'runs-dir="{tmp_path}/runs" data-root="{data_root}"'
     options = f"{folders} num-clients=4 num-rounds=1 evaluate-every=0 finetune-epochs=0"
@@ -106,7 +106,10 @@ def test_unknown_strategy(refuse):
         ('partitioner="sizes" sizes="a"', 'sizes = "a": must be fractions as 0.4,0.3,0.2,0.1'),
         ('partitioner="classes"', 'classes-per-client = "": must be a set per client as'),
         ("min-samples=31", "min-samples = 31: 4 clients would need 124 of 120 samples;"),
-        ("min-samples=30", 'partitioner = "dirichlet": none of 10,000 draws with alpha = 10 '),
+        (
+            "min-samples=30 alpha=0.01 dirichlet-balance=false",
+            'partitioner = "dirichlet": none of 10,000 draws with alpha = 0.01 gave all 4 clients',
+        ),
         ('run-name="../x"', 'run-name = "../x": must be a name below runs-dir'),
         ('run-name="/x"', 'run-name = "/x": must be a name below runs-dir'),
     ],
@@ -328,7 +331,7 @@ def test_the_serverapp_logs_the_line_and_fails(started, flat_config, tiny_npz, c
 def test_keys_of_other_methods_are_warned_of(serial_run, tiny_npz, capsys):
     serial_run(tiny_npz, 'strategy="fedavg" num-rounds=1 fedprox.prox-mu=0.5')
     lines = capsys.readouterr().out.splitlines()
-    warning = "warning: fedprox.prox-mu = 0.5 belongs to fedprox and has no effect on fedavg"
+    warning = "warning: fedprox.prox-mu = 0.5 belongs to fedprox, no effect on fedavg"
     assert [line for line in lines if line.startswith("warning")] == [warning]
 
 

@@ -176,6 +176,44 @@ def test_a_client_that_diverges_fails_alone(
     assert sorted(path.name for path in (folder / "clients").iterdir()) == ["1", "3"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("fit", "macs", None),
+        ("fit", "loss", [1.0, 2.0]),
+        ("evaluate", "loss", None),
+        ("evaluate", "accuracy_initial", [0.5]),
+        ("evaluate", "class_total", [1]),
+    ],
+)
+@pytest.mark.xfail(
+    strict=True, reason="BaseStrategy takes metrics unchecked: one client ends the run"
+)
+def test_a_client_with_broken_metrics_fails_alone(
+    serial_run, tiny_npz, monkeypatch, read_csv, kind, key, value
+):
+    original = registry.client_class
+
+    def client_class(name):
+        class Client(original(name)):
+            pass
+
+        def broken(client, parameters, config):
+            *result, metrics = getattr(original(name), kind)(client, parameters, config)
+            if client.client == 1:
+                metrics = {k: v for k, v in (metrics | {key: value}).items() if v is not None}
+            return *result, metrics
+
+        setattr(Client, kind, broken)
+        return Client
+
+    monkeypatch.setattr(registry, "client_class", client_class)
+    folder = serial_run(tiny_npz, EVERYBODY, 'strategy="fedavg" num-rounds=1')
+    (event,) = read_csv(folder, "events.csv")
+    assert (event["client"], event["kind"]) == ("1", "failure")
+    assert key in event["detail"]
+
+
 def test_an_interrupt_is_no_failure_of_a_client(serial_run, tiny_npz, break_fit):
     def interrupt(client, parameters, config, fit):
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""AutoClip's arithmetic against a few lines of NumPy, per-sample clipping against vmap-free loops."""
+"""AutoClip against a few lines of NumPy; per-sample clipping against one backward per sample."""
 
 import numpy as np
 import pytest
@@ -104,5 +104,5 @@ def test_per_sample_clipping_equals_one_backward_per_sample(trained, percentile)
 
 def test_sample_mode_refuses_a_trained_batchnorm():
     model = models.build("lenet5", (1, 8, 8), 10, seed=0)
-    with pytest.raises(ValueError, match='clip-mode = "sample".*BatchNorm2d.*"batch"'):
+    with pytest.raises(ValueError, match=r'clip-mode = "sample".*BatchNorm2d.*"batch"'):
         SampleGradients(model)

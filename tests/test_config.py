@@ -14,6 +14,7 @@ from fedapps.config import Settings
 from fedapps.errors import RunError
 
 PYPROJECT = Path(config.__file__).parents[1] / "pyproject.toml"
+MADE_BY_READ = {"method", "flat"}  # fields of Settings that are no keys
 INF = float("inf")
 NAN = float("nan")
 
@@ -21,6 +22,7 @@ WORDS = {
     "split": "merged, official",
     "partitioner": "dirichlet, shards, sizes, classes, iid",
     "lr-schedule": "constant, step, cosine",
+    "clip-mode": "batch, sample",
     "augment": "none, crop-flip",
     "bn-stats": "shared, local, batch",
     "finetune-part": "full, head, body",
@@ -34,13 +36,15 @@ COUNTS = {
     "shards-per-client": 1, "num-clients": 1, "min-samples": 2, "head-layers": 1, "num-rounds": 1,
     "local-epochs": 1, "batch-size": 1, "seed": 0, "evaluate-every": 0, "evaluate-clients": 0,
     "finetune-epochs": 0, "threads": 1, "cache-limit": 0, "max-failures": -1, "min-available": 1,
+    "clip-history": 1,
 }  # fmt: skip
 POSITIVE = ["alpha", "lr", "round-timeout"]
-NOT_NEGATIVE = ["weight-decay", "prox-mu", "finetune-lr"]
+NOT_NEGATIVE = ["weight-decay", "prox-mu", "finetune-lr", "max-norm"]
 FLOATS = {  # what is allowed, values that are not, values at the edge that are
     **dict.fromkeys(POSITIVE, ("float > 0", [0, 0.0, -1, -0.5, INF, NAN], [1e-300, 1e300, 1])),
     "test-fraction": ("float > 0 and < 1", [0, 1, 1.0, -0.1, 1.5, NAN], [1e-9, 0.999]),
     "fraction-train": ("float > 0 and <= 1", [0, 0.0, 1.1, 2, -1, NAN], [1e-9, 1, 1.0]),
+    "clip-percentile": ("float >= 0 and <= 100", [-0.1, 100.1, NAN], [0, 100, 99.9]),
     "momentum": ("float >= 0 and < 1", [1, 1.0, -0.1, NAN, INF], [0, 0.0, 0.999]),
     **dict.fromkeys(NOT_NEGATIVE, ("float >= 0", [-1e-9, -1, INF, NAN], [0, 0.0, 3])),
 }
@@ -86,7 +90,9 @@ def field(key):
 
 def test_the_lists_above_hold_every_general_key():
     listed = {"strategy", *WORDS, *TEXTS, *FLAGS, *COUNTS, *FLOATS}
-    assert listed == set(Settings.__struct_encode_fields__) - {"method"}
+    general = {key for key in config.defaults() if "." not in key}
+    assert listed == general
+    assert general == set(Settings.__struct_encode_fields__) - MADE_BY_READ
 
 
 @pytest.mark.parametrize("key", [*WORDS, *TEXTS, *FLAGS, *COUNTS, *FLOATS])
@@ -172,7 +178,7 @@ def test_a_bad_value_in_a_methods_table_is_refused():
 def test_keys_of_other_methods_are_told_and_have_no_effect():
     flat = config.defaults() | {"strategy": "fedper", "fedprox.prox-mu": 0.5}
     assert config.foreign_keys(flat) == [
-        "fedprox.prox-mu = 0.5 belongs to fedprox and has no effect on fedper"
+        "fedprox.prox-mu = 0.5 belongs to fedprox, no effect on fedper"
     ]
     assert config.read(flat).prox_mu == 0.0
     assert config.foreign_keys(flat | {"strategy": "fedprox"}) == []
@@ -305,7 +311,7 @@ def test_every_key_has_its_row_with_default_and_meaning():
 
 @pytest.mark.parametrize("name", registry.names())
 def test_no_default_stands_in_code(name):
-    for cls, free in ((Settings, {"method"}), (registry.settings_class(name), set())):
+    for cls, free in ((Settings, MADE_BY_READ), (registry.settings_class(name), set())):
         optional = {f.name for f in msgspec.structs.fields(cls) if not f.required}
         assert optional == free
 

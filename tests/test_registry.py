@@ -51,7 +51,7 @@ def test_a_method_is_one_strategy_and_one_client(name):
 def test_keys_of_a_method_are_those_of_its_settings_or_general_ones(name):
     table = {key.partition(".")[2] for key in config.defaults() if key.startswith(f"{name}.")}
     own = set(registry.settings_class(name).__struct_encode_fields__)
-    general = set(config.Settings.__struct_encode_fields__) - {"method", "strategy"}
+    general = {key for key in config.defaults() if "." not in key} - {"strategy"}
     assert own <= table  # each has its default in pyproject.toml
     assert table <= own | general
     assert not own & general  # a key means one thing
@@ -63,8 +63,8 @@ def test_every_table_of_pyproject_belongs_to_a_method():
 
 
 def test_a_method_without_keys_has_no_settings():
-    assert registry.settings_class("fedavg") is config.NoSettings
-    assert msgspec.structs.fields(config.NoSettings) == ()
+    assert registry.settings_class("fedavg") is config.MethodSettings
+    assert msgspec.structs.fields(config.MethodSettings) == ()
 
 
 @pytest.mark.parametrize("find", ["strategy_class", "client_class", "settings_class"])
@@ -103,6 +103,21 @@ def test_a_module_defines_exactly_one_class_of_the_kind(monkeypatch):
             registry.strategy_class("fedfoo")
         text = f"strategies.fedfoo: must define one subclass of BaseStrategy, has {count}"
         assert str(caught.value) == text
+
+
+def test_a_method_without_its_twin_is_refused(monkeypatch):
+    monkeypatch.setattr(registry, "names", lambda: ("fedfoo",))
+    with pytest.raises(RunError) as caught:
+        registry.client_class("fedfoo")
+    assert str(caught.value) == "clients.fedfoo: no such module; it is one half of method fedfoo"
+
+
+def test_a_method_that_cannot_import_something_says_what(monkeypatch, tmp_path):
+    (tmp_path / "fedfoo.py").write_text("import fedbar_that_is_not_there")
+    monkeypatch.setattr(registry, "names", lambda: ("fedfoo",))
+    monkeypatch.setattr(clients, "__path__", [str(tmp_path)])
+    with pytest.raises(ModuleNotFoundError, match="fedbar_that_is_not_there"):
+        registry.client_class("fedfoo")
 
 
 # Nothing general knows a method -------------------------------------------------------------------
