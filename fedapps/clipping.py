@@ -104,8 +104,9 @@ class SampleGradients:
 
 
 def _supported(module: nn.Module) -> Supported:
-    plain = isinstance(module, nn.Conv2d) and module.groups == 1
-    if isinstance(module, nn.Linear) or (plain and isinstance(module.padding, tuple)):
+    if isinstance(module, nn.Linear):
+        return module
+    if isinstance(module, nn.Conv2d) and module.groups == 1 and module.padding != "same":
         return module
     name = type(module).__name__
     raise ValueError(f'clip-mode = "sample": a trained layer has {name}; use "batch"')
