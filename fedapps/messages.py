@@ -7,6 +7,7 @@ is Flower's ordinary train message: `arrays` and `config` in, `arrays` and `metr
 """
 
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,8 @@ from fedapps.layers import Arrays, Layout
 from fedapps.plan import Plan
 
 DTYPE = np.dtype("<f4")
+# What Ray says of a process that was ended from outside, mostly for want of memory.
+DEAD_WORKER = re.compile(r"(ActorDied|ActorUnavailable|WorkerCrashed|OutOfMemory)Error")
 HEADER = 256  # most bytes that an array's own header takes
 Metrics = dict[str, int | float | list[int] | list[float]]
 
@@ -81,6 +84,7 @@ class Failure:
 
     client: int
     cause: str
+    worker_died: bool = False
 
 
 def pack_requests(
@@ -141,8 +145,9 @@ def unpack_reply(
 ) -> tuple[list[ClientUpdate], list[Failure]]:
     """Read the reply to `requests` on the server; a client with a bad update becomes a failure."""
     if reply.has_error():
-        cause = one_line(reply.error.reason or "")
-        return [], [Failure(request.client, cause) for request in requests]
+        reason = reply.error.reason or ""
+        died = DEAD_WORKER.search(reason) is not None
+        return [], [Failure(request.client, one_line(reason), died) for request in requests]
     content, alone = reply.content, len(requests) == 1
     try:
         causes = _causes(content, {request.client for request in requests})

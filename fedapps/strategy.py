@@ -267,12 +267,13 @@ class BaseStrategy(Strategy):
             print(f"round {round_}: client {failure.client} failed: {failure.cause}", flush=True)
             self.report.event(round_, failure.client, "failure", failure.cause)
         self._tally.failures += len(failures)
+        for failure in failures:
+            if failure.worker_died:  # Flower would hand it work again, and it would fail again
+                raise RunError(f"round {round_}: worker died (memory?): {failure.cause}")
         limit = self.settings.max_failures
         if not failures or not (len(failures) == asked or 0 <= limit < self._tally.failures):
             return
         first = failures[0]
-        if "ActorDied" in first.cause or "actor died" in first.cause:
-            raise RunError(f"round {round_}: worker died (memory?): {first.cause}")
         rule = "all failed" if len(failures) == asked else f"max-failures = {limit}"
         raise RunError(
             f"round {round_}: {len(failures)} of {asked} clients failed ({rule}); "
