@@ -10,4 +10,4 @@ class FedPerClient(BaseClient):
     def personal(self) -> Slice:
         """The layers of `fedper.personal-layers`, or the head."""
         named = self.options.personal_layers
-        return self.layout.slice(named.split(",")) if named else self.layout.head
+        return self.layout.named(named, "fedper.personal-layers") if named else self.layout.head

@@ -23,6 +23,7 @@ from fedapps.messages import (
     Request,
     RoundInfo,
     header_of,
+    metrics_record,
     one_line,
     pack_reply,
     unpack_requests,
@@ -69,7 +70,9 @@ def _serve(message: Message, context: Context, work: Work) -> Message:
         return pack_reply(message, [], [Failure(client, _cause(error)) for client in clients])
     for request in requests:
         try:
-            updates.append(_work_on(request, info, space, work))
+            update = _work_on(request, info, space, work)
+            metrics_record(update)  # figures that Flower refuses cost this client, not the message
+            updates.append(update)
         except Exception as error:  # whatever it is, it costs this client only
             log(DEBUG, "client %s", request.client, exc_info=error)
             failures.append(Failure(request.client, _cause(error)))

@@ -232,10 +232,12 @@ def check_folder(key: str, value: str) -> None:
 def foreign_keys(flat: Mapping[str, Scalar]) -> list[str]:
     """Warn of keys that were set for another method than the one that runs."""
     known = defaults()
+    name = str(flat["strategy"])
+    used = {name, *map(str, _table_of(flat, name).values())}  # a base method counts as used
     return [
         f"{key} = {value!r} belongs to {key.partition('.')[0]}, no effect on {flat['strategy']}"
         for key, value in flat.items()
-        if "." in key and key.partition(".")[0] != flat["strategy"] and known.get(key) != value
+        if "." in key and key.partition(".")[0] not in used and known.get(key) != value
     ]
 
 

@@ -1,7 +1,7 @@
 """The SuperNodes of a run: who is there, who runs which client, and how replies come in."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -147,10 +147,13 @@ class Exchange:
         ]
         return [message for message, _ in self._sent]
 
-    def updates(self, replies: Iterable[Message], layout: Layout) -> Iterator[ClientUpdate]:
+    def updates(
+        self, replies: Iterable[Message], layout: Layout, check: Callable[[ClientUpdate], object]
+    ) -> Iterator[ClientUpdate]:
         """Yield updates in client order as soon as the order allows; note failures, in that order.
 
-        A request that nobody answered in time is a failure too.
+        An update that `check` raises a ValueError or KeyError for is a failure, and so is a
+        request that nobody answered in time.
         """
         sent = {message.metadata.message_id: part for message, part in self._sent}
         order = sorted(request.client for request in self.requests)
@@ -162,15 +165,17 @@ class Exchange:
             updates, failures = unpack_reply(part, reply, layout)
             self.failures += failures
             arrived |= dict.fromkeys((request.client for request in part), None)
-            arrived |= {update.client: update for update in updates}
+            for update in updates:
+                try:
+                    check(update)
+                    arrived[update.client] = update
+                except (ValueError, KeyError) as error:
+                    cause = f"the reply's figures are broken: {error}"
+                    self.failures.append(Failure(update.client, cause))
             while order and order[0] in arrived:
-                update = arrived.pop(order.pop(0))
-                if update is not None:
-                    yield update
+                if (ready := arrived.pop(order.pop(0))) is not None:
+                    yield ready
         unanswered = [request.client for part in sent.values() for request in part]
         self.failures += [Failure(client, "no reply in time") for client in unanswered]
         self.failures.sort(key=lambda failure: failure.client)
-        for client in order:
-            update = arrived.get(client)
-            if update is not None:
-                yield update
+        yield from (update for client in order if (update := arrived.get(client)) is not None)

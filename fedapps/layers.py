@@ -47,6 +47,13 @@ class Layout:
             raise RunError(f'layer "{name}": the model has {", ".join(self.names)}')
         return tuple(name for name in self.names if name in wanted)
 
+    def named(self, text: str, key: str) -> Slice:
+        """Return the slice that run-config key `key` names, as `fc1,fc2`; raises `RunError`."""
+        try:
+            return self.slice(word.strip() for word in text.split(","))
+        except RunError as error:
+            raise RunError(f'{key} = "{text}": {error}') from error
+
     def keys_of(self, layers: Slice) -> tuple[str, ...]:
         """Return all floating-point keys of a slice, in model order."""
         return tuple(key for name in self.slice(layers) for key in self.keys[name])

@@ -128,8 +128,7 @@ def pack_reply(
     content, failures = RecordDict(), list(failures)
     for update in updates:
         suffix = "" if alone else f"-{update.client}"
-        numbers = {"num-examples": update.num_examples, "weight": float(update.weight)}
-        content[f"metrics{suffix}"] = MetricRecord(numbers | update.metrics)
+        content[f"metrics{suffix}"] = metrics_record(update)
         content[f"arrays{suffix}"] = _to_record(update.arrays)
     content["failures"] = ConfigRecord(
         {
@@ -138,6 +137,12 @@ def pack_reply(
         }
     )
     return Message(content, reply_to=message)
+
+
+def metrics_record(update: ClientUpdate) -> MetricRecord:
+    """Return an update's figures as a record; raises TypeError for one that is no number."""
+    numbers = {"num-examples": update.num_examples, "weight": float(update.weight)}
+    return MetricRecord(numbers | update.metrics)
 
 
 def unpack_reply(

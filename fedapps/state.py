@@ -35,6 +35,8 @@ class ClientStore:
         Versions of later rounds are of a run that went back to an older checkpoint.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
+        for unfinished in self.folder.glob(".*.tmp"):  # of a process that was killed
+            unfinished.unlink(missing_ok=True)
         # safetensors refuses strides, and tensors that share memory.
         tensors = {
             key: value.detach().cpu().clone(memory_format=torch.contiguous_format)

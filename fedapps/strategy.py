@@ -34,7 +34,7 @@ class Tally:
     phase: str = ""  # unset: the strategy's word for the round
     start: float = field(default_factory=time.monotonic)
     clients: int = 0
-    failures: int = 0
+    failed: set[int] = field(default_factory=set)
     bytes_down: int = 0
     bytes_up: int = 0
     bytes_eval: int = 0
@@ -52,7 +52,7 @@ class Tally:
             round=round_,
             phase=self.phase or phase,
             clients=self.clients,
-            failures=self.failures,
+            failures=len(self.failed),
             train_loss=self.trained.mean_loss if self.trained.samples else None,
             bytes_down=self.bytes_down,
             bytes_up=self.bytes_up,
@@ -184,7 +184,7 @@ class BaseStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate updates in client order as they come; end the run if too many failed."""
-        updates = self._observed(self._exchange.updates(replies, self.layout))
+        updates = self._observed(self._exchange.updates(replies, self.layout, _trained))
         new = self.aggregate(server_round, updates)
         self._judge(server_round)
         self.arrays.update(new)
@@ -208,10 +208,10 @@ class BaseStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Collect the scores in client order and write the round's rows."""
-        updates = list(self._exchange.updates(replies, self.layout))
+        updates = list(self._exchange.updates(replies, self.layout, self._scores))
         self._judge(server_round)
         if updates:
-            scores = [_scores(update) for update in updates]
+            scores = [self._scores(update) for update in updates]
             self._tally.accuracies = self.report.evaluation(server_round, scores)
         if self._tally.phase:
             for update in updates:
@@ -266,12 +266,12 @@ class BaseStrategy(Strategy):
         for failure in failures:
             print(f"round {round_}: client {failure.client} failed: {failure.cause}", flush=True)
             self.report.event(round_, failure.client, "failure", failure.cause)
-        self._tally.failures += len(failures)
+        self._tally.failed |= {failure.client for failure in failures}
         for failure in failures:
             if failure.worker_died:  # Flower would hand it work again, and it would fail again
                 raise RunError(f"round {round_}: worker died (memory?): {failure.cause}")
         limit = self.settings.max_failures
-        if not failures or not (len(failures) == asked or 0 <= limit < self._tally.failures):
+        if not failures or not (len(failures) == asked or 0 <= limit < len(self._tally.failed)):
             return
         first = failures[0]
         rule = "all failed" if len(failures) == asked else f"max-failures = {limit}"
@@ -291,6 +291,19 @@ class BaseStrategy(Strategy):
             history=s.clip_history,
         )
 
+    def _scores(self, update: ClientUpdate) -> ClientEval:
+        """Read an evaluation reply; raises ValueError if its figures are missing or broken."""
+        _trained(update, "finetune_")
+        names = {field.name for field in fields(ClientEval)}
+        known = {key: value for key, value in update.metrics.items() if key in names}
+        base = {"client": update.client, "num_test": update.num_examples}
+        scores = msgspec.convert({"accuracy_without_head": None} | base | known, ClientEval)
+        classes = self.workspace.dataset.classes
+        for key in ("class_total", "class_initial", "class_personalized"):
+            if len(getattr(scores, key)) != classes:
+                raise ValueError(f"{key} must have {classes} entries")
+        return scores
+
     def _evaluated(self) -> list[int]:
         s = self.settings
         if not 0 < s.evaluate_clients < s.num_clients:
@@ -302,13 +315,6 @@ class BaseStrategy(Strategy):
 def _trained(update: ClientUpdate, prefix: str = "") -> Trained:
     names = [field.name for field in fields(Trained)]
     return msgspec.convert({name: update.metrics[prefix + name] for name in names}, Trained)
-
-
-def _scores(update: ClientUpdate) -> ClientEval:
-    names = {field.name for field in fields(ClientEval)}
-    known = {key: value for key, value in update.metrics.items() if key in names}
-    base = {"client": update.client, "num_test": update.num_examples, "accuracy_without_head": None}
-    return msgspec.convert(base | known, ClientEval)
 
 
 @contextmanager

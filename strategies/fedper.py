@@ -28,5 +28,6 @@ class FedPer(BaseStrategy):
     def base(self) -> Slice:
         """All layers that are not personal."""
         named = self.options.personal_layers
-        personal = self.layout.slice(named.split(",")) if named else self.layout.head
+        key = "fedper.personal-layers"
+        personal = self.layout.named(named, key) if named else self.layout.head
         return tuple(name for name in self.layout.names if name not in personal)

@@ -19,7 +19,9 @@ from fedapps.workspace import Workspace
 class Settings(MethodSettings, frozen=True):
     """FedSeq's own keys."""
 
-    base: Annotated[str, doc("method that the schedule is put on: fedbabu, fedavg, fedper, fedrep")]
+    base: Annotated[
+        Literal["fedbabu", "fedavg", "fedper", "fedrep"], doc("method that the schedule is put on")
+    ]
     schedule: Annotated[
         Literal["vanilla", "anti"], doc("unfreeze from the input side, or from the head side")
     ]

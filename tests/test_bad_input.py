@@ -134,7 +134,6 @@ def test_a_layer_of_a_method_that_the_model_lacks(refuse):
     assert line.endswith("the model has conv1, conv2, fc1, fc2")
 
 
-@pytest.mark.xfail(strict=True, reason="FedSeq makes its base unchecked")
 @pytest.mark.parametrize("base", ["fedseq", "nope", "centralized"])
 def test_a_base_method_that_cannot_be(refuse, base):
     line = refuse(f'strategy="fedseq" fedseq.base="{base}"')

@@ -186,9 +186,6 @@ def test_a_client_that_diverges_fails_alone(
         ("evaluate", "class_total", [1]),
     ],
 )
-@pytest.mark.xfail(
-    strict=True, reason="BaseStrategy takes metrics unchecked: one client ends the run"
-)
 def test_a_client_with_broken_metrics_fails_alone(
     serial_run, tiny_npz, monkeypatch, read_csv, kind, key, value
 ):

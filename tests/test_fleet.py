@@ -232,7 +232,7 @@ def test_updates_leave_in_client_order_whatever_the_order_of_replies(wave):
             seen.append(len(yielded))
             yield pack_reply(messages[node], updates, failures)
 
-    for update in exchange.updates(replies(), LAYOUT):
+    for update in exchange.updates(replies(), LAYOUT, str):
         yielded.append(update.client)
         assert update.arrays["a.w"].tolist() == [update.client] * 2
     answered = {client for node in answering for client in parts[node]}
@@ -254,7 +254,7 @@ def test_an_error_reply_fails_the_clients_of_its_message_only():
         Message(Error(3, "OSError: gone"), reply_to=messages[0]),
         pack_reply(messages[1], [make_update(2)], []),
     ]
-    assert [update.client for update in exchange.updates(replies, LAYOUT)] == [2]
+    assert [update.client for update in exchange.updates(replies, LAYOUT, str)] == [2]
     assert exchange.failures == [Failure(1, "OSError: gone"), Failure(4, "OSError: gone")]
 
 
@@ -266,7 +266,7 @@ def test_late_and_repeated_replies_are_ignored():
     answer = pack_reply(messages[0], [make_update(1)], [])
     repeated = pack_reply(messages[0], [], [Failure(1, "changed its mind")])
     late = pack_reply(earlier[1], [make_update(2)], [])
-    updates = exchange.updates([late, answer, repeated, answer], LAYOUT)
+    updates = exchange.updates([late, answer, repeated, answer], LAYOUT, str)
     assert [update.client for update in updates] == [1]
     assert exchange.failures == [Failure(2, "no reply in time")]
 
@@ -275,7 +275,7 @@ def test_an_answer_for_another_nodes_client_is_worth_nothing():
     exchange, messages = make_exchange([[1, 3], [2, 4]])
     stolen = pack_reply(messages[0], [make_update(client) for client in (1, 2, 3)], [])
     own = pack_reply(messages[1], [make_update(4)], [])
-    assert [u.client for u in exchange.updates([stolen, own], LAYOUT)] == [1, 3, 4]
+    assert [u.client for u in exchange.updates([stolen, own], LAYOUT, str)] == [1, 3, 4]
     assert exchange.failures == [Failure(2, "the reply has no result of this client")]
 
 

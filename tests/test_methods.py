@@ -61,7 +61,9 @@ def test_documented(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_same_numbers_again_and_on_any_number_of_supernodes(method, serial_run):
-    folders = [serial_run(f'strategy="{method}"', num_supernodes=n) for n in (1, 1, 2, 5)]
+    folders = [
+        serial_run(f'strategy="{method}" local-epochs=2', num_supernodes=n) for n in (1, 1, 2, 5)
+    ]
     first = folders[0]
     assert [row["round"] for row in training_rows(first)] == ["1", "2"]
     for other in folders[1:]:
@@ -72,7 +74,7 @@ def test_same_numbers_again_and_on_any_number_of_supernodes(method, serial_run):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_bytes_frozen_and_personal_parts(method, serial_run, seen):
-    folder = serial_run(f'strategy="{method}" fedper.personal-layers=""')
+    folder = serial_run(f'strategy="{method}" local-epochs=2')
     for row in training_rows(folder):
         of_round = [r for r in seen if r[2].plan.round == int(row["round"])]
         assert int(row["clients"]) == len(of_round)
@@ -95,7 +97,7 @@ def test_bytes_frozen_and_personal_parts(method, serial_run, seen):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_personal_state_survives_in_the_store(method, serial_run, seen):
-    folder = serial_run(f'strategy="{method}" num-rounds=3 fraction-train=1.0')
+    folder = serial_run(f'strategy="{method}" num-rounds=3 fraction-train=1.0 local-epochs=2')
     last = {client.client: state for client, state, *_ in seen}
     for client, state in last.items():
         files = sorted((folder / "clients" / str(client)).glob("*.safetensors"))
@@ -110,7 +112,7 @@ def test_personal_state_survives_in_the_store(method, serial_run, seen):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_server_never_touches_what_no_client_sends(method, serial_run, seen):
-    folder = serial_run(f'strategy="{method}"')
+    folder = serial_run(f'strategy="{method}" local-epochs=2')
     if not seen:
         pytest.skip("no client trains (2026-11-20: centralized has no client training)")
     client, *_ = seen[0]
