@@ -178,4 +178,4 @@ class Exchange:
         unanswered = [request.client for part in sent.values() for request in part]
         self.failures += [Failure(client, "no reply in time") for client in unanswered]
         self.failures.sort(key=lambda failure: failure.client)
-        yield from (update for client in order if (update := arrived.get(client)) is not None)
+        yield from (late for client in order if (late := arrived.get(client)) is not None)
