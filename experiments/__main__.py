@@ -13,6 +13,7 @@ import argparse
 import csv
 import json
 import sys
+import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -100,7 +101,7 @@ def pick(name: str, rows: str) -> tuple[Table, list[Row]]:
 
 def run(table: Table, row: Row, seed: int, extra: str, runs_dir: Path, home: Path) -> None:
     """Run one row on Ray and append its figures."""
-    name = f"{table.name}-{row.name}-s{seed}"
+    name = f"{table.name}-{row.name}-s{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     change = f"{row.config} seed={seed} {extra}".strip()
     options = [str(table.base_file), change, f'runs-dir="{runs_dir}" run-name="{name}"']
     result = launch.launch(HERE.parent, options, FEDERATION, home=home)

@@ -83,7 +83,7 @@ def costs(options: Namespace) -> list[Cost]:
         for rounds in lists if "fedseq" in run_config else [""]:
             change = f'{run_config} fedseq.unfreeze-rounds="{rounds}"'
             space = workspace(options, change)
-            strategy = registry.strategy_class(space.settings.strategy)(space, None)
+            strategy = registry.strategy_class(space.settings.strategy)(space)
             per_batch = sum(
                 active(space, strategy.plan(round_, 0)) for round_ in range(1, options.rounds + 1)
             )

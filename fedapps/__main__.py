@@ -14,15 +14,13 @@ from fedapps.errors import RunError
 WIDTH = 100
 
 
-def methods() -> Table:
+def methods() -> Iterator[str]:
     """A line per method: name, citation, what is exchanged, its own keys."""
-    table = Table("method", "citation", "exchanged", "own keys", box=box.SIMPLE)
-    known = config.defaults()
+    yield f"{'method':<15}{'citation':<26}{'exchanged':<15}own keys"
     for name in registry.names():
         method = registry.strategy_class(name)
-        keys = [key.partition(".")[2] for key in known if key.startswith(name + ".")]
-        table.add_row(name, method.citation, method.exchanges, ", ".join(keys))
-    return table
+        keys = ", ".join(registry.settings_class(name).__struct_encode_fields__)
+        yield f"{name:<15}{method.citation:<26}{method.exchanges:<15}{keys}".rstrip()
 
 
 def layers() -> Table:
@@ -50,12 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("what", choices=("methods", "models", "keys"))
     what = parser.parse_args(arguments).what
     try:
-        if what == "keys":
-            print("\n".join(keys()))
+        if what == "models":
+            Console(width=WIDTH, highlight=False).print(layers())
         else:
-            Console(width=WIDTH, highlight=False).print(
-                methods() if what == "methods" else layers()
-            )
+            print("\n".join(keys() if what == "keys" else methods()))
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

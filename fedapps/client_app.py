@@ -71,7 +71,9 @@ def _serve(message: Message, context: Context, work: Work) -> Message:
     for request in requests:
         try:
             update = _work_on(request, info, space, work)
-            metrics_record(update)  # figures that Flower refuses cost this client, not the message
+            metrics_record(
+                update, info.presum
+            )  # figures that Flower refuses cost this client, not the message
             updates.append(update)
         except Exception as error:  # whatever it is, it costs this client only
             log(DEBUG, "client %s", request.client, exc_info=error)
@@ -98,7 +100,8 @@ def _fit(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate
     client = _client(space, request, before)
     arrays, num_examples, metrics = client.fit(*_call(client, request))
     named = dict(zip(client.layout.shared(request.plan.upload), arrays, strict=True))
-    for key, array in named.items():
+    kept = {key: value.numpy() for key, value in client.state.items()}
+    for key, array in (named | kept).items():
         if not np.isfinite(array).all():  # in a pre-summed mean it would spoil what others did
             raise FloatingPointError(f"training diverged: {key} is not finite")
     if client.state.keys() != before.keys() or any(

@@ -241,6 +241,16 @@ def foreign_keys(flat: Mapping[str, Scalar]) -> list[str]:
     ]
 
 
+def overridden(flat: Mapping[str, Scalar]) -> list[str]:
+    """Tell which general keys the method's own table overrides."""
+    name, settings = str(flat["strategy"]), read(flat)
+    return [
+        f"{name}.{key} = {_toml(value)} overrides {key} = {_toml(flat[key])}"
+        for key, value in _table_of(flat, name).items()
+        if key in flat and value != flat[key] and getattr(settings, key.replace("-", "_")) == value
+    ]
+
+
 def nearest(word: str, words: Iterable[str]) -> str:
     """Return `, did you mean X?` for the most similar word, or nothing."""
     close = difflib.get_close_matches(word, list(words), n=1)

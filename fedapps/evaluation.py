@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedapps.layers import Slice
-from fedapps.training import CHUNK, Samples, features
+from fedapps.training import Samples, chunks, features
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Score:
 def score(predict: Callable[[Tensor], Tensor], samples: Samples, classes: int) -> Score:
     """Score `predict` (images [b, C, H, W] -> logits [b, classes]) on `samples`."""
     images, labels = samples
-    logits = torch.cat([predict(chunk) for chunk in images.split(CHUNK)])
+    logits = torch.cat([predict(chunk) for chunk in chunks(images)])
     right = labels[logits.argmax(1) == labels]
     return Score(
         loss=float(cross_entropy(logits, labels)),

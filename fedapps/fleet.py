@@ -135,11 +135,13 @@ class Exchange:
         self.failures: list[Failure] = []
         self._parts = list(parts)
         self._sent: list[tuple[Message, Sequence[Request]]] = []
+        self._presum = False
 
     def messages(
         self, nodes: Sequence[int], info: RoundInfo, kind: str, group: str
     ) -> list[Message]:
         """Make one message per SuperNode that has work."""
+        self._presum = info.presum
         self._sent = [
             (pack_requests(part, info, node, kind, group), part)
             for part, node in zip(self._parts, nodes, strict=True)
@@ -162,7 +164,7 @@ class Exchange:
             part = sent.pop(reply.metadata.reply_to_message_id, None)
             if part is None:
                 continue  # a late reply to an earlier round
-            updates, failures = unpack_reply(part, reply, layout)
+            updates, failures = unpack_reply(part, reply, layout, self._presum)
             self.failures += failures
             arrived |= dict.fromkeys((request.client for request in part), None)
             for update in updates:

@@ -67,8 +67,9 @@ def header_of(message: Message) -> Header:
 class ClientUpdate:
     """What aggregation sees of one client: arrays by name, sample count, metrics.
 
-    `weight` is the client's weight in a weighted mean. With `presum` one update of a SuperNode
-    carries the mean of all its clients and their summed weight; the others weigh nothing.
+    `weight` is the client's weight in a weighted mean, its sample count. It travels with `presum`
+    only: one update of a SuperNode then carries the mean of all its clients and their summed
+    weight, and the others weigh nothing.
     """
 
     client: int
@@ -124,11 +125,12 @@ def pack_reply(
     message: Message, updates: Iterable[ClientUpdate], failures: Iterable[Failure]
 ) -> Message:
     """Make a SuperNode's reply to `message`."""
-    alone = len(header_of(message).clients) == 1
+    header = header_of(message)
+    alone = len(header.clients) == 1
     content, failures = RecordDict(), list(failures)
     for update in updates:
         suffix = "" if alone else f"-{update.client}"
-        content[f"metrics{suffix}"] = metrics_record(update)
+        content[f"metrics{suffix}"] = metrics_record(update, header.presum)
         content[f"arrays{suffix}"] = _to_record(update.arrays)
     content["failures"] = ConfigRecord(
         {
@@ -139,14 +141,15 @@ def pack_reply(
     return Message(content, reply_to=message)
 
 
-def metrics_record(update: ClientUpdate) -> MetricRecord:
+def metrics_record(update: ClientUpdate, presum: bool) -> MetricRecord:
     """Return an update's figures as a record; raises TypeError for one that is no number."""
-    numbers = {"num-examples": update.num_examples, "weight": float(update.weight)}
-    return MetricRecord(numbers | update.metrics)
+    numbers: Metrics = {"num-examples": update.num_examples}
+    weight: Metrics = {"weight": float(update.weight)} if presum else {}
+    return MetricRecord(numbers | weight | update.metrics)
 
 
 def unpack_reply(
-    requests: Sequence[Request], reply: Message, layout: Layout
+    requests: Sequence[Request], reply: Message, layout: Layout, presum: bool = False
 ) -> tuple[list[ClientUpdate], list[Failure]]:
     """Read the reply to `requests` on the server; a client with a bad update becomes a failure."""
     if reply.has_error():
@@ -163,7 +166,8 @@ def unpack_reply(
         try:
             if request.client in causes:
                 raise BadMessage(one_line(causes[request.client]))
-            updates.append(_update(request, content, "" if alone else f"-{request.client}", layout))
+            suffix = "" if alone else f"-{request.client}"
+            updates.append(_update(request, content, suffix, layout, presum))
         except BadMessage as error:
             failures.append(Failure(request.client, str(error)))
     return updates, failures
@@ -205,15 +209,18 @@ def _causes(content: RecordDict, asked: set[int]) -> dict[int, str]:
     return causes
 
 
-def _update(request: Request, content: RecordDict, suffix: str, layout: Layout) -> ClientUpdate:
+def _update(
+    request: Request, content: RecordDict, suffix: str, layout: Layout, presum: bool
+) -> ClientUpdate:
     metrics = content.metric_records.get(f"metrics{suffix}")
     record = content.array_records.get(f"arrays{suffix}")
     if metrics is None or record is None:
         raise BadMessage("the reply has no result of this client")
     numbers = dict(metrics)
-    num_examples, weight = numbers.pop("num-examples", 0), numbers.pop("weight", 0.0)
+    num_examples = numbers.pop("num-examples", 0)
     if not isinstance(num_examples, int) or num_examples < 1:
         raise BadMessage(f"num-examples = {num_examples}: must be at least 1")
+    weight = numbers.pop("weight", None) if presum else float(num_examples)
     if not (isinstance(weight, float) and 0 <= weight < 2**63):  # larger ones could overflow a sum
         raise BadMessage(f"weight = {weight}: must be a sample count")
     arrays = from_record(record, layout.shapes)

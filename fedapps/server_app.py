@@ -37,14 +37,16 @@ def run(grid: Grid, context: Context) -> Path:
     """Run what the run-config asks for; return the run directory. Raises `RunError`."""
     check_packages()
     settings = config.read(context.run_config)
-    for warning in config.foreign_keys(context.run_config):
-        print(f"warning: {warning}", flush=True)
+    for note in config.foreign_keys(context.run_config):
+        print(f"warning: {note}", flush=True)
+    for note in config.overridden(context.run_config):
+        print(f"note: {note}", flush=True)
     space = workspace(settings)
     counts = class_counts(space.dataset.labels, space.shares)
     strategy_class = registry.strategy_class(settings.strategy)
     registry.client_class(settings.strategy)  # a missing twin ends the run here
-    strategy = strategy_class(space, Report(Path(settings.runs_dir), settings))
-    check_plans(strategy, settings)  # before there is a run directory
+    strategy = strategy_class(space)
+    check_plans(strategy)  # before there is a run directory
     report = Report.create(settings.runs_dir, settings.run_name, settings, context.run_config)
     report.class_counts = counts
     strategy.report = report
@@ -64,12 +66,17 @@ def meet(grid: Grid, space: Workspace) -> list[int]:
     return nodes
 
 
-def check_plans(strategy: BaseStrategy, settings: config.Settings) -> None:
+def check_plans(strategy: BaseStrategy) -> None:
     """Make the first and the last plan, so that a bad one ends the run before a client starts."""
-    for round_ in (1, settings.num_rounds):
+    for round_ in (1, strategy.settings.num_rounds):
         plan = strategy.plan(round_, 0)
         for layers in (plan.download, plan.upload, *(stage.layers for stage in plan.stages)):
             strategy.layout.slice(layers)
+        for stage in plan.stages:
+            try:
+                strategy.workspace.trainer.check(stage)
+            except ValueError as error:
+                raise RunError(str(error)) from error
 
 
 def check_packages() -> None:

@@ -30,22 +30,18 @@ class ClientStore:
         return load_file(self._path(max(earlier))) if earlier else {}
 
     def save(self, round_: int, state: Mapping[str, Tensor]) -> None:
-        """Write the state as it is after `round_` and drop versions that nobody can ask for.
+        """Write the state as it is after `round_`; drop versions before the last one but one.
 
-        Versions of later rounds are of a run that went back to an older checkpoint.
+        Later versions stay: a SuperNode that answers too late must not undo what came after.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        for unfinished in self.folder.glob(".*.tmp"):  # of a process that was killed
-            unfinished.unlink(missing_ok=True)
         # safetensors refuses strides, and tensors that share memory.
         tensors = {
             key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
             for key, value in state.items()
         }
         write_whole(self._path(round_), lambda path: save_file(tensors, path), durable=True)
-        versions = self._versions()
-        kept = sorted(version for version in versions if version <= round_)[-KEPT:]
-        for version in set(versions).difference(kept):
+        for version in sorted(v for v in self._versions() if v <= round_)[:-KEPT]:
             self._path(version).unlink(missing_ok=True)
 
     def _versions(self) -> list[int]:

@@ -75,15 +75,14 @@ class BaseStrategy(Strategy):
     exchanges: ClassVar[str] = ""
     ends_with_finetuning: ClassVar[bool] = False  # as a phase of its own in rounds.csv
 
-    def __init__(
-        self, workspace: Workspace, report: Report, settings: Settings | None = None
-    ) -> None:
+    report: Report  # set before the first round
+
+    def __init__(self, workspace: Workspace, settings: Settings | None = None) -> None:
         self.workspace = workspace
         self.settings = settings or workspace.settings
         self.options: Any = self.settings.method
         self.layout = workspace.layout
         self.arrays: Arrays = dict(workspace.initial)
-        self.report = report
         self.nodes: list[int] = []
         if self.settings.presum and type(self).aggregate is not BaseStrategy.aggregate:
             raise RunError("presum = true: this strategy needs every client's update; use false")
@@ -184,7 +183,8 @@ class BaseStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate updates in client order as they come; end the run if too many failed."""
-        updates = self._observed(self._exchange.updates(replies, self.layout, _trained))
+        arrived = self._exchange.updates(replies, self.layout, _trained)
+        updates = self._observed(server_round, arrived)
         new = self.aggregate(server_round, updates)
         self._judge(server_round)
         self.arrays.update(new)
@@ -197,10 +197,12 @@ class BaseStrategy(Strategy):
         """Make the evaluation messages of a round that is to be evaluated, else none."""
         every, last = self.settings.evaluate_every, server_round == self.settings.num_rounds
         due = last or (every > 0 and server_round % every == 0)
-        plans = {c: self.evaluation_plan(server_round, c) for c in self._evaluated() if due}
+        everyone = last and self.ends_with_finetuning
+        clients = range(self.settings.num_clients) if everyone else self._evaluated()
+        plans = {c: self.evaluation_plan(server_round, c) for c in clients if due}
         messages = self._send(server_round, plans, "evaluate")
         self._tally.bytes_eval = self._payload()
-        if last and self.ends_with_finetuning:
+        if everyone:
             self._tally = self._close_training(server_round)
         return messages
 
@@ -252,12 +254,17 @@ class BaseStrategy(Strategy):
         epochs = sum(stage.epochs for stage in request.plan.stages)
         return len(share.test) + 3.0 * epochs * len(share.train)
 
-    def _observed(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
+    def _observed(self, round_: int, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """Pass updates on and count what they cost."""
         uploads = {r.client: self.layout.shared(r.plan.upload) for r in self._exchange.requests}
         for update in updates:
             self._tally.bytes_up += sum(self.arrays[key].nbytes for key in uploads[update.client])
-            self._tally.add(_trained(update))
+            done = _trained(update)
+            self._tally.add(done)
+            for kind, count in (("skipped", done.skipped), ("rejected", done.rejected)):
+                if count:
+                    detail = f"{count} of {count + done.batches} batches"
+                    self.report.event(round_, update.client, kind, detail)
             yield update
 
     def _judge(self, round_: int) -> None:

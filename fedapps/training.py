@@ -1,7 +1,9 @@
 """The one trainer: it executes the stages of a plan by SGD on whole-client tensors in memory.
 
 Frozen means not computed. Parameters of frozen layers get no gradient, and the leading frozen
-layers (the prefix) run once per stage: every epoch then starts from their cached outputs.
+layers (the prefix) run once per stage: every epoch then starts from their cached outputs, which
+also serve later rounds while the prefix stays the same. Counted is one pass per stage, kept
+outputs or not, so that the figures do not depend on which process had them.
 """
 
 import hashlib
@@ -108,6 +110,7 @@ class Trainer:
         the data, so that features of a prefix that stays the same serve later rounds too.
         """
         done, epoch = Trained(), 0
+        self.model.zero_grad()  # a client that failed may have left gradients
         torch.manual_seed(draw.torch_seed())
         anchor = self._anchor(stages)
         for stage in stages:
@@ -140,11 +143,11 @@ class Trainer:
         with gradient_rule(self.model, stage, threshold) as set_gradients:
             for x, y in batches:
                 value = loss(run(self.model, x, layers), y)
-                if set_gradients(value, lambda: _pull(parameters, anchor, stage.prox_mu)):
-                    step()
-                else:
+                if not set_gradients(value, lambda: _pull(parameters, anchor, stage.prox_mu)):
                     done.rejected += 1
                     step.drop()
+                    continue
+                step()
                 total = total + value.detach() * len(y)
                 samples += len(y)
                 steps += 1
@@ -153,6 +156,12 @@ class Trainer:
         done.batches += steps
         done.macs += macs * samples
         done.cost_paper += steps * self.layout.count(stage.layers)
+
+    def check(self, stage: Stage) -> None:
+        """Raise ValueError if the model's layers cannot be trained as the stage says."""
+        if stage.clip and stage.clip.mode == "sample":
+            self.freeze_all_but(stage.layers)
+            SampleGradients(self.model).close()
 
     def freeze_all_but(self, trained: Slice) -> dict[str, nn.Parameter]:
         """Freeze every other layer (eval mode, no gradient); return the parameters to train."""
@@ -203,14 +212,17 @@ class Trainer:
         needs_two = any(self._sees_one_value(name, trained) for name in self.layout.names)
         for epoch in epochs:
             order = draw.order(epoch, len(labels)).to(labels.device)
-            x, y = inputs[order], labels[order]
-            if self.augment == "crop-flip":
-                x = crop_flip(x, *draw.crops(epoch, len(y)), self.border)
-            for batch in zip(x.split(self.batch_size), y.split(self.batch_size), strict=True):
-                if needs_two and len(batch[1]) == 1:
+            crops = draw.crops(epoch, len(labels)) if self.augment == "crop-flip" else ()
+            for start in range(0, len(labels), self.batch_size):
+                chosen = order[start : start + self.batch_size]
+                if needs_two and len(chosen) == 1:
                     done.skipped += 1
-                else:
-                    yield batch
+                    continue
+                x = inputs.index_select(0, chosen)
+                if crops:
+                    top, left, flip = (values[start : start + self.batch_size] for values in crops)
+                    x = crop_flip(x, top, left, flip, self.border)
+                yield x, labels.index_select(0, chosen)
 
     def _sees_one_value(self, layer: str, trained: Slice) -> bool:
         """Tell whether a BatchNorm would take statistics of one value from a batch of one."""
@@ -262,6 +274,7 @@ def gradient_rule(
     step is to be rejected. Per sample, the proximal gradient is added to the clipped mean.
     """
     samples = SampleGradients(model) if threshold and threshold.clip.mode == "sample" else None
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def set_gradients(value: Tensor, pull: Callable[[], None]) -> bool:
         fine = True
@@ -272,7 +285,7 @@ def gradient_rule(
         if stage.prox_mu and fine:
             pull()
         if threshold and not samples:
-            fine = clip_batch([p.grad for p in model.parameters() if p.grad is not None], threshold)
+            fine = clip_batch([p.grad for p in trained if p.grad is not None], threshold)
         return fine
 
     try:
@@ -322,7 +335,15 @@ def features(model: nn.Sequential, images: Tensor, layers: Slice) -> Tensor:
     """Return the outputs of some leading layers in eval mode for all images."""
     for name in layers:
         model.get_submodule(name).eval()
-    return torch.cat([run(model, chunk, layers) for chunk in images.split(CHUNK)])
+    return torch.cat([run(model, chunk, layers) for chunk in chunks(images)])
+
+
+def chunks(images: Tensor) -> list[Tensor]:
+    """Cut images for forward passes; one left over joins the last chunk (BatchNorm needs two)."""
+    parts = list(images.split(CHUNK))
+    if len(parts) > 1 and len(parts[-1]) == 1:
+        parts[-2:] = [images[-CHUNK - 1 :]]
+    return parts
 
 
 def crop_flip(

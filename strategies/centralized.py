@@ -1,16 +1,26 @@
 """Centralized training on the union of the clients' training data: the reference, not federated."""
 
+from fedapps.errors import RunError
 from fedapps.layers import put, take
 from fedapps.plan import Plan
 from fedapps.strategy import BaseStrategy
 from fedapps.training import Draw, Trained
+from fedapps.workspace import Workspace
 
 
 class Centralized(BaseStrategy):
     """E epochs per round in the server process; clients only evaluate (and personalize)."""
 
     citation = "baseline"
-    exchanges = "nothing (the server holds all data)"
+    exchanges = "nothing"
+
+    def __init__(self, workspace: Workspace) -> None:
+        super().__init__(workspace)
+        if self.layout.stays:
+            raise RunError(
+                'centralized needs bn-stats = "shared" or "batch" and bn-local = false: '
+                "clients never train, so they have no statistics of their own"
+            )
 
     def select(self, round_: int) -> list[int]:
         """No client trains."""

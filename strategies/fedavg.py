@@ -7,7 +7,7 @@ from fedapps.strategy import BaseStrategy
 class FedAvg(BaseStrategy):
     """All layers are trained for E epochs, exchanged, and averaged with weights n_i."""
 
-    citation = "McMahan et al., AISTATS 2017"
+    citation = "McMahan et al. 2017"
     exchanges = "all layers"
 
     def plan(self, round_: int, client: int) -> Plan:

@@ -12,7 +12,7 @@ class FedBABU(BaseStrategy):
     zero, which gives the same updates. After training every client fine-tunes `finetune-part`.
     """
 
-    citation = "Oh, Kim, Yun, ICLR 2022"
+    citation = "Oh, Kim, Yun 2022"
     exchanges = "body"
 
     def plan(self, round_: int, client: int) -> Plan:

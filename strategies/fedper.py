@@ -17,7 +17,7 @@ class Settings(MethodSettings, frozen=True):
 class FedPer(BaseStrategy):
     """Base layers are averaged, personalization layers stay; both are trained jointly."""
 
-    citation = "Arivazhagan et al., 2019"
+    citation = "Arivazhagan et al. 2019"
     exchanges = "body"
 
     def plan(self, round_: int, client: int) -> Plan:

@@ -7,7 +7,7 @@ from fedapps.strategy import BaseStrategy
 class FedProx(BaseStrategy):
     """FedAvg with (mu/2)||w - w_t||^2 added to the local loss; mu is the key `fedprox.prox-mu`."""
 
-    citation = "Li et al., MLSys 2020"
+    citation = "Li et al. 2020"
     exchanges = "all layers"
 
     def plan(self, round_: int, client: int) -> Plan:

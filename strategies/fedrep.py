@@ -21,7 +21,7 @@ class FedRep(BaseStrategy):
     at the start of a round; general fine-tuning does not apply.
     """
 
-    citation = "Collins et al., ICML 2021"
+    citation = "Collins et al. 2021"
     exchanges = "body"
 
     def plan(self, round_: int, client: int) -> Plan:

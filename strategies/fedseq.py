@@ -11,7 +11,6 @@ from fedapps.config import MethodSettings, NonNegative, doc
 from fedapps.errors import RunError
 from fedapps.layers import Slice
 from fedapps.plan import Plan
-from fedapps.report import Report
 from fedapps.strategy import BaseStrategy
 from fedapps.workspace import Workspace
 
@@ -36,19 +35,23 @@ class FedSeq(BaseStrategy):
 
     Frozen parts are neither trained nor sent: nobody ever trained them, so every client has
     their initial values from the seed. The head follows the base method. After the last round
-    every client receives the body and fine-tunes all layers (phase `finetune`).
+    every client receives the body and fine-tunes all layers (phase `finetune`), whatever the base.
     """
 
-    citation = "Jang, Choi, Applied Sciences 2024"
+    citation = "Jang, Choi 2024"
     exchanges = "active layers"
     ends_with_finetuning = True
 
-    def __init__(self, workspace: Workspace, report: Report) -> None:
-        super().__init__(workspace, report)
+    def __init__(self, workspace: Workspace) -> None:
+        super().__init__(workspace)
         base = self.options.base
-        self.base = registry.strategy_class(base)(workspace, report, self.settings.of(base))
+        self.base = registry.strategy_class(base)(workspace, self.settings.of(base))
         body = self.layout.body
-        count = min(self.options.groups, len(body)) or len(body)
+        if self.options.groups > len(body):
+            raise RunError(
+                f"fedseq.groups = {self.options.groups}: the body has {len(body)} layers"
+            )
+        count = self.options.groups or len(body)
         self.parts = [tuple(part) for part in np.array_split(body, count)]
         self.starts = self._unfreeze_rounds(len(self.parts))
 

@@ -21,11 +21,12 @@ class Settings(MethodSettings, frozen=True):
 class PerFreezeClip(BaseStrategy):
     """gamma E epochs of the head h, then the other epochs of the representation phi, all clipped.
 
-    phi is averaged with weights n_i; h never leaves the client. Clipping off and gamma 0 or 1, or
-    percentile 100 and max-norm 0 with any gamma, are the paper's ablations.
+    phi is averaged with weights n_i; h never leaves the client. The paper's ablations: freezing
+    only is percentile 100 and max-norm 0; clipping only is FedPer (joint training of phi and h)
+    with `clip-percentile` and `max-norm`; neither is FedPer.
     """
 
-    citation = "PerFreezeClip, Electronics 2024"
+    citation = "Electronics 2024"
     exchanges = "body"
 
     def plan(self, round_: int, client: int) -> Plan:
@@ -50,4 +51,4 @@ class PerFreezeClip(BaseStrategy):
                 f"perfreezeclip.freeze-ratio = {gamma}: one local epoch cannot be divided; "
                 "set local-epochs to 2 or more, or the ratio to 0 or 1"
             )
-        return min(max(math.floor(gamma * epochs + 0.5), 1), epochs - 1)
+        return min(max(math.floor(gamma * epochs + 0.5 + 1e-9), 1), epochs - 1)

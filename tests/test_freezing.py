@@ -36,7 +36,7 @@ def fits(monkeypatch):
 
 def plans(flat_config, *options):
     space = Workspace(config.read(flat_config(*options)))
-    strategy = registry.strategy_class(space.settings.strategy)(space, None)
+    strategy = registry.strategy_class(space.settings.strategy)(space)
     return [strategy.plan(round_, 0) for round_ in range(1, space.settings.num_rounds + 1)]
 
 

@@ -287,12 +287,15 @@ BAD_ARRAYS = {
 }
 
 
-def unpack_with(change, clients=(1, 2, 3), victim=2):
+PRESUM = RoundInfo("/runs/x", "0123", presum=True)
+
+
+def unpack_with(change, clients=(1, 2, 3), info=INFO):
     """Let `change` break the reply of three clients; return (clients read, failures)."""
     requests = make_requests(clients)
-    reply = pack_reply(send(requests), [make_update(client) for client in clients], [])
+    reply = pack_reply(send(requests, info), [make_update(client) for client in clients], [])
     change(reply.content)
-    updates, failures = unpack_reply(requests, reply, LAYOUT)
+    updates, failures = unpack_reply(requests, reply, LAYOUT, info.presum)
     for update in updates:  # the others go through untouched
         assert same_bits(update.arrays, make_arrays(update.client))
         assert update.num_examples == update.weight == 10 + update.client
@@ -417,7 +420,7 @@ def test_a_wrong_count_or_weight_drops_exactly_its_client(key, value):
         else:
             content["metrics-2"][key] = value
 
-    clients, failures = unpack_with(change)
+    clients, failures = unpack_with(change, info=PRESUM)
     assert clients == [1, 3]
     assert [failure.client for failure in failures] == [2]
     shown = 0 if value is None else value
@@ -430,13 +433,24 @@ def test_a_client_that_weighs_nothing_sends_no_array():
     def change(content):
         content["metrics-2"]["weight"] = 0.0
 
-    clients, failures = unpack_with(change)
+    clients, failures = unpack_with(change, info=PRESUM)
     assert clients == [1, 3]
     assert failures[0].cause.startswith("arrays missing or not asked for: ")
     requests = make_requests([1, 2])
     silent = ClientUpdate(2, {}, 12, {}, 0.0)
-    reply = pack_reply(send(requests), [make_update(1), silent], [])
-    assert [u.weight for u in unpack_reply(requests, reply, LAYOUT)[0]] == [11.0, 0.0]
+    reply = pack_reply(send(requests, PRESUM), [make_update(1), silent], [])
+    assert [u.weight for u in unpack_reply(requests, reply, LAYOUT, True)[0]] == [11.0, 0.0]
+
+
+def test_without_presum_a_client_weighs_its_samples_whatever_it_says():
+    """Flower's ordinary train reply has `num-examples` alone; no client may weigh nothing."""
+    reply = pack_reply(send(make_requests([1])), [make_update(1)], [])
+    assert "weight" not in reply.content["metrics"]
+    for weight in (None, 0.0, 1e30):
+        if weight is not None:
+            reply.content["metrics"]["weight"] = weight
+        updates, failures = unpack_reply(make_requests([1]), reply, LAYOUT)
+        assert not failures and updates[0].weight == 11.0
 
 
 @pytest.mark.parametrize(
@@ -538,7 +552,7 @@ def test_metrics_are_numbers_as_flower_wants_them():
     with pytest.raises(TypeError):
         pack_reply(send(make_requests([1])), [update], [])
     record = pack_reply(send(make_requests([1])), [ClientUpdate(1, {}, 3, {"x": 1})], [])
-    assert record.content["metrics"] == MetricRecord({"num-examples": 3, "weight": 0.0, "x": 1})
+    assert record.content["metrics"] == MetricRecord({"num-examples": 3, "x": 1})
 
 
 @given(st.text(max_size=400))

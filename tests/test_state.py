@@ -61,14 +61,13 @@ def test_a_repeated_round_starts_from_the_same_state_and_replaces_its_own(store)
     assert store.load(5)["x"] == 4
 
 
-def test_a_run_that_goes_back_forgets_the_rounds_after(store):
-    """Resumed from an older checkpoint, the rounds after it are repeated: theirs are no past."""
+def test_a_straggler_of_an_earlier_round_leaves_what_came_after(store):
+    store.save(1, number(1))
+    store.save(2, number(2))
     store.save(4, number(4))
-    store.save(9, number(9))
-    store.save(5, number(5))
-    assert store.load(6)["x"] == 5
-    assert store.load(10)["x"] == 5
-    assert names(store) == ["round-000004.safetensors", "round-000005.safetensors"]
+    store.save(3, number(3))
+    assert store.load(5)["x"] == 4
+    assert store.load(4)["x"] == 3
 
 
 @settings(max_examples=30)
