@@ -1,6 +1,7 @@
 """The server side that all methods share: a Flower `Strategy` over plans and slices."""
 
 import logging
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -250,9 +251,9 @@ class BaseStrategy(Strategy):
 
     def _load(self, request: Request) -> float:
         """Expected cost of a request: a trained sample costs about three evaluated ones."""
-        share = self.workspace.shares[request.client]
+        share, size = self.workspace.shares[request.client], self.settings.batch_size
         epochs = sum(stage.epochs for stage in request.plan.stages)
-        return len(share.test) + 3.0 * epochs * len(share.train)
+        return len(share.test) + 3.0 * epochs * size * math.ceil(len(share.train) / size)
 
     def _observed(self, round_: int, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """Pass updates on and count what they cost."""

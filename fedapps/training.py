@@ -218,7 +218,7 @@ class Trainer:
                 if needs_two and len(chosen) == 1:
                     done.skipped += 1
                     continue
-                x = inputs.index_select(0, chosen)
+                x = gather(inputs, chosen)
                 if crops:
                     top, left, flip = (values[start : start + self.batch_size] for values in crops)
                     x = crop_flip(x, top, left, flip, self.border)
@@ -338,6 +338,13 @@ def features(model: nn.Sequential, images: Tensor, layers: Slice) -> Tensor:
     return torch.cat([run(model, chunk, layers) for chunk in chunks(images)])
 
 
+def gather(samples: Tensor, chosen: Tensor) -> Tensor:
+    """Copy some samples; images ([n, C, H, W]) come out channels last."""
+    if samples.dim() != 4:
+        return samples.index_select(0, chosen)
+    return samples.permute(0, 2, 3, 1).index_select(0, chosen).permute(0, 3, 1, 2)
+
+
 def chunks(images: Tensor) -> list[Tensor]:
     """Cut images for forward passes; one left over joins the last chunk (BatchNorm needs two)."""
     parts = list(images.split(CHUNK))
@@ -371,7 +378,7 @@ def crop_flip(
     padded = padded.permute(0, 2, 3, 1)
     device = x.device
     window = padded[sample.to(device), r.to(device), c.to(device)]
-    return window.permute(0, 3, 1, 2).contiguous()
+    return window.permute(0, 3, 1, 2)
 
 
 def _pull(parameters: dict[str, nn.Parameter], anchor: dict[str, Tensor], mu: float) -> None:

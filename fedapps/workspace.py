@@ -36,6 +36,7 @@ class Workspace:
         )
         self.initial: Arrays = take(self.model, self.layout.keys_of(self.layout.names))
         self.model.to(self.device)
+        self.model.to(memory_format=torch.channels_last)
         self._clients: OrderedDict[tuple[int, str], Samples] = OrderedDict()
 
     @cached_property
@@ -72,7 +73,7 @@ class Workspace:
         key = (client, part)
         if key not in self._clients:
             images, labels = self.dataset.tensors(getattr(self.shares[client], part))
-            self._clients[key] = (images.to(self.device), labels.to(self.device))
+            self._clients[key] = self._place(images, labels)
         self._clients.move_to_end(key)
         while self._held() > self.settings.cache_limit * MEBI and len(self._clients) > 1:
             self._clients.popitem(last=False)
@@ -83,7 +84,12 @@ class Workspace:
         """The training samples of all clients together, for what the server itself trains."""
         indices = np.concatenate([share.train for share in self.shares])
         images, labels = self.dataset.tensors(indices)
-        return images.to(self.device), labels.to(self.device)
+        return self._place(images, labels)
+
+    def _place(self, images: torch.Tensor, labels: torch.Tensor) -> Samples:
+        """Bring samples to the device, channels last: convolutions are up to twice as fast so."""
+        format_ = torch.channels_last if images.dim() == 4 else torch.preserve_format
+        return images.to(self.device, memory_format=format_), labels.to(self.device)
 
     def _held(self) -> int:
         return sum(images.nbytes for images, _ in self._clients.values())
