@@ -19,7 +19,7 @@ from fedapps.messages import (
     unpack_reply,
 )
 
-FIRST_WAIT, LONGEST_WAIT = 0.005, 1.0  # seconds between polls
+FIRST_WAIT, LONGEST_WAIT = 0.01, 1.0  # seconds between polls
 
 
 class StreamingGrid(Grid):
@@ -50,7 +50,7 @@ class StreamingGrid(Grid):
             if timeout is not None and waited > timeout:
                 return
             if pending and not replies:
-                time.sleep(min(max(FIRST_WAIT, waited / 50), LONGEST_WAIT))
+                time.sleep(min(max(FIRST_WAIT, waited / 100), LONGEST_WAIT))
 
     def set_run(self, run: Run) -> None:
         """Delegate to Flower's Grid, as all below."""
