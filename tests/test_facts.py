@@ -5,11 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from fedapps import config
+from fedapps.errors import RunError
 from fedapps.evaluation import nearest_template
 from fedapps.layers import put
+from fedapps.serial import run_serial
 from fedapps.workspace import Workspace
 
 
@@ -179,3 +182,42 @@ def test_evaluation_happens_only_when_asked_and_always_last(serial_run):
     clients = [(row["round"], row["client"]) for row in table(folder, "clients.csv")]
     assert len(clients) == 6
     assert {c for r, c in clients if r == "2"} == {c for r, c in clients if r == "5"}
+
+
+def test_centralized_refuses_statistics_that_nobody_has(flat_config):
+    for option in ('bn-stats="local"', "bn-local=true"):
+        with pytest.raises(RunError, match=r"centralized needs bn-stats"):
+            run_serial(flat_config(f'strategy="centralized" model="lenet5" {option}'))
+
+
+def test_skipped_batches_are_told(serial_run):
+    """conv4 on 8x8 digits ends in 1x1 maps: BatchNorm cannot normalise a batch of one."""
+    folder = serial_run(
+        'strategy="fedavg" model="conv4" batch-size=1 num-rounds=1 finetune-epochs=0'
+    )
+    events = table(folder, "events.csv")
+    assert [row["kind"] for row in events] == ["skipped"] * 3
+    for row in events:
+        skipped, _, rest = row["detail"].partition(" of ")
+        assert f"{skipped} batches" == rest
+
+
+def test_a_client_whose_own_model_diverges_fails(serial_run):
+    with pytest.raises(RunError, match=r"all failed.*not finite"):
+        serial_run('strategy="local" lr=1e30')
+
+
+def test_what_a_methods_table_overrides_is_told(serial_run, capsys):
+    serial_run('strategy="fedprox"')
+    assert "note: fedprox.prox-mu = 0.01 overrides prox-mu = 0.0" in capsys.readouterr().out
+    serial_run('strategy="fedprox" prox-mu=0.5')
+    assert "overrides" not in capsys.readouterr().out
+
+
+def test_channels_last_is_a_matter_of_speed_alone(flat_config, tmp_path):
+    """Weights are stored as NumPy has them, whatever the memory format of the model."""
+    space = Workspace(config.read(flat_config()))
+    weight = space.model.get_parameter("conv2.conv.weight")
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+    assert space.initial["conv2.conv.weight"].flags.c_contiguous
+    np.testing.assert_array_equal(space.initial["conv2.conv.weight"], weight.detach().numpy())

@@ -8,6 +8,7 @@ from safetensors.numpy import load_file
 
 from fedapps import client_app, config, registry
 from fedapps.errors import RunError
+from fedapps.serial import run_serial
 from fedapps.workspace import Workspace
 
 # cnn on 8x8 digits: parameters of each layer
@@ -216,3 +217,37 @@ def test_summary_reads_the_finetune_row(serial_run):
     folder = serial_run('strategy="fedseq" num-rounds=3')
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["phase"] == "finetune" and summary["accuracy_personalized"] > 0
+
+
+def test_sample_mode_is_refused_before_the_start_where_batchnorm_is_trained(flat_config):
+    """On lenet5 the body has BatchNorm; on cnn per-sample clipping runs in both stages."""
+    run = 'strategy="perfreezeclip" clip-mode="sample" local-epochs=2'
+    with pytest.raises(RunError, match=r'clip-mode = "sample".*BatchNorm2d'):
+        run_serial(flat_config(run + ' model="lenet5"'))
+
+
+def test_sample_mode_trains_and_differs_from_batch_mode(serial_run):
+    runs = [
+        serial_run(f'strategy="perfreezeclip" clip-mode="{mode}" local-epochs=2 num-rounds=1')
+        for mode in ("batch", "sample")
+    ]
+    batch, sample = (load_file(folder / "model.safetensors") for folder in runs)
+    assert not np.array_equal(batch["conv1.conv.weight"], sample["conv1.conv.weight"])
+    for key, value in sample.items():
+        assert np.isfinite(value).all()
+        assert np.abs(value - batch[key]).max() < 0.5
+
+
+def test_per_sample_clipping_without_a_limit_is_ordinary_training(serial_run):
+    """At percentile 100 and with equal norms nothing is clipped but what exceeds the mean norm;
+    with one sample per batch the mean norm is the sample's own: the run without clipping."""
+    off, on = (
+        serial_run(
+            'strategy="perfreezeclip" local-epochs=2 batch-size=1 num-rounds=1 lr=0.0005 '
+            f'perfreezeclip.clip-percentile=100.0 perfreezeclip.max-norm={limit} clip-mode="sample"'
+        )
+        for limit in (0.0, 1e30)
+    )
+    plain, clipped = (load_file(folder / "model.safetensors") for folder in (off, on))
+    for key, value in plain.items():
+        np.testing.assert_allclose(clipped[key], value, rtol=1e-3, atol=1e-5)
