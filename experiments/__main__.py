@@ -142,6 +142,9 @@ def markdown(table: Table) -> Iterator[str]:
     yield ""
     yield f"{table.source}. {table.note} Figures in percent; base: `{table.base_file.name}`."
     yield ""
+    if not table.results():
+        yield "Not run yet."
+        return
     yield (
         "| method | seed | initial | no head | personalized (std) | init. w. | pers. w. "
         "| published | ours | s/round |"
