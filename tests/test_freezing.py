@@ -243,7 +243,8 @@ def test_per_sample_clipping_without_a_limit_is_ordinary_training(serial_run):
     with one sample per batch the mean norm is the sample's own: the run without clipping."""
     off, on = (
         serial_run(
-            'strategy="perfreezeclip" local-epochs=2 batch-size=1 num-rounds=1 lr=0.0005 fraction-train=0.17 '
+            'strategy="perfreezeclip" local-epochs=2 batch-size=1 num-rounds=1 lr=0.0005 '
+            "fraction-train=0.17 "
             f'perfreezeclip.clip-percentile=100.0 perfreezeclip.max-norm={limit} clip-mode="sample"'
         )
         for limit in (0.0, 1e30)
