@@ -119,7 +119,11 @@ class Settings(MethodSettings, frozen=True):
         Literal["auto", "cpu", "cuda"],
         doc("where clients compute; auto: a GPU if the client sees one"),
     ]
-    threads: Annotated[Count, doc("torch threads per process; part of what makes runs repeatable")]
+    threads: Annotated[
+        int,
+        Meta(ge=1, le=64),
+        doc("torch threads per process; part of what makes runs repeatable"),
+    ]
     cache_limit: Annotated[
         NonNegative,
         doc("MiB per process for client data, and as many for features of a frozen prefix"),

@@ -65,6 +65,8 @@ def allowed(key):
         good = [least, least + 1, 10**6]
         if key == "seed":  # torch's generator and Flower's run-config have 64 bits
             return "int >= 0 and < 4294967296", [*bad, 2**32, 2**70], [*good, 2**32 - 1]
+        if key == "threads":  # 4096 of them take a machine down
+            return "int >= 1 and <= 64", [*bad, 65, 4096], [1, 2, 64]
         return f"int >= {least}", bad, good
     text, bad, good = FLOATS[key]
     return text, [*bad, True, "x", "0.1", ""], good
