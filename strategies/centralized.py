@@ -1,5 +1,6 @@
 """Centralized training on the union of the clients' training data: the reference, not federated."""
 
+from fedapps.config import Settings
 from fedapps.errors import RunError
 from fedapps.layers import put, take
 from fedapps.plan import Plan
@@ -14,8 +15,8 @@ class Centralized(BaseStrategy):
     citation = "baseline"
     exchanges = "nothing"
 
-    def __init__(self, workspace: Workspace) -> None:
-        super().__init__(workspace)
+    def __init__(self, workspace: Workspace, settings: Settings | None = None) -> None:
+        super().__init__(workspace, settings)
         if self.layout.stays:
             raise RunError(
                 'centralized needs bn-stats = "shared" or "batch" and bn-local = false: '

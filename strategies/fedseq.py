@@ -8,6 +8,7 @@ import numpy as np
 
 from fedapps import registry
 from fedapps.config import MethodSettings, NonNegative, doc
+from fedapps.config import Settings as RunSettings
 from fedapps.errors import RunError
 from fedapps.layers import Slice
 from fedapps.plan import Plan
@@ -42,8 +43,8 @@ class FedSeq(BaseStrategy):
     exchanges = "active layers"
     ends_with_finetuning = True
 
-    def __init__(self, workspace: Workspace) -> None:
-        super().__init__(workspace)
+    def __init__(self, workspace: Workspace, settings: RunSettings | None = None) -> None:
+        super().__init__(workspace, settings)
         base = self.options.base
         self.base = registry.strategy_class(base)(workspace, self.settings.of(base))
         body = self.layout.body
