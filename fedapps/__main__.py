@@ -25,7 +25,7 @@ def methods() -> Iterator[str]:
 
 def layers() -> Table:
     """A line per model: name, layers and parameters on a 3x32x32 image with 10 classes."""
-    table = Table("model", "layers, input side first", "parameters", box=box.SIMPLE)
+    table = Table("model", "layers, input side first", "on 3x32x32, 10", box=box.SIMPLE)
     for name in models.MODELS:
         model = models.build(name, (3, 32, 32), 10, seed=0)
         count = sum(parameter.numel() for parameter in model.parameters())

@@ -179,21 +179,26 @@ def parse(options: Sequence[str]) -> dict[str, Scalar]:
     """
     overrides: dict[str, Scalar] = {}
     for option in options:
-        rest = "" if option.endswith(".toml") else " ".join(_PAIR.sub(" ", option).split())
-        if rest:  # Flower would skip it and say nothing
-            raise RunError(
-                f"--run-config {option}: cannot read {rest};"
-                " write key=value pairs without spaces around ="
-            )
-        try:
-            overrides |= parse_config_args([option])
-        except (click.ClickException, tomllib.TOMLDecodeError, OSError, ValueError) as error:
-            raise RunError(f"--run-config {option}: {getattr(error, 'message', error)}") from error
+        overrides |= parse_option(option)
     known = defaults()
     for key in overrides:
         if key not in known:
             raise RunError(f"unknown key {key}{nearest(key, known)}; README lists all keys")
     return known | overrides
+
+
+def parse_option(option: str) -> dict[str, Scalar]:
+    """Parse one `--run-config` option to flat keys; refuses what Flower would skip silently."""
+    rest = "" if option.endswith(".toml") else " ".join(_PAIR.sub(" ", option).split())
+    if rest:
+        raise RunError(
+            f"--run-config {option}: cannot read {rest};"
+            " write key=value pairs without spaces around ="
+        )
+    try:
+        return parse_config_args([option])
+    except (click.ClickException, tomllib.TOMLDecodeError, OSError, ValueError) as error:
+        raise RunError(f"--run-config {option}: {getattr(error, 'message', error)}") from error
 
 
 def read(flat: Mapping[str, Scalar]) -> Settings:
@@ -289,6 +294,11 @@ def _convert(values: Mapping[str, Scalar], cls: type, prefix: str) -> Any:
         if key:
             kind = _kind(_schema(cls)[key])
             raise RunError(f"{prefix}{key} = {_toml(values[key])}: must be {kind}") from error
+        missing = reason.partition("required field ")[2].strip("`")
+        if missing:
+            raise RunError(
+                f"{prefix}{missing}: has no default in pyproject.toml, add it"
+            ) from error
         raise RunError(f"run-config: {reason.replace('`', '')}") from error
 
 

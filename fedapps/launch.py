@@ -239,15 +239,11 @@ def staged(app_dir: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def parse(option: str) -> dict[str, object]:
+def parse(option: str) -> Mapping[str, object]:
     """Parse one `--run-config` option as `flwr run` does, to flat keys."""
-    import click
-    from flwr.common.config import parse_config_args
+    from fedapps.config import parse_option
 
-    try:
-        return parse_config_args([option])
-    except (click.ClickException, tomllib.TOMLDecodeError, OSError, ValueError) as error:
-        raise RunError(f"--run-config {option}: {getattr(error, 'message', error)}") from error
+    return parse_option(option)
 
 
 def refused_keys(app_dir: Path, options: Sequence[str]) -> str:

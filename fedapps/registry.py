@@ -38,7 +38,9 @@ def settings_class(name: str) -> Any:
     """Return the settings class of method `name` (`config.MethodSettings` if it has no keys)."""
     from fedapps.config import MethodSettings  # config reads method settings through this module
 
-    return getattr(_module(strategies, name), "Settings", MethodSettings)
+    module = _module(strategies, name)
+    own = getattr(module, "Settings", MethodSettings)
+    return own if own.__module__ == module.__name__ else MethodSettings
 
 
 def _module(package: ModuleType, name: str) -> ModuleType:

@@ -1,5 +1,6 @@
 """The ServerApp: check everything, then let the strategy run its rounds and the report end it."""
 
+import os
 import time
 from logging import ERROR
 from pathlib import Path
@@ -41,6 +42,8 @@ def run(grid: Grid, context: Context) -> Path:
         print(f"warning: {note}", flush=True)
     for note in config.overridden(context.run_config):
         print(f"note: {note}", flush=True)
+    if settings.threads > (cores := os.cpu_count() or 1):
+        print(f"warning: threads = {settings.threads} on {cores} cores is slow", flush=True)
     space = workspace(settings)
     counts = class_counts(space.dataset.labels, space.shares)
     strategy_class = registry.strategy_class(settings.strategy)

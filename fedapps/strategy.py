@@ -266,6 +266,12 @@ class BaseStrategy(Strategy):
                 if count:
                     detail = f"{count} of {count + done.batches} batches"
                     self.report.event(round_, update.client, kind, detail)
+            if not done.batches and done.skipped:
+                print(
+                    f"round {round_}: client {update.client} skipped all its batches of one: "
+                    "BatchNorm needs more, raise batch-size",
+                    flush=True,
+                )
             yield update
 
     def _judge(self, round_: int) -> None:

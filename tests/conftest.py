@@ -9,7 +9,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import settings
 from safetensors.numpy import load_file
 
-from fedapps import config
+from fedapps import client_app, config
 from fedapps.report import Report
 from fedapps.serial import run_serial
 
@@ -65,6 +65,26 @@ def serial_run(flat_config, no_plots):
         return run_serial(flat_config(*run_config), num_supernodes)
 
     return run
+
+
+@pytest.fixture
+def fits(monkeypatch):
+    """Record every local training: (client, its state afterwards, request, update)."""
+    records, clients = [], []
+    make, fit = client_app._client, client_app._fit
+
+    def remember(*arguments):
+        clients.append(make(*arguments))
+        return clients[-1]
+
+    def record(space, request, store):
+        update = fit(space, request, store)
+        records.append((clients[-1], dict(clients[-1].state), request, update))
+        return update
+
+    monkeypatch.setattr(client_app, "_client", remember)
+    monkeypatch.setattr(client_app, "_fit", record)
+    return records
 
 
 @pytest.fixture(scope="session")

@@ -6,33 +6,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fedapps import client_app, config, registry
+from fedapps import config, registry
 from fedapps.errors import RunError
 from fedapps.serial import run_serial
 from fedapps.workspace import Workspace
 
 # cnn on 8x8 digits: parameters of each layer
 SIZE = {"conv1": 832, "conv2": 51_264, "fc1": 131_584, "fc2": 5_130}
-
-
-@pytest.fixture
-def fits(monkeypatch):
-    """Record (request, update, client's state) of every fit."""
-    records, clients = [], []
-    make, fit = client_app._client, client_app._fit
-
-    def remember(*arguments):
-        clients.append(make(*arguments))
-        return clients[-1]
-
-    def record(space, request, store):
-        update = fit(space, request, store)
-        records.append((request, update, dict(clients[-1].state), space))
-        return update
-
-    monkeypatch.setattr(client_app, "_client", remember)
-    monkeypatch.setattr(client_app, "_fit", record)
-    return records
 
 
 def plans(flat_config, *options):
@@ -57,17 +37,16 @@ def test_fedseq_sends_active_layers_only_and_leaves_the_others_bitwise(
     for row, count in zip(table, active, strict=False):
         floats = sum(SIZE[name] for name in order[:count])
         assert int(row["bytes_up"]) == int(row["bytes_down"]) == 4 * floats * 3
-    for request, update, state, space in fits:
+    for _, state, request, update in fits:
         names = {key.partition(".")[0] for key in update.arrays}
         assert names == set(order[: active[request.plan.round - 1]])
         assert not state, "nothing is personal"
-        del space
     last = table[-1]
     assert last["phase"] == "finetune" and last["clients"] == "6"
     assert int(last["bytes_down"]) == 4 * sum(SIZE[name] for name in order) * 6
     assert last["bytes_up"] == "0" and last["accuracy_personalized"]
     assert not table[-2]["accuracy_personalized"]
-    model, initial = load_file(folder / "model.safetensors"), fits[0][3].initial
+    model, initial = load_file(folder / "model.safetensors"), fits[0][0].workspace.initial
     for key, value in model.items():
         assert np.array_equal(value, initial[key]) == key.startswith("fc2.")
 
@@ -77,7 +56,7 @@ def test_fedseq_inactive_layers_stay_initial_on_server_and_clients(serial_run, f
         'strategy="fedseq" fedseq.unfreeze-rounds="0,2,3" num-rounds=2 fedseq.finetune-epochs=0'
     )
     model = load_file(folder / "model.safetensors")
-    for key, value in fits[0][3].initial.items():
+    for key, value in fits[0][0].workspace.initial.items():
         assert np.array_equal(model[key], value) == (not key.startswith("fc1."))
 
 
@@ -154,7 +133,7 @@ def test_perfreezeclip_bytes_are_those_of_phi_and_history_survives_rounds(
     phi = SIZE["conv1"] + SIZE["conv2"] + SIZE["fc1"]
     assert [int(row["bytes_up"]) for row in read_csv(folder, "rounds.csv")] == [4 * phi * 6] * 3
     steps: dict[int, int] = {}
-    for request, update, state, _ in fits:
+    for _, state, request, update in fits:
         client = request.client
         steps[client] = steps.get(client, 0) + update.metrics["batches"] // 2
         for layers in ("fc2", "conv1+conv2+fc1"):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fedapps import client_app, config, registry
+from fedapps import config, registry
 from fedapps.workspace import Workspace
 
 METHODS = registry.names()
@@ -29,26 +29,6 @@ def training_rows(folder: Path) -> list[dict[str, str]]:
 
 def without_seconds(folder: Path) -> list[dict[str, str]]:
     return [{k: v for k, v in row.items() if k != "seconds"} for row in rows(folder, "rounds.csv")]
-
-
-@pytest.fixture
-def seen(monkeypatch):
-    """Record every fit: (client, its state afterwards, request, update)."""
-    records, clients = [], []
-    make, fit = client_app._client, client_app._fit
-
-    def remember(*arguments):
-        clients.append(make(*arguments))
-        return clients[-1]
-
-    def record(space, request, store):
-        update = fit(space, request, store)
-        records.append((clients[-1], dict(clients[-1].state), request, update))
-        return update
-
-    monkeypatch.setattr(client_app, "_client", remember)
-    monkeypatch.setattr(client_app, "_fit", record)
-    return records
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -73,16 +53,16 @@ def test_same_numbers_again_and_on_any_number_of_supernodes(method, serial_run):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_bytes_frozen_and_personal_parts(method, serial_run, seen):
+def test_bytes_frozen_and_personal_parts(method, serial_run, fits):
     folder = serial_run(f'strategy="{method}" local-epochs=2')
     for row in training_rows(folder):
-        of_round = [r for r in seen if r[2].plan.round == int(row["round"])]
+        of_round = [r for r in fits if r[2].plan.round == int(row["round"])]
         assert int(row["clients"]) == len(of_round)
         sent = sum(a.nbytes for *_, update in of_round for a in update.arrays.values())
         assert int(row["bytes_up"]) == sent
         received = sum(a.nbytes for _, _, request, _ in of_round for a in request.arrays.values())
         assert int(row["bytes_down"]) == received
-    for client, state, request, update in seen:
+    for client, state, request, update in fits:
         layout, plan = client.layout, request.plan
         trained = {name for stage in plan.stages for name in stage.layers}
         assert not trained.difference(layout.names)
@@ -96,9 +76,9 @@ def test_bytes_frozen_and_personal_parts(method, serial_run, seen):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_personal_state_survives_in_the_store(method, serial_run, seen):
+def test_personal_state_survives_in_the_store(method, serial_run, fits):
     folder = serial_run(f'strategy="{method}" num-rounds=3 fraction-train=1.0 local-epochs=2')
-    last = {client.client: state for client, state, *_ in seen}
+    last = {client.client: state for client, state, *_ in fits}
     for client, state in last.items():
         files = sorted((folder / "clients" / str(client)).glob("*.safetensors"))
         if not state:
@@ -111,12 +91,12 @@ def test_personal_state_survives_in_the_store(method, serial_run, seen):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_server_never_touches_what_no_client_sends(method, serial_run, seen):
+def test_server_never_touches_what_no_client_sends(method, serial_run, fits):
     folder = serial_run(f'strategy="{method}" local-epochs=2')
-    if not seen:
+    if not fits:
         pytest.skip("no client trains (2026-11-20: centralized has no client training)")
-    client, *_ = seen[0]
-    sent = {key for *_, update in seen for key in update.arrays}
+    client, *_ = fits[0]
+    sent = {key for *_, update in fits for key in update.arrays}
     model, initial = load_file(folder / "model.safetensors"), client.workspace.initial
     for key, value in initial.items():
         if key not in sent:
