@@ -129,7 +129,7 @@ def test_a_relative_folder_is_refused(key):
 def test_a_missing_key_is_named():
     flat = config.defaults()
     del flat["batch-size"]
-    with pytest.raises(RunError, match="batch-size: has no default in pyproject.toml"):
+    with pytest.raises(RunError, match=r"batch-size: has no default in pyproject.toml"):
         config.read(flat)
 
 
