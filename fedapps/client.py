@@ -125,8 +125,8 @@ class BaseClient(NumPyClient):
 
     @property
     def test_data(self) -> Samples:
-        """This client's test samples."""
-        return self.workspace.samples(self.client, "test")
+        """The samples that this client is scored on (`evaluate-on`)."""
+        return self.workspace.samples(self.client, self.settings.evaluate_on)
 
     def _receive(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> Plan:
         """Make the model: what was downloaded, else what the client kept, else the initial one."""

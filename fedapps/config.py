@@ -29,6 +29,7 @@ NonNegative = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 AtLeastZero = Annotated[float, Meta(ge=0)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
+BelowOne = Annotated[float, Meta(ge=0, lt=1)]
 OpenFraction = Annotated[float, Meta(gt=0, lt=1)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 
@@ -54,6 +55,9 @@ class Settings(MethodSettings, frozen=True):
         Literal["merged", "official"], doc("merge train and test before sharing out, or keep both")
     ]
     test_fraction: Annotated[OpenFraction, doc("test share of each client's samples (merged)")]
+    validation_fraction: Annotated[
+        BelowOne, doc("share of each client's training samples that is held out, fixed per client")
+    ]
     partitioner: Annotated[
         Literal["dirichlet", "shards", "sizes", "classes", "iid"],
         doc("how samples are shared out over the clients"),
@@ -80,7 +84,7 @@ class Settings(MethodSettings, frozen=True):
         Literal["constant", "step", "cosine"],
         doc("constant; step: x 0.1 after T/2 and 3T/4 rounds; cosine: towards 0 at round T"),
     ]
-    momentum: Annotated[float, Meta(ge=0, lt=1), doc("momentum of SGD")]
+    momentum: Annotated[BelowOne, doc("momentum of SGD")]
     weight_decay: Annotated[AtLeastZero, doc("weight decay of SGD")]
     prox_mu: Annotated[AtLeastZero, doc("weight mu of the proximal term (mu/2)||w - w_t||^2")]
     clip_percentile: Annotated[
@@ -104,6 +108,10 @@ class Settings(MethodSettings, frozen=True):
     seed: Annotated[int, Meta(ge=0, lt=2**32), doc("seed of everything that is random")]
     evaluate_every: Annotated[
         NonNegative, doc("rounds between evaluations; the last round always is; 0: only the last")
+    ]
+    evaluate_on: Annotated[
+        Literal["test", "validation"],
+        doc("samples that clients are scored on; validation: for choosing settings"),
     ]
     evaluate_clients: Annotated[
         NonNegative, doc("number of evaluated clients, the same ones in all rounds; 0: all")
@@ -218,6 +226,8 @@ def read(flat: Mapping[str, Scalar]) -> Settings:
     settings = _convert(general, Settings, "")
     check_folder("runs-dir", settings.runs_dir)
     check_folder("data-root", settings.data_root)
+    if settings.evaluate_on == "validation" and not settings.validation_fraction:
+        raise RunError('evaluate-on = "validation": needs validation-fraction > 0')
     return msgspec.structs.replace(settings, method=method, flat=tuple(sorted(flat.items())))
 
 

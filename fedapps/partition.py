@@ -11,7 +11,7 @@ A new partitioner is one function (labels, settings) -> owners and its line in `
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ NOBODY = -1
 MAX_DRAWS = 10_000  # of the Dirichlet partitioner
 
 _STREAM = 0x7061_7274  # "part": no other module draws from these streams
-_DIRICHLET, _DEAL, _SHARDS, _SHUFFLE, _SPLIT, _DEAL_TEST = range(1, 7)
+_DIRICHLET, _DEAL, _SHARDS, _SHUFFLE, _SPLIT, _DEAL_TEST, _VALIDATION = range(1, 8)
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Share:
 
     train: np.ndarray
     test: np.ndarray
+    validation: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 def shares(labels: np.ndarray, num_train: int, settings: "Settings") -> tuple[Share, ...]:
@@ -43,16 +44,21 @@ def shares(labels: np.ndarray, num_train: int, settings: "Settings") -> tuple[Sh
     `labels` is int64 [N], the first `num_train` of them are the official train set. With
     `split = merged` all N samples are partitioned and each client's part is split by
     `test-fraction`; with `official` the train set is partitioned and the test set follows it
-    class by class. Raises `RunError` where the settings cannot be met.
+    class by class. `validation-fraction` of each client's training samples is then held out.
+    Raises `RunError` where the settings cannot be met.
     """
     if settings.split == "merged":
-        return tuple(
+        parts = [
             _split(part, client, settings)
             for client, part in enumerate(_partition(labels, settings))
-        )
-    train = _partition(labels[:num_train], settings)
-    test = _follow(train, labels, num_train, settings)
-    return tuple(Share(*pair) for pair in zip(train, test, strict=True))
+        ]
+    else:
+        train = _partition(labels[:num_train], settings)
+        test = _follow(train, labels, num_train, settings)
+        parts = [Share(*pair) for pair in zip(train, test, strict=True)]
+    if not settings.validation_fraction:
+        return tuple(parts)
+    return tuple(_hold_out(part, client, settings) for client, part in enumerate(parts))
 
 
 def class_counts(labels: np.ndarray, shares: Sequence[Share]) -> np.ndarray:
@@ -84,6 +90,19 @@ def _split(part: np.ndarray, client: int, settings: "Settings") -> Share:
     wanted = math.floor(settings.test_fraction * len(part) + 0.5)
     num_test = min(max(1, wanted), len(part) - 1)
     return Share(np.sort(shuffled[num_test:]), np.sort(shuffled[:num_test]))
+
+
+def _hold_out(share: Share, client: int, settings: "Settings") -> Share:
+    """Move training samples to the validation part, at least one; at least one is left."""
+    if len(share.train) < 2:
+        raise RunError(
+            f"validation-fraction = {settings.validation_fraction:g}: client {client} has"
+            f" {_number(len(share.train), 'training sample')}, it needs 2; raise min-samples"
+        )
+    shuffled = _rng(settings, _VALIDATION, client).permutation(share.train)
+    wanted = math.floor(settings.validation_fraction * len(shuffled) + 0.5)
+    held = min(max(1, wanted), len(shuffled) - 1)
+    return Share(np.sort(shuffled[held:]), share.test, np.sort(shuffled[:held]))
 
 
 def _follow(

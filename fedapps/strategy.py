@@ -253,7 +253,9 @@ class BaseStrategy(Strategy):
         """Expected cost of a request: a trained sample costs about three evaluated ones."""
         share, size = self.workspace.shares[request.client], self.settings.batch_size
         epochs = sum(stage.epochs for stage in request.plan.stages)
-        return len(share.test) + 3.0 * epochs * size * math.ceil(len(share.train) / size)
+        return len(getattr(share, self.settings.evaluate_on)) + 3.0 * epochs * size * math.ceil(
+            len(share.train) / size
+        )
 
     def _observed(self, round_: int, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """Pass updates on and count what they cost."""

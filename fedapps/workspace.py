@@ -66,7 +66,9 @@ class Workspace:
         return digest.hexdigest()[:16]
 
     def samples(self, client: int, part: str) -> Samples:
-        """Return the `train` or `test` samples of a client (float [n, C, H, W], int64 [n]).
+        """Return a part of a client's samples: `train`, `test` or `validation`.
+
+        Images are float [n, C, H, W], labels int64 [n].
 
         Tensors stay in memory up to `cache-limit`, least recently used first out.
         """

@@ -110,6 +110,10 @@ def test_unknown_strategy(refuse):
             "min-samples=30 alpha=0.01 dirichlet-balance=false",
             'partitioner = "dirichlet": none of 10,000 draws with alpha = 0.01 gave all 4 clients',
         ),
+        (
+            'evaluate-on="validation"',
+            'evaluate-on = "validation": needs validation-fraction > 0',
+        ),
         ('run-name="../x"', 'run-name = "../x": must be a name below runs-dir'),
         ('run-name="/x"', 'run-name = "/x": must be a name below runs-dir'),
     ],

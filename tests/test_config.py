@@ -26,6 +26,7 @@ WORDS = {
     "augment": "none, crop-flip",
     "bn-stats": "shared, local, batch",
     "finetune-part": "full, head, body",
+    "evaluate-on": "test, validation",
     "device": "auto, cpu, cuda",
 }
 TEXTS = [
@@ -45,6 +46,7 @@ FLOATS = {  # what is allowed, values that are not, values at the edge that are
     "test-fraction": ("float > 0 and < 1", [0, 1, 1.0, -0.1, 1.5, NAN], [1e-9, 0.999]),
     "fraction-train": ("float > 0 and <= 1", [0, 0.0, 1.1, 2, -1, NAN], [1e-9, 1, 1.0]),
     "clip-percentile": ("float >= 0 and <= 100", [-0.1, 100.1, NAN], [0, 100, 99.9]),
+    "validation-fraction": ("float >= 0 and < 1", [1, 1.0, -0.1, NAN], [0, 0.0, 0.999]),
     "momentum": ("float >= 0 and < 1", [1, 1.0, -0.1, NAN, INF], [0, 0.0, 0.999]),
     **dict.fromkeys(NOT_NEGATIVE, ("float >= 0", [-1e-9, -1, INF, NAN], [0, 0.0, 3])),
 }

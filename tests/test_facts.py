@@ -184,6 +184,19 @@ def test_evaluation_happens_only_when_asked_and_always_last(serial_run):
     assert {c for r, c in clients if r == "2"} == {c for r, c in clients if r == "5"}
 
 
+def test_validation_samples_are_neither_trained_on_nor_test_samples(serial_run, read_csv):
+    sizes = {}
+    for part in ("test", "validation"):
+        folder = serial_run(f'validation-fraction=0.4 evaluate-on="{part}" num-rounds=1')
+        rows = read_csv(folder, "clients.csv")
+        sizes[part] = {row["client"]: (int(row["num_train"]), int(row["num_test"])) for row in rows}
+    whole = {row["client"]: row for row in read_csv(serial_run("num-rounds=1"), "clients.csv")}
+    for client, row in whole.items():
+        train, tested = sizes["test"][client]
+        assert tested == int(row["num_test"])
+        assert sizes["validation"][client] == (train, int(row["num_train"]) - train)
+
+
 def test_centralized_refuses_statistics_that_nobody_has(flat_config):
     for option in ('bn-stats="local"', "bn-local=true"):
         with pytest.raises(RunError, match=r"centralized needs bn-stats"):

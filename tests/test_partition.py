@@ -28,6 +28,7 @@ def make(**changed):
     values = {
         "split": "merged",
         "test_fraction": 0.25,
+        "validation_fraction": 0.0,
         "partitioner": "iid",
         "alpha": 1.0,
         "dirichlet_balance": True,
@@ -233,6 +234,30 @@ def test_a_share_is_shuffled_before_it_is_split():
     labels, num_train = balanced(2, 200, 200)
     share = shares(labels, num_train, make(num_clients=1, test_fraction=0.5))[0]
     assert 150 < np.sum(share.test < num_train) < 250
+
+
+@pytest.mark.parametrize("split", ["merged", "official"])
+@given(st.floats(0.01, 0.99), st.integers(0, 9))
+@budget(max_examples=20, deadline=None)
+def test_validation_is_held_out_of_the_training_samples_alone(split, fraction, seed):
+    labels, num_train = balanced(10, 30, 12)
+    options = {"partitioner": "dirichlet", "split": split, "seed": seed}
+    whole = shares(labels, num_train, make(**options))
+    held_out = shares(labels, num_train, make(**options, validation_fraction=fraction))
+    for before, after in zip(whole, held_out, strict=True):
+        assert before.validation.tolist() == []
+        assert np.array_equal(before.test, after.test)
+        together = np.concatenate([after.train, after.validation])
+        assert np.array_equal(np.sort(together), before.train)
+        size = math.floor(fraction * len(before.train) + 0.5)
+        assert len(after.validation) == min(max(1, size), len(before.train) - 1)
+        assert np.all(np.diff(after.validation) > 0)
+
+
+def test_nothing_to_hold_out():
+    chosen = make(num_clients=3, test_fraction=0.5, validation_fraction=0.2)
+    with pytest.raises(RunError, match="client 0 has 1 training sample, it needs 2; raise min-s"):
+        shares(np.zeros(6, np.int64), 6, chosen)
 
 
 # iid and sizes ------------------------------------------------------------------------------------
