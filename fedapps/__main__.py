@@ -16,11 +16,11 @@ WIDTH = 100
 
 def methods() -> Iterator[str]:
     """A line per method: name, citation, what is exchanged, its own keys."""
-    yield f"{'method':<15}{'citation':<26}{'exchanged':<15}own keys"
+    yield f"{'method':<15}{'citation':<26}{'exchanged':<20}own keys"
     for name in registry.names():
         method = registry.strategy_class(name)
         keys = ", ".join(registry.settings_class(name).__struct_encode_fields__)
-        yield f"{name:<15}{method.citation:<26}{method.exchanges:<15}{keys}".rstrip()
+        yield f"{name:<15}{method.citation:<26}{method.exchanges:<20}{keys}".rstrip()
 
 
 def layers() -> Table:

@@ -8,6 +8,17 @@ from fedapps.layers import Arrays
 from fedapps.messages import ClientUpdate
 
 
+def plain(updates: Iterable[ClientUpdate]) -> tuple[Arrays, int]:
+    """Return the mean over updates, every client counting the same (float64), and their number."""
+    sums: Arrays = {}
+    count = 0
+    for update in updates:
+        count += 1
+        for key, array in update.arrays.items():
+            sums[key] = sums.get(key, 0.0) + array.astype(np.float64)
+    return {key: value / max(count, 1) for key, value in sums.items()}, count
+
+
 def weighted_mean(updates: Iterable[ClientUpdate]) -> tuple[Arrays, float]:
     """Return sum_i w_i a_i / sum_i w_i for every array (float32), and sum_i w_i.
 

@@ -14,9 +14,9 @@ from torch.nn.functional import cross_entropy
 from fedapps.clipping import Threshold
 from fedapps.config import Settings
 from fedapps.evaluation import Score, score
-from fedapps.layers import Layout, Slice, put, run
+from fedapps.layers import Arrays, Layout, Slice, put, run, take
 from fedapps.plan import Plan, Stage
-from fedapps.training import Draw, Samples, Trained
+from fedapps.training import Draw, Objective, Samples, Trained
 from fedapps.workspace import Workspace
 
 State = dict[str, Tensor]
@@ -26,8 +26,10 @@ class BaseClient(NumPyClient):
     """One logical client in one round.
 
     `fit` and `evaluate` follow Flower's `NumPyClient`: a list of arrays in the order of the
-    plan's download slice, and a config with the plan as JSON. `state` is what the client kept
-    from earlier rounds, by name; `fit` replaces its entries, and the caller stores it.
+    plan's download slice (`Plan.down`), and a config with the plan as JSON. `state` is what the
+    client kept from earlier rounds, by name; `fit` replaces its entries, and the caller stores it.
+    `received` are the arrays of this round by name, `sends` those that a method's plan asks for
+    beside the model's (float32).
     """
 
     def __init__(
@@ -38,6 +40,8 @@ class BaseClient(NumPyClient):
         self.state = state
         self.settings = settings or workspace.settings
         self.options: Any = self.settings.method
+        self.received: Arrays = {}
+        self.sends: Arrays = {}
 
     # What a method may override -----------------------------------------------------------
 
@@ -52,6 +56,21 @@ class BaseClient(NumPyClient):
     def predict(self, images: Tensor) -> Tensor:
         """Return logits [b, classes] in eval mode."""
         return run(self.model, images, self.layout.names)
+
+    def objective(self, phase: str) -> Objective:
+        """Return what a step minimises in phase `train` or `finetune`."""
+        return Objective(self.loss)
+
+    def before_training(self, plan: Plan) -> Trained:
+        """Change or measure the received model, which is in place; return the costs (nothing)."""
+        return Trained()
+
+    def after_training(self, plan: Plan) -> Trained:
+        """Do what is left when the upload slice has been taken; return its costs (nothing)."""
+        return Trained()
+
+    def before_scoring(self, plan: Plan) -> None:
+        """Change the received model, which is in place, before it is scored."""
 
     def extra_scores(self) -> dict[str, float]:
         """Return further figures of the initial model, as {"accuracy_without_head": 0.5}."""
@@ -72,14 +91,22 @@ class BaseClient(NumPyClient):
             for stage in plan.stages
             if stage.clip
         }
-        done = self._train(plan, "train", thresholds)
+        before = self.before_training(plan)
+        done = self.train(plan, "train", self.objective("train"), thresholds)
+        done.spend(before)
         self._keep(plan)
         for layers, threshold in thresholds.items():
             norms = torch.tensor(threshold.arrived, dtype=torch.float64)
             self.state[f"norms/{'+'.join(layers)}"] = norms
-        uploaded = self._arrays(self.layout.shared(plan.upload))
-        metrics = dataclasses.asdict(done) | {"train_loss": done.mean_loss}
-        return uploaded, len(self.train_data[1]), metrics
+        if self.settings.score_last:
+            last = take(self.model, self.layout.keys_of(self.layout.names))
+            self.state |= {f"last/{key}": torch.from_numpy(value) for key, value in last.items()}
+        uploaded = take(self.model, self.layout.shared(plan.upload))
+        metrics = {"train_loss": done.mean_loss}
+        done.spend(self.after_training(plan))
+        metrics |= dataclasses.asdict(done)
+        uploaded |= {name: self.sends[name] for name in plan.sends}
+        return list(uploaded.values()), len(self.train_data[1]), metrics
 
     def evaluate(
         self, parameters: list[np.ndarray], config: Mapping[str, Any]
@@ -89,10 +116,11 @@ class BaseClient(NumPyClient):
         Nothing of it is kept. Metrics: accuracies, loss, class-wise counts (notation.md).
         """
         plan = self._receive(parameters, config)
+        self.before_scoring(plan)
         self.model.eval()
         initial = self._score()
         extra = self.extra_scores()
-        done = self._train(plan, "finetune", {})
+        done = self.train(plan, "finetune", self.objective("finetune"))
         personalized = self._score() if plan.stages else initial
         metrics = {
             "num_train": len(self.train_data[1]),
@@ -103,6 +131,8 @@ class BaseClient(NumPyClient):
             "class_initial": initial.correct.tolist(),
             "class_personalized": personalized.correct.tolist(),
         }
+        if self.settings.score_last:
+            extra = extra | {"accuracy_last_local": self._score_last(initial)}
         finetuned = {f"finetune_{name}": n for name, n in dataclasses.asdict(done).items()}
         return personalized.loss, int(initial.total.sum()), metrics | finetuned | extra
 
@@ -128,39 +158,51 @@ class BaseClient(NumPyClient):
         """The samples that this client is scored on (`evaluate-on`)."""
         return self.workspace.samples(self.client, self.settings.evaluate_on)
 
+    def train(
+        self,
+        plan: Plan,
+        phase: str,
+        objective: Objective,
+        thresholds: Mapping[Slice, Threshold] | None = None,
+    ) -> Trained:
+        """Execute the plan's stages on the model; `phase` names the random numbers."""
+        draw = Draw(self.settings.seed, phase, plan.round, self.client)
+        return self.workspace.trainer.train(
+            self.train_data, plan.stages, draw, objective, thresholds, keep=self.client
+        )
+
+    def kept(self, prefix: str = "model/") -> Arrays:
+        """Return the arrays that this client keeps under a prefix; `model/`: of its model."""
+        names = (name for name in self.state if name.startswith(prefix))
+        return {name.removeprefix(prefix): self.state[name].numpy() for name in names}
+
     def _receive(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> Plan:
         """Make the model: what was downloaded, else what the client kept, else the initial one."""
         plan = msgspec.json.decode(config["plan"], type=Plan)
-        downloaded = dict(zip(self.layout.shared(plan.download), parameters, strict=True))
-        kept = {
-            k.removeprefix("model/"): v.numpy()
-            for k, v in self.state.items()
-            if k.startswith("model/")
-        }
-        put(self.model, self.workspace.initial | kept | downloaded)
+        self.received = dict(zip(plan.down(self.layout), parameters, strict=True))
+        downloaded = {key: self.received[key] for key in self.layout.shared(plan.download)}
+        put(self.model, self.workspace.initial | self.kept() | downloaded)
         return plan
 
     def _keep(self, plan: Plan) -> None:
         """Put what was trained and not uploaded into the client's state."""
         trained = {key for stage in plan.stages for key in self.layout.keys_of(stage.layers)}
         state = self.model.state_dict()
-        for key in self.layout.personal(plan.upload):
-            if key in trained:
-                self.state[f"model/{key}"] = state[key].detach().clone()
-
-    def _arrays(self, keys: tuple[str, ...]) -> list[np.ndarray]:
-        state = self.model.state_dict()
-        return [state[key].detach().cpu().numpy().copy() for key in keys]
+        kept = {*self.layout.personal(plan.upload), *self.layout.keys_of(plan.keep)}
+        for key in sorted(kept & trained):
+            self.state[f"model/{key}"] = state[key].detach().clone()
 
     def _norms(self, stage: Stage) -> Tensor:
         """Gradient norms of the client's earlier steps on the same layers."""
         return self.state.get(f"norms/{'+'.join(stage.layers)}", torch.empty(0))
 
-    def _train(self, plan: Plan, phase: str, thresholds: Mapping[Slice, Threshold]) -> Trained:
-        draw = Draw(self.settings.seed, phase, plan.round, self.client)
-        return self.workspace.trainer.train(
-            self.train_data, plan.stages, draw, self.loss, thresholds, keep=self.client
-        )
+    def _score_last(self, initial: Score) -> float:
+        """Score the model of the last local training; without one, that is the initial score."""
+        last = self.kept("last/")
+        if not last:
+            return initial.accuracy
+        put(self.model, last)
+        return self._score().accuracy
 
     def _score(self) -> Score:
         return score(self.predict, self.test_data, self.workspace.dataset.classes)

@@ -99,7 +99,7 @@ def _fit(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate
     before = store.load(request.plan.round)
     client = _client(space, request, before)
     arrays, num_examples, metrics = client.fit(*_call(client, request))
-    named = dict(zip(client.layout.shared(request.plan.upload), arrays, strict=True))
+    named = dict(zip(request.plan.up(client.layout), arrays, strict=True))
     kept = {key: value.numpy() for key, value in client.state.items()}
     for key, array in (named | kept).items():
         if not np.isfinite(array).all():  # in a pre-summed mean it would spoil what others did
@@ -108,7 +108,8 @@ def _fit(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate
         value is not before[key] for key, value in client.state.items()
     ):
         store.save(request.plan.round, client.state)
-    return ClientUpdate(request.client, named, num_examples, metrics, float(num_examples))
+    further = {name: named.pop(name) for name in request.plan.sends}
+    return ClientUpdate(request.client, named, num_examples, metrics, float(num_examples), further)
 
 
 def _evaluate(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate:
@@ -124,9 +125,8 @@ def _client(space: Workspace, request: Request, state: State) -> BaseClient:
 
 def _call(client: BaseClient, request: Request) -> tuple[list, dict[str, str]]:
     """Return what Flower's NumPyClient takes: a list of arrays and a config."""
-    keys = client.layout.shared(request.plan.download)
     plan = msgspec.json.encode(request.plan).decode()
-    return [request.arrays[key] for key in keys], {"plan": plan}
+    return [request.arrays[key] for key in request.plan.down(client.layout)], {"plan": plan}
 
 
 def presummed(updates: list[ClientUpdate]) -> list[ClientUpdate]:

@@ -123,6 +123,15 @@ class Settings(MethodSettings, frozen=True):
     finetune_part: Annotated[
         Literal["full", "head", "body"], doc("layers that personalization trains")
     ]
+    server_data: Annotated[
+        Fraction, doc("share of all training samples on which the server trains after each round")
+    ]
+    server_part: Annotated[
+        Literal["full", "body"], doc("layers that the server trains on its data")
+    ]
+    score_last: Annotated[
+        bool, doc("score each client's whole model as its last local training left it, too")
+    ]
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         doc("where clients compute; auto: a GPU if the client sees one"),

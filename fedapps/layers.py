@@ -1,7 +1,8 @@
 """Layers and slices: which arrays of a model belong to which layer, and which may travel.
 
 A model is an `nn.Sequential` whose named children are its layers, input side first. A slice is a
-tuple of layer names. This module is the only place that takes a state apart or puts it together.
+tuple of layer names; `conv1:rest` is a layer without its BatchNorms. This module is the only place
+that takes a state apart or puts it together.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +18,7 @@ from fedapps.errors import RunError
 
 Slice = tuple[str, ...]
 Arrays = dict[str, np.ndarray]
+REST = ":rest"  # of a layer: all but its BatchNorms
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,9 @@ class Layout:
     """The ordered layers of one model and the state-dict keys of each.
 
     `keys[layer]` are the floating-point entries of the layer (parameters and running statistics;
-    integer counters are left out: they never travel). `stays` are the keys that never leave a
-    client whatever its slice, because of `bn-stats` and `bn-local` (notation.md, BatchNorm).
+    integer counters are left out: they never travel). `norms` are the keys of BatchNorms, by
+    module type; `stays` are the keys that never leave a client whatever its slice, because of
+    `bn-stats` and `bn-local` (notation.md, BatchNorm).
     """
 
     names: Slice
@@ -33,6 +36,7 @@ class Layout:
     keys: Mapping[str, tuple[str, ...]]
     shapes: Mapping[str, tuple[int, ...]]
     parameters: frozenset[str]
+    norms: frozenset[str]
     stays: frozenset[str]
 
     @property
@@ -43,9 +47,15 @@ class Layout:
     def slice(self, layers: Iterable[str]) -> Slice:
         """Return `layers` in model order; raises `RunError` for a layer that does not exist."""
         wanted = set(layers)
-        for name in sorted(wanted.difference(self.names)):
+        known = tuple(item for name in self.names for item in (name, name + REST))
+        for name in sorted(wanted.difference(known)):
             raise RunError(f'layer "{name}": the model has {", ".join(self.names)}')
-        return tuple(name for name in self.names if name in wanted)
+        return tuple(item for item in known if item in wanted)
+
+    def without_norms(self, layers: Slice) -> Slice:
+        """Return a slice without its BatchNorms."""
+        has_norm = {key.partition(".")[0] for key in self.norms}
+        return tuple(name + REST if name in has_norm else name for name in self.slice(layers))
 
     def named(self, text: str, key: str) -> Slice:
         """Return the slice that run-config key `key` names, as `fc1,fc2`; raises `RunError`."""
@@ -56,7 +66,11 @@ class Layout:
 
     def keys_of(self, layers: Slice) -> tuple[str, ...]:
         """Return all floating-point keys of a slice, in model order."""
-        return tuple(key for name in self.slice(layers) for key in self.keys[name])
+        return tuple(key for item in self.slice(layers) for key in self._keys_of(item))
+
+    def _keys_of(self, item: str) -> tuple[str, ...]:
+        keys = self.keys[item.removesuffix(REST)]
+        return tuple(key for key in keys if key not in self.norms) if REST in item else keys
 
     def shared(self, layers: Slice) -> tuple[str, ...]:
         """Return the keys that travel when the slice `layers` is exchanged, in model order."""
@@ -71,8 +85,7 @@ class Layout:
         """Return the number of trainable parameters of a slice."""
         return sum(
             int(np.prod(self.shapes[key], dtype=np.int64))
-            for name in self.slice(layers)
-            for key in self.keys[name]
+            for key in self.keys_of(tuple(layers))
             if key in self.parameters
         )
 
@@ -94,6 +107,7 @@ def layout_of(model: nn.Sequential, head_layers: int, bn_stats: str, bn_local: b
         if isinstance(module, _BatchNorm)
         for key in module.state_dict()
     }
+    normalised &= state.keys()
     stays = normalised if bn_local else normalised - parameters if bn_stats != "shared" else set()
     return Layout(
         names=names,
@@ -101,7 +115,8 @@ def layout_of(model: nn.Sequential, head_layers: int, bn_stats: str, bn_local: b
         keys={n: tuple(k for k in state if k.partition(".")[0] == n) for n in names},
         shapes={key: tuple(value.shape) for key, value in state.items()},
         parameters=parameters,
-        stays=frozenset(stays.intersection(state)),
+        norms=frozenset(normalised),
+        stays=frozenset(stays),
     )
 
 

@@ -42,6 +42,12 @@ class Request:
         """Payload of the download in bytes."""
         return sum(array.nbytes for array in self.arrays.values())
 
+    def nbytes_up(self, layout: Layout) -> int:
+        """Payload of the upload in bytes."""
+        shapes = {**layout.shapes, **self.plan.sends}
+        sizes = (np.prod(shapes[name], dtype=np.int64) for name in self.plan.up(layout))
+        return DTYPE.itemsize * int(sum(sizes))
+
 
 class RoundInfo(msgspec.Struct, frozen=True, rename="kebab"):
     """What all requests of a message share."""
@@ -67,6 +73,7 @@ def header_of(message: Message) -> Header:
 class ClientUpdate:
     """What aggregation sees of one client: arrays by name, sample count, metrics.
 
+    `arrays` are entries of the model, `further` what the plan's `sends` asked for beside them.
     `weight` is the client's weight in a weighted mean, its sample count. It travels with `presum`
     only: one update of a SuperNode then carries the mean of all its clients and their summed
     weight, and the others weigh nothing.
@@ -77,6 +84,7 @@ class ClientUpdate:
     num_examples: int
     metrics: Metrics = field(default_factory=dict)
     weight: float = 0.0
+    further: Arrays = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -112,13 +120,27 @@ def pack_requests(
 def unpack_requests(message: Message, layout: Layout) -> tuple[RoundInfo, list[Request]]:
     """Read a message on the SuperNode; raises `BadMessage` for arrays that do not fit the model."""
     content, header = message.content, header_of(message)
-    common = from_record(content.array_records["arrays"], layout.shapes)
+    plans = [msgspec.json.decode(text, type=Plan) for text in header.plans]
+    known = [{**layout.shapes, **further(plan.receives)} for plan in plans]
+    common = from_record(content.array_records["arrays"], known[0])
     requests = []
-    for client, text in zip(header.clients, header.plans, strict=True):
+    for client, plan, shapes in zip(header.clients, plans, known, strict=True):
         own = content.array_records.get(f"arrays-{client}", ArrayRecord())
-        arrays = common | from_record(own, layout.shapes)
-        requests.append(Request(client, msgspec.json.decode(text, type=Plan), arrays))
+        arrays = common | from_record(own, shapes)
+        wanted = set(plan.down(layout))
+        if arrays.keys() != wanted:
+            names = ", ".join(sorted(wanted.symmetric_difference(arrays))[:3])
+            raise BadMessage(f"client {client}: arrays missing or not in its plan: {names}")
+        requests.append(Request(client, plan, arrays))
     return RoundInfo(header.run_dir, header.fingerprint, header.presum), requests
+
+
+def further(arrays: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, ...]]:
+    """Check the names and shapes of a plan's further arrays and return them."""
+    for name, shape in arrays.items():
+        if "/" not in name or any(size < 0 for size in shape):
+            raise BadMessage(f"further array {name} {shape}: needs a / in its name and sizes >= 0")
+    return arrays
 
 
 def pack_reply(
@@ -131,7 +153,7 @@ def pack_reply(
     for update in updates:
         suffix = "" if alone else f"-{update.client}"
         content[f"metrics{suffix}"] = metrics_record(update, header.presum)
-        content[f"arrays{suffix}"] = _to_record(update.arrays)
+        content[f"arrays{suffix}"] = _to_record(update.arrays | update.further)
     content["failures"] = ConfigRecord(
         {
             "clients": [failure.client for failure in failures],
@@ -223,12 +245,13 @@ def _update(
     weight = numbers.pop("weight", None) if presum else float(num_examples)
     if not (isinstance(weight, float) and 0 <= weight < 2**63):  # larger ones could overflow a sum
         raise BadMessage(f"weight = {weight}: must be a sample count")
-    arrays = from_record(record, layout.shapes)
-    expected = layout.shared(request.plan.upload) if weight else ()
+    arrays = from_record(record, {**layout.shapes, **further(request.plan.sends)})
+    expected = request.plan.up(layout) if weight else ()
     if set(arrays) != set(expected):
         names = ", ".join(sorted(set(arrays).symmetric_difference(expected))[:3])
         raise BadMessage(f"arrays missing or not asked for: {names}")
-    return ClientUpdate(request.client, arrays, num_examples, numbers, weight)
+    further_arrays = {name: arrays.pop(name) for name in request.plan.sends if weight}
+    return ClientUpdate(request.client, arrays, num_examples, numbers, weight, further_arrays)
 
 
 def _read(key: str, array: Array, shape: tuple[int, ...] | None) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from fedapps.layers import Slice
+from fedapps.layers import Layout, Slice
 
 
 class Clip(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,8 +17,11 @@ class Clip(msgspec.Struct, frozen=True, kw_only=True):
     history: int
 
 
-class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some epochs of SGD on some layers; every other layer is frozen and in eval mode."""
+class Stage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Some epochs of SGD on some layers; every other layer is frozen and in eval mode.
+
+    `max_steps` ends the stage early, after so many steps (0: no limit).
+    """
 
     layers: Slice
     epochs: int
@@ -27,12 +30,29 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     weight_decay: float = 0.0
     prox_mu: float = 0.0
     clip: Clip | None = None
+    max_steps: int = 0
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client receives, trains and sends back; slices are tuples of layer names."""
+class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a client receives, trains and sends back; slices are tuples of layer names.
+
+    A client keeps what it trained and did not upload, and of what it uploaded the slice `keep`.
+    `receives` and `sends` name further arrays (float32) that travel down and up, with their
+    shapes; a name has a "/", which no entry of a model has.
+    """
 
     round: int
     download: Slice
     stages: tuple[Stage, ...]
     upload: Slice
+    keep: Slice = ()
+    receives: dict[str, tuple[int, ...]] = {}
+    sends: dict[str, tuple[int, ...]] = {}
+
+    def down(self, layout: Layout) -> tuple[str, ...]:
+        """Return the names of all arrays that travel to the client, in order."""
+        return (*layout.shared(self.download), *self.receives)
+
+    def up(self, layout: Layout) -> tuple[str, ...]:
+        """Return the names of all arrays that travel to the server, in order."""
+        return (*layout.shared(self.upload), *self.sends)

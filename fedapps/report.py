@@ -34,6 +34,8 @@ MEANS = (
     "accuracy_personalized",
     "accuracy_initial_weighted",
     "accuracy_personalized_weighted",
+    "accuracy_last_local",
+    "accuracy_last_local_weighted",
 )
 TOTALS = ("failures", "bytes_down", "bytes_up", "bytes_eval", "train_macs", "cost_paper")
 CLIENT_COLUMNS = (
@@ -44,6 +46,7 @@ CLIENT_COLUMNS = (
     "loss",
     "accuracy_initial",
     "accuracy_personalized",
+    "accuracy_last_local",
 )
 CLASS_COLUMNS = ("class", "num_test", "accuracy_initial", "accuracy_personalized")
 EVENT_COLUMNS = ("round", "client", "kind", "detail")
@@ -74,6 +77,8 @@ class RoundRow:
     train_macs: int
     cost_paper: int
     seconds: float
+    accuracy_last_local: float | None = None
+    accuracy_last_local_weighted: float | None = None
 
 
 @dataclass
@@ -90,6 +95,7 @@ class ClientEval:
     accuracy_initial: float
     accuracy_personalized: float
     accuracy_without_head: float | None
+    accuracy_last_local: float | None
     class_total: Sequence[int]
     class_initial: Sequence[int]
     class_personalized: Sequence[int]
@@ -232,6 +238,8 @@ def accuracies(results: Sequence[ClientEval]) -> dict[str, float | None]:
     personalized = [result.accuracy_personalized for result in results]
     initial = [result.accuracy_initial for result in results]
     headless = [r.accuracy_without_head for r in results if r.accuracy_without_head is not None]
+    last = [r for r in results if r.accuracy_last_local is not None]
+    last_local = [r.accuracy_last_local for r in last if r.accuracy_last_local is not None]
     sizes = [result.num_test for result in results]
     return {
         "accuracy_initial": _mean(initial),
@@ -240,6 +248,8 @@ def accuracies(results: Sequence[ClientEval]) -> dict[str, float | None]:
         "accuracy_personalized_std": float(np.std(personalized)) if personalized else None,
         "accuracy_initial_weighted": _mean(initial, sizes),
         "accuracy_personalized_weighted": _mean(personalized, sizes),
+        "accuracy_last_local": _mean(last_local),
+        "accuracy_last_local_weighted": _mean(last_local, [r.num_test for r in last]),
     }
 
 

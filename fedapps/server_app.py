@@ -73,8 +73,11 @@ def check_plans(strategy: BaseStrategy) -> None:
     """Make the first and the last plan, so that a bad one ends the run before a client starts."""
     for round_ in (1, strategy.settings.num_rounds):
         plan = strategy.plan(round_, 0)
-        for layers in (plan.download, plan.upload, *(stage.layers for stage in plan.stages)):
+        trained = [stage.layers for stage in plan.stages]
+        for layers in (plan.download, plan.upload, plan.keep, *trained):
             strategy.layout.slice(layers)
+        if strategy.settings.presum and plan.sends:
+            raise RunError("presum = true: this strategy needs every client's update; use false")
         for stage in plan.stages:
             try:
                 strategy.workspace.trainer.check(stage)

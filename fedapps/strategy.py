@@ -20,12 +20,14 @@ from fedapps.config import Settings
 from fedapps.draws import generator, sample_clients
 from fedapps.errors import RunError
 from fedapps.fleet import Exchange, StreamingGrid, spread
-from fedapps.layers import Arrays, Slice
+from fedapps.layers import Arrays, Slice, put, take
 from fedapps.messages import ClientUpdate, Request, RoundInfo
 from fedapps.plan import Clip, Plan, Stage
 from fedapps.report import ClientEval, Report, RoundRow
-from fedapps.training import Trained
+from fedapps.training import Draw, Samples, Trained
 from fedapps.workspace import Workspace
+
+OPTIONAL = ("accuracy_without_head", "accuracy_last_local")  # figures that not all clients give
 
 
 @dataclass
@@ -70,6 +72,7 @@ class BaseStrategy(Strategy):
 
     A method defines `plan` and overrides of the first section what its paper does differently.
     `self.arrays` is the server's model by name (float32), the initial one where never aggregated.
+    `self.state` is all else that a method keeps on the server: arrays by name, of any dtype.
     """
 
     citation: ClassVar[str] = ""
@@ -84,6 +87,7 @@ class BaseStrategy(Strategy):
         self.options: Any = self.settings.method
         self.layout = workspace.layout
         self.arrays: Arrays = dict(workspace.initial)
+        self.state: Arrays = {}
         self.nodes: list[int] = []
         if self.settings.presum and type(self).aggregate is not BaseStrategy.aggregate:
             raise RunError("presum = true: this strategy needs every client's update; use false")
@@ -106,8 +110,15 @@ class BaseStrategy(Strategy):
         return weighted_mean(updates)[0]
 
     def after_round(self, round_: int) -> Trained:
-        """Do what the server itself computes after aggregation (nothing); return its costs."""
-        return Trained()
+        """Do what the server itself computes after aggregation; return its costs.
+
+        With `server-data` it trains one epoch on its own samples (FedBABU, data sharing).
+        """
+        if not self.settings.server_data:
+            return Trained()
+        names = self.layout.names if self.settings.server_part == "full" else self.layout.body
+        stage = self.stage(round_, names, epochs=1)
+        return self.train_here(round_, self.workspace.server_samples, stage)
 
     def phase(self, round_: int) -> str:
         """Return the word for this round in rounds.csv."""
@@ -151,6 +162,15 @@ class BaseStrategy(Strategy):
             prox_mu=s.prox_mu,
             clip=self._clip(),
         )
+
+    def train_here(self, round_: int, samples: Samples, stage: Stage) -> Trained:
+        """Train the server's model in this process; return the costs."""
+        space, names = self.workspace, stage.layers
+        put(space.model, self.arrays)
+        draw = Draw(self.settings.seed, "train", round_, 0)  # as FedAvg's only client would draw
+        done = space.trainer.train(samples, (stage,), draw)
+        self.arrays.update(take(space.model, self.layout.shared(names)))
+        return done
 
     def download(self, round_: int, client: int, plan: Plan) -> Arrays:
         """Return the arrays that `client` is sent: the plan's download slice of the server."""
@@ -259,9 +279,9 @@ class BaseStrategy(Strategy):
 
     def _observed(self, round_: int, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """Pass updates on and count what they cost."""
-        uploads = {r.client: self.layout.shared(r.plan.upload) for r in self._exchange.requests}
+        uploads = {r.client: r.nbytes_up(self.layout) for r in self._exchange.requests}
         for update in updates:
-            self._tally.bytes_up += sum(self.arrays[key].nbytes for key in uploads[update.client])
+            self._tally.bytes_up += uploads[update.client]
             done = _trained(update)
             self._tally.add(done)
             for kind, count in (("skipped", done.skipped), ("rejected", done.rejected)):
@@ -313,7 +333,7 @@ class BaseStrategy(Strategy):
         names = {field.name for field in fields(ClientEval)}
         known = {key: value for key, value in update.metrics.items() if key in names}
         base = {"client": update.client, "num_test": update.num_examples}
-        scores = msgspec.convert({"accuracy_without_head": None} | base | known, ClientEval)
+        scores = msgspec.convert(dict.fromkeys(OPTIONAL) | base | known, ClientEval)
         classes = self.workspace.dataset.classes
         for key in ("class_total", "class_initial", "class_personalized"):
             if len(getattr(scores, key)) != classes:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from fedapps.plan import Stage
 CHUNK = 128  # samples per forward pass without gradients (FedBABU's test batch)
 Samples = tuple[Tensor, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
+Backward = Callable[[Samples], None]  # sets the gradients of the batch loss
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,34 @@ class Draw:
         return generator(self.seed, f"{self.phase}-{purpose}", self.round, self.client, epoch)
 
 
+def of_first(backward: Backward, batches: list[Samples]) -> None:
+    """Set the gradients of plain SGD: those of the step's one batch."""
+    backward(batches[0])
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a step minimises, where a method differs from plain SGD on the batch loss.
+
+    `loss` maps (logits [b, classes], labels [b]) to a scalar. `forward(x, layers)` gives the
+    logits; `layers` are those after a frozen prefix. A step takes `batches` batches and has
+    `gradients(backward, batches)` set `.grad` by calling `backward(batch)`; the proximal term and
+    clipping come after it. `parameters` are trained beside the model's and cost `macs` a sample.
+    `anchor` is what the proximal term pulls towards, by name; None: the model at the start.
+    """
+
+    loss: Loss = cross_entropy
+    forward: Callable[[nn.Sequential, Tensor, Slice], Tensor] = run
+    gradients: Callable[[Backward, list[Samples]], None] = of_first
+    batches: int = 1
+    parameters: tuple[nn.Parameter, ...] = ()
+    macs: int = 0
+    anchor: Mapping[str, Tensor] | None = None
+
+
+PLAIN = Objective()
+
+
 @dataclass
 class Trained:
     """What a local training did: sums over its SGD steps."""
@@ -68,6 +98,11 @@ class Trained:
     rejected: int = 0
     macs: int = 0
     cost_paper: int = 0
+
+    def spend(self, more: "Trained") -> None:
+        """Add what another training cost; loss, samples and batches stay this one's."""
+        self.macs += more.macs
+        self.cost_paper += more.cost_paper
 
     @property
     def mean_loss(self) -> float:
@@ -98,21 +133,21 @@ class Trainer:
         data: Samples,
         stages: tuple[Stage, ...],
         draw: Draw,
-        loss: Loss = cross_entropy,
+        objective: Objective = PLAIN,
         thresholds: Mapping[Slice, Threshold] | None = None,
         keep: Hashable = None,
     ) -> Trained:
         """Execute `stages` one after the other on data (float [n, C, H, W], int64 [n]).
 
         Epochs are counted over all stages, so that the shuffles of a round do not depend on how
-        it is cut into stages. The proximal term pulls towards the model at the start.
-        `thresholds` holds the clipping history by trained layers and is updated. `keep` names
-        the data, so that features of a prefix that stays the same serve later rounds too.
+        it is cut into stages. `thresholds` holds the clipping history by trained layers and is
+        updated. `keep` names the data, so that features of a prefix that stays the same serve
+        later rounds too.
         """
         done, epoch = Trained(), 0
         self.model.zero_grad()  # a client that failed may have left gradients
         torch.manual_seed(draw.torch_seed())
-        anchor = self._anchor(stages)
+        anchor = self._anchor(stages, objective.anchor)
         for stage in stages:
             if stage.layers and stage.epochs:
                 trained = self.layout.slice(stage.layers)
@@ -120,7 +155,7 @@ class Trainer:
                 epochs = range(epoch, epoch + stage.epochs)
                 batches = self._batches((inputs, data[1]), epochs, draw, trained, done)
                 threshold = (thresholds or {}).get(stage.layers)
-                self._stage(batches, stage, layers, anchor, loss, threshold, done)
+                self._stage(batches, stage, layers, anchor, objective, threshold, done)
             epoch += stage.epochs
         self.model.eval()
         return done
@@ -131,31 +166,43 @@ class Trainer:
         stage: Stage,
         layers: Slice,
         anchor: dict[str, Tensor],
-        loss: Loss,
+        objective: Objective,
         threshold: Threshold | None,
         done: Trained,
     ) -> None:
-        """Take an SGD step per batch on the stage's layers; `layers` are those to run."""
-        macs = self._step_macs(stage.layers, layers[0])
+        """Take SGD steps on the stage's layers, one per group of batches; run `layers`."""
+        macs = self._step_macs(stage.layers, layers[0]) + objective.macs
+        count = self.layout.count(stage.layers) + sum(p.numel() for p in objective.parameters)
         parameters = self.freeze_all_but(stage.layers)
-        step = Sgd(list(parameters.values()), stage)
-        total, samples, steps = torch.zeros(()), 0, 0
-        with gradient_rule(self.model, stage, threshold) as set_gradients:
-            for x, y in batches:
-                value = loss(run(self.model, x, layers), y)
-                if not set_gradients(value, lambda: _pull(parameters, anchor, stage.prox_mu)):
-                    done.rejected += 1
+        trained = [*parameters.values(), *objective.parameters]
+        step, total = Sgd(trained, stage), torch.zeros(())
+        taken: list[int] = []  # sizes of the batches of all steps taken
+        with gradient_rule(self.model, trained, threshold) as rule:
+
+            def backward(batch: Samples) -> None:
+                nonlocal total
+                value = objective.loss(objective.forward(self.model, batch[0], layers), batch[1])
+                rule.backward(value)
+                total = total + value.detach() * len(batch[1])
+                sizes.append(len(batch[1]))
+
+            for group in grouped(batches, objective.batches, stage.max_steps):
+                before, sizes = total, list[int]()
+                objective.gradients(backward, group)
+                if stage.prox_mu:
+                    _pull(parameters, anchor, stage.prox_mu)
+                if rule.finish():
+                    step()
+                    taken += sizes
+                else:
                     step.drop()
-                    continue
-                step()
-                total = total + value.detach() * len(y)
-                samples += len(y)
-                steps += 1
+                    done.rejected += len(sizes)
+                    total = before
         done.loss += float(total)
-        done.samples += samples
-        done.batches += steps
-        done.macs += macs * samples
-        done.cost_paper += steps * self.layout.count(stage.layers)
+        done.samples += sum(taken)
+        done.batches += len(taken)
+        done.macs += macs * sum(taken)
+        done.cost_paper += len(taken) * count
 
     def check(self, stage: Stage) -> None:
         """Raise ValueError if the model's layers cannot be trained as the stage says."""
@@ -230,10 +277,12 @@ class Trainer:
         of_batch = layer in trained or any(norm.running_mean is None for norm in norms)
         return self.profile.lone[layer] and of_batch
 
-    def _anchor(self, stages: tuple[Stage, ...]) -> dict[str, Tensor]:
+    def _anchor(
+        self, stages: tuple[Stage, ...], given: Mapping[str, Tensor] | None
+    ) -> dict[str, Tensor]:
         pulled = {name for stage in stages if stage.prox_mu for name in stage.layers}
         return {
-            key: value.detach().clone()
+            key: value.detach().clone() if given is None else given[key].to(value.device)
             for key, value in self.model.named_parameters()
             if key.partition(".")[0] in pulled
         }
@@ -264,35 +313,59 @@ def digest(model: nn.Module, keys: Iterable[str]) -> bytes:
     return result.digest()
 
 
-@contextmanager
-def gradient_rule(
-    model: nn.Module, stage: Stage, threshold: Threshold | None
-) -> Iterator[Callable[[Tensor, Callable[[], None]], bool]]:
-    """Give the function that sets `.grad` from a batch loss: plain, clipped, or per sample.
+def grouped(batches: Iterable[Samples], size: int, limit: int) -> Iterator[list[Samples]]:
+    """Yield groups of `size` consecutive batches, at most `limit` (0: all).
 
-    It takes the loss and a function that adds the proximal gradient, and returns False if the
-    step is to be rejected. Per sample, the proximal gradient is added to the clipped mean.
+    The last group is filled up with the batches that came first.
     """
-    samples = SampleGradients(model) if threshold and threshold.clip.mode == "sample" else None
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    stream, first, made = iter(batches), list[Samples](), 0
+    while (not limit or made < limit) and (group := list(islice(stream, size))):
+        first = first or group
+        while len(group) < size:
+            group += first[: size - len(group)]
+        made += 1
+        yield group
 
-    def set_gradients(value: Tensor, pull: Callable[[], None]) -> bool:
-        fine = True
-        if samples and threshold:
-            fine = samples.clip(value, threshold)
+
+class GradientRule:
+    """Sets `.grad` from a batch loss: plain, clipped as a batch, or clipped per sample.
+
+    Per sample the clipping is part of `backward`; as a batch it comes last, in `finish`.
+    """
+
+    def __init__(
+        self, model: nn.Module, trained: list[nn.Parameter], threshold: Threshold | None
+    ) -> None:
+        self.trained, self.threshold, self.fine = trained, threshold, True
+        by_sample = threshold is not None and threshold.clip.mode == "sample"
+        self.samples = SampleGradients(model) if by_sample else None
+
+    def backward(self, value: Tensor) -> None:
+        """Add the gradients of a loss to `.grad`."""
+        if self.samples and self.threshold:
+            self.fine &= self.samples.clip(value, self.threshold)
         else:
             value.backward()
-        if stage.prox_mu and fine:
-            pull()
-        if threshold and not samples:
-            fine = clip_batch([p.grad for p in trained if p.grad is not None], threshold)
+
+    def finish(self) -> bool:
+        """Clip what is to be clipped as a batch; False if the step is to be rejected."""
+        fine, self.fine = self.fine, True
+        if fine and self.threshold and not self.samples:
+            fine = clip_batch([p.grad for p in self.trained if p.grad is not None], self.threshold)
         return fine
 
+
+@contextmanager
+def gradient_rule(
+    model: nn.Module, trained: list[nn.Parameter], threshold: Threshold | None
+) -> Iterator[GradientRule]:
+    """Give the rule of a stage and take its hooks off the model in the end."""
+    rule = GradientRule(model, trained, threshold)
     try:
-        yield set_gradients
+        yield rule
     finally:
-        if samples:
-            samples.close()
+        if rule.samples:
+            rule.samples.close()
 
 
 class Sgd:
@@ -384,5 +457,6 @@ def crop_flip(
 def _pull(parameters: dict[str, nn.Parameter], anchor: dict[str, Tensor], mu: float) -> None:
     """Add the gradient of (mu/2)||w - w_t||^2 (FedProx, Eq. 2)."""
     for key, parameter in parameters.items():
-        assert parameter.grad is not None
+        if parameter.grad is None:  # a rejected step
+            return
         parameter.grad.add_(parameter.detach() - anchor[key], alpha=mu)

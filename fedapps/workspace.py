@@ -11,6 +11,7 @@ from torch import nn
 from fedapps import data, models
 from fedapps.config import Settings
 from fedapps.costs import profile
+from fedapps.draws import generator
 from fedapps.errors import RunError
 from fedapps.layers import Arrays, Layout, layout_of, take, use_batch_statistics
 from fedapps.partition import Share, shares
@@ -87,6 +88,15 @@ class Workspace:
         indices = np.concatenate([share.train for share in self.shares])
         images, labels = self.dataset.tensors(indices)
         return self._place(images, labels)
+
+    @cached_property
+    def server_samples(self) -> Samples:
+        """The server's own samples: `server-data` of all training samples; clients keep theirs."""
+        images, labels = self.union
+        draws = generator(self.settings.seed, "server-data")
+        size = max(1, round(self.settings.server_data * len(labels)))
+        chosen = torch.from_numpy(np.sort(draws.permutation(len(labels))[:size])).to(labels.device)
+        return images[chosen], labels[chosen]
 
     def _place(self, images: torch.Tensor, labels: torch.Tensor) -> Samples:
         """Bring samples to the device, channels last: convolutions are up to twice as fast so."""

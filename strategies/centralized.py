@@ -1,12 +1,22 @@
 """Centralized training on the union of the clients' training data: the reference, not federated."""
 
-from fedapps.config import Settings
+from typing import Annotated, Literal
+
+from fedapps.config import MethodSettings, doc
+from fedapps.config import Settings as RunSettings
 from fedapps.errors import RunError
-from fedapps.layers import put, take
 from fedapps.plan import Plan
 from fedapps.strategy import BaseStrategy
-from fedapps.training import Draw, Trained
+from fedapps.training import Trained
 from fedapps.workspace import Workspace
+
+
+class Settings(MethodSettings, frozen=True):
+    """Centralized training's own keys."""
+
+    trainable: Annotated[
+        Literal["full", "body", "head"], doc("layers that are trained; the others stay initial")
+    ]
 
 
 class Centralized(BaseStrategy):
@@ -15,7 +25,7 @@ class Centralized(BaseStrategy):
     citation = "baseline"
     exchanges = "nothing"
 
-    def __init__(self, workspace: Workspace, settings: Settings | None = None) -> None:
+    def __init__(self, workspace: Workspace, settings: RunSettings | None = None) -> None:
         super().__init__(workspace, settings)
         if self.layout.stays:
             raise RunError(
@@ -32,10 +42,8 @@ class Centralized(BaseStrategy):
         return Plan(round=round_, download=self.layout.names, stages=(), upload=())
 
     def after_round(self, round_: int) -> Trained:
-        """Train all layers on the union of the training data."""
-        space, stage = self.workspace, self.stage(round_, self.layout.names)
-        put(space.model, self.arrays)
-        draw = Draw(self.settings.seed, "train", round_, 0)  # as FedAvg's only client would draw
-        done = space.trainer.train(space.union, (stage,), draw)
-        self.arrays.update(take(space.model, self.layout.keys_of(self.layout.names)))
-        return done
+        """Train on the union of the training data."""
+        layout = self.layout
+        parts = {"full": layout.names, "body": layout.body, "head": layout.head}
+        stage = self.stage(round_, parts[self.options.trainable])
+        return self.train_here(round_, self.workspace.union, stage)

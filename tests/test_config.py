@@ -27,12 +27,13 @@ WORDS = {
     "bn-stats": "shared, local, batch",
     "finetune-part": "full, head, body",
     "evaluate-on": "test, validation",
+    "server-part": "full, body",
     "device": "auto, cpu, cuda",
 }
 TEXTS = [
     "dataset", "data-root", "sizes", "classes-per-client", "model", "runs-dir", "run-name"
 ]  # fmt: skip
-FLAGS = ["dirichlet-balance", "bn-local", "presum"]
+FLAGS = ["dirichlet-balance", "bn-local", "presum", "score-last"]
 COUNTS = {
     "shards-per-client": 1, "num-clients": 1, "min-samples": 2, "head-layers": 1, "num-rounds": 1,
     "local-epochs": 1, "batch-size": 1, "seed": 0, "evaluate-every": 0, "evaluate-clients": 0,
@@ -46,6 +47,7 @@ FLOATS = {  # what is allowed, values that are not, values at the edge that are
     "test-fraction": ("float > 0 and < 1", [0, 1, 1.0, -0.1, 1.5, NAN], [1e-9, 0.999]),
     "fraction-train": ("float > 0 and <= 1", [0, 0.0, 1.1, 2, -1, NAN], [1e-9, 1, 1.0]),
     "clip-percentile": ("float >= 0 and <= 100", [-0.1, 100.1, NAN], [0, 100, 99.9]),
+    "server-data": ("float >= 0 and <= 1", [1.1, -0.1, NAN], [0, 0.5, 1]),
     "validation-fraction": ("float >= 0 and < 1", [1, 1.0, -0.1, NAN], [0, 0.0, 0.999]),
     "momentum": ("float >= 0 and < 1", [1, 1.0, -0.1, NAN, INF], [0, 0.0, 0.999]),
     **dict.fromkeys(NOT_NEGATIVE, ("float >= 0", [-1e-9, -1, INF, NAN], [0, 0.0, 3])),

@@ -16,7 +16,8 @@ from fedapps.layers import Layout
 from fedapps.messages import ClientUpdate, Failure, Request, RoundInfo, pack_reply
 from fedapps.plan import Plan
 
-LAYOUT = Layout(("a",), ("a",), {"a": ("a.w",)}, {"a.w": (2,)}, frozenset(["a.w"]), frozenset())
+NONE = frozenset()
+LAYOUT = Layout(("a",), ("a",), {"a": ("a.w",)}, {"a.w": (2,)}, frozenset(["a.w"]), NONE, NONE)
 PLAN = Plan(round=1, download=("a",), stages=(), upload=("a",))
 INFO = RoundInfo("/runs/x", "0123")
 

@@ -48,6 +48,7 @@ LAYOUT = Layout(
     keys={"a": ("a.w", "a.b"), "b": ("b.w", "b.mean"), "c": ("c.w", "c.scale")},
     shapes=SHAPES,
     parameters=frozenset(SHAPES) - {"b.mean"},
+    norms=frozenset({"b.mean"}),
     stays=frozenset({"b.mean"}),
 )
 INFO = RoundInfo("/runs/x", "0123", presum=False)
@@ -529,7 +530,9 @@ def test_a_request_with_a_broken_array_is_refused_as_a_whole():
 
 def test_a_request_for_another_model_is_refused():
     message = send(make_requests([1]))
-    other = Layout(("a",), ("a",), {"a": ("a.w",)}, {"a.w": (2, 3)}, frozenset(), frozenset())
+    other = Layout(
+        ("a",), ("a",), {"a": ("a.w",)}, {"a.w": (2, 3)}, frozenset(), frozenset(), frozenset()
+    )
     with pytest.raises(BadMessage, match=r"^unknown array "):
         unpack_requests(message, other)
 
@@ -537,10 +540,11 @@ def test_a_request_for_another_model_is_refused():
 def test_arrays_in_any_layout_and_float_type_arrive_as_float32():
     arrays = {
         "a.w": np.asfortranarray(np.arange(6, dtype=np.float64).reshape(2, 3)),
+        "a.b": np.ones(2),
         "c.w": np.arange(24, dtype=np.float32).reshape(3, 8)[:, ::2],
         "c.scale": np.float32(2.5),
     }
-    plan = Plan(round=1, download=("a",), stages=(), upload=())
+    plan = Plan(round=1, download=("a", "c"), stages=(), upload=())
     _, (read,) = unpack_requests(send([Request(1, plan, arrays)]), LAYOUT)
     for key, array in read.arrays.items():
         assert array.dtype == np.float32

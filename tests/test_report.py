@@ -20,7 +20,8 @@ from fedapps.report import ClientEval, Pace, Report, RoundRow, progress_line
 ROUND_COLUMNS = (
     "round,phase,clients,failures,train_loss,accuracy_initial,accuracy_without_head,"
     "accuracy_personalized,accuracy_personalized_std,accuracy_initial_weighted,"
-    "accuracy_personalized_weighted,bytes_down,bytes_up,bytes_eval,train_macs,cost_paper,seconds"
+    "accuracy_personalized_weighted,bytes_down,bytes_up,bytes_eval,train_macs,cost_paper,seconds,"
+    "accuracy_last_local,accuracy_last_local_weighted"
 )
 FLAT = {
     "strategy": "fedrep",
@@ -94,6 +95,7 @@ def make_results(seed=0, clients=5, classes=4):
                 accuracy_initial=float(initial.sum() / size),
                 accuracy_personalized=float(personalized.sum() / size),
                 accuracy_without_head=float(rng.uniform()),
+                accuracy_last_local=float(rng.uniform()),
                 class_total=total,
                 class_initial=initial,
                 class_personalized=personalized,
@@ -220,6 +222,10 @@ def test_evaluation_figures_against_pandas(tmp_path):
         {
             "accuracy_initial": table["accuracy_initial"].mean(),
             "accuracy_without_head": table["accuracy_without_head"].mean(),
+            "accuracy_last_local": table["accuracy_last_local"].mean(),
+            "accuracy_last_local_weighted": np.average(
+                table["accuracy_last_local"], weights=table["num_test"]
+            ),
             "accuracy_personalized": table["accuracy_personalized"].mean(),
             "accuracy_personalized_std": table["accuracy_personalized"].std(ddof=0),
             "accuracy_initial_weighted": (table["accuracy_initial"] * weights).sum(),

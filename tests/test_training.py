@@ -20,7 +20,7 @@ from fedapps.errors import RunError
 from fedapps.layers import layout_of, use_batch_statistics
 from fedapps.models import build
 from fedapps.plan import Stage
-from fedapps.training import Draw, FeatureCache, Trainer, crop_flip
+from fedapps.training import Draw, FeatureCache, Objective, Trainer, crop_flip
 
 torch.set_num_threads(1)
 
@@ -300,7 +300,7 @@ def test_only_trained_parameters_get_a_gradient(trained):
     trainer, data = make("lenet5"), samples(20, (1, 8, 8), 4)
     watch = Watch(trainer.model)
     everything = stage(trainer.layout.names)  # leaves no gradient behind
-    trainer.train(data, (everything, stage(trained.split(), 2)), DRAW, watch)
+    trainer.train(data, (everything, stage(trained.split(), 2)), DRAW, Objective(watch))
     names = {name for name, _ in trainer.model.named_parameters()}
     wanted = {name for name in names if name.partition(".")[0] in trained.split()}
     assert watch.reached == [names] * 3 + [wanted] * 6
@@ -313,7 +313,7 @@ def test_frozen_layers_are_in_eval_mode(trained):
     trainer, data = make("lenet5"), samples(20, (1, 8, 8), 4)
     watch = Watch(trainer.model)
     trainer.model.train()
-    trainer.train(data, (stage(trained.split(), 2),), DRAW, watch)
+    trainer.train(data, (stage(trained.split(), 2),), DRAW, Objective(watch))
     modules = {name for name, _ in trainer.model.named_modules() if name}
     wanted = {name for name in modules if name.partition(".")[0] in trained.split()}
     assert watch.training == [wanted] * 6
@@ -362,7 +362,7 @@ def test_what_a_training_reports(n, batch_size, epochs, trained):
     model = chain(body=nn.Linear(6, 5), head=nn.Linear(5, 3))
     trainer, (images, labels) = make(model, (6,), batch_size=batch_size), samples(n, (6,), 3)
     watch = Watch(trainer.model)
-    done = trainer.train((images, labels), (stage(trained, epochs, 0.0),), DRAW, watch)
+    done = trainer.train((images, labels), (stage(trained, epochs, 0.0),), DRAW, Objective(watch))
     batches = ceil(n / batch_size)
     sizes = [batch_size] * (n // batch_size) + [n % batch_size] * (n % batch_size > 0)
     assert watch.sizes == sizes * epochs  # the last incomplete batch is kept
@@ -414,7 +414,7 @@ def test_each_epoch_visits_every_sample_once_in_the_drawn_order():
         return cross_entropy(logits, labels)
 
     data = (torch.zeros(19, 1), torch.arange(19))
-    trainer.train(data, (stage(["head"], 1), stage(["body", "head"], 2)), DRAW, loss)
+    trainer.train(data, (stage(["head"], 1), stage(["body", "head"], 2)), DRAW, Objective(loss))
     epochs = [seen[:19], seen[19:38], seen[38:]]
     assert all(sorted(epoch) == list(range(19)) for epoch in epochs)
     assert epochs == [DRAW.order(epoch, 19).tolist() for epoch in range(3)]
@@ -452,7 +452,7 @@ def test_a_batch_of_one_is_skipped_only_where_batchnorm_cannot_take_it(name, tra
     trainer, data = make(name), samples(9, (1, 8, 8), 4)
     layers = trainer.layout.names if trained == "all" else trained.split()
     watch = Watch(trainer.model)
-    done = trainer.train(data, (stage(layers, 2),), DRAW, watch)
+    done = trainer.train(data, (stage(layers, 2),), DRAW, Objective(watch))
     assert done.skipped == skipped
     assert watch.sizes == ([8] if skipped else [8, 1]) * 2
     assert (done.samples, done.batches) == (sum(watch.sizes), len(watch.sizes))
@@ -558,7 +558,7 @@ def cached_layers(trainer, trained, epochs=2, n=10):
     passes = Passes(trainer.model)
     watch = Watch(trainer.model)
     trainer.profile.model.eval()
-    done = trainer.train(data, (step,), DRAW, watch)
+    done = trainer.train(data, (step,), DRAW, Objective(watch))
     assert done.samples == n * epochs
     return {name for name, k in passes.samples.items() if k < n * epochs}
 

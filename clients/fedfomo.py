@@ -1,0 +1,62 @@
+"""FedFomo's client: first order model optimization on a validation part of its own."""
+
+import numpy as np
+
+from fedapps.client import BaseClient
+from fedapps.evaluation import score
+from fedapps.layers import Arrays, put, take
+from fedapps.plan import Plan
+from fedapps.training import Trained
+
+
+class FedFomoClient(BaseClient):
+    """It keeps its model and starts every round by stepping towards better ones (Eq. 3)."""
+
+    def before_training(self, plan: Plan) -> Trained:
+        """theta_i += sum_n w_n (theta_n - theta_i), w_n = max(u_n, 0) / sum_k max(u_k, 0)."""
+        mine = take(self.model, self.layout.shared(self.layout.names))
+        others = self.others()
+        if not others:
+            return Trained()
+        own_loss = self.validation_loss()
+        u = np.array([self.affinity(mine, theirs, own_loss) for theirs in others.values()])
+        weights = np.maximum(u, 0)
+        if weights.sum() > 0:
+            weights /= weights.sum()
+            put(self.model, mixed(mine, list(others.values()), weights))
+        else:
+            put(self.model, mine)
+        self.sends["affinity/u"] = u.astype(np.float32)
+        size = len(self.workspace.samples(self.client, "validation")[1])
+        forward = self.workspace.trainer.profile.forward_macs(self.layout.names)
+        return Trained(macs=(1 + len(others)) * size * forward)
+
+    def others(self) -> dict[int, Arrays]:
+        """The received models by client."""
+        models: dict[int, Arrays] = {}
+        for name, value in self.received.items():
+            client, _, key = name.partition("/")
+            models.setdefault(int(client), {})[key] = value
+        return models
+
+    def affinity(self, mine: Arrays, theirs: Arrays, own_loss: float) -> float:
+        """u_n = (L_val(theta_i) - L_val(theta_n)) / ||theta_n - theta_i||; 0 for equal models."""
+        put(self.model, theirs)
+        keys = [key for key in mine if key in self.layout.parameters]
+        norm = np.sqrt(sum(np.sum((theirs[k].astype(np.float64) - mine[k]) ** 2) for k in keys))
+        return (own_loss - self.validation_loss()) / norm if norm else 0.0
+
+    def validation_loss(self) -> float:
+        """Mean loss of the model in place on the validation part."""
+        self.model.eval()
+        samples = self.workspace.samples(self.client, "validation")
+        return score(self.predict, samples, self.workspace.dataset.classes).loss
+
+
+def mixed(mine: Arrays, others: list[Arrays], weights: np.ndarray) -> Arrays:
+    """Return theta_i + sum_n w_n (theta_n - theta_i), summed in float64."""
+    result = {key: value.astype(np.float64) for key, value in mine.items()}
+    for weight, theirs in zip(weights, others, strict=True):
+        for key, value in mine.items():
+            result[key] += weight * (theirs[key].astype(np.float64) - value)
+    return {key: value.astype(np.float32) for key, value in result.items()}

@@ -1,0 +1,66 @@
+"""FedROD's client: balanced softmax for the generic head, a personal head on detached features."""
+
+import copy
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedapps.client import BaseClient
+from fedapps.layers import Slice, put, run, take
+from fedapps.plan import Plan
+from fedapps.training import Objective, Trained
+
+
+class FedRODClient(BaseClient):
+    """The personal head starts as the initial head and is kept as `personal/<key>`."""
+
+    @cached_property
+    def personal_head(self) -> nn.Sequential:
+        """This client's head h_i, a module of its own."""
+        head = nn.Sequential()
+        for name in self.layout.head:
+            head.add_module(name, copy.deepcopy(self.model.get_submodule(name)))
+        keys = self.layout.keys_of(self.layout.head)
+        put(head, {key: self.workspace.initial[key] for key in keys} | self.kept("personal/"))
+        return head.requires_grad_().train()
+
+    @cached_property
+    def log_prior(self) -> Tensor:
+        """log n_{i,c} [classes]: -inf for a class that the client lacks."""
+        classes = self.workspace.dataset.classes
+        return torch.bincount(self.train_data[1], minlength=classes).float().log()
+
+    def objective(self, phase: str) -> Objective:
+        """The losses of both heads; that of the personal one reaches neither phi nor h_G."""
+        head = self.layout.head
+        return Objective(
+            self.both_losses,
+            forward=self.both_logits,
+            parameters=tuple(self.personal_head.parameters()),
+            macs=self.workspace.trainer.profile.step_macs(head, head[0]),
+        )
+
+    def both_logits(self, model: nn.Sequential, x: Tensor, layers: Slice) -> Tensor:
+        """Return [2, b, classes]: generic logits, and generic (detached) plus personal ones."""
+        body = tuple(name for name in layers if name not in self.layout.head)
+        features = run(model, x, body)
+        generic = run(model, features, self.layout.head)
+        return torch.stack([generic, generic.detach() + self.personal_head(features.detach())])
+
+    def both_losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Balanced softmax on the generic logits plus cross entropy on the sum of both."""
+        generic, both = logits
+        return cross_entropy(generic + self.log_prior, labels) + cross_entropy(both, labels)
+
+    def after_training(self, plan: Plan) -> Trained:
+        """Keep the personal head."""
+        keys = self.layout.keys_of(self.layout.head)
+        for key, value in take(self.personal_head, keys).items():
+            self.state[f"personal/{key}"] = torch.from_numpy(value)
+        return Trained()
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Generic plus personal logits."""
+        return self.both_logits(self.model, images, self.layout.names)[1]

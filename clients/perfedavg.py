@@ -1,0 +1,72 @@
+"""Per-FedAvg's client: meta steps, first order or Hessian-free (Fallah et al., Section 5)."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from fedapps.client import BaseClient
+from fedapps.plan import Plan
+from fedapps.training import Backward, Objective, Samples, Trained
+
+
+class PerFedAvgClient(BaseClient):
+    """A step takes consecutive batches D, D' (first order) or D, D', D'' (Hessian-free)."""
+
+    inner_lr = 0.0
+
+    def before_training(self, plan: Plan) -> Trained:
+        """Note alpha, the learning rate of this round."""
+        self.inner_lr = self.settings.round_lr(plan.round)
+        return Trained()
+
+    def objective(self, phase: str) -> Objective:
+        """Meta steps in training; personalization is plain SGD."""
+        if phase != "train":
+            return super().objective(phase)
+        if self.options.mode == "fo":
+            return Objective(self.loss, gradients=self.first_order, batches=2)
+        return Objective(self.loss, gradients=self.hessian_free, batches=3)
+
+    def first_order(self, backward: Backward, batches: list[Samples]) -> None:
+        """grad f(theta - alpha grad f(theta; D); D')."""
+        inner = self.gradient(backward, batches[0])
+        outer = self.gradient(backward, batches[1], inner, -self.inner_lr)
+        self.set_gradients(outer)
+
+    def hessian_free(self, backward: Backward, batches: list[Samples]) -> None:
+        """g - alpha (grad f(theta + d g; D'') - grad f(theta - d g; D'')) / (2 d)."""
+        inner, delta = self.gradient(backward, batches[0]), self.options.delta
+        g = self.gradient(backward, batches[1], inner, -self.inner_lr)
+        above = self.gradient(backward, batches[2], g, delta)
+        below = self.gradient(backward, batches[2], g, -delta)
+        difference = torch._foreach_sub(above, below)
+        factor = -self.inner_lr / (2 * delta)
+        self.set_gradients(torch._foreach_add(g, difference, alpha=factor))
+
+    @torch.no_grad()
+    def gradient(
+        self,
+        backward: Backward,
+        batch: Samples,
+        direction: Iterable[Tensor] = (),
+        scale: float = 0.0,
+    ) -> tuple[Tensor, ...]:
+        """Return grad f(theta + scale direction; batch); theta is as before afterwards."""
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        theta = [p.detach().clone() for p in trained]
+        for parameter, way in zip(trained, direction, strict=False):
+            parameter.add_(way, alpha=scale)
+        with torch.enable_grad():
+            backward(batch)
+        found = tuple(p.grad if p.grad is not None else torch.zeros_like(p) for p in trained)
+        for parameter, value in zip(trained, theta, strict=True):
+            parameter.copy_(value)
+            parameter.grad = None
+        return found
+
+    def set_gradients(self, values: Iterable[Tensor]) -> None:
+        """Make `values` the gradients of the step."""
+        trained = (p for p in self.model.parameters() if p.requires_grad)
+        for parameter, value in zip(trained, values, strict=True):
+            parameter.grad = value

@@ -1,0 +1,7 @@
+"""pFedSim's client: it keeps its head after the warm-up and shows it to the server."""
+
+from fedapps.client import BaseClient
+
+
+class PFedSimClient(BaseClient):
+    """E epochs of SGD on all layers. Its head leaves it: the server compares heads."""

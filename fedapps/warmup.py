@@ -1,0 +1,80 @@
+"""Strategies that begin as FedAvg and then leave a part of the model to each client."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from fedapps.config import Settings
+from fedapps.layers import Arrays
+from fedapps.messages import ClientUpdate
+from fedapps.plan import Plan
+from fedapps.strategy import BaseStrategy
+from fedapps.training import Trained
+from fedapps.workspace import Workspace
+
+
+class WarmUp(BaseStrategy):
+    """FedAvg on the whole model for `self.warmup` rounds (phase `train-warmup`), then another plan.
+
+    What is personal then starts from the server's model at the end of the warm-up: a client gets
+    it with its first round after that, and with its evaluations until then.
+    """
+
+    def __init__(self, workspace: Workspace, settings: Settings | None = None) -> None:
+        super().__init__(workspace, settings)
+        self.warmup = self.warmup_rounds()
+        self.state["trained"] = np.zeros(self.settings.num_clients, bool)  # after the warm-up
+        if not self.warmup:
+            self.end_warmup()
+
+    @abstractmethod
+    def warmup_rounds(self) -> int:
+        """Return the number of rounds of FedAvg."""
+
+    @abstractmethod
+    def personal_plan(self, round_: int, client: int) -> Plan:
+        """Return what `client` does in a round after the warm-up."""
+
+    def end_warmup(self) -> None:
+        """Prepare the server's state for the rounds after the warm-up (nothing)."""
+
+    def note(self, update: ClientUpdate) -> None:
+        """Take from an update after the warm-up what the method keeps on the server (nothing)."""
+
+    def plan(self, round_: int, client: int) -> Plan:
+        """FedAvg's plan, then the personal one; a newcomer to that downloads all layers."""
+        names = self.layout.names
+        if round_ <= self.warmup:
+            return self.exchange(round_, names, self.stage(round_, names))
+        plan = self.personal_plan(round_, client)
+        if not self.warmup or self.state["trained"][client]:  # it makes the initial model itself
+            return plan
+        return msgspec.structs.replace(plan, download=names)
+
+    def phase(self, round_: int) -> str:
+        """Return the word for this round in rounds.csv."""
+        return "train-warmup" if round_ <= self.warmup else "train"
+
+    def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
+        """Mean with weights n_i, with a note of every update after the warm-up."""
+        return super().aggregate(round_, updates if round_ <= self.warmup else self._noted(updates))
+
+    def after_round(self, round_: int) -> Trained:
+        """End the warm-up in its last round."""
+        done = super().after_round(round_)
+        if round_ == self.warmup:
+            self.end_warmup()
+        return done
+
+    def _noted(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
+        for update in updates:
+            self.state["trained"][update.client] |= bool(update.arrays)  # not if only asked
+            self.note(update)
+            yield update
+
+
+def rounds_of(fraction: float, num_rounds: int) -> int:
+    """Return a fraction of the rounds, rounded down."""
+    return int(fraction * num_rounds + 1e-9)

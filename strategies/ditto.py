@@ -1,0 +1,41 @@
+"""Ditto: Li, Hu, Beirami, Smith, Fair and Robust FL Through Personalization, ICML 2021."""
+
+from typing import Annotated
+
+import msgspec
+
+from fedapps.config import AtLeastZero, Count, MethodSettings, doc
+from fedapps.plan import Plan, Stage
+from fedapps.strategy import BaseStrategy
+
+
+class Settings(MethodSettings, frozen=True):
+    """Ditto's own keys."""
+
+    lambda_: Annotated[AtLeastZero, doc("lambda: how strongly v_i is pulled towards w")] = (
+        msgspec.field(name="lambda")
+    )
+    personal_epochs: Annotated[Count, doc("local epochs of the personal model")]
+
+
+class Ditto(BaseStrategy):
+    """FedAvg for w; beside it every client trains a personal v_i near w (Algorithm 1).
+
+    What is evaluated is v_i, which needs no download and no further fine-tuning.
+    """
+
+    citation = "Li et al. 2021"
+    exchanges = "everything"
+
+    def plan(self, round_: int, client: int) -> Plan:
+        """FedAvg's plan."""
+        names = self.layout.names
+        return self.exchange(round_, names, self.stage(round_, names))
+
+    def evaluation_plan(self, round_: int, client: int) -> Plan:
+        """Nothing travels: v_i is on the client."""
+        return Plan(round=round_, download=(), stages=(), upload=())
+
+    def finetuning(self, round_: int) -> tuple[Stage, ...]:
+        """None: v_i is personal already."""
+        return ()

@@ -1,0 +1,124 @@
+"""FedAP: Lu et al., Personalized FL with Adaptive Batchnorm for Healthcare, 2022."""
+
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from fedapps.config import Fraction, MethodSettings, doc
+from fedapps.config import Settings as RunSettings
+from fedapps.errors import RunError
+from fedapps.layers import Arrays
+from fedapps.messages import ClientUpdate
+from fedapps.mixtures import LastSent
+from fedapps.plan import Plan
+from fedapps.warmup import WarmUp, rounds_of
+from fedapps.workspace import Workspace
+
+
+class Settings(MethodSettings, frozen=True):
+    """FedAP's own keys."""
+
+    lambda_: Annotated[Fraction, doc("lambda: weight of a client's own model in its mixture")] = (
+        msgspec.field(name="lambda")
+    )
+    warmup: Annotated[Fraction, doc("share of the rounds that are FedAvg (pretraining)")]
+
+
+class FedAP(WarmUp):
+    """FedAvg first; then BatchNorms are personal and the rest is mixed by statistics' distance.
+
+    The statistics are those of every BatchNorm's inputs in the pretrained model, on each client's
+    training data. They are taken once: the first round after the warm-up asks all N clients (and
+    a later one those that failed). The pretrained model is used (some libraries throw it away).
+    State: `inputs/<BatchNorm>` [N, 2, channels], `known` [N], and `last/<key>`.
+    """
+
+    citation = "Lu et al. 2022"
+    exchanges = "all but BatchNorm"
+
+    def __init__(self, workspace: Workspace, settings: RunSettings | None = None) -> None:
+        super().__init__(workspace, settings)
+        if not self.layout.norms:
+            raise RunError(
+                f"fedap needs a model with BatchNorm, {self.settings.model} has none: "
+                "use lenet5, conv4, mobilenet or resnet18"
+            )
+        clients = self.settings.num_clients
+        self.state["known"] = np.zeros(clients, bool)
+        for name, shape in self.statistics.items():
+            self.state[name] = np.zeros((clients, *shape), np.float32)
+
+    def warmup_rounds(self) -> int:
+        """`warmup` of T."""
+        return rounds_of(self.options.warmup, self.settings.num_rounds)
+
+    def end_warmup(self) -> None:
+        """Every client's last model is the pretrained one."""
+        start = {key: self.arrays[key] for key in self.mixed_keys}
+        self.last = LastSent(self.state)
+        self.last.start(start, self.settings.num_clients)
+
+    def select(self, round_: int) -> list[int]:
+        """All clients in the first round after the warm-up, for their statistics."""
+        everyone = list(range(self.settings.num_clients))
+        return everyone if round_ == self.warmup + 1 else super().select(round_)
+
+    def personal_plan(self, round_: int, client: int) -> Plan:
+        """Train everything and exchange all but BatchNorms; send statistics if they are missing."""
+        names, sends = self.layout.names, {}
+        if not self.state["known"][client]:
+            sends = self.statistics
+        shared = self.layout.without_norms(names)
+        plan = self.exchange(round_, shared, self.stage(round_, names))
+        if round_ == self.warmup + 1 and client not in super().select(round_):
+            plan = Plan(round=round_, download=shared, stages=(), upload=())
+        return msgspec.structs.replace(plan, sends=sends)
+
+    def download(self, round_: int, client: int, plan: Plan) -> Arrays:
+        """The client's own mixture of last models, and once the pretrained BatchNorms."""
+        arrays = super().download(round_, client, plan)
+        if round_ <= self.warmup:
+            return arrays
+        return arrays | self.last.mixture(self.weights(client), self.mixed_keys)
+
+    def note(self, update: ClientUpdate) -> None:
+        """Keep a client's statistics and its model."""
+        if update.further:
+            self.state["known"][update.client] = True
+        for name, value in update.further.items():
+            self.state[name][update.client] = value
+        self.last.keep(update.client, update.arrays)
+
+    def weights(self, client: int) -> np.ndarray:
+        """Row W_i [N] (float64); whose statistics are unknown has no part in it."""
+        known = self.state["known"].copy()
+        others = np.flatnonzero(known & (np.arange(len(known)) != client))
+        row = np.zeros(len(known))
+        row[client] = 1.0
+        if known[client] and len(others):
+            closeness = 1 / np.maximum(self.distances(client)[others], 1e-12)
+            row[client] = self.options.lambda_
+            row[others] = (1 - self.options.lambda_) * closeness / closeness.sum()
+        return row
+
+    def distances(self, client: int) -> np.ndarray:
+        """d_ij = sum_l sqrt(||mu_i - mu_j||^2 + ||sigma_i - sigma_j||^2) [N]."""
+        total = np.zeros(self.settings.num_clients)
+        for name in self.statistics:
+            values = self.state[name].astype(np.float64)
+            total += np.sqrt(((values - values[client]) ** 2).sum((1, 2)))
+        return total
+
+    @property
+    def statistics(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes [2, channels] of what a client sends: means and standard deviations."""
+        norms = sorted(key for key in self.layout.norms if key.endswith(".weight"))
+        return {
+            f"inputs/{key.removesuffix('.weight')}": (2, *self.layout.shapes[key]) for key in norms
+        }
+
+    @property
+    def mixed_keys(self) -> tuple[str, ...]:
+        """Entries that travel after the warm-up."""
+        return self.layout.shared(self.layout.without_norms(self.layout.names))

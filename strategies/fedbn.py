@@ -1,0 +1,20 @@
+"""FedBN: Li et al., Federated Learning on Non-IID Features via Local Batch Normalization, 2021."""
+
+from fedapps.plan import Plan
+from fedapps.strategy import BaseStrategy
+
+
+class FedBN(BaseStrategy):
+    """FedAvg on everything but BatchNorm: its parameters and statistics stay on each client.
+
+    BatchNorms are found by module type; on a model without any it is FedAvg.
+    """
+
+    citation = "Li et al. 2021"
+    exchanges = "all but BatchNorm"
+
+    def plan(self, round_: int, client: int) -> Plan:
+        """Train everything, exchange all but the BatchNorms."""
+        names = self.layout.names
+        shared = self.layout.without_norms(names)
+        return self.exchange(round_, shared, self.stage(round_, names))

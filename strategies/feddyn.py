@@ -1,0 +1,56 @@
+"""FedDyn: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from fedapps.aggregation import plain
+from fedapps.config import MethodSettings, Positive, doc
+from fedapps.config import Settings as RunSettings
+from fedapps.layers import Arrays
+from fedapps.messages import ClientUpdate
+from fedapps.plan import Plan
+from fedapps.strategy import BaseStrategy
+from fedapps.workspace import Workspace
+
+
+class Settings(MethodSettings, frozen=True):
+    """FedDyn's own keys."""
+
+    alpha: Annotated[Positive, doc("weight alpha of the quadratic term, and 1/step of the memory")]
+
+
+class FedDyn(BaseStrategy):
+    """Clients minimise L_i(theta) - <g_i, theta> + (alpha/2)||theta - w||^2 (Algorithm 1).
+
+    The quadratic term is kept (some libraries drop it). State: `hbar/<key>`, the mean of all
+    clients' g_i up to its sign, in float64. BatchNorm statistics are averaged.
+    """
+
+    citation = "Acar et al. 2021"
+    exchanges = "everything"
+
+    def __init__(self, workspace: Workspace, settings: RunSettings | None = None) -> None:
+        super().__init__(workspace, settings)
+        for key in self.layout.shared(self.layout.names):
+            if key in self.layout.parameters:
+                self.state[f"hbar/{key}"] = np.zeros(self.layout.shapes[key])
+
+    def plan(self, round_: int, client: int) -> Plan:
+        """Train and exchange everything; the quadratic term is a proximal term with mu = alpha."""
+        names = self.layout.names
+        stage = msgspec.structs.replace(self.stage(round_, names), prox_mu=self.options.alpha)
+        return self.exchange(round_, names, stage)
+
+    def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
+        """hbar -= alpha (1/N) sum_{P_t} (theta_i - w); w = mean_{P_t} theta_i - hbar / alpha."""
+        mean, count = plain(updates)
+        alpha, share = self.options.alpha, count / self.settings.num_clients
+        new = dict(mean)
+        for name in [key for key in self.state if key.startswith("hbar/")]:
+            key = name.removeprefix("hbar/")
+            self.state[name] -= alpha * share * (mean[key] - self.arrays[key].astype(np.float64))
+            new[key] = mean[key] - self.state[name] / alpha
+        return {key: value.astype(np.float32) for key, value in new.items()}

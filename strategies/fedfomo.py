@@ -1,0 +1,106 @@
+"""FedFomo: Zhang et al., Personalized FL with First Order Model Optimization, ICLR 2021."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import numpy as np
+
+from fedapps.config import BelowOne, MethodSettings, NonNegative, doc
+from fedapps.config import Settings as RunSettings
+from fedapps.draws import generator
+from fedapps.errors import RunError
+from fedapps.layers import Arrays
+from fedapps.messages import ClientUpdate
+from fedapps.mixtures import LastSent
+from fedapps.plan import Plan, Stage
+from fedapps.strategy import BaseStrategy
+from fedapps.workspace import Workspace
+
+
+class Settings(MethodSettings, frozen=True):
+    """FedFomo's own keys; its validation part is the general `validation-fraction`."""
+
+    models: Annotated[NonNegative, doc("M: most models of others that a client receives")]
+    epsilon: Annotated[BelowOne, doc("chance that they are random ones, in the first round")]
+    epsilon_decay: Annotated[BelowOne, doc("what the chance falls by in each round")]
+
+
+class FedFomo(BaseStrategy):
+    """Each client steps towards those of M other models that do better on its validation part.
+
+    The validation part is fixed per client (some libraries draw it anew). The server only keeps
+    last models and affinities. State: `affinity` [N, N], `sent` [N], and `last/<key>`.
+    """
+
+    citation = "Zhang et al. 2021"
+    exchanges = "all; M models down"
+
+    def __init__(self, workspace: Workspace, settings: RunSettings | None = None) -> None:
+        super().__init__(workspace, settings)
+        if not self.settings.validation_fraction:
+            raise RunError("fedfomo needs a validation part: validation-fraction > 0, as 0.2")
+        clients = self.settings.num_clients
+        self.last = LastSent(self.state)
+        self.last.start({key: self.arrays[key] for key in self.keys}, clients)
+        self.state["affinity"] = np.zeros((clients, clients))
+        self.state["sent"] = np.zeros(clients, bool)
+
+    def plan(self, round_: int, client: int) -> Plan:
+        """Receive others' models, train one's own, send it and the affinities u_n."""
+        names, others = self.layout.names, self.others(round_, client)
+        shapes = {f"{n}/{key}": self.layout.shapes[key] for n in others for key in self.keys}
+        return Plan(
+            round=round_,
+            download=(),
+            stages=(self.stage(round_, names),),
+            upload=names,
+            keep=names,
+            receives=shapes,
+            sends={"affinity/u": (len(others),)} if others else {},
+        )
+
+    def evaluation_plan(self, round_: int, client: int) -> Plan:
+        """Nothing travels: a client is scored with its own model."""
+        return Plan(round=round_, download=(), stages=(), upload=())
+
+    def finetuning(self, round_: int) -> tuple[Stage, ...]:
+        """None: the client's model is its own already."""
+        return ()
+
+    def others(self, round_: int, client: int) -> list[int]:
+        """The M clients of highest affinity; with chance epsilon - decay (t - 1) random ones."""
+        known = [n for n in np.flatnonzero(self.state["sent"]).tolist() if n != client]
+        draws = generator(self.settings.seed, "fedfomo", round_, client)
+        chance = self.options.epsilon - self.options.epsilon_decay * (round_ - 1)
+        if draws.random() < chance:
+            known = draws.permutation(known).tolist()
+        else:
+            known.sort(key=lambda n: -self.state["affinity"][client, n])
+        return sorted(known[: self.options.models])
+
+    def download(self, round_: int, client: int, plan: Plan) -> Arrays:
+        """The last models of the others that the plan names."""
+        parts = ((name, *name.split("/", 1)) for name in plan.receives)
+        return {name: self.last.of(int(other), [key])[key] for name, other, key in parts}
+
+    def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
+        """p_i += u_i; keep every model. The server's own model is their mean, for nobody's use."""
+        chosen = {c: self.others(round_, c) for c in self.select(round_)}
+        return super().aggregate(round_, self.noted(updates, chosen))
+
+    def noted(
+        self, updates: Iterator[ClientUpdate], chosen: dict[int, list[int]]
+    ) -> Iterator[ClientUpdate]:
+        """Pass updates on and keep what the next rounds need."""
+        for update in updates:
+            if update.further:
+                u = update.further["affinity/u"]
+                self.state["affinity"][update.client, chosen[update.client]] += u
+            self.last.keep(update.client, update.arrays)
+            self.state["sent"][update.client] = True
+            yield update
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Entries of a model that travel."""
+        return self.layout.shared(self.layout.names)

@@ -1,0 +1,45 @@
+"""LG-FedAvg: Liang et al., Think Locally, Act Globally, NeurIPS workshop 2019."""
+
+from typing import Annotated
+
+from fedapps.config import Count, MethodSettings, NonNegative, doc
+from fedapps.config import Settings as RunSettings
+from fedapps.errors import RunError
+from fedapps.plan import Plan
+from fedapps.warmup import WarmUp
+from fedapps.workspace import Workspace
+
+
+class Settings(MethodSettings, frozen=True):
+    """LG-FedAvg's own keys."""
+
+    global_layers: Annotated[Count, doc("number of last layers that are shared")]
+    warmup_rounds: Annotated[NonNegative, doc("rounds of FedAvg before; 0: from scratch")]
+
+
+class LGFedAvg(WarmUp):
+    """High layers are global, low layers local: the opposite of FedPer (some libraries swap them).
+
+    The paper starts from a trained FedAvg model: `warmup-rounds`.
+    """
+
+    citation = "Liang et al. 2019"
+    exchanges = "last layers"
+
+    def __init__(self, workspace: Workspace, settings: RunSettings | None = None) -> None:
+        super().__init__(workspace, settings)
+        count, names = self.options.global_layers, self.layout.names
+        if count >= len(names):
+            raise RunError(
+                f"lgfedavg.global-layers = {count}: the model has {len(names)} layers, leave one"
+            )
+
+    def warmup_rounds(self) -> int:
+        """`warmup-rounds` of FedAvg."""
+        return self.options.warmup_rounds
+
+    def personal_plan(self, round_: int, client: int) -> Plan:
+        """Train everything, exchange the last `global-layers` layers."""
+        names = self.layout.names
+        shared = names[-self.options.global_layers :]
+        return self.exchange(round_, shared, self.stage(round_, names))

@@ -1,0 +1,57 @@
+"""Per-FedAvg: Fallah, Mokhtari, Ozdaglar, Personalized FL with Theoretical Guarantees (MAML)."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+
+from fedapps.aggregation import plain
+from fedapps.config import MethodSettings, Positive, doc
+from fedapps.layers import Arrays
+from fedapps.messages import ClientUpdate
+from fedapps.plan import Plan, Stage
+from fedapps.strategy import BaseStrategy
+
+
+class Settings(MethodSettings, frozen=True):
+    """Per-FedAvg's own keys; alpha, the inner step, is the general `lr`."""
+
+    mode: Annotated[
+        Literal["fo", "hf"], doc("fo: first order; hf: Hessian-free, by a difference of gradients")
+    ]
+    outer_lr: Annotated[Positive, doc("beta: step of the meta update")]
+    delta: Annotated[Positive, doc("delta: half width of the Hessian-free difference")]
+    personalize: Annotated[
+        Literal["step", "epoch"], doc("one step, or one epoch, on training data before evaluation")
+    ]
+
+
+class PerFedAvg(BaseStrategy):
+    """A meta model that is good after one gradient step of each client (Algorithm 1).
+
+    Clients personalize on training data, never on test data (some libraries do).
+    """
+
+    citation = "Fallah et al. 2020"
+    exchanges = "everything"
+
+    def plan(self, round_: int, client: int) -> Plan:
+        """E epochs of meta steps with rate beta on everything."""
+        names = self.layout.names
+        stage = msgspec.structs.replace(self.stage(round_, names), lr=self.options.outer_lr)
+        return self.exchange(round_, names, stage)
+
+    def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
+        """Plain mean over the selected clients."""
+        return {key: mean.astype(np.float32) for key, mean in plain(updates)[0].items()}
+
+    def finetuning(self, round_: int) -> tuple[Stage, ...]:
+        """theta_i = w - alpha grad f_i(w): one step, or one epoch of them."""
+        stage = Stage(
+            layers=self.layout.names,
+            epochs=1,
+            lr=self.settings.finetune_rate,
+            max_steps=1 if self.options.personalize == "step" else 0,
+        )
+        return (stage,)

@@ -1,0 +1,102 @@
+"""pFedSim: Tan et al., Similarity-Aware Model Aggregation Towards Personalized FL, 2023."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import numpy as np
+
+from fedapps.config import Fraction, MethodSettings, doc
+from fedapps.config import Settings as RunSettings
+from fedapps.layers import Arrays
+from fedapps.messages import ClientUpdate
+from fedapps.mixtures import LastSent
+from fedapps.plan import Plan
+from fedapps.warmup import WarmUp, rounds_of
+from fedapps.workspace import Workspace
+
+CLAMP = 0.9999  # largest similarity, so that the logarithm is finite
+
+
+class Settings(MethodSettings, frozen=True):
+    """pFedSim's own keys."""
+
+    warmup: Annotated[Fraction, doc("share of the rounds that are FedAvg")]
+
+
+class PFedSim(WarmUp):
+    """FedAvg first; then heads are personal, and bodies are mixed by the heads' similarity.
+
+    A client uploads its head for the similarity only. State: `similarity` [N, N] (identity at
+    first, updated for pairs that train in the same round, our choice: after the warm-up only)
+    and what every client sent last, `last/<key>`.
+    """
+
+    citation = "Tan et al. 2023"
+    exchanges = "all; body down"
+
+    def __init__(self, workspace: Workspace, settings: RunSettings | None = None) -> None:
+        self.heads: dict[int, Arrays] = {}  # of this round
+        super().__init__(workspace, settings)
+
+    def warmup_rounds(self) -> int:
+        """`warmup` of T."""
+        return rounds_of(self.options.warmup, self.settings.num_rounds)
+
+    def end_warmup(self) -> None:
+        """Every client's last body is the server's now, and each is similar to itself alone."""
+        clients = self.settings.num_clients
+        self.last = LastSent(self.state)
+        self.last.start({key: self.arrays[key] for key in self.body_keys}, clients)
+        self.state["similarity"] = np.eye(clients)
+
+    def personal_plan(self, round_: int, client: int) -> Plan:
+        """Train everything; the body comes mixed, the head stays but is shown to the server."""
+        names, layout = self.layout.names, self.layout
+        stages = (self.stage(round_, names),)
+        return Plan(
+            round=round_, download=layout.body, stages=stages, upload=names, keep=layout.head
+        )
+
+    def download(self, round_: int, client: int, plan: Plan) -> Arrays:
+        """body_i = sum_j a_ij body_j over last bodies, a_ij = -ln(1 - s_ij), normalised over j."""
+        arrays = super().download(round_, client, plan)
+        if round_ <= self.warmup:
+            return arrays
+        a = -np.log(1 - np.minimum(self.state["similarity"][client], CLAMP))
+        return arrays | self.last.mixture(a / a.sum(), self.body_keys)
+
+    def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
+        """Note bodies and heads; the server's own body is the mean, its head the warm-up's."""
+        self.heads = {}
+        mean = super().aggregate(round_, updates)
+        if round_ <= self.warmup:
+            return mean
+        for i, head in self.heads.items():
+            for j, other in self.heads.items():
+                if i < j:
+                    self.state["similarity"][[i, j], [j, i]] = similarity(head, other)
+        return {key: mean[key] for key in self.body_keys if key in mean}
+
+    def note(self, update: ClientUpdate) -> None:
+        """Keep the body for good and the head for this round."""
+        self.last.keep(update.client, {key: update.arrays[key] for key in self.body_keys})
+        self.heads[update.client] = {
+            key: value for key, value in update.arrays.items() if key not in self.body_keys
+        }
+
+    @property
+    def body_keys(self) -> tuple[str, ...]:
+        """Entries of the body that travel."""
+        return self.layout.shared(self.layout.body)
+
+
+def similarity(head: Arrays, other: Arrays) -> float:
+    """Return max(0, mean over class rows of cos(h_i, h_j)), rows of the weight matrices."""
+    pairs = [(head[key], other[key]) for key in head if head[key].ndim > 1]
+    cosines = []
+    for mine, theirs in pairs:
+        a = mine.reshape(len(mine), -1).astype(np.float64)
+        b = theirs.reshape(len(theirs), -1).astype(np.float64)
+        norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+        cosines.append((a * b).sum(1) / np.maximum(norms, 1e-12))
+    return float(max(0.0, np.concatenate(cosines).mean()))
