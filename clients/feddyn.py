@@ -33,6 +33,6 @@ class FedDynClient(BaseClient):
         before, theta = self.kept("g/"), take(self.model, keys)
         for key in keys:
             moved = theta[key].astype(np.float64) - self.received[key]
-            g: Tensor = torch.from_numpy(before.get(key, 0.0) - self.options.alpha * moved)
+            g: Tensor = torch.from_numpy(before.get(key, 0.0) - self.options.strength * moved)
             self.state[f"g/{key}"] = g
         return Trained()

@@ -96,6 +96,8 @@ class BaseClient(NumPyClient):
         done.spend(before)
         self._keep(plan)
         for layers, threshold in thresholds.items():
+            if not threshold.remembers:
+                continue
             norms = torch.tensor(threshold.arrived, dtype=torch.float64)
             self.state[f"norms/{'+'.join(layers)}"] = norms
         if self.settings.score_last:

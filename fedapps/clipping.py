@@ -28,8 +28,15 @@ class Threshold:
         self.arrived = deque(norms, maxlen=clip.history)
         self._sorted = sorted(self.arrived)
 
+    @property
+    def remembers(self) -> bool:
+        """Whether history matters: a batch never exceeds the maximum of norms with its own."""
+        return self.clip.percentile < 100 or self.clip.mode == "sample"
+
     def after(self, norm: float) -> float:
         """Add the norm of one more step and return the step's threshold c_t."""
+        if not self.remembers:
+            return self.limit
         if len(self.arrived) == self.clip.history:
             del self._sorted[bisect_left(self._sorted, self.arrived[0])]
         self.arrived.append(norm)

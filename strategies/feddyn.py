@@ -19,7 +19,7 @@ from fedapps.workspace import Workspace
 class Settings(MethodSettings, frozen=True):
     """FedDyn's own keys."""
 
-    alpha: Annotated[Positive, doc("weight alpha of the quadratic term, and 1/step of the memory")]
+    strength: Annotated[Positive, doc("alpha: weight of the quadratic term")]
 
 
 class FedDyn(BaseStrategy):
@@ -41,13 +41,13 @@ class FedDyn(BaseStrategy):
     def plan(self, round_: int, client: int) -> Plan:
         """Train and exchange everything; the quadratic term is a proximal term with mu = alpha."""
         names = self.layout.names
-        stage = msgspec.structs.replace(self.stage(round_, names), prox_mu=self.options.alpha)
+        stage = msgspec.structs.replace(self.stage(round_, names), prox_mu=self.options.strength)
         return self.exchange(round_, names, stage)
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
         """hbar -= alpha (1/N) sum_{P_t} (theta_i - w); w = mean_{P_t} theta_i - hbar / alpha."""
         mean, count = plain(updates)
-        alpha, share = self.options.alpha, count / self.settings.num_clients
+        alpha, share = self.options.strength, count / self.settings.num_clients
         new = dict(mean)
         for name in [key for key in self.state if key.startswith("hbar/")]:
             key = name.removeprefix("hbar/")

@@ -46,9 +46,7 @@ def test_documented(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_same_numbers_again_and_on_any_number_of_supernodes(method, serial_run):
-    folders = [
-        serial_run(options(method), num_supernodes=n) for n in (1, 1, 2, 5)
-    ]
+    folders = [serial_run(options(method), num_supernodes=n) for n in (1, 1, 2, 5)]
     first = folders[0]
     assert [row["round"] for row in training_rows(first)] == ["1", "2"]
     for other in folders[1:]:
