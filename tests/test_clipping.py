@@ -18,7 +18,7 @@ def clip(percentile=90.0, max_norm=None, mode="batch", history=10_000) -> Clip:
 
 @given(
     st.integers(0, 2**32 - 1),
-    st.floats(0, 100),
+    st.floats(0, 100, exclude_max=True),
     st.one_of(st.none(), st.floats(0.1, 5)),
     st.integers(1, 1200),
 )
@@ -52,6 +52,14 @@ def test_no_step_is_longer_than_its_threshold_and_short_ones_are_untouched(seed,
             assert all(
                 torch.equal(g.double(), old) for g, old in zip(gradients, before, strict=True)
             )
+
+
+def test_without_a_percentile_the_limit_alone_counts_and_nothing_is_kept():
+    threshold = Threshold(clip(100.0, 2.0))
+    assert [threshold.after(norm) for norm in (1.0, 5.0, 0.1)] == [2.0, 2.0, 2.0]
+    assert not threshold.arrived
+    by_sample = Threshold(clip(100.0, 9.0, mode="sample"))  # a sample may exceed all means
+    assert [by_sample.after(norm) for norm in (1.0, 5.0, 0.1)] == [1.0, 5.0, 5.0]
 
 
 def test_percentile_100_never_changes_a_bit_and_the_first_step_is_its_own_threshold():
