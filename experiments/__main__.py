@@ -33,6 +33,8 @@ FIGURES = (
     "accuracy_personalized_std",
     "accuracy_initial_weighted",
     "accuracy_personalized_weighted",
+    "accuracy_last_local",
+    "accuracy_last_local_weighted",
 )
 COLUMNS = ("name", "seed", "rounds", *FIGURES, "seconds_per_round", "bytes_up", "command")
 
@@ -146,10 +148,10 @@ def markdown(table: Table) -> Iterator[str]:
         yield "Not run yet."
         return
     yield (
-        "| method | seed | initial | no head | personalized (std) | init. w. | pers. w. "
+        "| method | seed | initial | no head | personalized (std) | init. w. | pers. w. | last w. "
         "| published | ours | s/round |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|---|"
+    yield "|---|---|---|---|---|---|---|---|---|---|---|"
     by_name = {row.name: row for row in table.rows}
     for (name, seed), found in table.results().items():
         row = by_name[name]
@@ -157,7 +159,7 @@ def markdown(table: Table) -> Iterator[str]:
         published = f"{row.published:.2f}" if row.published is not None else ""
         yield (
             f"| {name} | {seed} | {shown[0]} | {shown[1]} | {shown[2]} ({shown[3]}) | {shown[4]} "
-            f"| {shown[5]} | {published} | {percent(found[row.reads])} "
+            f"| {shown[5]} | {shown[7]} | {published} | {percent(found[row.reads])} "
             f"| {float(found['seconds_per_round']):.2f} |"
         )
     yield ""
