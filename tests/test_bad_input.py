@@ -81,7 +81,7 @@ def test_the_base_of_these_tests_is_good(no_plots, started, tmp_path, tiny_npz, 
 
 def test_unknown_strategy(refuse):
     line = refuse('strategy="fedbab"')
-    assert line.startswith('strategy = "fedbab": must be one of centralized, ditto, fedap, fedavg, ')
+    assert line.startswith('strategy = "fedbab": must be one of centralized, ditto, fedap, ')
     assert line.endswith("(did you mean fedbabu?)")
 
 
@@ -142,6 +142,39 @@ def test_a_layer_of_a_method_that_the_model_lacks(refuse):
 def test_a_base_method_that_cannot_be(refuse, base):
     line = refuse(f'strategy="fedseq" fedseq.base="{base}"')
     assert line.startswith(f'fedseq.base = "{base}": must be one of ')
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ('strategy="fedap"', "fedap needs a model with BatchNorm, cnn has none: use lenet5, "),
+        (
+            'strategy="fedfomo" fedfomo.validation-fraction=0.0',
+            "fedfomo needs a validation part: validation-fraction > 0, as 0.2",
+        ),
+        (
+            'strategy="lgfedavg" lgfedavg.global-layers=4',
+            "lgfedavg.global-layers = 4: the model has 4 layers, leave one",
+        ),
+        ('strategy="feddyn" feddyn.strength=0', "feddyn.strength = 0: must be float > 0"),
+        ('strategy="ditto" ditto.lambda=-1', "ditto.lambda = -1: must be float >= 0"),
+        ('strategy="pfedsim" pfedsim.warmup=1.5', "pfedsim.warmup = 1.5: must be float >= 0"),
+        ('strategy="perfedavg" perfedavg.mode="so"', 'perfedavg.mode = "so": must be one of fo,'),
+        ('strategy="fedrod" clip-mode="sample" max-norm=1.0', 'clip-mode = "sample": fedrod '),
+        ('strategy="fedfomo" presum=true', "presum = true: this strategy needs every client's"),
+        ('strategy="feddyn" presum=true', "presum = true: this strategy needs every client's"),
+        ("server-data=1.5", "server-data = 1.5: must be float >= 0 and <= 1"),
+    ],
+)
+def test_what_a_method_cannot_do(refuse, option, line):
+    assert refuse(option).startswith(line)
+
+
+def test_a_key_of_another_method_is_told(no_plots, serial_run, capsys):
+    serial_run('strategy="fedavg" fedfomo.models=3 num-rounds=1')
+    assert "warning: fedfomo.models = 3 belongs to fedfomo, no effect on fedavg" in (
+        capsys.readouterr().out
+    )
 
 
 def test_a_gpu_where_there_is_none(refuse, monkeypatch):
