@@ -8,7 +8,7 @@ class FedAvg(BaseStrategy):
     """All layers are trained for E epochs, exchanged, and averaged with weights n_i."""
 
     citation = "McMahan et al. 2017"
-    exchanges = "all layers"
+    exchanges = "everything"
 
     def plan(self, round_: int, client: int) -> Plan:
         """Download everything, train everything, upload everything."""

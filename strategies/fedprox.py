@@ -8,7 +8,7 @@ class FedProx(BaseStrategy):
     """FedAvg with (mu/2)||w - w_t||^2 added to the local loss; mu is the key `fedprox.prox-mu`."""
 
     citation = "Li et al. 2020"
-    exchanges = "all layers"
+    exchanges = "everything"
 
     def plan(self, round_: int, client: int) -> Plan:
         """FedAvg's plan; its stage carries mu, which the method's table sets to 0.01."""

@@ -161,8 +161,11 @@ def test_a_base_method_that_cannot_be(refuse, base):
         ('strategy="pfedsim" pfedsim.warmup=1.5', "pfedsim.warmup = 1.5: must be float >= 0"),
         ('strategy="perfedavg" perfedavg.mode="so"', 'perfedavg.mode = "so": must be one of fo,'),
         ('strategy="fedrod" clip-mode="sample" max-norm=1.0', 'clip-mode = "sample": fedrod '),
-        ('strategy="fedfomo" presum=true', "presum = true: this strategy needs every client's"),
-        ('strategy="feddyn" presum=true', "presum = true: this strategy needs every client's"),
+        (
+            'strategy="fedfomo" presum=true validation-fraction=0.2',
+            "presum = true: this strategy needs every client's",
+        ),
+        ('strategy="perfedavg" presum=true', "presum = true: this strategy needs every client's"),
         ("server-data=1.5", "server-data = 1.5: must be float >= 0 and <= 1"),
     ],
 )
