@@ -36,7 +36,7 @@ FIGURES = (
     "accuracy_last_local",
     "accuracy_last_local_weighted",
 )
-COLUMNS = ("name", "seed", "rounds", *FIGURES, "seconds_per_round", "bytes_up", "command")
+COLUMNS = ("name", "seed", "rounds", *FIGURES, "seconds_per_round", "bytes_up", "bytes_down", "command")
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,7 @@ def run(table: Table, row: Row, seed: int, extra: str, runs_dir: Path, home: Pat
             **{key: "" if value is None else value for key, value in figures.items()},
             "seconds_per_round": round(seconds[len(seconds) // 2], 3),
             "bytes_up": summary["total_bytes_up"],
+            "bytes_down": summary["total_bytes_down"],
             "command": f"python -m experiments run {table.name} --rows {row.name} --seed {seed}",
         },
     )
