@@ -36,7 +36,8 @@ FIGURES = (
     "accuracy_last_local",
     "accuracy_last_local_weighted",
 )
-COLUMNS = ("name", "seed", "rounds", *FIGURES, "seconds_per_round", "bytes_up", "bytes_down", "command")
+COSTS = ("seconds_per_round", "bytes_up", "bytes_down")
+COLUMNS = ("name", "seed", "rounds", *FIGURES, *COSTS, "command")
 
 
 @dataclass(frozen=True)

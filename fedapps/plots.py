@@ -17,6 +17,7 @@ from fedapps.report import write_whole
 
 # Okabe and Ito's colours, which colour-blind readers tell apart.
 INITIAL, HEADLESS, PERSONALIZED = "#d55e00", "#009e73", "#0072b2"
+LAYERS = (PERSONALIZED, INITIAL, HEADLESS, "#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
 INK, PALE = "#333333", "#c8c8c8"
 STYLE = {
     "figure.dpi": 150,
@@ -62,6 +63,9 @@ def draw_all(folder: Path, class_counts: np.ndarray | None) -> None:
             _save(draw_clients(clients), folder / "plots/client-accuracy.png")
         if len(classes):
             _save(draw_classes(classes), folder / "plots/classes.png")
+        votes = read_votes(folder)
+        if len(votes):
+            _save(draw_votes(votes), folder / "plots/votes.png")
         if class_counts is not None and class_counts.size:
             _save(draw_holdings(class_counts), folder / "plots/clients.png")
 
@@ -71,6 +75,40 @@ def read_evaluated(folder: Path) -> pd.DataFrame:
     rounds = pd.read_csv(folder / "rounds.csv")
     rounds["bytes"] = (rounds["bytes_down"] + rounds["bytes_up"]).cumsum()
     return rounds.dropna(subset=["accuracy_initial", "accuracy_personalized"])
+
+
+def read_votes(folder: Path) -> pd.DataFrame:
+    """Read the layers that clients voted for and scored: round, kind, layer, score (of scores)."""
+    events = pd.read_csv(folder / "events.csv")
+    events = events[events["kind"].isin(["vote", "score"])]
+    parts = events["detail"].astype(str).str.split(" ", n=1, expand=True).reindex(columns=[0, 1])
+    score = pd.to_numeric(parts[1], errors="coerce")
+    return events[["round", "kind"]].assign(layer=parts[0], score=score)
+
+
+def draw_votes(votes: pd.DataFrame) -> Figure:
+    """Votes per layer and round (bars), and the mean score of every layer (lines, lower wins)."""
+    figure = Figure(figsize=(6.8, 5.4))
+    FigureCanvasAgg(figure)
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    scores = votes[votes["kind"] == "score"]
+    layers = list(dict.fromkeys(scores["layer"]))
+    counts = votes[votes["kind"] == "vote"].groupby(["round", "layer"]).size().unstack(fill_value=0)
+    bottom = np.zeros(len(counts))
+    for layer, colour in zip(layers, LAYERS * len(layers), strict=False):
+        if layer in counts:
+            upper.bar(counts.index, counts[layer], bottom=bottom, color=colour)
+            bottom += counts[layer].to_numpy()
+        means = scores[scores["layer"] == layer].groupby("round")["score"].mean()
+        lower.plot(means.index, means, color=colour, marker="o", label=layer)
+    upper.set_ylabel("votes")
+    _whole_ticks(upper.yaxis, 6)
+    lower.set_ylabel("mean score (smallest wins)")
+    lower.set_xlabel("round")
+    lower.set_ylim(bottom=0)
+    _whole_ticks(lower.xaxis, 12)
+    figure.legend(*lower.get_legend_handles_labels(), loc="outside upper left", ncols=6)
+    return figure
 
 
 def draw_accuracy(evaluated: pd.DataFrame) -> Figure:

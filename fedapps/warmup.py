@@ -33,6 +33,11 @@ class WarmUp(BaseStrategy):
     def warmup_rounds(self) -> int:
         """Return the number of rounds of FedAvg."""
 
+    def warmup_plan(self, round_: int, client: int) -> Plan:
+        """Return what `client` does in a round of the warm-up: train and exchange everything."""
+        names = self.layout.names
+        return self.exchange(round_, names, self.stage(round_, names))
+
     @abstractmethod
     def personal_plan(self, round_: int, client: int) -> Plan:
         """Return what `client` does in a round after the warm-up."""
@@ -40,26 +45,25 @@ class WarmUp(BaseStrategy):
     def end_warmup(self) -> None:
         """Prepare the server's state for the rounds after the warm-up (nothing)."""
 
-    def note(self, update: ClientUpdate) -> None:
-        """Take from an update after the warm-up what the method keeps on the server (nothing)."""
+    def note(self, round_: int, update: ClientUpdate) -> None:
+        """Take from an update what the method keeps on the server (nothing)."""
 
     def plan(self, round_: int, client: int) -> Plan:
-        """FedAvg's plan, then the personal one; a newcomer to that downloads all layers."""
-        names = self.layout.names
+        """The warm-up's plan, then the personal one; a newcomer to that downloads all layers."""
         if round_ <= self.warmup:
-            return self.exchange(round_, names, self.stage(round_, names))
+            return self.warmup_plan(round_, client)
         plan = self.personal_plan(round_, client)
         if not self.warmup or self.state["trained"][client]:  # it makes the initial model itself
             return plan
-        return msgspec.structs.replace(plan, download=names)
+        return msgspec.structs.replace(plan, download=self.layout.names)
 
     def phase(self, round_: int) -> str:
         """Return the word for this round in rounds.csv."""
         return "train-warmup" if round_ <= self.warmup else "train"
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
-        """Mean with weights n_i, with a note of every update after the warm-up."""
-        return super().aggregate(round_, updates if round_ <= self.warmup else self._noted(updates))
+        """Mean with weights n_i, with a note of every update."""
+        return super().aggregate(round_, self._noted(round_, updates))
 
     def after_round(self, round_: int) -> Trained:
         """End the warm-up in its last round."""
@@ -68,10 +72,11 @@ class WarmUp(BaseStrategy):
             self.end_warmup()
         return done
 
-    def _noted(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
+    def _noted(self, round_: int, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         for update in updates:
-            self.state["trained"][update.client] |= bool(update.arrays)  # not if only asked
-            self.note(update)
+            if round_ > self.warmup and update.arrays:  # without arrays it was only asked
+                self.state["trained"][update.client] = True
+            self.note(round_, update)
             yield update
 
 

@@ -82,8 +82,10 @@ class FedAP(WarmUp):
             return arrays
         return arrays | self.last.mixture(self.weights(client), self.mixed_keys)
 
-    def note(self, update: ClientUpdate) -> None:
+    def note(self, round_: int, update: ClientUpdate) -> None:
         """Keep a client's statistics and its model."""
+        if round_ <= self.warmup:
+            return
         if update.further:
             self.state["known"][update.client] = True
         for name, value in update.further.items():

@@ -77,8 +77,10 @@ class PFedSim(WarmUp):
                     self.state["similarity"][[i, j], [j, i]] = similarity(head, other)
         return {key: mean[key] for key in self.body_keys if key in mean}
 
-    def note(self, update: ClientUpdate) -> None:
+    def note(self, round_: int, update: ClientUpdate) -> None:
         """Keep the body for good and the head for this round."""
+        if round_ <= self.warmup:
+            return
         self.last.keep(update.client, {key: update.arrays[key] for key in self.body_keys})
         self.heads[update.client] = {
             key: value for key, value in update.arrays.items() if key not in self.body_keys
