@@ -4,7 +4,7 @@ import msgspec
 import torch
 
 from fedapps.client import BaseClient
-from fedapps.layers import put, take
+from fedapps.layers import Arrays, put, take
 from fedapps.plan import Plan
 from fedapps.training import Objective, Trained
 
@@ -12,16 +12,22 @@ from fedapps.training import Objective, Trained
 class DittoClient(BaseClient):
     """After the step of w: v_i -= lr (grad F_i(v_i) + lambda (v_i - w)), w as it was received."""
 
+    w: Arrays
+
+    def before_training(self, plan: Plan) -> Trained:
+        """Note w as it was received."""
+        self.w = take(self.model, self.layout.keys_of(self.layout.names))
+        return Trained()
+
     def after_training(self, plan: Plan) -> Trained:
         """Train v_i, kept as `v/<key>`; it starts from the initial model."""
         put(self.model, self.workspace.initial | self.kept("v/"))
         lambda_, epochs = self.options.lambda_, self.options.personal_epochs
         stage = msgspec.structs.replace(plan.stages[0], epochs=epochs, prox_mu=lambda_)
-        w = {key: torch.from_numpy(value.copy()) for key, value in self.received.items()}
+        w = {key: torch.from_numpy(value) for key, value in self.w.items()}
         personal = msgspec.structs.replace(plan, stages=(stage,))
         done = self.train(personal, "personal", Objective(self.loss, anchor=w))
-        v = take(self.model, self.layout.keys_of(self.layout.names))
-        self.state |= {f"v/{key}": torch.from_numpy(value) for key, value in v.items()}
+        self.remember("v/", take(self.model, self.layout.keys_of(self.layout.names)))
         return done
 
     def before_scoring(self, plan: Plan) -> None:

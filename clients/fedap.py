@@ -1,7 +1,6 @@
 """FedAP's client: it keeps its BatchNorms and tells the statistics of their inputs once."""
 
-from functools import partial
-
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,23 +16,35 @@ class FedAPClient(BaseClient):
         """Measure what the plan asks for: per channel the mean and standard deviation (ddof 0)."""
         if not plan.sends:
             return Trained()
-        seen: dict[str, list[Tensor]] = {name: [] for name in plan.sends}
-        handles = []
-        for name, inputs in seen.items():
+        handles, seen = [], {name: ChannelMoments() for name in plan.sends}
+        for name, moments in seen.items():
             norm = self.model.get_submodule(name.removeprefix("inputs/"))
-            watch = partial(_watch, inputs)
-            handles.append(norm.register_forward_pre_hook(watch))
+            handles.append(norm.register_forward_pre_hook(moments.watch))
         features(self.model, self.train_data[0], self.layout.names)
         for handle in handles:
             handle.remove()
-        for name, parts in seen.items():
-            values = torch.cat(parts, 1).double()
-            statistics = torch.stack([values.mean(1), values.std(1, correction=0)])
-            self.sends[name] = statistics.float().cpu().numpy()
+        self.sends |= {name: moments.statistics() for name, moments in seen.items()}
         macs = self.workspace.trainer.profile.forward_macs(self.layout.names)
         return Trained(macs=len(self.train_data[1]) * macs)
 
 
-def _watch(inputs: list[Tensor], module: nn.Module, args: tuple[Tensor]) -> None:
-    """Keep what the module receives as [channels, values]."""
-    inputs.append(args[0].transpose(0, 1).flatten(1))
+class ChannelMoments:
+    """Mean and squared deviations per channel of inputs that come in parts (float64)."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.mean = self.squares = torch.zeros(())
+
+    def watch(self, module: nn.Module, args: tuple[Tensor]) -> None:
+        """Take in what a module receives ([b, channels, ...]), by Chan's rule for two parts."""
+        values = args[0].transpose(0, 1).flatten(1).double()
+        size, mean = values.shape[1], values.mean(1)
+        apart, total = mean - self.mean, self.size + size
+        inside = (values - mean[:, None]).square().sum(1)
+        self.squares = self.squares + inside + apart.square() * (self.size * size / total)
+        self.mean, self.size = self.mean + apart * (size / total), total
+
+    def statistics(self) -> np.ndarray:
+        """Return means and standard deviations (ddof 0): float32 [2, channels]."""
+        both = torch.stack([self.mean, (self.squares / self.size).sqrt()])
+        return both.float().cpu().numpy()

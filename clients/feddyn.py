@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedapps.client import BaseClient
 from fedapps.layers import take
@@ -17,22 +16,21 @@ class FedDynClient(BaseClient):
         """The dynamic regulariser's linear term; personalization is plain SGD."""
         if phase != "train":
             return super().objective(phase)
-        memory = {key: torch.from_numpy(g).float() for key, g in self.kept("g/").items()}
+        device = self.workspace.device
+        memory = {k: torch.from_numpy(g).float().to(device) for k, g in self.kept("g/").items()}
 
         def gradients(backward: Backward, batches: list[Samples]) -> None:
             backward(batches[0])
             for key, parameter in self.model.named_parameters():
                 if key in memory and parameter.grad is not None:
-                    parameter.grad -= memory[key].to(parameter.device)
+                    parameter.grad -= memory[key]
 
         return Objective(self.loss, gradients=gradients)
 
     def after_training(self, plan: Plan) -> Trained:
         """g_i -= alpha (theta_i - w)."""
         keys = [key for key in self.received if key in self.layout.parameters]
-        before, theta = self.kept("g/"), take(self.model, keys)
-        for key in keys:
-            moved = theta[key].astype(np.float64) - self.received[key]
-            g: Tensor = torch.from_numpy(before.get(key, 0.0) - self.options.strength * moved)
-            self.state[f"g/{key}"] = g
+        g, theta, alpha = self.kept("g/"), take(self.model, keys), self.options.strength
+        moved = {key: theta[key].astype(np.float64) - self.received[key] for key in keys}
+        self.remember("g/", {key: g.get(key, 0.0) - alpha * moved[key] for key in keys})
         return Trained()

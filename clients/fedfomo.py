@@ -26,7 +26,8 @@ class FedFomoClient(BaseClient):
             put(self.model, mixed(mine, list(others.values()), weights))
         else:
             put(self.model, mine)
-        self.sends["affinity/u"] = u.astype(np.float32)
+        for n, value in zip(others, u.astype(np.float32), strict=True):
+            self.sends[f"affinity/{n}"] = value[None]
         size = len(self.workspace.samples(self.client, "validation")[1])
         forward = self.workspace.trainer.profile.forward_macs(self.layout.names)
         return Trained(macs=(1 + len(others)) * size * forward)
@@ -40,11 +41,15 @@ class FedFomoClient(BaseClient):
         return models
 
     def affinity(self, mine: Arrays, theirs: Arrays, own_loss: float) -> float:
-        """u_n = (L_val(theta_i) - L_val(theta_n)) / ||theta_n - theta_i||; 0 for equal models."""
+        """u_n = (L_val(theta_i) - L_val(theta_n)) / ||theta_n - theta_i||; 0 for equal models.
+
+        A model without a finite loss here gets -1: it is not mixed, and not sent for long.
+        """
         put(self.model, theirs)
         keys = [key for key in mine if key in self.layout.parameters]
         norm = np.sqrt(sum(np.sum((theirs[k].astype(np.float64) - mine[k]) ** 2) for k in keys))
-        return (own_loss - self.validation_loss()) / norm if norm else 0.0
+        u = (own_loss - self.validation_loss()) / norm if norm else 0.0
+        return float(u) if np.isfinite(u) else -1.0
 
     def validation_loss(self) -> float:
         """Mean loss of the model in place on the validation part."""

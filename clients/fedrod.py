@@ -24,7 +24,7 @@ class FedRODClient(BaseClient):
             head.add_module(name, copy.deepcopy(self.model.get_submodule(name)))
         keys = self.layout.keys_of(self.layout.head)
         put(head, {key: self.workspace.initial[key] for key in keys} | self.kept("personal/"))
-        return head.requires_grad_().train()
+        return head.requires_grad_()
 
     @cached_property
     def log_prior(self) -> Tensor:
@@ -35,6 +35,7 @@ class FedRODClient(BaseClient):
     def objective(self, phase: str) -> Objective:
         """The losses of both heads; that of the personal one reaches neither phi nor h_G."""
         head = self.layout.head
+        self.personal_head.train()
         return Objective(
             self.both_losses,
             forward=self.both_logits,
@@ -57,10 +58,10 @@ class FedRODClient(BaseClient):
     def after_training(self, plan: Plan) -> Trained:
         """Keep the personal head."""
         keys = self.layout.keys_of(self.layout.head)
-        for key, value in take(self.personal_head, keys).items():
-            self.state[f"personal/{key}"] = torch.from_numpy(value)
+        self.remember("personal/", take(self.personal_head, keys))
         return Trained()
 
     def predict(self, images: Tensor) -> Tensor:
         """Generic plus personal logits."""
+        self.personal_head.eval()
         return self.both_logits(self.model, images, self.layout.names)[1]

@@ -6,19 +6,11 @@ import torch
 from torch import Tensor
 
 from fedapps.client import BaseClient
-from fedapps.plan import Plan
-from fedapps.training import Backward, Objective, Samples, Trained
+from fedapps.training import Backward, Objective, Samples
 
 
 class PerFedAvgClient(BaseClient):
     """A step takes consecutive batches D, D' (first order) or D, D', D'' (Hessian-free)."""
-
-    inner_lr = 0.0
-
-    def before_training(self, plan: Plan) -> Trained:
-        """Note alpha, the learning rate of this round."""
-        self.inner_lr = self.settings.round_lr(plan.round)
-        return Trained()
 
     def objective(self, phase: str) -> Objective:
         """Meta steps in training; personalization is plain SGD."""
@@ -31,17 +23,17 @@ class PerFedAvgClient(BaseClient):
     def first_order(self, backward: Backward, batches: list[Samples]) -> None:
         """grad f(theta - alpha grad f(theta; D); D')."""
         inner = self.gradient(backward, batches[0])
-        outer = self.gradient(backward, batches[1], inner, -self.inner_lr)
+        outer = self.gradient(backward, batches[1], inner, -self.settings.lr)
         self.set_gradients(outer)
 
     def hessian_free(self, backward: Backward, batches: list[Samples]) -> None:
         """g - alpha (grad f(theta + d g; D'') - grad f(theta - d g; D'')) / (2 d)."""
         inner, delta = self.gradient(backward, batches[0]), self.options.delta
-        g = self.gradient(backward, batches[1], inner, -self.inner_lr)
+        g = self.gradient(backward, batches[1], inner, -self.settings.lr)
         above = self.gradient(backward, batches[2], g, delta)
         below = self.gradient(backward, batches[2], g, -delta)
         difference = torch._foreach_sub(above, below)
-        factor = -self.inner_lr / (2 * delta)
+        factor = -self.settings.lr / (2 * delta)
         self.set_gradients(torch._foreach_add(g, difference, alpha=factor))
 
     @torch.no_grad()

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from rich import box
@@ -15,12 +16,18 @@ WIDTH = 100
 
 
 def methods() -> Iterator[str]:
-    """A line per method: name, citation, what is exchanged, its own keys."""
-    yield f"{'method':<15}{'citation':<26}{'exchanged':<20}own keys"
+    """A line per method: name, citation, what is exchanged, its keys (which may go on below)."""
+    known = config.defaults()
+    rows = [("method", "citation", "exchanged", "keys")]
     for name in registry.names():
         method = registry.strategy_class(name)
-        keys = ", ".join(registry.settings_class(name).__struct_encode_fields__)
-        yield f"{name:<15}{method.citation:<26}{method.exchanges:<20}{keys}".rstrip()
+        keys = ", ".join(k.partition(".")[2] for k in known if k.startswith(f"{name}."))
+        rows.append((name, method.citation, method.exchanges, keys))
+    for name, citation, exchanges, keys in rows:
+        left = f"{name:<14}{citation:<25}{exchanges:<19}"
+        lines = textwrap.wrap(keys, WIDTH - len(left), break_on_hyphens=False) or [""]
+        yield (left + lines[0]).rstrip()
+        yield from (" " * len(left) + line for line in lines[1:])
 
 
 def layers() -> Table:

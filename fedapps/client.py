@@ -83,7 +83,7 @@ class BaseClient(NumPyClient):
     ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
         """Train as the plan says; return the upload slice, the sample count and metrics."""
         plan = self._receive(parameters, config)
-        leak = set(plan.upload).intersection(self.personal())
+        leak = set(self.layout.keys_of(plan.upload)) & set(self.layout.keys_of(self.personal()))
         if leak:
             raise PermissionError(f"the plan uploads {', '.join(sorted(leak))}: personal layers")
         thresholds = {
@@ -100,9 +100,8 @@ class BaseClient(NumPyClient):
                 continue
             norms = torch.tensor(threshold.arrived, dtype=torch.float64)
             self.state[f"norms/{'+'.join(layers)}"] = norms
-        if self.settings.score_last:
-            last = take(self.model, self.layout.keys_of(self.layout.names))
-            self.state |= {f"last/{key}": torch.from_numpy(value) for key, value in last.items()}
+        if self.settings.score_last and plan.stages:
+            self.remember("last/", take(self.model, self.layout.keys_of(self.layout.names)))
         uploaded = take(self.model, self.layout.shared(plan.upload))
         metrics = {"train_loss": done.mean_loss}
         done.spend(self.after_training(plan))
@@ -178,6 +177,10 @@ class BaseClient(NumPyClient):
         names = (name for name in self.state if name.startswith(prefix))
         return {name.removeprefix(prefix): self.state[name].numpy() for name in names}
 
+    def remember(self, prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
+        """Keep arrays under a prefix; they come back in the client's next round."""
+        self.state |= {prefix + key: torch.from_numpy(value) for key, value in arrays.items()}
+
     def _receive(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> Plan:
         """Make the model: what was downloaded, else what the client kept, else the initial one."""
         plan = msgspec.json.decode(config["plan"], type=Plan)
@@ -189,10 +192,8 @@ class BaseClient(NumPyClient):
     def _keep(self, plan: Plan) -> None:
         """Put what was trained and not uploaded into the client's state."""
         trained = {key for stage in plan.stages for key in self.layout.keys_of(stage.layers)}
-        state = self.model.state_dict()
         kept = {*self.layout.personal(plan.upload), *self.layout.keys_of(plan.keep)}
-        for key in sorted(kept & trained):
-            self.state[f"model/{key}"] = state[key].detach().clone()
+        self.remember("model/", take(self.model, sorted(kept & trained)))
 
     def _norms(self, stage: Stage) -> Tensor:
         """Gradient norms of the client's earlier steps on the same layers."""

@@ -117,9 +117,7 @@ class Settings(MethodSettings, frozen=True):
         NonNegative, doc("number of evaluated clients, the same ones in all rounds; 0: all")
     ]
     finetune_epochs: Annotated[NonNegative, doc("epochs F of personalization before evaluation")]
-    finetune_lr: Annotated[
-        AtLeastZero, doc("learning rate of personalization; 0: that of training")
-    ]
+    finetune_lr: Annotated[AtLeastZero, doc("learning rate of personalization; 0: `lr`")]
     finetune_part: Annotated[
         Literal["full", "head", "body"], doc("layers that personalization trains")
     ]

@@ -1,8 +1,8 @@
 """Layers and slices: which arrays of a model belong to which layer, and which may travel.
 
 A model is an `nn.Sequential` whose named children are its layers, input side first. A slice is a
-tuple of layer names; `conv1:rest` is a layer without its BatchNorms. This module is the only place
-that takes a state apart or puts it together.
+tuple of layer names; `conv1:norms` are the BatchNorms of a layer, `conv1:rest` is all else of it.
+This module is the only place that takes a state apart or puts it together.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +18,7 @@ from fedapps.errors import RunError
 
 Slice = tuple[str, ...]
 Arrays = dict[str, np.ndarray]
-REST = ":rest"  # of a layer: all but its BatchNorms
+NORMS, REST = ":norms", ":rest"  # of a layer: its BatchNorms, and all else
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Layout:
     def slice(self, layers: Iterable[str]) -> Slice:
         """Return `layers` in model order; raises `RunError` for a layer that does not exist."""
         wanted = set(layers)
-        known = tuple(item for name in self.names for item in (name, name + REST))
+        known = tuple(name + part for name in self.names for part in ("", NORMS, REST))
         for name in sorted(wanted.difference(known)):
             raise RunError(f'layer "{name}": the model has {", ".join(self.names)}')
         return tuple(item for item in known if item in wanted)
@@ -57,10 +57,16 @@ class Layout:
         has_norm = {key.partition(".")[0] for key in self.norms}
         return tuple(name + REST if name in has_norm else name for name in self.slice(layers))
 
+    def norms_of(self, layers: Slice) -> Slice:
+        """Return the BatchNorms of a slice."""
+        has_norm = {key.partition(".")[0] for key in self.norms}
+        return tuple(name + NORMS for name in self.slice(layers) if name in has_norm)
+
     def named(self, text: str, key: str) -> Slice:
         """Return the slice that run-config key `key` names, as `fc1,fc2`; raises `RunError`."""
         try:
-            return self.slice(word.strip() for word in text.split(","))
+            words = [word.strip() for word in text.split(",")]
+            return self.slice(word.replace(":", "?") for word in words)  # whole layers only
         except RunError as error:
             raise RunError(f'{key} = "{text}": {error}') from error
 
@@ -69,8 +75,9 @@ class Layout:
         return tuple(key for item in self.slice(layers) for key in self._keys_of(item))
 
     def _keys_of(self, item: str) -> tuple[str, ...]:
-        keys = self.keys[item.removesuffix(REST)]
-        return tuple(key for key in keys if key not in self.norms) if REST in item else keys
+        name, colon, part = item.partition(":")
+        keys = self.keys[name]
+        return tuple(k for k in keys if (k in self.norms) == (part == "norms")) if colon else keys
 
     def shared(self, layers: Slice) -> tuple[str, ...]:
         """Return the keys that travel when the slice `layers` is exchanged, in model order."""

@@ -76,6 +76,8 @@ def check_plans(strategy: BaseStrategy) -> None:
         trained = [stage.layers for stage in plan.stages]
         for layers in (plan.download, plan.upload, plan.keep, *trained):
             strategy.layout.slice(layers)
+        for name in (name for layers in trained for name in layers if ":" in name):
+            raise RunError(f"layer {name}: a stage trains whole layers")
         if strategy.settings.presum and plan.sends:
             raise RunError("presum = true: this strategy needs every client's update; use false")
         for stage in plan.stages:

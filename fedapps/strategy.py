@@ -7,10 +7,12 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from logging import INFO, LogRecord
 from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -78,6 +80,7 @@ class BaseStrategy(Strategy):
     citation: ClassVar[str] = ""
     exchanges: ClassVar[str] = ""
     ends_with_finetuning: ClassVar[bool] = False  # as a phase of its own in rounds.csv
+    sends_its_model: ClassVar[bool] = True  # to the clients, so that server-data has an effect
 
     report: Report  # set before the first round
 
@@ -91,6 +94,8 @@ class BaseStrategy(Strategy):
         self.nodes: list[int] = []
         if self.settings.presum and type(self).aggregate is not BaseStrategy.aggregate:
             raise RunError("presum = true: this strategy needs every client's update; use false")
+        if self.settings.server_data and not self.sends_its_model:
+            raise RunError("server-data: no effect on this strategy; use 0")
         self._exchange = Exchange([], [])
         self._tally = Tally()
 
@@ -112,12 +117,15 @@ class BaseStrategy(Strategy):
     def after_round(self, round_: int) -> Trained:
         """Do what the server itself computes after aggregation; return its costs.
 
-        With `server-data` it trains one epoch on its own samples (FedBABU, data sharing).
+        With `server-data` it trains one epoch on its own samples (FedBABU, data sharing): the
+        layers of `server-part` that clients share.
         """
         if not self.settings.server_data:
             return Trained()
-        names = self.layout.names if self.settings.server_part == "full" else self.layout.body
-        stage = self.stage(round_, names, epochs=1)
+        part = self.layout.names if self.settings.server_part == "full" else self.layout.body
+        shared = {name.partition(":")[0] for name in self.plan(round_, 0).upload}
+        names = tuple(name for name in part if name in shared)
+        stage = msgspec.structs.replace(self.stage(round_, names, epochs=1), prox_mu=0.0)
         return self.train_here(round_, self.workspace.server_samples, stage)
 
     def phase(self, round_: int) -> str:
@@ -206,8 +214,12 @@ class BaseStrategy(Strategy):
         """Aggregate updates in client order as they come; end the run if too many failed."""
         arrived = self._exchange.updates(replies, self.layout, _trained)
         updates = self._observed(server_round, arrived)
-        new = self.aggregate(server_round, updates)
+        first = next(updates, None)
+        new = {} if first is None else self.aggregate(server_round, chain([first], updates))
         self._judge(server_round)
+        for key, value in new.items():
+            if not np.isfinite(value).all():
+                raise RunError(f"round {server_round}: the aggregated {key} is not finite")
         self.arrays.update(new)
         self._tally.add(self.after_round(server_round))
         return None, None

@@ -154,7 +154,8 @@ class Trainer:
                 inputs, layers = self._inputs(data[0], trained, keep, done)
                 epochs = range(epoch, epoch + stage.epochs)
                 batches = self._batches((inputs, data[1]), epochs, draw, trained, done)
-                threshold = (thresholds or {}).get(stage.layers)
+                fresh = Threshold(stage.clip) if stage.clip else None
+                threshold = (thresholds or {}).get(stage.layers, fresh)
                 self._stage(batches, stage, layers, anchor, objective, threshold, done)
             epoch += stage.epochs
         self.model.eval()
@@ -170,14 +171,17 @@ class Trainer:
         threshold: Threshold | None,
         done: Trained,
     ) -> None:
-        """Take SGD steps on the stage's layers, one per group of batches; run `layers`."""
+        """Take SGD steps on the stage's layers, one per group of batches; run `layers`.
+
+        Clipping knows the model's parameters only, not those beside it.
+        """
         macs = self._step_macs(stage.layers, layers[0]) + objective.macs
         count = self.layout.count(stage.layers) + sum(p.numel() for p in objective.parameters)
         parameters = self.freeze_all_but(stage.layers)
         trained = [*parameters.values(), *objective.parameters]
         step, total = Sgd(trained, stage), torch.zeros(())
         taken: list[int] = []  # sizes of the batches of all steps taken
-        with gradient_rule(self.model, trained, threshold) as rule:
+        with gradient_rule(self.model, [*parameters.values()], threshold) as rule:
 
             def backward(batch: Samples) -> None:
                 nonlocal total

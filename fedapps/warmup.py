@@ -9,6 +9,7 @@ import numpy as np
 from fedapps.config import Settings
 from fedapps.layers import Arrays
 from fedapps.messages import ClientUpdate
+from fedapps.mixtures import LastSent
 from fedapps.plan import Plan
 from fedapps.strategy import BaseStrategy
 from fedapps.training import Trained
@@ -26,8 +27,18 @@ class WarmUp(BaseStrategy):
         super().__init__(workspace, settings)
         self.warmup = self.warmup_rounds()
         self.state["trained"] = np.zeros(self.settings.num_clients, bool)  # after the warm-up
+        if self.warmup >= self.settings.num_rounds:
+            print(
+                f"warning: all {self.settings.num_rounds} rounds are warm-up, which is FedAvg",
+                flush=True,
+            )
         if not self.warmup:
             self.end_warmup()
+
+    @property
+    def last(self) -> LastSent:
+        """What every client sent last, for methods that mix it; it lives in the state."""
+        return LastSent(self.state)
 
     @abstractmethod
     def warmup_rounds(self) -> int:

@@ -92,11 +92,10 @@ class Workspace:
     @cached_property
     def server_samples(self) -> Samples:
         """The server's own samples: `server-data` of all training samples; clients keep theirs."""
-        images, labels = self.union
-        draws = generator(self.settings.seed, "server-data")
-        size = max(1, round(self.settings.server_data * len(labels)))
-        chosen = torch.from_numpy(np.sort(draws.permutation(len(labels))[:size])).to(labels.device)
-        return images[chosen], labels[chosen]
+        everything = np.concatenate([share.train for share in self.shares])
+        size = max(1, round(self.settings.server_data * len(everything)))
+        chosen = generator(self.settings.seed, "server-data").permutation(everything)[:size]
+        return self._place(*self.dataset.tensors(np.sort(chosen)))
 
     def _place(self, images: torch.Tensor, labels: torch.Tensor) -> Samples:
         """Bring samples to the device, channels last: convolutions are up to twice as fast so."""

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 
 from fedapps.config import AtLeastZero, Count, MethodSettings, doc
-from fedapps.plan import Plan, Stage
+from fedapps.plan import Plan
 from fedapps.strategy import BaseStrategy
 
 
@@ -35,7 +35,3 @@ class Ditto(BaseStrategy):
     def evaluation_plan(self, round_: int, client: int) -> Plan:
         """Nothing travels: v_i is on the client."""
         return Plan(round=round_, download=(), stages=(), upload=())
-
-    def finetuning(self, round_: int) -> tuple[Stage, ...]:
-        """None: v_i is personal already."""
-        return ()

@@ -10,7 +10,6 @@ from fedapps.config import Settings as RunSettings
 from fedapps.errors import RunError
 from fedapps.layers import Arrays
 from fedapps.messages import ClientUpdate
-from fedapps.mixtures import LastSent
 from fedapps.plan import Plan
 from fedapps.warmup import WarmUp, rounds_of
 from fedapps.workspace import Workspace
@@ -36,13 +35,14 @@ class FedAP(WarmUp):
 
     citation = "Lu et al. 2022"
     exchanges = "all but BatchNorm"
+    sends_its_model = False
 
     def __init__(self, workspace: Workspace, settings: RunSettings | None = None) -> None:
         super().__init__(workspace, settings)
         if not self.layout.norms:
             raise RunError(
                 f"fedap needs a model with BatchNorm, {self.settings.model} has none: "
-                "use lenet5, conv4, mobilenet or resnet18"
+                "use one that has, as lenet5 or resnet18"
             )
         clients = self.settings.num_clients
         self.state["known"] = np.zeros(clients, bool)
@@ -56,7 +56,6 @@ class FedAP(WarmUp):
     def end_warmup(self) -> None:
         """Every client's last model is the pretrained one."""
         start = {key: self.arrays[key] for key in self.mixed_keys}
-        self.last = LastSent(self.state)
         self.last.start(start, self.settings.num_clients)
 
     def select(self, round_: int) -> list[int]:

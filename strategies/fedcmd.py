@@ -13,7 +13,6 @@ from fedapps.config import Settings as RunSettings
 from fedapps.errors import RunError
 from fedapps.layers import Arrays, Slice
 from fedapps.messages import ClientUpdate
-from fedapps.mixtures import LastSent
 from fedapps.plan import Plan
 from fedapps.warmup import WarmUp, rounds_of
 from fedapps.workspace import Workspace
@@ -55,6 +54,7 @@ class FedCMD(WarmUp):
 
     citation = "Chen et al."
     exchanges = "all but one layer"
+    sends_its_model = False
 
     def __init__(self, workspace: Workspace, settings: RunSettings | None = None) -> None:
         self.ballots: list[str] = []  # of this round
@@ -120,7 +120,6 @@ class FedCMD(WarmUp):
         winner = most([names[i] for i in self.state["chosen"]], names)
         self.report.event(self.warmup, "server", "personal-layer", winner)
         self.state["layer"][0] = names.index(winner)
-        self.last = LastSent(self.state)
         self.last.start({k: self.arrays[k] for k in self.phi_keys}, self.settings.num_clients)
 
     def candidates(self) -> Slice:

@@ -25,8 +25,9 @@ class Settings(MethodSettings, frozen=True):
 class FedDyn(BaseStrategy):
     """Clients minimise L_i(theta) - <g_i, theta> + (alpha/2)||theta - w||^2 (Algorithm 1).
 
-    The quadratic term is kept (some libraries drop it). State: `hbar/<key>`, the mean of all
-    clients' g_i up to its sign, in float64. BatchNorm statistics are averaged.
+    The quadratic term is kept (some libraries drop it); `prox-mu` adds to its weight. State:
+    `hbar/<key>`, the mean of all clients' g_i (float64), as long as no reply is lost after its
+    client has stored g_i. BatchNorm statistics are averaged.
     """
 
     citation = "Acar et al. 2021"
@@ -41,8 +42,9 @@ class FedDyn(BaseStrategy):
     def plan(self, round_: int, client: int) -> Plan:
         """Train and exchange everything; the quadratic term is a proximal term with mu = alpha."""
         names = self.layout.names
-        stage = msgspec.structs.replace(self.stage(round_, names), prox_mu=self.options.strength)
-        return self.exchange(round_, names, stage)
+        stage = self.stage(round_, names)
+        mu = stage.prox_mu + self.options.strength
+        return self.exchange(round_, names, msgspec.structs.replace(stage, prox_mu=mu))
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
         """hbar -= alpha (1/N) sum_{P_t} (theta_i - w); w = mean_{P_t} theta_i - hbar / alpha."""

@@ -34,6 +34,7 @@ class FedFomo(BaseStrategy):
 
     citation = "Zhang et al. 2021"
     exchanges = "all; M models down"
+    sends_its_model = False
 
     def __init__(self, workspace: Workspace, settings: RunSettings | None = None) -> None:
         super().__init__(workspace, settings)
@@ -56,12 +57,8 @@ class FedFomo(BaseStrategy):
             upload=names,
             keep=names,
             receives=shapes,
-            sends={"affinity/u": (len(others),)} if others else {},
+            sends={f"affinity/{n}": (1,) for n in others},
         )
-
-    def evaluation_plan(self, round_: int, client: int) -> Plan:
-        """Nothing travels: a client is scored with its own model."""
-        return Plan(round=round_, download=(), stages=(), upload=())
 
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
         """None: the client's model is its own already."""
@@ -85,17 +82,14 @@ class FedFomo(BaseStrategy):
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
         """p_i += u_i; keep every model. The server's own model is their mean, for nobody's use."""
-        chosen = {c: self.others(round_, c) for c in self.select(round_)}
-        return super().aggregate(round_, self.noted(updates, chosen))
+        return super().aggregate(round_, self.noted(updates))
 
-    def noted(
-        self, updates: Iterator[ClientUpdate], chosen: dict[int, list[int]]
-    ) -> Iterator[ClientUpdate]:
+    def noted(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """Pass updates on and keep what the next rounds need."""
         for update in updates:
-            if update.further:
-                u = update.further["affinity/u"]
-                self.state["affinity"][update.client, chosen[update.client]] += u
+            for name, u in update.further.items():
+                other = int(name.removeprefix("affinity/"))
+                self.state["affinity"][update.client, other] += u[0]
             self.last.keep(update.client, update.arrays)
             self.state["sent"][update.client] = True
             yield update

@@ -10,7 +10,7 @@ from fedapps.strategy import BaseStrategy
 class Settings(MethodSettings, frozen=True):
     """FedRep's own keys."""
 
-    head_epochs: Annotated[Count, doc("epochs of the head with the body frozen")]
+    head_epochs: Annotated[Count, doc("epochs of the head, body frozen; local-epochs is unused")]
     body_epochs: Annotated[Count, doc("epochs of the body with the head frozen, after the head's")]
 
 

@@ -25,6 +25,7 @@ class LGFedAvg(WarmUp):
 
     citation = "Liang et al. 2019"
     exchanges = "last layers"
+    sends_its_model = False
 
     def __init__(self, workspace: Workspace, settings: RunSettings | None = None) -> None:
         super().__init__(workspace, settings)

@@ -20,6 +20,7 @@ class Local(BaseStrategy):
 
     citation = "baseline"
     exchanges = "nothing"
+    sends_its_model = False
 
     def select(self, round_: int) -> list[int]:
         """All clients; with `match-compute` those that the other methods would train."""

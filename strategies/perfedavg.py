@@ -8,10 +8,13 @@ import numpy as np
 
 from fedapps.aggregation import plain
 from fedapps.config import MethodSettings, Positive, doc
+from fedapps.config import Settings as RunSettings
+from fedapps.errors import RunError
 from fedapps.layers import Arrays
 from fedapps.messages import ClientUpdate
 from fedapps.plan import Plan, Stage
 from fedapps.strategy import BaseStrategy
+from fedapps.workspace import Workspace
 
 
 class Settings(MethodSettings, frozen=True):
@@ -36,11 +39,17 @@ class PerFedAvg(BaseStrategy):
     citation = "Fallah et al. 2020"
     exchanges = "everything"
 
+    def __init__(self, workspace: Workspace, settings: RunSettings | None = None) -> None:
+        super().__init__(workspace, settings)
+        clip = self._clip()
+        if clip and clip.mode == "sample":
+            raise RunError('clip-mode = "sample": a meta step has several gradients, use "batch"')
+
     def plan(self, round_: int, client: int) -> Plan:
-        """E epochs of meta steps with rate beta on everything."""
-        names = self.layout.names
-        stage = msgspec.structs.replace(self.stage(round_, names), lr=self.options.outer_lr)
-        return self.exchange(round_, names, stage)
+        """E epochs of meta steps on everything; beta follows `lr-schedule`, alpha does not."""
+        names, stage = self.layout.names, self.stage(round_, self.layout.names)
+        beta = self.options.outer_lr * stage.lr / self.settings.lr
+        return self.exchange(round_, names, msgspec.structs.replace(stage, lr=beta))
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
         """Plain mean over the selected clients."""

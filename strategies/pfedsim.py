@@ -9,7 +9,6 @@ from fedapps.config import Fraction, MethodSettings, doc
 from fedapps.config import Settings as RunSettings
 from fedapps.layers import Arrays
 from fedapps.messages import ClientUpdate
-from fedapps.mixtures import LastSent
 from fedapps.plan import Plan
 from fedapps.warmup import WarmUp, rounds_of
 from fedapps.workspace import Workspace
@@ -33,6 +32,7 @@ class PFedSim(WarmUp):
 
     citation = "Tan et al. 2023"
     exchanges = "all; body down"
+    sends_its_model = False
 
     def __init__(self, workspace: Workspace, settings: RunSettings | None = None) -> None:
         self.heads: dict[int, Arrays] = {}  # of this round
@@ -45,7 +45,6 @@ class PFedSim(WarmUp):
     def end_warmup(self) -> None:
         """Every client's last body is the server's now, and each is similar to itself alone."""
         clients = self.settings.num_clients
-        self.last = LastSent(self.state)
         self.last.start({key: self.arrays[key] for key in self.body_keys}, clients)
         self.state["similarity"] = np.eye(clients)
 
@@ -75,16 +74,17 @@ class PFedSim(WarmUp):
             for j, other in self.heads.items():
                 if i < j:
                     self.state["similarity"][[i, j], [j, i]] = similarity(head, other)
-        return {key: mean[key] for key in self.body_keys if key in mean}
+        body = set(self.body_keys)
+        return {key: value for key, value in mean.items() if key in body}
 
     def note(self, round_: int, update: ClientUpdate) -> None:
         """Keep the body for good and the head for this round."""
         if round_ <= self.warmup:
             return
         self.last.keep(update.client, {key: update.arrays[key] for key in self.body_keys})
-        self.heads[update.client] = {
-            key: value for key, value in update.arrays.items() if key not in self.body_keys
-        }
+        head = set(update.arrays).difference(self.body_keys)
+        keys = self.layout.keys_of(self.layout.head)
+        self.heads[update.client] = {key: update.arrays[key] for key in keys if key in head}
 
     @property
     def body_keys(self) -> tuple[str, ...]:
@@ -93,12 +93,8 @@ class PFedSim(WarmUp):
 
 
 def similarity(head: Arrays, other: Arrays) -> float:
-    """Return max(0, mean over class rows of cos(h_i, h_j)), rows of the weight matrices."""
-    pairs = [(head[key], other[key]) for key in head if head[key].ndim > 1]
-    cosines = []
-    for mine, theirs in pairs:
-        a = mine.reshape(len(mine), -1).astype(np.float64)
-        b = theirs.reshape(len(theirs), -1).astype(np.float64)
-        norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-        cosines.append((a * b).sum(1) / np.maximum(norms, 1e-12))
-    return float(max(0.0, np.concatenate(cosines).mean()))
+    """Return max(0, mean over class rows of cos(h_i, h_j)), rows of the last weight matrix."""
+    key = [key for key, value in head.items() if value.ndim > 1][-1]
+    a, b = head[key].astype(np.float64), other[key].astype(np.float64)
+    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    return float(max(0.0, ((a * b).sum(1) / np.maximum(norms, 1e-12)).mean()))

@@ -6,6 +6,7 @@ they share nothing with the trainer but the data and the order of the samples.
 
 from functools import partial
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,7 +14,8 @@ from safetensors.numpy import load, save
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedapps import config, models
+from fedapps import config, models, registry
+from fedapps.errors import RunError
 from fedapps.layers import put
 from fedapps.mixtures import LastSent
 from fedapps.strategy import BaseStrategy
@@ -293,8 +295,8 @@ def test_fedrod(small, serial_run, flat_config, fits, read_model, read_rounds):
 
 
 def test_fedrods_body_does_not_depend_on_the_personal_head(small, serial_run, read_model, fits):
-    """Without the class that the other client has alone: a prior of -inf is no NaN either."""
-    options = 'strategy="fedrod" partitioner="classes" classes-per-client="0-1/2,1"'
+    """With a class that only the other client has: its prior of -inf is no NaN. And clipped."""
+    options = 'strategy="fedrod" max-norm=0.5 partitioner="classes" classes-per-client="0-1/2,1"'
     one = read_model(serial_run(small, options))
     before = final(fits, 0)[0]["personal/head.weight"]
     with pytest.MonkeyPatch.context() as patch:
@@ -366,6 +368,91 @@ def test_fedfomo_keeps_the_best_and_explores(small, flat_config, serial_run, str
     method.state["affinity"][1:] = method.state["affinity"][0]
     chosen = {tuple(method.others(1, client)) for client in range(5)}
     assert len(chosen) > 2 and all(len(others) == 2 for others in chosen)
+
+
+def test_fedfomo_shuns_a_model_that_blows_up(small, flat_config):
+    from clients.fedfomo import FedFomoClient
+
+    space = Workspace(config.read(flat_config(small, 'strategy="fedfomo"')))
+    client = FedFomoClient(space, 0, {})
+    mine = space.initial
+    broken = {key: value * np.float32(1e30) for key, value in mine.items()}
+    assert client.affinity(mine, broken, 1.0) == -1.0
+    assert client.affinity(mine, mine, 1.0) == 0.0
+
+
+# Edges --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["feddyn", "perfedavg", "fedcmd", "pfedsim", "fedfomo", "fedap"])
+def test_all_clients_fail_is_one_line(serial_run, monkeypatch, method):
+    def fail(*arguments, **options):
+        raise ValueError("no luck")
+
+    monkeypatch.setattr("fedapps.training.Trainer.train", fail)
+    with pytest.raises(RunError, match=r"3 of 3 clients failed .all failed.*no luck"):
+        serial_run(f'strategy="{method}" model="lenet5"')
+
+
+@pytest.mark.parametrize("option", ["bn-local=true", 'bn-stats="local"', 'bn-stats="batch"'])
+@pytest.mark.parametrize("method", ["ditto", "feddyn", "fedrod", "perfedavg", "fedfomo", "pfedsim"])
+def test_batchnorm_settings_go_with_every_method(serial_run, read_rounds, method, option):
+    rows = read_rounds(serial_run(f'strategy="{method}" model="lenet5" batch-size=16 {option}'))
+    assert [row["failures"] for row in rows] == [0, 0]
+
+
+@pytest.mark.parametrize("layer", ["fc2", "fc2:rest", "fc2:norms", "conv1"])
+def test_a_client_guards_its_personal_layers(serial_run, monkeypatch, layer):
+    plan = registry.strategy_class("fedper").plan
+
+    def curious(self, round_, client):
+        return msgspec.structs.replace(plan(self, round_, client), upload=(layer,))
+
+    monkeypatch.setattr(registry.strategy_class("fedper"), "plan", curious)
+    if layer in ("fc2", "fc2:rest"):
+        with pytest.raises(RunError, match=r"the plan uploads fc2.*personal layers"):
+            serial_run('strategy="fedper"')
+    else:
+        serial_run('strategy="fedper"')
+
+
+def test_fedbns_client_guards_its_batchnorms(serial_run, monkeypatch):
+    plan = registry.strategy_class("fedbn").plan
+
+    def curious(self, round_, client):
+        return msgspec.structs.replace(plan(self, round_, client), upload=("conv1",))
+
+    monkeypatch.setattr(registry.strategy_class("fedbn"), "plan", curious)
+    with pytest.raises(RunError, match=r"the plan uploads conv1.*personal layers"):
+        serial_run('strategy="fedbn" model="lenet5"')
+
+
+def test_clipping_reaches_every_training(serial_run, read_model, fits):
+    for option in ('"centralized"', '"fedavg" server-data=0.5'):
+        free, clipped = (
+            read_model(serial_run(f"strategy={option} max-norm={limit}")) for limit in (0, 0.001)
+        )
+        assert not np.array_equal(free["fc2.fc.weight"], clipped["fc2.fc.weight"])
+    serial_run('strategy="ditto" num-rounds=1')
+    serial_run('strategy="ditto" num-rounds=1 max-norm=0.0001')
+    half = len(fits) // 2
+    (_, free, *_), (_, clipped, *_) = fits[half:][0], fits[-1]
+    assert not torch.equal(free["v/fc2.fc.weight"], clipped["v/fc2.fc.weight"])
+
+
+def test_a_run_that_is_all_warm_up_says_so(serial_run, capsys):
+    serial_run('strategy="pfedsim" pfedsim.warmup=1.0')
+    assert "warning: all 2 rounds are warm-up, which is FedAvg" in capsys.readouterr().out
+
+
+def test_server_data_leaves_what_clients_do_not_share(serial_run, read_model):
+    folder = serial_run('strategy="fedbabu" server-data=0.5')
+    initial = Workspace(config.read(config.parse([str(folder / "config.toml")]))).initial
+    for key, value in read_model(folder).items():
+        assert np.array_equal(value, initial[key]) == key.startswith("fc2.")
+    for method in ("local", "fedfomo", "centralized", "pfedsim", "lgfedavg"):
+        with pytest.raises(RunError, match="server-data: no effect on this strategy"):
+            serial_run(f'strategy="{method}" server-data=0.5')
 
 
 # Warm-up, then a personal part --------------------------------------------------------------------
@@ -593,29 +680,30 @@ def test_bytes(small, serial_run, read_rounds, method, down, up, evaluation):
     assert rows[-1]["bytes_eval"] == 2 * 4 * evaluation
 
 
-@pytest.mark.parametrize("method", ["feddyn", "fedfomo", "pfedsim", "fedap", "lgfedavg"])
-def test_server_state_is_named_arrays_that_can_be_written_and_read(
-    serial_run, strategy, monkeypatch, method
+@pytest.mark.parametrize("method", ["feddyn", "fedfomo", "pfedsim", "fedap", "lgfedavg", "fedcmd"])
+def test_server_state_is_named_arrays_that_a_new_strategy_goes_on_from(
+    serial_run, monkeypatch, method
 ):
-    """A state that goes through a file after every round changes nothing."""
+    """In every round a new object takes over from what a file holds: nothing changes."""
     base = f'strategy="{method}" num-rounds=4 model="lenet5"'
     plain = serial_run(base)
-    after = BaseStrategy.aggregate_train
+    configure = BaseStrategy.configure_train
 
-    def through_a_file(self, server_round, replies):
-        result = after(self, server_round, replies)
+    def taken_over(self, server_round, arrays, config, grid):
         content = load(save(self.state))
-        assert content.keys() == self.state.keys()
+        fresh = type(self)(self.workspace)
+        fresh.report, fresh.nodes, fresh.arrays = self.report, self.nodes, self.arrays
+        fresh.state.update(content)
+        assert fresh.state.keys() == self.state.keys()
         for key, value in content.items():
-            assert value.dtype == self.state[key].dtype
-        self.state.clear()
-        self.state.update({key: value.copy() for key, value in content.items()})
-        return result
+            assert value.dtype == self.state[key].dtype and value.shape == self.state[key].shape
+        self.__dict__ = fresh.__dict__
+        return configure(self, server_round, arrays, config, grid)
 
-    monkeypatch.setattr(BaseStrategy, "aggregate_train", through_a_file)
-    written = serial_run(base)
+    monkeypatch.setattr(BaseStrategy, "configure_train", taken_over)
+    again = serial_run(base)
     for name in ("clients.csv", "model.safetensors"):
-        assert (plain / name).read_bytes() == (written / name).read_bytes()
+        assert (plain / name).read_bytes() == (again / name).read_bytes()
 
 
 def test_mixture_of_last_models():
