@@ -83,9 +83,11 @@ class BaseClient(NumPyClient):
     ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
         """Train as the plan says; return the upload slice, the sample count and metrics."""
         plan = self._receive(parameters, config)
-        leak = set(self.layout.keys_of(plan.upload)) & set(self.layout.keys_of(self.personal()))
+        personal = set(self.layout.keys_of(self.personal()))
+        uploads = self.layout.keys_of(plan.upload)
+        leak = dict.fromkeys(key.partition(".")[0] for key in uploads if key in personal)
         if leak:
-            raise PermissionError(f"the plan uploads {', '.join(sorted(leak))}: personal layers")
+            raise PermissionError(f"the plan uploads {', '.join(leak)}: personal layers")
         thresholds = {
             stage.layers: Threshold(stage.clip, self._norms(stage).tolist())
             for stage in plan.stages

@@ -29,7 +29,7 @@ class WarmUp(BaseStrategy):
         self.state["trained"] = np.zeros(self.settings.num_clients, bool)  # after the warm-up
         if self.warmup >= self.settings.num_rounds:
             print(
-                f"warning: all {self.settings.num_rounds} rounds are warm-up, which is FedAvg",
+                f"warning: all {self.settings.num_rounds} rounds are warm-up: nothing is personal",
                 flush=True,
             )
         if not self.warmup:
