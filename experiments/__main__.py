@@ -4,6 +4,7 @@
     python -m experiments run fedcmd-cifar10 --rows fedavg,fedbabu --data-root ~/fedapps-data
     python -m experiments report
     python -m experiments costs
+    python -m experiments communication fedcmd-cifar10 --plot bytes.png
 
 A table is a TOML file in experiments/tables: a base run-config from experiments/configs and rows
 that change it. A finished row is appended to experiments/results/<table>.csv at once.
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments import costs
+from experiments import communication, costs
 from fedapps import launch
 from fedapps.errors import RunError
 
@@ -214,10 +215,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runner.add_argument("--runs-dir", type=Path, default=Path("~/fedapps-runs"))
     runner.add_argument("--home", type=Path, default=HERE.parent / ".flwr")
     costs.add_arguments(commands.add_parser("costs", help="FedSeq's parameter and cost tables"))
+    sent = commands.add_parser("communication", help="bytes of a table's methods beside FedAvg")
+    communication.add_arguments(sent)
     options = parser.parse_args(arguments)
     try:
         if options.command == "costs":
             costs.show(options)
+        elif options.command == "communication":
+            communication.show(pick(options.table, "")[0].results(), options.plot)
         elif options.command == "list":
             show()
         elif options.command == "report":

@@ -56,18 +56,18 @@ def draw_all(folder: Path, class_counts: np.ndarray | None) -> None:
     (folder / "plots").mkdir(exist_ok=True)
     with matplotlib.style.context(["default", STYLE]):
         if len(evaluated):
-            _save(draw_accuracy(evaluated), folder / "plots/accuracy.png")
+            save(draw_accuracy(evaluated), folder / "plots/accuracy.png")
         if len(evaluated) and evaluated["bytes"].iloc[-1]:
-            _save(draw_communication(evaluated), folder / "plots/communication.png")
+            save(draw_communication(evaluated), folder / "plots/communication.png")
         if len(clients):
-            _save(draw_clients(clients), folder / "plots/client-accuracy.png")
+            save(draw_clients(clients), folder / "plots/client-accuracy.png")
         if len(classes):
-            _save(draw_classes(classes), folder / "plots/classes.png")
+            save(draw_classes(classes), folder / "plots/classes.png")
         votes = read_votes(folder)
         if len(votes):
-            _save(draw_votes(votes), folder / "plots/votes.png")
+            save(draw_votes(votes), folder / "plots/votes.png")
         if class_counts is not None and class_counts.size:
-            _save(draw_holdings(class_counts), folder / "plots/clients.png")
+            save(draw_holdings(class_counts), folder / "plots/clients.png")
 
 
 def read_evaluated(folder: Path) -> pd.DataFrame:
@@ -244,7 +244,8 @@ def _byte_unit(largest: float) -> tuple[str, float]:
     return next((unit for unit in units if largest >= unit[1]), ("B", 1.0))
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG, whole or not at all."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", metadata={"Software": None})
     write_whole(path, picture.getvalue())

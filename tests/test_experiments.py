@@ -67,3 +67,24 @@ def test_unknown_tables_and_rows_are_named():
     table = next(iter(runner.tables()))
     with pytest.raises(RunError, match="row nope"):
         runner.pick(table, "nope")
+
+
+def test_communication_beside_fedavg(tmp_path, monkeypatch, capsys):
+    rows = {
+        ("fedavg", "0"): {"bytes_down": "500000000", "bytes_up": "500000000"},
+        ("local", "0"): {"bytes_down": "0", "bytes_up": "0"},
+        ("fedfomo", "0"): {"bytes_down": "2500000000", "bytes_up": "500000001"},
+    }
+    monkeypatch.setattr(runner.Table, "results", lambda self: rows)
+    path = tmp_path / "bytes.png"
+    assert runner.main(["communication", "fedcmd-cifar10", "--plot", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[1:4]] == [
+        ["local", "0.0", "0.0", "0.0%"],
+        ["fedavg", "500.0", "500.0", "100.0%"],
+        ["fedfomo", "2,500.0", "500.0", "300.0%"],
+    ]
+    assert path.read_bytes().startswith(b"\x89PNG")
+    del rows["fedavg", "0"]
+    assert runner.main(["communication", "fedcmd-cifar10"]) == 1
+    assert "no result of fedavg" in capsys.readouterr().err

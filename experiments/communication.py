@@ -1,0 +1,67 @@
+"""What each method of a table sent, beside FedAvg (FedCMD, Fig. 8), from measured bytes."""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+import matplotlib.style
+from matplotlib.figure import Figure
+
+from fedapps.errors import RunError
+from fedapps.plots import HEADLESS, INK, PERSONALIZED, STYLE, save
+
+REFERENCE = "fedavg"
+Results = Mapping[tuple[str, str], Mapping[str, str]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `python -m experiments communication`."""
+    parser.add_argument("table")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the bars into a file")
+
+
+def sent(results: Results) -> dict[str, tuple[float, float]]:
+    """Return bytes (down, up) of each method over those of FedAvg in both directions.
+
+    Raises `RunError` where FedAvg has no result.
+    """
+    by_name = {name: row for (name, _), row in results.items()}
+    if REFERENCE not in by_name:
+        raise RunError(f"the table has no result of {REFERENCE} to compare with")
+    reference = sum(int(by_name[REFERENCE][key]) for key in ("bytes_down", "bytes_up"))
+    return {
+        name: (int(row["bytes_down"]) / reference, int(row["bytes_up"]) / reference)
+        for name, row in by_name.items()
+    }
+
+
+def show(results: Results, plot: Path | None) -> None:
+    """Print the table, least bytes first, and draw it if asked to."""
+    shares = dict(sorted(sent(results).items(), key=lambda item: sum(item[1])))
+    by_name = {name: row for (name, _), row in results.items()}
+    print(f"{'method':<16}{'down MB':>12}{'up MB':>12}{'of FedAvg':>12}")
+    for name, (down, up) in shares.items():
+        row = by_name[name]
+        mega = [int(row[key]) / 1e6 for key in ("bytes_down", "bytes_up")]
+        print(f"{name:<16}{mega[0]:>12,.1f}{mega[1]:>12,.1f}{100 * (down + up):>11.1f}%")
+    if plot:
+        with matplotlib.style.context(["default", STYLE]):
+            save(draw(shares), plot)
+        print(plot)
+
+
+def draw(shares: Mapping[str, tuple[float, float]]) -> Figure:
+    """Bars of each method's bytes down and up, in percent of FedAvg's sum."""
+    figure = Figure(figsize=(6.8, 0.8 + 0.3 * len(shares)))
+    axes = figure.add_subplot(xlabel="bytes of training, % of FedAvg's")
+    names = list(shares)[::-1]
+    down = [100 * shares[name][0] for name in names]
+    up = [100 * shares[name][1] for name in names]
+    axes.barh(names, down, color=PERSONALIZED, label="down")
+    axes.barh(names, up, left=down, color=HEADLESS, label="up")
+    for place, (a, b) in enumerate(zip(down, up, strict=True)):
+        axes.text(a + b + 1, place, f"{a + b:.1f}", va="center", fontsize=8, color=INK)
+    axes.axvline(100, color=INK, linewidth=0.8, linestyle=":")
+    axes.grid(visible=False)
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1), ncols=2, borderaxespad=0.2)
+    return figure
