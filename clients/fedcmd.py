@@ -2,87 +2,77 @@
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedapps.client import BaseClient
-from fedapps.layers import run
+from fedapps.layers import Slice, take
 from fedapps.plan import Plan
 from fedapps.training import Trained, chunks
-
-Gaussian = tuple[float, float]  # mean and standard deviation
 
 
 class FedCMDClient(BaseClient):
     """E epochs of SGD on all layers; in phase 1 it scores every layer but the first.
 
-    The personal layer leaves it once for all to choose the model that phase 2 starts from, and
-    with `weighting = cosine` in every round, for the similarity alone.
+    With `weighting = cosine` it sends its personal layer in phase 2, for the similarity alone.
     """
 
+    def personal(self) -> Slice:
+        """What it once kept is its own: no plan may upload it for the mean."""
+        kept = self.kept().keys() & self.layout.shared(self.layout.names)
+        return self.layout.slice(key.partition(".")[0] for key in kept)
+
     def after_training(self, plan: Plan) -> Trained:
-        """Send s_l = |(W2(z_l, z_y) - W2(z_l, z_x)) - (the same of layer l - 1)|."""
+        """Send what the plan asks for: scores in phase 1, weights and biases of l* in phase 2."""
+        if "phi/layer" in plan.sends:
+            layout = self.layout
+            personal = set(layout.shared(layout.names)).difference(layout.shared(plan.upload))
+            phi = take(self.model, sorted(personal & layout.parameters)).values()
+            self.sends["phi/layer"] = np.concatenate([array.ravel() for array in phi])
         if "scores/s" not in plan.sends:
             return Trained()
-        outputs, z_x, z_y = self.layer_gaussians(), self.input_gaussian(), self.label_gaussian()
-        gaps = np.array([w2(z, z_y) - w2(z, z_x) for z in outputs])
+        z_x, *z = self.gaussians()
+        gaps = w2(z, self.label_gaussian()) - w2(z, z_x)
         self.sends["scores/s"] = np.abs(np.diff(gaps)).astype(np.float32)
         forward = self.workspace.trainer.profile.forward_macs(self.layout.names)
         return Trained(macs=len(self.train_data[1]) * forward)
 
     @torch.no_grad()
-    def layer_gaussians(self) -> list[Gaussian]:
-        """z_l of every layer: what the next one receives, in eval mode, scaled to [0, 1]."""
+    def gaussians(self) -> np.ndarray:
+        """z_x and every z_l as [layers + 1, 2]: mean and deviation, scaled to [0, 1].
+
+        z_l is what the next layer receives, in eval mode. A constant has mean and deviation 0.
+        """
         self.model.eval()
-        moments = {name: Moments() for name in self.layout.names}
+        parts = []
         for x in chunks(self.train_data[0]):
-            for name, moment in moments.items():
-                x = run(self.model, x, (name,))
-                moment.add(x)
-        return [moment.gaussian() for moment in moments.values()]
+            seen = [moments(x)]
+            for layer in self.model:
+                x = layer(x)
+                seen.append(moments(x))
+            parts.append(seen)
+        low, high = np.min(parts, 0)[:, 0], np.max(parts, 0)[:, 1]
+        size, total, squares = np.sum(parts, 0)[:, 2:].T
+        mean, width = total / size, np.where(high > low, high - low, np.inf)
+        deviation = np.sqrt(np.maximum(0.0, squares / size - mean**2))
+        return np.stack([mean - low, deviation], 1) / width[:, None]
 
-    def input_gaussian(self) -> Gaussian:
-        """z_x: the inputs, scaled to [0, 1]."""
-        moments = Moments()
-        moments.add(self.train_data[0])
-        return moments.gaussian()
-
-    def label_gaussian(self) -> Gaussian:
+    def label_gaussian(self) -> np.ndarray:
         """z_y: labels over C - 1, or one-hot vectors."""
-        classes = self.workspace.dataset.classes
-        if self.options.label_encoding == "onehot":
-            return 1 / classes, float(np.sqrt(1 / classes - 1 / classes**2))
-        labels = self.train_data[1].double() / (classes - 1)
-        return float(labels.mean()), float(labels.std(correction=0))
+        classes, labels = self.workspace.dataset.classes, self.train_data[1].cpu().numpy()
+        onehot = self.options.label_encoding == "onehot"
+        values = np.eye(classes)[labels] if onehot else labels / (classes - 1)
+        return np.array([values.mean(), values.std()])
 
 
-class Moments:
-    """Range, sum and sum of squares (float64) of values that come in parts."""
-
-    def __init__(self) -> None:
-        self.low, self.high = np.inf, -np.inf
-        self.size, self.total, self.squares = 0, 0.0, 0.0
-
-    def add(self, values: Tensor) -> None:
-        """Take in more values."""
-        if values.dim() == 4:  # channels last lies dense in this order, which is much faster
-            values = values.permute(0, 2, 3, 1)
-        low, high = torch.aminmax(values)
-        flat = values.reshape(-1).double()
-        self.low, self.high = min(self.low, float(low)), max(self.high, float(high))
-        self.total += float(flat.sum())
-        self.squares += float(flat.dot(flat))
-        self.size += len(flat)
-
-    def gaussian(self) -> Gaussian:
-        """Mean and deviation of the values scaled to [0, 1]; of a constant: 0 and 0."""
-        width = self.high - self.low
-        if not width:
-            return 0.0, 0.0
-        mean = self.total / self.size
-        deviation = np.sqrt(max(0.0, self.squares / self.size - mean**2))
-        return (mean - self.low) / width, float(deviation) / width
+def moments(x: Tensor) -> tuple[float, ...]:
+    """Return least and largest value, number, sum and sum of squares (float64)."""
+    dense = x.permute(0, 2, 3, 1) if x.dim() == 4 else x  # channels last lies so: much faster
+    low, high = torch.aminmax(dense)
+    flat = dense.reshape(-1).double()
+    return float(low), float(high), len(flat), float(flat.sum()), float(flat.dot(flat))
 
 
-def w2(a: Gaussian, b: Gaussian) -> float:
-    """Wasserstein-2 distance of two Gaussians on the line."""
-    return float(np.hypot(a[0] - b[0], a[1] - b[1]))
+def w2(a: ArrayLike, b: ArrayLike) -> np.ndarray:
+    """Wasserstein-2 distances of Gaussians on the line, (mean, deviation) in the last axis."""
+    return np.linalg.norm(np.subtract(a, b), axis=-1)

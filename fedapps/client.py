@@ -108,7 +108,7 @@ class BaseClient(NumPyClient):
         metrics = {"train_loss": done.mean_loss}
         done.spend(self.after_training(plan))
         metrics |= dataclasses.asdict(done)
-        uploaded |= {name: self.sends[name] for name in plan.sends}
+        uploaded |= {name: np.asarray(self.sends[name], np.float32) for name in plan.sends}
         return list(uploaded.values()), len(self.train_data[1]), metrics
 
     def evaluate(

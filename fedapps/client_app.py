@@ -104,9 +104,7 @@ def _fit(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate
     for key, array in (named | kept).items():
         if not np.isfinite(array).all():  # in a pre-summed mean it would spoil what others did
             raise FloatingPointError(f"training diverged: {key} is not finite")
-    if client.state.keys() != before.keys() or any(
-        value is not before[key] for key, value in client.state.items()
-    ):
+    if before or client.state:  # changed in place or not: it is not known
         store.save(request.plan.round, client.state)
     further = {name: named.pop(name) for name in request.plan.sends}
     return ClientUpdate(request.client, named, num_examples, metrics, float(num_examples), further)

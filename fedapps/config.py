@@ -255,6 +255,14 @@ def check_folder(key: str, value: str) -> None:
         raise RunError(f'{key} = "{value}": must be absolute or start with ~, as ~/{value}')
 
 
+def numbers(text: str, key: str, count: int) -> list[int]:
+    """Return the clients that a key names, as 3,7,12; raises `RunError` for others than 0..N-1."""
+    words = [word.strip() for word in text.split(",")] if text else []
+    if not all(word.isdecimal() and int(word) < count for word in words):
+        raise RunError(f'{key} = "{text}": must be clients from 0 to {count - 1}, as 3,7,12')
+    return [int(word) for word in words]
+
+
 def foreign_keys(flat: Mapping[str, Scalar]) -> list[str]:
     """Warn of keys that were set for another method than the one that runs."""
     known = defaults()

@@ -89,7 +89,7 @@ class BaseStrategy(Strategy):
         self.settings = settings or workspace.settings
         self.options: Any = self.settings.method
         self.layout = workspace.layout
-        self.arrays: Arrays = dict(workspace.initial)
+        self.arrays: Arrays = {key: value.copy() for key, value in workspace.initial.items()}
         self.state: Arrays = {}
         self.nodes: list[int] = []
         if self.settings.presum and type(self).aggregate is not BaseStrategy.aggregate:
@@ -217,10 +217,9 @@ class BaseStrategy(Strategy):
         first = next(updates, None)
         new = {} if first is None else self.aggregate(server_round, chain([first], updates))
         self._judge(server_round)
-        for key, value in new.items():
-            if not np.isfinite(value).all():
-                raise RunError(f"round {server_round}: the aggregated {key} is not finite")
-        self.arrays.update(new)
+        for _ in updates:  # what `aggregate` did not ask for was sent all the same
+            pass
+        self.arrays.update(self._checked(server_round, new))
         self._tally.add(self.after_round(server_round))
         return None, None
 
@@ -307,6 +306,15 @@ class BaseStrategy(Strategy):
                     flush=True,
                 )
             yield update
+
+    def _checked(self, round_: int, new: Arrays) -> Arrays:
+        """Return aggregated arrays as float32; refuse what is not the model's, or not finite."""
+        for key, value in new.items():
+            if np.shape(value) != self.layout.shapes.get(key):
+                raise RunError(f"round {round_}: aggregate gave {key} {np.shape(value)}")
+            if not np.isfinite(value).all():
+                raise RunError(f"round {round_}: the aggregated {key} is not finite")
+        return {key: np.asarray(value, np.float32) for key, value in new.items()}
 
     def _judge(self, round_: int) -> None:
         """Log failures; end the run if all failed or more than `max-failures`."""

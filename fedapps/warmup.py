@@ -26,7 +26,7 @@ class WarmUp(BaseStrategy):
     def __init__(self, workspace: Workspace, settings: Settings | None = None) -> None:
         super().__init__(workspace, settings)
         self.warmup = self.warmup_rounds()
-        self.state["trained"] = np.zeros(self.settings.num_clients, bool)  # after the warm-up
+        self.state["trained"] = np.zeros(self.settings.num_clients, int)  # last, 0: never
         if self.warmup >= self.settings.num_rounds:
             print(
                 f"warning: all {self.settings.num_rounds} rounds are warm-up: nothing is personal",
@@ -86,7 +86,7 @@ class WarmUp(BaseStrategy):
     def _noted(self, round_: int, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         for update in updates:
             if round_ > self.warmup and update.arrays:  # without arrays it was only asked
-                self.state["trained"][update.client] = True
+                self.state["trained"][update.client] = round_
             self.note(round_, update)
             yield update
 

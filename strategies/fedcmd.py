@@ -1,14 +1,11 @@
 """FedCMD: Chen et al., Contrastive Cloud-Edge Model Decoupling for Personalized FL."""
 
-from collections import Counter
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
-from torch import nn
 
-from fedapps.config import Fraction, MethodSettings, doc
+from fedapps.config import MethodSettings, Share, doc, numbers
 from fedapps.config import Settings as RunSettings
 from fedapps.errors import RunError
 from fedapps.layers import Arrays, Slice
@@ -22,7 +19,7 @@ class Settings(MethodSettings, frozen=True):
     """FedCMD's own keys."""
 
     selection_fraction: Annotated[
-        Fraction, doc("rho: share of the rounds in which clients vote for the personal layer")
+        Share, doc("rho: share of the rounds in which clients vote for the personal layer")
     ]
     candidates: Annotated[
         Literal["fc", "all"], doc("layers to vote for: fully connected ones, or all but the first")
@@ -45,11 +42,10 @@ class FedCMD(WarmUp):
     """Phase 1: FedAvg, and clients vote for one layer by feature distribution transfer (Eq. 6).
     Phase 2: that layer l* is personal, and the layers after it are mixed for each client.
 
-    With `weighting = cosine` clients upload l* for the similarity alone (if layers follow it).
+    With `weighting = cosine` clients send l* for the similarity alone (if layers follow it).
     A fixed `layer` (Tables I-IV) is personal from round 1 and the rest is averaged (`uniform`).
-    State: `chosen` [K_p] and `layer` [1] hold numbers of layers (-1: none yet), `last/<key>` the
-    l* that each client sent last, `round/<key>` what the clients `round/clients` of the latest
-    round sent of the layers after it.
+    State: `votes` [K_p, layers], and if there is something to mix `phi` [N, n], l* as each client
+    sent it last, and `last/<key>`, what it sent of the layers after l*.
     """
 
     citation = "Chen et al."
@@ -57,26 +53,16 @@ class FedCMD(WarmUp):
     sends_its_model = False
 
     def __init__(self, workspace: Workspace, settings: RunSettings | None = None) -> None:
-        self.ballots: list[str] = []  # of this round
-        self.latest: list[ClientUpdate] = []
         super().__init__(workspace, settings)
-        self.state["chosen"] = np.full(self.warmup, -1)
-        self.state["layer"] = np.array([-1])
-        self.others = self.other_clients()
-        if not self.warmup and not self.options.layer:
-            raise RunError(
-                "fedcmd.selection-fraction = 0: no round to vote in; raise it, or name a "
-                "fedcmd.layer"
-            )
+        self.fixed = self.fixed_layers()
+        self.state["votes"] = np.zeros((self.warmup, len(self.layout.names)), int)
 
     # Phase 1 ------------------------------------------------------------------------------
 
     def warmup_rounds(self) -> int:
         """K_p = rho T, at least one round (our choice); none with a fixed layer."""
-        rho = self.options.selection_fraction
-        if self.options.layer or not rho:
-            return 0
-        return max(1, rounds_of(rho, self.settings.num_rounds))
+        rounds = rounds_of(self.options.selection_fraction, self.settings.num_rounds)
+        return 0 if self.options.layer else max(1, rounds)
 
     def warmup_plan(self, round_: int, client: int) -> Plan:
         """FedAvg's plan; the client also sends a score s_l of every layer but the first."""
@@ -86,138 +72,97 @@ class FedCMD(WarmUp):
     def note(self, round_: int, update: ClientUpdate) -> None:
         """Phase 1: count a vote for the smallest score; phase 2: keep what the mixtures need."""
         if round_ <= self.warmup:
-            names = self.layout.names
-            scores = dict(zip(names[1:], update.further["scores/s"].tolist(), strict=True))
+            scores = dict(zip(self.layout.names[1:], update.further["scores/s"], strict=True))
             for name in self.candidates():
                 self.report.event(round_, update.client, "score", f"{name} {scores[name]:.6g}")
-            # a tie goes to the layer nearer the output
-            vote = min(self.candidates()[::-1], key=lambda name: scores[name])
+            vote = min(self.candidates()[::-1], key=lambda name: scores[name])  # ties: the later
             self.report.event(round_, update.client, "vote", vote)
-            self.ballots.append(vote)
-        elif self.mixed:
-            self.last.keep(update.client, {key: update.arrays[key] for key in self.phi_keys})
-            self.latest.append(update)
-
-    def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
-        """Mean with weights n_i of all but l*; in phase 1 the round's most voted layer is noted."""
-        self.ballots, self.latest = [], []
-        new = super().aggregate(round_, updates)
-        if round_ <= self.warmup:
-            winner = most(self.ballots, self.layout.names)
-            self.report.event(round_, "server", "chosen", winner)
-            self.state["chosen"][round_ - 1] = self.layout.names.index(winner)
-        elif self.mixed and self.latest:
-            self.state["round/clients"] = np.array([update.client for update in self.latest])
-            for key in self.after_keys:
-                self.state[f"round/{key}"] = np.stack([u.arrays[key] for u in self.latest])
-        return {key: value for key, value in new.items() if key not in self.phi_keys}
+            self.state["votes"][round_ - 1, self.layout.names.index(vote)] += 1
+        elif "phi" in self.state:
+            self.state["phi"][update.client] = update.further["phi/layer"]
+            self.last.keep(update.client, {key: update.arrays[key] for key in self.after_keys})
 
     def end_warmup(self) -> None:
-        """l* is the layer chosen most often; the same for all clients from now on."""
+        """l* is what most rounds chose; it is personal for all clients from now on."""
         if not self.warmup:
             return
-        names = self.layout.names
-        winner = most([names[i] for i in self.state["chosen"]], names)
-        self.report.event(self.warmup, "server", "personal-layer", winner)
-        self.state["layer"][0] = names.index(winner)
-        self.last.start({k: self.arrays[k] for k in self.phi_keys}, self.settings.num_clients)
+        names, clients = self.layout.names, self.settings.num_clients
+        for round_, votes in enumerate(self.state["votes"], 1):
+            self.report.event(round_, "server", "chosen", names[most(votes)])
+        self.report.event(self.warmup, "server", "personal-layer", names[self.chosen])
+        if self.options.weighting == "cosine" and self.after_keys:
+            personal = self.layout.shared((names[self.chosen],))
+            size = sum(self.arrays[key].size for key in personal if key in self.layout.parameters)
+            self.state["phi"] = np.zeros((clients, size), np.float32)
+            self.last.start({key: self.arrays[key] for key in self.after_keys}, clients)
+
+    @property
+    def chosen(self) -> int:
+        """The number of l*: the layer that most rounds of phase 1 chose."""
+        return most(np.bincount([most(votes) for votes in self.state["votes"]]))
 
     def candidates(self) -> Slice:
-        """Layers with parameters but the first; `fc`: fully connected ones only."""
-        layers = [(name, self.workspace.model.get_submodule(name)) for name in self.layout.names]
-        fc = self.options.candidates == "fc"
+        """Layers but the first; `fc`: fully connected ones only, whose weights are matrices."""
+        most_axes = 2 if self.options.candidates == "fc" else np.inf
+        shapes, keys = self.layout.shapes, self.layout.keys
         return tuple(
             name
-            for name, layer in layers[1:]
-            if any(True for _ in layer.parameters())
-            and (not fc or any(isinstance(module, nn.Linear) for module in layer.modules()))
+            for name in self.layout.names[1:]
+            if max(len(shapes[key]) for key in keys[name]) <= most_axes
         )
 
     # Phase 2 ------------------------------------------------------------------------------
 
     def personal_plan(self, round_: int, client: int) -> Plan:
         """Train everything, exchange all but the personal layer; show that to the server."""
-        names, personal = self.layout.names, self.personal(client)
+        names = self.layout.names
+        personal = self.fixed[client] if self.fixed else (names[self.chosen],)
         shared = tuple(name for name in names if name not in personal)
         plan = self.exchange(round_, shared, self.stage(round_, names))
-        return msgspec.structs.replace(plan, upload=names, keep=personal) if self.mixed else plan
-
-    def personal(self, client: int) -> Slice:
-        """The personal layers of a client: l*, or its fixed ones."""
-        if not self.options.layer:
-            return (self.layout.names[self.state["layer"][0]],)
-        key = "other_layer" if client in self.others else "layer"
-        return self.layout.named(getattr(self.options, key), f"fedcmd.{key.replace('_', '-')}")
+        sends = {"phi/layer": self.state["phi"].shape[1:]} if "phi" in self.state else {}
+        return msgspec.structs.replace(plan, sends=sends)
 
     def download(self, round_: int, client: int, plan: Plan) -> Arrays:
-        """omega_i = sum_j Phi_ij omega_j / sum_j Phi_ij after l*, over the latest round's j."""
+        """omega_i = sum_j Phi_ij omega_j / sum_j Phi_ij after l*, over the latest round's j.
+
+        The mean with weights n_i for a client whose phi was never seen, or is like none of them.
+        """
         arrays = super().download(round_, client, plan)
-        if round_ <= self.warmup or "round/clients" not in self.state:
-            return arrays
-        weights = self.similarities(client)
-        if not weights.sum():
-            return arrays
-        weights /= weights.sum()
-        return arrays | {
-            key: np.tensordot(weights, self.state[f"round/{key}"], 1).astype(np.float32)
-            for key in self.after_keys
-        }
+        if round_ > self.warmup and "phi" in self.state and self.state["trained"][client]:
+            weights = self.similarities(client)
+            if weights.any():
+                arrays |= self.last.mixture(weights / weights.sum(), self.after_keys)
+        return arrays
 
     def similarities(self, client: int) -> np.ndarray:
-        """Phi_ij = cos(phi_i, phi_j) for the latest round's clients j, negative ones as 0.
-
-        All 0 for a client whose phi was never seen: it gets the mean with weights n_i.
-        """
-        clients = self.state["round/clients"]
-        if not self.state["trained"][client]:
-            return np.zeros(len(clients))
-        mine = self.phi(client)
-        return np.array([1.0 if j == client else cosine(mine, self.phi(j)) for j in clients])
-
-    def phi(self, client: int) -> np.ndarray:
-        """Weights and biases of l* as a client sent them last, flattened (float64)."""
-        keys = [key for key in self.phi_keys if key in self.layout.parameters]
-        arrays = self.last.of(client, keys).values()
-        return np.concatenate([array.astype(np.float64).ravel() for array in arrays])
-
-    @property
-    def mixed(self) -> bool:
-        """Whether layers after l* are mixed for each client."""
-        return bool(self.options.weighting == "cosine" and self.after_keys)
-
-    @property
-    def phi_keys(self) -> tuple[str, ...]:
-        """Entries of l* that travel once or for the similarity; none while it is not chosen."""
-        number = int(self.state["layer"][0])
-        return self.layout.shared((self.layout.names[number],)) if number >= 0 else ()
+        """Phi_ij = <phi_i, phi_j> / (||phi_i|| ||phi_j|| + 1e-8) [N], negative ones as 0 (our
+        clamp), Phi_ii = 1; 0 for those that were not in the latest round."""
+        phi, trained = self.state["phi"], self.state["trained"]
+        latest = np.flatnonzero(trained == trained.max())
+        theirs, mine = phi[latest].astype(np.float64), phi[client].astype(np.float64)
+        norms = np.linalg.norm(theirs, axis=1) * np.sqrt((mine**2).sum())
+        weights = np.zeros(len(phi))
+        weights[latest] = np.maximum(0.0, (theirs * mine).sum(1) / (norms + 1e-8))
+        return np.where(np.arange(len(phi)) == client, trained == trained.max(), weights)
 
     @property
     def after_keys(self) -> tuple[str, ...]:
-        """Entries of the layers after l* that travel; none while it is not chosen."""
-        number = int(self.state["layer"][0])
-        return self.layout.shared(self.layout.names[number + 1 :]) if number >= 0 else ()
+        """Entries of the layers after l* that travel."""
+        return self.layout.shared(self.layout.names[self.chosen + 1 :])
 
-    def other_clients(self) -> set[int]:
-        """Read `other-clients` and `other-layer`."""
-        text, count = self.options.other_clients, self.settings.num_clients
-        if bool(text) != bool(self.options.other_layer) or (text and not self.options.layer):
+    def fixed_layers(self) -> list[Slice]:
+        """Every client's fixed personal layers; an empty list: clients vote."""
+        o, count = self.options, self.settings.num_clients
+        if bool(o.other_clients) != bool(o.other_layer) or (o.other_layer and not o.layer):
             raise RunError(
                 "fedcmd.other-clients and fedcmd.other-layer go together, and with fedcmd.layer"
             )
-        words = [word.strip() for word in text.split(",") if word.strip()]
-        if not all(word.isdigit() and int(word) < count for word in words):
-            raise RunError(
-                f'fedcmd.other-clients = "{text}": must be clients from 0 to {count - 1}, as 3,7,12'
-            )
-        return {int(word) for word in words}
+        layers = [self.layout.named(o.layer, "fedcmd.layer")] * count if o.layer else []
+        for client in numbers(o.other_clients, "fedcmd.other-clients", count):
+            layers[client] = self.layout.named(o.other_layer, "fedcmd.other-layer")
+        return layers
 
 
-def most(votes: list[str], names: Slice) -> str:
-    """Return the most frequent layer; a tie goes to the layer nearer the output."""
-    counts = Counter(votes)
-    return max(counts, key=lambda name: (counts[name], names.index(name)))
-
-
-def cosine(a: np.ndarray, b: np.ndarray) -> float:
-    """Return <a, b> / (||a|| ||b|| + 1e-8), at least 0 (our clamp)."""
-    return max(0.0, float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b) + 1e-8)))
+def most(votes: np.ndarray) -> int:
+    """Return the number of the layer with most votes; a tie goes to the one nearer the output."""
+    return len(votes) - 1 - int(votes[::-1].argmax())
