@@ -80,6 +80,7 @@ class BaseStrategy(Strategy):
     citation: ClassVar[str] = ""
     exchanges: ClassVar[str] = ""
     ends_with_finetuning: ClassVar[bool] = False  # as a phase of its own in rounds.csv
+    clips_by_sample: ClassVar[bool] = True  # whether clip-mode "sample" fits its steps
     sends_its_model: ClassVar[bool] = True  # to the clients, so that server-data has an effect
 
     report: Report  # set before the first round
@@ -96,6 +97,9 @@ class BaseStrategy(Strategy):
             raise RunError("presum = true: this strategy needs every client's update; use false")
         if self.settings.server_data and not self.sends_its_model:
             raise RunError("server-data: no effect on this strategy; use 0")
+        clip = self._clip()
+        if clip and clip.mode == "sample" and not self.clips_by_sample:
+            raise RunError('clip-mode = "sample": not for the steps of this strategy; use "batch"')
         self._exchange = Exchange([], [])
         self._tally = Tally()
 

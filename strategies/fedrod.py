@@ -1,10 +1,7 @@
 """FedROD: Chen, Chao, On Bridging Generic and Personalized FL for Image Classification, 2022."""
 
-from fedapps.config import Settings as RunSettings
-from fedapps.errors import RunError
 from fedapps.plan import Plan, Stage
 from fedapps.strategy import BaseStrategy
-from fedapps.workspace import Workspace
 
 
 class FedROD(BaseStrategy):
@@ -15,12 +12,7 @@ class FedROD(BaseStrategy):
 
     citation = "Chen, Chao 2022"
     exchanges = "everything"
-
-    def __init__(self, workspace: Workspace, settings: RunSettings | None = None) -> None:
-        super().__init__(workspace, settings)
-        clip = self._clip()
-        if clip and clip.mode == "sample":
-            raise RunError('clip-mode = "sample": fedrod trains a second head, use "batch"')
+    clips_by_sample = False
 
     def plan(self, round_: int, client: int) -> Plan:
         """Train and exchange phi and h_G; the client adds its personal head."""

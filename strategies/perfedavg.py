@@ -8,13 +8,10 @@ import numpy as np
 
 from fedapps.aggregation import plain
 from fedapps.config import MethodSettings, Positive, doc
-from fedapps.config import Settings as RunSettings
-from fedapps.errors import RunError
 from fedapps.layers import Arrays
 from fedapps.messages import ClientUpdate
 from fedapps.plan import Plan, Stage
 from fedapps.strategy import BaseStrategy
-from fedapps.workspace import Workspace
 
 
 class Settings(MethodSettings, frozen=True):
@@ -38,12 +35,7 @@ class PerFedAvg(BaseStrategy):
 
     citation = "Fallah et al. 2020"
     exchanges = "everything"
-
-    def __init__(self, workspace: Workspace, settings: RunSettings | None = None) -> None:
-        super().__init__(workspace, settings)
-        clip = self._clip()
-        if clip and clip.mode == "sample":
-            raise RunError('clip-mode = "sample": a meta step has several gradients, use "batch"')
+    clips_by_sample = False
 
     def plan(self, round_: int, client: int) -> Plan:
         """E epochs of meta steps on everything; beta follows `lr-schedule`, alpha does not."""

@@ -163,7 +163,10 @@ def test_a_base_method_that_cannot_be(refuse, base):
         ('strategy="ditto" ditto.lambda=-1', "ditto.lambda = -1: must be float >= 0"),
         ('strategy="pfedsim" pfedsim.warmup=1.5', "pfedsim.warmup = 1.5: must be float >= 0"),
         ('strategy="perfedavg" perfedavg.mode="so"', 'perfedavg.mode = "so": must be one of fo,'),
-        ('strategy="fedrod" clip-mode="sample" max-norm=1.0', 'clip-mode = "sample": fedrod '),
+        (
+            'strategy="fedrod" clip-mode="sample" max-norm=1.0',
+            'clip-mode = "sample": not for the steps ',
+        ),
         (
             'strategy="fedfomo" presum=true validation-fraction=0.2',
             "presum = true: this strategy needs every client's",
