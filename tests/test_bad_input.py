@@ -165,7 +165,7 @@ def test_a_base_method_that_cannot_be(refuse, base):
         ('strategy="perfedavg" perfedavg.mode="so"', 'perfedavg.mode = "so": must be one of fo,'),
         (
             'strategy="fedrod" clip-mode="sample" max-norm=1.0',
-            'clip-mode = "sample": not for the steps ',
+            'clip-mode = "sample": not for ',
         ),
         (
             'strategy="fedfomo" presum=true validation-fraction=0.2',
