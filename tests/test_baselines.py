@@ -155,8 +155,8 @@ def test_feddyn(small, serial_run, flat_config, fits, read_model):
         assert_close(final(fits, client)[0], g[client], "g/")
 
 
-def test_feddyn_hbar_is_the_mean_memory_of_all_clients(serial_run, fits, strategy):
-    serial_run('strategy="feddyn" num-rounds=5')
+def test_feddyn_hbar_is_the_mean_memory_of_all_clients(tiny_npz, serial_run, fits, strategy):
+    serial_run(tiny_npz, 'strategy="feddyn" num-rounds=5')
     memories = {client.client: state for client, state, *_ in fits}
     for name, hbar in strategy[-1].state.items():
         key = name.replace("hbar/", "g/")
@@ -189,8 +189,8 @@ def test_ditto(small, serial_run, flat_config, fits, read_model, read_rounds):
     assert last["bytes_eval"] == 0
 
 
-def test_dittos_w_is_fedavgs(serial_run):
-    one, two = serial_run('strategy="ditto"'), serial_run('strategy="fedavg"')
+def test_dittos_w_is_fedavgs(tiny_npz, serial_run):
+    one, two = (serial_run(tiny_npz, f'strategy="{m}"') for m in ("ditto", "fedavg"))
     assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
 
 
@@ -385,19 +385,19 @@ def test_fedfomo_shuns_a_model_that_blows_up(small, flat_config):
 
 
 @pytest.mark.parametrize("method", ["feddyn", "perfedavg", "fedcmd", "pfedsim", "fedfomo", "fedap"])
-def test_all_clients_fail_is_one_line(serial_run, monkeypatch, method):
+def test_all_clients_fail_is_one_line(tiny_npz, serial_run, monkeypatch, method):
     def fail(*arguments, **options):
         raise ValueError("no luck")
 
     monkeypatch.setattr("fedapps.training.Trainer.train", fail)
     with pytest.raises(RunError, match=r"3 of 3 clients failed .all failed.*no luck"):
-        serial_run(f'strategy="{method}" model="lenet5"')
+        serial_run(tiny_npz, f'strategy="{method}" model="lenet5"')
 
 
 @pytest.mark.parametrize("option", ["bn-local=true", 'bn-stats="local"', 'bn-stats="batch"'])
 @pytest.mark.parametrize("method", ["ditto", "feddyn", "fedrod", "perfedavg", "fedfomo", "pfedsim"])
-def test_batchnorm_settings_go_with_every_method(serial_run, read_rounds, method, option):
-    rows = read_rounds(serial_run(f'strategy="{method}" model="lenet5" batch-size=16 {option}'))
+def test_batchnorm_settings_go_with_every_method(tiny_npz, serial_run, read_rounds, method, option):
+    rows = read_rounds(serial_run(tiny_npz, f'strategy="{method}" model="lenet5" {option}'))
     assert [row["failures"] for row in rows] == [0, 0]
 
 
@@ -427,15 +427,16 @@ def test_fedbns_client_guards_its_batchnorms(serial_run, monkeypatch):
         serial_run('strategy="fedbn" model="lenet5"')
 
 
-def test_clipping_reaches_every_training(serial_run, read_model, fits):
+def test_clipping_reaches_every_training(tiny_npz, serial_run, read_model, fits):
     for option in ('"centralized"', '"fedavg" server-data=0.5'):
         free, clipped = (
-            read_model(serial_run(f"strategy={option} max-norm={limit}")) for limit in (0, 0.001)
+            read_model(serial_run(tiny_npz, f"strategy={option} max-norm={limit}"))
+            for limit in (0, 0.001)
         )
         assert not np.array_equal(free["fc2.fc.weight"], clipped["fc2.fc.weight"])
     fits.clear()
-    serial_run('strategy="ditto" num-rounds=1')
-    serial_run('strategy="ditto" num-rounds=1 max-norm=0.0001')
+    serial_run(tiny_npz, 'strategy="ditto" num-rounds=1')
+    serial_run(tiny_npz, 'strategy="ditto" num-rounds=1 max-norm=0.0001')
     (one, free, *_), (two, clipped, *_) = fits[0], fits[3]
     assert one.client == two.client
     assert not torch.equal(free["v/fc2.fc.weight"], clipped["v/fc2.fc.weight"])
@@ -683,11 +684,11 @@ def test_bytes(small, serial_run, read_rounds, method, down, up, evaluation):
 
 @pytest.mark.parametrize("method", ["feddyn", "fedfomo", "pfedsim", "fedap", "lgfedavg", "fedcmd"])
 def test_server_state_is_named_arrays_that_a_new_strategy_goes_on_from(
-    serial_run, monkeypatch, method
+    tiny_npz, serial_run, monkeypatch, method
 ):
     """In every round a new object takes over from what a file holds: nothing changes."""
     base = f'strategy="{method}" num-rounds=4 model="lenet5"'
-    plain = serial_run(base)
+    plain = serial_run(tiny_npz, base)
     configure = BaseStrategy.configure_train
 
     def taken_over(self, server_round, arrays, config, grid):
@@ -702,7 +703,7 @@ def test_server_state_is_named_arrays_that_a_new_strategy_goes_on_from(
         return configure(self, server_round, arrays, config, grid)
 
     monkeypatch.setattr(BaseStrategy, "configure_train", taken_over)
-    again = serial_run(base)
+    again = serial_run(tiny_npz, base)
     for name in ("clients.csv", "model.safetensors"):
         assert (plain / name).read_bytes() == (again / name).read_bytes()
 
@@ -722,8 +723,10 @@ def test_mixture_of_last_models():
     np.testing.assert_array_equal(same["a"], np.ones((2, 3)))
 
 
-def test_last_local_is_the_model_as_training_left_it(serial_run, read_csv, fits, read_rounds):
-    folder = serial_run('strategy="fedavg" score-last=true num-rounds=2')
+def test_last_local_is_the_model_as_training_left_it(
+    tiny_npz, serial_run, read_csv, fits, read_rounds
+):
+    folder = serial_run(tiny_npz, 'strategy="fedavg" score-last=true num-rounds=2')
     space = fits[0][0].workspace
     last = {client.client: update.arrays for client, _, _, update in fits}
     rows = [row for row in read_csv(folder, "clients.csv") if row["round"] == "2"]
@@ -739,4 +742,4 @@ def test_last_local_is_the_model_as_training_left_it(serial_run, read_csv, fits,
         assert float(row["accuracy_last_local"]) == pytest.approx(float(right))
     mean = np.mean([float(row["accuracy_last_local"]) for row in rows])
     assert read_rounds(folder)[-1]["accuracy_last_local"] == pytest.approx(mean)
-    assert read_rounds(serial_run('strategy="fedavg"'))[-1]["accuracy_last_local"] is None
+    assert read_rounds(serial_run(tiny_npz, 'strategy="fedavg"'))[-1]["accuracy_last_local"] is None
