@@ -156,7 +156,9 @@ def markdown(table: Table) -> Iterator[str]:
     )
     yield "|---|---|---|---|---|---|---|---|---|---|---|"
     by_name = {row.name: row for row in table.rows}
-    for (name, seed), found in table.results().items():
+    order = list(by_name)
+    done = sorted(table.results().items(), key=lambda item: (order.index(item[0][0]), item[0][1]))
+    for (name, seed), found in done:
         row = by_name[name]
         shown = [percent(found[key]) for key in FIGURES]
         published = f"{row.published:.2f}" if row.published is not None else ""
