@@ -220,9 +220,9 @@ class BaseStrategy(Strategy):
         updates = self._observed(server_round, arrived)
         first = next(updates, None)
         new = {} if first is None else self.aggregate(server_round, chain([first], updates))
-        self._judge(server_round)
-        for _ in updates:  # what `aggregate` did not ask for was sent all the same
+        for _ in updates:  # what `aggregate` did not ask for was sent, and may have failed
             pass
+        self._judge(server_round)
         self.arrays.update(self._checked(server_round, new))
         self._tally.add(self.after_round(server_round))
         return None, None
