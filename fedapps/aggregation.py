@@ -20,7 +20,7 @@ def plain(updates: Iterable[ClientUpdate]) -> tuple[Arrays, int]:
 
 
 def weighted_mean(updates: Iterable[ClientUpdate]) -> tuple[Arrays, float]:
-    """Return sum_i w_i a_i / sum_i w_i for every array (float32), and sum_i w_i.
+    """Return sum_i w_i a_i / sum_i w_i for every array (in its dtype), and sum_i w_i.
 
     An array's mean is over the updates that carry it; the sum of weights is over all. One
     float64 accumulator per array, updates added in place as they come: never a list of whole
@@ -28,12 +28,14 @@ def weighted_mean(updates: Iterable[ClientUpdate]) -> tuple[Arrays, float]:
     """
     sums: dict[str, np.ndarray] = {}
     weights: dict[str, float] = {}
+    dtypes: dict[str, np.dtype] = {}
     total = 0.0
     for update in updates:
         total += update.weight
         for key, array in update.arrays.items():
             if key not in sums:
                 sums[key] = np.zeros(array.shape, np.float64)
+                dtypes[key] = array.dtype
             sums[key] += update.weight * array.astype(np.float64)
             weights[key] = weights.get(key, 0.0) + update.weight
-    return {key: (sums[key] / weights[key]).astype(np.float32) for key in sums}, total
+    return {key: (sums[key] / weights[key]).astype(dtypes[key]) for key in sums}, total

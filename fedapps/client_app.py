@@ -1,7 +1,9 @@
 """The ClientApp: runs the logical clients of one message and puts names back on their arrays."""
 
 import dataclasses
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from logging import DEBUG
 from pathlib import Path
@@ -22,16 +24,20 @@ from fedapps.messages import (
     Failure,
     Request,
     RoundInfo,
+    asked_clients,
     header_of,
     metrics_record,
     one_line,
     pack_reply,
+    pack_speeds,
     unpack_requests,
 )
+from fedapps.split_client import layer_seconds
 from fedapps.state import ClientStore
 from fedapps.workspace import Workspace, workspace
 
 Work = Callable[[Workspace, Request, ClientStore], ClientUpdate]
+Result = ClientUpdate | Failure
 app = ClientApp()
 
 
@@ -42,8 +48,17 @@ def hello(message: Message, context: Context) -> Message:
         "client": "any",
         "nodes": int(context.node_config.get("num-partitions", 1)),
         "cuda": torch.cuda.is_available(),
+        "workers": int(context.node_config.get("workers", 0)) or ray_workers(),
     }
     return Message(RecordDict({"hello": ConfigRecord(dict(answer))}), reply_to=message)
+
+
+@app.query("speed")
+def speed(message: Message, context: Context) -> Message:
+    """Tell how long a step takes in each layer, for every client that the message names."""
+    space = workspace(_settings(tuple(sorted(context.run_config.items()))))
+    asked = asked_clients(message)
+    return pack_speeds(message, {client: layer_seconds(space, client) for client in asked})
 
 
 @app.train()
@@ -68,17 +83,42 @@ def _serve(message: Message, context: Context, work: Work) -> Message:
     except Exception as error:  # nothing here can run on this SuperNode; say why for each client
         clients = header_of(message).clients
         return pack_reply(message, [], [Failure(client, _cause(error)) for client in clients])
-    for request in requests:
-        try:
-            update = _work_on(request, info, space, work)
-            metrics_record(
-                update, info.presum
-            )  # figures that Flower refuses cost this client, not the message
-            updates.append(update)
-        except Exception as error:  # whatever it is, it costs this client only
-            log(DEBUG, "client %s", request.client, exc_info=error)
-            failures.append(Failure(request.client, _cause(error)))
+    for result in _each(requests, lambda request: _try(request, info, space, work)):
+        (updates if isinstance(result, ClientUpdate) else failures).append(result)
     return pack_reply(message, presummed(updates) if info.presum else updates, failures)
+
+
+def _each(requests: list[Request], work: Callable[[Request], Result]) -> Iterable[Result]:
+    """Do the work of each request: one after the other, or together if they share a channel."""
+    if not any(request.plan.channel for request in requests):
+        return map(work, requests)
+    with ThreadPoolExecutor(len(requests), thread_name_prefix="client") as threads:
+        return [*threads.map(work, requests)]
+
+
+def _try(request: Request, info: RoundInfo, space: Workspace, work: Work) -> Result:
+    """Do one client's work; whatever goes wrong costs this client only."""
+    try:
+        if request.plan.channel:
+            torch.set_num_threads(space.settings.threads)  # a thread's own matter
+            space = space.part(tuple(n for stage in request.plan.stages for n in stage.layers))
+        update = _work_on(request, info, space, work)
+        metrics_record(update, info.presum)  # figures that Flower refuses must not cost the message
+        return update
+    except Exception as error:
+        log(DEBUG, "client %s", request.client, exc_info=error)
+        return Failure(request.client, _cause(error))
+
+
+def ray_workers() -> int:
+    """Return how many SuperNodes can work at the same time in this simulation; 0: no simulation."""
+    ray = sys.modules.get("ray")  # in a simulation it is there, elsewhere it is not needed
+    if ray is None or not ray.is_initialized():
+        return 0
+    mine = ray.get_runtime_context().get_assigned_resources()
+    there = ray.cluster_resources()
+    counts = [int(there.get(name, 0.0) / share) for name, share in mine.items() if share]
+    return min(counts, default=0)
 
 
 def _cause(error: Exception) -> str:

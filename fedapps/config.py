@@ -152,6 +152,21 @@ class Settings(MethodSettings, frozen=True):
         doc("failed clients that a round survives; -1: any number as long as one succeeds"),
     ]
     round_timeout: Annotated[Positive, doc("seconds to wait for the replies of one round")]
+    channel_address: Annotated[
+        str, doc("host:port where the server listens for split learning; port 0: any free one")
+    ]
+    channel_reach: Annotated[
+        str, doc('host:port that clients of split learning are told; "": that of channel-address')
+    ]
+    channel_tls: Annotated[
+        str, doc('folder with server.crt, server.key, ca.crt for that channel; "": no TLS')
+    ]
+    channel_nodes: Annotated[
+        NonNegative,
+        doc("SuperNodes on which split clients train; 0: one in a simulation, else all"),
+    ]
+    join_timeout: Annotated[Positive, doc("seconds to wait for a split client to join a round")]
+    step_timeout: Annotated[Positive, doc("seconds to wait for a split client's next batch")]
     min_available: Annotated[Count, doc("SuperNodes to wait for before the run starts")]
     runs_dir: Annotated[str, doc("folder of run directories, absolute or with `~`")]
     run_name: Annotated[str, doc('name of the run directory; "": strategy, data, seed and time')]

@@ -40,12 +40,20 @@ class Profile:
         names = [name for name, _ in self.model.named_children()]
         return self._count(names[names.index(start) :])
 
+    def layer_macs(self, layer: str) -> int:
+        """Return multiply-accumulates per sample of a trained layer amid others that are trained.
+
+        Forward, its own gradients, and the gradient that goes on to the layer before it.
+        """
+        self.model.get_submodule(layer).requires_grad_(True)
+        return self._count((layer,), below=True)
+
     @torch.no_grad()
     def forward_macs(self, layers: Slice) -> int:
         """Return multiply-accumulates per sample of a forward pass through `layers`."""
         return self._count(layers)
 
-    def _count(self, layers: Iterable[str]) -> int:
+    def _count(self, layers: Iterable[str], below: bool = False) -> int:
         macs = 0
 
         def add(module: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
@@ -60,10 +68,16 @@ class Profile:
         counted = [m for m in self.model.modules() if isinstance(m, _ConvNd | nn.Linear)]
         handles = [module.register_forward_hook(add) for module in counted]
         self.model.eval()
-        run(self.model, self._zeros(layers[0]), layers)
+        run(self.model, self._zeros(layers[0]).requires_grad_(below), layers)
         for handle in handles:
             handle.remove()
         return macs
+
+    def part(self, model: nn.Sequential) -> "Profile":
+        """Return the facts about `model`, which has some of the layers."""
+        names = [name for name, _ in model.named_children()]
+        shapes, lone = self.shapes, self.lone
+        return Profile(model, {n: shapes[n] for n in names}, {n: lone[n] for n in names})
 
     def _zeros(self, layer: str) -> Tensor:
         device = next(self.model.parameters()).device

@@ -1,7 +1,8 @@
 """The SuperNodes of a run: who is there, who runs which client, and how replies come in."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -26,11 +27,13 @@ class StreamingGrid(Grid):
     """Flower's Grid, except that `send_and_receive` yields each reply as soon as it is there.
 
     Flower's own hands over the whole list at once and sleeps up to 3 s between its polls. Replies
-    that are not there after `timeout` seconds never come; the caller knows whom it asked.
+    that are not there after `timeout` seconds never come; the caller knows whom it asked. It may
+    also know sooner that nobody will answer: `hopeless` gives the ids of such messages.
     """
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: Grid, hopeless: Callable[[], set[str]] = set) -> None:
         self.grid = grid
+        self.hopeless = hopeless
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -49,6 +52,7 @@ class StreamingGrid(Grid):
             waited = time.monotonic() - start
             if timeout is not None and waited > timeout:
                 return
+            pending -= self.hopeless()
             if pending and not replies:
                 time.sleep(min(max(FIRST_WAIT, waited / 100), LONGEST_WAIT))
 
@@ -73,13 +77,24 @@ class StreamingGrid(Grid):
         return self.grid.pull_messages(message_ids)
 
 
-def greet(grid: StreamingGrid, at_least: int, timeout: float) -> tuple[list[int], bool]:
+@dataclass(frozen=True)
+class Fleet:
+    """The SuperNodes of a run: ids (sorted), whether all see a GPU, how many work at once.
+
+    `workers` is 0 where each has a process of its own.
+    """
+
+    nodes: list[int]
+    cuda: bool
+    workers: int
+
+
+def greet(grid: StreamingGrid, at_least: int, timeout: float) -> Fleet:
     """Wait for `at_least` SuperNodes and ask each who it is.
 
-    Returns the node ids (sorted) and whether all of them see a GPU. In a simulation a node also
-    tells how many there will be, since they register one by one.
+    In a simulation a node also tells how many there will be, since they register one by one.
     """
-    start, told = time.monotonic(), 0.0
+    start, told, workers = time.monotonic(), 0.0, 0
     cuda: dict[int, bool] = {}
     while True:
         nodes = sorted(grid.get_node_ids())
@@ -88,9 +103,10 @@ def greet(grid: StreamingGrid, at_least: int, timeout: float) -> tuple[list[int]
             answer = reply.content.config_records["hello"]
             cuda[reply.metadata.src_node_id] = bool(answer["cuda"])
             at_least = max(at_least, int(str(answer["nodes"])))
+            workers = max(workers, int(str(answer["workers"])))
         here = [node for node in nodes if node in cuda]  # one that answered may have left
         if len(here) >= at_least:
-            return here, all(cuda[node] for node in here)
+            return Fleet(here, all(cuda[node] for node in here), workers)
         waited = time.monotonic() - start
         if waited > timeout:
             raise RunError(
@@ -128,9 +144,18 @@ def spread(
 
 
 class Exchange:
-    """One wave of requests: messages out, updates back in client order."""
+    """One wave of requests: messages out, updates back in client order.
 
-    def __init__(self, requests: Sequence[Request], parts: Sequence[Sequence[Request]]) -> None:
+    `given_up` tells which clients will not answer any more, and why.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        parts: Sequence[Sequence[Request]],
+        given_up: Callable[[], Mapping[int, str]] = dict,
+    ) -> None:
+        self.given_up = given_up
         self.requests = list(requests)
         self.failures: list[Failure] = []
         self._parts = list(parts)
@@ -148,6 +173,17 @@ class Exchange:
             if part
         ]
         return [message for message, _ in self._sent]
+
+    def hopeless(self) -> set[str]:
+        """Return the ids of messages whose clients are all given up."""
+        why = self.given_up()
+        if not why:
+            return set()
+        return {
+            message.metadata.message_id
+            for message, part in self._sent
+            if all(request.client in why for request in part)
+        }
 
     def updates(
         self, replies: Iterable[Message], layout: Layout, check: Callable[[ClientUpdate], object]
@@ -178,6 +214,7 @@ class Exchange:
                 if (ready := arrived.pop(order.pop(0))) is not None:
                     yield ready
         unanswered = [request.client for part in sent.values() for request in part]
-        self.failures += [Failure(client, "no reply in time") for client in unanswered]
+        why = self.given_up()
+        self.failures += [Failure(c, why.get(c, "no reply in time")) for c in unanswered]
         self.failures.sort(key=lambda failure: failure.client)
         yield from (late for client in order if (late := arrived.get(client)) is not None)

@@ -5,6 +5,7 @@ tuple of layer names; `conv1:norms` are the BatchNorms of a layer, `conv1:rest` 
 This module is the only place that takes a state apart or puts it together.
 """
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
@@ -87,6 +88,12 @@ class Layout:
         """Return the keys that a client keeps when it exchanges the slice `layers`."""
         travelling = set(self.shared(layers))
         return tuple(key for key in self.keys_of(self.names) if key not in travelling)
+
+    def part(self, layers: Slice) -> "Layout":
+        """Return the layout of a model that has only `layers`."""
+        names = self.slice(layers)
+        head = tuple(name for name in self.head if name in names)
+        return dataclasses.replace(self, names=names, head=head)
 
     def count(self, layers: Iterable[str]) -> int:
         """Return the number of trainable parameters of a slice."""

@@ -131,6 +131,33 @@ def unpack_requests(message: Message, layout: Layout) -> tuple[RoundInfo, list[R
     return RoundInfo(header.run_dir, header.fingerprint, header.presum), requests
 
 
+def pack_question(clients: Sequence[int], node: int, kind: str) -> Message:
+    """Ask a SuperNode something about clients."""
+    return Message(RecordDict({"config": ConfigRecord({"clients": [*clients]})}), node, kind)
+
+
+def asked_clients(message: Message) -> list[int]:
+    """Return the clients that a question is about."""
+    return msgspec.convert(message.content.config_records["config"]["clients"], list[int])
+
+
+def pack_speeds(message: Message, seconds: Mapping[int, list[float]]) -> Message:
+    """Answer with seconds per layer of each client."""
+    records = {f"speed-{client}": MetricRecord({"seconds": s}) for client, s in seconds.items()}
+    return Message(RecordDict(dict(records)), reply_to=message)
+
+
+def unpack_speeds(message: Message, layers: int) -> dict[int, list[float]]:
+    """Read such an answer; raises `BadMessage` if it is not a time > 0 for each layer."""
+    found = {}
+    for name, record in message.content.metric_records.items():
+        times = record["seconds"]
+        if not isinstance(times, list) or len(times) != layers or not min(times) > 0:
+            raise BadMessage(f"{name}: expected {layers} times in seconds")
+        found[int(name.removeprefix("speed-"))] = [float(time) for time in times]
+    return found
+
+
 def further(arrays: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, ...]]:
     """Check the names and shapes of a plan's further arrays and return them."""
     for name, shape in arrays.items():

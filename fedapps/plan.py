@@ -20,7 +20,8 @@ class Clip(msgspec.Struct, frozen=True, kw_only=True):
 class Stage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Some epochs of SGD on some layers; every other layer is frozen and in eval mode.
 
-    `max_steps` ends the stage early, after so many steps (0: no limit).
+    `max_steps` ends the stage early, after so many steps (0: no limit). `batches` is the number
+    of batches in an epoch: a client with fewer takes its own again (0: as many as it has).
     """
 
     layers: Slice
@@ -31,6 +32,23 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prox_mu: float = 0.0
     clip: Clip | None = None
     max_steps: int = 0
+    batches: int = 0
+
+
+class Channel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where and how a client of split learning reaches the server in one round.
+
+    `token` is good for one join; `certificate` is the server's CA (PEM; empty: no TLS); `limit`
+    is the most bytes of tensors in a frame; `wait` are the seconds to wait for an answer. With
+    `relay` the client's layers come and go through the channel too.
+    """
+
+    address: str
+    token: str
+    certificate: str = ""
+    limit: int = 0
+    wait: float = 60.0
+    relay: bool = False
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -38,7 +56,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     A client keeps what it trained and did not upload, and of what it uploaded the slice `keep`.
     `receives` and `sends` name further arrays (float32) that travel down and up, with their
-    shapes; a name has a "/", which no entry of a model has.
+    shapes; a name has a "/", which no entry of a model has. A plan with a `channel` is run on
+    the trained layers alone, at the same time as the others of its message.
     """
 
     round: int
@@ -48,6 +67,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     keep: Slice = ()
     receives: dict[str, tuple[int, ...]] = {}
     sends: dict[str, tuple[int, ...]] = {}
+    channel: Channel | None = None
 
     def down(self, layout: Layout) -> tuple[str, ...]:
         """Return the names of all arrays that travel to the client, in order."""

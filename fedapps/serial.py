@@ -34,7 +34,7 @@ class SerialGrid(Grid):
             node: Context(
                 run_id=1,
                 node_id=node,
-                node_config={"partition-id": node - 1, "num-partitions": num_nodes},
+                node_config={"partition-id": node - 1, "num-partitions": num_nodes, "workers": 1},
                 state=RecordDict(),
                 run_config=run_config,
             )

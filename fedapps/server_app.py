@@ -15,7 +15,7 @@ import experiments
 import strategies
 from fedapps import config, registry
 from fedapps.errors import RunError
-from fedapps.fleet import StreamingGrid, greet
+from fedapps.fleet import Fleet, StreamingGrid, greet
 from fedapps.partition import class_counts
 from fedapps.report import Report
 from fedapps.strategy import BaseStrategy
@@ -53,20 +53,21 @@ def run(grid: Grid, context: Context) -> Path:
     report = Report.create(settings.runs_dir, settings.run_name, settings, context.run_config)
     report.class_counts = counts
     strategy.report = report
-    strategy.nodes = meet(grid, space)
+    fleet = meet(grid, space)
+    strategy.nodes, strategy.workers = fleet.nodes, fleet.workers
     start = time.monotonic()
     strategy.start(grid, num_rounds=settings.num_rounds, timeout=settings.round_timeout)
     report.finish(strategy.arrays, {"seconds": time.monotonic() - start})
     return report.folder
 
 
-def meet(grid: Grid, space: Workspace) -> list[int]:
+def meet(grid: Grid, space: Workspace) -> Fleet:
     """Wait for the SuperNodes; say so if the server sees a GPU that they do not."""
     s = space.settings
-    nodes, all_see_gpu = greet(StreamingGrid(grid), s.min_available, s.round_timeout)
-    if torch.cuda.is_available() and not all_see_gpu and s.device != "cpu":
+    fleet = greet(StreamingGrid(grid), s.min_available, s.round_timeout)
+    if torch.cuda.is_available() and not fleet.cuda and s.device != "cpu":
         print(f"warning: there is a GPU but clients do not see it; give them one: {GPU_HINT}")
-    return nodes
+    return fleet
 
 
 def check_plans(strategy: BaseStrategy) -> None:

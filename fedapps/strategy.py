@@ -93,6 +93,7 @@ class BaseStrategy(Strategy):
         self.arrays: Arrays = {key: value.copy() for key, value in workspace.initial.items()}
         self.state: Arrays = {}
         self.nodes: list[int] = []
+        self.workers = 0  # SuperNodes that can work at the same time; 0: all
         if self.settings.presum and type(self).aggregate is not BaseStrategy.aggregate:
             raise RunError("presum = true: this strategy needs every client's update; use false")
         if self.settings.server_data and not self.sends_its_model:
@@ -108,6 +109,18 @@ class BaseStrategy(Strategy):
     @abstractmethod
     def plan(self, round_: int, client: int) -> Plan:
         """Return what `client` does in `round_` (from 1)."""
+
+    def plans(self, round_: int) -> dict[int, Plan]:
+        """Return the plans of the clients to train in `round_`."""
+        return {client: self.plan(round_, client) for client in self.select(round_)}
+
+    def places(self, kind: str) -> list[int]:
+        """Return the SuperNodes to share out `train` or `evaluate` over."""
+        return self.nodes
+
+    def hopeless(self) -> dict[int, str]:
+        """Return clients whose reply is not worth waiting for, and why."""
+        return {}
 
     def select(self, round_: int) -> list[int]:
         """Return the clients to train in `round_`, ascending."""
@@ -196,7 +209,10 @@ class BaseStrategy(Strategy):
         """Run all rounds on Flower's own loop, with replies streamed in as they come."""
         with _quiet_flower():
             result = super().start(
-                StreamingGrid(grid), initial_arrays or ArrayRecord(), *args, **kwargs
+                StreamingGrid(grid, lambda: self._exchange.hopeless()),
+                initial_arrays or ArrayRecord(),
+                *args,
+                **kwargs,
             )
         result.arrays = ArrayRecord({key: Array(value) for key, value in self.arrays.items()})
         return result
@@ -206,7 +222,7 @@ class BaseStrategy(Strategy):
     ) -> list[Message]:
         """Select clients and make a message per SuperNode."""
         self._tally = Tally()
-        plans = {client: self.plan(server_round, client) for client in self.select(server_round)}
+        plans = self.plans(server_round)
         messages = self._send(server_round, plans, "train", self.settings.presum)
         self._tally.clients = len(plans)
         self._tally.bytes_down = self._payload()
@@ -270,9 +286,10 @@ class BaseStrategy(Strategy):
             for client, plan in plans.items()
         ]
         loads = [self._load(request) for request in requests]
-        self._exchange = Exchange(requests, spread(requests, loads, self.nodes))
+        nodes = self.places(kind)
+        self._exchange = Exchange(requests, spread(requests, loads, nodes), self.hopeless)
         info = RoundInfo(str(self.report.folder), self.workspace.fingerprint, presum)
-        return self._exchange.messages(self.nodes, info, kind, str(round_))
+        return self._exchange.messages(nodes, info, kind, str(round_))
 
     def _close_training(self, round_: int) -> Tally:
         """Write the last round's row; return the tally of the fine-tuning phase that follows."""

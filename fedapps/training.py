@@ -7,6 +7,7 @@ outputs or not, so that the figures do not depend on which process had them.
 """
 
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -153,7 +154,7 @@ class Trainer:
                 trained = self.layout.slice(stage.layers)
                 inputs, layers = self._inputs(data[0], trained, keep, done)
                 epochs = range(epoch, epoch + stage.epochs)
-                batches = self._batches((inputs, data[1]), epochs, draw, trained, done)
+                batches = self._batches((inputs, data[1]), epochs, draw, stage, done)
                 fresh = Threshold(stage.clip) if stage.clip else None
                 threshold = (thresholds or {}).get(stage.layers, fresh)
                 self._stage(batches, stage, layers, anchor, objective, threshold, done)
@@ -255,20 +256,30 @@ class Trainer:
         following = self.layout.names[len(prefix)]
         return 4 * size * int(np.prod(self.profile.shapes[following]))
 
+    def starts(self, size: int, stage: Stage) -> list[int]:
+        """Return where the batches of an epoch start in its order of `size` samples.
+
+        The last batch is left out if it is one sample that a BatchNorm cannot normalise.
+        """
+        own = list(range(0, size, self.batch_size))
+        taken = [own[index % len(own)] for index in range(stage.batches or len(own))]
+        trained = self.layout.slice(stage.layers)
+        needs_two = any(self._sees_one_value(name, trained) for name in self.layout.names)
+        return [start for start in taken if not (needs_two and start == size - 1)]
+
     def _batches(
-        self, data: Samples, epochs: Iterable[int], draw: Draw, trained: Slice, done: Trained
+        self, data: Samples, epochs: Iterable[int], draw: Draw, stage: Stage, done: Trained
     ) -> Iterator[Samples]:
         """Yield shuffled batches; one that BatchNorm cannot normalise is skipped and counted."""
         inputs, labels = data
-        needs_two = any(self._sees_one_value(name, trained) for name in self.layout.names)
+        starts = self.starts(len(labels), stage)
+        whole = stage.batches or math.ceil(len(labels) / self.batch_size)
         for epoch in epochs:
             order = draw.order(epoch, len(labels)).to(labels.device)
             crops = draw.crops(epoch, len(labels)) if self.augment == "crop-flip" else ()
-            for start in range(0, len(labels), self.batch_size):
+            done.skipped += whole - len(starts)
+            for start in starts:
                 chosen = order[start : start + self.batch_size]
-                if needs_two and len(chosen) == 1:
-                    done.skipped += 1
-                    continue
                 x = gather(inputs, chosen)
                 if crops:
                     top, left, flip = (values[start : start + self.batch_size] for values in crops)
@@ -386,11 +397,13 @@ class Sgd:
 
     @torch.no_grad()
     def __call__(self) -> None:
-        """Take one step along the gradients and drop them."""
+        """Take one step along the gradients and drop them; what has none stays as it is."""
+        moved = [i for i, parameter in enumerate(self.parameters) if parameter.grad is not None]
+        buffers = [self.buffers[i] for i in moved]
         sgd(
-            self.parameters,
-            [parameter.grad for parameter in self.parameters if parameter.grad is not None],
-            self.buffers,
+            [self.parameters[i] for i in moved],
+            [grad for i in moved if (grad := self.parameters[i].grad) is not None],
+            buffers,
             lr=self.stage.lr,
             momentum=self.stage.momentum,
             weight_decay=self.stage.weight_decay,
@@ -399,6 +412,8 @@ class Sgd:
             maximize=False,
             fused=True,
         )
+        for i, buffer in zip(moved, buffers, strict=True):
+            self.buffers[i] = buffer
         self.drop()
 
     def drop(self) -> None:

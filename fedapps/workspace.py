@@ -1,8 +1,11 @@
 """What a process needs to work on a run: data, shares, the resident model and its layout."""
 
+import copy
+import dataclasses
 import hashlib
 from collections import OrderedDict
 from functools import cached_property, lru_cache
+from threading import Lock
 
 import numpy as np
 import torch
@@ -13,7 +16,7 @@ from fedapps.config import Settings
 from fedapps.costs import profile
 from fedapps.draws import generator
 from fedapps.errors import RunError
-from fedapps.layers import Arrays, Layout, layout_of, take, use_batch_statistics
+from fedapps.layers import Arrays, Layout, Slice, layout_of, take, use_batch_statistics
 from fedapps.partition import Share, shares
 from fedapps.training import Samples, Trainer
 
@@ -39,6 +42,7 @@ class Workspace:
         self.model.to(self.device)
         self.model.to(memory_format=torch.channels_last)
         self._clients: OrderedDict[tuple[int, str], Samples] = OrderedDict()
+        self._lock = Lock()  # clients of split learning run in threads
 
     @cached_property
     def shares(self) -> tuple[Share, ...]:
@@ -66,6 +70,26 @@ class Workspace:
             digest.update(key.encode() + np.ascontiguousarray(value).tobytes())
         return digest.hexdigest()[:16]
 
+    def part(self, layers: Slice) -> "Workspace":
+        """Return the same run for one that holds consecutive `layers` only, in a model of its own.
+
+        Data, shares and fingerprint are the run's; model, layout and trainer are of the part.
+        """
+        part = copy.copy(self)
+        part.layout = self.layout.part(layers)
+        names = part.layout.names
+        chain = OrderedDict((name, copy.deepcopy(self.model.get_submodule(name))) for name in names)
+        part.model = nn.Sequential(chain)
+        part.initial = {key: self.initial[key] for key in part.layout.keys_of(names)}
+        part.__dict__["fingerprint"] = self.fingerprint
+        part.__dict__["trainer"] = dataclasses.replace(
+            self.trainer,
+            model=part.model,
+            layout=part.layout,
+            profile=self.trainer.profile.part(part.model),
+        )
+        return part
+
     def samples(self, client: int, part: str) -> Samples:
         """Return a part of a client's samples: `train`, `test` or `validation`.
 
@@ -74,13 +98,14 @@ class Workspace:
         Tensors stay in memory up to `cache-limit`, least recently used first out.
         """
         key = (client, part)
-        if key not in self._clients:
-            images, labels = self.dataset.tensors(getattr(self.shares[client], part))
-            self._clients[key] = self._place(images, labels)
-        self._clients.move_to_end(key)
-        while self._held() > self.settings.cache_limit * MEBI and len(self._clients) > 1:
-            self._clients.popitem(last=False)
-        return self._clients[key]
+        with self._lock:
+            if key not in self._clients:
+                images, labels = self.dataset.tensors(getattr(self.shares[client], part))
+                self._clients[key] = self._place(images, labels)
+            self._clients.move_to_end(key)
+            while self._held() > self.settings.cache_limit * MEBI and len(self._clients) > 1:
+                self._clients.popitem(last=False)
+            return self._clients[key]
 
     @cached_property
     def union(self) -> Samples:

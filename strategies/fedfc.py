@@ -1,0 +1,115 @@
+"""FedFC: Chung et al., Federated Learning with Features Concatenate for Heterogeneous Clients,
+CMC 2023."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedapps.aggregation import weighted_mean
+from fedapps.config import MethodSettings, doc
+from fedapps.errors import RunError
+from fedapps.layers import Arrays
+from fedapps.messages import ClientUpdate
+from fedapps.split import Answers, Smashed, SplitStrategy, checked_cut
+
+SERVER = -1  # as the client of an update: the server's copies of layers
+
+
+class Settings(MethodSettings, frozen=True):
+    """FedFC's own keys."""
+
+    cuts: Annotated[
+        str,
+        doc(
+            'layers on the clients: 4 for all, 2,4,7,10 one each, auto by their speed; "": 4, or '
+            "half the layers if these are fewer"
+        ),
+    ]
+    oversample: Annotated[
+        bool, doc("a client with fewer batches takes its own again until all have as many")
+    ]
+    weighting: Annotated[
+        Literal["plain", "samples"], doc("of the copies of a layer: all alike, or by samples")
+    ]
+
+
+class FedFC(SplitStrategy):
+    """The server joins the clients' features where they arrive and learns from all at once.
+
+    A client with fewer batches waits for the next epoch. With cuts "auto" every client tells how
+    long its layers take; the slowest gets the default cut, the others the deepest one with which
+    they are not slower than that (the paper leaves the choice open).
+    """
+
+    citation = "Chung et al. 2023"
+    exchanges = "layers up to a client's cut; features and gradients at each step"
+
+    def cut(self, client: int) -> int:
+        """Return the number of layers on a client."""
+        names, text = self.layout.names, self.options.cuts.replace(" ", "")
+        if text == "auto":
+            default = checked_cut(0, "fedfc.cuts", names)
+            return deepest(self.seconds, default)[client] if self.seconds else default
+        words = text.split(",") if text else ["0"]
+        if not all(word.isdecimal() for word in words) or len(words) not in (
+            1,
+            self.settings.num_clients,
+        ):
+            raise RunError(
+                f'fedfc.cuts = "{text}": must be one number, one for each of the '
+                f"{self.settings.num_clients} clients as 2,4,7,10, or auto"
+            )
+        return checked_cut(int(words[client % len(words)]), "fedfc.cuts", names)
+
+    def measures(self) -> bool:
+        """Cuts by speed need to know it."""
+        return bool(self.options.cuts.strip() == "auto")
+
+    def step(self, round_: int, wave: list[Smashed]) -> Answers:
+        """Algorithm 2: join smashed data layer by layer, one loss, one backward, one step."""
+        assert self.part is not None
+        x, labels = None, []
+        for layer in self.part.layers:
+            held = self.layout.names[: self.layout.names.index(layer)]
+            joining = [s for s in wave if self.cut(s.client) == len(held)]
+            features = ([] if x is None else [x]) + [s.data for s in joining]
+            labels += [s.labels for s in joining]
+            if features:
+                x = self.part.run(torch.cat(features), [layer])
+        assert x is not None
+        loss = cross_entropy(x, torch.cat(labels))
+        loss.backward()
+        self.part.step()
+        return {s.client: s.answer(loss) for s in wave}
+
+    def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
+        """Algorithm 3: average a layer over all that trained it, clients and server."""
+        return weighted_mean(self.copies(updates))[0]
+
+    def copies(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
+        """Yield the clients' layers, then the server's, layer by layer."""
+        by_samples = self.options.weighting == "samples"
+        for update in updates:
+            yield replace(update, weight=float(update.num_examples) if by_samples else 1.0)
+        self.served()
+        assert self.part is not None
+        for layer, passed in self.part.samples.items():
+            epochs = self.settings.local_epochs
+            weight = passed / epochs if by_samples else float(passed > 0)
+            if weight:
+                yield ClientUpdate(SERVER, self.part.arrays([layer]), passed, weight=weight)
+
+
+def deepest(seconds: dict[int, list[float]], default: int) -> dict[int, int]:
+    """Return each client's deepest cut with which it is not slower than the slowest at `default`.
+
+    `seconds[client][l]` is how long a step through layer l (from 0) takes alone.
+    """
+    limit = max(sum(times[:default]) for times in seconds.values())
+    return {
+        client: max(c for c in range(1, len(times)) if sum(times[:c]) <= limit)
+        for client, times in seconds.items()
+    }

@@ -1,0 +1,43 @@
+"""SplitFed v2: Thapa et al., SplitFed: When Federated Learning Meets Split Learning, AAAI 2022."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from fedapps.aggregation import weighted_mean
+from fedapps.config import doc
+from fedapps.draws import generator
+from fedapps.layers import Arrays
+from fedapps.messages import ClientUpdate
+from fedapps.split import Answers, Smashed, SplitSettings, SplitStrategy
+
+
+class Settings(SplitSettings, frozen=True):
+    """SplitFed v2's own keys."""
+
+    oversample: Annotated[
+        bool, doc("a client with fewer batches takes its own again until all have as many")
+    ]
+
+
+class SFLv2(SplitStrategy):
+    """One server part takes the clients' batches one after the other, in random order."""
+
+    citation = "Thapa et al. 2022"
+    exchanges = "layers up to the cut; features and gradients at each step"
+
+    def step(self, round_: int, wave: list[Smashed]) -> Answers:
+        """A step of the server part for each client's batch."""
+        assert self.part is not None
+        answers: Answers = {}
+        draws = generator(self.settings.seed, "sflv2", round_, *wave[0].step)
+        for index in draws.permutation(len(wave)):
+            answers[wave[index].client] = self.part.backward(wave[index])
+            self.part.step()
+        return answers
+
+    def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
+        """Average the client parts with n_k; the server's layers are the server's."""
+        mean, _ = weighted_mean(updates)
+        self.served()
+        assert self.part is not None
+        return mean | self.part.arrays()

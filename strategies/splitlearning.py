@@ -1,0 +1,48 @@
+"""Split learning: Gupta, Raskar, Distributed learning of deep neural network over multiple agents,
+Journal of Network and Computer Applications 2018."""
+
+from collections.abc import Iterator
+
+from fedapps.layers import Arrays
+from fedapps.messages import ClientUpdate
+from fedapps.split import Answers, Session, Smashed, SplitSettings, SplitStrategy
+
+
+class Settings(SplitSettings, frozen=True):
+    """Split learning's own keys."""
+
+
+class SplitLearning(SplitStrategy):
+    """Clients train one after the other (ascending); each hands its layers on to the next one.
+
+    They pass through the server, on the channel. A client that fails hands on nothing: the next
+    one starts from the layers that it was given.
+    """
+
+    citation = "Gupta, Raskar 2018"
+    exchanges = "layers up to the cut, from client to client; features and gradients at each step"
+    relays = True
+
+    def serve(self, round_: int, session: Session) -> None:
+        """Let one client after the other train its E epochs with the server."""
+        names = self.layout.names[: self.cut(0)]
+        self.client_layers: Arrays = {k: self.arrays[k] for k in self.layout.shared(names)}
+        for client in session.shapes:
+            for wave in session.waves([client], relay=self.client_layers):
+                session.answer(self.step(round_, wave))
+            self.client_layers = session.relayed.get(client, self.client_layers)
+
+    def step(self, round_: int, wave: list[Smashed]) -> Answers:
+        """A step on one batch of the client whose turn it is."""
+        assert self.part is not None
+        answers = {s.client: self.part.backward(s) for s in wave}
+        self.part.step()
+        return answers
+
+    def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
+        """Nothing is averaged: the last client's layers and the server's are the model."""
+        for _ in updates:  # the figures of each are counted on the way
+            continue
+        self.served()
+        assert self.part is not None
+        return self.client_layers | self.part.arrays()
