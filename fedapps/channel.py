@@ -200,15 +200,14 @@ class ChannelServer:
     def _read(self, stream: Stream, requests: Iterator[bytes]) -> None:
         session, reason = self.session, "its stream ended"
         try:
-            for data in requests:
-                if session is None or not self._take(session, stream, *decode(data)):
-                    return
+            if session is not None:
+                all(self._take(session, stream, *decode(data)) for data in requests)
         except Exception as error:  # gRPC raises a bare Exception when the other side is gone
             reason = f"its stream broke{': ' + str(error) if str(error) else ''}"
-        finally:
-            for client in stream.clients if session else ():
+        if session is not None:
+            for client in stream.clients:
                 session.broken(client, reason)
-            stream.close()
+        stream.close()
 
     def _take(
         self, session: Listener, stream: Stream, frame: Frame, tensors: dict[str, Tensor]

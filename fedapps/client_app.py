@@ -84,7 +84,10 @@ def _serve(message: Message, context: Context, work: Work) -> Message:
         clients = header_of(message).clients
         return pack_reply(message, [], [Failure(client, _cause(error)) for client in clients])
     for result in _each(requests, lambda request: _try(request, info, space, work)):
-        (updates if isinstance(result, ClientUpdate) else failures).append(result)
+        if isinstance(result, ClientUpdate):
+            updates.append(result)
+        else:
+            failures.append(result)
     return pack_reply(message, presummed(updates) if info.presum else updates, failures)
 
 

@@ -208,12 +208,8 @@ class BaseStrategy(Strategy):
     ) -> Result:
         """Run all rounds on Flower's own loop, with replies streamed in as they come."""
         with _quiet_flower():
-            result = super().start(
-                StreamingGrid(grid, lambda: self._exchange.hopeless()),
-                initial_arrays or ArrayRecord(),
-                *args,
-                **kwargs,
-            )
+            streaming = StreamingGrid(grid, lambda: self._exchange.hopeless())
+            result = super().start(streaming, initial_arrays or ArrayRecord(), *args, **kwargs)
         result.arrays = ArrayRecord({key: Array(value) for key, value in self.arrays.items()})
         return result
 

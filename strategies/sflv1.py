@@ -16,9 +16,7 @@ class Settings(SplitSettings, frozen=True):
 
     sync: Annotated[
         Literal["iteration", "round"],
-        doc(
-            "the clients' server parts share the mean gradient of each step, or average at the end"
-        ),
+        doc("server parts share the mean gradient of each step, or are averaged at round end"),
     ]
     oversample: Annotated[
         bool, doc("a client with fewer batches takes its own again until all have as many")
