@@ -13,6 +13,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -486,8 +487,7 @@ class SplitStrategy(BaseStrategy):
     def start(
         self, grid: Grid, initial_arrays: ArrayRecord | None = None, *args: Any, **kwargs: Any
     ) -> Result:
-        """Serve the channel for as long as the run takes."""
-        s = self.settings
+        """Measure clients if cuts need it, and serve the channel for as long as the run takes."""
         nodes = len(self.places("train"))
         if 0 < self.workers < nodes:
             raise RunError(
@@ -495,6 +495,17 @@ class SplitStrategy(BaseStrategy):
                 f" can work at once; use channel-nodes=1, or --federation-config 'num-supernodes="
                 f"{nodes} client-resources-num-cpus=1 init-args-num-cpus={nodes}'"
             )
+        if self.measures():
+            self.seconds = self._measured(StreamingGrid(grid))
+            for client in self.seconds:
+                self.report.event(0, client, "cut", str(self.cut(client)))
+        with self.serving():
+            return super().start(grid, initial_arrays, *args, **kwargs)
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Serve the channel."""
+        s = self.settings
         tls = Path(s.channel_tls).expanduser() if s.channel_tls else None
         self._certificate = read_certificate(tls) if tls else ""
         self._channel = ChannelServer(
@@ -504,11 +515,7 @@ class SplitStrategy(BaseStrategy):
         self._reach = s.channel_reach or f"{host}:{self._channel.port}"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="split-server")
         try:
-            if self.measures():
-                self.seconds = self._measured(StreamingGrid(grid))
-                for client in self.seconds:
-                    self.report.event(0, client, "cut", str(self.cut(client)))
-            return super().start(grid, initial_arrays, *args, **kwargs)
+            yield
         finally:
             self._channel.stop()
             self._thread.shutdown(wait=False)

@@ -400,6 +400,11 @@ class Sgd:
         """Take one step along the gradients and drop them; what has none stays as it is."""
         moved = [i for i, parameter in enumerate(self.parameters) if parameter.grad is not None]
         buffers = [self.buffers[i] for i in moved]
+        missing = sum(buffer is None for buffer in buffers)
+        if 0 < missing < len(buffers):
+            # torch's kernel takes all as new or none; momentum x zero + gradient is the same
+            old = zip(moved, buffers, strict=True)
+            buffers = [torch.zeros_like(self.parameters[i]) if b is None else b for i, b in old]
         sgd(
             [self.parameters[i] for i in moved],
             [grad for i in moved if (grad := self.parameters[i].grad) is not None],
