@@ -68,6 +68,12 @@ class Link:
             raise ChannelError("the server's gradient does not fit the data that were sent")
         return gradient.to(data.device), answer.loss
 
+    def done(self, layers: dict[str, np.ndarray]) -> None:
+        """Say that this client has trained, and hand over its layers if they are relayed."""
+        handed = layers if self.channel.relay else {}
+        tensors = {key: torch.from_numpy(value) for key, value in handed.items()}
+        self.connection.send(Frame("done", self.client), tensors)
+
 
 class ServerLoss(torch.autograd.Function):
     """The loss of a batch, of which the server computes all that lies behind the cut."""
@@ -109,11 +115,7 @@ class SplitClient(BaseClient):
         plan = msgspec.json.decode(config["plan"], type=Plan)
         with self._linked(plan) as link:
             result = super().fit(parameters, config)
-            layers = take(self.model, self.layout.keys_of(self.layout.names))
-            relayed = {key: torch.from_numpy(value) for key, value in layers.items()}
-            link.connection.send(
-                Frame("done", self.client), relayed if link.channel.relay else None
-            )
+            link.done(take(self.model, self.layout.shared(self.layout.names)))
             return result
 
     def train(

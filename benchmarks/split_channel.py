@@ -1,0 +1,119 @@
+"""Milliseconds that the split channel costs per iteration and client, beside the compute.
+
+    python -m benchmarks.split_channel
+
+Clients run in threads of another process and reach the server over loopback, as in a simulation:
+features of 32 x 64 x 16 x 16 float32 (2 MiB up, 2 MiB down, vgg16 cut at 2) and their labels. The
+server answers at once with the features themselves. Compute: vgg16's two layers of one client,
+and the server's other fourteen on its batch, one thread.
+"""
+
+import argparse
+import multiprocessing
+import statistics
+import threading
+import time
+from itertools import pairwise
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedapps import models
+from fedapps.channel import ChannelServer, connection
+from fedapps.plan import Channel
+from fedapps.split import Answer, Session
+from fedapps.split_client import Link
+
+SHAPE, BATCH, CUT = (64, 16, 16), 32, 2
+
+
+def client(channel: Channel, number: int, steps: int) -> None:
+    """Exchange `steps` batches."""
+    data = torch.randn(BATCH, *SHAPE).to(memory_format=torch.channels_last)
+    labels = torch.zeros(BATCH, dtype=torch.int64)
+    with connection(channel) as connected:
+        link = Link(number, channel, connected)
+        link.begin()
+        link.steps = ((0, step) for step in range(steps))
+        for _ in range(steps):
+            gradient, _loss = link.exchange(data, labels)
+        assert torch.equal(gradient, data)
+        link.done({})
+
+
+def node(channels: list[Channel], steps: int) -> None:
+    """A SuperNode: all its clients at the same time."""
+    torch.set_num_threads(1)
+    threads = [threading.Thread(target=client, args=(c, i, steps)) for i, c in enumerate(channels)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def exchange(clients: int, steps: int) -> float:
+    """Return the median milliseconds of an iteration, from wave to wave, by client."""
+    session = Session(
+        shapes=dict.fromkeys(range(clients), SHAPE),
+        classes=10,
+        batch_size=BATCH,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        join_timeout=60.0,
+        step_timeout=60.0,
+    )
+    server = ChannelServer("127.0.0.1:0", None, clients, session.limit, 60.0, session)
+    address = f"127.0.0.1:{server.port}"
+    channels = [
+        Channel(address=address, token=session.tokens[i], limit=session.limit)
+        for i in range(clients)
+    ]
+    process = multiprocessing.get_context("spawn").Process(target=node, args=(channels, steps))
+    process.start()
+    times = []
+    for wave in session.waves(range(clients)):
+        times.append(time.perf_counter())
+        session.answer({s.client: Answer(s.data.detach(), 0.0) for s in wave})
+    process.join()
+    session.close()
+    server.stop()
+    gaps = [after - before for before, after in pairwise(times)]
+    return 1e3 * statistics.median(gaps[len(gaps) // 10 :]) / clients
+
+
+def compute(repeats: int = 7) -> tuple[float, float]:
+    """Return milliseconds of a client's layers and of the server's, forward and backward."""
+    torch.set_num_threads(1)
+    model = models.build("vgg16", (3, 32, 32), 10, 0).to(memory_format=torch.channels_last)
+    layers = [layer for _, layer in model.named_children()]
+    images = torch.randn(BATCH, 3, 32, 32).to(memory_format=torch.channels_last)
+    labels = torch.zeros(BATCH, dtype=torch.int64)
+    ours, theirs = [], []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        smashed = torch.nn.Sequential(*layers[:CUT])(images)
+        middle = time.perf_counter()
+        leaf = smashed.detach().requires_grad_()
+        cross_entropy(torch.nn.Sequential(*layers[CUT:])(leaf), labels).backward()
+        end = time.perf_counter()
+        smashed.backward(leaf.grad)
+        ours.append(middle - start + time.perf_counter() - end)
+        theirs.append(end - middle)
+    return 1e3 * statistics.median(ours), 1e3 * statistics.median(theirs)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=200)
+    arguments = parser.parse_args()
+    for clients in (1, 4):
+        cost = exchange(clients, arguments.steps)
+        print(f"channel, {clients} client(s): {cost:6.2f} ms per iteration and client")
+    ours, theirs = compute()
+    print(f"compute, client's layers: {ours:6.1f} ms per iteration and client")
+    print(f"compute, server's layers: {theirs:6.1f} ms per iteration and client")
+
+
+if __name__ == "__main__":
+    main()
