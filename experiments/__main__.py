@@ -5,6 +5,7 @@
     python -m experiments report
     python -m experiments costs
     python -m experiments communication fedcmd-cifar10 --plot bytes.png
+    python -m experiments curves fedfc-classes --plot rounds.png
 
 A table is a TOML file in experiments/tables: a base run-config from experiments/configs and rows
 that change it. A finished row is appended to experiments/results/<table>.csv at once.
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments import communication, costs
+from experiments import communication, costs, curves
 from fedapps import launch
 from fedapps.errors import RunError
 
@@ -38,6 +39,7 @@ FIGURES = (
     "accuracy_last_local_weighted",
 )
 COSTS = ("seconds_per_round", "bytes_up", "bytes_down")
+CURVE = ("name", "seed", "round", "accuracy")
 COLUMNS = ("name", "seed", "rounds", *FIGURES, *COSTS, "command")
 
 
@@ -61,6 +63,8 @@ class Table:
     source: str
     note: str
     rows: tuple[Row, ...] = field(default=())
+    follows: str = ""  # a column of rounds.csv of which every round is kept
+    thresholds: Sequence[int] = ()  # percent: the first round that reaches it is reported
 
     @property
     def base_file(self) -> Path:
@@ -71,6 +75,21 @@ class Table:
     def results_file(self) -> Path:
         """The figures of finished rows."""
         return HERE / "results" / f"{self.name}.csv"
+
+    @property
+    def curves_file(self) -> Path:
+        """The followed column of every round of finished rows."""
+        return HERE / "results" / f"{self.name}-rounds.csv"
+
+    def curves(self) -> dict[tuple[str, str], dict[int, float]]:
+        """Return the followed column by (name, seed) and round; a later run replaces an earlier."""
+        found: dict[tuple[str, str], dict[int, float]] = {}
+        if self.curves_file.exists():
+            with self.curves_file.open(newline="") as file:
+                for line in csv.DictReader(file):
+                    curve = found.setdefault((line["name"], line["seed"]), {})
+                    curve[int(line["round"])] = float(line["accuracy"])
+        return found
 
     def results(self) -> dict[tuple[str, str], dict[str, str]]:
         """Return the finished rows by (name, seed); a later run of a row replaces an earlier."""
@@ -112,7 +131,8 @@ def run(table: Table, row: Row, seed: int, extra: str, runs_dir: Path, home: Pat
     if not result.completed:
         raise RunError(f"{table.name}, {row.name}: {result.error}")
     with (runs_dir / name / "rounds.csv").open(newline="") as file:
-        seconds = sorted(float(line["seconds"]) for line in csv.DictReader(file))
+        lines = list(csv.DictReader(file))
+    seconds = sorted(float(line["seconds"]) for line in lines)
     summary = json.loads((runs_dir / name / "summary.json").read_text("utf-8"))
     figures = {key: summary[key] for key in FIGURES}
     record(
@@ -129,16 +149,26 @@ def run(table: Table, row: Row, seed: int, extra: str, runs_dir: Path, home: Pat
         },
     )
 
+    if table.follows:
+        key = {"name": row.name, "seed": seed}
+        curve = [key | {"round": x["round"], "accuracy": x[table.follows]} for x in lines]
+        append(table.curves_file, CURVE, [point for point in curve if point["accuracy"]])
+
 
 def record(table: Table, figures: dict[str, Any]) -> None:
     """Append a finished row to the table's results."""
-    table.results_file.parent.mkdir(exist_ok=True)
-    new = not table.results_file.exists()
-    with table.results_file.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+    append(table.results_file, COLUMNS, [figures])
+
+
+def append(path: Path, columns: Sequence[str], lines: Sequence[dict[str, Any]]) -> None:
+    """Append lines to a CSV file, with its header if it is new."""
+    path.parent.mkdir(exist_ok=True)
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, columns)
         if new:
             writer.writeheader()
-        writer.writerow(figures)
+        writer.writerows(lines)
 
 
 def markdown(table: Table) -> Iterator[str]:
@@ -167,8 +197,27 @@ def markdown(table: Table) -> Iterator[str]:
             f"| {shown[5]} | {shown[7]} | {published} | {percent(found[row.reads])} "
             f"| {float(found['seconds_per_round']):.2f} |"
         )
+    if table.follows:
+        yield from progress(table)
     yield ""
     yield f"Repeat with `python -m experiments run {table.name} --data-root FOLDER`."
+
+
+def progress(table: Table) -> Iterator[str]:
+    """Yield a table of the followed column: last and best round, and the first at a threshold."""
+    yield ""
+    heads = [f"first round at {threshold} %" for threshold in table.thresholds]
+    yield f"| method | seed | last | best round | {' | '.join(heads)} |"
+    yield "|---|---|---|---|" + "---|" * len(heads)
+    order = [row.name for row in table.rows]
+    for (name, seed), curve in sorted(table.curves().items(), key=lambda c: order.index(c[0][0])):
+        best = max(curve, key=lambda round_: curve[round_])
+        first = [
+            next((str(r) for r in sorted(curve) if 100 * curve[r] >= threshold), "never")
+            for threshold in table.thresholds
+        ]
+        last = f"{100 * curve[max(curve)]:.2f}"
+        yield f"| {name} | {seed} | {last} | {100 * curve[best]:.2f} ({best}) | {' | '.join(first)} |"
 
 
 def percent(value: str) -> str:
@@ -219,12 +268,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     costs.add_arguments(commands.add_parser("costs", help="FedSeq's parameter and cost tables"))
     sent = commands.add_parser("communication", help="bytes of a table's methods beside FedAvg")
     communication.add_arguments(sent)
+    rounds = commands.add_parser("curves", help="plot of a table's accuracy over rounds")
+    rounds.add_argument("table")
+    rounds.add_argument("--plot", type=Path, required=True, help="PNG file to write")
     options = parser.parse_args(arguments)
     try:
         if options.command == "costs":
             costs.show(options)
         elif options.command == "communication":
             communication.show(pick(options.table, "")[0].results(), options.plot)
+        elif options.command == "curves":
+            table, _ = pick(options.table, "")
+            curves.show(table.title, table.follows, table.curves(), options.plot)
         elif options.command == "list":
             show()
         elif options.command == "report":

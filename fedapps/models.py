@@ -250,9 +250,15 @@ MODELS: Mapping[str, Builder] = {
     "vgg16": partial(vgg, widths=_D, hidden=4096, bn=False),
     "vgg16-bn": partial(vgg, widths=_D, hidden=4096, bn=True),
     "vgg-small": partial(vgg, widths=(16, 32, 64, 128, 128), hidden=512, bn=False),
+    "vgg-tiny": partial(vgg, widths=(8, 16, 32, 64, 64), hidden=256, bn=False),
 }
 
-_SMALLEST = {"vgg16": 32, "vgg16-bn": 32, "vgg-small": 32}  # pixels a side; 8 for all others
+_SMALLEST = {
+    "vgg16": 32,
+    "vgg16-bn": 32,
+    "vgg-small": 32,
+    "vgg-tiny": 32,
+}  # pixels a side; 8 for all others
 
 
 def build(name: str, shape: Shape, classes: int, seed: int) -> nn.Sequential:

@@ -1,0 +1,53 @@
+"""A table's accuracy over rounds, one line a method, as a plot."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import matplotlib as mpl
+import matplotlib.style
+from matplotlib.figure import Figure
+
+from fedapps.errors import RunError
+from fedapps.plots import HEADLESS, STYLE, save
+
+Curves = Mapping[tuple[str, str], Mapping[int, float]]
+
+
+def show(title: str, column: str, curves: Curves, plot: Path) -> None:
+    """Draw the curves into a PNG file; raises `RunError` if there are none."""
+    if not curves:
+        raise RunError("the table has no curves: none of its rows has run, or it follows nothing")
+    with matplotlib.style.context(["default", STYLE]):
+        save(draw(title, column, curves), plot)
+    print(plot)
+
+
+def draw(title: str, column: str, curves: Curves) -> Figure:
+    """Lines over rounds in percent; the names stand at the lines' ends, none on another."""
+    figure = Figure(figsize=(6.8, 3.8))
+    axes = figure.add_subplot(xlabel="round", ylabel=column.replace("_", " ") + ", %", title=title)
+    ends = {key: 100 * curve[max(curve)] for key, curve in curves.items()}
+    low = min(min(curve.values()) for curve in curves.values())
+    gap = 4.5 * (100 * max(max(c.values()) for c in curves.values()) - 100 * low) / 100
+    place = -1e9
+    palette = mpl.color_sequences["tab10"]
+    for index, key in enumerate(sorted(curves, key=lambda key: ends[key])):
+        curve = curves[key]
+        rounds, values = [*curve], [100 * value for value in curve.values()]
+        colour = palette[index % len(palette)]
+        axes.plot(rounds, values, color=colour, linewidth=1.6)
+        place = max(place + gap, ends[key])
+        name = key[0] if len({seed for _, seed in curves}) == 1 else f"{key[0]}, seed {key[1]}"
+        axes.annotate(
+            f"{name}  {ends[key]:.1f}",
+            (rounds[-1], ends[key]),
+            (rounds[-1] + 0.02 * len(rounds), place),
+            color=colour,
+            va="center",
+            fontsize=8,
+            annotation_clip=False,
+        )
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="x", visible=False)
+    axes.tick_params(colors=HEADLESS)
+    return figure
