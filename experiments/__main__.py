@@ -216,8 +216,8 @@ def progress(table: Table) -> Iterator[str]:
             next((str(r) for r in sorted(curve) if 100 * curve[r] >= threshold), "never")
             for threshold in table.thresholds
         ]
-        last = f"{100 * curve[max(curve)]:.2f}"
-        yield f"| {name} | {seed} | {last} | {100 * curve[best]:.2f} ({best}) | {' | '.join(first)} |"
+        shown = [f"{100 * curve[max(curve)]:.2f}", f"{100 * curve[best]:.2f} ({best})", *first]
+        yield f"| {name} | {seed} | {' | '.join(shown)} |"
 
 
 def percent(value: str) -> str:

@@ -259,13 +259,14 @@ class Trainer:
     def starts(self, size: int, stage: Stage) -> list[int]:
         """Return where the batches of an epoch start in its order of `size` samples.
 
-        The last batch is left out if it is one sample that a BatchNorm cannot normalise.
+        A batch is left out if it is one sample that a BatchNorm cannot normalise.
         """
         own = list(range(0, size, self.batch_size))
         taken = [own[index % len(own)] for index in range(stage.batches or len(own))]
         trained = self.layout.slice(stage.layers)
         needs_two = any(self._sees_one_value(name, trained) for name in self.layout.names)
-        return [start for start in taken if not (needs_two and start == size - 1)]
+        lone = {start for start in own if min(self.batch_size, size - start) == 1}
+        return [start for start in taken if not (needs_two and start in lone)]
 
     def _batches(
         self, data: Samples, epochs: Iterable[int], draw: Draw, stage: Stage, done: Trained

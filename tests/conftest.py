@@ -79,7 +79,9 @@ def fits(monkeypatch):
 
     def record(space, request, store):
         update = fit(space, request, store)
-        records.append((clients[-1], dict(clients[-1].state), request, update))
+        # split clients run in threads: the last one made need not be this one
+        client = next(made for made in reversed(clients) if made.client == request.client)
+        records.append((client, dict(client.state), request, update))
         return update
 
     monkeypatch.setattr(client_app, "_client", remember)

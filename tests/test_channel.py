@@ -53,6 +53,7 @@ from strategies.fedfc import FedFC
 
 BAD = 1  # the client that misbehaves; 0 and 2 are real ones
 LONG = 20.0  # seconds that nothing here takes unless it hangs
+BROKEN = re.compile("its stream (broke|ended)")  # gRPC tells a dead peer now so, now so
 SOON = 5.0  # seconds in which a round is over although a client misbehaves
 
 
@@ -95,7 +96,7 @@ def announcing(*shape):
 
 @given(NAMED, st.text(st.characters(codec="utf-8")), st.tuples(st.integers(0), st.integers(0)))
 @settings(max_examples=60)
-@example({"scalar": np.float32(3).reshape(())}, "", (0, 0))
+@example({"scalar": np.array(3.0, np.float32)}, "", (0, 0))
 def test_tensors_come_back_as_they_were(arrays, text, step):
     frame = Frame("data", 7, step=step, loss=0.25, text=text)
     found, tensors = decode(encode(frame, {k: torch.from_numpy(v) for k, v in arrays.items()}))
@@ -119,7 +120,7 @@ def test_images_travel_channels_last():
 def test_a_loss_that_is_not_finite_travels_too(loss):
     """A diverged server still answers with a frame; an unreadable one ends the whole stream."""
     found, _ = decode(encode(Frame("gradient", 0, loss=loss)))
-    np.testing.assert_equal(found.loss, loss)
+    assert not math.isfinite(found.loss)
 
 
 @given(NAMED, st.data())
@@ -171,15 +172,15 @@ def test_a_huge_shape_is_refused_before_memory_is_taken(shape):
 
 @pytest.fixture
 def world(flat_config, tiny_npz):
-    """Return world(*run_config) -> FedFC with three clients and the small cnn, cut in the middle.
+    """Return world(*run_config) -> FedFC, three clients and the small cnn, cut after layer 1.
 
     Messages are left out: what a client computes is handed to the strategy directly.
     """
 
     def make(*run_config):
         base = (
-            f'{tiny_npz} strategy="fedfc" fedfc.cuts="2" num-clients=3 fraction-train=1.0 '
-            f"local-epochs=2 join-timeout={LONG} step-timeout={LONG}"
+            f'{tiny_npz} strategy="fedfc" fedfc.cuts="1" num-clients=3 fraction-train=1.0 '
+            f"local-epochs=2 round-timeout={LONG} join-timeout={LONG} step-timeout={LONG}"
         )
         strategy = FedFC(Workspace(config.read(flat_config(base, *run_config))))
         strategy.report = SimpleNamespace(event=lambda *_: None)
@@ -200,11 +201,11 @@ def fit(strategy, plan, client):
     return ClientUpdate(client, dict(zip(plan.up(space.layout), values, strict=True)), n, metrics)
 
 
-def play(strategy, misbehave=None, ready=None):
+def play(strategy, misbehave=None, begin=None):
     """Play a round of the real clients 0 and 2 beside `misbehave(plan)` of client 1.
 
     `misbehave` "fit" is a real client 1, None a round without it. The real clients 0 and 2 start
-    when `ready(session)` is over. The result: the session, the updates of real clients, the
+    when the event `begin` is set. The result: the session, the updates of real clients, the
     arrays after the round, what client 1 returned or raised, and the seconds.
     """
     bad = (lambda plan: fit(strategy, plan, BAD)) if misbehave == "fit" else misbehave
@@ -215,8 +216,8 @@ def play(strategy, misbehave=None, ready=None):
         plans = strategy.plans(1)
         session = strategy._session
         odd = threads.submit(bad, plans[BAD]) if bad else None
-        if ready:
-            ready(session)
+        if begin:
+            assert begin.wait(LONG)
         real = [threads.submit(fit, strategy, plans[client], client) for client in (0, 2)]
         updates = [work.result(LONG) for work in real]
         outcome = odd and (odd.exception(LONG) or odd.result())
@@ -282,16 +283,16 @@ def test_three_real_clients_finish(world):
     assert any(np.abs(result.arrays[key] - v).max() > 1e-4 for key, v in alone.arrays.items())
 
 
-@pytest.mark.parametrize("token", ["0" * 32, "ä" * 32])
+@pytest.mark.parametrize("token", ["0" * 32, "ä" * 32], ids=["hex", "not ASCII"])
 def test_a_wrong_token_is_refused(world, token):
     def misbehave(plan):
         with joined(plan, token=token) as link:
             link.begin()
 
-    result = play(world("join-timeout=0.7"), misbehave)
+    result = play(world("join-timeout=1.0"), misbehave)
     assert result.session.refusals == [(BAD, "wrong or used token")]
     assert result.session.lost.keys() == {BAD}
-    assert "did not join the channel in 0.7 s (join-timeout)" in result.session.lost[BAD]
+    assert "did not join the channel in 1 s (join-timeout)" in result.session.lost[BAD]
     assert str(result.outcome) == "the server dropped this client: wrong or used token"
     check_as_without(result, world())
     assert result.seconds < SOON
@@ -335,33 +336,30 @@ def test_a_token_is_good_for_one_of_two_joins_at_the_same_moment(world, monkeypa
 
     monkeypatch.setattr(split.Session, "token", token)
 
+    strategy = world()
+
     def misbehave(plan):
         with joined(plan), joined(plan):
-            until(lambda: together.n_waiting == 0 and len(session.refusals) == 1, 2.0)
+            until(lambda: strategy._session.refusals, 2.0)
 
-    def ready(now):
-        nonlocal session
-        session = now
-
-    session = SimpleNamespace(refusals=[])
-    result = play(world("step-timeout=2.0"), misbehave, ready)
+    result = play(strategy, misbehave)
     assert result.outcome is None, "both streams joined with the one token"
     assert result.session.refusals == [(BAD, "wrong or used token")]
 
 
 def test_a_client_that_never_joins_is_not_waited_for(world):
-    result = play(world("join-timeout=0.7"), lambda plan: None)
+    result = play(world("join-timeout=1.0"), lambda plan: None)
     assert result.session.lost.keys() == {BAD}
-    assert "did not join the channel in 0.7 s (join-timeout)" in result.session.lost[BAD]
+    assert "did not join the channel in 1 s (join-timeout)" in result.session.lost[BAD]
     assert result.session.refusals == []
     check_as_without(result, world())
-    assert 0.7 < result.seconds < SOON
+    assert 1.0 < result.seconds < SOON
 
 
 @pytest.mark.parametrize("after", ["the others began", "the round"])
 def test_a_client_that_joins_too_late_is_told(world, after):
     """It must not wait for a word that never comes: its SuperNode's reply would come as late."""
-    strategy = world("join-timeout=0.3")
+    strategy = world("join-timeout=1.0")
     late = Event()
 
     def misbehave(plan):
@@ -373,13 +371,15 @@ def test_a_client_that_joins_too_late_is_told(world, after):
                 link.begin()
         return str(caught.value), time.monotonic() - start
 
-    if after == "the others began":
-        step = strategy.step
-        strategy.step = lambda round_, wave: (late.set(), step(round_, wave))[1]
-    else:
-        Thread(
-            target=lambda: (until(lambda: strategy._work), strategy.served(), late.set())
-        ).start()
+    method = "step" if after == "the others began" else "_serve"
+    work = getattr(strategy, method)
+
+    def then_late(*arguments):
+        done = work(*arguments)
+        late.set()
+        return done
+
+    setattr(strategy, method, then_late)
     result = play(strategy, misbehave)
     check_mean_of_updates(result, [0, 2])
     text, seconds = result.outcome
@@ -439,7 +439,7 @@ def test_a_batch_that_is_not_right_costs_its_client_only(world, fault):
 
     result = play(strategy, misbehave)
     assert result.session.lost.keys() == {BAD}
-    assert re.search(reason, result.session.lost[BAD])
+    assert re.search(reason, result.session.lost[BAD]), result.session.lost
     assert isinstance(result.outcome, ChannelError)
     assert str(result.outcome) == f"the server dropped this client: {result.session.lost[BAD]}"
     check_as_without(result, world())
@@ -469,11 +469,47 @@ def test_a_frame_that_is_not_due_costs_its_client_only(world, frames, reason):
             finally:
                 told.set()
 
-    result = play(strategy, misbehave, ready=lambda session: told.wait(LONG))
+    result = play(strategy, misbehave, begin=told)
     assert result.session.lost == {BAD: reason}
     assert str(result.outcome) == f"the server dropped this client: {reason}"
     check_as_without(result, world())
     assert result.seconds < SOON
+
+
+def test_a_batch_of_a_client_that_failed_is_in_no_wave(world):
+    """The others start when it has failed; its batch came before that."""
+    strategy, told = world(), Event()
+
+    def misbehave(plan):
+        with joined(plan) as link:
+            link.connection.send(Frame("data", BAD), batch(strategy))
+            link.connection.send(Frame("failed", BAD, text="for a reason"))
+            until(lambda: strategy._session.lost)
+            told.set()
+
+    result = play(strategy, misbehave, begin=told)
+    assert result.session.lost == {BAD: "for a reason"}
+    check_as_without(result, world())
+    assert result.seconds < SOON
+
+
+def test_a_client_that_never_stops_does_not_keep_the_round_open(world):
+    """It sends more batches than its plan has."""
+    strategy = world()
+
+    def misbehave(plan):
+        due = plan.stages[0].epochs * strategy.batches(BAD)
+        with joined(plan) as link:
+            link.begin()
+            link.steps = ((0, number) for number in range(20 * due))
+            for _ in range(20 * due):
+                link.exchange(**batch(strategy))
+        return "it was never stopped"
+
+    result = play(strategy, misbehave)
+    assert isinstance(result.outcome, ChannelError), result.outcome
+    assert result.session.lost.keys() == {BAD}
+    check_mean_of_updates(result, [0, 2])
 
 
 def test_bytes_that_are_no_frame_cost_their_stream_only(world):
@@ -527,6 +563,7 @@ import sys, time
 import msgspec, torch
 from fedapps.channel import Connection, Frame
 from fedapps.plan import Channel
+print("ready", flush=True)
 channel, shape = msgspec.json.decode(sys.stdin.readline(), type=tuple[Channel, tuple[int, ...]])
 connected = Connection(channel)
 connected.open(1)
@@ -560,6 +597,7 @@ def child():
 def test_a_client_whose_process_is_killed_is_lost_at_once(world, child):
     """It dies after one batch; nobody waits for a timeout."""
     strategy = world()
+    assert child.stdout.readline() == "ready\n"
 
     def misbehave(plan):
         shape = strategy._smashed_shape(plan)
@@ -570,17 +608,19 @@ def test_a_client_whose_process_is_killed_is_lost_at_once(world, child):
         return child.wait(LONG)
 
     waves, step = [], strategy.step
-    strategy.step = lambda round_, wave: (
-        waves.append([s.client for s in wave]),
-        step(round_, wave),
-    )[1]
+
+    def record(round_, wave):
+        waves.append([smashed.client for smashed in wave])
+        return step(round_, wave)
+
+    strategy.step = record
     result = play(strategy, misbehave)
     assert result.outcome == -9
     assert waves[0] == [0, 1, 2]
     assert result.session.lost.keys() == result.session.gone.keys() == {BAD}
-    assert result.session.lost[BAD].startswith("its stream broke")
+    assert BROKEN.match(result.session.lost[BAD])
     check_mean_of_updates(result, [0, 2])
-    assert result.seconds < LONG / 2
+    assert result.seconds < SOON
 
 
 @pytest.fixture
@@ -591,7 +631,7 @@ def raising(monkeypatch):
     def bad(client, logits, labels):
         calls.append(client.client)
         if calls.count(BAD) == 2 and client.client == BAD:
-            raise ValueError("a fault\nof its own")
+            raise ValueError("some text\na fault of its own")
         return loss(client, logits, labels)
 
     monkeypatch.setattr(SplitClient, "loss", bad)
@@ -646,6 +686,26 @@ def test_a_run_ends_although_a_client_fails(
     assert row["train_loss"] > 0
     assert all(np.isfinite(value).all() for value in read_model(folder).values())
     assert time.monotonic() - start < LONG / 2
+
+
+def test_a_refused_stream_is_noted(serial_run, tiny_npz, read_csv, read_rounds, monkeypatch):
+    """Somebody tries client 0's place with a wrong token; all clients go on."""
+    loss, tried = SplitClient.loss, []
+
+    def intrude(client, logits, labels):
+        if not tried:
+            tried.append(client)
+            with joined(client.link, 0, "0" * 32) as link, suppress(ChannelError):
+                link.begin()
+        return loss(client, logits, labels)
+
+    monkeypatch.setattr(SplitClient, "loss", intrude)
+    folder = serial_run(tiny_npz, RUN)
+    events = read_csv(folder, "events.csv")
+    assert [(e["round"], e["client"], e["kind"], e["detail"]) for e in events] == [
+        ("1", "0", "refused", "wrong or used token")
+    ]
+    assert read_rounds(folder)[0]["failures"] == 0
 
 
 def test_the_servers_own_fault_ends_the_run(serial_run, tiny_npz, monkeypatch):
@@ -735,7 +795,8 @@ def test_only_clients_that_trust_the_servers_ca_reach_it(tmp_path):
                 echo(msgspec.structs.replace(channel, certificate=certificate))
             assert time.monotonic() - start < SOON
         assert listener.clients == []
-        echo(msgspec.structs.replace(channel, certificate=(tls / "ca.crt").read_text()))
+        right = (tls / "ca.crt").read_text()
+        echo(msgspec.structs.replace(channel, certificate=right)).connection.close()
         assert listener.clients == [BAD]
 
 
@@ -746,7 +807,7 @@ class Echo:
     """A session that lets everybody in and sends back what comes."""
 
     def __init__(self):
-        self.clients, self.streams, self.ends = [], {}, {}
+        self.clients, self.streams, self.ends, self.largest = [], {}, {}, 0
 
     def token(self, client):
         return "token"
@@ -756,6 +817,7 @@ class Echo:
         self.streams[client] = stream
 
     def arrived(self, frame, tensors):
+        self.largest = max(self.largest, *(tensor.nbytes for tensor in tensors.values()), 0)
         self.streams[frame.client].send(frame, tensors)
 
     def broken(self, client, reason):
@@ -801,6 +863,7 @@ def test_a_stream_that_never_joins_is_ended():
         echo(channel, member)  # one that joined may be silent for longer
         assert listener.clients == [BAD]
         assert listener.ends == {}
+        member.connection.close()
 
 
 def test_a_frame_beyond_the_limit_breaks_its_stream_only():
@@ -809,24 +872,21 @@ def test_a_frame_beyond_the_limit_breaks_its_stream_only():
         echo(channel, small)
         echo(channel, large)
         large.connection.send(Frame("data", 1), {"x": torch.zeros((1000 + HEADER) // 4)})
-        with pytest.raises(ChannelError, match="larger than max"):
+        with pytest.raises(ChannelError, match="Received message larger than max"):
             large.connection.answer(1, "data", SOON)
         until(lambda: 1 in listener.ends, SOON)
-        assert listener.ends[1].startswith("its stream broke")
+        assert BROKEN.match(listener.ends[1])
         echo(channel, small)
         assert listener.ends.keys() == {1}
+        assert listener.largest == 12
+        small.connection.close()
 
 
 # SuperNodes that do not reply any more -----------------------------------------------------
 
 
-def break_off(link):
-    """End a stream as a process that dies does."""
-    link.connection._channel.close()
-
-
 class Dying(SerialGrid):
-    """Two SuperNodes, of which the second joins the channel for its clients, dies, never replies."""
+    """Two SuperNodes; the second joins the channel for its clients, dies and never replies."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -861,7 +921,7 @@ def test_a_supernode_that_died_is_given_up_after_the_grace_time(
     took = time.monotonic() - start
     failures = [e for e in read_csv(folder, "events.csv") if e["kind"] == "failure"]
     assert failures
-    assert all(e["detail"].startswith("its stream broke") for e in failures)
+    assert all(BROKEN.match(e["detail"]) for e in failures)
     (row,) = read_rounds(folder)
     assert row["failures"] == len(failures) < row["clients"] == 3
     assert 0.3 < took < LONG / 2
@@ -888,10 +948,10 @@ def test_a_supernode_that_dies_is_given_up_whatever_its_clients_did_before(
                 session = strategy._session
                 until(lambda: 0 in {*session._done, *session.lost})
                 assert strategy.hopeless() == {}
-                break_off(first)
+                first.connection._channel.close()  # as a process that dies
                 until(lambda: 1 in session.gone)
                 time.sleep(0.2)
                 assert strategy.hopeless().keys() == {0, 1}
                 third.connection.send(Frame("done", 2))
                 strategy.served()
-    assert session.lost[1].startswith("its stream broke")
+    assert BROKEN.match(session.lost[1])

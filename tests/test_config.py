@@ -31,16 +31,17 @@ WORDS = {
     "device": "auto, cpu, cuda",
 }
 TEXTS = [
-    "dataset", "data-root", "sizes", "classes-per-client", "model", "runs-dir", "run-name"
+    "dataset", "data-root", "sizes", "classes-per-client", "model", "runs-dir", "run-name",
+    "channel-address", "channel-reach", "channel-tls",
 ]  # fmt: skip
 FLAGS = ["dirichlet-balance", "bn-local", "presum", "score-last"]
 COUNTS = {
     "shards-per-client": 1, "num-clients": 1, "min-samples": 2, "head-layers": 1, "num-rounds": 1,
     "local-epochs": 1, "batch-size": 1, "seed": 0, "evaluate-every": 0, "evaluate-clients": 0,
     "finetune-epochs": 0, "threads": 1, "cache-limit": 0, "max-failures": -1, "min-available": 1,
-    "clip-history": 1,
+    "clip-history": 1, "channel-nodes": 0,
 }  # fmt: skip
-POSITIVE = ["alpha", "lr", "round-timeout"]
+POSITIVE = ["alpha", "lr", "round-timeout", "join-timeout", "step-timeout"]
 NOT_NEGATIVE = ["weight-decay", "prox-mu", "finetune-lr", "max-norm"]
 FLOATS = {  # what is allowed, values that are not, values at the edge that are
     **dict.fromkeys(POSITIVE, ("float > 0", [0, 0.0, -1, -0.5, INF, NAN], [1e-300, 1e300, 1])),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedapps.errors import RunError
-from fedapps.fleet import Exchange, StreamingGrid, greet, spread
+from fedapps.fleet import Exchange, Fleet, StreamingGrid, greet, spread
 from fedapps.layers import Layout
 from fedapps.messages import ClientUpdate, Failure, Request, RoundInfo, pack_reply
 from fedapps.plan import Plan
@@ -81,8 +81,8 @@ def echo(node):
     return lambda by_node: Message(RecordDict(), reply_to=by_node[node])
 
 
-def hello(node, nodes=1, cuda=False):
-    answer = {"client": "any", "nodes": nodes, "cuda": cuda}
+def hello(node, nodes=1, cuda=False, workers=0):
+    answer = {"client": "any", "nodes": nodes, "cuda": cuda, "workers": workers}
 
     def reply(by_node):
         return Message(RecordDict({"hello": ConfigRecord(answer)}), reply_to=by_node[node])
@@ -292,27 +292,29 @@ def test_nodes_that_register_one_by_one_are_waited_for():
         polls=[[hello(9, cuda=True)], [hello(3, cuda=True)], [hello(5, cuda=True)]],
         nodes=[[], [9], [9, 3], [3, 9], [5, 3, 9]],
     )
-    assert meet(grid, at_least=3) == ([3, 5, 9], True)
+    assert meet(grid, at_least=3) == Fleet([3, 5, 9], cuda=True, workers=0)
     assert [message.metadata.dst_node_id for message in grid.pushed] == [9, 3, 5]  # once each
     assert {message.metadata.message_type for message in grid.pushed} == {"query.hello"}
 
 
 def test_a_simulation_says_how_many_nodes_there_will_be():
     nodes = [[1], [1], [1, 2]]
-    grid = FakeGrid(polls=[[hello(1, nodes=2, cuda=True)], [hello(2, nodes=2)]], nodes=nodes)
-    assert meet(grid) == ([1, 2], False)
+    grid = FakeGrid(
+        polls=[[hello(1, nodes=2, cuda=True, workers=2)], [hello(2, nodes=2)]], nodes=nodes
+    )
+    assert meet(grid) == Fleet([1, 2], cuda=False, workers=2)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=5))
 def test_all_see_a_gpu_only_if_each_does(cuda):
     hellos = [hello(node, cuda=seen) for node, seen in enumerate(cuda)]
     grid = FakeGrid(polls=[hellos], nodes=[range(len(cuda))])
-    assert meet(grid) == (list(range(len(cuda))), cuda.count(False) == 0)
+    assert meet(grid) == Fleet(list(range(len(cuda))), cuda=all(cuda), workers=0)
 
 
 def test_a_node_that_left_is_not_counted():
     grid = FakeGrid(polls=[[hello(1)], [hello(2)], [hello(3)]], nodes=[[1], [2], [2, 3]])
-    assert meet(grid, at_least=2)[0] == [2, 3]
+    assert meet(grid, at_least=2).nodes == [2, 3]
 
 
 def test_too_few_nodes_end_the_run_after_the_timeout():

@@ -9,10 +9,9 @@ import pytest
 from fedapps import config, launch, serial
 
 ROOT = Path(__file__).parent.parent
-RUN = (
-    'strategy="fedbabu" num-clients=6 num-rounds=2 local-epochs=1 batch-size=32 fraction-train=0.5 '
-    "finetune-epochs=1"
-)
+BASE = "num-clients=6 num-rounds=2 local-epochs=1 batch-size=32 finetune-epochs=1"
+RUN = f'strategy="fedbabu" fraction-train=0.5 {BASE}'
+SPLIT = f'strategy="fedfc" fedfc.cuts="1,2,3,1,2,3" fraction-train=1.0 {BASE}'
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +42,29 @@ def test_ray_gives_the_numbers_of_the_serial_engine(home, tmp_path, nodes, cpus)
     )
     assert result.completed, result.error
     assert outcome(tmp_path / "ray") == outcome(mine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", [0, 2])
+def test_split_learning_on_ray_gives_the_numbers_of_the_serial_engine(home, tmp_path, spread):
+    """All clients on one SuperNode in threads, and three each on two that work at the same time."""
+    folder = f'runs-dir="{tmp_path}"'
+    mine = serial.run_serial(config.parse([f'{SPLIT} {folder} run-name="serial"']))
+    options = [f'{SPLIT} {folder} run-name="ray" channel-nodes={spread}']
+    result = launch.launch(ROOT, options, "num-supernodes=2 client-resources-num-cpus=1", home=home)
+    assert result.completed, result.error
+    assert outcome(tmp_path / "ray") == outcome(mine)
+
+
+@pytest.mark.slow
+def test_too_few_workers_for_split_clients_are_named_at_once(home, tmp_path):
+    """Five SuperNodes on two cores: as many actors as CPUs, and the cure in the message."""
+    options = [f'{SPLIT} channel-nodes=5 runs-dir="{tmp_path}"']
+    config_ = "num-supernodes=5 client-resources-num-cpus=1 init-args-num-cpus=2"
+    result = launch.launch(ROOT, options, config_, home=home)
+    assert result.status == "finished:failed"
+    assert "5 SuperNodes train at the same time, but only 2 can work at once" in result.error
+    assert "init-args-num-cpus=5" in result.error
 
 
 @pytest.mark.slow

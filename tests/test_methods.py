@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedapps import config, registry
+from fedapps.layers import run
 from fedapps.workspace import Workspace
 
 METHODS = registry.names()
@@ -34,6 +35,18 @@ def training_rows(folder: Path) -> list[dict[str, str]]:
 
 def without_seconds(folder: Path) -> list[dict[str, str]]:
     return [{k: v for k, v in row.items() if k != "seconds"} for row in rows(folder, "rounds.csv")]
+
+
+def through_channel(client, plan):
+    """Bytes (up, down) of split learning: features and int64 labels, gradients, relayed layers."""
+    if plan.channel is None:
+        return 0, 0
+    images, labels = client.train_data
+    features = run(client.model, images[:1], client.layout.names).nbytes
+    steps = plan.stages[0].epochs * len(labels)
+    layers = client.layout.shared(client.layout.names) if plan.channel.relay else ()
+    relayed = sum(client.workspace.initial[key].nbytes for key in layers)
+    return steps * (features + 8) + relayed, steps * features + relayed
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -63,9 +76,10 @@ def test_bytes_frozen_and_personal_parts(method, serial_run, fits):
         assert int(row["clients"]) == len(of_round)
         updates = [update for *_, update in of_round]
         sent = sum(a.nbytes for u in updates for a in (*u.arrays.values(), *u.further.values()))
-        assert int(row["bytes_up"]) == sent
+        channel = [through_channel(client, request.plan) for client, _, request, _ in of_round]
+        assert int(row["bytes_up"]) == sent + sum(up for up, _ in channel)
         received = sum(a.nbytes for _, _, request, _ in of_round for a in request.arrays.values())
-        assert int(row["bytes_down"]) == received
+        assert int(row["bytes_down"]) == received + sum(down for _, down in channel)
     for client, state, request, update in fits:
         layout, plan = client.layout, request.plan
         trained = {name for stage in plan.stages for name in stage.layers}
@@ -104,6 +118,8 @@ def test_server_never_touches_what_no_client_sends(method, serial_run, fits):
         return
     client, *_ = fits[0]
     sent = {key for *_, update in fits for key in update.arrays}
+    if any(request.plan.channel for _, _, request, _ in fits):
+        sent |= set(client.workspace.initial)  # the server trains too
     model, initial = load_file(folder / "model.safetensors"), client.workspace.initial
     for key, value in initial.items():
         if key not in sent:
