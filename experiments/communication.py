@@ -60,8 +60,9 @@ def draw(shares: Mapping[str, tuple[float, float]]) -> Figure:
     axes.barh(names, down, color=PERSONALIZED, label="down")
     axes.barh(names, up, left=down, color=HEADLESS, label="up")
     for place, (a, b) in enumerate(zip(down, up, strict=True)):
-        axes.text(a + b + 3, place, f"{a + b:.1f}", va="center", fontsize=8, color=INK)
-    axes.axvline(100, color=INK, linewidth=0.8, linestyle=":")
+        text = axes.text(a + b + 3, place, f"{a + b:.1f}", va="center", fontsize=8, color=INK)
+        text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.8})
+    axes.axvline(100, color=INK, linewidth=0.8, linestyle=":", zorder=1)
     axes.grid(visible=False)
     axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1), ncols=2, borderaxespad=0.2)
     return figure

@@ -298,6 +298,20 @@ def test_a_wrong_token_is_refused(world, token):
     assert result.seconds < SOON
 
 
+def test_a_wrong_token_does_not_use_up_the_right_one(world):
+    strategy = world()
+
+    def misbehave(plan):
+        with joined(plan, token="0" * 32) as link, pytest.raises(ChannelError):
+            link.begin()
+        return fit(strategy, plan, BAD)
+
+    result = play(strategy, misbehave)
+    assert result.session.refusals == [(BAD, "wrong or used token")]
+    assert result.session.lost == {}
+    check_mean_of_updates(result, [0, 1, 2])
+
+
 def test_a_token_is_good_for_one_join(world):
     """A second stream with the token is refused; the client that it belongs to is not disturbed."""
     strategy, errors = world(), []
@@ -325,6 +339,7 @@ def test_a_token_is_good_for_one_join(world):
 
 
 def test_a_token_is_good_for_one_of_two_joins_at_the_same_moment(world, monkeypatch):
+    """Both streams have got the token to compare with before either has joined."""
     together, take = Barrier(2), split.Session.token
 
     def token(session, client):
@@ -335,7 +350,6 @@ def test_a_token_is_good_for_one_of_two_joins_at_the_same_moment(world, monkeypa
         return found
 
     monkeypatch.setattr(split.Session, "token", token)
-
     strategy = world()
 
     def misbehave(plan):
@@ -815,6 +829,7 @@ class Echo:
     def joined(self, client, stream):
         self.clients.append(client)
         self.streams[client] = stream
+        return True
 
     def arrived(self, frame, tensors):
         self.largest = max(self.largest, *(tensor.nbytes for tensor in tensors.values()), 0)
