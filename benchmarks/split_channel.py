@@ -55,6 +55,8 @@ def exchange(clients: int, steps: int) -> float:
     """Return the median milliseconds of an iteration, from wave to wave, by client."""
     session = Session(
         shapes=dict.fromkeys(range(clients), SHAPE),
+        batches=dict.fromkeys(range(clients), steps),
+        epochs=1,
         classes=10,
         batch_size=BATCH,
         dtype=torch.float32,

@@ -22,11 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedapps.errors import RunError
+from fedapps.errors import RunError, one_line
 from fedapps.plan import Channel
 
 SERVICE, METHOD = "fedapps.Split", "Exchange"
 HEADER = 65_536  # most bytes of a frame that are not tensors
+SIDE = 2**31  # sizes of tensors are below
 SPARE = 8  # streams that may wait for their token beside those of the run
 DTYPES = {"<f4": torch.float32, "<f8": torch.float64, "<i8": torch.int64}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -47,12 +48,13 @@ class Frame(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `step` counts the client's (epoch, batch) from (0, 0); `loss` comes with a gradient; `text` is
     a token (join) or a reason (failed, drop); `tensors` lists (name, dtype, shape) of what follows.
+    JSON has no infinity: a loss that is not finite arrives as None.
     """
 
     kind: Kind
     client: int
     step: tuple[int, int] = (0, 0)
-    loss: float = 0.0
+    loss: float | None = 0.0
     text: str = ""
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
 
@@ -76,11 +78,11 @@ def decode(data: bytes) -> tuple[Frame, dict[str, Tensor]]:
         raise BadFrame(f"a header of {size} bytes in a frame of {len(data)}")
     try:
         frame = msgspec.json.decode(memoryview(data)[4 : 4 + size], type=Frame)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadFrame(f"unreadable header: {error}") from error
     tensors, start = {}, 4 + size
     for name, dtype, shape in frame.tensors:
-        if dtype not in DTYPES or any(side < 0 for side in shape):
+        if dtype not in DTYPES or not all(0 <= side < SIDE for side in shape) or len(shape) > 4:
             raise BadFrame(f"{name} as {dtype}{shape}")
         count = int(np.prod([int(side) for side in shape], dtype=object))
         end = start + count * np.dtype(dtype).itemsize
@@ -100,7 +102,7 @@ def _channels_last(tensor: Tensor) -> Tensor:
 
 def _channels_first(values: Tensor, shape: Sequence[int]) -> Tensor:
     if len(shape) != 4:
-        return values.view(*shape)
+        return values.view(tuple(shape))
     n, c, h, w = shape
     return values.view(n, h, w, c).permute(0, 3, 1, 2)
 
@@ -130,8 +132,8 @@ class Listener(Protocol):
     def token(self, client: int) -> str | None:
         """Return the token that `client` may join with, once; None: with none."""
 
-    def joined(self, client: int, stream: Stream) -> None:
-        """`client` has joined with its token."""
+    def joined(self, client: int, stream: Stream) -> bool:
+        """`client` has joined with its token; False if that was used up by now."""
 
     def arrived(self, frame: Frame, tensors: dict[str, Tensor]) -> None:
         """A frame of a client that has joined."""
@@ -203,7 +205,7 @@ class ChannelServer:
             if session is not None:
                 all(self._take(session, stream, *decode(data)) for data in requests)
         except Exception as error:  # gRPC raises a bare Exception when the other side is gone
-            reason = f"its stream broke{': ' + str(error) if str(error) else ''}"
+            reason = f"its stream broke{': ' + one_line(str(error)) if str(error) else ''}"
         if session is not None:
             for client in stream.clients:
                 session.broken(client, reason)
@@ -216,12 +218,12 @@ class ChannelServer:
         client = frame.client
         if frame.kind == "join" and client not in stream.clients:
             token = session.token(client)
-            if token is None or not secrets.compare_digest(token, frame.text):
+            fits = token is not None and secrets.compare_digest(token.encode(), frame.text.encode())
+            if not fits or not session.joined(client, stream):
                 session.refused(client, "wrong or used token")
                 stream.send(Frame("drop", client, text="wrong or used token"))
                 return False
             stream.clients.add(client)
-            session.joined(client, stream)
             return True
         if client not in stream.clients:
             session.refused(client, "sent data without having joined")

@@ -19,6 +19,7 @@ from fedapps import registry
 from fedapps.aggregation import weighted_mean
 from fedapps.client import BaseClient, State
 from fedapps.config import Scalar, Settings, read
+from fedapps.errors import one_line
 from fedapps.messages import (
     ClientUpdate,
     Failure,
@@ -27,7 +28,6 @@ from fedapps.messages import (
     asked_clients,
     header_of,
     metrics_record,
-    one_line,
     pack_reply,
     pack_speeds,
     unpack_requests,

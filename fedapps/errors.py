@@ -6,3 +6,9 @@ class RunError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
+
+
+def one_line(text: str) -> str:
+    """Shorten an error text to its last telling line."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "no reason given"

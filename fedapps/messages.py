@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from fedapps.errors import one_line
 from fedapps.layers import Arrays, Layout
 from fedapps.plan import Plan
 
@@ -224,12 +225,6 @@ def from_record(record: ArrayRecord, shapes: Mapping[str, tuple[int, ...]]) -> A
     Names, dtype (float32), shape, size and finite values are checked before use.
     """
     return {key: _read(key, array, shapes.get(key)) for key, array in record.items()}
-
-
-def one_line(text: str) -> str:
-    """Shorten an error text to its last telling line."""
-    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "no reason given"
 
 
 class _Told(msgspec.Struct):

@@ -31,7 +31,7 @@ from torch.nn.functional import cross_entropy
 from fedapps.channel import ChannelServer, Frame, Stream
 from fedapps.config import MethodSettings, doc
 from fedapps.config import Settings as RunSettings
-from fedapps.errors import RunError
+from fedapps.errors import RunError, one_line
 from fedapps.fleet import StreamingGrid
 from fedapps.layers import Arrays, Slice, put, take
 from fedapps.messages import ClientUpdate, pack_question, unpack_speeds
@@ -140,12 +140,15 @@ class ServerPart:
 class Session:
     """One round on the channel: who has joined, what waits for an answer, who is done or lost.
 
-    `shapes[client]` is the shape of one smashed sample of a client, `relays` the names and shapes
+    `shapes[client]` is the shape of one smashed sample of a client, `batches[client]` the most
+    batches that it has in each of the `epochs`, `relays` the names and shapes
     of the arrays that a client hands over when it is done. The transport's threads hand
     in what arrives; `waves` and all else belong to the one thread that serves the round.
     """
 
     shapes: Mapping[int, tuple[int, ...]]
+    batches: Mapping[int, int]
+    epochs: int
     classes: int
     batch_size: int
     dtype: torch.dtype
@@ -167,6 +170,7 @@ class Session:
         self._streams: dict[int, Stream] = {}
         self._waiting: dict[int, Smashed] = {}
         self._done: set[int] = set()
+        self._last: dict[int, tuple[int, int]] = {}
         self._all_joined = False
 
     @property
@@ -181,26 +185,30 @@ class Session:
         """Return a client's token for its one use."""
         return self._unused.get(client)
 
-    def joined(self, client: int, stream: Stream) -> None:
-        """A client has joined: its token is used up."""
-        self._unused.pop(client, None)
+    def joined(self, client: int, stream: Stream) -> bool:
+        """A client has joined: its token is used up, if it was not by now."""
+        if self._unused.pop(client, None) is None:
+            return False
 
         def note() -> None:
             self._streams[client] = stream
 
         self._inbox.put(note)
+        return True
 
     def arrived(self, frame: Frame, tensors: dict[str, Tensor]) -> None:
         """Take a frame of a client that has joined."""
         self._inbox.put(lambda: self._take(frame, tensors))
 
     def broken(self, client: int, reason: str) -> None:
-        """The stream of a client has ended, which is right only if it was done."""
+        """The stream of a client has ended, which is right only if all on it were done."""
 
         def note() -> None:
-            if client not in self._done and client not in self.lost:
-                self.lost[client] = reason
-                self.gone[client] = time.monotonic()
+            together = [c for c, s in self._streams.items() if s is self._streams.get(client)]
+            if working := [c for c in together if c not in self._done and c not in self.lost]:
+                self.gone |= dict.fromkeys(together, time.monotonic())
+            for other in working:
+                self._lose(other, reason)
 
         self._inbox.put(note)
 
@@ -245,15 +253,21 @@ class Session:
 
     def drop(self, client: int, reason: str) -> None:
         """Tell a client that it is out of this round, and go on without it."""
-        self.lost[client] = reason
-        self._waiting.pop(client, None)
+        self._lose(client, reason)
         if client in self._streams:
             self._streams[client].send(Frame("drop", client, text=reason))
 
     def close(self) -> None:
-        """End all streams."""
+        """End all streams, also of clients that came too late to be waited for."""
+        self._unused.clear()
+        while not self._inbox.empty():
+            self._inbox.get()()
         for stream in {id(stream): stream for stream in self._streams.values()}.values():
             stream.close()
+
+    def _lose(self, client: int, reason: str) -> None:
+        self.lost[client] = reason
+        self._waiting.pop(client, None)
 
     def _gather(self) -> None:
         """Wait once for all clients to join."""
@@ -290,7 +304,7 @@ class Session:
         if client in self.lost or client in self._done:
             return
         if frame.kind == "failed":
-            self.lost[client] = frame.text
+            self._lose(client, one_line(frame.text))
         elif frame.kind == "done" and (reason := self._unfit(tensors)):
             self.drop(client, reason)
         elif frame.kind == "done":
@@ -301,7 +315,12 @@ class Session:
             self.drop(client, f"sent {frame.kind} out of turn")
         elif reason := self._fault(client, tensors):
             self.drop(client, reason)
+        elif not self._last.get(client, (-1, 0)) < frame.step < (self.epochs, 0):
+            self.drop(client, f"sent a batch of step {frame.step} out of turn")
+        elif frame.step[1] >= self.batches[client]:
+            self.drop(client, f"sent more than {self.batches[client]} batches in an epoch")
         else:
+            self._last[client] = frame.step
             data, labels = tensors["data"].to(self.device), tensors["labels"].to(self.device)
             self.bytes_up += data.nbytes + labels.nbytes
             self._waiting[client] = Smashed(client, frame.step, data.requires_grad_(), labels)
@@ -318,8 +337,8 @@ class Session:
         if tensors.keys() != {"data", "labels"}:
             return f"sent {', '.join(tensors) or 'nothing'}: expected data and labels"
         data, labels = tensors["data"], tensors["labels"]
-        shape = (len(labels), *self.shapes[client]) if labels.dim() == 1 else ()
-        if data.shape != shape or not 0 < len(labels) <= self.batch_size:
+        shape = (len(labels), *self.shapes[client]) if labels.dim() == 1 else None
+        if shape is None or data.shape != shape or not 0 < len(labels) <= self.batch_size:
             return (
                 f"sent data {tuple(data.shape)} and labels {tuple(labels.shape)}: expected up to "
                 f"{self.batch_size} samples of {self.shapes[client]}"
@@ -433,6 +452,8 @@ class SplitStrategy(BaseStrategy):
         shapes = {client: self._smashed_shape(plan) for client, plan in plans.items()}
         session = self._session = Session(
             shapes,
+            {c: plan.stages[0].batches or self.batches(c) for c, plan in plans.items()},
+            s.local_epochs,
             space.dataset.classes,
             s.batch_size,
             next(space.model.parameters()).dtype,
@@ -481,8 +502,8 @@ class SplitStrategy(BaseStrategy):
         """Return the clients whose stream broke some time ago: their SuperNode is gone."""
         if self._session is None:
             return {}
-        now, session = time.monotonic(), self._session
-        return {c: session.lost[c] for c, at in dict(session.gone).items() if now - at > GRACE}
+        now, lost, gone = time.monotonic(), self._session.lost, dict(self._session.gone)
+        return {c: lost.get(c, "its stream ended") for c, at in gone.items() if now - at > GRACE}
 
     def start(
         self, grid: Grid, initial_arrays: ArrayRecord | None = None, *args: Any, **kwargs: Any

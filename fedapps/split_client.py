@@ -1,6 +1,7 @@
 """The client of split learning: it trains its layers against gradients from the channel."""
 
 import copy
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,8 +15,8 @@ from torch import Tensor
 from fedapps.channel import ChannelError, Connection, Frame, connection
 from fedapps.client import BaseClient
 from fedapps.clipping import Threshold
+from fedapps.errors import one_line
 from fedapps.layers import Slice, put, take
-from fedapps.messages import one_line
 from fedapps.plan import Channel, Plan
 from fedapps.training import Objective, Trained
 from fedapps.workspace import Workspace
@@ -66,7 +67,7 @@ class Link:
         gradient = tensors.get("gradient")
         if gradient is None or gradient.shape != data.shape or gradient.dtype != data.dtype:
             raise ChannelError("the server's gradient does not fit the data that were sent")
-        return gradient.to(data.device), answer.loss
+        return gradient.to(data.device), math.nan if answer.loss is None else answer.loss
 
     def done(self, layers: dict[str, np.ndarray]) -> None:
         """Say that this client has trained, and hand over its layers if they are relayed."""
