@@ -20,8 +20,8 @@ METHODS = registry.names()
 WITH = {"fedap": 'model="lenet5"'}  # what a method cannot do without
 
 
-def options(method: str) -> str:
-    return f'strategy="{method}" local-epochs=2 {WITH.get(method, "")}'
+def options(method: str, tiny: str) -> str:
+    return f'{tiny} strategy="{method}" local-epochs=2 {WITH.get(method, "")}'
 
 
 def rows(folder: Path, name: str) -> list[dict[str, str]]:
@@ -58,8 +58,8 @@ def test_documented(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_same_numbers_again_and_on_any_number_of_supernodes(method, serial_run):
-    folders = [serial_run(options(method), num_supernodes=n) for n in (1, 1, 2, 5)]
+def test_same_numbers_again_and_on_any_number_of_supernodes(method, serial_run, tiny_npz):
+    folders = [serial_run(options(method, tiny_npz), num_supernodes=n) for n in (1, 1, 2, 5)]
     first = folders[0]
     assert [row["round"] for row in training_rows(first)] == ["1", "2"]
     for other in folders[1:]:
@@ -69,8 +69,8 @@ def test_same_numbers_again_and_on_any_number_of_supernodes(method, serial_run):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_bytes_frozen_and_personal_parts(method, serial_run, fits):
-    folder = serial_run(options(method))
+def test_bytes_frozen_and_personal_parts(method, serial_run, fits, tiny_npz):
+    folder = serial_run(options(method, tiny_npz))
     for row in training_rows(folder):
         of_round = [r for r in fits if r[2].plan.round == int(row["round"])]
         assert int(row["clients"]) == len(of_round)
@@ -96,8 +96,8 @@ def test_bytes_frozen_and_personal_parts(method, serial_run, fits):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_personal_state_survives_in_the_store(method, serial_run, fits):
-    folder = serial_run(options(method), "num-rounds=3 fraction-train=1.0")
+def test_personal_state_survives_in_the_store(method, serial_run, fits, tiny_npz):
+    folder = serial_run(options(method, tiny_npz), "num-rounds=3 fraction-train=1.0")
     last = {client.client: state for client, state, *_ in fits}
     for client, state in last.items():
         files = sorted((folder / "clients" / str(client)).glob("*.safetensors"))
@@ -111,8 +111,8 @@ def test_personal_state_survives_in_the_store(method, serial_run, fits):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_server_never_touches_what_no_client_sends(method, serial_run, fits):
-    folder = serial_run(options(method))
+def test_server_never_touches_what_no_client_sends(method, serial_run, fits, tiny_npz):
+    folder = serial_run(options(method, tiny_npz))
     if not fits:  # no client trains: the server's own training is all there is
         assert all(row["clients"] == "0" for row in training_rows(folder))
         return
