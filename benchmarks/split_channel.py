@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from fedapps import models
 from fedapps.channel import ChannelServer, connection
 from fedapps.plan import Channel
-from fedapps.split import Answer, Session
+from fedapps.session import Answer, Rules, Session, frame_limit
 from fedapps.split_client import Link
 
 SHAPE, BATCH, CUT = (64, 16, 16), 32, 2
@@ -53,7 +53,7 @@ def node(channels: list[Channel], steps: int) -> None:
 
 def exchange(clients: int, steps: int) -> float:
     """Return the median milliseconds of an iteration, from wave to wave, by client."""
-    session = Session(
+    rules = Rules(
         shapes=dict.fromkeys(range(clients), SHAPE),
         batches=dict.fromkeys(range(clients), steps),
         epochs=1,
@@ -63,11 +63,13 @@ def exchange(clients: int, steps: int) -> float:
         device=torch.device("cpu"),
         join_timeout=60.0,
         step_timeout=60.0,
+        round_timeout=600.0,
     )
-    server = ChannelServer("127.0.0.1:0", None, clients, session.limit, 60.0, session)
+    session = Session(rules)
+    server = ChannelServer("127.0.0.1:0", None, clients, frame_limit(rules), session=session)
     address = f"127.0.0.1:{server.port}"
     channels = [
-        Channel(address=address, token=session.tokens[i], limit=session.limit)
+        Channel(address=address, token=session.tokens[i], limit=frame_limit(rules))
         for i in range(clients)
     ]
     process = multiprocessing.get_context("spawn").Process(target=node, args=(channels, steps))

@@ -6,6 +6,7 @@ a one-time token per client. One stream serves all clients of a SuperNode. A fra
 header (msgspec) and the bytes of its tensors; nothing is pickled, all sizes are checked.
 """
 
+import math
 import queue
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from fedapps.plan import Channel
 SERVICE, METHOD = "fedapps.Split", "Exchange"
 HEADER = 65_536  # most bytes of a frame that are not tensors
 SIDE = 2**31  # sizes of tensors are below
+JOIN_WAIT = 5.0  # seconds from the start of a stream to its first token
 SPARE = 8  # streams that may wait for their token beside those of the run
 DTYPES = {"<f4": torch.float32, "<f8": torch.float64, "<i8": torch.int64}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -84,7 +86,9 @@ def decode(data: bytes) -> tuple[Frame, dict[str, Tensor]]:
     for name, dtype, shape in frame.tensors:
         if dtype not in DTYPES or not all(0 <= side < SIDE for side in shape) or len(shape) > 4:
             raise BadFrame(f"{name} as {dtype}{shape}")
-        count = int(np.prod([int(side) for side in shape], dtype=object))
+        if math.prod(max(side, 1) for side in shape) >= SIDE:
+            raise BadFrame(f"{name} as {dtype}{shape}")
+        count = math.prod(shape)
         end = start + count * np.dtype(dtype).itemsize
         if end > len(data):
             raise BadFrame(f"{name} {shape} announced, {len(data) - start} bytes sent")
@@ -157,15 +161,13 @@ class ChannelServer:
     tls: Path | None
     streams: int
     limit: int
-    wait: float
+    wait: float = JOIN_WAIT
     session: Listener | None = None
     port: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self._server = grpc.server(
-            ThreadPoolExecutor(self.streams + SPARE, thread_name_prefix="channel"),
-            options=_options(self.limit),
-        )
+        self._threads = ThreadPoolExecutor(self.streams + SPARE, thread_name_prefix="channel")
+        self._server = grpc.server(self._threads, options=_options(self.limit))
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
@@ -177,13 +179,16 @@ class ChannelServer:
                 else self._server.add_insecure_port(self.address)
             )
         except (RuntimeError, ValueError, OSError) as error:
-            reason = str(error).splitlines()[0]
-            raise RunError(f'channel-address = "{self.address}": cannot serve: {reason}') from error
+            tls = f' with channel-tls = "{self.tls}"' if self.tls else ""
+            reason = one_line(str(error))
+            text = f'channel-address = "{self.address}"{tls}: cannot serve: {reason}'
+            raise RunError(text) from error
         self._server.start()
 
     def stop(self) -> None:
         """End all streams and free the port."""
         self._server.stop(grace=1.0).wait()
+        self._threads.shutdown(wait=False)
 
     def _serve(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Send what is queued for the stream until it closes, while a thread reads from it."""
@@ -238,6 +243,9 @@ def _options(limit: int) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", limit + HEADER),
         ("grpc.so_reuseport", 0),  # a port that another run serves is an error
         ("grpc.enable_http_proxy", 0),
+        ("grpc.keepalive_time_ms", 30_000),  # a client may wait long for its turn
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # that the server allows
     ]
 
 
@@ -306,7 +314,7 @@ class Connection:
                     self._answers[frame.client].put((frame, tensors))
         except grpc.RpcError as error:
             reason = f"the channel broke: {error.details()}"  # a call's error has details
-        except BadFrame as error:
+        except Exception as error:  # whoever waits for an answer must hear of it
             reason = f"the channel broke: {error}"
         with self._lock:
             self._ended = reason

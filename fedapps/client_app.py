@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from itertools import repeat
 from logging import DEBUG
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def speed(message: Message, context: Context) -> Message:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train the clients that the message names, one after the other."""
+    """Train the clients that the message names."""
     return _serve(message, context, _fit)
 
 
@@ -83,7 +84,7 @@ def _serve(message: Message, context: Context, work: Work) -> Message:
     except Exception as error:  # nothing here can run on this SuperNode; say why for each client
         clients = header_of(message).clients
         return pack_reply(message, [], [Failure(client, _cause(error)) for client in clients])
-    for result in _each(requests, lambda request: _try(request, info, space, work)):
+    for result in _results(requests, info, space, work):
         if isinstance(result, ClientUpdate):
             updates.append(result)
         else:
@@ -91,20 +92,21 @@ def _serve(message: Message, context: Context, work: Work) -> Message:
     return pack_reply(message, presummed(updates) if info.presum else updates, failures)
 
 
-def _each(requests: list[Request], work: Callable[[Request], Result]) -> Iterable[Result]:
+def _results(
+    requests: list[Request], info: RoundInfo, space: Workspace, work: Work
+) -> Iterable[Result]:
     """Do the work of each request: one after the other, or together if they share a channel."""
     if not any(request.plan.channel for request in requests):
-        return map(work, requests)
+        return (_try(request, info, space, work) for request in requests)
+    parts = [space.part(request.plan.stages[0].layers) for request in requests]
     with ThreadPoolExecutor(len(requests), thread_name_prefix="client") as threads:
-        return [*threads.map(work, requests)]
+        return [*threads.map(_try, requests, repeat(info), parts, repeat(work))]
 
 
 def _try(request: Request, info: RoundInfo, space: Workspace, work: Work) -> Result:
     """Do one client's work; whatever goes wrong costs this client only."""
+    torch.set_num_threads(space.settings.threads)  # a thread's own matter
     try:
-        if request.plan.channel:
-            torch.set_num_threads(space.settings.threads)  # a thread's own matter
-            space = space.part(tuple(n for stage in request.plan.stages for n in stage.layers))
         update = _work_on(request, info, space, work)
         metrics_record(update, info.presum)  # figures that Flower refuses must not cost the message
         return update

@@ -248,6 +248,8 @@ def read(flat: Mapping[str, Scalar]) -> Settings:
     settings = _convert(general, Settings, "")
     check_folder("runs-dir", settings.runs_dir)
     check_folder("data-root", settings.data_root)
+    if settings.channel_tls:
+        check_folder("channel-tls", settings.channel_tls)
     if settings.evaluate_on == "validation" and not settings.validation_fraction:
         raise RunError('evaluate-on = "validation": needs validation-fraction > 0')
     return msgspec.structs.replace(settings, method=method, flat=tuple(sorted(flat.items())))

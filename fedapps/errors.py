@@ -9,6 +9,7 @@ class RunError(Exception):
 
 
 def one_line(text: str) -> str:
-    """Shorten an error text to its last telling line."""
+    """Shorten an error text to its last telling line, without characters that steer a terminal."""
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "no reason given"
+    last = lines[-1][:300] if lines else "no reason given"
+    return "".join(letter if letter.isprintable() else "?" for letter in last)

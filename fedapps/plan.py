@@ -21,7 +21,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Some epochs of SGD on some layers; every other layer is frozen and in eval mode.
 
     `max_steps` ends the stage early, after so many steps (0: no limit). `batches` is the number
-    of batches in an epoch: a client with fewer takes its own again (0: as many as it has).
+    of batches in an epoch: a client with fewer takes its own again (0: as many as it has). A batch
+    of fewer than `least` samples is skipped.
     """
 
     layers: Slice
@@ -33,6 +34,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     clip: Clip | None = None
     max_steps: int = 0
     batches: int = 0
+    least: int = 1
 
 
 class Channel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -265,8 +265,8 @@ class Trainer:
         taken = [own[index % len(own)] for index in range(stage.batches or len(own))]
         trained = self.layout.slice(stage.layers)
         needs_two = any(self._sees_one_value(name, trained) for name in self.layout.names)
-        lone = {start for start in own if min(self.batch_size, size - start) == 1}
-        return [start for start in taken if not (needs_two and start in lone)]
+        least = max(stage.least, 1 + needs_two)
+        return [start for start in taken if min(self.batch_size, size - start) >= least]
 
     def _batches(
         self, data: Samples, epochs: Iterable[int], draw: Draw, stage: Stage, done: Trained

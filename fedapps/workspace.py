@@ -75,6 +75,7 @@ class Workspace:
 
         Data, shares and fingerprint are the run's; model, layout and trainer are of the part.
         """
+        trainer, _ = self.trainer, self.shares  # made once, before they are copied
         part = copy.copy(self)
         part.layout = self.layout.part(layers)
         names = part.layout.names
@@ -83,10 +84,10 @@ class Workspace:
         part.initial = {key: self.initial[key] for key in part.layout.keys_of(names)}
         part.__dict__["fingerprint"] = self.fingerprint
         part.__dict__["trainer"] = dataclasses.replace(
-            self.trainer,
+            trainer,
             model=part.model,
             layout=part.layout,
-            profile=self.trainer.profile.part(part.model),
+            profile=trainer.profile.part(part.model),
         )
         return part
 

@@ -1,7 +1,7 @@
 """FedFC: Chung et al., Federated Learning with Features Concatenate for Heterogeneous Clients,
 CMC 2023."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -13,7 +13,8 @@ from fedapps.config import MethodSettings, doc
 from fedapps.errors import RunError
 from fedapps.layers import Arrays
 from fedapps.messages import ClientUpdate
-from fedapps.split import Answers, Smashed, SplitStrategy, checked_cut
+from fedapps.session import Answers, Smashed
+from fedapps.split import SplitStrategy, checked_cut
 
 SERVER = -1  # as the client of an update: the server's copies of layers
 
@@ -46,13 +47,13 @@ class FedFC(SplitStrategy):
 
     citation = "Chung et al. 2023"
     exchanges = "layers up to a client's cut; features and gradients at each step"
+    chosen: Mapping[int, int] = {}  # cuts by speed, once they are known
 
     def cut(self, client: int) -> int:
         """Return the number of layers on a client."""
         names, text = self.layout.names, self.options.cuts.replace(" ", "")
         if text == "auto":
-            default = checked_cut(0, "fedfc.cuts", names)
-            return deepest(self.seconds, default)[client] if self.seconds else default
+            return self.chosen.get(client) or checked_cut(0, "fedfc.cuts", names)
         words = text.split(",") if text else ["0"]
         if not all(word.isdecimal() for word in words) or len(words) not in (
             1,
@@ -67,6 +68,10 @@ class FedFC(SplitStrategy):
     def measures(self) -> bool:
         """Cuts by speed need to know it."""
         return bool(self.options.cuts.strip() == "auto")
+
+    def measured(self, seconds: dict[int, list[float]]) -> None:
+        """Choose the cuts by speed."""
+        self.chosen = deepest(seconds, checked_cut(0, "fedfc.cuts", self.layout.names))
 
     def step(self, round_: int, wave: list[Smashed]) -> Answers:
         """Algorithm 2: join smashed data layer by layer, one loss, one backward, one step."""
@@ -90,11 +95,16 @@ class FedFC(SplitStrategy):
         return weighted_mean(self.copies(updates))[0]
 
     def copies(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
-        """Yield the clients' layers, then the server's, layer by layer."""
+        """Yield the clients' layers, then the server's, layer by layer.
+
+        A copy that was not trained weighs nothing. With weights by samples the server's copy
+        counts what passed through it in an epoch, as a client's does.
+        """
         by_samples = self.options.weighting == "samples"
         for update in updates:
-            yield replace(update, weight=float(update.num_examples) if by_samples else 1.0)
-        self.served()
+            trained = update.metrics["batches"] != 0
+            weight = float(update.num_examples) if by_samples else 1.0
+            yield replace(update, weight=weight if trained else 0.0)
         assert self.part is not None
         for layer, passed in self.part.samples.items():
             epochs = self.settings.local_epochs

@@ -1,6 +1,6 @@
 """SplitFed v1: Thapa et al., SplitFed: When Federated Learning Meets Split Learning, AAAI 2022."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -8,7 +8,9 @@ from fedapps.aggregation import weighted_mean
 from fedapps.config import doc
 from fedapps.layers import Arrays
 from fedapps.messages import ClientUpdate
-from fedapps.split import Answers, ServerPart, Session, Smashed, SplitSettings, SplitStrategy
+from fedapps.plan import Plan
+from fedapps.session import Answers, Smashed
+from fedapps.split import ServerPart, SplitSettings, SplitStrategy
 
 
 class Settings(SplitSettings, frozen=True):
@@ -17,9 +19,6 @@ class Settings(SplitSettings, frozen=True):
     sync: Annotated[
         Literal["iteration", "round"],
         doc("server parts share the mean gradient of each step, or are averaged at round end"),
-    ]
-    oversample: Annotated[
-        bool, doc("a client with fewer batches takes its own again until all have as many")
     ]
 
 
@@ -33,13 +32,12 @@ class SFLv1(SplitStrategy):
     citation = "Thapa et al. 2022"
     exchanges = "layers up to the cut; features and gradients at each step"
 
-    def serve(self, round_: int, session: Session) -> None:
-        """Make a server part for each client, then answer."""
-        self.own: dict[int, ServerPart] = {}
-        if self.options.sync == "round":
-            layers = self.server_layers(self.cut(0))
-            self.own = {client: self.server_part(round_, layers) for client in session.shapes}
-        super().serve(round_, session)
+    def prepare(self, round_: int, plans: Mapping[int, Plan]) -> None:
+        """Make a server part for each client, or the one that stands for all."""
+        if self.options.sync == "iteration":
+            return super().prepare(round_, plans)
+        layers = self.server_layers(self.cut(0))
+        self.own = {client: self.server_part(round_, layers) for client in plans}
 
     def step(self, round_: int, wave: list[Smashed]) -> Answers:
         """Each client's data through its own server part."""
@@ -51,26 +49,23 @@ class SFLv1(SplitStrategy):
         assert self.part is not None
         answers = {s.client: self.part.backward(s) for s in wave}
         self.part.scale(1 / len(wave))
-        self.part.step()
+        self.part.step(batches=len(wave))
         return answers
 
     def parts(self) -> list[ServerPart]:
         """The parts that were trained."""
-        return [*self.own.values()] or [*super().parts()]
+        return [*super().parts()] if self.options.sync == "iteration" else [*self.own.values()]
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
         """Average client parts with n_k, and the server parts likewise where there are several."""
         if self.options.sync == "round":
             return weighted_mean(self.whole(updates))[0]
         mean, _ = weighted_mean(updates)
-        self.served()
         assert self.part is not None
         return mean | self.part.arrays()
 
     def whole(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
-        """Put the server part of each client beside its layers, when the round is over."""
-        arrived = [*updates]
-        self.served()
-        for update in arrived:
+        """Put the server part of each client beside its layers."""
+        for update in updates:
             part = self.own[update.client]
             yield replace(update, arrays={**update.arrays, **part.arrays()})

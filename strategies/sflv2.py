@@ -1,22 +1,17 @@
 """SplitFed v2: Thapa et al., SplitFed: When Federated Learning Meets Split Learning, AAAI 2022."""
 
 from collections.abc import Iterator
-from typing import Annotated
 
 from fedapps.aggregation import weighted_mean
-from fedapps.config import doc
 from fedapps.draws import generator
 from fedapps.layers import Arrays
 from fedapps.messages import ClientUpdate
-from fedapps.split import Answers, Smashed, SplitSettings, SplitStrategy
+from fedapps.session import Answers, Smashed
+from fedapps.split import SplitSettings, SplitStrategy
 
 
 class Settings(SplitSettings, frozen=True):
     """SplitFed v2's own keys."""
-
-    oversample: Annotated[
-        bool, doc("a client with fewer batches takes its own again until all have as many")
-    ]
 
 
 class SFLv2(SplitStrategy):
@@ -38,6 +33,5 @@ class SFLv2(SplitStrategy):
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
         """Average the client parts with n_k; the server's layers are the server's."""
         mean, _ = weighted_mean(updates)
-        self.served()
         assert self.part is not None
         return mean | self.part.arrays()

@@ -2,14 +2,23 @@
 Journal of Network and Computer Applications 2018."""
 
 from collections.abc import Iterator
+from typing import Annotated
 
+from msgspec import Meta
+
+from fedapps.config import MethodSettings, doc
 from fedapps.layers import Arrays
 from fedapps.messages import ClientUpdate
-from fedapps.split import Answers, Session, Smashed, SplitSettings, SplitStrategy
+from fedapps.session import Answers, Session, Smashed
+from fedapps.split import SplitStrategy
 
 
-class Settings(SplitSettings, frozen=True):
+class Settings(MethodSettings, frozen=True):
     """Split learning's own keys."""
+
+    cut: Annotated[
+        int, Meta(ge=0), doc("layers on the client; 0: 4, or half the layers if these are fewer")
+    ]
 
 
 class SplitLearning(SplitStrategy):
@@ -27,7 +36,7 @@ class SplitLearning(SplitStrategy):
         """Let one client after the other train its E epochs with the server."""
         names = self.layout.names[: self.cut(0)]
         self.client_layers: Arrays = {k: self.arrays[k] for k in self.layout.shared(names)}
-        for client in session.shapes:
+        for client in session.tokens:
             for wave in session.waves([client], relay=self.client_layers):
                 session.answer(self.step(round_, wave))
             self.client_layers = session.relayed.get(client, self.client_layers)
@@ -43,6 +52,5 @@ class SplitLearning(SplitStrategy):
         """Nothing is averaged: the last client's layers and the server's are the model."""
         for _ in updates:  # the figures of each are counted on the way
             continue
-        self.served()
         assert self.part is not None
         return self.client_layers | self.part.arrays()

@@ -4,6 +4,7 @@ Clients run in threads and reach the server through the real channel on loopback
 are float32, are left out.
 """
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import pairwise
@@ -20,7 +21,8 @@ from fedapps import config, models, registry
 from fedapps.errors import RunError
 from fedapps.layers import take
 from fedapps.messages import ClientUpdate
-from fedapps.split import Smashed
+from fedapps.session import Smashed
+from fedapps.split_client import Link
 from fedapps.training import Draw
 from fedapps.workspace import Workspace
 from strategies.fedfc import FedFC, deepest
@@ -90,6 +92,8 @@ def play(strategy, rounds=1):
         together = len(plans) if split else 1  # without a channel they share the resident model
         with ThreadPoolExecutor(together) as threads:
             updates = list(threads.map(lambda c: fit(strategy, plans[c], c), plans))
+        if split:
+            strategy.served()
         strategy.arrays.update(strategy.aggregate(round_, iter(updates)))
 
     split = strategy.settings.strategy in SPLIT
@@ -402,6 +406,58 @@ def test_costs_are_those_of_training_the_whole_model(serial_run, tiny_npz, read_
     assert split["train_loss"] > 0
 
 
+@pytest.mark.parametrize("name", SPLIT)
+def test_a_lone_sample_is_skipped_though_the_server_has_the_batch_norm(
+    serial_run, tiny_npz, read_rounds, name
+):
+    """conv4 ends on a map of one pixel: 45 samples over 44 leave one, as in FedAvg."""
+    base = 'model="conv4" num-clients=2 partitioner="iid" fraction-train=1.0 num-rounds=1'
+    more = "batch-size=44 finetune-epochs=0 evaluate-clients=1"
+    folders = [
+        serial_run(tiny_npz, base, more, f'strategy="{strategy}"') for strategy in ("fedavg", name)
+    ]
+    whole, split = (read_rounds(folder)[0] for folder in folders)
+    assert split["failures"] == whole["failures"] == 0
+    assert split["train_macs"] == whole["train_macs"]
+    events = [(folder / "events.csv").read_text() for folder in folders]
+    assert events[0] == events[1]
+    assert events[0].count("skipped") == 2
+
+
+def test_parts_made_for_threads_are_alike_and_carry_no_hooks(world):
+    """They are copies of one model, made before the threads start."""
+    space = world('strategy="fedfc"').workspace
+    parts = [space.part(("l1", "l2")) for _ in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        macs = list(threads.map(lambda p: p.trainer.profile.layer_macs("l2"), parts))
+    assert len(set(macs)) == 1
+    assert not any(m._forward_hooks for part in parts for m in part.model.modules())
+    assert all(part.shares is space.shares for part in parts)
+
+
+def test_a_client_that_is_lost_on_the_channel_is_not_averaged(
+    serial_run, tiny_npz, monkeypatch, read_csv, read_rounds
+):
+    """It replies in time, but says too late on the channel that it is done."""
+    done = Link.done
+
+    def late(self, layers):
+        if self.client == 1:
+            time.sleep(1.5)
+        done(self, layers)
+
+    monkeypatch.setattr(Link, "done", late)
+    folder = serial_run(
+        f'{tiny_npz} strategy="sflv2" num-clients=3 fraction-train=1.0 num-rounds=1 '
+        "step-timeout=0.7 evaluate-every=0"
+    )
+    (row,) = read_rounds(folder)
+    assert (row["clients"], row["failures"]) == (3, 1)
+    (event,) = read_csv(folder, "events.csv")
+    assert event["client"] == "1"
+    assert event["detail"] == "sent nothing in 0.7 s (step-timeout)"
+
+
 def test_auto_cuts_are_no_slower_than_the_slowest_at_the_default():
     seconds = {0: [4.0, 4.0, 4.0, 4.0], 1: [1.0, 1.0, 1.0, 1.0], 2: [3.0, 4.0, 2.0, 1.0]}
     assert deepest(seconds, default=2) == {0: 2, 1: 3, 2: 2}
@@ -420,11 +476,15 @@ def test_auto_cuts_are_measured_once_and_noted(serial_run, tiny_npz, read_csv):
     [
         ('strategy="fedfc" fedfc.cuts="1,2"', 'fedfc.cuts = "1,2": must be one number, one for'),
         ('strategy="fedfc" fedfc.cuts="4"', "fedfc.cuts = 4: must be from 1 to 3"),
-        ('strategy="sflv1" sflv1.cut=9', "cut = 9: must be from 1 to 3"),
+        ('strategy="sflv1" sflv1.cut=9', "sflv1.cut = 9: must be from 1 to 3"),
         ('strategy="sflv2" bn-stats="local" model="lenet5"', 'needs bn-stats = "shared"'),
         ('strategy="fedfc" prox-mu=0.1', "knows no prox-mu"),
         ('strategy="fedfc" channel-nodes=2', "2 SuperNodes train at the same time, but only 1"),
         ('strategy="fedfc" channel-address="nowhere"', 'channel-address = "nowhere"'),
+        ('strategy="fedfc" fedfc.cuts="1,2,99"', "fedfc.cuts = 99: must be from 1 to 3"),
+        ('strategy="fedfc" channel-address="127.0.0.1:99999"', "must be host:port"),
+        ('strategy="fedfc" channel-address="0.0.0.0:0"', "needs channel-reach"),
+        ('strategy="fedfc" channel-tls="here"', 'channel-tls = "here": must be absolute'),
         ('strategy="fedfc" channel-tls="/nowhere"', "has no server.crt"),
     ],
 )
