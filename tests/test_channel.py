@@ -1009,6 +1009,28 @@ def test_a_supernode_that_died_is_given_up_after_the_grace_time(
     assert 0.3 < took < LONG / 2
 
 
+class Silent(Dying):
+    """The second SuperNode never even starts its message, in any round."""
+
+    def die(self, message: Message):
+        """Do nothing."""
+
+
+def test_a_supernode_that_never_starts_costs_join_timeout_in_each_round(
+    serial_run, tiny_npz, read_csv, read_rounds, monkeypatch
+):
+    monkeypatch.setattr(split, "GRACE", 0.2)
+    monkeypatch.setattr(serial, "SerialGrid", Silent)
+    start = time.monotonic()
+    folder = serial_run(tiny_npz, RUN, "num-rounds=2 join-timeout=0.5", num_supernodes=2)
+    assert time.monotonic() - start < LONG / 2
+    failures = [e for e in read_csv(folder, "events.csv") if e["kind"] == "failure"]
+    assert {e["round"] for e in failures} == {"1", "2"}
+    late = "did not join the channel in 0.5 s (join-timeout): its SuperNode is down or busy"
+    assert all(e["detail"].startswith(late) for e in failures)
+    assert all(row["failures"] < row["clients"] for row in read_rounds(folder))
+
+
 @pytest.mark.parametrize("before", ["done", "dropped"])
 def test_a_supernode_that_dies_is_given_up_whatever_its_clients_did_before(
     world, monkeypatch, before
