@@ -8,8 +8,12 @@ import matplotlib.style
 from matplotlib.figure import Figure
 
 from fedapps.errors import RunError
-from fedapps.plots import HEADLESS, STYLE, save
+from fedapps.plots import STYLE, save
 
+WORDS = {
+    "accuracy_initial_weighted": "accuracy by test samples",
+    "accuracy_personalized_weighted": "personalized accuracy by test samples",
+}
 Curves = Mapping[tuple[str, str], Mapping[int, float]]
 
 
@@ -25,7 +29,7 @@ def show(title: str, column: str, curves: Curves, plot: Path) -> None:
 def draw(title: str, column: str, curves: Curves) -> Figure:
     """Lines over rounds in percent; the names stand at the lines' ends, none on another."""
     figure = Figure(figsize=(6.8, 3.8))
-    axes = figure.add_subplot(xlabel="round", ylabel=column.replace("_", " ") + ", %", title=title)
+    axes = figure.add_subplot(xlabel="round", ylabel=f"{WORDS.get(column, column)}, %", title=title)
     ends = {key: 100 * curve[max(curve)] for key, curve in curves.items()}
     low = min(min(curve.values()) for curve in curves.values())
     gap = 4.5 * (100 * max(max(c.values()) for c in curves.values()) - 100 * low) / 100
@@ -49,5 +53,4 @@ def draw(title: str, column: str, curves: Curves) -> Figure:
         )
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="x", visible=False)
-    axes.tick_params(colors=HEADLESS)
     return figure

@@ -4,6 +4,7 @@ import argparse
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 from rich import box
 from rich.console import Console
@@ -12,22 +13,25 @@ from rich.table import Table
 from fedapps import config, models, registry
 from fedapps.errors import RunError
 
-WIDTH = 100
+WIDTHS = (15, 26, 23, 36)  # of the columns of `methods`, 100 in all
 
 
 def methods() -> Iterator[str]:
-    """A line per method: name, citation, what is exchanged, its keys (which may go on below)."""
+    """A line per method: name, citation, what is exchanged, its keys; long cells go on below."""
     known = config.defaults()
     rows = [("method", "citation", "exchanged", "keys")]
     for name in registry.names():
         method = registry.strategy_class(name)
         keys = ", ".join(k.partition(".")[2] for k in known if k.startswith(f"{name}."))
         rows.append((name, method.citation, method.exchanges, keys))
-    for name, citation, exchanges, keys in rows:
-        left = f"{name:<14}{citation:<25}{exchanges:<19}"
-        lines = textwrap.wrap(keys, WIDTH - len(left), break_on_hyphens=False) or [""]
-        yield (left + lines[0]).rstrip()
-        yield from (" " * len(left) + line for line in lines[1:])
+    for row in rows:
+        cells = [
+            textwrap.wrap(cell, width - 1, break_on_hyphens=False) or [""]
+            for cell, width in zip(row, WIDTHS, strict=True)
+        ]
+        for line in zip_longest(*cells, fillvalue=""):
+            padded = (cell.ljust(width) for cell, width in zip(line, WIDTHS, strict=True))
+            yield "".join(padded).rstrip()
 
 
 def layers() -> Table:

@@ -46,7 +46,7 @@ class FedFC(SplitStrategy):
     """
 
     citation = "Chung et al. 2023"
-    exchanges = "layers up to a client's cut; features and gradients at each step"
+    exchanges = "first layers, features"
     chosen: Mapping[int, int] = {}  # cuts by speed, once they are known
 
     def cut(self, client: int) -> int:

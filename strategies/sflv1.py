@@ -30,7 +30,7 @@ class SFLv1(SplitStrategy):
     """
 
     citation = "Thapa et al. 2022"
-    exchanges = "layers up to the cut; features and gradients at each step"
+    exchanges = "first layers, features"
 
     def prepare(self, round_: int, plans: Mapping[int, Plan]) -> None:
         """Make a server part for each client, or the one that stands for all."""

@@ -18,7 +18,7 @@ class SFLv2(SplitStrategy):
     """One server part takes the clients' batches one after the other, in random order."""
 
     citation = "Thapa et al. 2022"
-    exchanges = "layers up to the cut; features and gradients at each step"
+    exchanges = "first layers, features"
 
     def step(self, round_: int, wave: list[Smashed]) -> Answers:
         """A step of the server part for each client's batch."""

@@ -29,7 +29,7 @@ class SplitLearning(SplitStrategy):
     """
 
     citation = "Gupta, Raskar 2018"
-    exchanges = "layers up to the cut, from client to client; features and gradients at each step"
+    exchanges = "first layers, features"
     relays = True
 
     def serve(self, round_: int, session: Session) -> None:

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from fedapps import registry
-from fedapps.__main__ import keys
+from fedapps import config, registry
+from fedapps.__main__ import keys, methods
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -31,3 +31,13 @@ def test_architecture_names_every_module():
     for path in (ROOT / "fedapps").glob("[!_]*.py"):
         if path.stem not in ("errors", "files", "evaluation", "models"):
             assert path.name in text, path.name
+
+
+def test_methods_are_listed_in_a_hundred_columns_with_all_their_keys():
+    lines = list(methods())
+    assert max(map(len, lines)) <= 100
+    starts = [line.split()[0] for line in lines[1:] if not line.startswith(" ")]
+    assert starts == registry.names()
+    words = set(" ".join(lines).replace(",", " ").split())
+    own = {key.partition(".")[2] for key in config.defaults() if "." in key}
+    assert own <= words
