@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what = parser.parse_args(arguments).what
     try:
         if what == "models":
-            Console(width=WIDTH, highlight=False).print(layers())
+            Console(width=sum(WIDTHS), highlight=False).print(layers())
         else:
             print("\n".join(keys() if what == "keys" else methods()))
     except RunError as error:
