@@ -246,7 +246,7 @@ class SplitStrategy(BaseStrategy):
         return Plan(round=round_, download=self.layout.names, stages=stages, upload=())
 
     def after_round(self, round_: int) -> Trained:
-        """Count what the server computed and what went through the channel."""
+        """Return what training the server's layers has cost."""
         done = Trained()
         for part in self.parts():
             done.spend(part.costs())
@@ -276,6 +276,12 @@ class SplitStrategy(BaseStrategy):
             self.measured(self._ask_speeds(StreamingGrid(grid)))
             for client in range(self.settings.num_clients):
                 self.report.event(0, client, "cut", str(self.cut(client)))
+        if not self._tls and self._reach.rpartition(":")[0] not in (
+            "127.0.0.1",
+            "localhost",
+            "[::1]",
+        ):
+            print("warning: without channel-tls features, labels and tokens travel in the clear")
         with self.serving():
             return super().start(grid, initial_arrays, *args, **kwargs)
 
