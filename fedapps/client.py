@@ -16,6 +16,7 @@ from fedapps.config import Settings
 from fedapps.evaluation import Score, score
 from fedapps.layers import Arrays, Layout, Slice, put, run, take
 from fedapps.plan import Plan, Stage
+from fedapps.privacy import outgoing
 from fedapps.training import Draw, Objective, Samples, Trained
 from fedapps.workspace import Workspace
 
@@ -108,6 +109,7 @@ class BaseClient(NumPyClient):
         metrics = {"train_loss": done.mean_loss}
         done.spend(self.after_training(plan))
         metrics |= dataclasses.asdict(done)
+        uploaded = outgoing(self.settings, self.layout, plan, self.client, self.received, uploaded)
         uploaded |= {name: np.asarray(self.sends[name], np.float32) for name in plan.sends}
         return list(uploaded.values()), len(self.train_data[1]), metrics
 

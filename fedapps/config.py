@@ -42,7 +42,40 @@ def doc(text: str) -> Meta:
 class MethodSettings(
     msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True
 ):
-    """Base of a method's own keys: frozen, kebab-case, no unknown keys; alone: no keys."""
+    """Base of a table of keys, a method's or a general one: frozen, kebab-case, nothing unknown."""
+
+
+class PrivacySettings(MethodSettings, frozen=True):
+    """Keys of the general table `dp`; docs/privacy.md says what they guarantee."""
+
+    mode: Annotated[
+        Literal["none", "central", "local"],
+        doc("differential privacy: noise of the server on the mean, or of each client on its own"),
+    ]
+    clip_norm: Annotated[
+        Positive, doc("S: largest L2 norm of a client's update, over all that it uploads")
+    ]
+    noise_multiplier: Annotated[
+        AtLeastZero, doc("z: the noise on a sum of updates (local: on each) deviates by z S")
+    ]
+    delta: Annotated[OpenFraction, doc("delta that epsilon is told for; below 1 / num-clients")]
+    sampling: Annotated[
+        Literal["poisson", "fixed"],
+        doc("central: each client with chance m/N, or as ever m of N (a far larger epsilon)"),
+    ]
+    adaptive: Annotated[bool, doc("central: S follows a quantile of the updates' norms")]
+    target_quantile: Annotated[
+        Fraction, doc("adaptive: share of the updates that S is to leave as they are")
+    ]
+    clip_lr: Annotated[Share, doc("adaptive: rate of S's steps, S exp(-rate (share - target))")]
+    count_noise: Annotated[
+        AtLeastZero,
+        doc("adaptive: deviation of the noise on the number of updates within S; 0: m/20"),
+    ]
+    secret_noise: Annotated[
+        bool,
+        doc("draw noise, and central's clients, from the system's entropy, not from the seed"),
+    ]
 
 
 class Settings(MethodSettings, frozen=True):
@@ -170,6 +203,7 @@ class Settings(MethodSettings, frozen=True):
     min_available: Annotated[Count, doc("SuperNodes to wait for before the run starts")]
     runs_dir: Annotated[str, doc("folder of run directories, absolute or with `~`")]
     run_name: Annotated[str, doc('name of the run directory; "": strategy, data, seed and time')]
+    dp: PrivacySettings
     method: Annotated[Any, doc("settings of the method, from its own table")] = None
     flat: Annotated[tuple[tuple[str, Any], ...], doc("what all this was read from")] = ()
 
@@ -191,6 +225,14 @@ class Settings(MethodSettings, frozen=True):
         if self.lr_schedule == "cosine":
             return self.lr * 0.5 * (1 + math.cos(math.pi * done / total))
         return self.lr
+
+
+# General tables: the fields of Settings that hold keys of their own, as `dp.clip-norm`.
+TABLES: dict[str, type[MethodSettings]] = {
+    field.encode_name: field.type
+    for field in msgspec.structs.fields(Settings)
+    if isinstance(field.type, type) and issubclass(field.type, MethodSettings)
+}
 
 
 def defaults() -> dict[str, Scalar]:
@@ -245,7 +287,10 @@ def read(flat: Mapping[str, Scalar]) -> Settings:
         is_general = key not in method.__struct_encode_fields__
         if is_general and (value != known[f"{name}.{key}"] or general.get(key) == known.get(key)):
             general[key] = value
-    settings = _convert(general, Settings, "")
+    tables = {
+        name: _convert(_table_of(flat, name), cls, f"{name}.") for name, cls in TABLES.items()
+    }
+    settings = _convert(general | tables, Settings, "")
     check_folder("runs-dir", settings.runs_dir)
     check_folder("data-root", settings.data_root)
     if settings.channel_tls:
@@ -284,7 +329,7 @@ def foreign_keys(flat: Mapping[str, Scalar]) -> list[str]:
     """Warn of keys that were set for another method than the one that runs."""
     known = defaults()
     name = str(flat["strategy"])
-    used = {name, *map(str, _table_of(flat, name).values())}  # a base method counts as used
+    used = {name, *TABLES, *map(str, _table_of(flat, name).values())}  # a base method is used too
     return [
         f"{key} = {value!r} belongs to {key.partition('.')[0]}, no effect on {flat['strategy']}"
         for key, value in flat.items()
@@ -312,6 +357,9 @@ def table() -> list[tuple[str, str, str, str]]:
     """Return a row (key, type, default, meaning) for every key; the README shows it."""
     known = defaults()
     rows = [(key, known[key], field) for key, field in _schema(Settings).items() if key in known]
+    for name, cls in TABLES.items():
+        keys = ((f"{name}.{short}", field) for short, field in _schema(cls).items())
+        rows += [(key, known[key], field) for key, field in keys]
     for name in registry.names():
         fields = _schema(registry.settings_class(name))
         for key in (k for k in known if k.startswith(name + ".")):
@@ -324,7 +372,7 @@ def table() -> list[tuple[str, str, str, str]]:
     return [(key, _kind(f), _toml(value), f.get("description", "")) for key, value, f in rows]
 
 
-def _convert(values: Mapping[str, Scalar], cls: type, prefix: str) -> Any:
+def _convert(values: Mapping[str, Any], cls: type, prefix: str) -> Any:
     for key, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise RunError(f"{prefix}{key} = {value}: must be finite")

@@ -57,7 +57,8 @@ class RoundRow:
     """One line of rounds.csv; accuracies are fractions, None where the round was not evaluated.
 
     Bytes are those of the arrays of all selected clients; `bytes_eval` is what evaluation cost
-    on top. `cost_paper` counts active parameters x batches.
+    on top. `cost_paper` counts active parameters x batches. `epsilon` is what all rounds so far
+    have spent at `dp.delta`, None without differential privacy.
     """
 
     round: int
@@ -79,6 +80,7 @@ class RoundRow:
     seconds: float
     accuracy_last_local: float | None = None
     accuracy_last_local_weighted: float | None = None
+    epsilon: float | None = None
 
 
 @dataclass
@@ -455,7 +457,8 @@ def _table_rows(summary: Mapping[str, Any], settings: Settings) -> list[tuple[st
     down, up, evaluation = (
         human_bytes(summary[f"total_bytes_{name}"]) for name in ("down", "up", "eval")
     )
-    seconds = summary["seconds"]
+    seconds, epsilon = summary["seconds"], summary.get("epsilon")
+    spent = [] if epsilon is None else [("epsilon spent", f"{epsilon:.4g}")]
     return [
         ("method", settings.strategy),
         ("data", settings.dataset),
@@ -470,6 +473,7 @@ def _table_rows(summary: Mapping[str, Any], settings: Settings) -> list[tuple[st
         ("paper cost", f"{human(summary['total_cost_paper'])} (active parameters x batches)"),
         ("time", f"{seconds:.1f} s" if seconds < 60 else clock(seconds)),
         ("failures", str(summary["total_failures"])),
+        *spent,
     ]
 
 

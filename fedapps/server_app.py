@@ -13,7 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 import clients
 import experiments
 import strategies
-from fedapps import config, registry
+from fedapps import config, privacy, registry
 from fedapps.errors import RunError
 from fedapps.fleet import Fleet, StreamingGrid, greet
 from fedapps.partition import class_counts
@@ -38,7 +38,7 @@ def run(grid: Grid, context: Context) -> Path:
     """Run what the run-config asks for; return the run directory. Raises `RunError`."""
     check_packages()
     settings = config.read(context.run_config)
-    for note in config.foreign_keys(context.run_config):
+    for note in [*config.foreign_keys(context.run_config), *privacy.warnings(settings)]:
         print(f"warning: {note}", flush=True)
     for note in config.overridden(context.run_config):
         print(f"note: {note}", flush=True)
@@ -79,6 +79,7 @@ def check_plans(strategy: BaseStrategy) -> None:
             strategy.layout.slice(layers)
         for name in (name for layers in trained for name in layers if ":" in name):
             raise RunError(f"layer {name}: a stage trains whole layers")
+        privacy.check_plan(strategy.settings, strategy.layout, plan)
         if strategy.settings.presum and plan.sends:
             raise RunError("presum = true: this strategy needs every client's update; use false")
         for stage in plan.stages:

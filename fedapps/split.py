@@ -119,6 +119,11 @@ class SplitStrategy(BaseStrategy):
     relays: ClassVar[bool] = False  # whether clients' layers come and go through the channel
 
     def __init__(self, workspace: Workspace, settings: RunSettings | None = None) -> None:
+        if (mode := (settings or workspace.settings).dp.mode) != "none":
+            raise RunError(
+                f'dp.mode = "{mode}": this strategy has clients send features and labels, which '
+                'get no noise; use "none"'
+            )
         super().__init__(workspace, settings)
         s, name = self.settings, self.settings.strategy
         if self.layout.stays:

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from functools import partial
 from itertools import chain
 from logging import INFO, LogRecord
 from typing import Any, ClassVar
@@ -19,12 +20,13 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedapps.aggregation import weighted_mean
 from fedapps.config import Settings
-from fedapps.draws import generator, sample_clients
+from fedapps.draws import generator
 from fedapps.errors import RunError
 from fedapps.fleet import Exchange, StreamingGrid, spread
 from fedapps.layers import Arrays, Slice, put, take
 from fedapps.messages import ClientUpdate, Request, RoundInfo
 from fedapps.plan import Clip, Plan, Stage
+from fedapps.privacy import RESTS_ON, privacy
 from fedapps.report import ClientEval, Report, RoundRow
 from fedapps.training import Draw, Samples, Trained
 from fedapps.workspace import Workspace
@@ -45,6 +47,7 @@ class Tally:
     bytes_eval: int = 0
     trained: Trained = field(default_factory=Trained)
     accuracies: dict[str, float | None] = field(default_factory=dict)
+    epsilon: float | None = None
 
     def add(self, more: Trained) -> None:
         """Add the sums of one more training."""
@@ -65,6 +68,7 @@ class Tally:
             train_macs=self.trained.macs,
             cost_paper=self.trained.cost_paper,
             seconds=time.monotonic() - self.start,
+            epsilon=self.epsilon,
             **self.accuracies,
         )
 
@@ -101,6 +105,10 @@ class BaseStrategy(Strategy):
         clip = self._clip()
         if clip and clip.mode == "sample" and not self.clips_by_sample:
             raise RunError('clip-mode = "sample": not for the steps of this strategy; use "batch"')
+        self.privacy = privacy(self.settings, self.layout, self.state)
+        own, base = type(self), BaseStrategy
+        replaced = [n for n in RESTS_ON if getattr(own, n) is not getattr(base, n)]
+        self.privacy.check_strategy(replaced)
         self._exchange = Exchange([], [])
         self._tally = Tally()
 
@@ -124,8 +132,7 @@ class BaseStrategy(Strategy):
 
     def select(self, round_: int) -> list[int]:
         """Return the clients to train in `round_`, ascending."""
-        s = self.settings
-        return sample_clients(s.seed, round_, s.num_clients, s.fraction_train)
+        return self.privacy.sample(round_)
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
         """Return new values of server arrays; updates come one by one in client order."""
@@ -219,8 +226,11 @@ class BaseStrategy(Strategy):
         """Select clients and make a message per SuperNode."""
         self._tally = Tally()
         plans = self.plans(server_round)
+        for kind, detail in self.privacy.begin(plans).items():
+            self.report.event(server_round, "server", kind, detail)
         messages = self._send(server_round, plans, "train", self.settings.presum)
         self._tally.clients = len(plans)
+        self._tally.epsilon = self.privacy.epsilon()
         self._tally.bytes_down = self._payload()
         return messages
 
@@ -229,7 +239,9 @@ class BaseStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate updates in client order as they come; end the run if too many failed."""
         arrived = self._exchange.updates(replies, self.layout, _trained)
-        updates = self._observed(server_round, arrived)
+        observed = self._observed(server_round, arrived)
+        start = partial(self._uploaded, server_round)
+        updates = self.privacy.release(server_round, observed, start)
         first = next(updates, None)
         new = {} if first is None else self.aggregate(server_round, chain([first], updates))
         for _ in updates:  # what `aggregate` did not ask for was sent, and may have failed
@@ -292,7 +304,13 @@ class BaseStrategy(Strategy):
         payload, self._tally.bytes_eval = self._tally.bytes_eval, 0
         self.report.round(self._tally.row(round_, self.phase(round_)))
         clients = len(self._exchange.requests)
-        return Tally(phase="finetune", clients=clients, bytes_down=payload)
+        epsilon = self._tally.epsilon  # fine-tuning releases nothing more
+        return Tally(phase="finetune", clients=clients, bytes_down=payload, epsilon=epsilon)
+
+    def _uploaded(self, round_: int) -> Arrays:
+        """The server's values of what clients upload in a round, for methods where all do alike."""
+        keys = self.layout.shared(self.plan(round_, 0).upload)
+        return {key: self.arrays[key] for key in keys}
 
     def _payload(self) -> int:
         return sum(request.nbytes for request in self._exchange.requests)

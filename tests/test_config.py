@@ -1,6 +1,7 @@
 """The run-config: every key is checked, defaults stand once, and errors say what is allowed."""
 
 import tomllib
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -29,26 +30,35 @@ WORDS = {
     "evaluate-on": "test, validation",
     "server-part": "full, body",
     "device": "auto, cpu, cuda",
+    "dp.mode": "none, central, local",
+    "dp.sampling": "poisson, fixed",
 }
 TEXTS = [
     "dataset", "data-root", "sizes", "classes-per-client", "model", "runs-dir", "run-name",
     "channel-address", "channel-reach", "channel-tls",
 ]  # fmt: skip
-FLAGS = ["dirichlet-balance", "bn-local", "presum", "score-last"]
+FLAGS = [
+    "dirichlet-balance", "bn-local", "presum", "score-last", "dp.adaptive", "dp.secret-noise",
+]  # fmt: skip
 COUNTS = {
     "shards-per-client": 1, "num-clients": 1, "min-samples": 2, "head-layers": 1, "num-rounds": 1,
     "local-epochs": 1, "batch-size": 1, "seed": 0, "evaluate-every": 0, "evaluate-clients": 0,
     "finetune-epochs": 0, "threads": 1, "cache-limit": 0, "max-failures": -1, "min-available": 1,
     "clip-history": 1, "channel-nodes": 0,
 }  # fmt: skip
-POSITIVE = ["alpha", "lr", "round-timeout", "join-timeout", "step-timeout"]
-NOT_NEGATIVE = ["weight-decay", "prox-mu", "finetune-lr", "max-norm"]
+POSITIVE = ["alpha", "lr", "round-timeout", "join-timeout", "step-timeout", "dp.clip-norm"]
+NOT_NEGATIVE = [
+    "weight-decay", "prox-mu", "finetune-lr", "max-norm", "dp.noise-multiplier", "dp.count-noise",
+]  # fmt: skip
 FLOATS = {  # what is allowed, values that are not, values at the edge that are
     **dict.fromkeys(POSITIVE, ("float > 0", [0, 0.0, -1, -0.5, INF, NAN], [1e-300, 1e300, 1])),
     "test-fraction": ("float > 0 and < 1", [0, 1, 1.0, -0.1, 1.5, NAN], [1e-9, 0.999]),
+    "dp.delta": ("float > 0 and < 1", [0, 1, 1.0, -0.1, 1.5, NAN], [1e-9, 0.999]),
     "fraction-train": ("float > 0 and <= 1", [0, 0.0, 1.1, 2, -1, NAN], [1e-9, 1, 1.0]),
+    "dp.clip-lr": ("float > 0 and <= 1", [0, 0.0, 1.1, 2, -1, NAN], [1e-9, 1, 1.0]),
     "clip-percentile": ("float >= 0 and <= 100", [-0.1, 100.1, NAN], [0, 100, 99.9]),
     "server-data": ("float >= 0 and <= 1", [1.1, -0.1, NAN], [0, 0.5, 1]),
+    "dp.target-quantile": ("float >= 0 and <= 1", [1.1, -0.1, NAN], [0, 0.5, 1]),
     "validation-fraction": ("float >= 0 and < 1", [1, 1.0, -0.1, NAN], [0, 0.0, 0.999]),
     "momentum": ("float >= 0 and < 1", [1, 1.0, -0.1, NAN, INF], [0, 0.0, 0.999]),
     **dict.fromkeys(NOT_NEGATIVE, ("float >= 0", [-1e-9, -1, INF, NAN], [0, 0.0, 3])),
@@ -92,14 +102,25 @@ def field(key):
     return key.replace("-", "_")
 
 
+def value_of(settings, key):
+    """The value of a key, as of `dp.clip-norm` in the general table `dp`."""
+    return attrgetter(field(key))(settings)
+
+
 # Values -------------------------------------------------------------------------------------------
 
 
 def test_the_lists_above_hold_every_general_key():
     listed = {"strategy", *WORDS, *TEXTS, *FLAGS, *COUNTS, *FLOATS}
-    general = {key for key in config.defaults() if "." not in key}
-    assert listed == general
-    assert general == set(Settings.__struct_encode_fields__) - MADE_BY_READ
+    plain = {key for key in config.defaults() if "." not in key}
+    assert plain | set(config.TABLES) == set(Settings.__struct_encode_fields__) - MADE_BY_READ
+    in_tables = {
+        f"{name}.{key}"
+        for name, cls in config.TABLES.items()
+        for key in cls.__struct_encode_fields__
+    }
+    assert listed == plain | in_tables
+    assert in_tables <= set(config.defaults())
 
 
 @pytest.mark.parametrize("key", [*WORDS, *TEXTS, *FLAGS, *COUNTS, *FLOATS])
@@ -112,7 +133,7 @@ def test_a_bad_value_is_refused_in_one_line_and_a_good_one_taken(key):
         assert str(caught.value) == f"{key} = {shown(value)}: must be {rule}"
     for value in good:
         others = {"validation-fraction": 0.2} if key == "evaluate-on" else {}
-        found = getattr(config.read(config.defaults() | others | {key: value}), field(key))
+        found = value_of(config.read(config.defaults() | others | {key: value}), key)
         assert found == value
         if key in FLOATS:
             assert type(found) is float  # an int is accepted for a float and becomes one
@@ -181,6 +202,19 @@ def test_a_bad_value_in_a_methods_table_is_refused():
         read(strategy="local", **{"local.match-compute": 1})
     with pytest.raises(RunError, match=r"^fedper\.personal-layers = 3: must be text$"):
         read(strategy="fedper", **{"fedper.personal-layers": 3})
+
+
+def test_a_general_table_holds_for_every_method_and_is_no_method():
+    flat = config.defaults() | {"dp.mode": "local", "dp.clip-norm": 3}
+    for name in registry.names():
+        settings = config.read(flat | {"strategy": name})
+        assert (settings.dp.mode, settings.dp.clip_norm) == ("local", 3.0)
+    assert config.foreign_keys(flat) == []
+    assert not set(config.TABLES).intersection(registry.names())
+    with pytest.raises(RunError, match=r"^unknown key dp\.mod, did you mean dp\.mode\?"):
+        config.parse(["dp.mod='local'"])
+    with pytest.raises(RunError, match=r"^dp\.delta: has no default in pyproject\.toml, add it$"):
+        config.read({key: value for key, value in flat.items() if key != "dp.delta"})
 
 
 def test_keys_of_other_methods_are_told_and_have_no_effect():
@@ -319,7 +353,8 @@ def test_every_key_has_its_row_with_default_and_meaning():
 
 @pytest.mark.parametrize("name", registry.names())
 def test_no_default_stands_in_code(name):
-    for cls, free in ((Settings, MADE_BY_READ), (registry.settings_class(name), set())):
+    tables = ((cls, set()) for cls in (*config.TABLES.values(), registry.settings_class(name)))
+    for cls, free in ((Settings, MADE_BY_READ), *tables):
         optional = {f.name for f in msgspec.structs.fields(cls) if not f.required}
         assert optional == free
 

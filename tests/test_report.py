@@ -21,7 +21,7 @@ ROUND_COLUMNS = (
     "round,phase,clients,failures,train_loss,accuracy_initial,accuracy_without_head,"
     "accuracy_personalized,accuracy_personalized_std,accuracy_initial_weighted,"
     "accuracy_personalized_weighted,bytes_down,bytes_up,bytes_eval,train_macs,cost_paper,seconds,"
-    "accuracy_last_local,accuracy_last_local_weighted"
+    "accuracy_last_local,accuracy_last_local_weighted,epsilon"
 )
 FLAT = {
     "strategy": "fedrep",
@@ -109,7 +109,7 @@ def run_to_end(folder, name="run", rounds=3, **extra):
     report.class_counts = np.arange(20).reshape(5, 4)
     for round_ in range(1, rounds + 1):
         figures = report.evaluation(round_, make_results(seed=round_))
-        report.round(make_row(round_, failures=int(round_ == 2), **figures))
+        report.round(make_row(round_, failures=int(round_ == 2), epsilon=0.25 * round_, **figures))
     report.finish(ARRAYS, extra)
     return report
 
