@@ -93,19 +93,21 @@ class Mechanism:
 
     def epsilon(self, releases: int, delta: float) -> float:
         """Return epsilon of so many releases at `delta`; without noise it is infinite."""
-        if not releases:
-            return 0.0
-        if not self.noise:
-            return math.inf
-        spent = PrivacyConfig(delta, self.population, self.relation, self.sampling)
-        try:
-            accountant = RdpAccountant(spent)
-        except ImportError as error:
-            raise RunError(f"dp.mode: {error}") from error
+        accountant = self.accountant(delta)
+        if not releases or not self.noise:
+            return math.inf if releases else 0.0
         with _quiet_accountant():
             event = GaussianPrivacyEvent(self.noise, self.sampled, self.population)
             accountant.compose(event, releases)
             return accountant.get_epsilon(delta)
+
+    def accountant(self, delta: float) -> RdpAccountant:
+        """Return Flower's accountant before the first release; `RunError` where it lacks."""
+        config = PrivacyConfig(delta, self.population, self.relation, self.sampling)
+        try:
+            return RdpAccountant(config)
+        except ImportError as error:
+            raise RunError(f"dp.mode: {error}") from error
 
 
 # On the server ----------------------------------------------------------------------------------
@@ -198,7 +200,7 @@ class Central(Guarded):
         self.expected = sample_size(settings.num_clients, settings.fraction_train)
         self.count_noise, self.vector_noise = adaptive_noise(self.dp, self.expected)
         self.mechanism = self._mechanism()
-        self.mechanism.epsilon(1, self.dp.delta)  # what the accountant lacks ends the run here
+        self.mechanism.accountant(self.dp.delta)  # a missing package ends the run here
         self.state[RELEASES] = np.zeros((), np.int64)
         self.state[CLIP_NORM] = np.array(self.dp.clip_norm)
 
@@ -282,7 +284,7 @@ class Local(Guarded):
             raise RunError('dp.adaptive = true: only with dp.mode = "central"')
         alone = (SamplingMethod.NO_AMPLIFICATION, NeighboringRelation.ADD_OR_REMOVE_ONE)
         self.mechanism = Mechanism(self.dp.noise_multiplier / 2, 1, 1, *alone)
-        self.mechanism.epsilon(1, self.dp.delta)
+        self.mechanism.accountant(self.dp.delta)
         self.state[RELEASES] = np.zeros(settings.num_clients, np.int64)
 
     def begin(self, plans: Mapping[int, Plan]) -> dict[str, str]:
