@@ -56,7 +56,9 @@ class PrivacySettings(MethodSettings, frozen=True):
         Positive, doc("S: largest L2 norm of a client's update, over all that it uploads")
     ]
     noise_multiplier: Annotated[
-        AtLeastZero, doc("z: the noise on a sum of updates (local: on each) deviates by z S")
+        float,
+        Meta(ge=0, le=1000),
+        doc("z: the noise on a sum of updates (local: on each) deviates by z S; 0: none"),
     ]
     delta: Annotated[OpenFraction, doc("delta that epsilon is told for; below 1 / num-clients")]
     sampling: Annotated[

@@ -33,6 +33,7 @@ from fedapps.plan import Plan
 SERVER = -1  # as the client of an update: the released mean
 # Methods of a strategy that central privacy rests on: who is drawn, what all start from, the mean.
 RESTS_ON = ("aggregate", "download", "plans", "select")
+LEAST_NOISE = 1e-3  # the accountant's arithmetic fails below: it would say 0 for no privacy at all
 RELEASES, CLIP_NORM = "dp/releases", "dp/clip-norm"  # in a strategy's state
 
 
@@ -163,6 +164,11 @@ class Guarded(Open):
         if not self.dp.delta < limit:
             raise RunError(
                 f"dp.delta = {self.dp.delta:g}: must be below 1 / num-clients = {limit:g}"
+            )
+        if 0 < self.dp.noise_multiplier < LEAST_NOISE:
+            raise RunError(
+                f"dp.noise-multiplier = {self.dp.noise_multiplier:g}: must be 0, or from "
+                f"{LEAST_NOISE:g} to 1000"
             )
         if settings.server_data:
             raise RunError(
@@ -312,12 +318,13 @@ def adaptive_noise(dp: PrivacySettings, expected: int) -> tuple[float, float]:
     if not dp.adaptive or not z:
         return 0.0, z
     sigma = dp.count_noise or expected / 20
-    if not z < 2 * sigma:
+    left = z**-2 - (2 * sigma) ** -2 if z < 2 * sigma else 0.0
+    if not left > 0:
         raise RunError(
             f"dp.count-noise = {dp.count_noise:g}: must be above dp.noise-multiplier / 2 = "
             f"{z / 2:g} (0 means m/20 = {expected / 20:g})"
         )
-    return sigma, (z**-2 - (2 * sigma) ** -2) ** -0.5
+    return sigma, left**-0.5
 
 
 # On the client ----------------------------------------------------------------------------------

@@ -48,11 +48,12 @@ COUNTS = {
 }  # fmt: skip
 POSITIVE = ["alpha", "lr", "round-timeout", "join-timeout", "step-timeout", "dp.clip-norm"]
 NOT_NEGATIVE = [
-    "weight-decay", "prox-mu", "finetune-lr", "max-norm", "dp.noise-multiplier", "dp.count-noise",
+    "weight-decay", "prox-mu", "finetune-lr", "max-norm", "dp.count-noise",
 ]  # fmt: skip
 FLOATS = {  # what is allowed, values that are not, values at the edge that are
     **dict.fromkeys(POSITIVE, ("float > 0", [0, 0.0, -1, -0.5, INF, NAN], [1e-300, 1e300, 1])),
     "test-fraction": ("float > 0 and < 1", [0, 1, 1.0, -0.1, 1.5, NAN], [1e-9, 0.999]),
+    "dp.noise-multiplier": ("float >= 0 and <= 1000", [-0.1, 1000.1, NAN], [0, 0.5, 1000]),
     "dp.delta": ("float > 0 and < 1", [0, 1, 1.0, -0.1, 1.5, NAN], [1e-9, 0.999]),
     "fraction-train": ("float > 0 and <= 1", [0, 0.0, 1.1, 2, -1, NAN], [1e-9, 1, 1.0]),
     "dp.clip-lr": ("float > 0 and <= 1", [0, 0.0, 1.1, 2, -1, NAN], [1e-9, 1, 1.0]),

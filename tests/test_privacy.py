@@ -1,6 +1,7 @@
 """Differential privacy: every number against one that was computed another way."""
 
 import csv
+import itertools
 import math
 import re
 import weakref
@@ -370,6 +371,18 @@ def test_epsilon_of_local_noise_is_of_the_client_that_was_asked_most_often():
     assert guard.epsilon() == pytest.approx(exact.min(), rel=1e-2)  # it has orders between, too
 
 
+@pytest.mark.parametrize("options", [{}, {"dp_sampling": "fixed"}, {"dp_mode": "local"}])
+def test_epsilon_falls_with_noise_over_its_whole_range_and_grows_with_rounds(options):
+    """dp-accounting would say 0 for a multiplier of 1e-160."""
+    found = [
+        begun(central(dp_noise_multiplier=z, **options), 2, {0: PLAN})
+        for z in (1e-3, 0.01, 0.1, 1, 10, 100, 1000)
+    ]
+    for (first, second), (later, _) in itertools.pairwise(found):
+        assert second > first > later >= 0
+    assert found[0][0] > 1e5
+
+
 def test_without_noise_nothing_is_private_and_without_dp_nothing_is_claimed():
     assert begun(central(dp_noise_multiplier=0), 2, {}) == [math.inf, math.inf]
     assert begun(central(dp_mode="none"), 2, {1: PLAN}) == [None, None]
@@ -521,6 +534,10 @@ def test_settings_that_do_not_fit_are_refused_in_one_line():
             {"dp_adaptive": True, "dp_noise_multiplier": 1.0, "dp_count_noise": 0.5},
             "dp.count-noise = 0.5: must be above dp.noise-multiplier / 2 = 0.5 "
             "(0 means m/20 = 0.25)",
+        ),
+        (
+            {"dp_noise_multiplier": 1e-160},
+            "dp.noise-multiplier = 1e-160: must be 0, or from 0.001 to 1000",
         ),
         (
             {"dp_mode": "local", "dp_adaptive": True},
