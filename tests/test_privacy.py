@@ -376,7 +376,7 @@ def test_epsilon_falls_with_noise_over_its_whole_range_and_grows_with_rounds(opt
     """dp-accounting would say 0 for a multiplier of 1e-160."""
     found = [
         begun(central(dp_noise_multiplier=z, **options), 2, {0: PLAN})
-        for z in (1e-3, 0.01, 0.1, 1, 10, 100, 1000)
+        for z in (1e-3, 0.1, 10, 1000)
     ]
     for (first, second), (later, _) in itertools.pairwise(found):
         assert second > first > later >= 0
