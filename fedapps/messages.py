@@ -10,10 +10,12 @@ import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from msgspec import Meta
 
 from fedapps.errors import one_line
 from fedapps.layers import Arrays, Layout
@@ -23,6 +25,7 @@ DTYPE = np.dtype("<f4")
 # What Ray says of a process that was ended from outside, mostly for want of memory.
 DEAD_WORKER = re.compile(r"(ActorDied|ActorUnavailable|WorkerCrashed|OutOfMemory)Error")
 HEADER = 256  # most bytes that an array's own header takes
+Samples = Annotated[int, Meta(ge=0, lt=2**40)]  # a count
 Metrics = dict[str, int | float | list[int] | list[float]]
 
 
@@ -48,6 +51,42 @@ class Request:
         shapes = {**layout.shapes, **self.plan.sends}
         sizes = (np.prod(shapes[name], dtype=np.int64) for name in self.plan.up(layout))
         return DTYPE.itemsize * int(sum(sizes))
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True):
+    """Record `hello`: what a SuperNode says of itself.
+
+    `client` is "any" where it hosts clients of the run's data set, else the id of the one client
+    whose data it has: so many samples of each part. `problem`, if any, is why it cannot take part.
+    `nodes` and `workers` are those of a simulation: SuperNodes in all, and at the same time.
+    """
+
+    client: int | Literal["any"] = "any"
+    cuda: bool = False
+    nodes: int = 1
+    workers: int = 0
+    train: Samples = 0
+    test: Samples = 0
+    validation: Samples = 0
+    problem: str = ""
+
+
+def pack_hello(message: Message, hello: Hello) -> Message:
+    """Answer a greeting."""
+    return Message(
+        RecordDict({"hello": ConfigRecord(msgspec.to_builtins(hello))}), reply_to=message
+    )
+
+
+def unpack_hello(reply: Message) -> Hello:
+    """Read such an answer; one that is broken, or an error, becomes a problem."""
+    if reply.has_error():
+        return Hello(problem=one_line(reply.error.reason or ""))
+    try:
+        hello = msgspec.convert(dict(reply.content.config_records["hello"]), Hello)
+    except (msgspec.ValidationError, KeyError) as error:
+        return Hello(problem=f"its answer is broken: {error}")
+    return msgspec.structs.replace(hello, problem=one_line(hello.problem) if hello.problem else "")
 
 
 class RoundInfo(msgspec.Struct, frozen=True, rename="kebab"):
