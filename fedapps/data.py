@@ -34,6 +34,7 @@ import numpy as np
 import torch
 
 from fedapps.errors import RunError
+from fedapps.files import parsing
 
 Shape = tuple[int, int, int]  # channels, height, width
 Arrays = dict[str, np.ndarray]
@@ -101,7 +102,7 @@ class Array:
     @cached_property
     def whole(self) -> np.ndarray:
         """All values; kept, because a compressed member can only be read from its start."""
-        with _reading(self.path), np.load(self.path, allow_pickle=False) as file:
+        with _reading(self.path), parsing, np.load(self.path, allow_pickle=False) as file:
             return file[self.key]
 
     def read(self, file: BufferedReader, first: int, out: np.ndarray) -> None:

@@ -18,6 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from msgspec import Meta
 
 from fedapps.errors import one_line
+from fedapps.files import parsing
 from fedapps.layers import Arrays, Layout
 from fedapps.plan import Plan
 
@@ -107,6 +108,13 @@ class Header(RoundInfo, frozen=True, kw_only=True, rename="kebab"):
 def header_of(message: Message) -> Header:
     """Read and check the header of a request."""
     return msgspec.convert(dict(message.content.config_records["config"]), Header)
+
+
+def needs_others(message: Message) -> bool:
+    """Tell whether clients of a message wait for those of others: they share a channel."""
+    if message.metadata.message_type != "train":
+        return False
+    return any(msgspec.json.decode(text, type=Plan).channel for text in header_of(message).plans)
 
 
 @dataclass(frozen=True)
@@ -337,7 +345,8 @@ def _read_header(key: str, data: bytes) -> tuple[tuple[int, ...], bool, np.dtype
     try:
         version = np.lib.format.read_magic(file)
         if version == (1, 0):
-            return *np.lib.format.read_array_header_1_0(file), file.tell()
+            with parsing:
+                return *np.lib.format.read_array_header_1_0(file), file.tell()
     except Exception as error:  # a header is parsed as Python: hardly an error cannot happen
         raise BadMessage(f"broken array {key}: {one_line(str(error))}") from error
     raise BadMessage(f"{key} in npy format {version}: expected (1, 0)")

@@ -21,6 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedapps import config
 from fedapps.config import Scalar
 from fedapps.errors import RunError
+from fedapps.messages import needs_others
 
 
 class SerialGrid(Grid):
@@ -84,7 +85,7 @@ class SerialGrid(Grid):
 
 
 class DeviceGrid(SerialGrid):
-    """A serial grid whose SuperNodes are devices; they work at the same time, in threads."""
+    """A serial grid whose SuperNodes are devices; those that share a channel work in threads."""
 
     def __init__(
         self,
@@ -97,11 +98,12 @@ class DeviceGrid(SerialGrid):
             context.node_config = dict(node_config)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Run the ClientApp on all messages that were asked for; return their replies."""
+        """Run the ClientApp on the next message, or on all that need each other."""
         wanted = set(message_ids)
-        taken = [message for message in self.messages if message.metadata.message_id in wanted]
+        asked = [message for message in self.messages if message.metadata.message_id in wanted]
+        taken = [message for message in asked if needs_others(message)]
         if not taken:
-            return []
+            return super().pull_messages(wanted)
         self.messages = [message for message in self.messages if message not in taken]
         contexts = [self.contexts[message.metadata.dst_node_id] for message in taken]
         with ThreadPoolExecutor(len(taken), thread_name_prefix="device") as threads:
