@@ -215,7 +215,7 @@ class Settings(MethodSettings, frozen=True):
     ]
     join_timeout: Annotated[Positive, doc("seconds to wait for a split client to join a round")]
     step_timeout: Annotated[Positive, doc("seconds to wait for a split client's next batch")]
-    min_available: Annotated[Count, doc("SuperNodes to wait for before the run starts")]
+    min_available: Annotated[Count, doc("SuperNodes to wait for before the run and each round")]
     runs_dir: Annotated[str, doc("folder of run directories, absolute or with `~`")]
     run_name: Annotated[str, doc('name of the run directory; "": strategy, data, seed and time')]
     dp: PrivacySettings

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from PIL import Image
 from safetensors.numpy import load_file
 
@@ -16,6 +16,7 @@ from fedapps import client_app, config, data, personalized, registry, serial, se
 from fedapps.__main__ import main
 from fedapps.errors import RunError
 from fedapps.fleet import Roster, StreamingGrid
+from fedapps.messages import unpack_hello
 from fedapps.serial import DeviceGrid, run_serial
 from fedapps.state import ClientStore
 from fedapps.workspace import Workspace
@@ -97,7 +98,16 @@ def test_devices_give_the_numbers_of_one_data_set_partitioned_the_same_way(
 
 
 @pytest.mark.parametrize("strategy", METHODS)
-def test_every_method_runs_on_devices(strategy, device_run, read_csv, nodes):
+def test_every_method_runs_on_devices(strategy, device_run, read_csv, nodes, monkeypatch):
+    save = personalized.save
+
+    def check(path, client):
+        images = client.test_data[0]
+        with torch.no_grad():
+            assert torch.equal(client.module().eval()(images), client.predict(images))
+        save(path, client)
+
+    monkeypatch.setattr(personalized, "save", check)
     model = 'model="lenet5"' if strategy == "fedap" else ""
     folder = device_run(f'strategy="{strategy}" local-epochs=2 {model}')
     trained = [row for row in read_csv(folder, "rounds.csv") if row["phase"] != "finetune"]
@@ -332,6 +342,16 @@ def test_a_folder_of_pictures_is_data(tmp_path):
     assert data.of_device(folder, (3, 8, 8), ["cat", "dog", "owl"]).tensors(np.arange(2))[0].shape
     with pytest.raises(RunError, match="owl: is no class of the run"):
         data.of_device(folder, (1, 8, 8), ["cat", "dog"])
+
+
+@pytest.mark.parametrize(
+    "answer", [{"client": -1.5}, {"client": "7"}, {"client": 1, "train": -2}, {"train": "many"}]
+)
+def test_a_broken_greeting_is_a_problem_of_its_node(answer):
+    question = Message(RecordDict(), 5, "query.hello")
+    reply = Message(RecordDict({"hello": ConfigRecord(answer)}), reply_to=question)
+    assert unpack_hello(reply).problem.startswith("its answer is broken: ")
+    assert unpack_hello(Message(RecordDict(), reply_to=question)).problem
 
 
 # Coming and going ---------------------------------------------------------------------------------
