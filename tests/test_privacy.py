@@ -212,7 +212,9 @@ def test_secret_noise_comes_from_nowhere_else():
     assert (models[0] != models[1]).all()
     samples = [[run.sample(t, range(10)) for t in range(1, 30)] for run in runs]
     assert samples[0] != samples[1]
-    assert samples[0] == [runs[0].sample(t, range(10)) for t in range(1, 30)]  # `select` is asked again
+    assert samples[0] == [
+        runs[0].sample(t, range(10)) for t in range(1, 30)
+    ]  # `select` is asked again
     assert len({secret_seed() for _ in range(100)}) == 100
     assert max(secret_seed().bit_length() for _ in range(50)) > 120
 
