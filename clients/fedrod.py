@@ -13,6 +13,20 @@ from fedapps.plan import Plan
 from fedapps.training import Objective, Trained
 
 
+class TwoHeads(nn.Module):
+    """The sum of two heads' logits."""
+
+    def __init__(self, body: nn.Module, generic: nn.Module, personal: nn.Module) -> None:
+        super().__init__()
+        self.body, self.generic, self.personal = body, generic, personal
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits [b, classes]."""
+        features = self.body(images)
+        logits: Tensor = self.generic(features) + self.personal(features)
+        return logits
+
+
 class FedRODClient(BaseClient):
     """The personal head starts as the initial head and is kept as `personal/<key>`."""
 
@@ -60,6 +74,12 @@ class FedRODClient(BaseClient):
         keys = self.layout.keys_of(self.layout.head)
         self.remember("personal/", take(self.personal_head, keys))
         return Trained()
+
+    def module(self) -> nn.Module:
+        """Both heads on the body."""
+        body = nn.Sequential(*(self.model.get_submodule(name) for name in self.layout.body))
+        generic = nn.Sequential(*(self.model.get_submodule(name) for name in self.layout.head))
+        return TwoHeads(body, generic, self.personal_head)
 
     def predict(self, images: Tensor) -> Tensor:
         """Generic plus personal logits."""

@@ -1,10 +1,11 @@
-"""`python -m fedapps methods | models | keys`: what there is to choose from."""
+"""What there is to choose from (methods, models, keys); a device's model (predict, export)."""
 
 import argparse
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
@@ -53,16 +54,63 @@ def keys() -> Iterator[str]:
         yield f"| `{key}` | {kind} | `{default}` | {meaning.replace('|', chr(92) + '|')} |"
 
 
+def predict(state_dir: Path, images: Path, output: Path | None) -> Iterator[str]:
+    """A line per image with its class and probability, or where they were written."""
+    from fedapps import personalized  # torch takes a second that `keys` need not wait for
+
+    model = personalized.load(state_dir)
+    probabilities, names = personalized.predict(model, images), model.about.names
+    if output:
+        personalized.save_predictions(output, probabilities, names)
+        yield str(output)
+        return
+    for row, chances in enumerate(probabilities):
+        yield f"{row} {names[chances.argmax()]} {chances.max():.3f}"
+
+
+def export(state_dir: Path, output: Path) -> Iterator[str]:
+    """Where the model was written."""
+    from fedapps import personalized
+
+    personalized.export(personalized.load(state_dir), output)
+    yield str(output)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m fedapps", description=__doc__)
+    commands = parser.add_subparsers(dest="what", required=True)
+    for name, what in (("methods", "methods"), ("models", "models"), ("keys", "run-config keys")):
+        commands.add_parser(name, help=f"list all {what}")
+    classify = commands.add_parser("predict", help="classify images with a device's own model")
+    write = commands.add_parser("export", help="write a device's own model to a file")
+    for command in (classify, write):
+        command.add_argument("--state-dir", type=_path, required=True)
+    classify.add_argument("--input", type=_path, required=True, metavar="IMAGES.npz")
+    classify.add_argument("--output", type=_path, metavar="PREDICTIONS.npz")
+    write.add_argument("--output", type=_path, required=True, metavar="MODEL.safetensors|pt2|onnx")
+    return parser
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser()
+
+
+def _lines(options: argparse.Namespace) -> Iterator[str]:
+    if options.what == "predict":
+        return predict(options.state_dir, options.input, options.output)
+    if options.what == "export":
+        return export(options.state_dir, options.output)
+    return keys() if options.what == "keys" else methods()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line and print; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m fedapps", description=__doc__)
-    parser.add_argument("what", choices=("methods", "models", "keys"))
-    what = parser.parse_args(arguments).what
+    options = _parser().parse_args(arguments)
     try:
-        if what == "models":
+        if options.what == "models":
             Console(width=sum(WIDTHS), highlight=False).print(layers())
         else:
-            print("\n".join(keys() if what == "keys" else methods()))
+            print("\n".join(_lines(options)))
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

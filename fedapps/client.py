@@ -58,6 +58,10 @@ class BaseClient(NumPyClient):
         """Return logits [b, classes] in eval mode."""
         return run(self.model, images, self.layout.names)
 
+    def module(self) -> nn.Module:
+        """Return what a device predicts with: normalised images to the logits of `predict`."""
+        return self.model
+
     def objective(self, phase: str) -> Objective:
         """Return what a step minimises in phase `train` or `finetune`."""
         return Objective(self.loss)
@@ -204,12 +208,18 @@ class BaseClient(NumPyClient):
         return self.state.get(f"norms/{'+'.join(stage.layers)}", torch.empty(0))
 
     def _score_last(self, initial: Score) -> float:
-        """Score the model of the last local training; without one, that is the initial score."""
+        """Score the model of the last local training; without one, that is the initial score.
+
+        The personalized model is in place again afterwards.
+        """
         last = self.kept("last/")
         if not last:
             return initial.accuracy
+        personalized = take(self.model, last)
         put(self.model, last)
-        return self._score().accuracy
+        accuracy = self._score().accuracy
+        put(self.model, personalized)
+        return accuracy
 
     def _score(self) -> Score:
         return score(self.predict, self.test_data, self.workspace.dataset.classes)

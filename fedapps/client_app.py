@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
@@ -20,15 +20,18 @@ from fedapps import registry
 from fedapps.aggregation import weighted_mean
 from fedapps.client import BaseClient, State
 from fedapps.config import Scalar, Settings, read
-from fedapps.errors import one_line
+from fedapps.device import Device, device_workspace
+from fedapps.errors import RunError, one_line
 from fedapps.messages import (
     ClientUpdate,
     Failure,
+    Hello,
     Request,
     RoundInfo,
     asked_clients,
     header_of,
     metrics_record,
+    pack_hello,
     pack_reply,
     pack_speeds,
     unpack_requests,
@@ -37,6 +40,7 @@ from fedapps.split_client import layer_seconds
 from fedapps.state import ClientStore
 from fedapps.workspace import Workspace, workspace
 
+Stores = Callable[[int], ClientStore]  # where a client's state is
 Work = Callable[[Workspace, Request, ClientStore], ClientUpdate]
 Result = ClientUpdate | Failure
 app = ClientApp()
@@ -45,19 +49,29 @@ app = ClientApp()
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
     """Tell the server which clients this SuperNode can run and what it computes on."""
-    answer: dict[str, str | int | bool] = {
-        "client": "any",
-        "nodes": int(context.node_config.get("num-partitions", 1)),
-        "cuda": torch.cuda.is_available(),
-        "workers": int(context.node_config.get("workers", 0)) or ray_workers(),
-    }
-    return Message(RecordDict({"hello": ConfigRecord(dict(answer))}), reply_to=message)
+    try:
+        device = Device.of(context.node_config)
+        answer = device.hello(_read(context)) if device else _anyone(context)
+    except RunError as error:
+        answer = Hello(problem=str(error))
+    if answer.problem:
+        print(f"left out: {answer.problem}", flush=True)
+    return pack_hello(message, answer)
+
+
+def _anyone(context: Context) -> Hello:
+    """What a SuperNode without data of its own says."""
+    return Hello(
+        nodes=int(context.node_config.get("num-partitions", 1)),
+        cuda=torch.cuda.is_available(),
+        workers=int(context.node_config.get("workers", 0)) or ray_workers(),
+    )
 
 
 @app.query("speed")
 def speed(message: Message, context: Context) -> Message:
     """Tell how long a step takes in each layer, for every client that the message names."""
-    space = workspace(_settings(tuple(sorted(context.run_config.items()))))
+    space, _ = _place(context)
     asked = asked_clients(message)
     return pack_speeds(message, {client: layer_seconds(space, client) for client in asked})
 
@@ -79,12 +93,18 @@ def _serve(message: Message, context: Context, work: Work) -> Message:
     updates: list[ClientUpdate] = []
     failures: list[Failure] = []
     try:
-        space = workspace(_settings(tuple(sorted(context.run_config.items()))))
+        space, device = _place(context)
         info, requests = unpack_requests(message, space.layout)
     except Exception as error:  # nothing here can run on this SuperNode; say why for each client
         clients = header_of(message).clients
         return pack_reply(message, [], [Failure(client, _cause(error)) for client in clients])
-    for result in _results(requests, info, space, work):
+
+    def store(client: int) -> ClientStore:
+        if device:
+            return device.store(space, info.run_dir)
+        return ClientStore(Path(info.run_dir) / "clients" / str(client))
+
+    for result in _results(requests, info, space, store, work):
         if isinstance(result, ClientUpdate):
             updates.append(result)
         else:
@@ -93,21 +113,21 @@ def _serve(message: Message, context: Context, work: Work) -> Message:
 
 
 def _results(
-    requests: list[Request], info: RoundInfo, space: Workspace, work: Work
+    requests: list[Request], info: RoundInfo, space: Workspace, stores: Stores, work: Work
 ) -> Iterable[Result]:
     """Do the work of each request: one after the other, or together if they share a channel."""
     if not any(request.plan.channel for request in requests):
-        return (_try(request, info, space, work) for request in requests)
+        return (_try(request, info, space, stores, work) for request in requests)
     parts = [space.part(request.plan.stages[0].layers) for request in requests]
     with ThreadPoolExecutor(len(requests), thread_name_prefix="client") as threads:
-        return [*threads.map(_try, requests, repeat(info), parts, repeat(work))]
+        return [*threads.map(_try, requests, repeat(info), parts, repeat(stores), repeat(work))]
 
 
-def _try(request: Request, info: RoundInfo, space: Workspace, work: Work) -> Result:
+def _try(request: Request, info: RoundInfo, space: Workspace, stores: Stores, work: Work) -> Result:
     """Do one client's work; whatever goes wrong costs this client only."""
     torch.set_num_threads(space.settings.threads)  # a thread's own matter
     try:
-        update = _work_on(request, info, space, work)
+        update = _work_on(request, info, space, stores, work)
         metrics_record(update, info.presum)  # figures that Flower refuses must not cost the message
         return update
     except Exception as error:
@@ -130,13 +150,15 @@ def _cause(error: Exception) -> str:
     return f"{type(error).__name__}: {one_line(str(error))}"
 
 
-def _work_on(request: Request, info: RoundInfo, space: Workspace, work: Work) -> ClientUpdate:
+def _work_on(
+    request: Request, info: RoundInfo, space: Workspace, stores: Stores, work: Work
+) -> ClientUpdate:
     if info.fingerprint != space.fingerprint:
         raise RuntimeError(
             f"the initial model here ({space.fingerprint}) is not the server's "
             f"({info.fingerprint}): use the same versions of torch and numpy on all machines"
         )
-    return work(space, request, ClientStore(Path(info.run_dir) / "clients" / str(request.client)))
+    return work(space, request, stores(request.client))
 
 
 def _fit(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate:
@@ -159,6 +181,7 @@ def _evaluate(space: Workspace, request: Request, store: ClientStore) -> ClientU
     """Evaluate with the state after this round."""
     client = _client(space, request, store.load(request.plan.round + 1))
     _, num_examples, metrics = client.evaluate(*_call(client, request))
+    store.keep_model(client)
     return ClientUpdate(request.client, {}, num_examples, metrics)
 
 
@@ -179,6 +202,17 @@ def presummed(updates: list[ClientUpdate]) -> list[ClientUpdate]:
     mean, total = weighted_mean(updates)
     silent = [dataclasses.replace(update, arrays={}, weight=0.0) for update in updates[1:]]
     return [dataclasses.replace(updates[0], arrays=mean, weight=total), *silent]
+
+
+def _place(context: Context) -> tuple[Workspace, Device | None]:
+    """Return what this SuperNode works on: a device's own data, or those of the run."""
+    device = Device.of(context.node_config)
+    settings = _read(context)
+    return (device_workspace(settings, device) if device else workspace(settings)), device
+
+
+def _read(context: Context) -> Settings:
+    return _settings(tuple(sorted(context.run_config.items())))
 
 
 @lru_cache(maxsize=4)

@@ -22,6 +22,7 @@ from fedapps import registry
 from fedapps.errors import RunError
 
 Scalar = bool | int | float | str
+DEVICE = "device"  # as dataset: every client is a device with data of its own
 _PAIR = re.compile(r"""\S+?=('[^']*'|"[^"]*"|\S+)""")  # as in Flower's parse_config_args
 
 Count = Annotated[int, Meta(ge=1)]
@@ -84,8 +85,20 @@ class Settings(MethodSettings, frozen=True):
     """All general keys of a run. Field `num_clients` is key `num-clients`."""
 
     strategy: Annotated[str, doc("method; `python -m fedapps methods` lists them")]
-    dataset: Annotated[str, doc("name of a data set, or the absolute path of an .npz file")]
+    dataset: Annotated[
+        str,
+        doc("name of a data set, absolute path of an .npz, or device: clients have their own"),
+    ]
     data_root: Annotated[str, doc("folder with data sets, `~` allowed; downloads go there")]
+    input_shape: Annotated[str, doc("channels,height,width of the devices' images (device)")]
+    num_classes: Annotated[Count, doc("number of classes of the devices' data (device)")]
+    class_names: Annotated[
+        str, doc('names of the classes in order, as cat,dog (device); "": they are numbers')
+    ]
+    client_state: Annotated[
+        Literal["keep", "reset"],
+        doc("what a device does at a new run with personal layers of an earlier one (device)"),
+    ]
     split: Annotated[
         Literal["merged", "official"], doc("merge train and test before sharing out, or keep both")
     ]
@@ -202,7 +215,7 @@ class Settings(MethodSettings, frozen=True):
     ]
     join_timeout: Annotated[Positive, doc("seconds to wait for a split client to join a round")]
     step_timeout: Annotated[Positive, doc("seconds to wait for a split client's next batch")]
-    min_available: Annotated[Count, doc("SuperNodes to wait for before the run starts")]
+    min_available: Annotated[Count, doc("SuperNodes to wait for before the run and each round")]
     runs_dir: Annotated[str, doc("folder of run directories, absolute or with `~`")]
     run_name: Annotated[str, doc('name of the run directory; "": strategy, data, seed and time')]
     dp: PrivacySettings
@@ -213,6 +226,30 @@ class Settings(MethodSettings, frozen=True):
         """Return these settings with the method settings of another strategy (a base method)."""
         method = method_settings(dict(self.flat), strategy)
         return msgspec.structs.replace(self, strategy=strategy, method=method)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of the devices' images; raises `RunError`."""
+        words = [word.strip() for word in self.input_shape.split(",")]
+        if len(words) != 3 or not all(word.isdecimal() and int(word) for word in words):
+            raise RunError(
+                f'input-shape = "{self.input_shape}": must be channels,height,width, as 1,28,28'
+            )
+        channels, height, width = map(int, words)
+        return channels, height, width
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A name for each class, its number if it has none; raises `RunError`."""
+        if not self.class_names:
+            return tuple(map(str, range(self.num_classes)))
+        words = tuple(word.strip() for word in self.class_names.split(","))
+        if len(set(words)) != self.num_classes or len(words) != self.num_classes or "" in words:
+            raise RunError(
+                f'class-names = "{self.class_names}": must be {self.num_classes} different names '
+                "(num-classes), as cat,dog"
+            )
+        return words
 
     @property
     def finetune_rate(self) -> float:
@@ -261,18 +298,17 @@ def parse(options: Sequence[str]) -> dict[str, Scalar]:
     return known | overrides
 
 
-def parse_option(option: str) -> dict[str, Scalar]:
-    """Parse one `--run-config` option to flat keys; refuses what Flower would skip silently."""
+def parse_option(option: str, name: str = "--run-config") -> dict[str, Scalar]:
+    """Parse the value of one option `name` to flat keys; refuses what Flower skips silently."""
     rest = "" if option.endswith(".toml") else " ".join(_PAIR.sub(" ", option).split())
     if rest:
         raise RunError(
-            f"--run-config {option}: cannot read {rest};"
-            " write key=value pairs without spaces around ="
+            f"{name} {option}: cannot read {rest}; write key=value pairs without spaces around ="
         )
     try:
         return parse_config_args([option])
     except (click.ClickException, tomllib.TOMLDecodeError, OSError, ValueError) as error:
-        raise RunError(f"--run-config {option}: {getattr(error, 'message', error)}") from error
+        raise RunError(f"{name} {option}: {getattr(error, 'message', error)}") from error
 
 
 def read(flat: Mapping[str, Scalar]) -> Settings:
@@ -297,6 +333,8 @@ def read(flat: Mapping[str, Scalar]) -> Settings:
     check_folder("data-root", settings.data_root)
     if settings.channel_tls:
         check_folder("channel-tls", settings.channel_tls)
+    if settings.dataset == DEVICE:
+        _ = settings.shape, settings.names  # both are checked as they are read
     if settings.evaluate_on == "validation" and not settings.validation_fraction:
         raise RunError('evaluate-on = "validation": needs validation-fraction > 0')
     return msgspec.structs.replace(settings, method=method, flat=tuple(sorted(flat.items())))

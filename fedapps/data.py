@@ -12,6 +12,7 @@ joined to train. Images are uint8 or float, [N, H, W] or [N, H, W, C]; labels ar
 A new set is one function (root) -> arrays and its line in `_SETS`.
 """
 
+import dataclasses
 import difflib
 import os
 import struct
@@ -33,6 +34,7 @@ import numpy as np
 import torch
 
 from fedapps.errors import RunError
+from fedapps.files import parsing
 
 Shape = tuple[int, int, int]  # channels, height, width
 Arrays = dict[str, np.ndarray]
@@ -69,7 +71,7 @@ class Dataset:
     num_train: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    images: "Images | None"  # None: a set without pixels, for tables of costs
+    images: "Images | Pictures | None"  # None: a set without pixels
 
     def tensors(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the samples `indices`: images float32 [n, C, H, W], normalised; labels int64 [n].
@@ -100,7 +102,7 @@ class Array:
     @cached_property
     def whole(self) -> np.ndarray:
         """All values; kept, because a compressed member can only be read from its start."""
-        with _reading(self.path), np.load(self.path, allow_pickle=False) as file:
+        with _reading(self.path), parsing, np.load(self.path, allow_pickle=False) as file:
             return file[self.key]
 
     def read(self, file: BufferedReader, first: int, out: np.ndarray) -> None:
@@ -166,6 +168,71 @@ class Images:
                 if first < last:
                     array = self.arrays[array_of[first]]
                     array.read(file, int(rows[first]), out[first:last])
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Images in memory, uint8 [N, H, W, C]."""
+
+    values: np.ndarray
+
+    def read(self, indices: np.ndarray) -> np.ndarray:
+        """Return rows `indices` (int64 [n])."""
+        return self.values[indices]
+
+
+def declared(name: str, shape: Shape, classes: int) -> Dataset:
+    """Return a set without samples: what a server knows of data that stay on devices."""
+    half = (0.5,) * shape[0]
+    return Dataset(name, classes, shape, np.empty(0, np.int64), 0, half, half, None)
+
+
+def of_device(path: Path, shape: Shape, names: Sequence[str]) -> Dataset:
+    """Open a device's own data, an .npz or a folder, and check it against the run.
+
+    A folder holds `train/<class>/` and `test/<class>/` for every class, with .png, .jpg or .jpeg
+    files; a device without samples of a class leaves its folder empty. An .npz may carry
+    `class_names`. Raises `RunError` for another shape, a label or a name that the run lacks.
+    """
+    if path.is_dir():
+        return _class_folders(path, shape, names)
+    images, labels, num_train = _open(path)
+    if images.shape != shape:
+        raise RunError(
+            f"{path}: images of [C, H, W] = {list(images.shape)}; the run has {list(shape)}"
+            " (input-shape)"
+        )
+    if (highest := int(labels.max())) >= len(names):
+        raise RunError(
+            f"{path}: label {highest} found; the run has 0..{len(names) - 1} (num-classes)"
+        )
+    own = _class_names(path)
+    if own and own != [*names]:
+        raise RunError(
+            f"{path}: class_names are {','.join(own)}; the run has {','.join(names)} (class-names)"
+        )
+    return dataclasses.replace(
+        declared(path.stem, shape, len(names)), labels=labels, num_train=num_train, images=images
+    )
+
+
+def unlabelled(path: Path, shape: Shape, classes: int) -> Dataset:
+    """Open images without labels: key `images`, or else `test_images`, of an .npz.
+
+    They are normalised as those of devices. Raises `RunError` for another shape.
+    """
+    arrays = _headers(path)
+    array = arrays.get("images") or arrays.get("test_images")
+    if array is None:
+        raise RunError(f"{path}: key images is missing; needed images or test_images")
+    _check_images(array, array)
+    images = Images((array,))
+    if images.shape != shape:
+        raise RunError(
+            f"{path}: images of [C, H, W] = {list(images.shape)}; the model takes {list(shape)}"
+        )
+    labels = np.zeros(array.shape[0], np.int64)
+    return dataclasses.replace(declared(path.stem, shape, classes), labels=labels, images=images)
 
 
 def load(name: str, root: str) -> Dataset:
@@ -269,7 +336,7 @@ def _headers(path: Path) -> dict[str, Array]:
         return {
             info.filename.removesuffix(".npy"): _header(path, archive, info, file)
             for info in archive.infolist()
-            if info.filename.removesuffix(".npy") in (*KEYS, "val_images", "val_labels")
+            if info.filename.removesuffix(".npy") in (*KEYS, "val_images", "val_labels", "images")
         }
 
 
@@ -340,6 +407,12 @@ def _label_values(labels: Array) -> np.ndarray:
             f" must be 0..{MAX_CLASSES - 1}"
         )
     return values.astype(np.int64)
+
+
+def _class_names(path: Path) -> list[str]:
+    """Read the names of classes that an .npz may carry; none: empty."""
+    with _reading(path), np.load(path, allow_pickle=False) as file:
+        return [str(name) for name in file["class_names"]] if "class_names" in file else []
 
 
 def _shape(images: Array) -> Shape:
@@ -483,6 +556,51 @@ def _archive(name: str, folder: Path, source: str) -> Path:
     return folder
 
 
+def _class_folders(folder: Path, shape: Shape, names: Sequence[str]) -> Dataset:
+    """Read a device's `{train,test}/<class>/` pictures; raises `RunError` if they do not fit."""
+    images: list[np.ndarray] = []
+    labels: list[int] = []
+    sizes = []
+    for part in ("train", "test"):
+        there = _folders(folder / part)
+        for name in sorted(set(there).symmetric_difference(names)):
+            what = "is no class of the run" if name in there else "is missing"
+            raise RunError(
+                f"{folder / part / name}: {what}; needed a folder, maybe empty, for each of"
+                f" {', '.join(names)}"
+            )
+        before = len(images)
+        for label, name in enumerate(names):
+            for file in _picture_files(folder / part / name):
+                images.append(_picture_of(file, shape))
+                labels.append(label)
+        if len(images) == before:
+            raise RunError(f"{folder / part}: no .png, .jpg or .jpeg files; needs at least one")
+        sizes.append(len(images) - before)
+    return dataclasses.replace(
+        declared(folder.name, shape, len(names)),
+        labels=np.array(labels, np.int64),
+        num_train=sizes[0],
+        images=Pictures(np.stack(images)),
+    )
+
+
+def _picture_files(folder: Path) -> list[Path]:
+    suffixes = (".png", ".jpg", ".jpeg")
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in suffixes)
+
+
+def _picture_of(file: Path, shape: Shape) -> np.ndarray:
+    """Read a picture as uint8 [H, W, C] in grey or RGB; raises `RunError` for another size."""
+    if shape[0] not in (1, 3):
+        raise RunError(f"{file}: a picture has 1 or 3 channels; the run has {shape[0]}")
+    picture = _picture(file, "L" if shape[0] == 1 else "RGB")
+    height, width = picture.shape[:2]
+    if (height, width) != shape[1:]:
+        raise RunError(f"{file}: {width}x{height} pixels; the run has {shape[2]}x{shape[1]}")
+    return picture.reshape(height, width, shape[0])
+
+
 def _folders(folder: Path) -> list[str]:
     """Names of the folders in `folder`, sorted: their places are the labels."""
     return sorted(entry.name for entry in folder.glob("*/"))
@@ -506,12 +624,12 @@ def _pictures(part: str, files: Sequence[tuple[Path, int]], where: Path) -> Arra
     return {f"{part}_images": images, f"{part}_labels": labels}
 
 
-def _picture(file: Path) -> np.ndarray:
+def _picture(file: Path, mode: str = "RGB") -> np.ndarray:
     from PIL import Image
 
     try:
         with Image.open(file) as image:
-            return np.asarray(image.convert("RGB"))
+            return np.asarray(image.convert(mode))
     except (OSError, ValueError, SyntaxError) as error:  # SyntaxError: a broken PNG chunk
         raise RunError(f"{file}: cannot be read as a picture ({error})") from error
 

@@ -3,6 +3,11 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
+
+# NumPy's headers are parsed by `ast`, which CPython 3.11 cannot do in two threads at once: "AST
+# constructor recursion depth mismatch" (python/cpython#106905).
+parsing = Lock()
 
 
 def write_whole(path: Path, write: Callable[[Path], None], durable: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -14,9 +14,11 @@ from fedapps.layers import Layout
 from fedapps.messages import (
     ClientUpdate,
     Failure,
+    Hello,
     Request,
     RoundInfo,
     pack_requests,
+    unpack_hello,
     unpack_reply,
 )
 
@@ -78,52 +80,152 @@ class StreamingGrid(Grid):
 
 
 @dataclass(frozen=True)
+class Bound:
+    """A client that has data of its own: its SuperNode, and its samples by part."""
+
+    node: int
+    samples: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class Fleet:
     """The SuperNodes of a run: ids (sorted), whether all see a GPU, how many work at once.
 
-    `workers` is 0 where each has a process of its own.
+    `workers` is 0 where each has a process of its own. `bound` are the clients that are devices,
+    ascending; without any, every SuperNode can run every client.
     """
 
-    nodes: list[int]
-    cuda: bool
-    workers: int
+    nodes: list[int] = field(default_factory=list)
+    cuda: bool = False
+    workers: int = 0
+    bound: Mapping[int, Bound] = field(default_factory=dict)
+
+    def allot(
+        self, requests: Sequence[Request], loads: Sequence[float], nodes: Sequence[int]
+    ) -> tuple[list[int], list[list[Request]]]:
+        """Return SuperNodes and the part of the requests of each: a bound client's is its own."""
+        if not self.bound:
+            return [*nodes], spread(requests, loads, nodes)
+        return [self.bound[r.client].node for r in requests], [[r] for r in requests]
+
+    def hosts(self, clients: Sequence[int]) -> list[tuple[int, list[int]]]:
+        """Return SuperNodes and the clients of each, for questions about all of them."""
+        if self.bound:
+            return [(self.bound[client].node, [client]) for client in clients]
+        count = len(self.nodes)
+        parts = [(node, [*clients[i::count]]) for i, node in enumerate(self.nodes)]
+        return [(node, part) for node, part in parts if part]
 
 
-def greet(grid: StreamingGrid, at_least: int, timeout: float) -> Fleet:
-    """Wait for `at_least` SuperNodes and ask each who it is.
+class Roster:
+    """Who is there: it greets SuperNodes that come and forgets those that leave.
 
-    In a simulation a node also tells how many there will be, since they register one by one.
+    `devices` is the number of clients if each of them is a device with data of its own, else 0.
+    A SuperNode that does not fit the run is left out, with a line.
     """
-    start, told, workers = time.monotonic(), 0.0, 0
-    cuda: dict[int, bool] = {}
-    while True:
-        nodes = sorted(grid.get_node_ids())
-        new = [node for node in nodes if node not in cuda]
-        for reply in _ask(grid, new, timeout):
-            answer = reply.content.config_records["hello"]
-            cuda[reply.metadata.src_node_id] = bool(answer["cuda"])
-            at_least = max(at_least, int(str(answer["nodes"])))
-            workers = max(workers, int(str(answer["workers"])))
-        here = [node for node in nodes if node in cuda]  # one that answered may have left
-        if len(here) >= at_least:
-            return Fleet(here, all(cuda[node] for node in here), workers)
-        waited = time.monotonic() - start
-        if waited > timeout:
-            raise RunError(
-                f"{len(here)} of {at_least} SuperNodes after {timeout:g} s (min-available)"
-            )
-        if waited - told > 5:
-            told = waited
-            print(f"waiting for SuperNodes: {len(here)} of {at_least}", flush=True)
-        time.sleep(0.02)
 
+    def __init__(
+        self, grid: StreamingGrid, at_least: int, timeout: float, devices: int = 0
+    ) -> None:
+        self.grid, self.at_least, self.timeout = grid, at_least, timeout
+        self.devices = devices
+        self.complete = False  # whether there ever were enough
+        self._hellos: dict[int, Hello] = {}  # by node, in the order of their answers
+        self._asked: dict[str, int] = {}  # nodes by the message that they have not answered yet
+        self._greeted: set[int] = set()
+        self._told: set[tuple[int, str]] = set()
 
-def _ask(grid: StreamingGrid, nodes: Sequence[int], timeout: float) -> Iterator[Message]:
-    asked = [Message(RecordDict({"config": ConfigRecord()}), node, "query.hello") for node in nodes]
-    for reply in grid.send_and_receive(asked, timeout=timeout):
-        if reply.has_error():
-            raise RunError(f"a SuperNode could not start: {reply.error.reason}")
-        yield reply
+    def call(self) -> Fleet:
+        """Wait for `at_least` SuperNodes, and for newcomers to say who they are.
+
+        In a simulation a node also tells how many there will be, since they register one by one.
+        Raises `RunError` if there are too few after `timeout` seconds.
+        """
+        start, told = time.monotonic(), 0.0
+        while True:
+            nodes = sorted(self.grid.get_node_ids())
+            self._greet(nodes)
+            fleet = self._fleet(nodes)
+            waited = time.monotonic() - start
+            late, enough = waited > self.timeout, len(fleet.nodes) >= self.at_least
+            if enough and (late or not set(self._asked.values()).intersection(nodes)):
+                self.complete = True
+                return fleet
+            if late:
+                raise RunError(
+                    f"{len(fleet.nodes)} of {self.at_least} SuperNodes after "
+                    f"{self.timeout:g} s (min-available)"
+                )
+            if waited - told > 5:
+                told = waited
+                count = f"{len(fleet.nodes)} of {self.at_least}"
+                print(f"waiting for SuperNodes: {count}", flush=True)
+            time.sleep(min(max(FIRST_WAIT, waited / 100), LONGEST_WAIT))
+
+    def _greet(self, nodes: Sequence[int]) -> None:
+        """Ask newcomers who they are and take the answers that are there."""
+        new = [node for node in nodes if node not in self._greeted]
+        self._greeted.update(new)
+        ask = [Message(RecordDict({"config": ConfigRecord()}), node, "query.hello") for node in new]
+        ids = list(self.grid.push_messages(ask)) if ask else []
+        self._asked |= {id_: node for id_, node in zip(ids, new, strict=True) if id_}
+        replies = self.grid.pull_messages([*self._asked]) if self._asked else ()
+        for reply in replies:
+            node = self._asked.pop(reply.metadata.reply_to_message_id, None)
+            if node is None:
+                continue
+            if reply.has_error() and not (self.devices or self.complete):
+                raise RunError(f"a SuperNode could not start: {reply.error.reason}")
+            self._hellos[node] = hello = unpack_hello(reply)
+            self.at_least = max(self.at_least, hello.nodes)
+
+    def _fleet(self, nodes: Sequence[int]) -> Fleet:
+        """Return those of `nodes` that fit, the first one of each client."""
+        here: dict[int, Hello] = {}
+        owners: dict[int, int] = {}
+        for node, hello in self._hellos.items():
+            if node not in nodes:
+                continue
+            problem = hello.problem or self._misfit(hello, owners)
+            if problem:
+                self._leave_out(node, hello, problem)
+                continue
+            here[node] = hello
+            if hello.client != "any":
+                owners[hello.client] = node
+        samples = {
+            client: {part: getattr(here[node], part) for part in ("train", "test", "validation")}
+            for client, node in owners.items()
+        }
+        return Fleet(
+            sorted(here),
+            all(hello.cuda for hello in here.values()),
+            max((hello.workers for hello in here.values()), default=0),
+            {client: Bound(owners[client], samples[client]) for client in sorted(owners)},
+        )
+
+    def _misfit(self, hello: Hello, owners: Mapping[int, int]) -> str:
+        """Say why a SuperNode does not fit into this run; empty if it does."""
+        client = hello.client
+        if client == "any":
+            return 'it has no data, the run has dataset = "device"' if self.devices else ""
+        if not self.devices:
+            return 'it has data of its own, which need dataset = "device"'
+        if not 0 <= client < self.devices:
+            return f"client-id = {client}: must be 0 to {self.devices - 1} (num-clients)"
+        if client in owners:
+            return f"client-id = {client} is that of SuperNode {owners[client]}, too; change one"
+        if not (hello.train and hello.test):
+            return "it has no samples to train or test on"
+        return ""
+
+    def _leave_out(self, node: int, hello: Hello, problem: str) -> None:
+        """Say so once."""
+        if (node, problem) in self._told:
+            return
+        self._told.add((node, problem))
+        client = "" if hello.client == "any" else f", client {hello.client}"
+        print(f"left out: SuperNode {node}{client}: {problem}", flush=True)
 
 
 def spread(

@@ -10,12 +10,15 @@ import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from msgspec import Meta
 
 from fedapps.errors import one_line
+from fedapps.files import parsing
 from fedapps.layers import Arrays, Layout
 from fedapps.plan import Plan
 
@@ -23,6 +26,7 @@ DTYPE = np.dtype("<f4")
 # What Ray says of a process that was ended from outside, mostly for want of memory.
 DEAD_WORKER = re.compile(r"(ActorDied|ActorUnavailable|WorkerCrashed|OutOfMemory)Error")
 HEADER = 256  # most bytes that an array's own header takes
+Samples = Annotated[int, Meta(ge=0, lt=2**40)]  # a count
 Metrics = dict[str, int | float | list[int] | list[float]]
 
 
@@ -50,6 +54,42 @@ class Request:
         return DTYPE.itemsize * int(sum(sizes))
 
 
+class Hello(msgspec.Struct, frozen=True, kw_only=True):
+    """Record `hello`: what a SuperNode says of itself.
+
+    `client` is "any" where it hosts clients of the run's data set, else the id of the one client
+    whose data it has: so many samples of each part. `problem`, if any, is why it cannot take part.
+    `nodes` and `workers` are those of a simulation: SuperNodes in all, and at the same time.
+    """
+
+    client: int | Literal["any"] = "any"
+    cuda: bool = False
+    nodes: int = 1
+    workers: int = 0
+    train: Samples = 0
+    test: Samples = 0
+    validation: Samples = 0
+    problem: str = ""
+
+
+def pack_hello(message: Message, hello: Hello) -> Message:
+    """Answer a greeting."""
+    return Message(
+        RecordDict({"hello": ConfigRecord(msgspec.to_builtins(hello))}), reply_to=message
+    )
+
+
+def unpack_hello(reply: Message) -> Hello:
+    """Read such an answer; one that is broken, or an error, becomes a problem."""
+    if reply.has_error():
+        return Hello(problem=one_line(reply.error.reason or ""))
+    try:
+        hello = msgspec.convert(dict(reply.content.config_records["hello"]), Hello)
+    except (msgspec.ValidationError, KeyError) as error:
+        return Hello(problem=f"its answer is broken: {error}")
+    return msgspec.structs.replace(hello, problem=one_line(hello.problem) if hello.problem else "")
+
+
 class RoundInfo(msgspec.Struct, frozen=True, rename="kebab"):
     """What all requests of a message share."""
 
@@ -68,6 +108,13 @@ class Header(RoundInfo, frozen=True, kw_only=True, rename="kebab"):
 def header_of(message: Message) -> Header:
     """Read and check the header of a request."""
     return msgspec.convert(dict(message.content.config_records["config"]), Header)
+
+
+def needs_others(message: Message) -> bool:
+    """Tell whether clients of a message wait for those of others: they share a channel."""
+    if message.metadata.message_type != "train":
+        return False
+    return any(msgspec.json.decode(text, type=Plan).channel for text in header_of(message).plans)
 
 
 @dataclass(frozen=True)
@@ -298,7 +345,8 @@ def _read_header(key: str, data: bytes) -> tuple[tuple[int, ...], bool, np.dtype
     try:
         version = np.lib.format.read_magic(file)
         if version == (1, 0):
-            return *np.lib.format.read_array_header_1_0(file), file.tell()
+            with parsing:
+                return *np.lib.format.read_array_header_1_0(file), file.tell()
     except Exception as error:  # a header is parsed as Python: hardly an error cannot happen
         raise BadMessage(f"broken array {key}: {one_line(str(error))}") from error
     raise BadMessage(f"{key} in npy format {version}: expected (1, 0)")

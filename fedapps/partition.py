@@ -61,6 +61,15 @@ def shares(labels: np.ndarray, num_train: int, settings: "Settings") -> tuple[Sh
     return tuple(_hold_out(part, client, settings) for client, part in enumerate(parts))
 
 
+def own_share(size: int, num_train: int, client: int, settings: "Settings") -> Share:
+    """Return the share of a client with data of its own: all `size` samples, as they are split.
+
+    `validation-fraction` of its training samples is held out. Raises `RunError` for too few.
+    """
+    share = Share(np.arange(num_train), np.arange(num_train, size))
+    return _hold_out(share, client, settings) if settings.validation_fraction else share
+
+
 def class_counts(labels: np.ndarray, shares: Sequence[Share]) -> np.ndarray:
     """Count training samples by client and class: int64 [clients, classes]."""
     return _class_counts(labels, [share.train for share in shares])

@@ -9,7 +9,7 @@ clips its update and adds the noise itself. What that guarantees: docs/privacy.m
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import LogRecord
@@ -130,10 +130,10 @@ class Open:
     def check_strategy(self, replaced: Collection[str]) -> None:
         """Refuse a strategy that replaces some of `RESTS_ON`."""
 
-    def sample(self, round_: int) -> list[int]:
-        """Return the clients to train in `round_`, ascending."""
-        s = self.settings
-        return sample_clients(self.seed, round_, s.num_clients, s.fraction_train)
+    def sample(self, round_: int, there: Sequence[int]) -> list[int]:
+        """Return which of the clients `there` train in `round_`, ascending."""
+        chosen = sample_clients(self.seed, round_, len(there), self.settings.fraction_train)
+        return [there[index] for index in chosen]
 
     def begin(self, plans: Mapping[int, Plan]) -> dict[str, str]:
         """Check and count what a round is about to release; return events, by kind."""
@@ -218,11 +218,12 @@ class Central(Guarded):
                 'plain mean of updates of one common model is made private; use "local" or "none"'
             )
 
-    def sample(self, round_: int) -> list[int]:
-        """Draw as the accountant assumes."""
+    def sample(self, round_: int, there: Sequence[int]) -> list[int]:
+        """Draw as the accountant assumes, from all clients; those that are not there drop out."""
         s = self.settings
         draw = sample_poisson if self.dp.sampling == "poisson" else sample_clients
-        return draw(self.seed, round_, s.num_clients, s.fraction_train)
+        drawn = draw(self.seed, round_, s.num_clients, s.fraction_train)
+        return [client for client in drawn if client in there]
 
     def begin(self, plans: Mapping[int, Plan]) -> dict[str, str]:
         """Count a release, also of a round without clients; tell S if it changes."""

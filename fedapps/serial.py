@@ -7,7 +7,8 @@ last line printed is the run directory.
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import uuid4
 
@@ -20,6 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedapps import config
 from fedapps.config import Scalar
 from fedapps.errors import RunError
+from fedapps.messages import needs_others
 
 
 class SerialGrid(Grid):
@@ -82,17 +84,54 @@ class SerialGrid(Grid):
         raise AttributeError("use flwr.app.Message")
 
 
-def run_serial(run_config: dict[str, Scalar], num_supernodes: int = 1) -> Path:
-    """Run a full run-config in this process; return the run directory. Raises `RunError`."""
+class DeviceGrid(SerialGrid):
+    """A serial grid whose SuperNodes are devices; those that share a channel work in threads."""
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        run_config: dict[str, Scalar],
+        node_configs: Sequence[Mapping[str, Scalar]],
+    ) -> None:
+        super().__init__(client_app, run_config, len(node_configs))
+        for context, node_config in zip(self.contexts.values(), node_configs, strict=True):
+            context.node_config = dict(node_config)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Run the ClientApp on the next message, or on all that need each other."""
+        wanted = set(message_ids)
+        asked = [message for message in self.messages if message.metadata.message_id in wanted]
+        taken = [message for message in asked if needs_others(message)]
+        if not taken:
+            return super().pull_messages(wanted)
+        self.messages = [message for message in self.messages if message not in taken]
+        contexts = [self.contexts[message.metadata.dst_node_id] for message in taken]
+        with ThreadPoolExecutor(len(taken), thread_name_prefix="device") as threads:
+            return [*threads.map(self.client_app, taken, contexts)]
+
+
+def run_serial(
+    run_config: dict[str, Scalar],
+    num_supernodes: int = 1,
+    node_configs: Sequence[Mapping[str, Scalar]] = (),
+) -> Path:
+    """Run a full run-config in this process; return the run directory. Raises `RunError`.
+
+    With node-configs there is a SuperNode for each of them, a device.
+    """
     from fedapps import client_app, server_app
 
     if num_supernodes < 1:
         raise RunError(f"--num-supernodes {num_supernodes}: must be at least 1")
+    num_supernodes = len(node_configs) or num_supernodes
     wanted = config.read(run_config).min_available
     if wanted > num_supernodes:  # the run would wait for ever
         text = f"must be at most --num-supernodes {num_supernodes}"
         raise RunError(f"min-available = {wanted}: {text}")
-    grid = SerialGrid(client_app.app, run_config, num_supernodes)
+    if node_configs:
+        grid: SerialGrid = DeviceGrid(client_app.app, run_config, node_configs)
+    else:
+        grid = SerialGrid(client_app.app, run_config, num_supernodes)
     context = Context(
         run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config
     )
@@ -113,9 +152,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fedapps.serial", description=__doc__)
     parser.add_argument("--run-config", action="append", default=[], metavar="'KEY=VALUE ...'|FILE")
     parser.add_argument("--num-supernodes", type=int, default=1)
+    example = """'client-id=0 data="/path/0.npz" state-dir="/path/0"'"""
+    parser.add_argument("--node-config", action="append", default=[], metavar=example)
     options = parser.parse_args(arguments)
     try:
-        folder = run_serial(absolute(config.parse(options.run_config)), options.num_supernodes)
+        nodes = [config.parse_option(text, "--node-config") for text in options.node_config]
+        run_config = absolute(config.parse(options.run_config))
+        folder = run_serial(run_config, options.num_supernodes, nodes)
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -14,8 +14,9 @@ import clients
 import experiments
 import strategies
 from fedapps import config, privacy, registry
+from fedapps.config import DEVICE
 from fedapps.errors import RunError
-from fedapps.fleet import Fleet, StreamingGrid, greet
+from fedapps.fleet import Fleet, Roster, StreamingGrid
 from fedapps.partition import class_counts
 from fedapps.report import Report
 from fedapps.strategy import BaseStrategy
@@ -45,7 +46,7 @@ def run(grid: Grid, context: Context) -> Path:
     if settings.threads > (cores := os.cpu_count() or 1):
         print(f"warning: threads = {settings.threads} on {cores} cores is slow", flush=True)
     space = workspace(settings)
-    counts = class_counts(space.dataset.labels, space.shares)
+    counts = class_counts(space.dataset.labels, space.shares) if space.shares else None
     strategy_class = registry.strategy_class(settings.strategy)
     registry.client_class(settings.strategy)  # a missing twin ends the run here
     strategy = strategy_class(space)
@@ -53,19 +54,25 @@ def run(grid: Grid, context: Context) -> Path:
     report = Report.create(settings.runs_dir, settings.run_name, settings, context.run_config)
     report.class_counts = counts
     strategy.report = report
-    fleet = meet(grid, space)
-    strategy.nodes, strategy.workers = fleet.nodes, fleet.workers
+    strategy.roster = roster_of(grid, space)
+    strategy.fleet = meet(strategy.roster, space)
     start = time.monotonic()
     strategy.start(grid, num_rounds=settings.num_rounds, timeout=settings.round_timeout)
     report.finish(strategy.arrays, {"seconds": time.monotonic() - start})
     return report.folder
 
 
-def meet(grid: Grid, space: Workspace) -> Fleet:
-    """Wait for the SuperNodes; say so if the server sees a GPU that they do not."""
+def roster_of(grid: Grid, space: Workspace) -> Roster:
+    """Return what greets the SuperNodes of a run."""
     s = space.settings
-    fleet = greet(StreamingGrid(grid), s.min_available, s.round_timeout)
-    if torch.cuda.is_available() and not fleet.cuda and s.device != "cpu":
+    devices = s.num_clients if s.dataset == DEVICE else 0
+    return Roster(StreamingGrid(grid), s.min_available, s.round_timeout, devices)
+
+
+def meet(roster: Roster, space: Workspace) -> Fleet:
+    """Wait for the SuperNodes; say so if the server sees a GPU that they do not."""
+    fleet = roster.call()
+    if torch.cuda.is_available() and not fleet.cuda and space.settings.device != "cpu":
         print(f"warning: there is a GPU but clients do not see it; give them one: {GPU_HINT}")
     return fleet
 

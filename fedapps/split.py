@@ -204,7 +204,7 @@ class SplitStrategy(BaseStrategy):
 
     def batches(self, client: int) -> int:
         """Return the number of batches in a client's epoch."""
-        return -(-len(self.workspace.shares[client].train) // self.settings.batch_size)
+        return -(-self.count(client, "train") // self.settings.batch_size)
 
     # What the base strategy asks ----------------------------------------------------------
 
@@ -242,8 +242,9 @@ class SplitStrategy(BaseStrategy):
     def places(self, kind: str) -> list[int]:
         """In a simulation clients train on one SuperNode, unless `channel-nodes` says other."""
         if kind != "train":
-            return self.nodes
-        return self.nodes[: self.settings.channel_nodes or (1 if self.workers else None)]
+            return self.fleet.nodes
+        one = 1 if self.fleet.workers else None
+        return self.fleet.nodes[: self.settings.channel_nodes or one]
 
     def evaluation_plan(self, round_: int, client: int) -> Plan:
         """A client is evaluated with the whole model."""
@@ -270,16 +271,16 @@ class SplitStrategy(BaseStrategy):
         self, grid: Grid, initial_arrays: ArrayRecord | None = None, *args: Any, **kwargs: Any
     ) -> Result:
         """Measure clients if cuts need it, and serve the channel for as long as the run takes."""
-        nodes = len(self.places("train"))
-        if 0 < self.workers < nodes:
+        nodes, workers = len(self.places("train")), self.fleet.workers
+        if 0 < workers < nodes:
             raise RunError(
-                f"channel-nodes: {nodes} SuperNodes train at the same time, but only {self.workers}"
+                f"channel-nodes: {nodes} SuperNodes train at the same time, but only {workers}"
                 f" can work at once; use channel-nodes=1, or --federation-config 'num-supernodes="
                 f"{nodes} client-resources-num-cpus=1 init-args-num-cpus={nodes}'"
             )
         if self.measures():
             self.measured(self._ask_speeds(StreamingGrid(grid)))
-            for client in range(self.settings.num_clients):
+            for client in self.clients:
                 self.report.event(0, client, "cut", str(self.cut(client)))
         if not self._tls and self._reach.rpartition(":")[0] not in (
             "127.0.0.1",
@@ -311,11 +312,9 @@ class SplitStrategy(BaseStrategy):
 
     def _ask_speeds(self, grid: StreamingGrid) -> dict[int, list[float]]:
         """Ask for the seconds per layer of every client; raises `RunError` if one is missing."""
-        clients, nodes = range(self.settings.num_clients), self.nodes
+        clients = self.clients
         questions = [
-            pack_question(part, node, "query.speed")
-            for i, node in enumerate(nodes)
-            if (part := clients[i :: len(nodes)])
+            pack_question(part, node, "query.speed") for node, part in self.fleet.hosts(clients)
         ]
         found: dict[int, list[float]] = {}
         for reply in grid.send_and_receive(questions, timeout=self.settings.round_timeout):

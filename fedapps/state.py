@@ -8,6 +8,7 @@ repeated round starts from the same state; the version before the newest one is 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -43,6 +44,22 @@ class ClientStore:
         write_whole(self._path(round_), lambda path: save_file(tensors, path), durable=True)
         for version in sorted(v for v in self._versions() if v <= round_)[:-KEPT]:
             self._path(version).unlink(missing_ok=True)
+
+    def begin(self, keep: bool) -> int:
+        """Begin a new run with the newest version as the state before round 1, or with none.
+
+        Return the round of the version that was found, 0 if there is none.
+        """
+        newest = max(self._versions(), default=None)
+        for version in self._versions():
+            if version != newest or not keep:
+                self._path(version).unlink(missing_ok=True)
+        if newest is not None and keep:
+            self._path(newest).replace(self._path(0))
+        return newest or 0
+
+    def keep_model(self, client: Any) -> None:
+        """Take a client that has just been personalized; only a device keeps its model."""
 
     def _versions(self) -> list[int]:
         paths = self.folder.glob("round-*.safetensors")

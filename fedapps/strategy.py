@@ -19,10 +19,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedapps.aggregation import weighted_mean
-from fedapps.config import Settings
+from fedapps.config import DEVICE, Settings
 from fedapps.draws import generator
 from fedapps.errors import RunError
-from fedapps.fleet import Exchange, StreamingGrid, spread
+from fedapps.fleet import Exchange, Fleet, Roster, StreamingGrid
 from fedapps.layers import Arrays, Slice, put, take
 from fedapps.messages import ClientUpdate, Request, RoundInfo
 from fedapps.plan import Clip, Plan, Stage
@@ -86,6 +86,7 @@ class BaseStrategy(Strategy):
     ends_with_finetuning: ClassVar[bool] = False  # as a phase of its own in rounds.csv
     clips_by_sample: ClassVar[bool] = True  # whether clip-mode "sample" fits its steps
     sends_its_model: ClassVar[bool] = True  # to the clients, so that server-data has an effect
+    needs_union: ClassVar[bool] = False  # whether the server itself trains on all clients' data
 
     report: Report  # set before the first round
 
@@ -96,12 +97,15 @@ class BaseStrategy(Strategy):
         self.layout = workspace.layout
         self.arrays: Arrays = {key: value.copy() for key, value in workspace.initial.items()}
         self.state: Arrays = {}
-        self.nodes: list[int] = []
-        self.workers = 0  # SuperNodes that can work at the same time; 0: all
+        self.fleet = Fleet()
+        self.roster: Roster | None = None  # who tells of SuperNodes that come and go
         if self.settings.presum and type(self).aggregate is not BaseStrategy.aggregate:
             raise RunError("presum = true: this strategy needs every client's update; use false")
         if self.settings.server_data and not self.sends_its_model:
             raise RunError("server-data: no effect on this strategy; use 0")
+        if self.settings.dataset == DEVICE and (self.needs_union or self.settings.server_data):
+            what = "server-data" if self.settings.server_data else self.settings.strategy
+            raise RunError(f'{what} needs the data of all clients: not with dataset = "device"')
         clip = self._clip()
         if clip and clip.mode == "sample" and not self.clips_by_sample:
             raise RunError('clip-mode = "sample": not for the steps of this strategy; use "batch"')
@@ -124,7 +128,7 @@ class BaseStrategy(Strategy):
 
     def places(self, kind: str) -> list[int]:
         """Return the SuperNodes to share out `train` or `evaluate` over."""
-        return self.nodes
+        return self.fleet.nodes
 
     def hopeless(self) -> dict[int, str]:
         """Return clients whose reply is not worth waiting for, and why."""
@@ -132,7 +136,7 @@ class BaseStrategy(Strategy):
 
     def select(self, round_: int) -> list[int]:
         """Return the clients to train in `round_`, ascending."""
-        return self.privacy.sample(round_)
+        return self.privacy.sample(round_, self.clients)
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
         """Return new values of server arrays; updates come one by one in client order."""
@@ -177,6 +181,17 @@ class BaseStrategy(Strategy):
         return (stage,)
 
     # Shorthands for methods ---------------------------------------------------------------
+
+    @property
+    def clients(self) -> list[int]:
+        """The clients that are there, ascending: all, or the devices that have not left."""
+        return [*(self.fleet.bound or range(self.settings.num_clients))]
+
+    def count(self, client: int, part: str) -> int:
+        """Return how many samples a client has: `train`, `test` or `validation`."""
+        if bound := self.fleet.bound.get(client):
+            return bound.samples[part]
+        return len(getattr(self.workspace.shares[client], part))
 
     def exchange(self, round_: int, shared: Slice, *stages: Stage) -> Plan:
         """Return the commonest plan: download a slice, run the stages, upload the same slice."""
@@ -224,6 +239,7 @@ class BaseStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Select clients and make a message per SuperNode."""
+        self._call(server_round)
         self._tally = Tally()
         plans = self.plans(server_round)
         for kind, detail in self.privacy.begin(plans).items():
@@ -258,7 +274,7 @@ class BaseStrategy(Strategy):
         every, last = self.settings.evaluate_every, server_round == self.settings.num_rounds
         due = last or (every > 0 and server_round % every == 0)
         everyone = last and self.ends_with_finetuning
-        clients = range(self.settings.num_clients) if everyone else self._evaluated()
+        clients = self.clients if everyone else self._evaluated()
         plans = {c: self.evaluation_plan(server_round, c) for c in clients if due}
         messages = self._send(server_round, plans, "evaluate")
         self._tally.bytes_eval = self._payload()
@@ -286,6 +302,19 @@ class BaseStrategy(Strategy):
 
     # Inside -------------------------------------------------------------------------------
 
+    def _call(self, round_: int) -> None:
+        """See who is there; in a simulation nobody comes or goes."""
+        if self.roster is None or self.fleet.workers:
+            return
+        before, self.fleet = self.fleet.bound, self.roster.call()
+        for kind, now, then in (
+            ("left", before, self.fleet.bound),
+            ("joined", self.fleet.bound, before),
+        ):
+            for client in sorted(set(now) - set(then)):
+                print(f"round {round_}: client {client} {kind}", flush=True)
+                self.report.event(round_, client, kind, f"SuperNode {now[client].node}")
+
     def _send(
         self, round_: int, plans: Mapping[int, Plan], kind: str, presum: bool = False
     ) -> list[Message]:
@@ -294,8 +323,8 @@ class BaseStrategy(Strategy):
             for client, plan in plans.items()
         ]
         loads = [self._load(request) for request in requests]
-        nodes = self.places(kind)
-        self._exchange = Exchange(requests, spread(requests, loads, nodes), self.hopeless)
+        nodes, parts = self.fleet.allot(requests, loads, self.places(kind))
+        self._exchange = Exchange(requests, parts, self.hopeless)
         info = RoundInfo(str(self.report.folder), self.workspace.fingerprint, presum)
         return self._exchange.messages(nodes, info, kind, str(round_))
 
@@ -317,11 +346,10 @@ class BaseStrategy(Strategy):
 
     def _load(self, request: Request) -> float:
         """Expected cost of a request: a trained sample costs about three evaluated ones."""
-        share, size = self.workspace.shares[request.client], self.settings.batch_size
+        client, size = request.client, self.settings.batch_size
         epochs = sum(stage.epochs for stage in request.plan.stages)
-        return len(getattr(share, self.settings.evaluate_on)) + 3.0 * epochs * size * math.ceil(
-            len(share.train) / size
-        )
+        trained = size * math.ceil(self.count(client, "train") / size)
+        return self.count(client, self.settings.evaluate_on) + 3.0 * epochs * trained
 
     def _observed(self, round_: int, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """Pass updates on and count what they cost."""
@@ -398,9 +426,10 @@ class BaseStrategy(Strategy):
     def _evaluated(self) -> list[int]:
         s = self.settings
         if not 0 < s.evaluate_clients < s.num_clients:
-            return list(range(s.num_clients))
+            return self.clients
         draws = generator(s.seed, "evaluate")
-        return sorted(draws.choice(s.num_clients, s.evaluate_clients, replace=False).tolist())
+        chosen = draws.choice(s.num_clients, s.evaluate_clients, replace=False).tolist()
+        return [client for client in self.clients if client in chosen]
 
 
 def _trained(update: ClientUpdate, prefix: str = "") -> Trained:

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from fedapps import data, models
-from fedapps.config import Settings
+from fedapps.config import DEVICE, Settings
 from fedapps.costs import profile
 from fedapps.draws import generator
 from fedapps.errors import RunError
 from fedapps.layers import Arrays, Layout, Slice, layout_of, take, use_batch_statistics
-from fedapps.partition import Share, shares
+from fedapps.partition import Share, own_share, shares
 from fedapps.training import Samples, Trainer
 
 MEBI = 2**20
@@ -28,11 +28,17 @@ GPU_HINT = (
 
 
 class Workspace:
-    """Everything static of a run, made from its settings alone and so equal in all processes."""
+    """Everything static of a run, made from its settings alone and so equal in all processes.
 
-    def __init__(self, settings: Settings, dataset: data.Dataset | None = None) -> None:
+    A device has a `dataset` of its own, which is all `client`'s and nobody else's.
+    """
+
+    def __init__(
+        self, settings: Settings, dataset: data.Dataset | None = None, client: int | None = None
+    ) -> None:
         self.settings = settings
-        self.dataset = dataset or data.load(settings.dataset, settings.data_root)
+        self.dataset = dataset or _load(settings)
+        self.client = client
         self.device = pick_device(settings.device)
         self.model: nn.Sequential = self._build()
         self.layout: Layout = layout_of(
@@ -46,7 +52,9 @@ class Workspace:
 
     @cached_property
     def shares(self) -> tuple[Share, ...]:
-        """Index arrays of every client's training and test samples."""
+        """Index arrays of every client's training and test samples; devices have their own."""
+        if self.settings.dataset == DEVICE:
+            return ()
         return shares(self.dataset.labels, self.dataset.num_train, self.settings)
 
     @cached_property
@@ -91,6 +99,15 @@ class Workspace:
         )
         return part
 
+    def share(self, client: int) -> Share:
+        """Return a client's share; raises `RunError` for another than the device's own client."""
+        if self.client is None:
+            return self.shares[client]
+        if client != self.client:
+            raise RunError(f"client {client}: this device is client {self.client}")
+        labels, num_train = self.dataset.labels, self.dataset.num_train
+        return own_share(len(labels), num_train, client, self.settings)
+
     def samples(self, client: int, part: str) -> Samples:
         """Return a part of a client's samples: `train`, `test` or `validation`.
 
@@ -101,7 +118,7 @@ class Workspace:
         key = (client, part)
         with self._lock:
             if key not in self._clients:
-                images, labels = self.dataset.tensors(getattr(self.shares[client], part))
+                images, labels = self.dataset.tensors(getattr(self.share(client), part))
                 self._clients[key] = self._place(images, labels)
             self._clients.move_to_end(key)
             while self._held() > self.settings.cache_limit * MEBI and len(self._clients) > 1:
@@ -147,6 +164,13 @@ def workspace(settings: Settings) -> Workspace:
     """Return this process's workspace for a run; it is made once and replaced by the next run's."""
     torch.set_num_threads(settings.threads)
     return Workspace(settings)
+
+
+def _load(settings: Settings) -> data.Dataset:
+    """Open the run's data set, of which a server of devices knows the shape and classes only."""
+    if settings.dataset == DEVICE:
+        return data.declared(DEVICE, settings.shape, settings.num_classes)
+    return data.load(settings.dataset, settings.data_root)
 
 
 def pick_device(name: str) -> torch.device:

@@ -25,6 +25,7 @@ class Centralized(BaseStrategy):
     citation = "baseline"
     exchanges = "nothing"
     sends_its_model = False
+    needs_union = True
 
     def __init__(self, workspace: Workspace, settings: RunSettings | None = None) -> None:
         super().__init__(workspace, settings)

@@ -60,8 +60,7 @@ class FedAP(WarmUp):
 
     def select(self, round_: int) -> list[int]:
         """All clients in the first round after the warm-up, for their statistics."""
-        everyone = list(range(self.settings.num_clients))
-        return everyone if round_ == self.warmup + 1 else super().select(round_)
+        return self.clients if round_ == self.warmup + 1 else super().select(round_)
 
     def personal_plan(self, round_: int, client: int) -> Plan:
         """Train everything and exchange all but BatchNorms; send statistics if they are missing."""

@@ -24,8 +24,7 @@ class Local(BaseStrategy):
 
     def select(self, round_: int) -> list[int]:
         """All clients; with `match-compute` those that the other methods would train."""
-        everyone = list(range(self.settings.num_clients))
-        return super().select(round_) if self.options.match_compute else everyone
+        return super().select(round_) if self.options.match_compute else self.clients
 
     def plan(self, round_: int, client: int) -> Plan:
         """Train everything, exchange nothing."""

@@ -45,6 +45,7 @@ from fedapps.channel import (
     encode,
 )
 from fedapps.errors import RunError
+from fedapps.fleet import Fleet
 from fedapps.messages import ClientUpdate, header_of
 from fedapps.plan import Channel, Plan
 from fedapps.serial import SerialGrid
@@ -186,7 +187,7 @@ def world(flat_config, tiny_npz):
         )
         strategy = FedFC(Workspace(config.read(flat_config(base, *run_config))))
         strategy.report = SimpleNamespace(event=lambda *_: None)
-        strategy.nodes = [1]
+        strategy.fleet = Fleet([1])
         return strategy
 
     return make

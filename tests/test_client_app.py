@@ -417,5 +417,6 @@ def test_nothing_is_stored_for_clients_that_keep_nothing(serial_run, tiny_npz):
 
 def test_a_supernode_says_hello(flat_config, tiny_npz):
     grid = SerialGrid(client_app.app, flat_config(tiny_npz), 3)
-    fleet = server_app.meet(grid, workspace(config.read(flat_config(tiny_npz))))
+    space = workspace(config.read(flat_config(tiny_npz)))
+    fleet = server_app.meet(server_app.roster_of(grid, space), space)
     assert (fleet.nodes, fleet.workers) == ([1, 2, 3], 1)

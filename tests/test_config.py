@@ -29,13 +29,14 @@ WORDS = {
     "finetune-part": "full, head, body",
     "evaluate-on": "test, validation",
     "server-part": "full, body",
+    "client-state": "keep, reset",
     "device": "auto, cpu, cuda",
     "dp.mode": "none, central, local",
     "dp.sampling": "poisson, fixed",
 }
 TEXTS = [
     "dataset", "data-root", "sizes", "classes-per-client", "model", "runs-dir", "run-name",
-    "channel-address", "channel-reach", "channel-tls",
+    "channel-address", "channel-reach", "channel-tls", "input-shape", "class-names",
 ]  # fmt: skip
 FLAGS = [
     "dirichlet-balance", "bn-local", "presum", "score-last", "dp.adaptive", "dp.secret-noise",
@@ -44,7 +45,7 @@ COUNTS = {
     "shards-per-client": 1, "num-clients": 1, "min-samples": 2, "head-layers": 1, "num-rounds": 1,
     "local-epochs": 1, "batch-size": 1, "seed": 0, "evaluate-every": 0, "evaluate-clients": 0,
     "finetune-epochs": 0, "threads": 1, "cache-limit": 0, "max-failures": -1, "min-available": 1,
-    "clip-history": 1, "channel-nodes": 0,
+    "clip-history": 1, "channel-nodes": 0, "num-classes": 1,
 }  # fmt: skip
 POSITIVE = ["alpha", "lr", "round-timeout", "join-timeout", "step-timeout", "dp.clip-norm"]
 NOT_NEGATIVE = [

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedapps.errors import RunError
-from fedapps.fleet import Exchange, Fleet, StreamingGrid, greet, spread
+from fedapps.fleet import Exchange, Fleet, Roster, StreamingGrid, spread
 from fedapps.layers import Layout
 from fedapps.messages import ClientUpdate, Failure, Request, RoundInfo, pack_reply
 from fedapps.plan import Plan
@@ -284,7 +284,7 @@ def test_an_answer_for_another_nodes_client_is_worth_nothing():
 
 
 def meet(grid, at_least=1, timeout=5.0):
-    return greet(StreamingGrid(grid), at_least, timeout)
+    return Roster(StreamingGrid(grid), at_least, timeout).call()
 
 
 def test_nodes_that_register_one_by_one_are_waited_for():

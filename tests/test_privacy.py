@@ -210,9 +210,11 @@ def test_secret_noise_comes_from_nowhere_else():
     runs = [central(seed=1, dp_secret_noise=True) for _ in range(2)]
     models = [vector(released(run, start, updates)) for run in runs]
     assert (models[0] != models[1]).all()
-    samples = [[run.sample(t) for t in range(1, 30)] for run in runs]
+    samples = [[run.sample(t, range(10)) for t in range(1, 30)] for run in runs]
     assert samples[0] != samples[1]
-    assert samples[0] == [runs[0].sample(t) for t in range(1, 30)]  # `select` is asked again
+    assert samples[0] == [
+        runs[0].sample(t, range(10)) for t in range(1, 30)
+    ]  # `select` is asked again
     assert len({secret_seed() for _ in range(100)}) == 100
     assert max(secret_seed().bit_length() for _ in range(50)) > 120
 
@@ -264,9 +266,9 @@ def test_each_mode_draws_clients_as_it_says():
         for options in ({"dp_sampling": "fixed"}, {"dp_mode": "none"}, {"dp_mode": "local"})
     ]
     for round_ in range(1, 20):
-        assert poisson.sample(round_) == sample_poisson(3, round_, 10, 0.5)
+        assert poisson.sample(round_, range(10)) == sample_poisson(3, round_, 10, 0.5)
         for guard in fixed:
-            assert guard.sample(round_) == sample_clients(3, round_, 10, 0.5)
+            assert guard.sample(round_, range(10)) == sample_clients(3, round_, 10, 0.5)
 
 
 # Epsilon ------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from fedapps import config, models, registry
 from fedapps.errors import RunError
+from fedapps.fleet import Fleet
 from fedapps.layers import take
 from fedapps.messages import ClientUpdate
 from fedapps.session import Smashed
@@ -64,7 +65,7 @@ def world(monkeypatch, flat_config, tiny_npz):
         settings = config.read(flat_config(tiny_npz, "alpha=0.3", base, *run_config))
         strategy = registry.strategy_class(settings.strategy)(Double(settings))
         strategy.report = SimpleNamespace(event=lambda *_: None)
-        strategy.nodes = [1]
+        strategy.fleet = Fleet([1])
         return strategy
 
     yield make
