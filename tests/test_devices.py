@@ -522,9 +522,10 @@ def test_onnx_needs_its_extra(trained, tmp_path, monkeypatch):
 
 
 def test_onnx_gives_the_same_outputs(trained, tmp_path):
-    pytest.importorskip("onnx")
-    pytest.importorskip("onnxscript")
-    runtime = pytest.importorskip("onnxruntime")
+    why = "2026-11-21: ONNX is an extra that the tests do not install; passes where it is there"
+    for package in ("onnx", "onnxscript"):
+        pytest.importorskip(package, reason=why)
+    runtime = pytest.importorskip("onnxruntime", reason=why)
     model, _ = trained
     personalized.export(model, tmp_path / "model.onnx")
     session = runtime.InferenceSession(tmp_path / "model.onnx")
