@@ -111,7 +111,7 @@ class ServerPart:
 class SplitStrategy(BaseStrategy):
     """Rounds in which selected clients train layers 1..c against gradients from the server.
 
-    A method defines `step` or `serve`, and `aggregate`. `part` is the server's part of the round.
+    A method defines `step` and `aggregate`. `part` is the server's part of the round.
     """
 
     sends_its_model = False
@@ -162,9 +162,9 @@ class SplitStrategy(BaseStrategy):
         """Make what the server trains in this round: the layers after the shallowest cut."""
         self.part = self.server_part(round_, self.server_layers(self._least(plans)))
 
+    @abstractmethod
     def step(self, round_: int, wave: list[Smashed]) -> Answers:
         """Train the server's layers on one batch of each client of the wave."""
-        raise NotImplementedError
 
     def serve(self, round_: int, session: Session) -> None:
         """Answer all batches of a round, by default those of all clients at the same time."""
