@@ -27,12 +27,13 @@ def show(title: str, column: str, curves: Curves, plot: Path) -> None:
 
 
 def draw(title: str, column: str, curves: Curves) -> Figure:
-    """Lines over rounds in percent; the names stand at the lines' ends, none on another."""
+    """Lines over rounds in percent; the names stand at the right, in their lines' order."""
     figure = Figure(figsize=(6.8, 3.8))
     axes = figure.add_subplot(xlabel="round", ylabel=f"{WORDS.get(column, column)}, %", title=title)
     ends = {key: 100 * curve[max(curve)] for key, curve in curves.items()}
     low = min(min(curve.values()) for curve in curves.values())
     gap = 4.5 * (100 * max(max(c.values()) for c in curves.values()) - 100 * low) / 100
+    last, one_seed = max(map(max, curves.values())), len({seed for _, seed in curves}) == 1
     place = -1e9
     palette = mpl.color_sequences["tab10"]
     for index, key in enumerate(sorted(curves, key=lambda key: ends[key])):
@@ -41,11 +42,12 @@ def draw(title: str, column: str, curves: Curves) -> Figure:
         colour = palette[index % len(palette)]
         axes.plot(rounds, values, color=colour, linewidth=1.6)
         place = max(place + gap, ends[key])
-        name = key[0] if len({seed for _, seed in curves}) == 1 else f"{key[0]}, seed {key[1]}"
+        name = key[0] if one_seed else f"{key[0]}, seed {key[1]}"
+        short = f" (round {rounds[-1]})" if rounds[-1] < last else ""
         axes.annotate(
-            f"{name}  {ends[key]:.1f}",
-            (rounds[-1], ends[key]),
-            (rounds[-1] + 0.02 * len(rounds), place),
+            f"{name}  {ends[key]:.1f}{short}",
+            (last, ends[key]),
+            (1.02 * last, place),
             color=colour,
             va="center",
             fontsize=8,
