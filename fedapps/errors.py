@@ -1,4 +1,9 @@
-"""The one error that ends a run: a single line that says what is wrong and what to do."""
+"""What ends a run, and what is said of it: one line that says what is wrong and what to do."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from logging import LogRecord
 
 
 class RunError(Exception):
@@ -13,3 +18,18 @@ def one_line(text: str) -> str:
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
     last = lines[-1][:300] if lines else "no reason given"
     return "".join(letter if letter.isprintable() else "?" for letter in last)
+
+
+@contextmanager
+def without_lines(logger: str, unwanted: Callable[[LogRecord], bool]) -> Iterator[None]:
+    """Keep unwanted lines of a library out of the log."""
+
+    def keep(record: LogRecord) -> bool:
+        return not unwanted(record)
+
+    source = logging.getLogger(logger)
+    source.addFilter(keep)
+    try:
+        yield
+    finally:
+        source.removeFilter(keep)

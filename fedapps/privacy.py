@@ -7,10 +7,8 @@ and releases their noisy mean, and nothing else of them reaches the strategy. Lo
 clips its update and adds the noise itself. What that guarantees: docs/privacy.md.
 """
 
-import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import LogRecord
 
@@ -25,7 +23,7 @@ from flwr.supercore.privacy_accounting import (
 
 from fedapps.config import PrivacySettings, Settings, defaults
 from fedapps.draws import generator, sample_clients, sample_poisson, sample_size, secret_seed
-from fedapps.errors import RunError
+from fedapps.errors import RunError, without_lines
 from fedapps.layers import Arrays, Layout
 from fedapps.messages import ClientUpdate
 from fedapps.plan import Plan
@@ -97,7 +95,7 @@ class Mechanism:
         accountant = self.accountant(delta)
         if not releases or not self.noise:
             return math.inf if releases else 0.0
-        with _quiet_accountant():
+        with without_lines("absl", _hopeless_order):
             event = GaussianPrivacyEvent(self.noise, self.sampled, self.population)
             accountant.compose(event, releases)
             return accountant.get_epsilon(delta)
@@ -373,16 +371,6 @@ def warnings(settings: Settings) -> list[str]:
     return []
 
 
-@contextmanager
-def _quiet_accountant() -> Iterator[None]:
-    """Drop a line per RDP order for which a series does not converge: it is left out, rightly."""
-
-    def keep(record: LogRecord) -> bool:
-        return "failed to converge" not in record.getMessage()
-
-    logger = logging.getLogger("absl")
-    logger.addFilter(keep)
-    try:
-        yield
-    finally:
-        logger.removeFilter(keep)
+def _hopeless_order(record: LogRecord) -> bool:
+    """A line per RDP order for which a series does not converge: it is left out, rightly."""
+    return "failed to converge" in record.getMessage()

@@ -1,11 +1,9 @@
 """The server side that all methods share: a Flower `Strategy` over plans and slices."""
 
-import logging
 import math
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import chain
@@ -21,7 +19,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedapps.aggregation import weighted_mean
 from fedapps.config import DEVICE, Settings
 from fedapps.draws import generator
-from fedapps.errors import RunError
+from fedapps.errors import RunError, without_lines
 from fedapps.fleet import Exchange, Fleet, Roster, StreamingGrid
 from fedapps.layers import Arrays, Slice, put, take
 from fedapps.messages import ClientUpdate, Request, RoundInfo
@@ -229,7 +227,7 @@ class BaseStrategy(Strategy):
         self, grid: Grid, initial_arrays: ArrayRecord | None = None, *args: Any, **kwargs: Any
     ) -> Result:
         """Run all rounds on Flower's own loop, with replies streamed in as they come."""
-        with _quiet_flower():
+        with without_lines("flwr", _banner):
             streaming = StreamingGrid(grid, lambda: self._exchange.hopeless())
             result = super().start(streaming, initial_arrays or ArrayRecord(), *args, **kwargs)
         result.arrays = ArrayRecord({key: Array(value) for key, value in self.arrays.items()})
@@ -437,16 +435,6 @@ def _trained(update: ClientUpdate, prefix: str = "") -> Trained:
     return msgspec.convert({name: update.metrics[prefix + name] for name in names}, Trained)
 
 
-@contextmanager
-def _quiet_flower() -> Iterator[None]:
-    """Drop Flower's own banner lines of its round loop: the report prints a line per round."""
-
-    def keep(record: LogRecord) -> bool:
-        return record.module not in ("strategy", "strategy_utils") or record.levelno > INFO
-
-    logger = logging.getLogger("flwr")
-    logger.addFilter(keep)
-    try:
-        yield
-    finally:
-        logger.removeFilter(keep)
+def _banner(record: LogRecord) -> bool:
+    """Flower's own lines of its round loop: the report prints a line per round."""
+    return record.module in ("strategy", "strategy_utils") and record.levelno <= INFO
