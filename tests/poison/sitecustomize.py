@@ -1,0 +1,39 @@
+"""Makes a SuperNode that has this folder on its PYTHONPATH send what the variable POISON names.
+
+Python imports a module of this name when it starts, so the device runs the app that it was sent,
+and its replies are spoilt on their way out: what a device can do whose owner is not honest.
+"""
+
+import io
+import os
+
+import numpy as np
+from flwr.app import Array
+from flwr.clientapp import ClientApp
+
+SPOIL = {
+    "nan": lambda values: np.full_like(values, np.nan),
+    "huge": lambda values: np.full_like(values, 1e30),
+    "shape": lambda values: np.concatenate([values.ravel(), values.ravel()]),
+}
+
+
+def announce() -> Array:
+    """An array of a few bytes whose header speaks of 10 GB."""
+    file = io.BytesIO()
+    header = {"descr": "<f4", "fortran_order": False, "shape": (50_000, 50_000)}
+    np.lib.format.write_array_header_1_0(file, header)
+    return Array("float32", (50_000, 50_000), "numpy.ndarray", file.getvalue() + bytes(64))
+
+
+def spoilt(app: ClientApp, *arguments: object) -> object:
+    """Answer as the app does, with the first array of each record replaced."""
+    reply = answer(app, *arguments)
+    for record in reply.content.array_records.values():
+        name = next(iter(record))
+        kind = os.environ["POISON"]
+        record[name] = announce() if kind == "10 GB" else Array(SPOIL[kind](record[name].numpy()))
+    return reply
+
+
+answer, ClientApp.__call__ = ClientApp.__call__, spoilt
