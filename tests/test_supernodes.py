@@ -74,8 +74,9 @@ class Devices:
         process = None
         while self.log(client).count("SuperNode ID") == joined:
             if process is None or process.poll() is not None:
+                time.sleep(5)
                 process = self.again(client)
-            time.sleep(1)
+            time.sleep(0.1)
 
     def state(self, client):
         return self.deployment.folder / "devices" / self.name(client)
@@ -182,7 +183,7 @@ def test_a_killed_supernode_costs_its_round_and_comes_back_with_its_personal_lay
     """The power of device 2 is cut while it trains in round 2; it is back before round 3."""
     lost, rounds = 2, 4
     run = [RUN, f'strategy="perfreezeclip" num-rounds={rounds} evaluate-every=0 score-last=true']
-    run.append(f'runs-dir="{tmp_path}" round-timeout=40.0')
+    run.append(f'runs-dir="{tmp_path}"')
     devices.start(*range(DEVICES))
 
     def cut():
@@ -195,7 +196,11 @@ def test_a_killed_supernode_costs_its_round_and_comes_back_with_its_personal_lay
         result = deployment.run(*run, 'run-name="real"')
         done.result()
     assert result.completed, result.error
-    assert events(tmp_path / "real") == {lost: "no reply in time"}
+    failures = [row for row in outcome(tmp_path / "real")[0] if row["failures"] != "0"]
+    assert [(row["round"], row["failures"]) for row in failures] == [("2", "1")]
+    # Flower gives a SuperNode up after a minute, unless it has been back by then.
+    cause = events(tmp_path / "real")[lost]
+    assert "Node Unavailable" in cause or cause == "no reply in time"
 
     fit = client_app._fit
 
