@@ -1,0 +1,93 @@
+"""Round time over real SuperNodes with next to no work, beside an app that does nothing at all.
+
+    python -m benchmarks.supernodes [--rounds 20] [--nodes 2] [--flower-polls]
+
+Prints the median seconds of a round (and the first and third quartile) of the empty app, which
+leaves the waiting to Flower; of ours with training alone, one message a round as the empty app; and
+of ours with an evaluation each round, two messages. The first round, in which SuperNodes install
+the app, does not count. `--flower-polls` leaves SuperExec's polls at Flower's one second.
+"""
+
+import argparse
+import csv
+import re
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from deploy.local import Deployment
+from fedapps.errors import RunError
+
+ROOT = Path(__file__).parent.parent
+EMPTY = ROOT / "benchmarks" / "empty_app"
+SECONDS = re.compile(r"empty-app round=\d+ .*seconds=([\d.]+)")
+RUN = (
+    'strategy="fedper" fraction-train=1.0 local-epochs=1 batch-size=8 finetune-epochs=0 threads=1 '
+    'device="cpu" partitioner="iid" min-samples=2 '
+)
+
+
+def main() -> int:
+    """Measure and print; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.supernodes", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--flower-polls", action="store_true")
+    options = parser.parse_args()
+    polls = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1.0"} if options.flower_polls else {}
+    try:
+        with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
+            measure(Path(folder), options.rounds + 1, options.nodes, polls)
+    except RunError as error:
+        print(f"error: {error}")
+        return 1
+    return 0
+
+
+def measure(folder: Path, rounds: int, nodes: int, polls: Mapping[str, str]) -> None:
+    """Run the three apps one after the other on the same SuperNodes."""
+    with Deployment(folder / "deployment") as deployment:
+        for name in (f"node-{number}" for number in range(nodes)):
+            deployment.register(name)
+            deployment.supernode(name, **polls)
+        show("the empty app", empty(deployment, rounds))
+        for name, every in (("training alone", 0), ("training and evaluation", 1)):
+            show(f"fedapps, {name}", ours(deployment, folder, rounds, nodes, every))
+
+
+def empty(deployment: Deployment, rounds: int) -> list[float]:
+    """Return the seconds of each round of the empty app."""
+    result = deployment.run(f"num-rounds={rounds}", app=EMPTY, echo=lambda line: None)
+    if not result.completed:
+        raise RunError(result.error)
+    return [float(match[1]) for line in result.lines if (match := SECONDS.search(line))]
+
+
+def ours(deployment: Deployment, folder: Path, rounds: int, nodes: int, every: int) -> list[float]:
+    """Return the seconds of each round of ours: a batch for each of as many clients as nodes."""
+    data, name = folder / "data.npz", f"every-{every}"
+    draws = np.random.default_rng(0)
+    labels = np.arange(16 * nodes) % 2
+    images = draws.integers(0, 255, (16 * nodes, 8, 8), np.uint8)
+    np.savez(data, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    run = f"num-rounds={rounds} num-clients={nodes} min-available={nodes} evaluate-every={every} "
+    place = f'dataset="{data}" runs-dir="{folder}" run-name="{name}" split="official"'
+    result = deployment.run(RUN + run + place, echo=lambda line: None)
+    if not result.completed:
+        raise RunError(result.error)
+    with (folder / name / "rounds.csv").open() as file:
+        return [float(row["seconds"]) for row in csv.DictReader(file)]
+
+
+def show(name: str, seconds: list[float]) -> None:
+    """Print the quartiles of all rounds but the first; with evaluation at the end, the last too."""
+    first, median, third = statistics.quantiles(seconds[1:], n=4)
+    print(f"{name:40} {median:6.2f} s ({first:.2f} to {third:.2f}), {len(seconds) - 1} rounds")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
