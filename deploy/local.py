@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -41,6 +42,7 @@ QUICK = {
 class Deployment:
     """The processes of a deployment in `folder`; a context manager that ends them all.
 
+    In the main thread also at SIGTERM, which would otherwise leave them to run on.
     `nginx` are further lines for the proxy's http block.
     """
 
@@ -50,6 +52,8 @@ class Deployment:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> "Deployment":
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
             self._prepare()
             self.start_superlink()

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from deploy.local import Deployment
 from fedapps import client_app, config, registry
 from fedapps.serial import run_serial
+from fedapps.split import SplitStrategy
 
 pytestmark = pytest.mark.deployment
 
@@ -304,8 +305,11 @@ def pair(deployment):
 @pytest.mark.parametrize("strategy", registry.names())
 def test_every_method_runs_on_supernodes(strategy, pair, deployment, tmp_path, tiny_npz):
     """Two rounds on two SuperNodes, split methods through their channel: the serial numbers."""
-    model = 'model="lenet5"' if strategy == "fedap" else ""
-    run = [*ALL, tiny_npz, f'strategy="{strategy}" runs-dir="{tmp_path}" min-available=2 {model}']
+    run = [*ALL, tiny_npz, f'strategy="{strategy}" runs-dir="{tmp_path}" min-available=2']
+    if strategy == "fedap":
+        run.append('model="lenet5"')
+    if issubclass(registry.strategy_class(strategy), SplitStrategy):
+        run.append(f'channel-tls="{deployment.certificates}"')
     result = deployment.run(*run, 'run-name="real"')
     assert result.completed, result.error
     mine = run_serial(config.parse([*run, 'min-available=1 run-name="serial"']))
