@@ -25,13 +25,17 @@ INFO = RoundInfo("/runs/x", "0123")
 class FakeGrid(Grid):
     """A grid whose SuperNodes appear and answer as a test says.
 
-    `polls` are the replies of one pull after the other: each a list of functions that make a
-    reply of the messages by their node, or an exception to raise. `nodes` are the answers to
-    `get_node_ids`; the last one stays.
+    `polls` are the replies that come from one round of pulls to the next: each a list of functions
+    that make a reply of the messages by their node. `broken` are exceptions by node: what pulling
+    its reply raises. `asked` are the ids that a round of pulls asked for, one by one. `nodes` are
+    the answers to `get_node_ids`; the last one stays.
     """
 
-    def __init__(self, polls=(), nodes=((),), lost=()):
+    def __init__(self, polls=(), nodes=((),), lost=(), broken=()):
         self.polls = iter(polls)
+        self.broken = dict(broken)
+        self.arrived = {}
+        self.known = 0  # messages when this round of pulls began
         self.nodes = list(nodes)
         self.lost = lost
         self.pushed = []
@@ -47,9 +51,18 @@ class FakeGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids):
-        self.asked.append(set(message_ids))
+        (id_,) = message_ids
         by_node = {message.metadata.dst_node_id: message for message in self.pushed}
-        return [reply(by_node) for reply in next(self.polls, [])]
+        number = [message.metadata.message_id for message in self.pushed].index(id_)
+        if not self.asked or id_ in self.asked[-1] or number >= self.known:
+            self.known = len(self.pushed)
+            self.asked.append(set())
+            replies = [reply(by_node) for reply in next(self.polls, [])]
+            self.arrived |= {reply.metadata.reply_to_message_id: reply for reply in replies}
+        self.asked[-1].add(id_)
+        if error := self.broken.pop(self.pushed[number].metadata.dst_node_id, None):
+            raise error
+        return [self.arrived.pop(id_)] if id_ in self.arrived else []
 
     def get_node_ids(self):
         return self.nodes.pop(0) if len(self.nodes) > 1 else self.nodes[0]
@@ -148,7 +161,7 @@ def test_replies_are_yielded_as_they_come_and_asked_for_no_more():
     assert grid.asked == []
     assert next(replies).metadata.src_node_id == 2
     assert len(grid.asked) == 1
-    assert [reply.metadata.src_node_id for reply in replies] == [3, 1]
+    assert [reply.metadata.src_node_id for reply in replies] == [1, 3]
     everything = {"message 1", "message 2", "message 3"}
     assert grid.asked == [everything, everything - {"message 2"}, everything - {"message 2"}]
 
