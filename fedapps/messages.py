@@ -27,6 +27,7 @@ from flwr.app import (
 )
 from flwr.app.message import make_message
 from flwr.common.constant import ErrorCode
+from flwr.supercore.constant import SYSTEM_MESSAGE_TYPE
 from msgspec import Meta
 
 from fedapps.errors import one_line
@@ -281,7 +282,7 @@ def unreadable(message_id: str, reason: str) -> Message:
         group_id="",
         created_at=0.0,
         ttl=0.0,
-        message_type="",
+        message_type=SYSTEM_MESSAGE_TYPE,
     )
     return make_message(metadata, error=Error(ErrorCode.MESSAGE_UNAVAILABLE, reason))
 

@@ -419,6 +419,8 @@ class BaseStrategy(Strategy):
         base = {"client": update.client, "num_test": update.num_examples}
         scores = msgspec.convert(dict.fromkeys(OPTIONAL) | known | base, ClientEval)
         _at_most("num_train", scores.num_train, self.count(update.client, "train"))
+        if sum(scores.class_total) != scores.num_test:
+            raise ValueError(f"class_total must sum to {scores.num_test}, the test samples")
         classes = self.workspace.dataset.classes
         for key in ("class_total", "class_initial", "class_personalized"):
             counts = getattr(scores, key)
@@ -426,8 +428,6 @@ class BaseStrategy(Strategy):
                 raise ValueError(f"{key} must have {classes} entries")
             for count, total in zip(counts, scores.class_total, strict=True):
                 _at_most(key, count, total)
-        if sum(scores.class_total) != scores.num_test:
-            raise ValueError(f"class_total must sum to {scores.num_test}, the test samples")
         return scores
 
     def _trained(self, update: ClientUpdate, prefix: str = "") -> Trained:
