@@ -29,6 +29,7 @@ from fedapps.report import ClientEval, Report, RoundRow
 from fedapps.training import Draw, Samples, Trained
 from fedapps.workspace import Workspace
 
+PASSES = 10  # how often a method's step may take a batch
 SLACK = 1000  # how often the plan's own cost a method's further work may come on top
 OPTIONAL = ("accuracy_without_head", "accuracy_last_local")  # figures that not all clients give
 
@@ -439,7 +440,7 @@ class BaseStrategy(Strategy):
         done = msgspec.convert({name: update.metrics[prefix + name] for name in names}, Trained)
         stages = self._exchange.of[update.client].plan.stages
         size, own = self.settings.batch_size, self.count(update.client, "train")
-        samples = sum(stage.epochs * max(own, stage.batches * size) for stage in stages)
+        samples = PASSES * sum(stage.epochs * max(own, stage.batches * size) for stage in stages)
         most = SLACK * max(samples, own)
         for name in ("samples", "batches", "skipped", "rejected"):
             _at_most(name, getattr(done, name), samples)

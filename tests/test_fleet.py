@@ -413,6 +413,12 @@ def of_another_type(objects, root):
     objects[root] = RecordDict().deflate()
 
 
+def content_of_another_type(objects, root):
+    """The message holds an array record where a dict of records is due."""
+    inner, outer = of_kind(objects, b"ArrayRecord "), of_kind(objects, b"RecordDict ")
+    objects[root] = objects[root].replace(outer.encode(), inner.encode())
+
+
 def broken_body(kind, body):
     def change(objects, root):
         key = of_kind(objects, kind)
@@ -427,6 +433,7 @@ BROKEN_REPLIES = {
     "garbage inside": garbage(b"ArrayChunk "),
     "missing": missing,
     "other type": of_another_type,
+    "content of another type": content_of_another_type,
     "no JSON": broken_body(b"ArrayRecord ", b"{"),
     "deep JSON": broken_body(b"RecordDict ", b"[" * 100_000),
     "no protobuf": broken_body(b"MetricRecord ", b"\xff" * 9),
