@@ -10,7 +10,6 @@ from logging import DEBUG
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -31,6 +30,7 @@ from fedapps.messages import (
     asked_clients,
     header_of,
     metrics_record,
+    misfit,
     pack_hello,
     pack_reply,
     pack_speeds,
@@ -169,8 +169,9 @@ def _fit(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate
     named = dict(zip(request.plan.up(client.layout), arrays, strict=True))
     kept = {key: value.numpy() for key, value in client.state.items()}
     for key, array in (named | kept).items():
-        if not np.isfinite(array).all():  # in a pre-summed mean it would spoil what others did
-            raise FloatingPointError(f"training diverged: {key} is not finite")
+        # in a pre-summed mean it would spoil what others did
+        if problem := misfit(array, space.settings.max_value):
+            raise FloatingPointError(f"training diverged: {key} is {problem}")
     if before or client.state:  # changed in place or not: it is not known
         store.save(request.plan.round, client.state)
     further = {name: named.pop(name) for name in request.plan.sends}

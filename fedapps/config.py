@@ -199,6 +199,10 @@ class Settings(MethodSettings, frozen=True):
         Meta(ge=-1),
         doc("failed clients that a round survives; -1: any number as long as one succeeds"),
     ]
+    max_value: Annotated[
+        Positive,
+        doc("largest magnitude of a value that a client may send; above, its update is dropped"),
+    ]
     round_timeout: Annotated[Positive, doc("seconds to wait for the replies of one round")]
     channel_address: Annotated[
         str, doc("host:port where the server listens for split learning; port 0: any free one")

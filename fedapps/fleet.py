@@ -8,10 +8,12 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
+from google.protobuf.message import DecodeError
 
-from fedapps.errors import RunError
+from fedapps.errors import RunError, one_line
 from fedapps.layers import Layout
 from fedapps.messages import (
+    LARGEST,
     ClientUpdate,
     Failure,
     Hello,
@@ -20,8 +22,22 @@ from fedapps.messages import (
     pack_requests,
     unpack_hello,
     unpack_reply,
+    unreadable,
 )
 
+# What a reply that is no message of Flower's makes its parser raise; the SuperLink's own errors
+# (httpx, RuntimeError, OSError) are others, and end the run.
+UNREADABLE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    DecodeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 FIRST_WAIT, LONGEST_WAIT = 0.01, 1.0  # seconds between polls
 
 
@@ -31,6 +47,11 @@ class StreamingGrid(Grid):
     Flower's own hands over the whole list at once and sleeps up to 3 s between its polls. Replies
     that are not there after `timeout` seconds never come; the caller knows whom it asked. It may
     also know sooner that nobody will answer: `hopeless` gives the ids of such messages.
+
+    Replies are pulled one by one. Flower's Grid gives up the whole list when one of them cannot be
+    read, and the SuperLink hands out each but once, so the others would be lost with it; and to
+    which message a reply belongs stands in what its sender wrote. Sizes are known to neither Grid
+    nor SuperLink before a reply is here (an object tree holds ids): see `messages.unpack_reply`.
     """
 
     def __init__(self, grid: Grid, hopeless: Callable[[], set[str]] = set) -> None:
@@ -42,21 +63,25 @@ class StreamingGrid(Grid):
     ) -> Iterator[Message]:
         """Push now; return an iterator over the replies in the order of their arrival."""
         messages = list(messages)
-        pending = set(self.grid.push_messages(messages)) if messages else set()
-        pending.discard(None)
-        return self._replies(pending, time.monotonic(), timeout)
+        ids = self.grid.push_messages(messages) if messages else []
+        return self._replies([id_ for id_ in ids if id_], time.monotonic(), timeout)
 
-    def _replies(self, pending: set[str], start: float, timeout: float | None) -> Iterator[Message]:
+    def _replies(
+        self, pending: list[str], start: float, timeout: float | None
+    ) -> Iterator[Message]:
         while pending:
-            replies = list(self.grid.pull_messages(pending))
-            pending -= {reply.metadata.reply_to_message_id for reply in replies}
-            yield from replies
-            waited = time.monotonic() - start
-            if timeout is not None and waited > timeout:
+            begun, answered = time.monotonic(), set()
+            for reply in self.pull_messages(pending):
+                answered.add(reply.metadata.reply_to_message_id)
+                yield reply
+            now = time.monotonic()
+            if timeout is not None and now - start > timeout:
                 return
-            pending -= self.hopeless()
-            if pending and not replies:
-                time.sleep(min(max(FIRST_WAIT, waited / 100), LONGEST_WAIT))
+            answered |= self.hopeless()
+            pending = [id_ for id_ in pending if id_ not in answered]
+            if pending and not answered:  # a long list is asked for half of the time at most
+                wait = max(FIRST_WAIT, (now - start) / 100, now - begun)
+                time.sleep(min(wait, LONGEST_WAIT))
 
     def set_run(self, run: Run) -> None:
         """Delegate to Flower's Grid, as all below."""
@@ -75,8 +100,19 @@ class StreamingGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         return self.grid.push_messages(messages)
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self.grid.pull_messages(message_ids)
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
+        """Yield the replies that are there; one that cannot be read is an error reply."""
+        for id_ in [*message_ids]:
+            try:
+                replies = [*self.grid.pull_messages([id_])]
+                own = [r for r in replies if r.metadata.reply_to_message_id == id_]
+            except UNREADABLE as error:
+                reason = one_line(f"{error}")
+                yield unreadable(id_, f"its reply cannot be read: {type(error).__name__}: {reason}")
+                continue
+            if replies and not own:
+                own = [unreadable(id_, "it replied to a message of somebody else")]
+            yield from own[:1]
 
 
 @dataclass(frozen=True)
@@ -177,7 +213,8 @@ class Roster:
             if reply.has_error() and not (self.devices or self.complete):
                 raise RunError(f"a SuperNode could not start: {reply.error.reason}")
             self._hellos[node] = hello = unpack_hello(reply)
-            self.at_least = max(self.at_least, hello.nodes)
+            if not self.devices:  # a device speaks for itself only
+                self.at_least = max(self.at_least, hello.nodes)
 
     def _fleet(self, nodes: Sequence[int]) -> Fleet:
         """Return those of `nodes` that fit, the first one of each client."""
@@ -200,7 +237,7 @@ class Roster:
         return Fleet(
             sorted(here),
             all(hello.cuda for hello in here.values()),
-            max((hello.workers for hello in here.values()), default=0),
+            0 if self.devices else max((hello.workers for hello in here.values()), default=0),
             {client: Bound(owners[client], samples[client]) for client in sorted(owners)},
         )
 
@@ -248,7 +285,8 @@ def spread(
 class Exchange:
     """One wave of requests: messages out, updates back in client order.
 
-    `given_up` tells which clients will not answer any more, and why.
+    `given_up` tells which clients will not answer any more, and why; `largest` is the largest
+    magnitude of a value that they may send.
     """
 
     def __init__(
@@ -256,9 +294,12 @@ class Exchange:
         requests: Sequence[Request],
         parts: Sequence[Sequence[Request]],
         given_up: Callable[[], Mapping[int, str]] = dict,
+        largest: float = LARGEST,
     ) -> None:
         self.given_up = given_up
+        self.largest = largest
         self.requests = list(requests)
+        self.of = {request.client: request for request in self.requests}
         self.failures: list[Failure] = []
         self._parts = list(parts)
         self._sent: list[tuple[Message, Sequence[Request]]] = []
@@ -302,7 +343,7 @@ class Exchange:
             part = sent.pop(reply.metadata.reply_to_message_id, None)
             if part is None:
                 continue  # a late reply to an earlier round
-            updates, failures = unpack_reply(part, reply, layout, self._presum)
+            updates, failures = unpack_reply(part, reply, layout, self._presum, self.largest)
             self.failures += failures
             arrived |= dict.fromkeys((request.client for request in part), None)
             for update in updates:
@@ -310,7 +351,7 @@ class Exchange:
                     check(update)
                     arrived[update.client] = update
                 except (ValueError, KeyError) as error:
-                    cause = f"the reply's figures are broken: {error}"
+                    cause = f"the reply's figures are broken: {one_line(str(error))}"
                     self.failures.append(Failure(update.client, cause))
             while order and order[0] in arrived:
                 if (ready := arrived.pop(order.pop(0))) is not None:

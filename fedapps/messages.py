@@ -7,6 +7,7 @@ is Flower's ordinary train message: `arrays` and `config` in, `arrays` and `metr
 """
 
 import io
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,19 @@ from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Error,
+    Message,
+    Metadata,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.app.message import make_message
+from flwr.common.constant import ErrorCode
+from flwr.supercore.constant import SYSTEM_MESSAGE_TYPE
 from msgspec import Meta
 
 from fedapps.errors import one_line
@@ -26,6 +39,8 @@ DTYPE = np.dtype("<f4")
 # What Ray says of a process that was ended from outside, mostly for want of memory.
 DEAD_WORKER = re.compile(r"(ActorDied|ActorUnavailable|WorkerCrashed|OutOfMemory)Error")
 HEADER = 256  # most bytes that an array's own header takes
+FIGURES = 2**20  # most bytes of a client's reply beside its arrays: names, figures, causes
+LARGEST = float(np.finfo(DTYPE).max)  # as a limit of values: they are finite, no more
 Samples = Annotated[int, Meta(ge=0, lt=2**40)]  # a count
 Metrics = dict[str, int | float | list[int] | list[float]]
 
@@ -36,11 +51,15 @@ class BadMessage(ValueError):
 
 @dataclass(frozen=True)
 class Request:
-    """One client's work in one round: its plan and the arrays it downloads, by name."""
+    """One client's work in one round: its plan and the arrays it downloads, by name.
+
+    `samples`, which stays on the server, is the most that the client can count in its reply.
+    """
 
     client: int
     plan: Plan
     arrays: Arrays
+    samples: int = 2**40
 
     @property
     def nbytes(self) -> int:
@@ -53,6 +72,11 @@ class Request:
         sizes = (np.prod(shapes[name], dtype=np.int64) for name in self.plan.up(layout))
         return DTYPE.itemsize * int(sum(sizes))
 
+    def most_bytes(self, layout: Layout) -> int:
+        """Return how many bytes this client's part of a reply may have in all."""
+        names = self.plan.up(layout)
+        return self.nbytes_up(layout) + sum(HEADER + len(name) for name in names) + FIGURES
+
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
     """Record `hello`: what a SuperNode says of itself.
@@ -60,6 +84,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     `client` is "any" where it hosts clients of the run's data set, else the id of the one client
     whose data it has: so many samples of each part. `problem`, if any, is why it cannot take part.
     `nodes` and `workers` are those of a simulation: SuperNodes in all, and at the same time.
+
+    Nobody can check these counts of a device; they hold for the run, and no reply can exceed them.
     """
 
     client: int | Literal["any"] = "any"
@@ -200,10 +226,14 @@ def unpack_speeds(message: Message, layers: int) -> dict[int, list[float]]:
     found = {}
     for name, record in message.content.metric_records.items():
         times = record["seconds"]
-        if not isinstance(times, list) or len(times) != layers or not min(times) > 0:
+        if not isinstance(times, list) or len(times) != layers or not _are_times(times):
             raise BadMessage(f"{name}: expected {layers} times in seconds")
         found[int(name.removeprefix("speed-"))] = [float(time) for time in times]
     return found
+
+
+def _are_times(values: list[int] | list[float]) -> bool:
+    return all(0 < value < math.inf for value in values)
 
 
 def further(arrays: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, ...]]:
@@ -241,37 +271,93 @@ def metrics_record(update: ClientUpdate, presum: bool) -> MetricRecord:
     return MetricRecord(numbers | weight | update.metrics)
 
 
+def unreadable(message_id: str, reason: str) -> Message:
+    """Make the error that stands for a reply to `message_id` that nobody can read."""
+    metadata = Metadata(
+        run_id=0,
+        message_id="",
+        src_node_id=0,
+        dst_node_id=0,
+        reply_to_message_id=message_id,
+        group_id="",
+        created_at=0.0,
+        ttl=0.0,
+        message_type=SYSTEM_MESSAGE_TYPE,
+    )
+    return make_message(metadata, error=Error(ErrorCode.MESSAGE_UNAVAILABLE, reason))
+
+
 def unpack_reply(
-    requests: Sequence[Request], reply: Message, layout: Layout, presum: bool = False
+    requests: Sequence[Request],
+    reply: Message,
+    layout: Layout,
+    presum: bool = False,
+    largest: float = LARGEST,
 ) -> tuple[list[ClientUpdate], list[Failure]]:
-    """Read the reply to `requests` on the server; a client with a bad update becomes a failure."""
+    """Read the reply to `requests` on the server; a client with a bad update becomes a failure.
+
+    `largest` is the largest magnitude of a value in an array.
+    """
     if reply.has_error():
         reason = reply.error.reason or ""
         died = DEAD_WORKER.search(reason) is not None
         return [], [Failure(request.client, one_line(reason), died) for request in requests]
     content, alone = reply.content, len(requests) == 1
     try:
+        _check_size(content, sum(request.most_bytes(layout) for request in requests))
         causes = _causes(content, {request.client for request in requests})
     except BadMessage as error:
-        return [], [Failure(request.client, str(error)) for request in requests]
-    updates, failures = [], []
+        return [], [Failure(request.client, one_line(str(error))) for request in requests]
+    updates: list[ClientUpdate] = []
+    failures = []
+    left = float(sum(request.samples for request in requests))  # a mean weighs for others too
     for request in requests:
         try:
             if request.client in causes:
                 raise BadMessage(one_line(causes[request.client]))
             suffix = "" if alone else f"-{request.client}"
-            updates.append(_update(request, content, suffix, layout, presum))
+            most = left if presum else None
+            update = _update(request, content, suffix, layout, most, largest)
+            updates.append(update)
+            left -= update.weight
         except BadMessage as error:
-            failures.append(Failure(request.client, str(error)))
+            failures.append(Failure(request.client, one_line(str(error))))
     return updates, failures
 
 
-def from_record(record: ArrayRecord, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+def _check_size(content: RecordDict, most: int) -> None:
+    """Refuse a reply that is larger as a whole than what was asked for.
+
+    Flower's Grid has pulled it by now and told nothing of its size before: to keep large
+    messages off the server is up to what stands before the SuperLink.
+    """
+    size = sum(record.count_bytes() for record in content.array_records.values())
+    others = [*content.metric_records.values(), *content.config_records.values()]
+    size += sum(len(record.deflate()) for record in others)  # empty lists break count_bytes
+    if size > most:
+        raise BadMessage(f"a reply of {size} bytes: at most {most} were asked for")
+
+
+def from_record(
+    record: ArrayRecord, shapes: Mapping[str, tuple[int, ...]], largest: float = LARGEST
+) -> Arrays:
     """Check and read an array record; its arrays are views of the message, not copies.
 
-    Names, dtype (float32), shape, size and finite values are checked before use.
+    Names, dtype (float32), shape, size and values (of magnitude `largest` at most) are checked
+    before use.
     """
-    return {key: _read(key, array, shapes.get(key)) for key, array in record.items()}
+    return {key: _read(key, array, shapes.get(key), largest) for key, array in record.items()}
+
+
+def misfit(values: np.ndarray, largest: float) -> str:
+    """Say why values are no update: not finite, or above `largest`; nothing: an empty text."""
+    low, high = float(values.min(initial=0.0)), float(values.max(initial=0.0))  # NaN gives NaN
+    if -largest <= low and high <= largest:
+        return ""
+    worst = max(-low, high)
+    if not math.isfinite(worst):
+        return "not finite"
+    return f"as large as {worst:.6g}: at most {largest:g} (max-value)"
 
 
 class _Told(msgspec.Struct):
@@ -297,20 +383,26 @@ def _causes(content: RecordDict, asked: set[int]) -> dict[int, str]:
 
 
 def _update(
-    request: Request, content: RecordDict, suffix: str, layout: Layout, presum: bool
+    request: Request,
+    content: RecordDict,
+    suffix: str,
+    layout: Layout,
+    most: float | None,
+    largest: float,
 ) -> ClientUpdate:
+    """Read one client's part of a reply; `most` is what a pre-summed mean may weigh."""
     metrics = content.metric_records.get(f"metrics{suffix}")
     record = content.array_records.get(f"arrays{suffix}")
     if metrics is None or record is None:
         raise BadMessage("the reply has no result of this client")
     numbers = dict(metrics)
     num_examples = numbers.pop("num-examples", 0)
-    if not isinstance(num_examples, int) or num_examples < 1:
-        raise BadMessage(f"num-examples = {num_examples}: must be at least 1")
-    weight = numbers.pop("weight", None) if presum else float(num_examples)
-    if not (isinstance(weight, float) and 0 <= weight < 2**63):  # larger ones could overflow a sum
-        raise BadMessage(f"weight = {weight}: must be a sample count")
-    arrays = from_record(record, {**layout.shapes, **further(request.plan.sends)})
+    if not (isinstance(num_examples, int) and 1 <= num_examples <= request.samples):
+        raise BadMessage(f"num-examples = {num_examples}: must be from 1 to {request.samples}")
+    weight = float(num_examples) if most is None else numbers.pop("weight", None)
+    if not (isinstance(weight, float) and 0 <= weight <= (math.inf if most is None else most)):
+        raise BadMessage(f"weight = {weight}: must be a sample count, at most {most:g}")
+    arrays = from_record(record, {**layout.shapes, **further(request.plan.sends)}, largest)
     expected = request.plan.up(layout) if weight else ()
     if set(arrays) != set(expected):
         names = ", ".join(sorted(set(arrays).symmetric_difference(expected))[:3])
@@ -319,7 +411,7 @@ def _update(
     return ClientUpdate(request.client, arrays, num_examples, numbers, weight, further_arrays)
 
 
-def _read(key: str, array: Array, shape: tuple[int, ...] | None) -> np.ndarray:
+def _read(key: str, array: Array, shape: tuple[int, ...] | None, largest: float) -> np.ndarray:
     if shape is None:
         raise BadMessage(f"unknown array {key}")
     size = DTYPE.itemsize * int(np.prod(shape, dtype=np.int64))
@@ -334,8 +426,8 @@ def _read(key: str, array: Array, shape: tuple[int, ...] | None) -> np.ndarray:
     if len(array.data) - start != size:
         raise BadMessage(f"{len(array.data) - start} bytes of values for {key}: expected {size}")
     values = np.frombuffer(array.data, DTYPE, offset=start).reshape(shape)
-    if not np.isfinite(values).all():
-        raise BadMessage(f"values in {key} are not finite")
+    if problem := misfit(values, largest):
+        raise BadMessage(f"values in {key} are {problem}")
     return values
 
 

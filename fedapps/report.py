@@ -24,7 +24,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedapps.config import Scalar, Settings
+from fedapps.config import Fraction, NonNegative, Scalar, Settings
 from fedapps.errors import RunError
 
 LINE_WIDTH = 100
@@ -85,22 +85,22 @@ class RoundRow:
 
 @dataclass
 class ClientEval:
-    """One client's evaluation on its own test split.
+    """One client's evaluation on its own test split, as far as one can tell without its data.
 
     The class counts are test samples of each class and how many of them were classified right.
     """
 
     client: int
-    num_train: int
-    num_test: int
-    loss: float
-    accuracy_initial: float
-    accuracy_personalized: float
-    accuracy_without_head: float | None
-    accuracy_last_local: float | None
-    class_total: Sequence[int]
-    class_initial: Sequence[int]
-    class_personalized: Sequence[int]
+    num_train: NonNegative
+    num_test: NonNegative
+    loss: float  # of a personalization that diverged: not finite; it stands for itself only
+    accuracy_initial: Fraction
+    accuracy_personalized: Fraction
+    accuracy_without_head: Fraction | None
+    accuracy_last_local: Fraction | None
+    class_total: Sequence[NonNegative]
+    class_initial: Sequence[NonNegative]
+    class_personalized: Sequence[NonNegative]
 
 
 @dataclass

@@ -85,7 +85,10 @@ class SerialGrid(Grid):
 
 
 class DeviceGrid(SerialGrid):
-    """A serial grid whose SuperNodes are devices; those that share a channel work in threads."""
+    """A serial grid whose SuperNodes are devices; those that share a channel work in threads.
+
+    They work when the first of them is asked for; the replies of the others wait in `ready`.
+    """
 
     def __init__(
         self,
@@ -96,18 +99,20 @@ class DeviceGrid(SerialGrid):
         super().__init__(client_app, run_config, len(node_configs))
         for context, node_config in zip(self.contexts.values(), node_configs, strict=True):
             context.node_config = dict(node_config)
+        self.ready: list[Message] = []
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Run the ClientApp on the next message, or on all that need each other."""
         wanted = set(message_ids)
-        asked = [message for message in self.messages if message.metadata.message_id in wanted]
-        taken = [message for message in asked if needs_others(message)]
-        if not taken:
-            return super().pull_messages(wanted)
-        self.messages = [message for message in self.messages if message not in taken]
-        contexts = [self.contexts[message.metadata.dst_node_id] for message in taken]
-        with ThreadPoolExecutor(len(taken), thread_name_prefix="device") as threads:
-            return [*threads.map(self.client_app, taken, contexts)]
+        taken = [message for message in self.messages if needs_others(message)]
+        if wanted.intersection(message.metadata.message_id for message in taken):
+            self.messages = [message for message in self.messages if message not in taken]
+            contexts = [self.contexts[message.metadata.dst_node_id] for message in taken]
+            with ThreadPoolExecutor(len(taken), thread_name_prefix="device") as threads:
+                self.ready += threads.map(self.client_app, taken, contexts)
+        found = [reply for reply in self.ready if reply.metadata.reply_to_message_id in wanted]
+        self.ready = [reply for reply in self.ready if reply not in found]
+        return found or super().pull_messages(wanted)
 
 
 def run_serial(

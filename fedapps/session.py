@@ -20,6 +20,7 @@ from torch import Tensor
 from fedapps.channel import Frame, Stream
 from fedapps.errors import RunError, one_line
 from fedapps.layers import Arrays
+from fedapps.messages import LARGEST, misfit
 
 MOST_REFUSALS = 100  # that a round notes
 MOST_QUEUED = 2  # frames of a client that wait to be read; a second one is out of turn already
@@ -60,7 +61,8 @@ class Rules:
 
     `shapes[client]` is the shape of one smashed sample, `batches[client]` the most batches in each
     of the `epochs`, `relays` the names and shapes of the arrays that a client hands over when it
-    is done. Limits in seconds: to join, between batches, for the whole round.
+    is done. No value is above `largest`. Limits in seconds: to join, between batches, for the
+    whole round.
     """
 
     shapes: Mapping[int, tuple[int, ...]]
@@ -73,6 +75,7 @@ class Rules:
     join_timeout: float
     step_timeout: float
     round_timeout: float
+    largest: float = LARGEST
     relays: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -292,9 +295,12 @@ class Session:
         """Say what is wrong with the layers that a client hands over; nothing: an empty text."""
         if {key: tuple(value.shape) for key, value in layers.items()} != self.rules.relays:
             return "handed over other arrays than those of its layers"
-        dtype = self.rules.dtype
-        fine = all(v.dtype == dtype and bool(v.isfinite().all()) for v in layers.values())
-        return "" if fine else "handed over layers that are not finite or of another dtype"
+        for key, value in layers.items():
+            if value.dtype != self.rules.dtype:
+                return f"handed over {key} as {value.dtype}"
+            if problem := misfit(value.numpy(), self.rules.largest):
+                return f"handed over {key}, {problem}"
+        return ""
 
     def _fault(self, frame: Frame, tensors: dict[str, Tensor]) -> str:
         """Say what is wrong with a client's batch; nothing: an empty text."""
@@ -315,8 +321,8 @@ class Session:
             )
         if data.dtype != rules.dtype or labels.dtype != torch.int64:
             return f"sent data as {data.dtype} and labels as {labels.dtype}"
-        if not torch.isfinite(data).all():
-            return "sent smashed data that are not finite"
+        if problem := misfit(data.numpy(), rules.largest):
+            return f"sent smashed data that are {problem}"
         if labels.min() < 0 or labels.max() >= rules.classes:
             return f"sent a label outside 0..{rules.classes - 1}"
         return ""

@@ -371,6 +371,7 @@ class SplitStrategy(BaseStrategy):
             join_timeout=s.join_timeout,
             step_timeout=s.step_timeout,
             round_timeout=s.round_timeout,
+            largest=s.max_value,
             relays={key: self.layout.shapes[key] for key in self.layout.shared(relayed)},
         )
 

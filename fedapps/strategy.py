@@ -4,7 +4,7 @@ import math
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import chain
 from logging import INFO, LogRecord
@@ -29,6 +29,8 @@ from fedapps.report import ClientEval, Report, RoundRow
 from fedapps.training import Draw, Samples, Trained
 from fedapps.workspace import Workspace
 
+PASSES = 10  # how often a method's step may take a batch
+SLACK = 1000  # how often the plan's own cost a method's further work may come on top
 OPTIONAL = ("accuracy_without_head", "accuracy_last_local")  # figures that not all clients give
 
 
@@ -111,6 +113,7 @@ class BaseStrategy(Strategy):
         own, base = type(self), BaseStrategy
         replaced = [n for n in RESTS_ON if getattr(own, n) is not getattr(base, n)]
         self.privacy.check_strategy(replaced)
+        self._sample_macs = 3 * workspace.trainer.profile.forward_macs(self.layout.names)
         self._exchange = Exchange([], [])
         self._tally = Tally()
 
@@ -252,7 +255,7 @@ class BaseStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate updates in client order as they come; end the run if too many failed."""
-        arrived = self._exchange.updates(replies, self.layout, _trained)
+        arrived = self._exchange.updates(replies, self.layout, self._trained)
         observed = self._observed(server_round, arrived)
         start = partial(self._uploaded, server_round)
         updates = self.privacy.release(server_round, observed, start)
@@ -291,7 +294,7 @@ class BaseStrategy(Strategy):
             self._tally.accuracies = self.report.evaluation(server_round, scores)
         if self._tally.phase:
             for update in updates:
-                self._tally.add(_trained(update, "finetune_"))
+                self._tally.add(self._trained(update, "finetune_"))
         self.report.round(self._tally.row(server_round, self.phase(server_round)))
         return None
 
@@ -316,13 +319,14 @@ class BaseStrategy(Strategy):
     def _send(
         self, round_: int, plans: Mapping[int, Plan], kind: str, presum: bool = False
     ) -> list[Message]:
+        part = "train" if kind == "train" else self.settings.evaluate_on
         requests = [
-            Request(client, plan, self.download(round_, client, plan))
+            Request(client, plan, self.download(round_, client, plan), self.count(client, part))
             for client, plan in plans.items()
         ]
         loads = [self._load(request) for request in requests]
         nodes, parts = self.fleet.allot(requests, loads, self.places(kind))
-        self._exchange = Exchange(requests, parts, self.hopeless)
+        self._exchange = Exchange(requests, parts, self.hopeless, self.settings.max_value)
         info = RoundInfo(str(self.report.folder), self.workspace.fingerprint, presum)
         return self._exchange.messages(nodes, info, kind, str(round_))
 
@@ -354,7 +358,7 @@ class BaseStrategy(Strategy):
         uploads = {r.client: r.nbytes_up(self.layout) for r in self._exchange.requests}
         for update in updates:
             self._tally.bytes_up += uploads[update.client]
-            done = _trained(update)
+            done = self._trained(update)
             self._tally.add(done)
             for kind, count in (("skipped", done.skipped), ("rejected", done.rejected)):
                 if count:
@@ -385,7 +389,7 @@ class BaseStrategy(Strategy):
             self.report.event(round_, failure.client, "failure", failure.cause)
         self._tally.failed |= {failure.client for failure in failures}
         for failure in failures:
-            if failure.worker_died:  # Flower would hand it work again, and it would fail again
+            if failure.worker_died and self.fleet.workers:  # a simulation's would fail again
                 raise RunError(f"round {round_}: worker died (memory?): {failure.cause}")
         limit = self.settings.max_failures
         if not failures or not (len(failures) == asked or 0 <= limit < len(self._tally.failed)):
@@ -409,17 +413,47 @@ class BaseStrategy(Strategy):
         )
 
     def _scores(self, update: ClientUpdate) -> ClientEval:
-        """Read an evaluation reply; raises ValueError if its figures are missing or broken."""
-        _trained(update, "finetune_")
+        """Read an evaluation reply; raises ValueError or KeyError for figures that cannot be."""
+        self._trained(update, "finetune_")
         names = {field.name for field in fields(ClientEval)}
         known = {key: value for key, value in update.metrics.items() if key in names}
         base = {"client": update.client, "num_test": update.num_examples}
-        scores = msgspec.convert(dict.fromkeys(OPTIONAL) | base | known, ClientEval)
+        scores = msgspec.convert(dict.fromkeys(OPTIONAL) | known | base, ClientEval)
+        _at_most("num_train", scores.num_train, self.count(update.client, "train"))
+        if sum(scores.class_total) != scores.num_test:
+            raise ValueError(f"class_total must sum to {scores.num_test}, the test samples")
         classes = self.workspace.dataset.classes
         for key in ("class_total", "class_initial", "class_personalized"):
-            if len(getattr(scores, key)) != classes:
+            counts = getattr(scores, key)
+            if len(counts) != classes:
                 raise ValueError(f"{key} must have {classes} entries")
+            for count, total in zip(counts, scores.class_total, strict=True):
+                _at_most(key, count, total)
         return scores
+
+    def _trained(self, update: ClientUpdate, prefix: str = "") -> Trained:
+        """Read what a training did; raises ValueError or KeyError for figures that cannot be.
+
+        The loss of a personalization that diverged is left out: its accuracies are none the worse.
+        """
+        names = [field.name for field in fields(Trained)]
+        done = msgspec.convert({name: update.metrics[prefix + name] for name in names}, Trained)
+        stages = self._exchange.of[update.client].plan.stages
+        size, own = self.settings.batch_size, self.count(update.client, "train")
+        samples = PASSES * sum(stage.epochs * max(own, stage.batches * size) for stage in stages)
+        most = SLACK * max(samples, own)
+        for name in ("samples", "batches", "skipped", "rejected"):
+            _at_most(name, getattr(done, name), samples)
+        _at_most("macs", done.macs, most * self._sample_macs)
+        _at_most("cost_paper", done.cost_paper, most * self.layout.count(self.layout.names))
+        if abs(done.loss) <= self.settings.max_value * done.samples:
+            return done
+        if not prefix:
+            mean = f"{done.loss:g} over {done.samples} samples"
+            raise ValueError(
+                f"a loss of {mean}: at most {self.settings.max_value:g} each (max-value)"
+            )
+        return replace(done, loss=0.0, samples=0)
 
     def _evaluated(self) -> list[int]:
         s = self.settings
@@ -430,9 +464,9 @@ class BaseStrategy(Strategy):
         return [client for client in self.clients if client in chosen]
 
 
-def _trained(update: ClientUpdate, prefix: str = "") -> Trained:
-    names = [field.name for field in fields(Trained)]
-    return msgspec.convert({name: update.metrics[prefix + name] for name in names}, Trained)
+def _at_most(name: str, value: int, most: int) -> None:
+    if value > most:
+        raise ValueError(f"{name} = {value}: at most {most}")
 
 
 def _banner(record: LogRecord) -> bool:

@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.sgd import sgd
 
 from fedapps.clipping import SampleGradients, Threshold, clip_batch
+from fedapps.config import NonNegative
 from fedapps.costs import Profile, is_cacheable
 from fedapps.draws import generator
 from fedapps.layers import Layout, Slice, batch_norms, run
@@ -93,12 +94,12 @@ class Trained:
     """What a local training did: sums over its SGD steps."""
 
     loss: float = 0.0
-    samples: int = 0
-    batches: int = 0
-    skipped: int = 0
-    rejected: int = 0
-    macs: int = 0
-    cost_paper: int = 0
+    samples: NonNegative = 0
+    batches: NonNegative = 0
+    skipped: NonNegative = 0
+    rejected: NonNegative = 0
+    macs: NonNegative = 0
+    cost_paper: NonNegative = 0
 
     def spend(self, more: "Trained") -> None:
         """Add what another training cost; loss, samples and batches stay this one's."""

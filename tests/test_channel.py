@@ -439,6 +439,10 @@ FAULTS = {
     "one more": (lambda t: t | {"x": t["data"]}, "sent data, labels, x: expected"),
     "NaN": (spoiled("data", math.nan), "sent smashed data that are not finite"),
     "infinite": (spoiled("data", -math.inf), "sent smashed data that are not finite"),
+    "too large": (
+        spoiled("data", -1e30),
+        r"smashed data that are as large as 1e\+30",
+    ),
     "label too high": (spoiled("labels", 3), r"sent a label outside 0\.\.2"),
     "label below 0": (spoiled("labels", -1), r"sent a label outside 0\.\.2"),
 }

@@ -47,7 +47,9 @@ COUNTS = {
     "finetune-epochs": 0, "threads": 1, "cache-limit": 0, "max-failures": -1, "min-available": 1,
     "clip-history": 1, "channel-nodes": 0, "num-classes": 1,
 }  # fmt: skip
-POSITIVE = ["alpha", "lr", "round-timeout", "join-timeout", "step-timeout", "dp.clip-norm"]
+POSITIVE = [
+    "alpha", "lr", "max-value", "round-timeout", "join-timeout", "step-timeout", "dp.clip-norm",
+]  # fmt: skip
 NOT_NEGATIVE = [
     "weight-decay", "prox-mu", "finetune-lr", "max-norm", "dp.count-noise",
 ]  # fmt: skip

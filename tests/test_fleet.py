@@ -2,11 +2,21 @@
 
 import itertools
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
+import httpx
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import PullObjectResponse
+from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.superlink.grid.http_grid import HttpGrid
+from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,13 +35,17 @@ INFO = RoundInfo("/runs/x", "0123")
 class FakeGrid(Grid):
     """A grid whose SuperNodes appear and answer as a test says.
 
-    `polls` are the replies of one pull after the other: each a list of functions that make a
-    reply of the messages by their node, or an exception to raise. `nodes` are the answers to
-    `get_node_ids`; the last one stays.
+    `polls` are the replies that come from one round of pulls to the next: each a list of functions
+    that make a reply of the messages by their node. `broken` are exceptions by node: what pulling
+    its reply raises. `asked` are the ids that a round of pulls asked for, one by one. `nodes` are
+    the answers to `get_node_ids`; the last one stays.
     """
 
-    def __init__(self, polls=(), nodes=((),), lost=()):
+    def __init__(self, polls=(), nodes=((),), lost=(), broken=()):
         self.polls = iter(polls)
+        self.broken = dict(broken)
+        self.arrived = {}
+        self.known = 0  # messages when this round of pulls began
         self.nodes = list(nodes)
         self.lost = lost
         self.pushed = []
@@ -47,9 +61,18 @@ class FakeGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids):
-        self.asked.append(set(message_ids))
+        (id_,) = message_ids
         by_node = {message.metadata.dst_node_id: message for message in self.pushed}
-        return [reply(by_node) for reply in next(self.polls, [])]
+        number = [message.metadata.message_id for message in self.pushed].index(id_)
+        if not self.asked or id_ in self.asked[-1] or number >= self.known:
+            self.known = len(self.pushed)
+            self.asked.append(set())
+            replies = [reply(by_node) for reply in next(self.polls, [])]
+            self.arrived |= {reply.metadata.reply_to_message_id: reply for reply in replies}
+        self.asked[-1].add(id_)
+        if error := self.broken.pop(self.pushed[number].metadata.dst_node_id, None):
+            raise error
+        return [self.arrived.pop(id_)] if id_ in self.arrived else []
 
     def get_node_ids(self):
         return self.nodes.pop(0) if len(self.nodes) > 1 else self.nodes[0]
@@ -148,7 +171,7 @@ def test_replies_are_yielded_as_they_come_and_asked_for_no_more():
     assert grid.asked == []
     assert next(replies).metadata.src_node_id == 2
     assert len(grid.asked) == 1
-    assert [reply.metadata.src_node_id for reply in replies] == [3, 1]
+    assert [reply.metadata.src_node_id for reply in replies] == [1, 3]
     everything = {"message 1", "message 2", "message 3"}
     assert grid.asked == [everything, everything - {"message 2"}, everything - {"message 2"}]
 
@@ -180,6 +203,59 @@ def test_nothing_to_send_is_nothing_to_wait_for():
     grid = FakeGrid()
     assert list(StreamingGrid(grid).send_and_receive([])) == []
     assert grid.asked == []
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("ab12"), ValueError("x\ny"), MemoryError(), DecodeError()]
+)
+def test_a_reply_that_cannot_be_read_is_an_error_of_its_node_alone(error):
+    grid = FakeGrid(polls=[[echo(1), echo(3)]], broken={2: error})
+    replies = list(StreamingGrid(grid).send_and_receive(make_messages([1, 2, 3])))
+    assert [reply.metadata.reply_to_message_id for reply in replies] == [
+        f"message {number}" for number in (1, 2, 3)
+    ]
+    assert [reply.has_error() for reply in replies] == [False, True, False]
+    cause = f"its reply cannot be read: {type(error).__name__}: "
+    assert replies[1].error.reason.startswith(cause)
+
+
+@pytest.mark.parametrize("error", [httpx.ConnectError("gone"), RuntimeError("x"), OSError("y")])
+def test_a_superlink_that_died_ends_the_run(error):
+    grid = FakeGrid(polls=[[echo(1), echo(3)]], broken={2: error})
+    with pytest.raises(type(error)):
+        list(StreamingGrid(grid).send_and_receive(make_messages([1, 2, 3])))
+
+
+def test_nobody_replies_for_somebody_else():
+    """To which message a reply belongs is what its sender wrote, whoever it is."""
+
+    class Mixing(FakeGrid):
+        def pull_messages(self, message_ids):
+            return [echo(2)({message.metadata.dst_node_id: message for message in self.pushed})]
+
+    first, second = StreamingGrid(Mixing()).send_and_receive(make_messages([1, 2]))
+    assert first.metadata.reply_to_message_id == "message 1"
+    assert first.error.reason == "it replied to a message of somebody else"
+    assert second.metadata.src_node_id == 2 and not second.has_error()
+
+
+def test_a_long_list_is_asked_for_half_of_the_time_at_most(monkeypatch):
+    clock, slept = [0.0], []
+
+    class Slow(FakeGrid):
+        def pull_messages(self, message_ids):
+            clock[0] += 0.1
+            return super().pull_messages(message_ids)
+
+    def sleep(seconds):
+        clock[0] += seconds
+        slept.append(seconds)
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "sleep", sleep)
+    grid = Slow(polls=[[], [echo(node) for node in range(5)]])
+    assert len(list(StreamingGrid(grid).send_and_receive(make_messages(range(5))))) == 5
+    assert slept == [pytest.approx(0.5)]
 
 
 def test_everything_else_is_flowers_grid():
@@ -280,6 +356,132 @@ def test_an_answer_for_another_nodes_client_is_worth_nothing():
     assert exchange.failures == [Failure(2, "the reply has no result of this client")]
 
 
+# Flower's own way of a reply ---------------------------------------------------------------------
+
+
+class FakeLink:
+    """The SuperLink behind Flower's HttpGrid: it hands out each reply once, then its objects."""
+
+    def __init__(self):
+        self.replies = {}  # by the id of the message that they answer
+        self.objects = {}
+
+    def put(self, reply, change=None):
+        """Keep a reply; `change` breaks its objects, a dict of bytes by id."""
+        objects = {key: obj.deflate() for key, obj in get_all_nested_objects(reply).items()}
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        proto = message_to_proto(remove_content_from_message(reply))
+        self.replies[reply.metadata.reply_to_message_id] = proto, get_object_tree(reply)
+        if change:
+            change(objects, reply.object_id)
+        self.objects |= objects
+
+    def PullMessages(self, request):
+        found = [self.replies.pop(id_) for id_ in request.message_ids if id_ in self.replies]
+        protos, trees = zip(*found, strict=True) if found else ((), ())
+        return PullAppMessagesResponse(messages_list=protos, message_object_trees=trees)
+
+    def PullObject(self, request):
+        content = self.objects.get(request.object_id)
+        return PullObjectResponse(
+            object_found=content is not None, object_available=True, object_content=content or b""
+        )
+
+    def ConfirmMessageReceived(self, request):
+        pass
+
+
+def of_kind(objects, kind):
+    return next(key for key, content in objects.items() if content.startswith(kind))
+
+
+def garbage(kind):
+    """Random bytes instead of an object."""
+
+    def change(objects, root):
+        objects[of_kind(objects, kind)] = bytes(range(256))
+
+    return change
+
+
+def missing(objects, root):
+    del objects[of_kind(objects, b"ArrayChunk ")]
+
+
+def of_another_type(objects, root):
+    """The reply's own object is no message."""
+    objects[root] = RecordDict().deflate()
+
+
+def content_of_another_type(objects, root):
+    """The message holds an array record where a dict of records is due."""
+    inner, outer = of_kind(objects, b"ArrayRecord "), of_kind(objects, b"RecordDict ")
+    objects[root] = objects[root].replace(outer.encode(), inner.encode())
+
+
+def broken_body(kind, body):
+    def change(objects, root):
+        key = of_kind(objects, kind)
+        head = objects[key].partition(b"\0")[0].rpartition(b" ")[0]
+        objects[key] = head + b" %d\0" % len(body) + body
+
+    return change
+
+
+BROKEN_REPLIES = {
+    "garbage": garbage(b"Message "),
+    "garbage inside": garbage(b"ArrayChunk "),
+    "missing": missing,
+    "other type": of_another_type,
+    "content of another type": content_of_another_type,
+    "no JSON": broken_body(b"ArrayRecord ", b"{"),
+    "deep JSON": broken_body(b"RecordDict ", b"[" * 100_000),
+    "no protobuf": broken_body(b"MetricRecord ", b"\xff" * 9),
+    "no such child": broken_body(b"Array ", b'{"arraychunk_ids": [7]}'),
+    "10 GB": broken_body(
+        b"Array ",
+        b'{"dtype": "float32", "shape": [2500000000], "stype": "numpy.ndarray",'
+        b' "arraychunk_ids": []}',
+    ),
+}
+
+
+def http_grid(link):
+    grid = HttpGrid(token="x")
+    grid._client, grid._run = link, SimpleNamespace(run_id=1)
+    return grid
+
+
+@pytest.mark.parametrize("name", BROKEN_REPLIES)
+def test_objects_that_are_none_cost_their_client_only(name):
+    exchange, messages = make_exchange([[1], [2], [3]])
+    link = FakeLink()
+    for node, message in messages.items():
+        change = BROKEN_REPLIES[name] if node == 1 else None
+        update = replace(make_update(node + 1), num_examples=node + 1)  # no object is shared
+        link.put(pack_reply(message, [update], []), change)
+    ids = [message.metadata.message_id for message in messages.values()]
+    replies = StreamingGrid(http_grid(link)).pull_messages(ids)
+    updates = [*exchange.updates(replies, LAYOUT, str)]
+    assert [update.client for update in updates] == [1, 3]
+    assert all(u.arrays["a.w"].tolist() == [u.client] * 2 for u in updates)
+    (failure,) = exchange.failures
+    assert failure.client == 2
+    assert "\n" not in failure.cause and failure.cause != "no reply in time"
+
+
+def test_flowers_grid_alone_would_lose_all_replies_with_the_broken_one():
+    """Why they are pulled one by one; when this fails, Flower has learnt it."""
+    _, messages = make_exchange([[1], [2]])
+    link = FakeLink()
+    link.put(pack_reply(messages[0], [make_update(1)], []))
+    link.put(pack_reply(messages[1], [make_update(2)], []), of_another_type)
+    grid, ids = http_grid(link), [message.metadata.message_id for message in messages.values()]
+    with pytest.raises(AttributeError):
+        grid.pull_messages(ids)
+    assert grid.pull_messages(ids) == []
+
+
 # Greeting -----------------------------------------------------------------------------------------
 
 
@@ -303,6 +505,18 @@ def test_a_simulation_says_how_many_nodes_there_will_be():
         polls=[[hello(1, nodes=2, cuda=True, workers=2)], [hello(2, nodes=2)]], nodes=nodes
     )
     assert meet(grid) == Fleet([1, 2], cuda=False, workers=2)
+
+
+def test_a_device_speaks_for_itself_only():
+    """Whatever it says of a simulation: one of them could make the run wait for ever."""
+    answer = {"client": 0, "nodes": 10**9, "workers": 7, "train": 5, "test": 5}
+
+    def reply(by_node):
+        return Message(RecordDict({"hello": ConfigRecord(answer)}), reply_to=by_node[1])
+
+    grid = FakeGrid(polls=[[reply]], nodes=[[1]])
+    fleet = Roster(StreamingGrid(grid), 1, 5.0, devices=3).call()
+    assert (fleet.nodes, fleet.workers, list(fleet.bound)) == ([1], 0, [0])
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=5))

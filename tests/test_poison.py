@@ -1,0 +1,321 @@
+"""A client that sends what it likes: it is dropped for the round, and nothing else changes."""
+
+import math
+
+import numpy as np
+import pytest
+from flwr.app import Array, ConfigRecord
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fedapps import config, registry
+from fedapps.fleet import Exchange
+from fedapps.messages import ClientUpdate, Request, misfit
+from fedapps.serial import SerialGrid
+from fedapps.strategy import PASSES, SLACK
+from fedapps.workspace import workspace
+
+BAD = 2
+RUN = 'strategy="fedavg" num-clients=4 fraction-train=1.0 num-rounds=2 finetune-epochs=1'
+KEY = "conv1.conv.weight"
+ARRAYS, METRICS = f"arrays-{BAD}", f"metrics-{BAD}"
+
+
+@pytest.fixture
+def poisoned(serial_run, tiny_npz, monkeypatch):
+    """Return run(kind, change, *run_config): `change` alters client BAD's replies of a kind."""
+
+    def run(kind, change, *run_config, supernodes=1):
+        pull = SerialGrid.pull_messages
+
+        def altered(grid, message_ids):
+            replies = pull(grid, message_ids)
+            for reply in replies:
+                if reply.metadata.message_type == kind:
+                    change(reply.content)
+            return replies
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SerialGrid, "pull_messages", altered)
+            return serial_run(tiny_npz, RUN, *run_config, num_supernodes=supernodes)
+
+    return run
+
+
+def absent(content):
+    """The client says itself that it failed: the run that all others are held against."""
+    del content[ARRAYS], content[METRICS]
+    content["failures"] = ConfigRecord({"clients": [BAD], "causes": ["ValueError: absent"]})
+
+
+def value(number):
+    def change(content):
+        array = content[ARRAYS][KEY].numpy().copy()
+        array.flat[3] = number
+        content[ARRAYS][KEY] = Array(array)
+
+    return change
+
+
+def replaced(make):
+    def change(content):
+        content[ARRAYS][KEY] = Array(make(content[ARRAYS][KEY].numpy()))
+
+    return change
+
+
+def renamed(content):
+    content[ARRAYS]["conv9.weight"] = content[ARRAYS][KEY]
+
+
+def removed(content):
+    del content[ARRAYS][KEY]
+
+
+def announced(content):
+    """A header that announces 10 GB before as many bytes as are due."""
+    array = content[ARRAYS][KEY]
+    shape = str(array.numpy().shape).encode()
+    data = array.data.replace(shape, b"(2500000000,)".ljust(len(shape)))
+    content[ARRAYS][KEY] = Array("float32", (2_500_000_000,), "numpy.ndarray", data)
+
+
+def figure(**figures):
+    def change(content):
+        for name, number in figures.items():
+            content[METRICS][name.replace("num_examples", "num-examples")] = number
+
+    return change
+
+
+BROKEN = "the reply's figures are broken: "
+TRAIN = {
+    "NaN": (value(np.nan), f"values in {KEY} are not finite"),
+    "inf": (value(-np.inf), f"values in {KEY} are not finite"),
+    "1e30": (value(1e30), f"values in {KEY} are as large as 1e+30: at most 1e+06 (max-value)"),
+    "-1e30": (value(-1e30), f"values in {KEY} are as large as 1e+30: at most 1e+06 (max-value)"),
+    "shape": (replaced(lambda a: a.reshape(-1).copy()), f"{KEY} as float32(800,): expected "),
+    "dtype": (replaced(lambda a: a.view(np.int32)), f"{KEY} as int32("),
+    "unknown": (renamed, "unknown array conv9.weight"),
+    "missing": (removed, f"arrays missing or not asked for: {KEY}"),
+    "10 GB": (announced, f"{KEY} as float32(2500000000,): expected "),
+    "2**39": (figure(num_examples=2**39), f"num-examples = {2**39}: must be from 1 to "),
+    "one more": (figure(num_examples=10**4), "num-examples = 10000: must be from 1 to "),
+    "loss": (figure(loss=1e300), BROKEN + "a loss of 1e+300 over "),
+    "loss NaN": (figure(loss=math.nan), BROKEN + "a loss of nan over "),
+    "no sample": (
+        figure(loss=1.0, samples=0),
+        BROKEN + "a loss of 1 over 0",
+    ),
+    "many": (figure(samples=2**40), BROKEN + f"samples = {2**40}: at most "),
+    "negative": (figure(batches=-1), BROKEN + "Expected `int` >= 0"),
+    "macs": (figure(macs=2**62), BROKEN + f"macs = {2**62}: at most "),
+    "cost": (figure(cost_paper=2**62), BROKEN + f"cost_paper = {2**62}: "),
+}
+
+
+def tables(read_csv, folder):
+    """What a run says of its rounds and clients, without what the clock says and the causes."""
+    rounds = [{**row, "seconds": None} for row in read_csv(folder, "rounds.csv")]
+    return rounds, read_csv(folder, "clients.csv")
+
+
+@pytest.fixture(scope="module")
+def kept():
+    return {}
+
+
+@pytest.mark.parametrize("name", sorted(TRAIN))
+def test_a_poisoned_update_costs_its_client_only(name, poisoned, read_csv, kept):
+    change, cause = TRAIN[name]
+    if "absent" not in kept:
+        kept["absent"] = poisoned("train", absent)
+    folder = poisoned("train", change)
+    events = read_csv(folder, "events.csv")
+    assert [(e["round"], e["client"], e["kind"]) for e in events] == [
+        (str(round_), str(BAD), "failure") for round_ in (1, 2)
+    ]
+    assert all(event["detail"].startswith(cause) for event in events)
+    model = (folder / "model.safetensors").read_bytes()
+    assert model == (kept["absent"] / "model.safetensors").read_bytes()
+    assert tables(read_csv, folder) == tables(read_csv, kept["absent"])
+    assert {row["failures"] for row in tables(read_csv, folder)[0]} == {"1"}
+
+
+@pytest.mark.parametrize("strategy", ["fedfomo", "fedcmd", "pfedsim", "fedrod"])
+def test_so_it_is_with_other_methods_and_with_what_they_send_beside_the_model(
+    strategy, poisoned, read_csv
+):
+    def change(content):
+        names = [*content[ARRAYS]]
+        name = next((name for name in names if "/" in name), names[0])
+        array = content[ARRAYS][name].numpy().copy()
+        array.flat[0] = 1e30
+        content[ARRAYS][name] = Array(array)
+
+    options = f'strategy="{strategy}"'
+    first, second = poisoned("train", change, options), poisoned("train", absent, options)
+    names = {e["client"] for e in read_csv(first, "events.csv") if e["kind"] == "failure"}
+    assert names == {str(BAD)}
+    model = (first / "model.safetensors").read_bytes()
+    assert model == (second / "model.safetensors").read_bytes()
+    assert tables(read_csv, first) == tables(read_csv, second)
+
+
+EVALUATE = {
+    "2**39": (figure(num_examples=2**39), f"num-examples = {2**39}: must be from 1 to "),
+    "accuracy": (figure(accuracy_personalized=1.5), BROKEN + "Expected `float` <= 1.0"),
+    "accuracy NaN": (figure(accuracy_initial=math.nan), BROKEN + "Expected `float` >= 0.0"),
+    "extra": (figure(accuracy_without_head=-1.0), BROKEN + "Expected `float` >= 0.0"),
+    "classes": (figure(class_total=[10**6, 0, 0]), BROKEN + "class_total must sum to "),
+    "right": (figure(class_personalized=[10**6] * 3), BROKEN + "class_personalized = 1000000: "),
+    "negative": (figure(class_initial=[-1, 0, 0]), BROKEN + "Expected `int` >= 0"),
+    "length": (figure(class_initial=[0]), BROKEN + "class_initial must have 3 entries"),
+    "training": (figure(num_train=10**9), BROKEN + "num_train = 1000000000: at most "),
+    "finetune": (figure(finetune_samples=2**40), BROKEN + "samples = "),
+}
+
+
+@pytest.mark.parametrize("name", sorted(EVALUATE))
+def test_a_poisoned_evaluation_costs_its_client_only(name, poisoned, read_csv, kept):
+    change, cause = EVALUATE[name]
+    if "silent" not in kept:
+
+        def silent(content):
+            del content[METRICS]
+
+        kept["silent"] = poisoned("evaluate", silent)
+    folder = poisoned("evaluate", change)
+    events = read_csv(folder, "events.csv")
+    assert [(e["round"], e["client"], e["kind"]) for e in events] == [
+        (str(round_), str(BAD), "failure") for round_ in (1, 2)
+    ]
+    assert all(event["detail"].startswith(cause) for event in events)
+    assert tables(read_csv, folder) == tables(read_csv, kept["silent"])
+    assert (folder / "classes.csv").read_text() == (kept["silent"] / "classes.csv").read_text()
+
+
+@pytest.mark.parametrize("loss", [1e300, math.nan, math.inf])
+def test_a_personalization_that_diverged_keeps_its_accuracies(loss, poisoned, read_csv):
+    """Its client would else be missing in the means; its loss stands in its own row only."""
+    change = figure(loss=loss, finetune_loss=loss)
+    options = 'strategy="fedseq" fedseq.finetune-epochs=1'
+    folder = poisoned("evaluate", change, options)
+    rounds, clients = tables(read_csv, folder)
+    assert not read_csv(folder, "events.csv")
+    assert {row["loss"] for row in clients if row["client"] == str(BAD)} == {str(loss)}
+    assert rounds[-1]["phase"] == "finetune"
+    assert all(0 < float(row["train_loss"]) < 10 for row in rounds)
+    expected = tables(read_csv, poisoned("evaluate", figure(), options))[0]
+    for key in ("accuracy_personalized", "accuracy_initial_weighted", "train_macs"):
+        assert [row[key] for row in rounds] == [row[key] for row in expected]
+
+
+def test_nobody_scores_for_somebody_else(poisoned, read_csv):
+    folder = poisoned("evaluate", figure(client=0, num_test=1), "num-rounds=1")
+    plain = poisoned("evaluate", figure(), "num-rounds=1")
+    assert tables(read_csv, folder) == tables(read_csv, plain)
+
+
+@pytest.mark.parametrize("presum", ["true", "false"])
+def test_a_reply_that_is_too_large_costs_all_its_clients(presum, poisoned, read_csv):
+    """And no other SuperNode's."""
+    change = figure(extra=[0.5] * 10**6)
+
+    def of_its_node(content):
+        if METRICS in content:
+            change(content)
+
+    folder = poisoned("train", of_its_node, f"presum={presum}", supernodes=2)
+    events = read_csv(folder, "events.csv")
+    dropped = {event["client"] for event in events}
+    assert str(BAD) in dropped and len(dropped) == 2
+    assert len({event["detail"] for event in events}) == 1
+    words = events[0]["detail"].split()
+    assert words[:3] == ["a", "reply", "of"] and int(words[3]) > int(words[7]) > 10**6
+
+
+def test_a_presummed_mean_weighs_no_more_than_the_samples_behind_it(poisoned, read_csv):
+    """The mean of a SuperNode comes with its first client; the other one's weighs nothing."""
+
+    def change(content):
+        if METRICS in content:
+            first = min(name for name in content if name.startswith("metrics-"))
+            content[first]["weight"] = content[first]["weight"] + 1.0
+
+    folder = poisoned("train", change, "presum=true", supernodes=2)
+    details = [event["detail"] for event in read_csv(folder, "events.csv")]
+    assert details and all(detail.startswith("weight = ") for detail in details)
+
+
+# What holds whatever comes ------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.floats(width=32), max_size=9),
+    st.floats(1e-30, 1e300),
+)
+@example([], 1.0)
+@example([1e6], 1e6)
+@example([-1.5], 1.0)
+def test_values_fit_exactly_if_they_are_within_the_limit(numbers, largest):
+    values = np.array(numbers, np.float32)
+    fits = all(math.isfinite(v) and abs(float(v)) <= largest for v in values)
+    assert (misfit(values, largest) == "") == fits
+
+
+@pytest.fixture(scope="module")
+def strategy(tmp_path_factory, tiny_npz):
+    flat = config.parse(
+        [tiny_npz, RUN, "local-epochs=1", f'runs-dir="{tmp_path_factory.mktemp("runs")}"']
+    )
+    space = workspace(config.read(flat))
+    made = registry.strategy_class("fedavg")(space)
+    requests = [Request(c, made.plan(1, c), {}, made.count(c, "train")) for c in range(4)]
+    made._exchange = Exchange(requests, [requests])
+    return made
+
+
+anything = st.one_of(st.integers(-(2**63), 2**63 - 1), st.floats(), st.integers(0, 50))
+
+
+@given(st.data())
+def test_figures_that_pass_can_harm_no_mean(strategy, data):
+    names = ("loss", "samples", "batches", "skipped", "rejected", "macs", "cost_paper")
+    figures = {name: data.draw(anything, name) for name in names}
+    try:
+        done = strategy._trained(ClientUpdate(BAD, {}, 5, figures))
+    except ValueError:
+        return
+    own = strategy.count(BAD, "train")
+    assert 0 <= done.samples <= PASSES * own and 0 <= done.batches <= PASSES * own
+    assert abs(done.loss) <= 1e6 * done.samples
+    most, parameters = SLACK * PASSES * own, strategy.layout.count(strategy.layout.names)
+    assert 0 <= done.macs <= most * strategy._sample_macs
+    assert 0 <= done.cost_paper <= most * parameters
+
+
+@given(st.data())
+def test_scores_that_pass_can_harm_no_mean(strategy, data):
+    share = st.one_of(st.floats(), st.floats(0, 1))
+    count = st.one_of(st.integers(-3, 9), st.integers(-(2**63), 2**63 - 1))
+    counts = st.lists(count, min_size=2, max_size=4)
+    names = ("loss", "samples", "batches", "skipped", "rejected", "macs", "cost_paper")
+    figures = {f"finetune_{name}": 0 for name in names} | {
+        "num_train": data.draw(count, "train"),
+        "loss": data.draw(st.floats(), "loss"),
+        "accuracy_initial": data.draw(share, "initial"),
+        "accuracy_personalized": data.draw(share, "personalized"),
+        "class_total": data.draw(counts, "total"),
+        "class_initial": data.draw(counts, "right"),
+        "class_personalized": data.draw(counts, "right too"),
+    }
+    try:
+        scores = strategy._scores(ClientUpdate(BAD, {}, 9, figures))
+    except ValueError:
+        return
+    assert scores.client == BAD and sum(scores.class_total) == 9
+    assert 0 <= scores.accuracy_initial <= 1 and 0 <= scores.accuracy_personalized <= 1
+    for right in (scores.class_initial, scores.class_personalized):
+        pairs = zip(right, scores.class_total, strict=True)
+        assert all(0 <= one <= total <= 9 for one, total in pairs)
