@@ -8,7 +8,7 @@ import io
 import os
 
 import numpy as np
-from flwr.app import Array
+from flwr.app import Array, Context, Message
 from flwr.clientapp import ClientApp
 
 SPOIL = {
@@ -26,12 +26,11 @@ def announce() -> Array:
     return Array("float32", (50_000, 50_000), "numpy.ndarray", file.getvalue() + bytes(64))
 
 
-def spoilt(app: ClientApp, *arguments: object) -> object:
-    """Answer as the app does, with the first array of each record replaced."""
-    reply = answer(app, *arguments)
-    for record in reply.content.array_records.values():
+def spoilt(app: ClientApp, message: Message, context: Context) -> Message:
+    """Answer as the app does, with the first array of its update replaced."""
+    reply, kind = answer(app, message, context), os.environ["POISON"]
+    for record in filter(None, reply.content.array_records.values()):
         name = next(iter(record))
-        kind = os.environ["POISON"]
         record[name] = announce() if kind == "10 GB" else Array(SPOIL[kind](record[name].numpy()))
     return reply
 
