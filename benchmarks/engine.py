@@ -124,7 +124,7 @@ def main() -> None:
     options = [
         str(ROOT / "experiments" / "configs" / "fedcmd-cifar10.toml"),
         f'data-root="{arguments.data_root}" num-rounds={arguments.rounds} evaluate-every=0 '
-        'evaluate-clients=1 finetune-epochs=0 score-last=false strategy="fedavg"',
+        'evaluate-clients=1 finetune-epochs=0 score-last=false strategy="fedavg" device="cpu"',
     ]
     settings = config.read(config.parse(options))
     rounds, floors, firsts, empties = [], [], [], []

@@ -84,7 +84,7 @@ class ServerLoss(torch.autograd.Function):
         """Have the server compute loss and gradient for smashed data [b, ...], labels [b]."""
         gradient, loss = link.exchange(data, labels)
         ctx.save_for_backward(gradient)
-        return data.new_tensor(loss)
+        return data.new_full((), loss)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None]:

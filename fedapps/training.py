@@ -9,7 +9,7 @@ outputs or not, so that the figures do not depend on which process had them.
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -278,14 +278,17 @@ class Trainer:
         whole = stage.batches or math.ceil(len(labels) / self.batch_size)
         for epoch in epochs:
             order = draw.order(epoch, len(labels)).to(labels.device)
-            crops = draw.crops(epoch, len(labels)) if self.augment == "crop-flip" else ()
+            crops: tuple[Tensor, ...] = ()
+            if self.augment == "crop-flip":
+                found = windows(*draw.crops(epoch, len(labels)), inputs.shape[-2:])
+                crops = tuple(pixels.to(inputs.device) for pixels in found)
             done.skipped += whole - len(starts)
             for start in starts:
                 chosen = order[start : start + self.batch_size]
                 x = gather(inputs, chosen)
                 if crops:
-                    top, left, flip = (values[start : start + self.batch_size] for values in crops)
-                    x = crop_flip(x, top, left, flip, self.border)
+                    rows, columns = (pixels[start : start + self.batch_size] for pixels in crops)
+                    x = crop_flip(x, rows, columns, self.border)
                 yield x, labels.index_select(0, chosen)
 
     def _sees_one_value(self, layer: str, trained: Slice) -> bool:
@@ -452,37 +455,40 @@ def chunks(images: Tensor) -> list[Tensor]:
     return parts
 
 
-def crop_flip(
-    x: Tensor,
-    top: np.ndarray,
-    left: np.ndarray,
-    flip: np.ndarray,
-    border: Tensor | None = None,
-) -> Tensor:
-    """Pad 4 pixels, cut a window at (top, left) and mirror it where `flip` says so.
+def windows(
+    top: np.ndarray, left: np.ndarray, flip: np.ndarray, size: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Return which rows [n, H] and columns [n, W] of padded images of `size` (H, W) make windows.
+
+    A window begins at (top, left) and is mirrored where `flip` says so.
+    """
+    height, width = size
+    columns = np.arange(width)[None] + left[:, None]
+    columns = np.where(flip[:, None], columns[:, ::-1], columns)
+    return torch.from_numpy(np.arange(height)[None] + top[:, None]), torch.from_numpy(columns)
+
+
+def crop_flip(x: Tensor, rows: Tensor, columns: Tensor, border: Tensor | None = None) -> Tensor:
+    """Pad 4 pixels and cut the windows that `windows` has found; all tensors on one device.
 
     `border` [C] is the padding's value (zero if None): images are normalised already, and the
     usual pipeline pads black before that.
     """
     height, width = x.shape[-2:]
-    columns = np.arange(width)[None] + left[:, None]
-    columns = np.where(flip[:, None], columns[:, ::-1], columns)
-    rows = np.arange(height)[None] + top[:, None]
-    sample = torch.arange(len(x))[:, None, None]
-    r, c = torch.from_numpy(rows)[:, :, None], torch.from_numpy(columns.copy())[:, None, :]
+    sample = torch.arange(len(x), device=x.device)[:, None, None]
     padded = x.new_zeros(*x.shape[:2], height + 8, width + 8)
     if border is not None:
-        padded += border.to(x)[:, None, None]
+        padded += border[:, None, None]
     padded[..., 4:-4, 4:-4] = x
     padded = padded.permute(0, 2, 3, 1)
-    device = x.device
-    window = padded[sample.to(device), r.to(device), c.to(device)]
+    window = padded[sample, rows[:, :, None], columns[:, None, :]]
     return window.permute(0, 3, 1, 2)
 
 
 def _pull(parameters: dict[str, nn.Parameter], anchor: dict[str, Tensor], mu: float) -> None:
     """Add the gradient of (mu/2)||w - w_t||^2 (FedProx, Eq. 2)."""
-    for key, parameter in parameters.items():
-        if parameter.grad is None:  # a rejected step
-            return
-        parameter.grad.add_(parameter.detach() - anchor[key], alpha=mu)
+    moved = {key: p.grad for key, p in parameters.items() if p.grad is not None}
+    if moved:  # else the step is rejected
+        values = [parameters[key].detach() for key in moved]
+        apart = torch._foreach_sub(values, [anchor[key] for key in moved])
+        torch._foreach_add_([*moved.values()], apart, alpha=mu)

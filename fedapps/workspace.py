@@ -60,6 +60,7 @@ class Workspace:
     @cached_property
     def trainer(self) -> Trainer:
         """The one trainer of this process, on the resident model."""
+        mean, std = self.dataset.mean, self.dataset.std
         return Trainer(
             self.model,
             self.layout,
@@ -67,7 +68,7 @@ class Workspace:
             batch_size=self.settings.batch_size,
             augment=self.settings.augment,
             cache_bytes=self.settings.cache_limit * MEBI,
-            border=-torch.tensor(self.dataset.mean) / torch.tensor(self.dataset.std),
+            border=(-torch.tensor(mean) / torch.tensor(std)).to(self.device),
         )
 
     @cached_property
@@ -174,11 +175,18 @@ def _load(settings: Settings) -> data.Dataset:
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the torch device of `device`; raises `RunError` for cuda where there is none."""
+    """Return the torch device of `device`; raises `RunError` for cuda where there is none.
+
+    A GPU's convolutions are set to full float32 and the same bits every time, as those of CPUs
+    are: cuDNN's own choice is 10-bit mantissas (TF32) and sums in any order.
+    """
     if name == "cuda" and not torch.cuda.is_available():
         raise RunError(
             f'device = "cuda": no GPU is visible here; use "cpu", or give actors one: {GPU_HINT}'
         )
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.deterministic = True
     return torch.device(name)

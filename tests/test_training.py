@@ -20,7 +20,7 @@ from fedapps.errors import RunError
 from fedapps.layers import layout_of, use_batch_statistics
 from fedapps.models import build
 from fedapps.plan import Stage
-from fedapps.training import Draw, FeatureCache, Objective, Trainer, crop_flip
+from fedapps.training import Draw, FeatureCache, Objective, Trainer, crop_flip, windows
 
 torch.set_num_threads(1)
 
@@ -655,7 +655,7 @@ def test_crop_flip_image_by_image(shape, seed):
     n = shape[0]
     top, left, flip = draws.integers(9, size=n), draws.integers(9, size=n), draws.random(n) < 0.5
     before = images.copy()
-    result = crop_flip(torch.from_numpy(images), top, left, flip)
+    result = crop_flip(torch.from_numpy(images), *windows(top, left, flip, shape[2:]))
     assert np.array_equal(result.numpy(), slow_crop_flip(images, top, left, flip))
     assert np.array_equal(images, before)
 
@@ -663,8 +663,9 @@ def test_crop_flip_image_by_image(shape, seed):
 def test_crop_of_4_4_is_the_image_and_flip_mirrors_it():
     x = torch.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
     middle = np.array([4, 4])
-    assert torch.equal(crop_flip(x, middle, middle, np.array([False, True]))[0], x[0])
-    assert torch.equal(crop_flip(x, middle, middle, np.array([False, True]))[1], x[1].flip(-1))
+    result = crop_flip(x, *windows(middle, middle, np.array([False, True]), (4, 5)))
+    assert torch.equal(result[0], x[0])
+    assert torch.equal(result[1], x[1].flip(-1))
 
 
 def test_training_sees_the_drawn_crops():

@@ -1,0 +1,273 @@
+"""The code on a GPU: on a real one where there is one, and everywhere on a pretended one.
+
+A pretended tensor says that it lies on another device and keeps its values on the CPU. The rules
+are a GPU's: no kernel takes tensors of two devices, NumPy does not see them. So what would fail
+only on a GPU fails here, and what a step copies and waits for is counted. Digits and speed of a
+real one are another matter.
+"""
+
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fedapps import personalized, registry
+from fedapps.config import read
+from fedapps.evaluation import score
+from fedapps.plan import Clip, Stage
+from fedapps.serial import run_serial
+from fedapps.training import Draw
+from fedapps.workspace import Workspace, pick_device
+
+METHODS = registry.names()
+WITH = {  # what a method cannot do without
+    "fedap": 'model="lenet5"',
+    "perfreezeclip": "local-epochs=2",
+}
+VARIANTS = [
+    'strategy="fedavg" augment="crop-flip" momentum=0.9 weight-decay=0.01 score-last=true',
+    'strategy="fedavg" server-data=0.2 server-part="body" model="conv4" bn-stats="batch"',
+    'strategy="fedavg" dp.mode="central"',
+    'strategy="fedavg" dp.mode="local" model="mobilenet" num-rounds=1',
+    'strategy="fedbabu" model="resnet18" bn-local=true num-rounds=1',
+    'strategy="fedrep" prox-mu=0.1 clip-percentile=50.0 clip-mode="sample"',
+    'strategy="fedcmd" model="lenet5" fedcmd.candidates="all" fedcmd.selection-fraction=0.5',
+    'strategy="fedcmd" model="lenet5" fedcmd.label-encoding="onehot" fedcmd.weighting="uniform"',
+    'strategy="perfedavg" perfedavg.mode="hf"',
+    'strategy="sflv1" sflv1.sync="round" sflv1.oversample=true model="conv4"',
+    'strategy="fedfc" fedfc.cuts="1,2,3,1,2,3" momentum=0.9',
+]
+FILES = ("clients.csv", "classes.csv", "events.csv", "model.safetensors")
+aten = torch.ops.aten
+DEVICE = torch.device("meta")  # one that torch takes without a driver; nothing computes on it
+COPYING = (aten._to_copy.default, aten.copy_.default)
+WAITING = (  # results that the host needs to go on
+    aten._local_scalar_dense.default,
+    aten._unique2.default,
+    aten.bincount.default,
+    aten.equal.default,
+    aten.masked_select.default,
+    aten.nonzero.default,
+)
+
+
+# The pretended GPU --------------------------------------------------------------------------------
+
+
+class Pretended(torch.Tensor):
+    """A tensor on the pretended GPU; `held` are its values, on the CPU."""
+
+    held: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, held):
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, held.shape, held.stride(), held.storage_offset(), dtype=held.dtype, device=DEVICE
+        )
+        made.held = held
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return NotImplemented  # there is none outside of `Gpu`
+
+
+class Gpu(TorchDispatchMode):
+    """While it is on, the pretended GPU is there; `counts` says what the host asked it for.
+
+    `waits` are results that the host needs, `copies` what it sends, `launches` all other kernels.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        there = {id(x.held): x for x in tensors if isinstance(x, Pretended)}
+        wanted = kwargs.get("device")
+        if not there and wanted != DEVICE:
+            return function(*args, **kwargs)
+        self.check(function, args, tensors)
+        leaves = len(there) > 0 and self.leaves(function, tensors, wanted)
+        self.count(function, args, tensors, leaves)
+        if wanted == DEVICE:
+            kwargs |= {"device": torch.device("cpu")}
+        unpack = lambda x: x.held if isinstance(x, Pretended) else x  # noqa: E731
+        found = function(*tree_map(unpack, args), **tree_map(unpack, kwargs))
+
+        def pack(x):
+            known = there.get(id(x))  # what works in place returns what it was given
+            return known if known is not None else Pretended(x)
+
+        return found if leaves else tree_map(lambda x: pack(x) if torch.is_tensor(x) else x, found)
+
+    def leaves(self, function, tensors, wanted):
+        """Whether a copy goes from the GPU to the host."""
+        if function is aten.copy_.default:
+            return not isinstance(tensors[0], Pretended)
+        return function is aten._to_copy.default and wanted not in (None, DEVICE)
+
+    def check(self, function, args, tensors):
+        """Raise where a GPU would."""
+        here = [x for x in tensors if not isinstance(x, Pretended) and x.dim()]
+        if here and len(here) < len(tensors) and function not in COPYING:
+            raise RuntimeError(f"{function}: tensors on two devices")
+        pairs = [(x, x.held) for x in tensors if isinstance(x, Pretended)]
+        if function is aten._fused_sgd_.default:
+            pairs += zip(args[0], args[1], strict=True)
+        for one, other in pairs:  # strides of sides of 1 are free
+            sides = zip(one.stride(), other.stride(), one.shape, strict=True)
+            assert all(a == b for a, b, side in sides if side > 1), f"{function}: layouts differ"
+
+    def count(self, function, args, tensors, leaves):
+        """Note what the call is to the host."""
+        masks = function is aten.index.Tensor and any(
+            x is not None and x.dtype == torch.bool for x in args[1]
+        )
+        if leaves or masks or function in WAITING:
+            self.counts["waits"] += 1
+        elif function in COPYING and not all(isinstance(x, Pretended) for x in tensors):
+            self.counts["copies"] += 1
+        elif not function.is_view and function is not aten.detach.default:
+            self.counts["launches"] += 1
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Return the pretended GPU, which `device="cuda"` means and which threads see, too."""
+    made, run = Gpu(), threading.Thread.run
+
+    def run_with_gpu(thread):
+        with made:
+            run(thread)
+
+    monkeypatch.setattr(threading.Thread, "run", run_with_gpu)
+    # a module that moves gets new parameters, as it does between real devices of two kinds
+    monkeypatch.setattr(torch.__future__, "_overwrite_module_params_on_conversion", True)
+    monkeypatch.setattr(
+        "fedapps.workspace.pick_device",
+        lambda name: DEVICE if name == "cuda" else pick_device(name),
+    )
+    return made
+
+
+def test_the_pretended_gpu_is_a_device_of_its_own(gpu):
+    with gpu:
+        x = torch.arange(6.0).view(3, 2).to(DEVICE)
+        assert x.device == DEVICE
+        assert (x + torch.tensor(1.0)).cpu().tolist() == [[1, 2], [3, 4], [5, 6]]
+        with pytest.raises(RuntimeError, match="two devices"):
+            x + torch.ones(3, 2)
+        with pytest.raises(RuntimeError, match="two devices"):
+            x.index_select(0, torch.tensor([1]))
+        with pytest.raises(RuntimeError, match="numpy"):
+            x.numpy()
+        gpu.counts.clear()
+        assert float(x.sum()) == 15
+    assert gpu.counts == {"launches": 1, "waits": 1}
+
+
+@pytest.mark.parametrize(
+    "options", [f'strategy="{method}" {WITH.get(method, "")}' for method in METHODS] + VARIANTS
+)
+def test_a_run_on_the_pretended_gpu_gives_the_same_numbers(options, serial_run, tiny_npz, gpu):
+    expected = serial_run(tiny_npz, options)
+    with gpu:
+        found = serial_run(tiny_npz, options, 'device="cuda"')
+    assert gpu.counts["launches"] > 100
+    for name in FILES:
+        assert (found / name).read_bytes() == (expected / name).read_bytes(), name
+
+
+def test_a_device_with_a_gpu_keeps_its_personalized_model(
+    flat_config, no_plots, make_npz, gpu, tmp_path
+):
+    found = []
+    for device in ("cpu", "cuda"):
+        own, state = make_npz(tmp_path / f"{device}.npz"), tmp_path / device
+        options = (
+            'dataset="device" input-shape="1,8,8" num-classes=3 num-clients=1 fraction-train=1.0 '
+            f'strategy="fedrod" device="{device}"'
+        )
+        nodes = [{"client-id": 0, "data": str(own), "state-dir": str(state)}]
+        with gpu:
+            run_serial(flat_config(options), node_configs=nodes)
+        found.append(personalized.predict(personalized.load(state), own))
+    assert np.array_equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("config", "stage", "waits"),
+    [
+        ("", {}, 0),
+        ('augment="crop-flip"', {"momentum": 0.9, "prox_mu": 0.1}, 0),
+        ('model="lenet5"', {"weight_decay": 0.1}, 0),
+        ("", {"clip": Clip(percentile=90, max_norm=1.0, mode="batch", history=100)}, 1),
+        ("", {"clip": Clip(percentile=90, max_norm=1.0, mode="sample", history=100)}, 1),
+    ],
+)
+def test_a_step_waits_for_its_gradient_norm_at_most(
+    config, stage, waits, flat_config, tiny_npz, gpu
+):
+    with gpu:
+        space = Workspace(read(flat_config(tiny_npz, config, 'device="cuda"')))
+        trainer, data, counts = space.trainer, space.samples(0, "train"), []
+        for steps in (1, 2):
+            gpu.counts.clear()
+            stage_ = Stage(layers=space.layout.names, epochs=1, lr=0.1, max_steps=steps, **stage)
+            done = trainer.train(data, (stage_,), Draw(0, "train", 1, 0))
+            assert done.batches == steps
+            counts.append(gpu.counts.copy())
+    assert counts[1]["launches"] > counts[0]["launches"]
+    assert counts[1]["copies"] == counts[0]["copies"]
+    assert counts[1]["waits"] - counts[0]["waits"] == waits
+
+
+def test_a_gpu_computes_in_float32_and_repeatably(monkeypatch):
+    for name in ("allow_tf32", "deterministic"):  # both are put back
+        monkeypatch.setattr(torch.backends.cudnn, name, name == "allow_tf32")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert pick_device("cpu").type == "cpu"
+    assert torch.backends.cudnn.allow_tf32 and not torch.backends.cudnn.deterministic
+    assert pick_device("auto").type == "cuda"
+    assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.allow_tf32
+
+
+# A real one ---------------------------------------------------------------------------------------
+
+on_a_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="2026-11-21: no GPU is visible here; never run on one so far",
+)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("method", METHODS)
+def test_a_gpu_repeats_its_numbers_and_is_near_the_cpus(method, serial_run, read_model, tiny_npz):
+    options = f'{tiny_npz} strategy="{method}" {WITH.get(method, "")}'
+    devices = ("cpu", "cuda", "cuda")
+    cpu, first, again = (serial_run(options, f'device="{device}"') for device in devices)
+    for name in FILES:
+        assert (again / name).read_bytes() == (first / name).read_bytes(), name
+    expected, found = read_model(cpu), read_model(first)
+    for key, value in expected.items():
+        # a few steps of SGD in float32, where only the order of sums differs
+        np.testing.assert_allclose(found[key], value, rtol=1e-3, atol=1e-4, err_msg=key)
+
+
+@on_a_gpu
+def test_a_gpu_scores_as_the_cpu_does(flat_config, tiny_npz):
+    found = []
+    for device in ("cpu", "cuda"):
+        space = Workspace(read(flat_config(tiny_npz, f'device="{device}"')))
+        space.model.eval()
+        found.append(score(space.model, space.samples(0, "test"), space.dataset.classes))
+    cpu, cuda = found
+    assert cuda.loss == pytest.approx(cpu.loss, rel=1e-5)
+    assert np.array_equal(cuda.correct, cpu.correct)
