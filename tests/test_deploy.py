@@ -6,6 +6,7 @@ import http.server
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import ssl
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
@@ -666,14 +668,15 @@ def test_one_address_cannot_take_all_connections(connect, post, seen):
     for stream in streams:
         stream.sendall(head)
         stream.settimeout(0.005)
-    refused = 0
+    answers, end = {}, time.monotonic() + 20
+    while len(answers) < 12 and time.monotonic() < end:
+        for number, stream in enumerate(streams):
+            with suppress(TimeoutError):
+                answers[number] = answers.get(number) or stream.recv(100)
     for stream in streams:
-        with stream:
-            try:
-                refused += stream.recv(100).startswith(b"HTTP/1.1 503")
-            except TimeoutError:
-                continue
-    assert refused == 12
+        stream.close()
+    assert len(answers) == 12
+    assert all(answer.startswith(b"HTTP/1.1 503") for answer in answers.values())
     assert not seen
 
 
@@ -695,3 +698,171 @@ def test_a_new_certificate_is_taken_without_a_restart(pki, upstream, tmp_path):
         while not serves((folder / "server.crt").read_text()):
             assert time.monotonic() < end
             time.sleep(0.05)
+
+
+# Units and images ---------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="there is no systemd")
+@pytest.mark.parametrize("name", ["fedapps-superlink.service", "fedapps-supernode@.service"])
+def test_a_unit_is_valid_and_hardened(name, tmp_path):
+    text = (DEPLOY / "systemd" / name).read_text("utf-8")
+    assert "/opt/fedapps/bin/" in text
+    unit = tmp_path / name.replace("@", "@ward-1")
+    unit.write_text(text.replace("/opt/fedapps/bin/", "/bin/true "))  # verify wants it to be there
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=20", unit]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout.splitlines()[-1]
+
+
+def test_the_example_of_a_device_sets_what_its_unit_asks_for():
+    unit = (DEPLOY / "systemd" / "fedapps-supernode@.service").read_text("utf-8")
+    example = (DEPLOY / "systemd" / "supernode.env").read_text("utf-8")
+    assert set(re.findall(r"\$\{(\w+)\}", unit)) == set(re.findall(r"^(\w+)=", example, re.M))
+
+
+def test_containers_keep_devices_and_the_superlink_apart():
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))["services"]
+    assert [name for name, service in services.items() if "ports" in service] == ["proxy"]
+    inner = {name for name, service in services.items() if "inner" in service["networks"]}
+    assert inner == {"superlink", "proxy", "operator"}
+    secret = {name: str(service["volumes"]) for name, service in services.items()}
+    assert not [name for name, text in secret.items() if "ca.key" in text]
+    for number in (1, 2, 3):
+        mine = services[f"ward-{number}"]
+        assert mine["networks"] == ["devices"]
+        assert f"client-id={number - 1} " in mine["command"][-1]
+        assert "server.key" not in secret[f"ward-{number}"]
+        assert f"ward-{number}.key:" in secret[f"ward-{number}"]
+    for service in services.values():
+        here = [volume.split(":")[0] for volume in service["volumes"] if volume.startswith("./")]
+        assert all((DEPLOY / path).is_file() for path in here)
+
+
+def test_a_supernode_that_lost_its_superlink_ends(tmp_path):
+    """Flower's returns while the thread of its port is still there, which would stay for ever."""
+    code = """if True:
+        import threading
+        from fedapps import supernode
+        thread = threading.Event().wait
+        supernode.flower_supernode = lambda: threading.Thread(target=thread).start()
+        supernode.main()
+    """
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, timeout=60, capture_output=True, text=True, env=os.environ | flower(tmp_path)
+    )
+    assert done.returncode == 1
+    assert "Lost the SuperLink." in done.stdout + done.stderr
+
+
+# The real SuperLink -------------------------------------------------------------------------------
+
+
+def flower(home):
+    """The environment of a Flower process of the tests."""
+    return HERE | {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "NO_PROXY": "127.0.0.1,localhost",
+    }
+
+
+@pytest.fixture(scope="module")
+def superlink(pki, tmp_path_factory):
+    """A SuperLink behind the proxy: its own port, and the one of devices."""
+    home, port = tmp_path_factory.mktemp("superlink"), free_port()
+    options = ["--host", "127.0.0.1", "--port", str(port), "--enable-supernode-auth"]
+    options += ["--ssl-ca-certfile", pki / "ca.crt", "--ssl-certfile", pki / "server.crt"]
+    options += ["--ssl-keyfile", pki / "server.key", "--disable-runtime-dependency-installation"]
+    with (home / "log").open("w") as log:
+        process = subprocess.Popen(
+            ["flower-superlink", *options], stdout=log, stderr=log, env=os.environ | flower(home)
+        )
+    try:
+        wait_for(port, process, seconds=120)
+        with serve_proxy(home / "nginx", pki, f"127.0.0.1:{port}") as running:
+            yield SimpleNamespace(operator=port, device=running.port)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def list_nodes(pki, port, path="/v1/control/list-nodes", **headers):
+    """Make a call of the Control API; returns the status."""
+    client = http.client.HTTPSConnection("127.0.0.1", port, context=trusting(pki), timeout=60)
+    client.request("POST", path, b"", {"Content-Type": "application/protobuf"} | headers)
+    status = client.getresponse().status
+    client.close()
+    return status
+
+
+@pytest.mark.deployment
+def test_the_operator_reaches_the_control_api_and_a_device_does_not(superlink, pki):
+    assert list_nodes(pki, superlink.operator) == 200
+    assert list_nodes(pki, superlink.device) == 404
+    assert list_nodes(pki, superlink.device, CALL) == 401  # a call that nobody signed
+    lie = {"X-Original-URL": "/v1/control/list-nodes", "X-Forwarded-Prefix": "/v1/control"}
+    assert list_nodes(pki, superlink.device, CALL, **lie) == 401
+    context = trusting(pki)
+    for target in TRICKS:
+        target = target.replace("list-runs", "list-nodes")
+        plain = socket.create_connection(("127.0.0.1", superlink.device), timeout=60)
+        with context.wrap_socket(plain, server_hostname="localhost") as stream:
+            extra = "Content-Type: application/protobuf\r\n"
+            assert ask(stream, target, extra) in (400, 404), target
+
+
+@pytest.mark.deployment
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [(True, "Failed to activate SuperNode"), (False, "404 Not Found")],
+)
+def test_a_supernode_without_a_registered_key_is_refused(superlink, pki, tmp_path, key, line):
+    make("device-key.sh", tmp_path, "stranger")
+    options = ["--superlink", f"localhost:{superlink.device}", "--port", str(free_port())]
+    options += ["--root-certificates", pki / "ca.crt"]
+    if key:
+        options += ["--auth-supernode-private-key", tmp_path / "stranger.key"]
+    done = subprocess.run(
+        [sys.executable, "-m", "fedapps.supernode", *options],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env=os.environ | flower(tmp_path),
+    )
+    assert done.returncode == 1
+    assert line in done.stdout + done.stderr
+
+
+@pytest.mark.deployment
+def test_the_page_can_be_followed_as_it_stands(tmp_path):
+    """Three devices on one machine, to the prediction of a personalized model."""
+    page = (DEPLOY / "README.md").read_text("utf-8")
+    part = page.partition("## Three devices on one machine")[2].partition("\n## ")[0]
+    text = "\n".join(re.findall(r"^```sh\n(.*?)^```", part, re.M | re.S))
+    for port in ("8000", "9443"):
+        text = text.replace(port, str(free_port()))
+    text = text.replace("$((9093 + number))", "${ports[number]}").replace("$HOME/", f"{tmp_path}/")
+    ports = " ".join(str(free_port()) for _ in range(4))
+    end = "trap 'kill $(cat \"$SITE\"/*.pid) 2>/dev/null || true' EXIT"
+    done = subprocess.run(
+        ["bash", "-euc", f"ports=({ports})\n{end}\n{text}"],
+        cwd=DEPLOY.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=1800,
+        env=os.environ | flower(tmp_path),
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("registered successfully") == 3
+    assert "\n404\n" in done.stdout
+    assert "3, 3 in the last round" in done.stdout
+    assert re.search(r"^199 \d 0\.\d+$|^199 \d 1\.000$", done.stdout, re.M), done.stdout
+    for number in (1, 2, 3):
+        log = (tmp_path / f"fedapps-site/devices/ward-{number}/log").read_text("utf-8")
+        assert "terminated gracefully" in log
