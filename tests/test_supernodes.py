@@ -137,7 +137,7 @@ def wait_for(condition, what, seconds=60.0):
 
 def bodies(deployment, since):
     """All bytes that devices sent since a point in time."""
-    folder = deployment.folder / "homes" / "proxy" / "body"
+    folder = deployment.folder / "proxy" / "body"
     kept = [path for path in folder.rglob("*") if path.is_file()]
     return b"\0".join(path.read_bytes() for path in kept if path.stat().st_mtime >= since)
 
