@@ -800,7 +800,7 @@ def list_nodes(pki, port, path="/v1/control/list-nodes", **headers):
     return status
 
 
-@pytest.mark.deployment
+@pytest.mark.slow
 def test_the_operator_reaches_the_control_api_and_a_device_does_not(superlink, pki):
     assert list_nodes(pki, superlink.operator) == 200
     assert list_nodes(pki, superlink.device) == 404
@@ -827,15 +827,18 @@ def test_a_supernode_without_a_registered_key_is_refused(superlink, pki, tmp_pat
     options += ["--root-certificates", pki / "ca.crt"]
     if key:
         options += ["--auth-supernode-private-key", tmp_path / "stranger.key"]
-    done = subprocess.run(
-        [sys.executable, "-m", "fedapps.supernode", *options],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        env=os.environ | flower(tmp_path),
-    )
-    assert done.returncode == 1
-    assert line in done.stdout + done.stderr
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fedapps.supernode", *options],
+            stdout=log,
+            stderr=log,
+            env=os.environ | flower(tmp_path),
+        )
+    try:
+        assert process.wait(180) == 1  # no pipe: its SuperExec ends only later
+    finally:
+        process.kill()
+    assert line in (tmp_path / "log").read_text("utf-8")
 
 
 @pytest.mark.deployment
@@ -844,8 +847,8 @@ def test_the_page_can_be_followed_as_it_stands(tmp_path):
     page = (DEPLOY / "README.md").read_text("utf-8")
     part = page.partition("## Three devices on one machine")[2].partition("\n## ")[0]
     text = "\n".join(re.findall(r"^```sh\n(.*?)^```", part, re.M | re.S))
-    for port in ("8000", "9443"):
-        text = text.replace(port, str(free_port()))
+    mine = {"8000": str(free_port()), "9443": str(free_port())}
+    text = re.sub("8000|9443", lambda found: mine[found[0]], text)
     text = text.replace("$((9093 + number))", "${ports[number]}").replace("$HOME/", f"{tmp_path}/")
     ports = " ".join(str(free_port()) for _ in range(4))
     end = "trap 'kill $(cat \"$SITE\"/*.pid) 2>/dev/null || true' EXIT"
@@ -855,14 +858,14 @@ def test_the_page_can_be_followed_as_it_stands(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=1800,
+        timeout=600,
         env=os.environ | flower(tmp_path),
     )
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("registered successfully") == 3
     assert "\n404\n" in done.stdout
     assert "3, 3 in the last round" in done.stdout
-    assert re.search(r"^199 \d 0\.\d+$|^199 \d 1\.000$", done.stdout, re.M), done.stdout
+    assert re.search(r"^198 \d [01]\.\d+$", done.stdout, re.M), done.stdout
     for number in (1, 2, 3):
         log = (tmp_path / f"fedapps-site/devices/ward-{number}/log").read_text("utf-8")
         assert "terminated gracefully" in log
