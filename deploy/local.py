@@ -33,7 +33,7 @@ READY = 60.0  # seconds for a process to be there
 QUICK = {
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # Flower's is 1 s; 0.05 s takes 7 % of a core
     "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_UPDATE_CHECK": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
     "NO_PROXY": "127.0.0.1",
 }
 

@@ -3,6 +3,8 @@
 import hashlib
 import http.client
 import http.server
+import importlib
+import inspect
 import os
 import random
 import re
@@ -24,6 +26,8 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+from fedapps import supernode
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 CALL = "/v1/fleet/pull-messages"
@@ -739,6 +743,35 @@ def test_containers_keep_devices_and_the_superlink_apart():
     for service in services.values():
         here = [volume.split(":")[0] for volume in service["volumes"] if volume.startswith("./")]
         assert all((DEPLOY / path).is_file() for path in here)
+
+
+def test_a_supernode_looks_again_after_a_tenth_of_its_wait(monkeypatch):
+    clock, slept = [100.0], []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        clock[0] += seconds
+
+    own = SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
+    monkeypatch.setattr(supernode, "time", own)
+    pace = supernode.Pace()
+    while clock[0] < 200.0:  # an idle device ends up with Flower's pause
+        pace.sleep(3.0)
+    assert slept[:10] == [supernode.SHORTEST] * 10 and slept[-5:] == [3.0] * 5
+    assert len(slept) < 100.0 / 3.0 + 65  # the price: some 60 more questions, once
+    for pause in (0.5, 3.0):  # a message has come, the reply is gone
+        pace.sleep(pause)
+        assert slept[-1] == supernode.SHORTEST
+    for _ in range(200):
+        pace.sleep(0.5)
+    assert slept[-1] == 0.5
+
+
+def test_flowers_loop_does_with_time_what_the_pace_knows():
+    """Another Flower may pause in another way; then look at `fedapps.supernode` again."""
+    module = importlib.import_module("flwr.supernode.start_client_internal")
+    calls = re.findall(r"\btime\.(\w+)\(([\d.]+)\)", inspect.getsource(module))
+    assert module.time is time and sorted(set(calls)) == [("sleep", "0.5"), ("sleep", "3")]
 
 
 def test_a_supernode_that_lost_its_superlink_ends(tmp_path):
