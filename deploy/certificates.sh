@@ -14,7 +14,7 @@ umask 077
 CA_DAYS=3650
 
 fail() {
-    echo "certificates.sh: $1" >&2
+    echo "certificates.sh: $*" >&2
     exit 1
 }
 
@@ -65,8 +65,10 @@ check_ca() {
     ssl pkey -in "$dir/ca.key" -pubout >"$new/of-key"
     cmp -s "$new/of-crt" "$new/of-key" ||
         fail "$dir/ca.key does not belong to $dir/ca.crt; put the right one back"
-    openssl x509 -in "$dir/ca.crt" -noout -checkend "$((days > 0 ? days * 86400 : 0))" >"$new/end" ||
-        fail "$dir/ca.crt ends before $days days are over; give --days less, or make a new CA in a new folder"
+    openssl x509 -in "$dir/ca.crt" -noout \
+        -checkend "$((days > 0 ? days * 86400 : 0))" >"$new/end" ||
+        fail "$dir/ca.crt ends before $days days are over;" \
+            "give --days less, or make a new CA in a new folder"
 }
 
 make_certificate() {
@@ -97,7 +99,8 @@ fi
 [ $# -ge 2 ] || fail "too few arguments; use: certificates.sh [--days N] DIR NAME-OR-IP..."
 dir=$1
 shift
-command -v openssl >/dev/null || fail "openssl was not found; install it (Debian: apt-get install openssl)"
+command -v openssl >/dev/null || fail "openssl was not found;" \
+    "install it (Debian: apt-get install openssl)"
 
 sans=DNS:localhost,IP:127.0.0.1,IP:::1
 for name; do
@@ -107,7 +110,8 @@ done
 
 mkdir -p "$dir" 2>/dev/null || fail "$dir: cannot be made; name a folder that can"
 # Beside the result, so that a file is there whole or not at all.
-new=$(mktemp -d "$dir/.new.XXXXXX" 2>/dev/null) || fail "$dir: cannot be written to; name a folder that can"
+new=$(mktemp -d "$dir/.new.XXXXXX" 2>/dev/null) || fail "$dir: cannot be written to;" \
+    "name a folder that can"
 trap 'rm -rf "$new"' EXIT
 
 if [ -e "$dir/ca.key" ] || [ -e "$dir/ca.crt" ]; then check_ca; else make_ca; fi

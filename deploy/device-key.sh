@@ -9,7 +9,7 @@ set -eu
 umask 077
 
 fail() {
-    echo "device-key.sh: $1" >&2
+    echo "device-key.sh: $*" >&2
     exit 1
 }
 
@@ -26,7 +26,8 @@ for file in "$dir/$name.key" "$dir/$name.pub"; do
     [ ! -e "$file" ] || fail "$file is there already; remove it, or give another name"
 done
 
-new=$(mktemp -d "$dir/.new.XXXXXX" 2>/dev/null) || fail "$dir: cannot be written to; name a folder that can"
+new=$(mktemp -d "$dir/.new.XXXXXX" 2>/dev/null) || fail "$dir: cannot be written to;" \
+    "name a folder that can"
 trap 'rm -rf "$new"' EXIT
 ssh-keygen -q -t ecdsa -b 384 -N '' -C "$name" -f "$new/key" 2>"$new/errors" ||
     fail "ssh-keygen in $dir: $(tail -n 1 "$new/errors")"

