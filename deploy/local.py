@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -155,7 +155,8 @@ class Deployment:
         """Start a process in a session and with a Flower home of its own; its lines go to a log."""
         home = self.folder / "homes" / name
         home.mkdir(parents=True, exist_ok=True)
-        settings: Mapping[str, str] = environment(home, own=False) | QUICK | env
+        settings = environment(home, own=False) | QUICK | env
+        settings.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process compiles the app anew
         program = shutil.which(command[0], path=settings["PATH"]) or command[0]
         with self.log(name).open("ab") as log:
             self.processes[name] = subprocess.Popen(

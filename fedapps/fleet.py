@@ -1,5 +1,6 @@
 """The SuperNodes of a run: who is there, who runs which client, and how replies come in."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ UNREADABLE = (
     ValueError,
 )
 FIRST_WAIT, LONGEST_WAIT = 0.01, 1.0  # seconds between polls
+PATIENCE = 10.0  # seconds that the reply may still come of which something could not be read
+ANSWER = 60.0  # seconds that a newcomer may take to say who it is before a round goes on
 
 
 class StreamingGrid(Grid):
@@ -49,14 +52,17 @@ class StreamingGrid(Grid):
     also know sooner that nobody will answer: `hopeless` gives the ids of such messages.
 
     Replies are pulled one by one. Flower's Grid gives up the whole list when one of them cannot be
-    read, and the SuperLink hands out each but once, so the others would be lost with it; and to
-    which message a reply belongs stands in what its sender wrote. Sizes are known to neither Grid
-    nor SuperLink before a reply is here (an object tree holds ids): see `messages.unpack_reply`.
+    read, and the SuperLink hands out each but once, so the others would be lost with it. With each
+    comes what SuperNodes sent to the server unasked, and to which message a reply belongs stands in
+    what its sender wrote: what does not belong is dropped, and what cannot be read may be foreign,
+    so the reply is waited for a little longer. Sizes are known to neither Grid nor SuperLink before
+    a reply is here (an object tree holds ids): see `messages.unpack_reply`.
     """
 
     def __init__(self, grid: Grid, hopeless: Callable[[], set[str]] = set) -> None:
         self.grid = grid
         self.hopeless = hopeless
+        self._broken: dict[str, tuple[float, str]] = {}  # by message: since when, and what it was
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -74,13 +80,14 @@ class StreamingGrid(Grid):
             for reply in self.pull_messages(pending):
                 answered.add(reply.metadata.reply_to_message_id)
                 yield reply
-            now = time.monotonic()
-            if timeout is not None and now - start > timeout:
+            # Judged by the begin: one reply that takes long to pull must not cost those before it.
+            if timeout is not None and begun - start > timeout:
                 return
+            now = time.monotonic()
             answered |= self.hopeless()
             pending = [id_ for id_ in pending if id_ not in answered]
-            if pending and not answered:  # a long list is asked for half of the time at most
-                wait = max(FIRST_WAIT, (now - start) / 100, now - begun)
+            if pending and not answered:  # asking takes a tenth of the time at most
+                wait = max(FIRST_WAIT, (now - start) / 100, 9 * (now - begun))
                 time.sleep(min(wait, LONGEST_WAIT))
 
     def set_run(self, run: Run) -> None:
@@ -101,18 +108,21 @@ class StreamingGrid(Grid):
         return self.grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
-        """Yield the replies that are there; one that cannot be read is an error reply."""
+        """Yield the replies that are there; one that cannot be read is an error reply, in time."""
         for id_ in [*message_ids]:
             try:
                 replies = [*self.grid.pull_messages([id_])]
-                own = [r for r in replies if r.metadata.reply_to_message_id == id_]
             except UNREADABLE as error:
-                reason = one_line(f"{error}")
-                yield unreadable(id_, f"its reply cannot be read: {type(error).__name__}: {reason}")
+                reason = f"its reply cannot be read: {type(error).__name__}: {one_line(f'{error}')}"
+                self._broken.setdefault(id_, (time.monotonic(), reason))
                 continue
-            if replies and not own:
-                own = [unreadable(id_, "it replied to a message of somebody else")]
-            yield from own[:1]
+            own = [r for r in replies if r.metadata.reply_to_message_id == id_][:1]
+            since, reason = self._broken.get(id_, (math.inf, ""))
+            if not own and time.monotonic() - since > PATIENCE:
+                own = [unreadable(id_, reason)]
+            if own:
+                self._broken.pop(id_, None)
+            yield from own
 
 
 @dataclass(frozen=True)
@@ -157,34 +167,47 @@ class Roster:
     """Who is there: it greets SuperNodes that come and forgets those that leave.
 
     `devices` is the number of clients if each of them is a device with data of its own, else 0.
-    A SuperNode that does not fit the run is left out, with a line.
+    `simulated`: the SuperNodes are Flower's own, and believed what they say of the simulation. A
+    SuperNode that does not fit the run is left out, with a line.
     """
 
     def __init__(
-        self, grid: StreamingGrid, at_least: int, timeout: float, devices: int = 0
+        self,
+        grid: StreamingGrid,
+        at_least: int,
+        timeout: float,
+        devices: int = 0,
+        simulated: bool = True,
     ) -> None:
         self.grid, self.at_least, self.timeout = grid, at_least, timeout
-        self.devices = devices
+        self.devices, self.simulated = devices, simulated and not devices
         self.complete = False  # whether there ever were enough
-        self._hellos: dict[int, Hello] = {}  # by node, in the order of their answers
-        self._asked: dict[str, int] = {}  # nodes by the message that they have not answered yet
-        self._greeted: set[int] = set()
+        self._hellos: dict[int, Hello] = {}  # by node, in the order of their first answers
+        self._asked: dict[str, tuple[int, float]] = {}  # unanswered messages: to whom and when
+        self._came: dict[int, float] = {}  # when each node that is there was first seen
+        self._doubtful: set[int] = set()
+        self._left_out: set[int] = set()
         self._told: set[tuple[int, str]] = set()
 
     def call(self) -> Fleet:
         """Wait for `at_least` SuperNodes, and for newcomers to say who they are.
 
-        In a simulation a node also tells how many there will be, since they register one by one.
-        Raises `RunError` if there are too few after `timeout` seconds.
+        Those that did not fit are asked again, and so are doubtful ones, but not waited for. In a
+        simulation a node also tells how many there will be, since they register one by one. Raises
+        `RunError` if there are too few after `timeout` seconds.
         """
         start, told = time.monotonic(), 0.0
+        asked = self._asked.items()
+        self._asked = {id_: (n, at) for id_, (n, at) in asked if start - at < ANSWER}
+        self._doubtful |= self._left_out
         while True:
             nodes = sorted(self.grid.get_node_ids())
             self._greet(nodes)
             fleet = self._fleet(nodes)
-            waited = time.monotonic() - start
-            late, enough = waited > self.timeout, len(fleet.nodes) >= self.at_least
-            if enough and (late or not set(self._asked.values()).intersection(nodes)):
+            now = time.monotonic()
+            late, enough = now - start > self.timeout, len(fleet.nodes) >= self.at_least
+            newcomers = [n for n in nodes if n not in self._hellos and now - self._came[n] < ANSWER]
+            if enough and (late or not newcomers):
                 self.complete = True
                 return fleet
             if late:
@@ -192,32 +215,44 @@ class Roster:
                     f"{len(fleet.nodes)} of {self.at_least} SuperNodes after "
                     f"{self.timeout:g} s (min-available)"
                 )
-            if waited - told > 5:
-                told = waited
+            if now - start - told > 5:
+                told = now - start
                 count = f"{len(fleet.nodes)} of {self.at_least}"
-                print(f"waiting for SuperNodes: {count}", flush=True)
-            time.sleep(min(max(FIRST_WAIT, waited / 100), LONGEST_WAIT))
+                more = f", {len(newcomers)} to say who they are" if newcomers else ""
+                print(f"waiting for SuperNodes: {count}{more}", flush=True)
+            time.sleep(min(max(FIRST_WAIT, (now - start) / 100), LONGEST_WAIT))
+
+    def doubt(self, clients: Iterable[int], fleet: Fleet) -> None:
+        """Ask the devices of `clients` again: one that failed may have been started anew."""
+        self._doubtful |= {fleet.bound[client].node for client in clients if client in fleet.bound}
 
     def _greet(self, nodes: Sequence[int]) -> None:
-        """Ask newcomers who they are and take the answers that are there."""
-        new = [node for node in nodes if node not in self._greeted]
-        self._greeted.update(new)
+        """Forget who has left, ask newcomers who they are, and take the answers that are there."""
+        for gone in self._came.keys() - nodes:
+            del self._came[gone]
+            self._hellos.pop(gone, None)
+        self._asked = {id_: (n, at) for id_, (n, at) in self._asked.items() if n in self._came}
+        waiting = {node for node, _ in self._asked.values()}
+        known = self._hellos.keys() - self._doubtful
+        new = [node for node in nodes if node not in waiting and node not in known]
+        now = time.monotonic()
+        for node in new:
+            self._came.setdefault(node, now)
         ask = [Message(RecordDict({"config": ConfigRecord()}), node, "query.hello") for node in new]
         ids = list(self.grid.push_messages(ask)) if ask else []
-        self._asked |= {id_: node for id_, node in zip(ids, new, strict=True) if id_}
-        replies = self.grid.pull_messages([*self._asked]) if self._asked else ()
-        for reply in replies:
-            node = self._asked.pop(reply.metadata.reply_to_message_id, None)
-            if node is None:
-                continue
-            if reply.has_error() and not (self.devices or self.complete):
-                raise RunError(f"a SuperNode could not start: {reply.error.reason}")
+        self._asked |= {id_: (node, now) for id_, node in zip(ids, new, strict=True) if id_}
+        for reply in self.grid.pull_messages([*self._asked]):
+            node, _ = self._asked.pop(reply.metadata.reply_to_message_id)
             self._hellos[node] = hello = unpack_hello(reply)
-            if not self.devices:  # a device speaks for itself only
+            self._doubtful.discard(node)
+            if self.simulated:
+                if reply.has_error() and not self.complete:
+                    raise RunError(f"a SuperNode could not start: {hello.problem}")
                 self.at_least = max(self.at_least, hello.nodes)
 
     def _fleet(self, nodes: Sequence[int]) -> Fleet:
         """Return those of `nodes` that fit, the first one of each client."""
+        self._left_out = set()
         here: dict[int, Hello] = {}
         owners: dict[int, int] = {}
         for node, hello in self._hellos.items():
@@ -237,7 +272,7 @@ class Roster:
         return Fleet(
             sorted(here),
             all(hello.cuda for hello in here.values()),
-            0 if self.devices else max((hello.workers for hello in here.values()), default=0),
+            max((h.workers for h in here.values()), default=0) if self.simulated else 0,
             {client: Bound(owners[client], samples[client]) for client in sorted(owners)},
         )
 
@@ -258,6 +293,7 @@ class Roster:
 
     def _leave_out(self, node: int, hello: Hello, problem: str) -> None:
         """Say so once."""
+        self._left_out.add(node)
         if (node, problem) in self._told:
             return
         self._told.add((node, problem))

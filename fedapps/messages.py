@@ -110,9 +110,10 @@ def unpack_hello(reply: Message) -> Hello:
     if reply.has_error():
         return Hello(problem=one_line(reply.error.reason or ""))
     try:
+        _check_size(reply.content, FIGURES)
         hello = msgspec.convert(dict(reply.content.config_records["hello"]), Hello)
-    except (msgspec.ValidationError, KeyError) as error:
-        return Hello(problem=f"its answer is broken: {error}")
+    except (ValueError, KeyError) as error:
+        return Hello(problem=f"its answer is broken: {one_line(str(error))}")
     return msgspec.structs.replace(hello, problem=one_line(hello.problem) if hello.problem else "")
 
 

@@ -9,6 +9,7 @@ import torch
 from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
+from flwr.superlink.grid.http_grid import HttpGrid
 
 import clients
 import experiments
@@ -66,7 +67,8 @@ def roster_of(grid: Grid, space: Workspace) -> Roster:
     """Return what greets the SuperNodes of a run."""
     s = space.settings
     devices = s.num_clients if s.dataset == DEVICE else 0
-    return Roster(StreamingGrid(grid), s.min_available, s.round_timeout, devices)
+    simulated = not isinstance(grid, HttpGrid)
+    return Roster(StreamingGrid(grid), s.min_available, s.round_timeout, devices, simulated)
 
 
 def meet(roster: Roster, space: Workspace) -> Fleet:

@@ -29,6 +29,7 @@ from fedapps.report import ClientEval, Report, RoundRow
 from fedapps.training import Draw, Samples, Trained
 from fedapps.workspace import Workspace
 
+FRUITLESS = 3  # times in a row that all devices that were asked may fail
 PASSES = 10  # how often a method's step may take a batch
 SLACK = 1000  # how often the plan's own cost a method's further work may come on top
 OPTIONAL = ("accuracy_without_head", "accuracy_last_local")  # figures that not all clients give
@@ -116,6 +117,7 @@ class BaseStrategy(Strategy):
         self._sample_macs = 3 * workspace.trainer.profile.forward_macs(self.layout.names)
         self._exchange = Exchange([], [])
         self._tally = Tally()
+        self._fruitless = 0
 
     # What a method says -------------------------------------------------------------------
 
@@ -382,17 +384,26 @@ class BaseStrategy(Strategy):
         return {key: np.asarray(value, np.float32) for key, value in new.items()}
 
     def _judge(self, round_: int) -> None:
-        """Log failures; end the run if all failed or more than `max-failures`."""
+        """Log failures; end the run if all failed or more than `max-failures`.
+
+        A single device may be all that was asked, so there it takes `FRUITLESS` times in a row.
+        """
         failures, asked = self._exchange.failures, len(self._exchange.requests)
         for failure in failures:
             print(f"round {round_}: client {failure.client} failed: {failure.cause}", flush=True)
             self.report.event(round_, failure.client, "failure", failure.cause)
-        self._tally.failed |= {failure.client for failure in failures}
+        failed = {failure.client for failure in failures}
+        self._tally.failed |= failed
+        if self.roster is not None:
+            self.roster.doubt(failed, self.fleet)
         for failure in failures:
             if failure.worker_died and self.fleet.workers:  # a simulation's would fail again
                 raise RunError(f"round {round_}: worker died (memory?): {failure.cause}")
+        if asked:
+            self._fruitless = self._fruitless + 1 if len(failed) == asked else 0
+        hopeless = self._fruitless >= (FRUITLESS if self.fleet.bound else 1)
         limit = self.settings.max_failures
-        if not failures or not (len(failures) == asked or 0 <= limit < len(self._tally.failed)):
+        if not failures or not (hopeless or 0 <= limit < len(self._tally.failed)):
             return
         first = failures[0]
         rule = "all failed" if len(failures) == asked else f"max-failures = {limit}"

@@ -440,6 +440,46 @@ def test_a_device_that_is_lost_in_a_round_costs_that_client_only(
     assert read_rounds(folder)[0]["failures"] == 1
 
 
+class DeafGrid(DeviceGrid):
+    """Devices that never get a message of the given rounds."""
+
+    deaf = frozenset()
+
+    def push_messages(self, messages):
+        ids = super().push_messages(messages)
+        heard = [m for m in self.messages if m.metadata.group_id not in self.deaf]
+        self.messages = heard
+        return ids
+
+
+def test_a_round_in_which_nobody_is_heard_of_changes_nothing(
+    flat_config, no_plots, nodes, read_csv, read_model, monkeypatch
+):
+    """One device may be all that a round asks; a failing one must not end the run."""
+    folders = []
+    for deaf, rounds_ in (("2", 2), ("", 1)):
+        monkeypatch.setattr(DeafGrid, "deaf", {deaf})
+        options = f'strategy="fedper" num-rounds={rounds_} client-state="reset" round-timeout=0.5'
+        options += f' run-name="r{rounds_}"'
+        flat = flat_config(RUN, options)
+        grid = DeafGrid(client_app.app, flat, nodes)
+        folders.append(server_app.run(grid, Context(1, 0, {}, RecordDict(), flat)))
+    two, one = folders
+    assert [row["failures"] for row in read_csv(two, "rounds.csv")] == ["0", "3"]
+    assert {e["detail"] for e in read_csv(two, "events.csv")} == {"no reply in time"}
+    for key, value in read_model(one).items():
+        np.testing.assert_array_equal(read_model(two)[key], value)
+
+
+def test_devices_that_are_never_heard_of_end_the_run(flat_config, no_plots, nodes, monkeypatch):
+    monkeypatch.setattr(DeafGrid, "deaf", {"1", "2", "3"})
+    flat = flat_config(RUN, 'strategy="fedper" num-rounds=9 round-timeout=0.2')
+    grid = DeafGrid(client_app.app, flat, nodes)
+    line = r"^round 2: 3 of 3 clients failed \(all failed\); client 0: no reply in time$"
+    with pytest.raises(RunError, match=line):
+        server_app.run(grid, Context(1, 0, {}, RecordDict(), flat))
+
+
 # The personalized model ---------------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedapps import fleet
 from fedapps.errors import RunError
 from fedapps.fleet import Exchange, Fleet, Roster, StreamingGrid, spread
 from fedapps.layers import Layout
@@ -208,15 +209,35 @@ def test_nothing_to_send_is_nothing_to_wait_for():
 @pytest.mark.parametrize(
     "error", [KeyError("ab12"), ValueError("x\ny"), MemoryError(), DecodeError()]
 )
-def test_a_reply_that_cannot_be_read_is_an_error_of_its_node_alone(error):
+def test_a_reply_that_cannot_be_read_is_an_error_of_its_node_alone(error, monkeypatch):
+    monkeypatch.setattr(fleet, "PATIENCE", 0.05)
     grid = FakeGrid(polls=[[echo(1), echo(3)]], broken={2: error})
     replies = list(StreamingGrid(grid).send_and_receive(make_messages([1, 2, 3])))
     assert [reply.metadata.reply_to_message_id for reply in replies] == [
-        f"message {number}" for number in (1, 2, 3)
+        f"message {number}" for number in (1, 3, 2)
     ]
-    assert [reply.has_error() for reply in replies] == [False, True, False]
+    assert [reply.has_error() for reply in replies] == [False, False, True]
     cause = f"its reply cannot be read: {type(error).__name__}: "
-    assert replies[1].error.reason.startswith(cause)
+    assert replies[2].error.reason.startswith(cause)
+
+
+def test_what_somebody_else_sent_with_a_reply_does_not_cost_it():
+    """A message to the server that nobody asked for comes with any pull, and may be broken."""
+    grid = FakeGrid(polls=[[echo(1)], [], [echo(2)]], broken={2: KeyError("of a stranger")})
+    replies = list(StreamingGrid(grid).send_and_receive(make_messages([1, 2])))
+    assert [(r.metadata.src_node_id, r.has_error()) for r in replies] == [(1, False), (2, False)]
+
+
+def test_a_reply_that_takes_long_to_pull_does_not_cost_the_others_that_came_meanwhile():
+    class Stalling(FakeGrid):
+        def pull_messages(self, message_ids):
+            if message_ids == ["message 2"]:
+                time.sleep(0.2)
+            return super().pull_messages(message_ids)
+
+    grid = Stalling(polls=[[], [echo(1), echo(2)]])
+    replies = StreamingGrid(grid).send_and_receive(make_messages([1, 2]), timeout=0.1)
+    assert [reply.metadata.src_node_id for reply in replies] == [1, 2]
 
 
 @pytest.mark.parametrize("error", [httpx.ConnectError("gone"), RuntimeError("x"), OSError("y")])
@@ -233,18 +254,17 @@ def test_nobody_replies_for_somebody_else():
         def pull_messages(self, message_ids):
             return [echo(2)({message.metadata.dst_node_id: message for message in self.pushed})]
 
-    first, second = StreamingGrid(Mixing()).send_and_receive(make_messages([1, 2]))
-    assert first.metadata.reply_to_message_id == "message 1"
-    assert first.error.reason == "it replied to a message of somebody else"
-    assert second.metadata.src_node_id == 2 and not second.has_error()
+    messages = make_messages([1, 2])
+    (reply,) = StreamingGrid(Mixing()).send_and_receive(messages, timeout=0.1)
+    assert reply.metadata.reply_to_message_id == "message 2" and not reply.has_error()
 
 
-def test_a_long_list_is_asked_for_half_of_the_time_at_most(monkeypatch):
+def test_asking_takes_a_tenth_of_the_time_at_most(monkeypatch):
     clock, slept = [0.0], []
 
     class Slow(FakeGrid):
         def pull_messages(self, message_ids):
-            clock[0] += 0.1
+            clock[0] += 0.01
             return super().pull_messages(message_ids)
 
     def sleep(seconds):
@@ -255,7 +275,7 @@ def test_a_long_list_is_asked_for_half_of_the_time_at_most(monkeypatch):
     monkeypatch.setattr(time, "sleep", sleep)
     grid = Slow(polls=[[], [echo(node) for node in range(5)]])
     assert len(list(StreamingGrid(grid).send_and_receive(make_messages(range(5))))) == 5
-    assert slept == [pytest.approx(0.5)]
+    assert slept == [pytest.approx(0.45)]
 
 
 def test_everything_else_is_flowers_grid():
@@ -453,7 +473,8 @@ def http_grid(link):
 
 
 @pytest.mark.parametrize("name", BROKEN_REPLIES)
-def test_objects_that_are_none_cost_their_client_only(name):
+def test_objects_that_are_none_cost_their_client_only(name, monkeypatch):
+    monkeypatch.setattr(fleet, "PATIENCE", 0.0)
     exchange, messages = make_exchange([[1], [2], [3]])
     link = FakeLink()
     for node, message in messages.items():
@@ -461,7 +482,7 @@ def test_objects_that_are_none_cost_their_client_only(name):
         update = replace(make_update(node + 1), num_examples=node + 1)  # no object is shared
         link.put(pack_reply(message, [update], []), change)
     ids = [message.metadata.message_id for message in messages.values()]
-    replies = StreamingGrid(http_grid(link)).pull_messages(ids)
+    replies = StreamingGrid(http_grid(link))._replies(ids, time.monotonic(), None)
     updates = [*exchange.updates(replies, LAYOUT, str)]
     assert [update.client for update in updates] == [1, 3]
     assert all(u.arrays["a.w"].tolist() == [u.client] * 2 for u in updates)
@@ -551,6 +572,101 @@ def test_a_node_that_cannot_start_ends_the_run_with_its_reason():
 
     with pytest.raises(RunError, match="No module named torch"):
         meet(FakeGrid(polls=[[fails]], nodes=[[1]]))
+
+
+def owner(node, client, train=5):
+    answer = {"client": client, "train": train, "test": 5}
+
+    def reply(by_node):
+        return Message(RecordDict({"hello": ConfigRecord(answer)}), reply_to=by_node[node])
+
+    return reply
+
+
+def error(node):
+    return lambda by_node: Message(Error(3, "\x1b[2Jgone"), reply_to=by_node[node])
+
+
+def make_roster(grid, devices=3):
+    return Roster(StreamingGrid(grid), 1, 5.0, devices, simulated=False)
+
+
+def greeted(grid):
+    return [message.metadata.dst_node_id for message in grid.pushed]
+
+
+def test_who_never_answers_is_waited_for_once(monkeypatch):
+    monkeypatch.setattr(fleet, "ANSWER", 0.3)
+    grid = FakeGrid(polls=[[owner(1, 0)]], nodes=[[1, 2]])
+    roster, start = make_roster(grid), time.monotonic()
+    assert roster.call().nodes == [1]
+    first = time.monotonic() - start
+    assert roster.call().nodes == [1]
+    assert 0.3 <= first < 2 and time.monotonic() - start - first < 0.2
+    assert greeted(grid) == [1, 2, 2], "asked again, as it may have been started anew"
+
+
+def test_who_did_not_fit_is_asked_again_and_not_waited_for(capsys):
+    grid = FakeGrid(polls=[[owner(1, 0), owner(2, 7)], [], [owner(2, 1)]], nodes=[[1, 2]])
+    roster = make_roster(grid)
+    assert list(roster.call().bound) == [0]
+    assert list(roster.call().bound) == [0]
+    assert greeted(grid) == [1, 2, 2]
+    assert list(roster.call().bound) == [0, 1]
+    assert list(roster.call().bound) == [0, 1]
+    assert greeted(grid) == [1, 2, 2]
+    assert capsys.readouterr().out.count("left out") == 1
+
+
+def test_who_could_not_be_reached_is_asked_again(capsys):
+    grid = FakeGrid(polls=[[owner(1, 0), error(2)], [owner(2, 1)]], nodes=[[1, 2]])
+    roster = make_roster(grid)
+    assert list(roster.call().bound) == [0]
+    assert list(roster.call().bound) == [0, 1]
+    assert "left out: SuperNode 2: ?[2Jgone\n" in capsys.readouterr().out
+
+
+def test_who_left_and_came_back_is_greeted_as_new():
+    """With a key a SuperNode has the same id again; its data may be others by then."""
+    polls = [[owner(1, 0), owner(2, 1)], [owner(2, 1, train=9)]]
+    grid = FakeGrid(polls=polls, nodes=[[1, 2], [1], [1, 2]])
+    roster = make_roster(grid)
+    assert roster.call().bound[1].samples["train"] == 5
+    assert list(roster.call().bound) == [0]
+    assert roster.call().bound[1].samples["train"] == 9
+
+
+def test_who_failed_is_asked_again_and_keeps_its_place_meanwhile():
+    grid = FakeGrid(polls=[[owner(1, 0)], [], [owner(1, 0, train=9)]], nodes=[[1]])
+    roster = make_roster(grid)
+    there = roster.call()
+    roster.doubt([0, 2], there)
+    assert roster.call() == there
+    assert roster.call().bound[0].samples["train"] == 9
+    assert greeted(grid) == [1, 1]
+
+
+def test_real_supernodes_are_not_believed_what_a_simulation_says():
+    answers = [hello(1, nodes=10**9, workers=9), error(2)]
+    grid = FakeGrid(polls=[answers], nodes=[[1, 2]])
+    there = make_roster(grid, devices=0).call()
+    assert (there.nodes, there.workers) == ([1], 0)
+
+
+def test_a_hello_that_is_too_large_or_broken_is_a_short_line(capsys):
+    def reply(by_node):
+        record = ConfigRecord({"client": "x" * 2**21})
+        return Message(RecordDict({"hello": record}), reply_to=by_node[2])
+
+    def broken(by_node):
+        record = ConfigRecord({"client": "x" * 20_000})
+        return Message(RecordDict({"hello": record}), reply_to=by_node[3])
+
+    grid = FakeGrid(polls=[[owner(1, 0), reply, broken]], nodes=[[1, 2, 3]])
+    assert make_roster(grid).call().nodes == [1]
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and all("its answer is broken" in line for line in lines)
+    assert max(map(len, lines)) < 400
 
 
 def test_a_fleet_of_one_needs_no_spreading():
