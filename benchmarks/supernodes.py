@@ -5,7 +5,10 @@
 Prints the median seconds of a round (and the first and third quartile) of the empty app, which
 leaves the waiting to Flower; of ours with training alone, one message a round as the empty app; and
 of ours with an evaluation each round, two messages. The first round, in which SuperNodes install
-the app, does not count. `--flower-polls` leaves SuperExec's polls at Flower's one second.
+the app, does not count, nor does the last one with training alone, which always evaluates.
+
+All three run on the same SuperNodes, `fedapps.supernode`, so only the ServerApp's polls differ:
+Flower's in the empty app, ours elsewhere. `--flower-polls` leaves SuperExec's at Flower's 1 s.
 """
 
 import argparse
@@ -19,8 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
-from deploy.local import Deployment
+from deploy.local import QUICK, Deployment
 from fedapps.errors import RunError
+from fedapps.supernode import SHORTEST
 
 ROOT = Path(__file__).parent.parent
 EMPTY = ROOT / "benchmarks" / "empty_app"
@@ -38,6 +42,8 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--flower-polls", action="store_true")
     options = parser.parse_args()
+    if options.rounds < 3:
+        parser.error(f"--rounds {options.rounds}: must be at least 3, for quartiles")
     polls = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1.0"} if options.flower_polls else {}
     try:
         with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
@@ -50,6 +56,11 @@ def main() -> int:
 
 def measure(folder: Path, rounds: int, nodes: int, polls: Mapping[str, str]) -> None:
     """Run the three apps one after the other on the same SuperNodes."""
+    interval = dict(QUICK, **polls)["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"]
+    print(
+        f"{nodes} SuperNodes, as fedapps.supernode: they pause for a tenth of the wait, "
+        f"{SHORTEST:g} s to 3 s; SuperExec polls every {float(interval):g} s"
+    )
     with Deployment(folder / "deployment") as deployment:
         for name in (f"node-{number}" for number in range(nodes)):
             deployment.register(name)
@@ -68,23 +79,27 @@ def empty(deployment: Deployment, rounds: int) -> list[float]:
 
 
 def ours(deployment: Deployment, folder: Path, rounds: int, nodes: int, every: int) -> list[float]:
-    """Return the seconds of each round of ours: a batch for each of as many clients as nodes."""
+    """Return the seconds of each round of ours: a batch for each of as many clients as nodes.
+
+    The last round always evaluates: with `every` = 0 there is one more, which is left out.
+    """
     data, name = folder / "data.npz", f"every-{every}"
     draws = np.random.default_rng(0)
     labels = np.arange(16 * nodes) % 2
     images = draws.integers(0, 255, (16 * nodes, 8, 8), np.uint8)
     np.savez(data, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
-    run = f"num-rounds={rounds} num-clients={nodes} min-available={nodes} evaluate-every={every} "
+    played = rounds if every else rounds + 1
+    run = f"num-rounds={played} num-clients={nodes} min-available={nodes} evaluate-every={every} "
     place = f'dataset="{data}" runs-dir="{folder}" run-name="{name}" split="official"'
     result = deployment.run(RUN + run + place, echo=lambda line: None)
     if not result.completed:
         raise RunError(result.error)
     with (folder / name / "rounds.csv").open() as file:
-        return [float(row["seconds"]) for row in csv.DictReader(file)]
+        return [float(row["seconds"]) for row in csv.DictReader(file)][:rounds]
 
 
 def show(name: str, seconds: list[float]) -> None:
-    """Print the quartiles of all rounds but the first; with evaluation at the end, the last too."""
+    """Print the quartiles of all rounds but the first."""
     first, median, third = statistics.quantiles(seconds[1:], n=4)
     print(f"{name:40} {median:6.2f} s ({first:.2f} to {third:.2f}), {len(seconds) - 1} rounds")
 

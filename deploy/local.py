@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from fedapps.errors import RunError
 from fedapps.launch import LaunchResult, bin_dir, end, environment, launch
@@ -49,21 +50,28 @@ class Deployment:
         self.folder, self.nginx = folder.resolve(), nginx
         self.port, self.proxy_port = _free_port(), 0
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._at_sigterm: Any = None  # what the handler was before
 
     def __enter__(self) -> "Deployment":
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+            self._at_sigterm = signal.signal(
+                signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+            )
         try:
             self._prepare()
             self.start_superlink()
             self.proxy_port = self.start_proxy("proxy", self.certificates)
         except BaseException:
-            self.close()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        try:
+            self.close()
+        finally:
+            if self._at_sigterm is not None:
+                signal.signal(signal.SIGTERM, self._at_sigterm)
 
     def close(self) -> None:
         """End all processes and what they started."""
@@ -97,8 +105,12 @@ class Deployment:
         return port
 
     def register(self, name: str) -> None:
-        """Make a key for a SuperNode and tell the SuperLink of it."""
-        self.script("device-key.sh", self.folder / "keys", name)
+        """Make a key for a SuperNode, unless it has one, and tell the SuperLink of it.
+
+        The SuperLink keeps nothing: each one has to be told.
+        """
+        if not (self.folder / "keys" / f"{name}.key").exists():
+            self.script("device-key.sh", self.folder / "keys", name)
         self.flwr("supernode", "register", str(self.folder / "keys" / f"{name}.pub"), NAME)
 
     def supernode(
@@ -132,7 +144,7 @@ class Deployment:
         self, *run_config: str, app: Path = HERE.parent, echo: Callable[[str], None] = print
     ) -> LaunchResult:
         """Run an app on the SuperLink, as the operator does, and wait for its end."""
-        return launch(app, run_config, home=self.home, echo=echo, connection=NAME)
+        return launch(app, run_config, home=self.home, echo=echo, connection=NAME, further=QUICK)
 
     def flwr(self, *words: str) -> str:
         """Run an operator's `flwr` command and return what it printed; raises `RunError`."""

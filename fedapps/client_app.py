@@ -18,7 +18,7 @@ from flwr.common.logger import log
 from fedapps import registry
 from fedapps.aggregation import weighted_mean
 from fedapps.client import BaseClient, State
-from fedapps.config import Scalar, Settings, read
+from fedapps.config import DEVICE, Scalar, Settings, read
 from fedapps.device import Device, device_workspace
 from fedapps.errors import RunError, one_line
 from fedapps.messages import (
@@ -61,6 +61,8 @@ def hello(message: Message, context: Context) -> Message:
 
 def _anyone(context: Context) -> Hello:
     """What a SuperNode without data of its own says."""
+    if context.run_config.get("dataset") == DEVICE:
+        raise RunError(f'it has no data, the run has dataset = "{DEVICE}"')
     return Hello(
         nodes=int(context.node_config.get("num-partitions", 1)),
         cuda=torch.cuda.is_available(),

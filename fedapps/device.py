@@ -7,6 +7,7 @@ client's state (`state.py`) and `run.json`, which says in which run it was writt
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,6 +28,7 @@ from fedapps.workspace import Workspace
 
 KEYS = ("client-id", "data", "state-dir")
 EXAMPLE = """--node-config 'client-id=7 data="/path/train.npz" state-dir="/path/state"'"""
+_STATE = re.compile(r"\w+-.+-[0-9a-f]{8}")  # strategy, model, layers: see `Device.store`
 _making = Lock()  # two workspaces at the same time would draw from one generator
 
 
@@ -71,7 +73,7 @@ class Device:
                     f"client-id = {self.client}: must be 0 to {settings.num_clients - 1}"
                     " (num-clients)"
                 )
-            private(self.state_dir)
+            claim(self.state_dir)
             share = device_workspace(settings, self).share(self.client)
         except RunError as error:
             return Hello(client=self.client, problem=str(error))
@@ -91,7 +93,7 @@ class Device:
         layers = json.dumps(sorted(space.layout.shapes.items())).encode()
         settings, digest = space.settings, hashlib.sha256(layers).hexdigest()[:8]
         folder = self.state_dir / f"{settings.strategy}-{settings.model}-{digest}"
-        private(self.state_dir)
+        claim(self.state_dir)
         private(folder)
         store = DeviceStore(folder)
         before, now = store.written(), Written(run, self.client)
@@ -141,6 +143,31 @@ def device_workspace(settings: Settings, device: Device) -> Workspace:
     torch.set_num_threads(settings.threads)
     with _making:
         return _make_workspace(settings, device)
+
+
+def claim(state_dir: Path) -> None:
+    """Make the state folder private; raises `RunError` for one that serves something else.
+
+    To close that without a word would lock out whoever uses it: others may enter it, and what it
+    holds is not a device's.
+    """
+    try:
+        found = [*state_dir.iterdir()] if state_dir.is_dir() else []
+        if found and state_dir.stat().st_mode & 0o077 and not any(map(_ours, found)):
+            raise RunError(
+                f'state-dir = "{state_dir}": others may enter it and it holds other things; '
+                "chmod 700 it, or name another folder"
+            )
+    except OSError as error:
+        raise RunError(f"state-dir: cannot look into {state_dir} ({error.strerror})") from error
+    private(state_dir)
+
+
+def _ours(path: Path) -> bool:
+    """Tell whether an entry of a folder shows that it is a device's: a model, or a state."""
+    if path.name == personalized.FILE:
+        return True
+    return bool(_STATE.fullmatch(path.name)) and (path / "run.json").is_file()
 
 
 def private(folder: Path) -> None:

@@ -84,16 +84,17 @@ def launch(
     port: int | None = None,
     echo: Callable[[str], None] = print,
     connection: str = "",
+    further: Mapping[str, str] | None = None,
 ) -> LaunchResult:
     """Run the app as `flwr run` does, hand each line of its log to `echo`, say how it ended.
 
     `connection` names a SuperLink of the home's config.toml; without one it is the home's own,
     started if need be. Of several `run_config` options a later one wins key by key; each is
-    key=value pairs or the path of a TOML file. Raises `RunError` if the options or the SuperLink at
-    hand will not do, and `KeyboardInterrupt` on Ctrl-C, after saying how to stop the run, which
-    goes on.
+    key=value pairs or the path of a TOML file. `further` comes on top of the environment. Raises
+    `RunError` if the options or the SuperLink at hand will not do, and `KeyboardInterrupt` on
+    Ctrl-C, after saying how to stop the run, which goes on.
     """
-    env = environment(home, port, own=not connection)
+    env = environment(home, port, own=not connection) | dict(further or {})
     with merged(run_config) as options, staged(app_dir) as app:
         named = [connection] if connection else []
         command = [flwr(), "run", str(app), *named, "--stream"]
@@ -101,7 +102,7 @@ def launch(
         if federation_config:
             command += ["--federation-config", federation_config]
         for attempt in range(1, STARTS + 1):
-            run_id, lines = _stream(command, env, home, echo)
+            run_id, lines = _stream(command, env, home, echo, connection)
             if run_id or attempt == STARTS or not any(map(_START_FAILED.search, lines)):
                 break
             echo("the SuperLink was too slow to start, trying again")
@@ -322,7 +323,11 @@ def processes() -> Iterator[tuple[int, int, list[str]]]:
 
 
 def _stream(
-    command: list[str], env: Mapping[str, str], home: Path | None, echo: Callable[[str], None]
+    command: list[str],
+    env: Mapping[str, str],
+    home: Path | None,
+    echo: Callable[[str], None],
+    connection: str = "",
 ) -> tuple[int, list[str]]:
     """Run `flwr run`, hand on its lines; return the run id (0: no run) and the lines."""
     # The SuperLink keeps the working directory, which comes before the app on its workers' path:
@@ -344,7 +349,8 @@ def _stream(
         process.wait()
     except KeyboardInterrupt:
         if run_id:
-            echo(f"run {run_id} goes on in the background; stop it with: {_by_hand(env, run_id)}")
+            by_hand = _by_hand(env, run_id, connection)
+            echo(f"run {run_id} goes on in the background; stop it with: {by_hand}")
         else:
             echo("no run was started")
         raise
@@ -384,10 +390,11 @@ def _outcome(
         pause = min(2 * pause, 15.0)
 
 
-def _by_hand(env: Mapping[str, str], run_id: int) -> str:
+def _by_hand(env: Mapping[str, str], run_id: int, connection: str) -> str:
     """Return the shell command that stops a run."""
     own = [f"{key}={shlex.quote(env[key])}" for key in ("FLWR_HOME", PORT) if key in env]
-    return " ".join([*own, shlex.quote(flwr()), "stop", str(run_id)])
+    named = [shlex.quote(connection)] if connection else []
+    return " ".join([*own, shlex.quote(flwr()), "stop", str(run_id), *named])
 
 
 def _orphans(home: Path) -> Iterator[int]:

@@ -222,15 +222,22 @@ def pack_speeds(message: Message, seconds: Mapping[int, list[float]]) -> Message
     return Message(RecordDict(dict(records)), reply_to=message)
 
 
-def unpack_speeds(message: Message, layers: int) -> dict[int, list[float]]:
-    """Read such an answer; raises `BadMessage` if it is not a time > 0 for each layer."""
-    found = {}
-    for name, record in message.content.metric_records.items():
-        times = record["seconds"]
-        if not isinstance(times, list) or len(times) != layers or not _are_times(times):
-            raise BadMessage(f"{name}: expected {layers} times in seconds")
-        found[int(name.removeprefix("speed-"))] = [float(time) for time in times]
-    return found
+def unpack_speeds(
+    asked: Sequence[int], reply: Message, layers: int
+) -> tuple[dict[int, list[float]], list[Failure]]:
+    """Read such an answer on the server; no time > 0 for each layer is a client's failure."""
+    if reply.has_error():
+        cause = one_line(reply.error.reason or "")
+        return {}, [Failure(client, cause) for client in asked]
+    found: dict[int, list[float]] = {}
+    failures = []
+    for client in asked:  # what the reply says of others counts for nothing
+        times = reply.content.metric_records.get(f"speed-{client}", MetricRecord()).get("seconds")
+        if isinstance(times, list) and len(times) == layers and _are_times(times):
+            found[client] = [float(time) for time in times]
+        else:
+            failures.append(Failure(client, f"its answer is not {layers} times in seconds"))
+    return found, failures
 
 
 def _are_times(values: list[int] | list[float]) -> bool:

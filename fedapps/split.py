@@ -156,7 +156,7 @@ class SplitStrategy(BaseStrategy):
         return False
 
     def measured(self, seconds: dict[int, list[float]]) -> None:
-        """Take the seconds of a step in each layer, by client."""
+        """Take the seconds of a step in each layer, by client: of those who gave an answer."""
 
     def prepare(self, round_: int, plans: Mapping[int, Plan]) -> None:
         """Make what the server trains in this round: the layers after the shallowest cut."""
@@ -311,22 +311,28 @@ class SplitStrategy(BaseStrategy):
     # Inside -------------------------------------------------------------------------------
 
     def _ask_speeds(self, grid: StreamingGrid) -> dict[int, list[float]]:
-        """Ask for the seconds per layer of every client; raises `RunError` if one is missing."""
-        clients = self.clients
-        questions = [
-            pack_question(part, node, "query.speed") for node, part in self.fleet.hosts(clients)
-        ]
+        """Ask for the seconds per layer of every client; note those without a valid answer.
+
+        Raises `RunError` if there is no such answer at all.
+        """
+        hosts = self.fleet.hosts(self.clients)
+        questions = [pack_question(part, node, "query.speed") for node, part in hosts]
+        replies = grid.send_and_receive(questions, timeout=self.settings.round_timeout)
+        parts = [part for _, part in hosts]
+        sent = {q.metadata.message_id: part for q, part in zip(questions, parts, strict=True)}
         found: dict[int, list[float]] = {}
-        for reply in grid.send_and_receive(questions, timeout=self.settings.round_timeout):
-            if reply.has_error():
-                raise RunError(f"measuring clients: {reply.error.reason}")
-            try:
-                found |= unpack_speeds(reply, len(self.layout.names))
-            except (ValueError, KeyError) as error:
-                raise RunError(f"measuring clients: {error}") from error
-        found = {client: times for client, times in found.items() if client in clients}
-        if missing := [client for client in clients if client not in found]:
-            raise RunError(f"measuring clients: no answer for {missing}")
+        failures: list[Failure] = []
+        for reply in replies:
+            part = sent.pop(reply.metadata.reply_to_message_id, [])
+            times, failed = unpack_speeds(part, reply, len(self.layout.names))
+            found |= times
+            failures += failed
+        failures += [Failure(c, "no reply in time") for part in sent.values() for c in part]
+        for failure in sorted(failures, key=lambda f: f.client):
+            print(f"client {failure.client} gets the default cut: {failure.cause}", flush=True)
+            self.report.event(0, failure.client, "unmeasured", failure.cause)
+        if not found:
+            raise RunError(f"measuring clients: no answer; the first cause: {failures[0].cause}")
         return found
 
     def _serve(self, round_: int, session: Session) -> None:

@@ -42,7 +42,8 @@ class FedFC(SplitStrategy):
 
     A client with fewer batches waits for the next epoch. With cuts "auto" every client tells how
     long its layers take; the slowest gets the default cut, the others the deepest one with which
-    they are not slower than that (the paper leaves the choice open).
+    they are not slower than that (the paper leaves the choice open). Whoever does not tell gets the
+    default.
     """
 
     citation = "Chung et al. 2023"

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedapps import client_app, config, registry, server_app
 from fedapps.errors import RunError
@@ -13,10 +13,11 @@ from fedapps.messages import (
     Request,
     RoundInfo,
     pack_requests,
+    unpack_hello,
     unpack_reply,
 )
 from fedapps.plan import Plan
-from fedapps.serial import SerialGrid
+from fedapps.serial import DeviceGrid, SerialGrid
 from fedapps.state import ClientStore
 from fedapps.workspace import workspace
 
@@ -420,3 +421,23 @@ def test_a_supernode_says_hello(flat_config, tiny_npz):
     space = workspace(config.read(flat_config(tiny_npz)))
     fleet = server_app.meet(server_app.roster_of(grid, space), space)
     assert (fleet.nodes, fleet.workers) == ([1, 2, 3], 1)
+
+
+DEVICE_RUN = 'dataset="device" input-shape="1,8,8" num-classes=3 num-clients=2'
+
+
+@pytest.mark.parametrize("empty", ["train", "test", ""])
+def test_a_supernode_says_itself_why_it_has_nothing_to_do(
+    empty, flat_config, make_npz, tmp_path, capsys
+):
+    """Whoever looks after a device sees its lines only, not the server's."""
+    node, expected = {}, 'it has no data, the run has dataset = "device"'
+    if empty:
+        path = make_npz(tmp_path / "own.npz", **{empty: 0})
+        node = {"client-id": 1, "data": str(path), "state-dir": str(tmp_path / "state")}
+        expected = f"{path}: {empty}_images has shape [0, 8, 8]; every side must be at least 1"
+    grid = DeviceGrid(client_app.app, flat_config(DEVICE_RUN), [node])
+    ids = grid.push_messages([Message(RecordDict({"config": ConfigRecord()}), 1, "query.hello")])
+    (reply,) = grid.pull_messages(ids)
+    assert unpack_hello(reply).problem == expected
+    assert capsys.readouterr().out == f"left out: {expected}\n"

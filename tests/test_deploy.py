@@ -6,6 +6,7 @@ import http.server
 import importlib
 import inspect
 import os
+import pwd
 import random
 import re
 import shutil
@@ -27,7 +28,10 @@ import yaml
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
+from deploy import local
+from deploy.local import Deployment
 from fedapps import supernode
+from fedapps.errors import RunError
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 CALL = "/v1/fleet/pull-messages"
@@ -380,6 +384,51 @@ def test_a_wrong_argument_of_the_proxy_is_one_line(arguments, line, pki, tmp_pat
     done = script("proxy.sh", *arguments)
     assert (done.status, done.error) == (1, f"proxy.sh: {line}\n")
     assert not (tmp_path / "nginx").exists()
+
+
+def _worker(folder):
+    """User id and group id of a proxy's worker process."""
+    pid = int((folder / "nginx.pid").read_text())
+    child = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0]
+    owner = Path(f"/proc/{child}").stat()
+    return owner.st_uid, owner.st_gid
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can choose")
+@pytest.mark.parametrize("way", ["owner", "variable"])
+def test_workers_of_a_proxy_that_root_starts_are_not_root(way, pki, tmp_path, monkeypatch):
+    folder = tmp_path / "nginx"
+    folder.mkdir()
+    someone = pwd.getpwnam("daemon")
+    if way == "owner":
+        os.chown(folder, someone.pw_uid, someone.pw_gid)
+    else:
+        monkeypatch.setenv("PROXY_USER", "daemon")
+    with serve_proxy(folder, pki, "127.0.0.1:9"):
+        assert _worker(folder) == (someone.pw_uid, someone.pw_gid)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can choose")
+def test_workers_that_are_root_are_warned_of(pki, tmp_path):
+    log, port = tmp_path / "log", free_port()
+    command = nginx(tmp_path / "nginx", pki, f"127.0.0.1:{port}", "127.0.0.1:9")
+    with log.open("w") as errors:
+        process = subprocess.Popen(command, stderr=errors, env=os.environ | HERE)
+    try:
+        wait_for(port, process)
+        assert _worker(tmp_path / "nginx") == (0, 0)
+    finally:
+        process.terminate()
+        process.wait(10)
+    assert log.read_text().startswith("proxy.sh: warning: workers run as root; name a user who")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can choose")
+def test_a_user_who_is_none_is_one_line(pki, tmp_path):
+    arguments = (tmp_path / "nginx", pki, "9", "a:1")
+    done = script("proxy.sh", *arguments, PROXY_USER="no-one-here")
+    line = f'PROXY_USER "no-one-here": no user here; name one who may enter {tmp_path}/nginx'
+    assert (done.status, done.error) == (1, f"proxy.sh: {line}\n")
 
 
 def test_the_template_says_all_its_variables():
@@ -789,6 +838,52 @@ def test_a_supernode_that_lost_its_superlink_ends(tmp_path):
     )
     assert done.returncode == 1
     assert "Lost the SuperLink." in done.stdout + done.stderr
+
+
+# All of it on one machine -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    """A deployment whose processes are not started."""
+    for name in ("start_superlink", "start_proxy"):
+        monkeypatch.setattr(Deployment, name, lambda *_: 0)
+
+
+def test_the_same_folder_serves_again_with_the_same_keys(quiet, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(Deployment, "flwr", lambda self, *words: told.append(words))
+    kept = []
+    for _ in range(2):
+        with Deployment(tmp_path) as deployment:
+            deployment.register("device-0")
+        kept.append((tmp_path / "keys" / "device-0.key").read_bytes())
+    assert kept[0] == kept[1]
+    key = str(tmp_path / "keys" / "device-0.pub")
+    assert told == [("supernode", "register", key, "local")] * 2  # a SuperLink knows no earlier one
+
+
+def test_a_deployment_leaves_sigterm_as_it_was(quiet, tmp_path, monkeypatch):
+    before = signal.getsignal(signal.SIGTERM)
+    with Deployment(tmp_path):
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
+
+    def fail(deployment):
+        raise RunError("no SuperLink")
+
+    monkeypatch.setattr(Deployment, "start_superlink", fail)
+    with pytest.raises(RunError), Deployment(tmp_path):
+        pass
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_its_runs_ask_no_proxy_for_the_superlink(tmp_path, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(local, "launch", lambda *_, **options: seen.update(options))
+    Deployment(tmp_path).run("a=1")
+    assert seen["further"]["NO_PROXY"] == "127.0.0.1"
+    assert seen["further"]["FLWR_TELEMETRY_ENABLED"] == "0"
 
 
 # The real SuperLink -------------------------------------------------------------------------------

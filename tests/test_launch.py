@@ -261,7 +261,15 @@ class TestLaunch:
         ended = launch.launch(EMPTY_APP, home=tmp_path, echo=lambda line: None)
         assert ended.status == "lost" and "superlink.log" in ended.error
 
-    def test_ctrl_c_says_how_to_stop_the_run(self, flwr, tmp_path):
+    def test_further_variables_reach_flwr(self, flwr, tmp_path):
+        flwr("import os; print(os.environ['NO_PROXY'], sys.argv[1])")
+        ended = launch.launch(
+            EMPTY_APP, home=tmp_path, echo=lambda line: None, further={"NO_PROXY": "here"}
+        )
+        assert ended.lines == ["here run"]
+
+    @pytest.mark.parametrize("connection", ["", "site"])
+    def test_ctrl_c_says_how_to_stop_the_run(self, connection, flwr, tmp_path):
         flwr("print('Successfully started run 7'); time.sleep(60)")
         echoed: list[str] = []
 
@@ -271,9 +279,11 @@ class TestLaunch:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            launch.launch(EMPTY_APP, home=tmp_path, echo=echo)
+            launch.launch(EMPTY_APP, home=tmp_path, echo=echo, connection=connection)
         assert "run 7 goes on in the background" in echoed[1]
-        assert f"FLWR_HOME={tmp_path} " in echoed[1] and echoed[1].endswith("flwr stop 7")
+        assert f"FLWR_HOME={tmp_path} " in echoed[1] and echoed[1].endswith(
+            f"flwr stop 7 {connection}".strip()
+        )
 
 
 def test_stop_without_a_superlink(tmp_path, capsys):

@@ -1,11 +1,12 @@
 """A client that sends what it likes: it is dropped for the round, and nothing else changes."""
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
 from flwr.app import Array, ConfigRecord
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedapps import config, registry
@@ -277,45 +278,107 @@ def strategy(tmp_path_factory, tiny_npz):
 
 
 anything = st.one_of(st.integers(-(2**63), 2**63 - 1), st.floats(), st.integers(0, 50))
+extreme = st.sampled_from([2**62, -1, 1e300, math.nan])  # rare among all numbers
+count = st.one_of(st.integers(-3, 9), st.integers(-(2**63), 2**63 - 1))
+TESTED, CLASSES = 9, 3
 
 
-@given(st.data())
-def test_figures_that_pass_can_harm_no_mean(strategy, data):
+def trainings(strategy):
+    """Figures of a training that can be."""
+    own, parameters = strategy.count(BAD, "train"), strategy.layout.count(strategy.layout.names)
+    most = SLACK * PASSES * own
+    number, few = st.integers(0, PASSES * own), st.integers(0, 3)
+    costs = {"macs": most * strategy._sample_macs, "cost_paper": most * parameters}
+    return st.fixed_dictionaries(
+        {"samples": number, "batches": number, "skipped": few, "rejected": few}
+        | {name: st.integers(0, largest) for name, largest in costs.items()}
+    ).flatmap(
+        lambda known: st.floats(-1e6 * known["samples"], 1e6 * known["samples"]).map(
+            lambda loss: known | {"loss": loss}
+        )
+    )
+
+
+@st.composite
+def evaluations(draw, strategy):
+    """Figures of an evaluation that can be: its classes sum to the test samples."""
+    labels = draw(st.lists(st.integers(0, CLASSES - 1), min_size=TESTED, max_size=TESTED))
+    total = [labels.count(label) for label in range(CLASSES)]
     names = ("loss", "samples", "batches", "skipped", "rejected", "macs", "cost_paper")
-    figures = {name: data.draw(anything, name) for name in names}
-    try:
-        done = strategy._trained(ClientUpdate(BAD, {}, 5, figures))
-    except ValueError:
-        return
-    own = strategy.count(BAD, "train")
-    assert 0 <= done.samples <= PASSES * own and 0 <= done.batches <= PASSES * own
-    assert abs(done.loss) <= 1e6 * done.samples
-    most, parameters = SLACK * PASSES * own, strategy.layout.count(strategy.layout.names)
-    assert 0 <= done.macs <= most * strategy._sample_macs
-    assert 0 <= done.cost_paper <= most * parameters
-
-
-@given(st.data())
-def test_scores_that_pass_can_harm_no_mean(strategy, data):
-    share = st.one_of(st.floats(), st.floats(0, 1))
-    count = st.one_of(st.integers(-3, 9), st.integers(-(2**63), 2**63 - 1))
-    counts = st.lists(count, min_size=2, max_size=4)
-    names = ("loss", "samples", "batches", "skipped", "rejected", "macs", "cost_paper")
-    figures = {f"finetune_{name}": 0 for name in names} | {
-        "num_train": data.draw(count, "train"),
-        "loss": data.draw(st.floats(), "loss"),
-        "accuracy_initial": data.draw(share, "initial"),
-        "accuracy_personalized": data.draw(share, "personalized"),
-        "class_total": data.draw(counts, "total"),
-        "class_initial": data.draw(counts, "right"),
-        "class_personalized": data.draw(counts, "right too"),
+    return {f"finetune_{name}": 0 for name in names} | {
+        "num_train": draw(st.integers(0, strategy.count(BAD, "train"))),
+        "loss": draw(st.floats()),
+        "accuracy_initial": draw(st.floats(0, 1)),
+        "accuracy_personalized": draw(st.floats(0, 1)),
+        "class_total": total,
+        "class_initial": [draw(st.integers(0, most)) for most in total],
+        "class_personalized": [draw(st.integers(0, most)) for most in total],
     }
-    try:
-        scores = strategy._scores(ClientUpdate(BAD, {}, 9, figures))
-    except ValueError:
-        return
-    assert scores.client == BAD and sum(scores.class_total) == 9
-    assert 0 <= scores.accuracy_initial <= 1 and 0 <= scores.accuracy_personalized <= 1
-    for right in (scores.class_initial, scores.class_personalized):
-        pairs = zip(right, scores.class_total, strict=True)
-        assert all(0 <= one <= total <= 9 for one, total in pairs)
+
+
+@st.composite
+def spoilt(draw, figures):
+    """Figures that can be, of which none, one or two are replaced."""
+    told = dict(draw(figures))
+    names = sorted(name for name in told if not name.startswith("finetune_"))
+    for _ in range(draw(st.sampled_from([0, 1, 1, 2]))):
+        name = draw(st.sampled_from(names))
+        other = extreme if draw(st.booleans()) else anything
+        told[name] = draw(moved(told[name]) if isinstance(told[name], list) else other)
+    return told
+
+
+def moved(counts):
+    """One of the counts is a little off, or all are whatever comes."""
+    steps = st.tuples(st.integers(0, CLASSES - 1), st.sampled_from([-9, -1, 1, 9]))
+    one = steps.map(lambda s: [n + s[1] * (i == s[0]) for i, n in enumerate(counts)])
+    return st.one_of(one, one, st.lists(count, min_size=2, max_size=4))
+
+
+def both_outcomes(figures, read, check):
+    """`check` what `read` makes of figures, whenever it takes them; both must have occurred."""
+    outcomes = Counter()
+
+    @settings(max_examples=400)
+    @given(spoilt(figures))
+    def play(told):
+        try:
+            read_figures = read(told)
+        except ValueError:
+            outcomes["refused"] += 1
+            return
+        outcomes["taken"] += 1
+        check(read_figures)
+
+    play()
+    assert min(outcomes["refused"], outcomes["taken"]) >= 10, outcomes
+
+
+def test_figures_that_pass_can_harm_no_mean(strategy):
+    own = strategy.count(BAD, "train")
+    most, parameters = SLACK * PASSES * own, strategy.layout.count(strategy.layout.names)
+
+    def check(done):
+        assert 0 <= done.samples <= PASSES * own and 0 <= done.batches <= PASSES * own
+        assert abs(done.loss) <= 1e6 * done.samples
+        assert 0 <= done.macs <= most * strategy._sample_macs
+        assert 0 <= done.cost_paper <= most * parameters
+
+    def read(told):
+        return strategy._trained(ClientUpdate(BAD, {}, 5, told))
+
+    both_outcomes(trainings(strategy), read, check)
+
+
+def test_scores_that_pass_can_harm_no_mean(strategy):
+    def check(scores):
+        assert scores.client == BAD and sum(scores.class_total) == TESTED
+        assert 0 <= scores.accuracy_initial <= 1 and 0 <= scores.accuracy_personalized <= 1
+        for right in (scores.class_initial, scores.class_personalized):
+            pairs = zip(right, scores.class_total, strict=True)
+            assert all(0 <= one <= total <= TESTED for one, total in pairs)
+
+    def read(told):
+        return strategy._scores(ClientUpdate(BAD, {}, TESTED, told))
+
+    both_outcomes(evaluations(strategy), read, check)

@@ -1,6 +1,8 @@
 """The client store: each round sees what was written before it, whole, or nothing."""
 
 import os
+import re
+import stat
 
 import numpy as np
 import pytest
@@ -9,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapps import files, state
+from fedapps import device, files, state
+from fedapps.errors import RunError
 from fedapps.files import write_whole
 from fedapps.state import ClientStore
 
@@ -211,3 +214,38 @@ def test_write_whole_replaces_at_once(tmp_path):
     write_whole(path, write)
     assert path.read_text() == "new"
     assert os.listdir(tmp_path) == ["x"]
+
+
+# The state folder of a device ---------------------------------------------------------------------
+
+OTHERS = "others may enter it and it holds other things; chmod 700 it, or name another folder"
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o750, 0o711, 0o777])
+def test_a_folder_of_something_else_is_not_closed(mode, tmp_path):
+    folder = tmp_path / "data"
+    for name in ("a", "b"):
+        (folder / name).mkdir(parents=True)
+    folder.chmod(mode)
+    with pytest.raises(RunError, match=f'^state-dir = "{folder}": {re.escape(OTHERS)}'):
+        device.claim(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == mode
+
+
+@pytest.mark.parametrize("own", ["personalized.safetensors", "fedper-cnn-0123abcd/run.json"])
+def test_a_folder_that_is_a_devices_is_closed_again(own, tmp_path):
+    """One that was restored from a backup, say."""
+    path = tmp_path / "state" / own
+    path.parent.mkdir(parents=True)
+    path.write_text("")
+    (tmp_path / "state").chmod(0o755)
+    device.claim(tmp_path / "state")
+    assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
+
+
+def test_a_private_folder_may_hold_what_it_likes(tmp_path):
+    folder = tmp_path / "state"
+    folder.mkdir(mode=0o700)
+    (folder / "a").write_text("")
+    device.claim(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700

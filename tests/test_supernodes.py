@@ -72,8 +72,9 @@ class Devices:
         """Start a killed SuperNode until it is let in, as systemd does: Flower waits for a minute
         whether the one that it knows will be heard of again."""
         joined = self.log(client).count("SuperNode ID")
-        process = None
+        process, start = None, time.monotonic()
         while self.log(client).count("SuperNode ID") == joined:
+            assert time.monotonic() < start + 180, f"client {client} is not let in again"
             if process is None or process.poll() is not None:
                 time.sleep(5)
                 process = self.again(client)
@@ -225,7 +226,7 @@ def test_a_killed_supernode_costs_its_round_and_comes_back_with_its_personal_lay
 def test_what_a_dishonest_device_sends_costs_that_device_only(
     devices, deployment, tmp_path, monkeypatch
 ):
-    """Two honest devices and four that send NaN, a wrong shape, 1e30, and 10 GB announced."""
+    """Two honest devices and four: NaN, twice the bytes, 1e30, and 10 GB said in a header."""
     poison = {2: "nan", 3: "shape", 4: "huge", 5: "10 GB"}
     run = [RUN, f'strategy="fedper" num-rounds=2 evaluate-every=0 runs-dir="{tmp_path}"']
     run.append("num-clients=6 min-available=6")
@@ -236,7 +237,8 @@ def test_what_a_dishonest_device_sends_costs_that_device_only(
     assert result.completed, result.error
     causes = events(tmp_path / "real")
     assert causes.keys() == poison.keys()
-    assert "not finite" in causes[2] and "bytes for" in causes[3] and "bytes for" in causes[5]
+    assert "not finite" in causes[2] and "bytes for" in causes[3]
+    assert "as float32(50000, 50000): expected float32" in causes[5]
     assert "1e+30" in causes[4] and "max-value" in causes[4]
 
     fit = client_app._fit
@@ -255,7 +257,7 @@ def test_what_a_dishonest_device_sends_costs_that_device_only(
 def test_strangers_and_misfits_stay_outside_and_the_others_go_on(
     devices, deployment, tmp_path, make_npz
 ):
-    """A SuperNode without a registered key, one that sees an expired certificate, other classes."""
+    """A SuperNode without a registered key, and one whose images have another size."""
     other = tmp_path / "other.npz"
     make_npz(other, train=60, classes=4, side=10)
     devices.files = {0: devices.files[0], 1: devices.files[1], 2: other, 3: devices.files[3]}
@@ -263,7 +265,8 @@ def test_strangers_and_misfits_stay_outside_and_the_others_go_on(
     stranger = devices.name(3)
     deployment.script("device-key.sh", deployment.folder / "keys", stranger)
     process = deployment.supernode(stranger, devices.node_config(3))
-    assert process.wait(30) != 0, "a SuperNode without a registered key was let in"
+    assert process.wait(60) != 0, "a SuperNode without a registered key was let in"
+    assert "Failed to activate SuperNode" in devices.log(3)
     run = [RUN, f'strategy="fedbabu" num-rounds=1 runs-dir="{tmp_path}" num-clients=4']
     run.append('min-available=2 input-shape="1,8,8"')
     result = deployment.run(*run, 'run-name="real"')
@@ -282,9 +285,9 @@ def test_a_supernode_refuses_an_expired_certificate(devices, deployment, tmp_pat
     port = deployment.start_proxy(devices.name("expired"), folder)
     deployment.register(devices.name(0))
     process = deployment.supernode(devices.name(0), devices.node_config(0), port=port)
-    wait_for(lambda: "certificate has expired" in devices.log(0), "no word of the certificate")
+    assert process.wait(60) != 0
+    assert "certificate has expired" in devices.log(0)
     assert "SuperNode ID" not in devices.log(0)
-    assert process.poll() is None or process.returncode != 0
 
 
 ALL = ["num-clients=4 num-rounds=2 fraction-train=1.0 local-epochs=1 batch-size=8 threads=1"]

@@ -18,12 +18,12 @@ SPOIL = {
 }
 
 
-def announce() -> Array:
-    """An array of a few bytes whose header speaks of 10 GB."""
+def announce(values: np.ndarray) -> Array:
+    """As many bytes as are due, behind a header that speaks of 10 GB: only the header lies."""
     file = io.BytesIO()
     header = {"descr": "<f4", "fortran_order": False, "shape": (50_000, 50_000)}
     np.lib.format.write_array_header_1_0(file, header)
-    return Array("float32", (50_000, 50_000), "numpy.ndarray", file.getvalue() + bytes(64))
+    return Array("float32", (50_000, 50_000), "numpy.ndarray", file.getvalue() + values.tobytes())
 
 
 def spoilt(app: ClientApp, message: Message, context: Context) -> Message:
@@ -31,7 +31,8 @@ def spoilt(app: ClientApp, message: Message, context: Context) -> Message:
     reply, kind = answer(app, message, context), os.environ["POISON"]
     for record in filter(None, reply.content.array_records.values()):
         name = next(iter(record))
-        record[name] = announce() if kind == "10 GB" else Array(SPOIL[kind](record[name].numpy()))
+        values = record[name].numpy()
+        record[name] = announce(values) if kind == "10 GB" else Array(SPOIL[kind](values))
     return reply
 
 
