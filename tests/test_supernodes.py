@@ -290,7 +290,7 @@ def test_a_supernode_refuses_an_expired_certificate(devices, deployment, tmp_pat
     assert "SuperNode ID" not in devices.log(0)
 
 
-ALL = ["num-clients=4 num-rounds=2 fraction-train=1.0 local-epochs=1 batch-size=8 threads=1"]
+ALL = ["num-clients=4 num-rounds=2 fraction-train=1.0 local-epochs=2 batch-size=8 threads=1"]
 
 
 @pytest.fixture(scope="module")
