@@ -1,14 +1,12 @@
 """Round time over real SuperNodes with next to no work, beside an app that does nothing at all.
 
-    python -m benchmarks.supernodes [--rounds 20] [--nodes 2] [--flower-polls]
+    python -m benchmarks.supernodes [--rounds 20] [--nodes 2]
 
-Prints the median seconds of a round (and the first and third quartile) of the empty app, which
-leaves the waiting to Flower; of ours with training alone, one message a round as the empty app; and
-of ours with an evaluation each round, two messages. The first round, in which SuperNodes install
-the app, does not count, nor does the last one with training alone, which always evaluates.
-
-All three run on the same SuperNodes, `fedapps.supernode`, so only the ServerApp's polls differ:
-Flower's in the empty app, ours elsewhere. `--flower-polls` leaves SuperExec's at Flower's 1 s.
+Prints the median seconds of a round (and the first and third quartile) of the empty app on Flower's
+own SuperNodes and on ours (`fedapps.supernode`), where only its ServerApp still waits as Flower
+does; then, on ours, of fedapps with training alone, one message a round as the empty app, and with
+an evaluation each round, two messages. The first round, in which SuperNodes install the app, does
+not count, nor does the last one with training alone, which always evaluates.
 """
 
 import argparse
@@ -17,14 +15,14 @@ import re
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from deploy.local import QUICK, Deployment
+from deploy.local import Deployment
 from fedapps.errors import RunError
-from fedapps.supernode import SHORTEST
 
 ROOT = Path(__file__).parent.parent
 EMPTY = ROOT / "benchmarks" / "empty_app"
@@ -40,34 +38,38 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.supernodes", description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--flower-polls", action="store_true")
     options = parser.parse_args()
     if options.rounds < 3:
         parser.error(f"--rounds {options.rounds}: must be at least 3, for quartiles")
-    polls = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1.0"} if options.flower_polls else {}
     try:
         with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
-            measure(Path(folder), options.rounds + 1, options.nodes, polls)
+            measure(Path(folder), options.rounds + 1, options.nodes)
     except RunError as error:
         print(f"error: {error}")
         return 1
     return 0
 
 
-def measure(folder: Path, rounds: int, nodes: int, polls: Mapping[str, str]) -> None:
-    """Run the three apps one after the other on the same SuperNodes."""
-    interval = dict(QUICK, **polls)["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"]
-    print(
-        f"{nodes} SuperNodes, as fedapps.supernode: they pause for a tenth of the wait, "
-        f"{SHORTEST:g} s to 3 s; SuperExec polls every {float(interval):g} s"
-    )
-    with Deployment(folder / "deployment") as deployment:
+def measure(folder: Path, rounds: int, nodes: int) -> None:
+    """Run the apps one after the other."""
+    plain = Deployment(folder / "flower", program=("flower-supernode",))
+    with deployed(plain, nodes, FLWR_SUPEREXEC_TASK_POLL_INTERVAL="1.0"):
+        show("empty app on Flower's SuperNodes", empty(plain, rounds))
+    own = Deployment(folder / "own")
+    with deployed(own, nodes):
+        show("empty app on our SuperNodes", empty(own, rounds))
+        for name, every in (("training alone", 0), ("training and evaluation", 1)):
+            show(f"fedapps, {name}", ours(own, folder, rounds, nodes, every))
+
+
+@contextmanager
+def deployed(deployment: Deployment, nodes: int, **env: str) -> Iterator[None]:
+    """Start a deployment with so many SuperNodes without data."""
+    with deployment:
         for name in (f"node-{number}" for number in range(nodes)):
             deployment.register(name)
-            deployment.supernode(name, **polls)
-        show("the empty app", empty(deployment, rounds))
-        for name, every in (("training alone", 0), ("training and evaluation", 1)):
-            show(f"fedapps, {name}", ours(deployment, folder, rounds, nodes, every))
+            deployment.supernode(name, **env)
+        yield
 
 
 def empty(deployment: Deployment, rounds: int) -> list[float]:
@@ -101,7 +103,10 @@ def ours(deployment: Deployment, folder: Path, rounds: int, nodes: int, every: i
 def show(name: str, seconds: list[float]) -> None:
     """Print the quartiles of all rounds but the first."""
     first, median, third = statistics.quantiles(seconds[1:], n=4)
-    print(f"{name:40} {median:6.2f} s ({first:.2f} to {third:.2f}), {len(seconds) - 1} rounds")
+    print(
+        f"{name:36} {median:6.2f} s ({first:.2f} to {third:.2f}), {len(seconds) - 1} rounds",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from fedapps.launch import LaunchResult, bin_dir, end, environment, launch
 
 HERE = Path(__file__).parent
 NAME = "local"  # the SuperLink's name in the operator's config.toml
+SUPERNODE = (sys.executable, "-m", "fedapps.supernode")
 READY = 60.0  # seconds for a process to be there
 QUICK = {
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # Flower's is 1 s; 0.05 s takes 7 % of a core
@@ -43,11 +44,11 @@ class Deployment:
     """The processes of a deployment in `folder`; a context manager that ends them all.
 
     In the main thread also at SIGTERM, which would otherwise leave them to run on.
-    `nginx` are further lines for the proxy's http block.
+    `nginx` are further lines for the proxy's http block, `program` is what a SuperNode is.
     """
 
-    def __init__(self, folder: Path, nginx: str = "") -> None:
-        self.folder, self.nginx = folder.resolve(), nginx
+    def __init__(self, folder: Path, nginx: str = "", program: Sequence[str] = SUPERNODE) -> None:
+        self.folder, self.nginx, self.program = folder.resolve(), nginx, program
         self.port, self.proxy_port = _free_port(), 0
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._at_sigterm: Any = None  # what the handler was before
@@ -126,7 +127,7 @@ class Deployment:
             node_config=f"{node_config} {own}".strip(),
             port=_free_port(),
         )
-        return self.start(name, [sys.executable, "-m", "fedapps.supernode", *options], **env)
+        return self.start(name, [*self.program, *options], **env)
 
     def kill(self, name: str) -> None:
         """End a SuperNode and all that it started as a power cut does: SIGKILL, no goodbye."""
