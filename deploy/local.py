@@ -2,11 +2,13 @@
 
 For the tests, the benchmark, and to try things out before there are devices:
 
-    python -m deploy.local ~/trial --run-config 'dataset="device" num-clients=2 ...' \\
-        --node-config 'client-id=0 data="/data/a.npz"' --node-config 'client-id=1 ...'
+    python -m deploy.local ~/trial --node-config 'client-id=0 data="/data/a.npz"' \\
+        --node-config 'client-id=1 data="/data/b.npz"' --run-config 'strategy="fedper"
+        dataset="device" num-clients=2 min-available=2 input-shape="1,8,8" num-classes=3'
 
-A folder holds all of it: certificates/, keys/, homes/ (each process is a machine of its own to
-Flower), devices/ (state-dir of each SuperNode), logs/. Devices reach the proxy only.
+The folder (no spaces in its path; without one a temporary one, deleted afterwards) holds
+certificates/, keys/, homes/ (each process is a machine of its own to Flower), logs/, and devices/:
+the state-dir of the first device is devices/device-0. Devices reach the proxy only.
 """
 
 import argparse
@@ -25,7 +27,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fedapps.errors import RunError
+from fedapps.config import parse_option
+from fedapps.errors import RunError, one_line
 from fedapps.launch import LaunchResult, bin_dir, end, environment, launch
 
 HERE = Path(__file__).parent
@@ -43,7 +46,7 @@ QUICK = {
 class Deployment:
     """The processes of a deployment in `folder`; a context manager that ends them all.
 
-    In the main thread also at SIGTERM, which would otherwise leave them to run on.
+    In the main thread also at SIGTERM and SIGHUP, which would otherwise leave them to run on.
     `nginx` are further lines for the proxy's http block, `program` is what a SuperNode is.
     """
 
@@ -51,13 +54,14 @@ class Deployment:
         self.folder, self.nginx, self.program = folder.resolve(), nginx, program
         self.port, self.proxy_port = _free_port(), 0
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._at_sigterm: Any = None  # what the handler was before
+        self._begins: dict[str, int] = {}  # where the log of each process begins
+        self._handlers: dict[int, Any] = {}  # what they were before
 
     def __enter__(self) -> "Deployment":
         if threading.current_thread() is threading.main_thread():
-            self._at_sigterm = signal.signal(
-                signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-            )
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                    self._handlers[number] = signal.signal(number, _leave)
         try:
             self._prepare()
             self.start_superlink()
@@ -71,8 +75,8 @@ class Deployment:
         try:
             self.close()
         finally:
-            if self._at_sigterm is not None:
-                signal.signal(signal.SIGTERM, self._at_sigterm)
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
 
     def close(self) -> None:
         """End all processes and what they started."""
@@ -117,9 +121,13 @@ class Deployment:
     def supernode(
         self, name: str, node_config: str = "", port: int = 0, **env: str
     ) -> subprocess.Popen[bytes]:
-        """Start a SuperNode with the key of its name; a device keeps its state in a folder here."""
+        """Start a SuperNode with the key of its name.
+
+        A device whose node-config names no `state-dir` keeps its state in a folder here.
+        """
         state = self.folder / "devices" / name
-        own = f'state-dir="{state}"' if "client-id" in node_config else ""
+        device = "client-id" in node_config and "state-dir" not in node_config
+        own = f'state-dir="{state}"' if device else ""
         options = _options(
             superlink=f"127.0.0.1:{port or self.proxy_port}",
             root_certificates=self.certificates / "ca.crt",
@@ -128,6 +136,14 @@ class Deployment:
             port=_free_port(),
         )
         return self.start(name, [*self.program, *options], **env)
+
+    def joined(self, name: str) -> None:
+        """Wait until the SuperLink has let a SuperNode in; raises `RunError` if it does not."""
+        start = time.monotonic()
+        while "SuperNode ID" not in self._printed(name):
+            if self.processes[name].poll() is not None or time.monotonic() > start + READY:
+                raise RunError(f"{name} did not start: {self._last_line(name)}")
+            time.sleep(0.1)
 
     def kill(self, name: str) -> None:
         """End a SuperNode and all that it started as a power cut does: SIGKILL, no goodbye."""
@@ -171,6 +187,7 @@ class Deployment:
         settings = environment(home, own=False) | QUICK | env
         settings.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process compiles the app anew
         program = shutil.which(command[0], path=settings["PATH"]) or command[0]
+        self._begins[name] = self.log(name).stat().st_size if self.log(name).exists() else 0
         with self.log(name).open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [program, *command[1:]], env=settings, cwd=home, stdin=subprocess.DEVNULL,
@@ -210,7 +227,17 @@ class Deployment:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                 return
             time.sleep(0.05)
-        raise RunError(f"the {name} did not start; see {self.log(name)}")
+        raise RunError(f"{name} did not start: {self._last_line(name)}")
+
+    def _last_line(self, name: str) -> str:
+        return one_line(self._printed(name))
+
+    def _printed(self, name: str) -> str:
+        return self.log(name).read_bytes()[self._begins[name] :].decode(errors="replace")
+
+
+def _leave(number: int, frame: object) -> None:
+    sys.exit(128 + number)
 
 
 def _options(**options: object) -> list[str]:
@@ -236,20 +263,46 @@ def _folder(path: Path | None) -> Iterator[Path]:
 
 def main() -> int:
     """Start a deployment, run the app once, end the deployment; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m deploy.local", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m deploy.local",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("folder", nargs="?", type=Path, help="keep keys, logs and state there")
-    parser.add_argument("-c", "--run-config", action="append", default=[], metavar="KEYS|FILE")
-    parser.add_argument("--node-config", action="append", default=[], metavar="KEYS")
+    parser.add_argument(
+        "-c",
+        "--run-config",
+        action="append",
+        default=["round-timeout=120.0"],
+        metavar="KEYS|FILE",
+        help="as of flwr run; round-timeout is 120 s unless it says otherwise",
+    )
+    parser.add_argument(
+        "--node-config",
+        action="append",
+        default=[],
+        metavar="KEYS",
+        help="one for each device; without any, two SuperNodes without data",
+    )
     options = parser.parse_args()
     try:
+        for text in options.node_config:
+            parse_option(text, "--node-config")
         with _folder(options.folder) as folder, Deployment(folder) as deployment:
+            names = []
             for number, node_config in enumerate(options.node_config or ["", ""]):
-                deployment.register(f"device-{number}")
-                deployment.supernode(f"device-{number}", node_config)
+                names.append(f"device-{number}")
+                deployment.register(names[-1])
+                deployment.supernode(names[-1], node_config)
+            for name in names:
+                deployment.joined(name)
             result = deployment.run(*options.run_config)
-    except RunError as error:
+    except (RunError, OSError) as error:
         print(f"error: {error}")
         return 1
+    except KeyboardInterrupt:
+        print("stopped: the run ended with its SuperLink")
+        return 128 + signal.SIGINT
     print(f"error: {result.error}" if result.error else "completed")
     return 0 if result.completed else 1
 

@@ -188,6 +188,7 @@ class Roster:
         self._doubtful: set[int] = set()
         self._left_out: set[int] = set()
         self._told: set[tuple[int, str]] = set()
+        self._reason = ""  # why the last one was left out
 
     def call(self) -> Fleet:
         """Wait for `at_least` SuperNodes, and for newcomers to say who they are.
@@ -211,10 +212,9 @@ class Roster:
                 self.complete = True
                 return fleet
             if late:
-                raise RunError(
-                    f"{len(fleet.nodes)} of {self.at_least} SuperNodes after "
-                    f"{self.timeout:g} s (min-available)"
-                )
+                count = f"{len(fleet.nodes)} of {self.at_least} SuperNodes"
+                others = f"; left out: {self._reason}" if self._left_out else ""
+                raise RunError(f"{count} after {self.timeout:g} s (min-available){others}")
             if now - start - told > 5:
                 told = now - start
                 count = f"{len(fleet.nodes)} of {self.at_least}"
@@ -298,7 +298,8 @@ class Roster:
             return
         self._told.add((node, problem))
         client = "" if hello.client == "any" else f", client {hello.client}"
-        print(f"left out: SuperNode {node}{client}: {problem}", flush=True)
+        self._reason = f"SuperNode {node}{client}: {problem}"
+        print(f"left out: {self._reason}", flush=True)
 
 
 def spread(

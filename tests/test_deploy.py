@@ -863,11 +863,12 @@ def test_the_same_folder_serves_again_with_the_same_keys(quiet, tmp_path, monkey
     assert told == [("supernode", "register", key, "local")] * 2  # a SuperLink knows no earlier one
 
 
-def test_a_deployment_leaves_sigterm_as_it_was(quiet, tmp_path, monkeypatch):
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_deployment_takes_a_signal_and_gives_it_back(number, quiet, tmp_path, monkeypatch):
+    before = signal.getsignal(number)
     with Deployment(tmp_path):
-        assert signal.getsignal(signal.SIGTERM) is not before
-    assert signal.getsignal(signal.SIGTERM) is before
+        assert signal.getsignal(number) is not before
+    assert signal.getsignal(number) is before
 
     def fail(deployment):
         raise RunError("no SuperLink")
@@ -875,7 +876,16 @@ def test_a_deployment_leaves_sigterm_as_it_was(quiet, tmp_path, monkeypatch):
     monkeypatch.setattr(Deployment, "start_superlink", fail)
     with pytest.raises(RunError), Deployment(tmp_path):
         pass
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(number) is before
+
+
+def test_nohup_keeps_a_deployment_running(quiet, tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Deployment(tmp_path):
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_its_runs_ask_no_proxy_for_the_superlink(tmp_path, monkeypatch):

@@ -618,6 +618,14 @@ def test_who_did_not_fit_is_asked_again_and_not_waited_for(capsys):
     assert capsys.readouterr().out.count("left out") == 1
 
 
+def test_too_few_because_they_do_not_fit_says_why():
+    grid = FakeGrid(polls=[[owner(1, 7)]], nodes=[[1]])
+    roster = Roster(StreamingGrid(grid), 1, 0.1, 3, simulated=False)
+    line = r"^0 of 1 SuperNodes .*; left out: SuperNode 1, client 7: client-id = 7: must be 0 to 2"
+    with pytest.raises(RunError, match=line):
+        roster.call()
+
+
 def test_who_could_not_be_reached_is_asked_again(capsys):
     grid = FakeGrid(polls=[[owner(1, 0), error(2)], [owner(2, 1)]], nodes=[[1, 2]])
     roster = make_roster(grid)
