@@ -22,6 +22,7 @@ from fedapps.config import DEVICE, Scalar, Settings, read
 from fedapps.device import Device, device_workspace
 from fedapps.errors import RunError, one_line
 from fedapps.messages import (
+    LARGEST,
     ClientUpdate,
     Failure,
     Hello,
@@ -170,10 +171,11 @@ def _fit(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate
     arrays, num_examples, metrics = client.fit(*_call(client, request))
     named = dict(zip(request.plan.up(client.layout), arrays, strict=True))
     kept = {key: value.numpy() for key, value in client.state.items()}
-    for key, array in (named | kept).items():
-        # in a pre-summed mean it would spoil what others did
-        if problem := misfit(array, space.settings.max_value):
-            raise FloatingPointError(f"training diverged: {key} is {problem}")
+    # what is sent could spoil a pre-summed mean; what is kept need only be numbers
+    for arrays_, largest in ((named, space.settings.max_value), (kept, LARGEST)):
+        for key, array in arrays_.items():
+            if problem := misfit(array, largest):
+                raise FloatingPointError(f"training diverged: {key} is {problem}")
     if before or client.state:  # changed in place or not: it is not known
         store.save(request.plan.round, client.state)
     further = {name: named.pop(name) for name in request.plan.sends}

@@ -8,6 +8,7 @@ import pytest
 from flwr.app import Array, ConfigRecord
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 
 from fedapps import config, registry
 from fedapps.fleet import Exchange
@@ -382,3 +383,15 @@ def test_scores_that_pass_can_harm_no_mean(strategy):
         return strategy._scores(ClientUpdate(BAD, {}, TESTED, told))
 
     both_outcomes(evaluations(strategy), read, check)
+
+
+def test_what_a_client_keeps_may_be_larger_than_what_it_may_send(serial_run, tiny_npz):
+    """Norms of gradients before clipping, which stay on the client."""
+    options = 'strategy="perfreezeclip" local-epochs=2 num-clients=3 num-rounds=1 max-value=1.2'
+    folder = serial_run(tiny_npz, options)
+    states = [load_file(path) for path in folder.glob("clients/*/round-*.safetensors")]
+    norms = [v.max() for state in states for k, v in state.items() if k.startswith("norms/")]
+    assert max(norms) > 1.2
+    assert not (folder / "events.csv").exists() or "diverged" not in (
+        folder / "events.csv"
+    ).read_text("utf-8")
