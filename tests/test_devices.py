@@ -305,7 +305,9 @@ def test_a_device_that_does_not_fit_is_one_line_and_the_others_go_on(
 
 def test_too_few_devices_end_the_run_with_a_line(device_run, nodes):
     nodes[1]["data"] = "/nowhere/x.npz"
-    with pytest.raises(RunError, match=r"^2 of 3 SuperNodes after 0\.3 s \(min-available\)$"):
+    reason = r"left out: SuperNode 2, client 1: /nowhere/x\.npz: no such file$"
+    line = rf"^2 of 3 SuperNodes after 0\.3 s \(min-available\); {reason}"
+    with pytest.raises(RunError, match=line):
         device_run('strategy="fedper" min-available=3 round-timeout=0.3')
 
 
