@@ -394,7 +394,7 @@ def _worker(folder):
     return owner.st_uid, owner.st_gid
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can choose")
+@pytest.mark.skipif(os.geteuid() != 0, reason="2026-11-21: only root can choose whom nginx runs as")
 @pytest.mark.parametrize("way", ["owner", "variable"])
 def test_workers_of_a_proxy_that_root_starts_are_not_root(way, pki, tmp_path, monkeypatch):
     folder = tmp_path / "nginx"
@@ -408,7 +408,7 @@ def test_workers_of_a_proxy_that_root_starts_are_not_root(way, pki, tmp_path, mo
         assert _worker(folder) == (someone.pw_uid, someone.pw_gid)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can choose")
+@pytest.mark.skipif(os.geteuid() != 0, reason="2026-11-21: only root can choose whom nginx runs as")
 def test_workers_that_are_root_are_warned_of(pki, tmp_path):
     log, port = tmp_path / "log", free_port()
     command = nginx(tmp_path / "nginx", pki, f"127.0.0.1:{port}", "127.0.0.1:9")
@@ -423,7 +423,7 @@ def test_workers_that_are_root_are_warned_of(pki, tmp_path):
     assert log.read_text().startswith("proxy.sh: warning: workers run as root; name a user who")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can choose")
+@pytest.mark.skipif(os.geteuid() != 0, reason="2026-11-21: only root can choose whom nginx runs as")
 def test_a_user_who_is_none_is_one_line(pki, tmp_path):
     arguments = (tmp_path / "nginx", pki, "9", "a:1")
     done = script("proxy.sh", *arguments, PROXY_USER="no-one-here")
@@ -756,7 +756,7 @@ def test_a_new_certificate_is_taken_without_a_restart(pki, upstream, tmp_path):
 # Units and images ---------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="there is no systemd")
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="2026-11-21: there is no systemd")
 @pytest.mark.parametrize("name", ["fedapps-superlink.service", "fedapps-supernode@.service"])
 def test_a_unit_is_valid_and_hardened(name, tmp_path):
     text = (DEPLOY / "systemd" / name).read_text("utf-8")
