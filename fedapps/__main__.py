@@ -1,6 +1,7 @@
 """What there is to choose from (methods, models, keys); a device's model (predict, export)."""
 
 import argparse
+import signal
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -118,4 +119,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    if hasattr(signal, "SIGPIPE"):  # `... | head` ends it without a traceback
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     sys.exit(main())

@@ -9,6 +9,7 @@ import json
 import math
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,7 +24,7 @@ from fedapps.errors import RunError
 
 Scalar = bool | int | float | str
 DEVICE = "device"  # as dataset: every client is a device with data of its own
-_PAIR = re.compile(r"""\S+?=('[^']*'|"[^"]*"|\S+)""")  # as in Flower's parse_config_args
+_PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")  # as in Flower's parse_config_args
 
 Count = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
@@ -304,11 +305,15 @@ def parse(options: Sequence[str]) -> dict[str, Scalar]:
 
 def parse_option(option: str, name: str = "--run-config") -> dict[str, Scalar]:
     """Parse the value of one option `name` to flat keys; refuses what Flower skips silently."""
-    rest = "" if option.endswith(".toml") else " ".join(_PAIR.sub(" ", option).split())
+    pairs = "" if option.endswith(".toml") else option
+    rest = " ".join(_PAIR.sub(" ", pairs).split())
     if rest:
         raise RunError(
             f"{name} {option}: cannot read {rest}; write key=value pairs without spaces around ="
         )
+    for key, count in Counter(key for key, _ in _PAIR.findall(pairs)).items():
+        if count > 1:
+            raise RunError(f"{name} {option}: {key} is there {count} times; give it once")
     try:
         return parse_config_args([option])
     except (click.ClickException, tomllib.TOMLDecodeError, OSError, ValueError) as error:

@@ -1,23 +1,29 @@
-"""A SuperNode that looks for messages sooner, and ends when it has lost its SuperLink for good.
+"""A SuperNode that answers sooner, and ends when it has lost its SuperLink for good.
 
     python -m fedapps.supernode ...   # the options of flower-supernode
 
 Flower 1.41 sleeps 3 s whenever no message is there, also in the middle of a round: some 3 s of each
 message. Here a pause is a tenth of the wait so far and no longer than Flower's, so that an idle
-device asks as rarely as ever.
+device asks as rarely as ever. And each message's process starts with its libraries loaded, see
+`superexec.py`.
 
 At an answer that Flower does not try again at, as an expired certificate or an error of the
 server, `flower-supernode` leaves its loop and stays as a process that does nothing, because the
 thread that serves its own port is still there. A supervisor sees no reason to start it again.
 """
 
+import subprocess
+import sys
 import time
+from types import SimpleNamespace
 
 from flwr.supercore.exit import ExitCode, flwr_exit
 from flwr.supernode import start_client_internal as loop
 from flwr.supernode.cli import flower_supernode
 
 SHORTEST = 0.05  # seconds
+# Not -m: forks would load the module again, and with it the fedapps that is installed here.
+SUPEREXEC = (sys.executable, "-c", "from fedapps.superexec import main; main()")
 
 
 class Pace:
@@ -37,9 +43,14 @@ class Pace:
         time.sleep(min(pause, max(SHORTEST, (now - self.since) / 10)))
 
 
+def start_superexec(command: list[str]) -> subprocess.Popen[bytes]:
+    """Start our SuperExec with the options of Flower's; stands for `Popen` in Flower's loop."""
+    return subprocess.Popen([*SUPEREXEC, *command[1:]])
+
+
 def main() -> None:
     """Run a SuperNode; never returns."""
-    vars(loop)["time"] = Pace()
+    vars(loop).update(time=Pace(), subprocess=SimpleNamespace(Popen=start_superexec))
     flower_supernode()
     flwr_exit(ExitCode.SUPERNODE_CONNECTION_ERROR, "Lost the SuperLink.")
 

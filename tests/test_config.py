@@ -322,6 +322,13 @@ def test_what_flowers_parser_would_skip_in_silence_is_refused(option, rest):
     assert str(caught.value) == text
 
 
+def test_a_key_that_is_there_twice_is_named():
+    option = 'lr=0.1 model="a=1 a=2" lr=0.2'
+    with pytest.raises(RunError) as caught:
+        config.parse([option])
+    assert str(caught.value) == f"--run-config {option}: lr is there 2 times; give it once"
+
+
 @pytest.mark.parametrize("option", ["lr=0.1 lr=0.2", "lr=[0.1]", "lr=2020-01-01"])
 def test_what_is_no_scalar_is_refused(option):
     with pytest.raises(RunError, match=r"^--run-config lr=.*: "):

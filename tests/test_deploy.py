@@ -27,10 +27,12 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from flwr.supercore.constant import TaskType
+from flwr.supercore.superexec.executor import ExecutionSpec
 
 from deploy import local
 from deploy.local import Deployment
-from fedapps import supernode
+from fedapps import superexec, supernode
 from fedapps.errors import RunError
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
@@ -823,11 +825,142 @@ def test_flowers_loop_does_with_time_what_the_pace_knows():
     assert module.time is time and sorted(set(calls)) == [("sleep", "0.5"), ("sleep", "3")]
 
 
+def test_flowers_loop_starts_a_superexec_and_nothing_else():
+    """Another Flower may start other programs, or these in another way; then look again."""
+    module = importlib.import_module("flwr.supernode.start_client_internal")
+    source = inspect.getsource(module)
+    assert re.findall(r"\bsubprocess\.(\w+)", source) == ["Popen"]
+    assert re.findall(r"command = (.*)", source) == ['["flower-superexec"]']
+    loop = importlib.import_module("flwr.supercore.superexec.run_superexec")
+    assert inspect.getsource(loop).count("executor = get_executor(") == 1
+
+
+def spec(**other):
+    """What a SuperExec is told of a message."""
+    usual = {"task_type": TaskType.CLIENT_APP, "runtime_api_address": "127.0.0.1:1", "token": "t"}
+    usual |= {"insecure": True, "root_certificates_path": None, "runtime_dependency_install": False}
+    usual |= {"parent_pid": None, "suppress_output": False, "task_id": 1}
+    return ExecutionSpec(**usual | other)
+
+
+def own_superexec(tmp_path, code):
+    """Run code in a process like that of a SuperNode's SuperExec."""
+    code = f"from fedapps.superexec import ForkingExecutor\n{code}"
+    command = [*supernode.SUPEREXEC[:-1], code]
+    done = subprocess.run(
+        command, timeout=60, capture_output=True, text=True, env=os.environ | flower(tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_message_gets_the_libraries_and_no_app_that_was_not_sent(tmp_path):
+    code = """if True:
+        ask = "import sys; print(*sys.modules)"
+        fork = ForkingExecutor().context.Process(target=exec, args=(ask,))
+        fork.start()
+        fork.join()
+    """
+    loaded = set(own_superexec(tmp_path, code).split())
+    assert {
+        "torch",
+        "safetensors.torch",
+        "msgspec",
+        "flwr.supernode.runtime.run_clientapp",
+    } <= loaded
+    assert not {"fedapps", "strategies", "clients"} & loaded
+
+
+def test_the_libraries_are_all_that_an_app_loads(tmp_path):
+    """What is missing there is loaded for each message anew."""
+    code = """if True:
+        ask = "import sys; before = set(sys.modules); import fedapps.client_app"
+        ask += "; print(*{name.partition('.')[0] for name in sys.modules.keys()} - before)"
+        fork = ForkingExecutor().context.Process(target=exec, args=(ask,))
+        fork.start()
+        fork.join()
+    """
+    loaded = set(own_superexec(tmp_path, code).split()) - set(sys.stdlib_module_names)
+    assert {name for name in loaded if name[0] != "_"} == {"fedapps", "strategies", "clients"}
+
+
+def test_a_superexec_that_ends_ends_its_forks(tmp_path):
+    code = """if True:
+        import time
+        executor = ForkingExecutor()
+        fork = executor.context.Process(target=time.sleep, args=(60,))
+        fork.start()
+        executor.close()
+        fork.join(30)
+        print(fork.exitcode)
+    """
+    assert own_superexec(tmp_path, code) == "-15\n"
+
+
+def test_the_libraries_are_loaded_again_if_their_process_was_killed(tmp_path):
+    """By a kernel that is short of memory, say."""
+    code = f"""if True:
+        import os, signal, time
+        from pathlib import Path
+        executor, file = ForkingExecutor(), Path({str(tmp_path)!r}) / "pid"
+        ask = f"import os; open({{str(file)!r}}, 'w').write(str(os.getppid()))"
+        pids = []
+        for _ in range(2):
+            fork = executor.context.Process(target=exec, args=(ask,))
+            fork.start()
+            fork.join()
+            pids.append(int(file.read_text()))
+            os.kill(pids[-1], signal.SIGKILL)
+            time.sleep(1)
+        print(len(set(pids)))
+    """
+    assert own_superexec(tmp_path, code) == "2\n"
+
+
+def test_a_message_that_gets_no_fork_is_started_as_flower_does(monkeypatch):
+    started = []
+    monkeypatch.setattr(superexec.SubprocessExecutor, "launch", lambda self, it: started.append(it))
+
+    def start():
+        raise OSError("out of memory")
+
+    executor = superexec.ForkingExecutor.__new__(superexec.ForkingExecutor)
+    executor.context = SimpleNamespace(Process=lambda **_: SimpleNamespace(start=start))
+    executor.launch(spec())
+    assert started == [spec()]
+
+
+def test_a_superexec_starts_where_no_fork_can_be(tmp_path, monkeypatch):
+    """A socket's path has 107 letters at most."""
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    code = """if True:
+        executor = ForkingExecutor()
+        try:
+            executor.context.Process(target=print).start()
+        except OSError as error:
+            print(error)
+    """
+    assert own_superexec(tmp_path, code) == "AF_UNIX path too long\n"
+
+
+@pytest.mark.parametrize(
+    "other", [{"task_type": TaskType.SERVER_APP}, {"runtime_dependency_install": True}]
+)
+def test_what_needs_an_environment_of_its_own_is_started_as_flower_does(monkeypatch, other):
+    started = []
+    monkeypatch.setattr(superexec.SubprocessExecutor, "launch", lambda self, it: started.append(it))
+    executor = superexec.ForkingExecutor.__new__(superexec.ForkingExecutor)
+    executor.launch(spec(**other))
+    assert started == [spec(**other)]
+
+
 def test_a_supernode_that_lost_its_superlink_ends(tmp_path):
     """Flower's returns while the thread of its port is still there, which would stay for ever."""
     code = """if True:
         import threading
-        from fedapps import supernode
+        from fedapps import superexec, supernode
         thread = threading.Event().wait
         supernode.flower_supernode = lambda: threading.Thread(target=thread).start()
         supernode.main()

@@ -1,6 +1,8 @@
 """What the documents say is so."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from fedapps import config, registry
@@ -42,3 +44,9 @@ def test_methods_are_listed_in_a_hundred_columns_with_all_their_keys():
     parts = (key.partition(".") for key in config.defaults())
     own = {key for name, _, key in parts if name in registry.names()}
     assert own <= words
+
+
+def test_whoever_reads_only_the_first_line_sees_no_traceback():
+    command = f'"{sys.executable}" -m fedapps keys | head -n 1'
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT)
+    assert (done.stdout, done.stderr) == ("| key | type | default | meaning |\n", "")
