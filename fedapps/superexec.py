@@ -1,71 +1,69 @@
-"""Flower's SuperExec for a SuperNode, with processes that have the libraries loaded already.
+"""Flower's SuperExec for a SuperNode, whose processes have the libraries loaded already.
 
 Flower starts a process for each message, and most of what it does is to load torch: 2.8 s of a
-core on the machine of README's figures, more on a small device. Here one process loads the
-libraries when the SuperNode starts, and each message gets a fork of it. The app is not in it: each
-message loads the one that was sent.
+core on the machine of README's figures, more on a small device. Here one process (`warm.py`) loads
+the libraries, and each message gets a fork of it.
 """
 
-import contextlib
-import multiprocessing
-from logging import WARNING
-from multiprocessing import forkserver
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from flwr.supercore import log
 from flwr.supercore.cli import flower_superexec
-from flwr.supercore.constant import TaskType
-from flwr.supercore.superexec import run_superexec as loop
-from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult, SubprocessExecutor
-from flwr.supercore.tls import validate_and_resolve_root_certificates
-from flwr.supernode.runtime.run_clientapp import run_clientapp
+from flwr.supercore.superexec.executor import SubprocessExecutor
+from flwr.supercore.superexec.executor import subprocess_executor as module
 
-from fedapps.errors import one_line
-
-# Not numpy.random: all messages would begin with the same state of its global generator.
-LIBRARIES = (
-    "flwr.clientapp",
-    "flwr.supernode.runtime.run_clientapp",
-    "msgspec",
-    "safetensors.torch",
-    "torch",
-)
+WARM = (sys.executable, "-P", str(Path(__file__).with_name("warm.py")))
+COLD = "--allow-runtime-dependency-installation"  # a message gets an environment of its own
+REST = 600.0  # seconds without a message after which the memory is given back
 
 
-class ForkingExecutor(SubprocessExecutor):
-    """Starts ClientApps as forks; whatever needs an environment of its own, as Flower does."""
+class Forks:
+    """Starts processes as `Popen` does, those of messages as forks.
+
+    What is forked is there from the first message on, until none has come for `REST` seconds.
+    """
 
     def __init__(self) -> None:
-        self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload([*LIBRARIES])
-        with contextlib.suppress(OSError):  # tried again for each message, which says so
-            forkserver.ensure_running()
+        self.warm: subprocess.Popen[bytes] | None = None
+        self.used = 0.0  # when the last message came
 
-    def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        """Start the process of a message."""
-        if spec.task_type is not TaskType.CLIENT_APP or spec.runtime_dependency_install:
-            return super().launch(spec)
-        certificates = validate_and_resolve_root_certificates(
-            spec.root_certificates_path, spec.insecure
-        )
-        process = self.context.Process(
-            target=run_clientapp,
-            args=(spec.runtime_api_address, spec.token, spec.insecure, certificates),
-            kwargs={"parent_pid": spec.parent_pid, "runtime_dependency_install": False},
-        )
+    def start(self, command: Sequence[str], **options: Any) -> None:
+        """Start a process, in whatever way; `options` are those of `Popen`."""
+        if command[0] != "flwr-clientapp" or COLD in command or options or not self.fork(command):
+            subprocess.Popen(command, **options)
+
+    def fork(self, command: Sequence[str]) -> bool:
+        """Have a message's process forked; False if what is to be forked was killed just now."""
+        if self.warm is None or self.warm.poll() is not None:
+            self.warm = subprocess.Popen(WARM, stdin=subprocess.PIPE, bufsize=0)
+        assert self.warm.stdin is not None
+        self.used = time.monotonic()
         try:
-            process.start()
-        except (OSError, EOFError) as error:  # EOFError: it was killed just now
-            log(WARNING, "no fork (%s), starting the process as Flower does", one_line(str(error)))
-            return super().launch(spec)
-        return LaunchResult.accepted()
+            self.warm.stdin.write(json.dumps(command).encode() + b"\n")
+        except BrokenPipeError:
+            return False
+        return True
 
-    def close(self) -> None:
-        """End those that still run; at its end Python would wait for them."""
-        for process in multiprocessing.active_children():
-            process.terminate()
+    def rest(self) -> None:
+        """End what is forked if it is not needed; forks that still run go on."""
+        if self.warm is not None and time.monotonic() - self.used > REST:
+            self.warm.communicate()
+            self.warm = None
 
 
 def main() -> None:
     """Run a SuperExec with the options of `flower-superexec`; never returns."""
-    vars(loop)["get_executor"] = lambda *_, **__: ForkingExecutor()
+    forks = Forks()
+
+    def reconcile(self: SubprocessExecutor) -> None:  # called whenever it looks for a message
+        forks.rest()
+
+    vars(module)["subprocess"] = SimpleNamespace(Popen=forks.start, DEVNULL=subprocess.DEVNULL)
+    SubprocessExecutor.reconcile = reconcile  # type: ignore[method-assign]
     flower_superexec()

@@ -5,6 +5,7 @@ import http.client
 import http.server
 import importlib
 import inspect
+import json
 import os
 import pwd
 import random
@@ -16,6 +17,7 @@ import ssl
 import stat
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -27,12 +29,10 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
-from flwr.supercore.constant import TaskType
-from flwr.supercore.superexec.executor import ExecutionSpec
 
 from deploy import local
 from deploy.local import Deployment
-from fedapps import superexec, supernode
+from fedapps import superexec, supernode, warm
 from fedapps.errors import RunError
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
@@ -831,136 +831,153 @@ def test_flowers_loop_starts_a_superexec_and_nothing_else():
     source = inspect.getsource(module)
     assert re.findall(r"\bsubprocess\.(\w+)", source) == ["Popen"]
     assert re.findall(r"command = (.*)", source) == ['["flower-superexec"]']
-    loop = importlib.import_module("flwr.supercore.superexec.run_superexec")
-    assert inspect.getsource(loop).count("executor = get_executor(") == 1
+    executor = importlib.import_module("flwr.supercore.superexec.executor.subprocess_executor")
+    source = inspect.getsource(executor)
+    assert set(re.findall(r"\bsubprocess\.(\w+)", source)) == {"Popen", "DEVNULL"}
+    assert superexec.COLD in source
 
 
-def spec(**other):
-    """What a SuperExec is told of a message."""
-    usual = {"task_type": TaskType.CLIENT_APP, "runtime_api_address": "127.0.0.1:1", "token": "t"}
-    usual |= {"insecure": True, "root_certificates_path": None, "runtime_dependency_install": False}
-    usual |= {"parent_pid": None, "suppress_output": False, "task_id": 1}
-    return ExecutionSpec(**usual | other)
+# A message's process tells what it is like, instead of asking a SuperNode for the message.
+TELL = """if True:
+    import atexit, json, multiprocessing, random, signal, sys
+    from flwr.supernode import cli
+
+    def tell():
+        facts = {"argv": sys.argv, "modules": sorted(sys.modules), "stdin": sys.stdin.read()}
+        facts["signals"] = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGCHLD)]
+        facts["start"] = multiprocessing.get_start_method()
+        facts["random"] = [random.random(), __import__("numpy").random.rand()]
+        import fedapps.client_app
+        facts["app"] = sorted(sys.modules)
+        atexit.register(lambda: print(json.dumps(facts, default=str), flush=True))
+
+    cli.flwr_clientapp = tell
+"""
+LAUNCH = """if True:
+    import os, signal
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.superexec.executor import ExecutionSpec, SubprocessExecutor
+    from fedapps import superexec
+
+    spec = ExecutionSpec(task_type=TaskType.CLIENT_APP, **SPEC)
+    executor = SubprocessExecutor()
+    superexec.flower_superexec = lambda: None
+    superexec.main()
+    forks = superexec.module.subprocess.Popen.__self__
+    executor.launch(spec)
+"""
+SPEC = {"runtime_api_address": "127.0.0.1:1", "token": "t", "task_id": 1, "insecure": True}
+SPEC |= {"root_certificates_path": None, "parent_pid": 1, "runtime_dependency_install": False}
+SPEC |= {"suppress_output": False}
+WORDS = ["--runtime-api-address", "127.0.0.1:1", "--token", "t", "--insecure", "--parent-pid", "1"]
 
 
-def own_superexec(tmp_path, code):
-    """Run code in a process like that of a SuperNode's SuperExec."""
-    code = f"from fedapps.superexec import ForkingExecutor\n{code}"
-    command = [*supernode.SUPEREXEC[:-1], code]
+@pytest.fixture
+def messages(tmp_path):
+    """Let Flower's executor in our SuperExec launch a message; returns what was said.
+
+    First what the SuperExec printed, then what all processes of messages told.
+    """
+    (tmp_path / "sitecustomize.py").write_text(TELL)
+    paths = os.pathsep.join([str(tmp_path), str(DEPLOY.parent)])
+
+    def run(code="", **spec):
+        code = LAUNCH.replace("**SPEC", f"**{SPEC | spec!r}") + textwrap.indent(code, "    ")
+        done = subprocess.run(
+            [*supernode.SUPEREXEC[:-1], code], timeout=60, capture_output=True, text=True,
+            env=os.environ | flower(tmp_path) | {"PYTHONPATH": paths},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        said = [json.loads(line) for line in done.stdout.splitlines()]
+        return sorted(said, key=lambda it: isinstance(it, dict))
+
+    return run
+
+
+def test_messages_get_forks_with_the_libraries_and_without_an_app(messages):
+    code = """
+pid = forks.warm.pid
+executor.launch(spec)
+print(+(forks.warm.pid == pid))
+"""
+    same, *told = messages(code)
+    assert same and len(told) == 2
+    for facts in told:
+        assert facts["argv"] == ["flwr-clientapp", *WORDS]
+        libraries, app = set(facts["modules"]), set(facts["app"])
+        assert set(warm.LIBRARIES) <= libraries
+        tops = {name.partition(".")[0] for name in libraries} | set(sys.stdlib_module_names)
+        new = {name.partition(".")[0] for name in app} - tops
+        # The app finds all libraries loaded, and nothing of another app.
+        assert {name for name in new if name[0] != "_"} == {"fedapps", "strategies", "clients"}
+
+
+def test_a_fork_is_like_a_new_process(messages):
+    """Its handlers at exit run, too, as it is there that it tells."""
+    first, second = messages("executor.launch(spec)")
+    assert not set(first["random"]) & set(second["random"])
+    for facts in (first, second):
+        assert facts["start"] == "fork"
+        assert "default_int_handler" in facts["signals"][0]
+        assert facts["signals"][1] == signal.SIG_DFL
+        assert facts["stdin"] == ""
+
+
+def test_a_process_that_is_to_install_the_app_is_started_as_flower_does(messages):
+    without, facts = messages("print(+(forks.warm is None))", runtime_dependency_install=True)
+    assert without == 1
+    assert "torch" not in facts["modules"]
+    assert facts["argv"][1:] == [*WORDS, "--allow-runtime-dependency-installation"]
+
+
+def test_what_is_forked_is_started_again_if_it_was_killed(messages):
+    """By a kernel that is short of memory, say; once before that is seen, and once after."""
+    code = """
+warm, forks.warm.poll = forks.warm, lambda: None
+os.kill(warm.pid, signal.SIGKILL)
+os.waitid(os.P_PID, warm.pid, os.WEXITED | os.WNOWAIT)
+executor.launch(spec)
+del warm.poll
+executor.launch(spec)
+"""
+    told = messages(code)
+    assert len(told) == 2  # of three: one was not forked yet
+    assert ["torch" in facts["modules"] for facts in told].count(True) == 1
+
+
+def test_what_is_forked_rests_when_no_message_comes_and_its_forks_go_on(messages):
+    code = """
+executor.reconcile()
+print(+(forks.warm is None))
+superexec.REST = 0
+executor.reconcile()
+print(+(forks.warm is None))
+executor.launch(spec)
+"""
+    before, after, *told = messages(code)
+    assert (before, after) == (0, 1)
+    assert ["torch" in facts["modules"] for facts in told] == [True, True]
+
+
+def test_a_supernode_starts_our_superexec(tmp_path):
+    code = """if True:
+        from fedapps import supernode
+        start = lambda: supernode.loop.subprocess.Popen(["flower-superexec", "--help"]).wait()
+        supernode.flower_supernode = start
+        supernode.main()
+    """
     done = subprocess.run(
-        command, timeout=60, capture_output=True, text=True, env=os.environ | flower(tmp_path)
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_a_message_gets_the_libraries_and_no_app_that_was_not_sent(tmp_path):
-    code = """if True:
-        ask = "import sys; print(*sys.modules)"
-        fork = ForkingExecutor().context.Process(target=exec, args=(ask,))
-        fork.start()
-        fork.join()
-    """
-    loaded = set(own_superexec(tmp_path, code).split())
-    assert {
-        "torch",
-        "safetensors.torch",
-        "msgspec",
-        "flwr.supernode.runtime.run_clientapp",
-    } <= loaded
-    assert not {"fedapps", "strategies", "clients"} & loaded
-
-
-def test_the_libraries_are_all_that_an_app_loads(tmp_path):
-    """What is missing there is loaded for each message anew."""
-    code = """if True:
-        ask = "import sys; before = set(sys.modules); import fedapps.client_app"
-        ask += "; print(*{name.partition('.')[0] for name in sys.modules.keys()} - before)"
-        fork = ForkingExecutor().context.Process(target=exec, args=(ask,))
-        fork.start()
-        fork.join()
-    """
-    loaded = set(own_superexec(tmp_path, code).split()) - set(sys.stdlib_module_names)
-    assert {name for name in loaded if name[0] != "_"} == {"fedapps", "strategies", "clients"}
-
-
-def test_a_superexec_that_ends_ends_its_forks(tmp_path):
-    code = """if True:
-        import time
-        executor = ForkingExecutor()
-        fork = executor.context.Process(target=time.sleep, args=(60,))
-        fork.start()
-        executor.close()
-        fork.join(30)
-        print(fork.exitcode)
-    """
-    assert own_superexec(tmp_path, code) == "-15\n"
-
-
-def test_the_libraries_are_loaded_again_if_their_process_was_killed(tmp_path):
-    """By a kernel that is short of memory, say."""
-    code = f"""if True:
-        import os, signal, time
-        from pathlib import Path
-        executor, file = ForkingExecutor(), Path({str(tmp_path)!r}) / "pid"
-        ask = f"import os; open({{str(file)!r}}, 'w').write(str(os.getppid()))"
-        pids = []
-        for _ in range(2):
-            fork = executor.context.Process(target=exec, args=(ask,))
-            fork.start()
-            fork.join()
-            pids.append(int(file.read_text()))
-            os.kill(pids[-1], signal.SIGKILL)
-            time.sleep(1)
-        print(len(set(pids)))
-    """
-    assert own_superexec(tmp_path, code) == "2\n"
-
-
-def test_a_message_that_gets_no_fork_is_started_as_flower_does(monkeypatch):
-    started = []
-    monkeypatch.setattr(superexec.SubprocessExecutor, "launch", lambda self, it: started.append(it))
-
-    def start():
-        raise OSError("out of memory")
-
-    executor = superexec.ForkingExecutor.__new__(superexec.ForkingExecutor)
-    executor.context = SimpleNamespace(Process=lambda **_: SimpleNamespace(start=start))
-    executor.launch(spec())
-    assert started == [spec()]
-
-
-def test_a_superexec_starts_where_no_fork_can_be(tmp_path, monkeypatch):
-    """A socket's path has 107 letters at most."""
-    folder = tmp_path / ("long" * 25)
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    code = """if True:
-        executor = ForkingExecutor()
-        try:
-            executor.context.Process(target=print).start()
-        except OSError as error:
-            print(error)
-    """
-    assert own_superexec(tmp_path, code) == "AF_UNIX path too long\n"
-
-
-@pytest.mark.parametrize(
-    "other", [{"task_type": TaskType.SERVER_APP}, {"runtime_dependency_install": True}]
-)
-def test_what_needs_an_environment_of_its_own_is_started_as_flower_does(monkeypatch, other):
-    started = []
-    monkeypatch.setattr(superexec.SubprocessExecutor, "launch", lambda self, it: started.append(it))
-    executor = superexec.ForkingExecutor.__new__(superexec.ForkingExecutor)
-    executor.launch(spec(**other))
-    assert started == [spec(**other)]
+        [sys.executable, "-c", code], timeout=60, capture_output=True, text=True,
+        env=os.environ | flower(tmp_path),
+    )  # fmt: skip
+    assert "Run Flower SuperExec." in done.stdout
 
 
 def test_a_supernode_that_lost_its_superlink_ends(tmp_path):
     """Flower's returns while the thread of its port is still there, which would stay for ever."""
     code = """if True:
         import threading
-        from fedapps import superexec, supernode
+        from fedapps import supernode
         thread = threading.Event().wait
         supernode.flower_supernode = lambda: threading.Thread(target=thread).start()
         supernode.main()
