@@ -2,10 +2,10 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from itertools import repeat
+from itertools import chain, repeat
 from logging import DEBUG
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from fedapps.client import BaseClient, State
 from fedapps.config import DEVICE, Scalar, Settings, read
 from fedapps.device import Device, device_workspace
 from fedapps.errors import RunError, one_line
+from fedapps.layers import Arrays
 from fedapps.messages import (
     LARGEST,
     ClientUpdate,
@@ -171,15 +172,31 @@ def _fit(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate
     arrays, num_examples, metrics = client.fit(*_call(client, request))
     named = dict(zip(request.plan.up(client.layout), arrays, strict=True))
     kept = {key: value.numpy() for key, value in client.state.items()}
-    # what is sent could spoil a pre-summed mean; what is kept need only be numbers
-    for arrays_, largest in ((named, space.settings.max_value), (kept, LARGEST)):
-        for key, array in arrays_.items():
-            if problem := misfit(array, largest):
-                raise FloatingPointError(f"training diverged: {key} is {problem}")
+    if problem := _diverged(space, named, kept, metrics):
+        advice = store.advice() if before else ""
+        raise FloatingPointError(f"training diverged: {problem}{advice}")
     if before or client.state:  # changed in place or not: it is not known
         store.save(request.plan.round, client.state)
     further = {name: named.pop(name) for name in request.plan.sends}
     return ClientUpdate(request.client, named, num_examples, metrics, float(num_examples), further)
+
+
+def _diverged(space: Workspace, sent: Arrays, kept: Arrays, metrics: Mapping) -> str:
+    """Say what the server would refuse, or would spoil later rounds; empty if nothing.
+
+    It could also spoil a pre-summed mean. Of what is kept, layers are held to `max-value`; gradient
+    norms and the like need only be numbers.
+    """
+    limit = space.settings.max_value
+    layers = {f"model/{key}" for key in space.layout.shapes}
+    limits = {key: limit if key in layers else LARGEST for key in kept} | dict.fromkeys(sent, limit)
+    for key, array in chain(kept.items(), sent.items()):
+        if problem := misfit(array, limits[key]):
+            return f"{key} is {problem}"
+    loss, samples = metrics.get("loss", 0.0), metrics.get("samples", 0)
+    if isinstance(loss, float) and not abs(loss) <= limit * samples:
+        return f"a loss of {loss:g} over {samples} samples: at most {limit:g} each (max-value)"
+    return ""
 
 
 def _evaluate(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate:

@@ -344,6 +344,11 @@ def read(flat: Mapping[str, Scalar]) -> Settings:
         check_folder("channel-tls", settings.channel_tls)
     if settings.dataset == DEVICE:
         _ = settings.shape, settings.names  # both are checked as they are read
+        if settings.min_available > settings.num_clients:
+            raise RunError(
+                f"min-available = {settings.min_available}: each device is a client, so it must be"
+                f" at most num-clients = {settings.num_clients}"
+            )
     if settings.evaluate_on == "validation" and not settings.validation_fraction:
         raise RunError('evaluate-on = "validation": needs validation-fraction > 0')
     return msgspec.structs.replace(settings, method=method, flat=tuple(sorted(flat.items())))

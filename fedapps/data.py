@@ -206,6 +206,7 @@ def of_device(path: Path, shape: Shape, names: Sequence[str]) -> Dataset:
         raise RunError(
             f"{path}: label {highest} found; the run has 0..{len(names) - 1} (num-classes)"
         )
+    _check_pixels(images)
     own = _class_names(path)
     if own and own != [*names]:
         raise RunError(
@@ -231,6 +232,7 @@ def unlabelled(path: Path, shape: Shape, classes: int) -> Dataset:
         raise RunError(
             f"{path}: images of [C, H, W] = {list(images.shape)}; the model takes {list(shape)}"
         )
+    _check_pixels(images)
     labels = np.zeros(array.shape[0], np.int64)
     return dataclasses.replace(declared(path.stem, shape, classes), labels=labels, images=images)
 
@@ -383,6 +385,20 @@ def _check_images(images: Array, first: Array) -> None:
             f"{where} holds {images.dtype} images of [C, H, W] = {list(_shape(images))}; must be"
             f" {first.dtype} images of {list(_shape(first))} as in {first.key}"
         )
+
+
+def _check_pixels(images: Images) -> None:
+    """Refuse what mean and deviation 0.5 would not normalise: float pixels outside 0..1."""
+    first, count = images.arrays[0], int(images.starts[-1])
+    if first.dtype == np.uint8:
+        return
+    for begin in range(0, count, 1024):
+        pixels = images.read(np.arange(begin, min(begin + 1024, count)))
+        if pixels.min() < 0 or pixels.max() > 1:
+            raise RunError(
+                f"{first.path}: float pixels from {pixels.min():g} to {pixels.max():g};"
+                " must be 0..1, or uint8"
+            )
 
 
 def _check_labels(labels: Array, images: Array) -> None:

@@ -105,7 +105,9 @@ class Device:
                 "every device needs one of its own"
             )
         version = store.begin(keep=settings.client_state == "keep")
-        found = f"found the state of round {version} of an earlier run" if version else "found none"
+        found = "found none"
+        if version is not None:
+            found = f"found the state of round {version} of an earlier run"
         print(f"client {self.client}: {settings.client_state}s state; {found}", flush=True)
         text = msgspec.json.encode(now)
         write_whole(folder / "run.json", lambda path: _write(path, text), durable=True)
@@ -126,6 +128,10 @@ class DeviceStore(ClientStore):
             raise RunError(
                 f"{self.folder}/run.json: cannot be read ({error}); delete it"
             ) from error
+
+    def advice(self) -> str:
+        """Name the state and how to be rid of it."""
+        return f'; it began from {self.folder}: remove that, or client-state = "reset"'
 
     def keep_model(self, client: BaseClient) -> None:
         """Write the model that the client has been scored with after its personalization."""

@@ -181,14 +181,14 @@ class Roster:
     ) -> None:
         self.grid, self.at_least, self.timeout = grid, at_least, timeout
         self.devices, self.simulated = devices, simulated and not devices
+        self.closed = simulated and bool(devices)  # nobody else will come
         self.complete = False  # whether there ever were enough
         self._hellos: dict[int, Hello] = {}  # by node, in the order of their first answers
         self._asked: dict[str, tuple[int, float]] = {}  # unanswered messages: to whom and when
         self._came: dict[int, float] = {}  # when each node that is there was first seen
         self._doubtful: set[int] = set()
-        self._left_out: set[int] = set()
-        self._told: set[tuple[int, str]] = set()
-        self._reason = ""  # why the last one was left out
+        self._left_out: dict[int, str] = {}  # by node: why
+        self._told: set[str] = set()
 
     def call(self) -> Fleet:
         """Wait for `at_least` SuperNodes, and for newcomers to say who they are.
@@ -200,21 +200,22 @@ class Roster:
         start, told = time.monotonic(), 0.0
         asked = self._asked.items()
         self._asked = {id_: (n, at) for id_, (n, at) in asked if start - at < ANSWER}
-        self._doubtful |= self._left_out
+        self._doubtful |= self._left_out.keys()
         while True:
             nodes = sorted(self.grid.get_node_ids())
             self._greet(nodes)
             fleet = self._fleet(nodes)
             now = time.monotonic()
-            late, enough = now - start > self.timeout, len(fleet.nodes) >= self.at_least
             newcomers = [n for n in nodes if n not in self._hellos and now - self._came[n] < ANSWER]
+            late = now - start > self.timeout or (self.closed and not newcomers)
+            enough = len(fleet.nodes) >= self.at_least
             if enough and (late or not newcomers):
                 self.complete = True
                 return fleet
             if late:
                 count = f"{len(fleet.nodes)} of {self.at_least} SuperNodes"
-                others = f"; left out: {self._reason}" if self._left_out else ""
-                raise RunError(f"{count} after {self.timeout:g} s (min-available){others}")
+                waited = "" if self.closed else f" after {self.timeout:g} s"
+                raise RunError(f"{count}{waited} (min-available){self._why()}")
             if now - start - told > 5:
                 told = now - start
                 count = f"{len(fleet.nodes)} of {self.at_least}"
@@ -252,7 +253,7 @@ class Roster:
 
     def _fleet(self, nodes: Sequence[int]) -> Fleet:
         """Return those of `nodes` that fit, the first one of each client."""
-        self._left_out = set()
+        self._left_out = {}
         here: dict[int, Hello] = {}
         owners: dict[int, int] = {}
         for node, hello in self._hellos.items():
@@ -293,13 +294,17 @@ class Roster:
 
     def _leave_out(self, node: int, hello: Hello, problem: str) -> None:
         """Say so once."""
-        self._left_out.add(node)
-        if (node, problem) in self._told:
-            return
-        self._told.add((node, problem))
         client = "" if hello.client == "any" else f", client {hello.client}"
-        self._reason = f"SuperNode {node}{client}: {problem}"
-        print(f"left out: {self._reason}", flush=True)
+        self._left_out[node] = reason = f"SuperNode {node}{client}: {problem}"
+        if reason not in self._told:
+            print(f"left out: {reason}", flush=True)
+        self._told.add(reason)
+
+    def _why(self) -> str:
+        """Say who was left out; of many the first three."""
+        reasons = list(self._left_out.values())
+        more = [f"{len(reasons) - 3} more"] if len(reasons) > 3 else []
+        return f"; left out: {'; '.join(reasons[:3] + more)}" if reasons else ""
 
 
 def spread(

@@ -45,10 +45,10 @@ class ClientStore:
         for version in sorted(v for v in self._versions() if v <= round_)[:-KEPT]:
             self._path(version).unlink(missing_ok=True)
 
-    def begin(self, keep: bool) -> int:
+    def begin(self, keep: bool) -> int | None:
         """Begin a new run with the newest version as the state before round 1, or with none.
 
-        Return the round of the version that was found, 0 if there is none.
+        Return the round of the version that was found, 0 for one that was such a beginning.
         """
         newest = max(self._versions(), default=None)
         for version in self._versions():
@@ -56,7 +56,11 @@ class ClientStore:
                 self._path(version).unlink(missing_ok=True)
         if newest is not None and keep:
             self._path(newest).replace(self._path(0))
-        return newest or 0
+        return newest
+
+    def advice(self) -> str:
+        """What to do if training on from this state fails; only a device's outlives a run."""
+        return ""
 
     def keep_model(self, client: Any) -> None:
         """Take a client that has just been personalized; only a device keeps its model."""

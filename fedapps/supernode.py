@@ -21,6 +21,8 @@ from flwr.supercore.exit import ExitCode, flwr_exit
 from flwr.supernode import start_client_internal as loop
 from flwr.supernode.cli import flower_supernode
 
+from fedapps.errors import one_line
+
 SHORTEST = 0.05  # seconds
 # Not -m: forks would load the module again, and with it the fedapps that is installed here.
 SUPEREXEC = (sys.executable, "-c", "from fedapps.superexec import main; main()")
@@ -51,7 +53,11 @@ def start_superexec(command: list[str]) -> subprocess.Popen[bytes]:
 def main() -> None:
     """Run a SuperNode; never returns."""
     vars(loop).update(time=Pace(), subprocess=SimpleNamespace(Popen=start_superexec))
-    flower_supernode()
+    try:
+        flower_supernode()
+    except Exception as error:  # as of a file that is no certificate; threads would go on
+        cause = f"{type(error).__name__}: {one_line(str(error))}"
+        flwr_exit(ExitCode.SUPERNODE_CONNECTION_ERROR, cause)
     flwr_exit(ExitCode.SUPERNODE_CONNECTION_ERROR, "Lost the SuperLink.")
 
 

@@ -959,6 +959,28 @@ executor.launch(spec)
     assert ["torch" in facts["modules"] for facts in told] == [True, True]
 
 
+def test_a_supernode_that_cannot_start_says_why_and_ends(tmp_path):
+    """A key in place of a certificate, say; Flower's shows a traceback and stays."""
+    code = """if True:
+        import threading
+        from fedapps import supernode
+
+        def fail():
+            threading.Thread(target=threading.Event().wait).start()
+            raise ValueError("a traceback\\nno certificate in device.key")
+
+        supernode.flower_supernode = fail
+        supernode.main()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], timeout=60, capture_output=True, text=True,
+        env=os.environ | flower(tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 1
+    said = done.stdout + done.stderr
+    assert "ValueError: no certificate in device.key" in said and "Traceback" not in said
+
+
 def test_a_supernode_starts_our_superexec(tmp_path):
     code = """if True:
         from fedapps import supernode

@@ -10,7 +10,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from PIL import Image
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from fedapps import client_app, config, data, personalized, registry, serial, server_app
 from fedapps.__main__ import main
@@ -209,6 +209,49 @@ def test_a_power_cut_while_a_run_begins_loses_nothing(tmp_path):
     assert store.load(1)["w"].tolist() == [5.0, 5.0]
     store.begin(keep=False)
     assert store.load(1) == {}
+    assert store.begin(keep=True) is None
+
+
+@pytest.mark.parametrize("spoil", ["head", "loss"])
+def test_what_the_server_would_refuse_is_not_kept_either(
+    device_run, monkeypatch, tmp_path, read_csv, spoil
+):
+    """Else one run with broken data would spoil all later ones of that device."""
+    fit = registry.client_class("fedper").fit
+
+    def diverge(self, parameters, config):
+        arrays, count, metrics = fit(self, parameters, config)
+        if self.client == 1 and spoil == "head":
+            self.state["model/fc2.fc.weight"] *= 1e9
+        if self.client == 1 and spoil == "loss":
+            metrics["loss"] = 1e30
+        return arrays, count, metrics
+
+    monkeypatch.setattr(registry.client_class("fedper"), "fit", diverge)
+    events = read_csv(device_run('strategy="fedper" num-rounds=1'), "events.csv")
+    failures = {e["client"]: e["detail"] for e in events if e["kind"] == "failure"}
+    assert failures.keys() == {"1"}
+    assert "training diverged: " in failures["1"] and "(max-value)" in failures["1"]
+    kept = {path.parts[-3] for path in tmp_path.glob("state-*/fedper-*/round-*.safetensors")}
+    assert kept == {"state-0", "state-2"}
+
+
+def test_a_state_that_training_fails_from_is_named(device_run, tmp_path, read_csv):
+    device_run('strategy="fedper" num-rounds=1')
+    (state,) = tmp_path.glob("state-1/fedper-*/round-000001.safetensors")
+    save_file({key: value * np.float32(1e30) for key, value in load_file(state).items()}, state)
+    events = read_csv(device_run('strategy="fedper" num-rounds=1'), "events.csv")
+    (detail,) = {e["detail"] for e in events if e["client"] == "1" and "diverged" in e["detail"]}
+    assert detail.endswith(f'it began from {state.parent}: remove that, or client-state = "reset"')
+
+
+def test_a_state_that_began_a_run_and_no_more_is_found(device_run, capsys, tmp_path):
+    device_run('strategy="fedper" num-rounds=1')
+    for state in tmp_path.glob("state-*/fedper-*/round-000001.safetensors"):
+        state.rename(state.with_name("round-000000.safetensors"))
+    device_run('strategy="fedper" num-rounds=1')
+    text = "keeps state; found the state of round 0 of an earlier run"
+    assert capsys.readouterr().out.count(text) == DEVICES
 
 
 # Data and node-configs that do not fit ------------------------------------------------------------
@@ -304,11 +347,21 @@ def test_a_device_that_does_not_fit_is_one_line_and_the_others_go_on(
 
 
 def test_too_few_devices_end_the_run_with_a_line(device_run, nodes):
+    """At once: in this process nobody else will come."""
     nodes[1]["data"] = "/nowhere/x.npz"
-    reason = r"left out: SuperNode 2, client 1: /nowhere/x\.npz: no such file$"
-    line = rf"^2 of 3 SuperNodes after 0\.3 s \(min-available\); {reason}"
+    nodes[2]["client-id"] = 0
+    with pytest.raises(RunError) as caught:
+        device_run('strategy="fedper" min-available=3 round-timeout=3600.0')
+    assert str(caught.value) == (
+        "1 of 3 SuperNodes (min-available); left out: SuperNode 2, client 1: /nowhere/x.npz: "
+        "no such file; SuperNode 3, client 0: client-id = 0 is that of SuperNode 1, too; change one"
+    )
+
+
+def test_more_devices_than_clients_are_not_waited_for(flat_config):
+    line = "min-available = 4: each device is a client, so it must be at most num-clients = 3"
     with pytest.raises(RunError, match=line):
-        device_run('strategy="fedper" min-available=3 round-timeout=0.3')
+        config.read(flat_config(RUN, "min-available=4"))
 
 
 def test_a_device_in_a_run_of_another_data_set_is_left_out(
@@ -344,6 +397,25 @@ def test_a_folder_of_pictures_is_data(tmp_path):
     assert data.of_device(folder, (3, 8, 8), ["cat", "dog", "owl"]).tensors(np.arange(2))[0].shape
     with pytest.raises(RunError, match="owl: is no class of the run"):
         data.of_device(folder, (1, 8, 8), ["cat", "dog"])
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 240.0), (-0.5, 1.0), (0.0, 1.0), (0.25, 0.5)])
+def test_float_pixels_are_from_0_to_1(tmp_path, low, high):
+    """Mean and deviation 0.5 make -1..1 of these; with pixels up to 255 training diverges."""
+    images = np.linspace(low, high, 3000 * 4, dtype=np.float32).reshape(3000, 2, 2)
+    labels = np.arange(3000) % 2
+    path = tmp_path / "own.npz"
+    kinds = {"train_images": images, "test_images": images[-2:], "images": images}
+    np.savez(path, train_labels=labels, test_labels=labels[:2], **kinds)
+    for opened in (
+        lambda: data.of_device(path, (1, 2, 2), ["a", "b"]),
+        lambda: data.unlabelled(path, (1, 2, 2), 2),
+    ):
+        if (low, high) in ((0.0, 1.0), (0.25, 0.5)):
+            opened()
+            continue
+        with pytest.raises(RunError, match=r"own\.npz: float pixels .*; must be 0\.\.1, or uint8"):
+            opened()
 
 
 @pytest.mark.parametrize(
@@ -416,7 +488,7 @@ def test_too_few_devices_are_waited_for_with_a_line(flat_config, nodes, monkeypa
     monkeypatch.setattr("fedapps.fleet.time.sleep", lambda s: setattr(clock, "now", clock.now + 2))
     grid = DeviceGrid(client_app.app, flat_config(RUN), nodes)
     grid.get_node_ids = lambda: [1, 2] if clock.now > 10 else [1]
-    fleet = Roster(StreamingGrid(grid), 2, 60.0, DEVICES).call()
+    fleet = Roster(StreamingGrid(grid), 2, 60.0, DEVICES, simulated=False).call()
     assert list(fleet.bound) == [0, 1]
     assert capsys.readouterr().out.count("waiting for SuperNodes: 1 of 2") == 1
 

@@ -626,6 +626,15 @@ def test_too_few_because_they_do_not_fit_says_why():
         roster.call()
 
 
+def test_all_who_do_not_fit_are_named_but_not_endlessly():
+    grid = FakeGrid(polls=[[owner(n, 6 + n) for n in range(1, 6)]], nodes=[[1, 2, 3, 4, 5]])
+    with pytest.raises(RunError) as caught:
+        Roster(StreamingGrid(grid), 1, 0.1, 3, simulated=False).call()
+    text = str(caught.value)
+    assert [text.count(f"SuperNode {n}, client {6 + n}: ") for n in range(1, 6)] == [1, 1, 1, 0, 0]
+    assert text.endswith("; 2 more")
+
+
 def test_who_could_not_be_reached_is_asked_again(capsys):
     grid = FakeGrid(polls=[[owner(1, 0), error(2)], [owner(2, 1)]], nodes=[[1, 2]])
     roster = make_roster(grid)
