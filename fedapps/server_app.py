@@ -21,6 +21,7 @@ from fedapps.fleet import Fleet, Roster, StreamingGrid
 from fedapps.partition import class_counts
 from fedapps.report import Report
 from fedapps.strategy import BaseStrategy
+from fedapps.warm import look_again_sooner
 from fedapps.workspace import GPU_HINT, Workspace, workspace
 
 app = ServerApp()
@@ -67,7 +68,8 @@ def roster_of(grid: Grid, space: Workspace) -> Roster:
     """Return what greets the SuperNodes of a run."""
     s = space.settings
     devices = s.num_clients if s.dataset == DEVICE else 0
-    simulated = not isinstance(grid, HttpGrid)
+    if not (simulated := not isinstance(grid, HttpGrid)):
+        look_again_sooner()
     return Roster(StreamingGrid(grid), s.min_available, s.round_timeout, devices, simulated)
 
 

@@ -22,6 +22,7 @@ from flwr.supernode import start_client_internal as loop
 from flwr.supernode.cli import flower_supernode
 
 from fedapps.errors import one_line
+from fedapps.warm import look_again_sooner
 
 SHORTEST = 0.05  # seconds
 # Not -m: forks would load the module again, and with it the fedapps that is installed here.
@@ -52,6 +53,7 @@ def start_superexec(command: list[str]) -> subprocess.Popen[bytes]:
 
 def main() -> None:
     """Run a SuperNode; never returns."""
+    look_again_sooner()
     vars(loop).update(time=Pace(), subprocess=SimpleNamespace(Popen=start_superexec))
     try:
         flower_supernode()

@@ -29,15 +29,19 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from flwr.supercore.inflatable import inflatable_utils
+from flwr.superlink.grid.http_grid import HttpGrid
 
 from deploy import local
 from deploy.local import Deployment
-from fedapps import superexec, supernode, warm
+from fedapps import config, server_app, superexec, supernode, warm
 from fedapps.errors import RunError
+from fedapps.serial import SerialGrid
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 CALL = "/v1/fleet/pull-messages"
 MIB = 2**20
+PULLS = dict(inflatable_utils.pull_objects.__kwdefaults__)
 # What is installed with this Python is found though its environment need not be activated.
 HERE = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
@@ -835,6 +839,46 @@ def test_flowers_loop_starts_a_superexec_and_nothing_else():
     source = inspect.getsource(executor)
     assert set(re.findall(r"\bsubprocess\.(\w+)", source)) == {"Popen", "DEVNULL"}
     assert superexec.COLD in source
+
+
+@pytest.mark.parametrize("name", ["pull_objects", "pull_and_inflate_object_from_tree"])
+def test_arrays_that_are_on_their_way_are_asked_for_again_soon(monkeypatch, name):
+    """Not a second later, as Flower does by default."""
+    function = getattr(inflatable_utils, name)
+    was = dict(function.__kwdefaults__)
+    assert was["initial_backoff"] == 1  # else look again what it means
+    for key in ("pull_objects", "pull_and_inflate_object_from_tree"):
+        defaults = dict(getattr(inflatable_utils, key).__kwdefaults__)
+        monkeypatch.setattr(getattr(inflatable_utils, key), "__kwdefaults__", defaults)
+    warm.look_again_sooner()
+    assert function.__kwdefaults__ == was | {"initial_backoff": warm.FIRST_LOOK}
+
+
+def test_no_array_is_given_up_sooner(monkeypatch):
+    waits, tries = [], iter(range(12))
+    monkeypatch.setattr(inflatable_utils.pull_objects, "__kwdefaults__", dict(PULLS))
+    warm.look_again_sooner()
+
+    def pull(_):
+        if next(tries) < 11:
+            raise inflatable_utils.ObjectUnavailableError("x")
+        return b"there"
+
+    event = SimpleNamespace(is_set=lambda: False, wait=waits.append, set=lambda: None)
+    own = SimpleNamespace(**vars(threading) | {"Event": lambda: event})
+    monkeypatch.setattr(inflatable_utils, "threading", own)
+    assert inflatable_utils.pull_objects(["x"], pull) == {"x": b"there"}
+    expected = [min(warm.FIRST_LOOK * 2**n, 10.0) for n in range(11)]
+    assert waits == pytest.approx(expected, rel=0.21)  # Flower draws 20 % more or less
+
+
+@pytest.mark.parametrize("grid", [HttpGrid, SerialGrid])
+def test_a_server_of_supernodes_asks_again_soon_and_no_other(monkeypatch, flat_config, grid):
+    asked = []
+    monkeypatch.setattr(server_app, "look_again_sooner", lambda: asked.append(1))
+    space = SimpleNamespace(settings=config.read(flat_config()))
+    server_app.roster_of(object.__new__(grid), space)
+    assert len(asked) == (grid is HttpGrid)
 
 
 # A message's process tells what it is like, instead of asking a SuperNode for the message.
