@@ -173,8 +173,7 @@ def _fit(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate
     named = dict(zip(request.plan.up(client.layout), arrays, strict=True))
     kept = {key: value.numpy() for key, value in client.state.items()}
     if problem := _diverged(space, named, kept, metrics):
-        advice = store.advice() if before else ""
-        raise FloatingPointError(f"training diverged: {problem}{advice}")
+        raise FloatingPointError(f"training diverged: {problem}{store.advice(request.plan.round)}")
     if before or client.state:  # changed in place or not: it is not known
         store.save(request.plan.round, client.state)
     further = {name: named.pop(name) for name in request.plan.sends}
@@ -184,14 +183,13 @@ def _fit(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate
 def _diverged(space: Workspace, sent: Arrays, kept: Arrays, metrics: Mapping) -> str:
     """Say what the server would refuse, or would spoil later rounds; empty if nothing.
 
-    It could also spoil a pre-summed mean. Of what is kept, layers are held to `max-value`; gradient
-    norms and the like need only be numbers.
+    It could also spoil a pre-summed mean. Of what is kept, whatever has the name of a model's array
+    is held to `max-value`; gradient norms and the like need only be numbers.
     """
     limit = space.settings.max_value
-    layers = {f"model/{key}" for key in space.layout.shapes}
-    limits = {key: limit if key in layers else LARGEST for key in kept} | dict.fromkeys(sent, limit)
     for key, array in chain(kept.items(), sent.items()):
-        if problem := misfit(array, limits[key]):
+        model = key in sent or key.partition("/")[2] in space.layout.shapes
+        if problem := misfit(array, limit if model else LARGEST):
             return f"{key} is {problem}"
     loss, samples = metrics.get("loss", 0.0), metrics.get("samples", 0)
     if isinstance(loss, float) and not abs(loss) <= limit * samples:

@@ -129,8 +129,10 @@ class DeviceStore(ClientStore):
                 f"{self.folder}/run.json: cannot be read ({error}); delete it"
             ) from error
 
-    def advice(self) -> str:
-        """Name the state and how to be rid of it."""
+    def advice(self, round_: int) -> str:
+        """Name a state of an earlier run and how to be rid of it."""
+        if max((v for v in self._versions() if v < round_), default=None) != 0:
+            return ""
         return f'; it began from {self.folder}: remove that, or client-state = "reset"'
 
     def keep_model(self, client: BaseClient) -> None:

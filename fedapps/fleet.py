@@ -207,7 +207,7 @@ class Roster:
             fleet = self._fleet(nodes)
             now = time.monotonic()
             newcomers = [n for n in nodes if n not in self._hellos and now - self._came[n] < ANSWER]
-            late = now - start > self.timeout or (self.closed and not newcomers)
+            late = now - start > self.timeout or (self.closed and nodes and not newcomers)
             enough = len(fleet.nodes) >= self.at_least
             if enough and (late or not newcomers):
                 self.complete = True

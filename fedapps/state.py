@@ -58,8 +58,8 @@ class ClientStore:
             self._path(newest).replace(self._path(0))
         return newest
 
-    def advice(self) -> str:
-        """What to do if training on from this state fails; only a device's outlives a run."""
+    def advice(self, round_: int) -> str:
+        """What to do if training from the state before `round_` fails: "", it is this run's own."""
         return ""
 
     def keep_model(self, client: Any) -> None:

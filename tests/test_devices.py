@@ -212,37 +212,64 @@ def test_a_power_cut_while_a_run_begins_loses_nothing(tmp_path):
     assert store.begin(keep=True) is None
 
 
-@pytest.mark.parametrize("spoil", ["head", "loss"])
+@pytest.mark.parametrize(
+    ("strategy", "spoil"),
+    [("fedper", "model/fc2.fc.weight"), ("ditto", "v/fc2.fc.weight"), ("fedper", "loss")],
+)
 def test_what_the_server_would_refuse_is_not_kept_either(
-    device_run, monkeypatch, tmp_path, read_csv, spoil
+    device_run, monkeypatch, tmp_path, read_csv, strategy, spoil
 ):
     """Else one run with broken data would spoil all later ones of that device."""
-    fit = registry.client_class("fedper").fit
+    cls = registry.client_class(strategy)
+    fit = cls.fit
 
     def diverge(self, parameters, config):
         arrays, count, metrics = fit(self, parameters, config)
-        if self.client == 1 and spoil == "head":
-            self.state["model/fc2.fc.weight"] *= 1e9
-        if self.client == 1 and spoil == "loss":
-            metrics["loss"] = 1e30
+        if self.client == 1 and spoil in self.state:
+            self.state[spoil] = self.state[spoil] * 1e9
+        elif self.client == 1:
+            metrics[spoil] = 1e30
         return arrays, count, metrics
 
-    monkeypatch.setattr(registry.client_class("fedper"), "fit", diverge)
-    events = read_csv(device_run('strategy="fedper" num-rounds=1'), "events.csv")
+    monkeypatch.setattr(cls, "fit", diverge)
+    events = read_csv(device_run(f'strategy="{strategy}" num-rounds=1'), "events.csv")
     failures = {e["client"]: e["detail"] for e in events if e["kind"] == "failure"}
     assert failures.keys() == {"1"}
-    assert "training diverged: " in failures["1"] and "(max-value)" in failures["1"]
-    kept = {path.parts[-3] for path in tmp_path.glob("state-*/fedper-*/round-*.safetensors")}
+    assert f"training diverged: {'a loss' if spoil == 'loss' else spoil} " in failures["1"]
+    assert failures["1"].endswith("(max-value)")
+    kept = {path.parts[-3] for path in tmp_path.glob("state-*/*/round-*.safetensors")}
     assert kept == {"state-0", "state-2"}
 
 
-def test_a_state_that_training_fails_from_is_named(device_run, tmp_path, read_csv):
-    device_run('strategy="fedper" num-rounds=1')
+def test_a_state_of_an_earlier_run_that_training_fails_from_is_named(
+    device_run, tmp_path, read_csv, monkeypatch
+):
+    advice = 'remove that, or client-state = "reset"'
+
+    def failures(*run_config):
+        events = read_csv(device_run('strategy="fedper"', *run_config), "events.csv")
+        mine = {e["detail"] for e in events if e["client"] == "1" and "diverged" in e["detail"]}
+        assert mine
+        return mine
+
+    with monkeypatch.context() as patch:
+        cls = registry.client_class("fedper")
+        fit = cls.fit
+
+        def diverge(self, parameters, config):
+            arrays, count, metrics = fit(self, parameters, config)
+            return (
+                arrays,
+                count,
+                metrics | {"loss": 1e30 if json.loads(config["plan"])["round"] > 1 else 1.0},
+            )
+
+        patch.setattr(cls, "fit", diverge)
+        assert not any(advice in detail for detail in failures("num-rounds=2"))
     (state,) = tmp_path.glob("state-1/fedper-*/round-000001.safetensors")
     save_file({key: value * np.float32(1e30) for key, value in load_file(state).items()}, state)
-    events = read_csv(device_run('strategy="fedper" num-rounds=1'), "events.csv")
-    (detail,) = {e["detail"] for e in events if e["client"] == "1" and "diverged" in e["detail"]}
-    assert detail.endswith(f'it began from {state.parent}: remove that, or client-state = "reset"')
+    (detail,) = failures("num-rounds=1")
+    assert detail.endswith(f"; it began from {state.parent}: {advice}")
 
 
 def test_a_state_that_began_a_run_and_no_more_is_found(device_run, capsys, tmp_path):
