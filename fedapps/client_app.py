@@ -31,6 +31,7 @@ from fedapps.messages import (
     RoundInfo,
     asked_clients,
     header_of,
+    loss_misfit,
     metrics_record,
     misfit,
     pack_hello,
@@ -192,9 +193,7 @@ def _diverged(space: Workspace, sent: Arrays, kept: Arrays, metrics: Mapping) ->
         if problem := misfit(array, limit if model else LARGEST):
             return f"{key} is {problem}"
     loss, samples = metrics.get("loss", 0.0), metrics.get("samples", 0)
-    if isinstance(loss, float) and not abs(loss) <= limit * samples:
-        return f"a loss of {loss:g} over {samples} samples: at most {limit:g} each (max-value)"
-    return ""
+    return loss_misfit(loss, samples, limit) if isinstance(loss, float) else ""
 
 
 def _evaluate(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate:

@@ -368,6 +368,13 @@ def misfit(values: np.ndarray, largest: float) -> str:
     return f"as large as {worst:.6g}: at most {largest:g} (max-value)"
 
 
+def loss_misfit(loss: float, samples: int, largest: float) -> str:
+    """Say why the sum of losses over `samples` cannot be used; nothing: an empty text."""
+    if abs(loss) <= largest * samples:
+        return ""
+    return f"a loss of {loss:g} over {samples} samples: at most {largest:g} each (max-value)"
+
+
 class _Told(msgspec.Struct):
     """Record `failures` of a reply."""
 

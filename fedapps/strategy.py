@@ -22,7 +22,7 @@ from fedapps.draws import generator
 from fedapps.errors import RunError, without_lines
 from fedapps.fleet import Exchange, Fleet, Roster, StreamingGrid
 from fedapps.layers import Arrays, Slice, put, take
-from fedapps.messages import ClientUpdate, Request, RoundInfo
+from fedapps.messages import ClientUpdate, Request, RoundInfo, loss_misfit
 from fedapps.plan import Clip, Plan, Stage
 from fedapps.privacy import RESTS_ON, privacy
 from fedapps.report import ClientEval, Report, RoundRow
@@ -457,14 +457,10 @@ class BaseStrategy(Strategy):
             _at_most(name, getattr(done, name), samples)
         _at_most("macs", done.macs, most * self._sample_macs)
         _at_most("cost_paper", done.cost_paper, most * self.layout.count(self.layout.names))
-        if abs(done.loss) <= self.settings.max_value * done.samples:
-            return done
-        if not prefix:
-            mean = f"{done.loss:g} over {done.samples} samples"
-            raise ValueError(
-                f"a loss of {mean}: at most {self.settings.max_value:g} each (max-value)"
-            )
-        return replace(done, loss=0.0, samples=0)
+        problem = loss_misfit(done.loss, done.samples, self.settings.max_value)
+        if problem and not prefix:
+            raise ValueError(problem)
+        return replace(done, loss=0.0, samples=0) if problem else done
 
     def _evaluated(self) -> list[int]:
         s = self.settings

@@ -67,3 +67,7 @@ def main() -> None:
     vars(module)["subprocess"] = SimpleNamespace(Popen=forks.start, DEVNULL=subprocess.DEVNULL)
     SubprocessExecutor.reconcile = reconcile  # type: ignore[method-assign]
     flower_superexec()
+
+
+if __name__ == "__main__":
+    main()

@@ -25,8 +25,7 @@ from fedapps.errors import one_line
 from fedapps.warm import look_again_sooner
 
 SHORTEST = 0.05  # seconds
-# Not -m: forks would load the module again, and with it the fedapps that is installed here.
-SUPEREXEC = (sys.executable, "-c", "from fedapps.superexec import main; main()")
+SUPEREXEC = (sys.executable, "-m", "fedapps.superexec")
 
 
 class Pace:

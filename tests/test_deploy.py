@@ -928,7 +928,7 @@ def messages(tmp_path):
     def run(code="", **spec):
         code = LAUNCH.replace("**SPEC", f"**{SPEC | spec!r}") + textwrap.indent(code, "    ")
         done = subprocess.run(
-            [*supernode.SUPEREXEC[:-1], code], timeout=60, capture_output=True, text=True,
+            [sys.executable, "-c", code], timeout=60, capture_output=True, text=True,
             env=os.environ | flower(tmp_path) | {"PYTHONPATH": paths},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -1003,57 +1003,48 @@ executor.launch(spec)
     assert ["torch" in facts["modules"] for facts in told] == [True, True]
 
 
-def test_a_supernode_that_cannot_start_says_why_and_ends(tmp_path):
-    """A key in place of a certificate, say; Flower's shows a traceback and stays."""
-    code = """if True:
+def supernode_process(tmp_path, flowers):
+    """Run our SuperNode with other code as Flower's; returns the process and all it said."""
+    code = f"""if True:
         import threading
         from fedapps import supernode
 
-        def fail():
+        def stay():
             threading.Thread(target=threading.Event().wait).start()
-            raise ValueError("a traceback\\nno certificate in device.key")
 
-        supernode.flower_supernode = fail
+        def flowers():
+            {flowers}
+
+        supernode.flower_supernode = flowers
         supernode.main()
     """
     done = subprocess.run(
         [sys.executable, "-c", code], timeout=60, capture_output=True, text=True,
         env=os.environ | flower(tmp_path),
     )  # fmt: skip
+    return done, done.stdout + done.stderr
+
+
+def test_a_supernode_that_cannot_start_says_why_and_ends(tmp_path):
+    """A key in place of a certificate, say; Flower's shows a traceback and stays."""
+    error = 'stay(); raise ValueError("a traceback\\nno certificate in device.key")'
+    done, said = supernode_process(tmp_path, error)
     assert done.returncode == 1
-    said = done.stdout + done.stderr
     assert "ValueError: no certificate in device.key" in said and "Traceback" not in said
-
-
-def test_a_supernode_starts_our_superexec(tmp_path):
-    code = """if True:
-        from fedapps import supernode
-        start = lambda: supernode.loop.subprocess.Popen(["flower-superexec", "--help"]).wait()
-        supernode.flower_supernode = start
-        supernode.main()
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", code], timeout=60, capture_output=True, text=True,
-        env=os.environ | flower(tmp_path),
-    )  # fmt: skip
-    assert "Run Flower SuperExec." in done.stdout
 
 
 def test_a_supernode_that_lost_its_superlink_ends(tmp_path):
     """Flower's returns while the thread of its port is still there, which would stay for ever."""
-    code = """if True:
-        import threading
-        from fedapps import supernode
-        thread = threading.Event().wait
-        supernode.flower_supernode = lambda: threading.Thread(target=thread).start()
-        supernode.main()
-    """
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, timeout=60, capture_output=True, text=True, env=os.environ | flower(tmp_path)
-    )
+    done, said = supernode_process(tmp_path, "stay()")
     assert done.returncode == 1
-    assert "Lost the SuperLink." in done.stdout + done.stderr
+    assert "Lost the SuperLink." in said
+
+
+def test_a_supernode_starts_our_superexec(tmp_path):
+    start = 'supernode.loop.subprocess.Popen(["flower-superexec", "--help"]).wait()'
+    _, said = supernode_process(tmp_path, start)
+    assert "Run Flower SuperExec." in said and "--runtime-api-address" in said
+    assert "usage: flower-superexec" not in said
 
 
 # All of it on one machine -------------------------------------------------------------------------
