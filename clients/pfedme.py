@@ -1,7 +1,5 @@
 """pFedMe's client: it keeps its personal model theta_i."""
 
-from torch import Tensor
-
 from fedapps.method import (
     Backward,
     BaseClient,
@@ -23,7 +21,6 @@ class PFedMeClient(BaseClient):
     """The model is w_{i,r}; a step is local round r, and theta goes on from where it is."""
 
     options: Settings
-    theta: list[Tensor]
 
     def before_training(self, plan: Plan) -> Costs:
         """Start theta at w_t; eta_p follows the schedule of eta (our choice)."""
