@@ -20,10 +20,11 @@ from fedapps.core.settings import Settings
 from fedapps.device.device import Device, device_workspace
 from fedapps.engine.failed_clients import record
 from fedapps.engine.store import ClientStore
+from fedapps.engine.versions import LOADED, SAVED
 from fedapps.method.aggregation import weighted_mean
 from fedapps.method.client import BaseClient
 from fedapps.method.tools import State
-from fedapps.method.update import ClientUpdate, Failure
+from fedapps.method.update import ClientUpdate, Failure, Metrics
 from fedapps.models.layers import Arrays
 from fedapps.training.workspace import Workspace, workspace
 from fedapps.wire.checks import LARGEST, invalid_loss, invalid_values
@@ -33,7 +34,7 @@ from fedapps.wire.replies import pack_metrics, pack_reply
 from fedapps.wire.requests import Request, RequestHeader, read_request
 
 Stores = Callable[[int], ClientStore]  # where a client's state is
-Work = Callable[[Workspace, Request, ClientStore], ClientUpdate]
+Work = Callable[[Workspace, Request, ClientStore, RequestHeader], ClientUpdate]
 Result = ClientUpdate | Failure
 app = ClientApp()
 
@@ -98,7 +99,7 @@ def _serve(message: Message, context: Context, work: Work) -> Message:
 
     def store(client: int) -> ClientStore:
         if device:
-            return device.store(space, info.run_dir)
+            return device.store(space, info)
         return ClientStore(Path(info.run_dir) / "clients" / str(client))
 
     def work_on(request: Request, part: Workspace) -> Result:
@@ -160,22 +161,24 @@ def _work_on(
             f"the initial model here ({space.fingerprint}) is not the server's "
             f"({info.fingerprint}): use the same versions of torch and numpy on all machines"
         )
-    update = work(space, request, stores(request.client))
+    update = work(space, request, stores(request.client), info)
     pack_metrics(update, info.presum)  # figures that Flower refuses must not cost the message
     return update
 
 
-def _fit(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate:
+def _fit(
+    space: Workspace, request: Request, store: ClientStore, info: RequestHeader
+) -> ClientUpdate:
     """Train from the state before this round; store what changed, unless training diverged."""
-    before = store.load(request.plan.round)
+    version, before = store.load_version(request.plan.round)
     client = _client(space, request, before)
     update = client.train_round(request.plan, request.arrays)
     kept = {key: value.numpy() for key, value in client.state.items()}
     if problem := _diverged(space, update.arrays | update.extras, kept, update.metrics):
         raise FloatingPointError(f"training diverged: {problem}{store.advice(request.plan.round)}")
     if before or client.state:  # changed in place or not: it is not known
-        store.save(request.plan.round, client.state)
-    return update
+        store.save(request.plan.round, client.state, info.needed)
+    return state_told(update, version, saved=bool(before or client.state))
 
 
 def _diverged(space: Workspace, sent: Arrays, kept: Arrays, metrics: Mapping) -> str:
@@ -193,12 +196,21 @@ def _diverged(space: Workspace, sent: Arrays, kept: Arrays, metrics: Mapping) ->
     return invalid_loss(loss, samples, limit) if isinstance(loss, float) else ""
 
 
-def _evaluate(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate:
+def _evaluate(
+    space: Workspace, request: Request, store: ClientStore, info: RequestHeader
+) -> ClientUpdate:
     """Evaluate with the state after this round."""
-    client = _client(space, request, store.load(request.plan.round + 1))
+    version, state = store.load_version(request.plan.round + 1)
+    client = _client(space, request, state)
     update = client.score_round(request.plan, request.arrays)
     store.save_personalized(client)
-    return update
+    return state_told(update, version, saved=False)
+
+
+def state_told(update: ClientUpdate, version: int, saved: bool) -> ClientUpdate:
+    """Tell the server which version of its state a client had, and whether it wrote one."""
+    told: Metrics = {LOADED: version, SAVED: int(saved)}
+    return dataclasses.replace(update, metrics=update.metrics | told)
 
 
 def _client(space: Workspace, request: Request, state: State) -> BaseClient:

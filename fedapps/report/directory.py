@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -43,6 +44,33 @@ def append(path: Path, rows: Rows) -> None:
             file.write(csv_text(rows))
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def truncate(path: Path, size: int) -> None:
+    """Cut a table back to `size` bytes; raises `RunError` if it cannot be written."""
+    try:
+        os.truncate(path, size)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def sync(path: Path) -> int:
+    """See to it that a table is on disk, so that a power cut leaves it; return its bytes."""
+    try:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            return os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def lines(path: Path) -> list[dict[str, str]]:
+    """Read a table, a dictionary by columns for each line; raises `RunError`."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {path}: {error}") from error
 
 
 def csv_text(rows: Rows) -> str:
