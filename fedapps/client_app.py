@@ -34,7 +34,7 @@ from fedapps.wire.replies import pack_metrics, pack_reply
 from fedapps.wire.requests import Request, RequestHeader, read_request
 
 Stores = Callable[[int], ClientStore]  # where a client's state is
-Work = Callable[[Workspace, Request, ClientStore, RequestHeader], ClientUpdate]
+Work = Callable[[Workspace, Request, ClientStore], ClientUpdate]
 Result = ClientUpdate | Failure
 app = ClientApp()
 
@@ -100,7 +100,7 @@ def _serve(message: Message, context: Context, work: Work) -> Message:
     def store(client: int) -> ClientStore:
         if device:
             return device.store(space, info)
-        return ClientStore(Path(info.run_dir) / "clients" / str(client))
+        return ClientStore(Path(info.run_dir) / "clients" / str(client), info.needed)
 
     def work_on(request: Request, part: Workspace) -> Result:
         try:
@@ -161,14 +161,12 @@ def _work_on(
             f"the initial model here ({space.fingerprint}) is not the server's "
             f"({info.fingerprint}): use the same versions of torch and numpy on all machines"
         )
-    update = work(space, request, stores(request.client), info)
+    update = work(space, request, stores(request.client))
     pack_metrics(update, info.presum)  # figures that Flower refuses must not cost the message
     return update
 
 
-def _fit(
-    space: Workspace, request: Request, store: ClientStore, info: RequestHeader
-) -> ClientUpdate:
+def _fit(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate:
     """Train from the state before this round; store what changed, unless training diverged."""
     version, before = store.load_version(request.plan.round)
     client = _client(space, request, before)
@@ -177,7 +175,7 @@ def _fit(
     if problem := _diverged(space, update.arrays | update.extras, kept, update.metrics):
         raise FloatingPointError(f"training diverged: {problem}{store.advice(request.plan.round)}")
     if before or client.state:  # changed in place or not: it is not known
-        store.save(request.plan.round, client.state, info.needed)
+        store.save(request.plan.round, client.state)
     return state_told(update, version, saved=bool(before or client.state))
 
 
@@ -196,9 +194,7 @@ def _diverged(space: Workspace, sent: Arrays, kept: Arrays, metrics: Mapping) ->
     return invalid_loss(loss, samples, limit) if isinstance(loss, float) else ""
 
 
-def _evaluate(
-    space: Workspace, request: Request, store: ClientStore, info: RequestHeader
-) -> ClientUpdate:
+def _evaluate(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate:
     """Evaluate with the state after this round."""
     version, state = store.load_version(request.plan.round + 1)
     client = _client(space, request, state)

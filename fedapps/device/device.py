@@ -105,7 +105,7 @@ class Device:
         folder = self.state_dir / f"{settings.strategy}-{settings.model}-{digest}"
         claim(self.state_dir)
         private(folder)
-        store = DeviceStore(folder)
+        store = DeviceStore(folder, info.needed)
         run = info.run_id or info.run_dir
         before, now = store.state_run(), StateRun(run, self.client, info.attempt)
         if before == now:

@@ -21,6 +21,7 @@ from fedapps.core import log
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 from fedapps.engine.best import Best
+from fedapps.engine.store import NONE
 from fedapps.models.layers import Arrays
 from fedapps.report.report import ReportState
 
@@ -132,13 +133,13 @@ def rounds(run: Path) -> list[int]:
     return sorted(int(number) for number in numbers if number.isdecimal())
 
 
-def needed_after(round_: int, every: int) -> int | None:
+def needed_after(round_: int, every: int) -> int:
     """Return the round before `round_` whose states the older of the two checkpoints starts from.
 
-    A function of the round alone, so that a resumed run keeps the same files; None: no checkpoints.
+    A function of the round alone, so that a resumed run keeps the same files; no checkpoints: NONE.
     """
     if not every:
-        return None
+        return NONE
     return max(0, ((round_ - 1) // every - (KEPT - 1)) * every)
 
 

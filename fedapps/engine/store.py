@@ -27,9 +27,14 @@ _DIGEST = "blake2b"  # key of the file's metadata
 
 @dataclass(frozen=True)
 class ClientStore:
-    """Named tensors of one client in `folder`, one safetensors file per version."""
+    """Named tensors of one client in `folder`, one safetensors file per version.
+
+    A run that is killed now may go on after round `needed` (`NONE`: it will not): what that starts
+    from is kept.
+    """
 
     folder: Path
+    needed: int = NONE
 
     def load(self, round_: int) -> dict[str, Tensor]:
         """Return the newest whole state written before `round_`; empty if there is none."""
@@ -45,12 +50,12 @@ class ClientStore:
                 return version, _read(self._path(version))
         return NONE, {}
 
-    def save(self, round_: int, state: Mapping[str, Tensor], needed: int | None = None) -> None:
+    def save(self, round_: int, state: Mapping[str, Tensor]) -> None:
         """Write the state as it is after `round_`; drop versions that nothing can go back to.
 
-        Those are the ones before the last two, and of them only those before the one that the
-        round after `needed` starts from. Later versions stay: a SuperNode that answers too late
-        must not undo what came after. Raises `RunError` if it cannot be written.
+        Those are the ones before the last two and before the one that is needed. Later versions
+        stay: a SuperNode that answers too late must not undo what came after. Raises `RunError` if
+        it cannot be written.
         """
         self._make()
         # safetensors refuses strides, and tensors that share memory.
@@ -62,8 +67,7 @@ class ClientStore:
         write_whole(self._path(round_), lambda path: save_file(tensors, path, about), durable=True)
         kept = sorted(v for v in self._versions() if v <= round_)
         oldest = kept[-VERSIONS:][0]
-        if needed is not None:
-            oldest = min(oldest, max((v for v in kept if v <= needed), default=oldest))
+        oldest = min(oldest, max((v for v in kept if v <= self.needed), default=oldest))
         for version in (v for v in kept if v < oldest):
             self._path(version).unlink(missing_ok=True)
 

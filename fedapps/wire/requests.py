@@ -51,7 +51,7 @@ class RoundInfo(msgspec.Struct, frozen=True, rename="kebab"):
     """What all requests of a message share.
 
     `run_id` is the run's own, whatever its directory is called. It was resumed `attempt` times, the
-    last time after round `resumed`; what it may still go back to is the state after round `needed`.
+    last time after round `resumed`; it may go back to the state after round `needed` (-1: to none).
     """
 
     run_dir: str
@@ -60,7 +60,7 @@ class RoundInfo(msgspec.Struct, frozen=True, rename="kebab"):
     run_id: str = ""
     attempt: int = 0
     resumed: int = 0
-    needed: int | None = None
+    needed: int = -1
 
 
 class RequestHeader(RoundInfo, frozen=True, kw_only=True, rename="kebab"):

@@ -23,7 +23,7 @@ from fedapps.training.trainer import Trainer
 
 BASE = (
     'dataset="digits" partitioner="dirichlet" alpha=1.0 num-clients=4 min-samples=4 model="lenet5" '
-    'num-rounds=6 fraction-train=0.5 local-epochs=1 batch-size=64 evaluate-every=2 '
+    "num-rounds=6 fraction-train=0.5 local-epochs=1 batch-size=64 evaluate-every=2 "
     'finetune-epochs=1 threads=1 device="cpu"'
 )
 # Half of the rounds are warm-up, where there is one.
