@@ -242,7 +242,7 @@ def test_a_state_that_is_lost_is_told_of(flat_config, no_plots, tmp_path, monkey
     monkeypatch.setattr(Report, "round", lose)
     options = 'strategy="fedper" num-rounds=3 fraction-train=1.0 num-clients=3'
     folder = run_serial(flat_config(options))
-    lost = [line for line in read_csv(folder / "events.csv") if line["kind"] == "state-lost"]
+    lost = [line for line in read_csv(folder, "events.csv") if line["kind"] == "state-lost"]
     assert [(line["round"], line["client"]) for line in lost] == [("3", c) for c in "012"]
     assert lost[0]["detail"] == "the state of round 2 was expected, none was found"
 
@@ -266,7 +266,7 @@ def test_the_best_round_is_kept_with_its_personal_layers(serial_run, read_csv):
     options = 'strategy="fedper" num-rounds=4 fraction-train=1.0 num-clients=3 lr=0.3'
     chosen = 'validation-fraction=0.2 evaluate-on="validation" keep-best=true'
     folder = serial_run(options, chosen)
-    scores = [float(row["accuracy_personalized"]) for row in read_csv(folder / "rounds.csv")]
+    scores = [float(row["accuracy_personalized"]) for row in read_csv(folder, "rounds.csv")]
     top = 1 + int(np.argmax(scores))
     shorter = serial_run(options, chosen, f"num-rounds={top}")
     for path in ("model.safetensors", f"clients/1/round-{top:06d}.safetensors"):
@@ -281,7 +281,7 @@ def test_patience_ends_a_run(serial_run, read_csv, monkeypatch):
     monkeypatch.setattr(Best, "after", lambda self, r, score: after(self, r, next(scores)))
     options = 'num-rounds=6 patience=3 validation-fraction=0.2 evaluate-on="validation"'
     folder = serial_run(options)
-    assert len(read_csv(folder / "rounds.csv")) == 5  # the best is the second, then three more
+    assert len(read_csv(folder, "rounds.csv")) == 5  # the best is the second, then three more
     assert json.loads((folder / "summary.json").read_text())["round"] == 5
 
 
@@ -295,15 +295,16 @@ def test_test_samples_choose_nothing(key, serial_run):
 def test_another_look_at_a_run_is_its_own_evaluation(method, serial_run, read_csv):
     model = 'model="lenet5"' if method == "fedap" else ""
     folder = serial_run(f'strategy="{method}" num-rounds=3 {model}')
-    table = read_csv(again.evaluate(folder, {}))
-    own = [line for line in read_csv(folder / "clients.csv") if line["round"] == "3"]
+    table = read_csv(folder, again.evaluate(folder, {}).name)
+    own = [line for line in read_csv(folder, "clients.csv") if line["round"] == "3"]
     assert table == own
-    longer = read_csv(again.evaluate(folder, {"finetune-epochs": 3, "finetune-part": "head"}))
+    changes = {"finetune-epochs": 3, "finetune-part": "head"}
+    longer = read_csv(folder, again.evaluate(folder, changes).name)
     other = serial_run(
         f'strategy="{method}" num-rounds=3 finetune-epochs=3 finetune-part="head" {model}'
     )
-    assert longer == [line for line in read_csv(other / "clients.csv") if line["round"] == "3"]
-    lines = read_csv(folder / again.TABLE)
+    assert longer == [line for line in read_csv(other, "clients.csv") if line["round"] == "3"]
+    lines = read_csv(folder, again.TABLE)
     assert [line["settings"] for line in lines] == [
         "",
         'finetune-epochs=3 finetune-part="head"',

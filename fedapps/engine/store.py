@@ -67,7 +67,8 @@ class ClientStore:
         write_whole(self._path(round_), lambda path: save_file(tensors, path, about), durable=True)
         kept = sorted(v for v in self._versions() if v <= round_)
         oldest = kept[-VERSIONS:][0]
-        oldest = min(oldest, max((v for v in kept if v <= self.needed), default=oldest))
+        if self.needed != NONE:
+            oldest = min(oldest, max((v for v in kept if v <= self.needed), default=kept[0]))
         for version in (v for v in kept if v < oldest):
             self._path(version).unlink(missing_ok=True)
 
