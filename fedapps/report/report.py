@@ -11,6 +11,7 @@ import numpy as np
 
 from fedapps.core import log, registry
 from fedapps.core.config import to_toml
+from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
@@ -95,8 +96,11 @@ class Report:
         report._configure(flat_config)
         for name, size in state.tables.items():
             directory.truncate(folder / name, size)
-        for line in directory.lines(folder / "rounds.csv"):
-            report._remember(RoundRow.read(line, report.figures))
+        try:
+            for line in directory.lines(folder / "rounds.csv"):
+                report._remember(RoundRow.read(line, report.figures))
+        except ValueError as error:  # msgspec's too
+            raise RunError(f"{folder / 'rounds.csv'}: cannot be read: {error}") from error
         report.classes, report.seconds_before = state.classes, state.seconds
         report.about = About.read(folder).again(state.round)
         report.about.write(folder)
