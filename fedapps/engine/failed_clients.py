@@ -12,6 +12,7 @@ from pathlib import Path
 from fedapps.core import log
 
 FILE = "log.txt"
+DIVERGED = "training diverged"  # begins the cause where a client's numbers are none any more
 MOST_BYTES = 2**25  # after which a log gets no more tracebacks
 _raising = False
 
