@@ -26,6 +26,7 @@ class FailurePolicy:
         self._in_a_row = Counter[str]()  # times that all failed, by kind
         self._succeeded = set[str]()
         self._advised = False
+        self._first_round = 0  # that it has seen; a run that goes on had others before
 
     def apply(
         self,
@@ -40,6 +41,7 @@ class FailurePolicy:
 
         `kind` is what they were asked for, "train" or "evaluate". The error tells the first cause.
         """
+        self._first_round = self._first_round or round_
         if kind == "train":
             self._advise(round_, failures, asked)
         all_failed = bool(asked) and len({failure.client for failure in failures}) == asked
@@ -49,7 +51,8 @@ class FailurePolicy:
             self._in_a_row[kind] = self._in_a_row[ANY] = 0
             self._succeeded.add(kind)
         end = max(self._in_a_row.values(), default=0) >= (DEVICE_TIMES if devices else 1)
-        in_vain = round_ == self.settings.num_rounds and kind not in self._succeeded
+        whole = self._first_round == 1 and round_ == self.settings.num_rounds
+        in_vain = whole and kind not in self._succeeded
         limit = self.settings.max_failures
         if not failures or not (end or in_vain or 0 <= limit < failed):
             return

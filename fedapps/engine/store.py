@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 
 VERSIONS = 2  # of each client's state; older ones are deleted
@@ -35,7 +36,7 @@ class ClientStore:
 
         Later versions stay: a SuperNode that answers too late must not undo what came after.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._make()
         # safetensors refuses strides, and tensors that share memory.
         tensors = {
             key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -64,6 +65,13 @@ class ClientStore:
 
     def save_personalized(self, client: Any) -> None:
         """Take a client that has just been personalized; only a device writes its model."""
+
+    def _make(self) -> None:
+        """Make the folder, in a run directory that is there: one that is gone is not made anew."""
+        run = self.folder.parent.parent
+        if not run.is_dir():
+            raise RunError(f"cannot write {self.folder}: {run} is gone")
+        self.folder.mkdir(parents=True, exist_ok=True)
 
     def _versions(self) -> list[int]:
         paths = self.folder.glob("round-*.safetensors")

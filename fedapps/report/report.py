@@ -52,9 +52,9 @@ class Report:
         path = Path(runs_dir).expanduser().absolute()
         report = cls(directory.make(path, run_name, settings), settings)
         report._write("config.toml", to_toml({**flat_config, "run-name": ""}))
-        report._append("rounds.csv", [report._round_columns])
-        report._append("clients.csv", [report._client_columns])
-        report._append("events.csv", [columns.EVENT])
+        directory.start(report.folder / "rounds.csv", [report._round_columns])
+        directory.start(report.folder / "clients.csv", [report._client_columns])
+        directory.start(report.folder / "events.csv", [columns.EVENT])
         log.info("run directory: %s", report.folder)
         return report
 
