@@ -18,7 +18,7 @@ from fedapps.core.errors import RunError, one_line
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.device.device import Device, device_workspace
-from fedapps.engine.failed_clients import record
+from fedapps.engine.failed_clients import DIVERGED, record
 from fedapps.engine.store import ClientStore
 from fedapps.engine.versions import LOADED, SAVED
 from fedapps.method.aggregation import weighted_mean
@@ -173,7 +173,7 @@ def _fit(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate
     update = client.train_round(request.plan, request.arrays)
     kept = {key: value.numpy() for key, value in client.state.items()}
     if problem := _diverged(space, update.arrays | update.extras, kept, update.metrics):
-        raise FloatingPointError(f"training diverged: {problem}{store.advice(request.plan.round)}")
+        raise FloatingPointError(f"{DIVERGED}: {problem}{store.advice(request.plan.round)}")
     if before or client.state:  # changed in place or not: it is not known
         store.save(request.plan.round, client.state)
     return state_told(update, version, saved=bool(before or client.state))

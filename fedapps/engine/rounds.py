@@ -55,7 +55,7 @@ class Rounds:
         check_strategy(strategy)
         check_plans(strategy)
         self.checks = FigureChecks(strategy)
-        self.policy = FailurePolicy(self.settings.max_failures)
+        self.policy = FailurePolicy(self.settings)
         self.totals = RoundTotals()
         self.exchange = Exchange([], [])
         self.recovery = Recovery(self.settings)
@@ -112,7 +112,7 @@ class Rounds:
         down, up = self.strategy.end_round(round_)
         self.totals.bytes_down += down
         self.totals.bytes_up += up
-        self._handle_failures(round_)
+        self._handle_failures(round_, "train")
         self.strategy.arrays.update(check_aggregate(round_, new, self.layout))
         self.totals.add(self._train_on_server(round_))
         self.totals.add(self.strategy.after_round(round_))
@@ -135,7 +135,7 @@ class Rounds:
         """Collect the scores in client order, write the round's rows and a checkpoint."""
         round_ += self.recovery.done
         updates = list(self.exchange.updates(replies, self.layout, self._evaluation))
-        self._handle_failures(round_)
+        self._handle_failures(round_, "evaluate")
         for update in updates:
             self.recovery.see(round_, update, self.report)
         if updates:
@@ -272,7 +272,7 @@ class Rounds:
         stage = msgspec.structs.replace(strategy.stage(round_, names, epochs=1), prox_mu=0.0)
         return strategy.train_here(round_, strategy.workspace.server_samples, stage)
 
-    def _handle_failures(self, round_: int) -> None:
+    def _handle_failures(self, round_: int, kind: str) -> None:
         """Note failures; end the run if there are too many."""
         failures = sorted(self.exchange.failures, key=lambda failure: failure.client)
         for failure in failures:
@@ -285,7 +285,7 @@ class Rounds:
             if failure.worker_died and self.fleet.workers:  # a simulation's would fail again
                 raise RunError(f"round {round_}: worker died (memory?): {failure.cause}")
         asked, devices = len(self.exchange.requests), bool(self.fleet.bound)
-        self.policy.apply(round_, failures, asked, len(self.totals.failed), devices)
+        self.policy.apply(round_, kind, failures, asked, len(self.totals.failed), devices)
 
 
 def _banner(record: LogRecord) -> bool:
