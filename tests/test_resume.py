@@ -34,9 +34,9 @@ def test_every_method_killed_three_times_is_as_if_it_had_not_been(methods, tmp_p
     command = [sys.executable, "-m", "tests.support.killed", str(tmp_path), "3", *methods]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
-    assert found.keys() == set(methods)
-    assert {name: result["differs"] for name, result in found.items() if result["differs"]} == {}
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [result["method"] for result in found] == methods
+    assert [result for result in found if result["differs"]] == []
 
 
 # Which run, and with which settings ---------------------------------------------------------

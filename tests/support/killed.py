@@ -3,8 +3,8 @@
     python -m tests.support.killed FOLDER KILLS METHOD...
 
 For each method one run goes through, and one is killed with SIGKILL, so many times, just before a
-file operation below its directory or a training, and resumed each time. Standard output is JSON:
-for each method what differs ([]: nothing) and where it was killed. It is a process of its own
+file operation below its directory or a training, and resumed each time. Standard output is a line of
+JSON for each method: what differs ([]: nothing) and where it was killed. It is a process of its own
 because it forks, which a process that has used gRPC or Ray must not.
 """
 
@@ -138,5 +138,9 @@ if __name__ == "__main__":
     sys.stdout, out = open(os.devnull, "w"), sys.stdout  # noqa: SIM115 (until the end)
     log.set_level("error")
     where, times, *methods = sys.argv[1:]
-    found = {name: check(Path(where), name, int(times)) for name in methods}
-    print(json.dumps(found), file=out)
+    for name in methods:
+        print(
+            json.dumps({"method": name} | check(Path(where), name, int(times))),
+            file=out,
+            flush=True,
+        )
