@@ -3,9 +3,9 @@
     python -m tests.support.killed FOLDER KILLS METHOD...
 
 For each method one run goes through, and one is killed with SIGKILL, so many times, just before a
-file operation below its directory or a training, and resumed each time. Standard output is a line of
-JSON for each method: what differs ([]: nothing) and where it was killed. It is a process of its own
-because it forks, which a process that has used gRPC or Ray must not.
+file operation below its directory or a training, and resumed each time. What is printed is a line
+of JSON for each method: what differs ([]: nothing) and where it was killed. It is a process of its
+own because it forks, which a process that has used gRPC or Ray must not.
 """
 
 import csv
