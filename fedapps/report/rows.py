@@ -118,7 +118,7 @@ def means(results: Sequence[ClientEval], figures: Iterable[Figure]) -> Means:
         accuracy_personalized_std=float(np.std(personalized)) if personalized else None,
         accuracy_initial_weighted=_mean(initial, sizes),
         accuracy_personalized_weighted=_mean(personalized, sizes),
-        evaluated=len(results),
+        evaluated=len(results) or None,
         figures=figure_means,
     )
 
