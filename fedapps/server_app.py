@@ -1,7 +1,7 @@
 """The ServerApp: check everything, then let the strategy run its rounds and the report end it."""
 
 import os
-import time
+from collections.abc import Mapping
 from logging import ERROR
 from pathlib import Path
 
@@ -17,9 +17,10 @@ from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
 from fedapps.core.flower import HttpGrid
 from fedapps.core.flower import log as flower_log
+from fedapps.core.schema import Scalar
 from fedapps.data import class_counts
 from fedapps.device.warm import shorten_backoff
-from fedapps.engine import privacy
+from fedapps.engine import privacy, resume
 from fedapps.engine.failed_clients import FILE
 from fedapps.engine.rounds import Rounds
 from fedapps.report.report import Report
@@ -57,15 +58,26 @@ def run(grid: Grid, context: Context) -> Path:
     registry.client_class(settings.strategy)  # a missing twin ends the run here
     strategy = strategy_class(space)
     rounds = Rounds(strategy)  # which checks it, before there is a run directory
-    report = Report.create(settings.runs_dir, settings.run_name, settings, context.run_config)
+    report = _report(rounds, context.run_config)
     report.class_counts = counts
     nodes = node_registry(grid, space)
     fleet = meet(nodes, space)
-    start = time.monotonic()
     with log.to_file(report.folder / FILE):
         rounds.run(grid, report, nodes, fleet)
-        report.finish(strategy.arrays, {"seconds": time.monotonic() - start})
+        report.finish(strategy.arrays, {"seconds": report.seconds})
     return report.folder
+
+
+def _report(rounds: Rounds, flat: Mapping[str, Scalar]) -> Report:
+    """Make the directory of a new run, or go on in that of the run that `resume` names."""
+    settings = rounds.settings
+    unfinished = resume.find(settings, flat)
+    if unfinished is None:
+        if settings.checkpoint_every:
+            resume.offer(settings, flat)
+        return Report.create(settings.runs_dir, settings.run_name, settings, flat)
+    unfinished.restore(rounds)
+    return Report.reopen(unfinished.folder, settings, flat, unfinished.checkpoint.progress)
 
 
 def node_registry(grid: Grid, space: Workspace) -> NodeRegistry:

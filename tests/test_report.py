@@ -26,7 +26,7 @@ ROUND_COLUMNS = (
     "round,phase,clients,failures,train_loss,accuracy_initial,accuracy_without_head,"
     "accuracy_personalized,accuracy_personalized_std,accuracy_initial_weighted,"
     "accuracy_personalized_weighted,bytes_down,bytes_up,bytes_eval,train_macs,cost_paper,seconds,"
-    "accuracy_last_local,accuracy_last_local_weighted,epsilon,accuracy_global"
+    "accuracy_last_local,accuracy_last_local_weighted,epsilon,evaluated,accuracy_global"
 )
 FIGURES = ("accuracy_without_head", "accuracy_last_local")
 FLAT = {
@@ -39,6 +39,7 @@ FLAT = {
     "bn-local": False,
     "finetune-lr": "",
     "run-name": "mine",
+    "resume": "",
     "fedrep.head-epochs": 10,
     "fedseq.unfreeze-rounds": "0,100,200",
     "fedrep.lr": 0.30000000000000004,
@@ -226,6 +227,7 @@ def flat_means(means):
 def test_evaluation_figures_against_pandas(tmp_path):
     report, results = make_report(tmp_path), make_results()
     means = flat_means(report.evaluation(4, results))
+    assert means.pop("evaluated") == len(results)
     assert means.pop("accuracy_global") is None  # that nobody gave
     figures = means
     table = pd.DataFrame([result.flat() for result in results])
@@ -446,6 +448,10 @@ def test_same_run_gives_the_same_files(finished, tmp_path):
         for r in (finished, other)
     )
     summaries = [json.loads(files.pop(Path("summary.json"))) for files in (ours, theirs)]
+    ids = {json.loads(files.pop(Path("run.json")))["id"] for files in (ours, theirs)}
+    assert len(ids) == 2  # what tells two runs of one name apart
+    ends = [files.pop(Path("resume.toml")) for files in (ours, theirs)]
+    assert ends[0] != ends[1]  # the directories
     for summary in summaries:
         summary.pop("seconds")
     assert ours == theirs
@@ -660,7 +666,7 @@ def test_a_figure_of_any_method_is_a_column_behind_the_others(tmp_path, declare,
     table = read_exactly(report.folder / "rounds.csv")
     known = ROUND_COLUMNS.split(",")
     assert [name for name in table if name in known] == known
-    base = known.index("epsilon") + 1  # behind which the figures of all methods stand
+    base = known.index("evaluated") + 1  # behind which the figures of all methods stand
     assert set(list(table)[base:]) == {*known[base:], "entropy", "regret", "regret_weighted"}
     assert list(table)[:base] == known[:base]
     sizes = {result.client: result.num_test for result in results}

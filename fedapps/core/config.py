@@ -33,6 +33,7 @@ from fedapps.core.words import did_you_mean
 
 __all__ = [  # all that others need to know of settings
     "DEVICE",
+    "LATEST",
     "TABLES",
     "UNSET",
     "Count",
@@ -50,10 +51,13 @@ __all__ = [  # all that others need to know of settings
     "parse_option",
     "read",
     "resolved",
+    "resumed_from",
+    "stored",
     "to_toml",
 ]
 
 DEVICE = "device"  # as dataset: every client is a device with data of its own
+LATEST = "latest"  # as resume
 UNSET = ""  # value of a key with a default in [tool.fedapps.defaults]
 _PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")  # as in Flower's parse_config_args
 _REPEAT = "To repeat this run: flwr run . --run-config <this file>"
@@ -114,7 +118,7 @@ def parse(options: Sequence[str]) -> dict[str, Scalar]:
     for key in changes:
         if key not in known:
             raise RunError(f"unknown key {key}{did_you_mean(key, known)}; README lists all keys")
-    return known | changes
+    return known | resumed_from(changes) | changes
 
 
 def parse_option(option: str, name: str = "--run-config") -> dict[str, Scalar]:
@@ -132,6 +136,22 @@ def parse_option(option: str, name: str = "--run-config") -> dict[str, Scalar]:
         return parse_config_args([option])
     except (click.ClickException, tomllib.TOMLDecodeError, OSError, ValueError) as error:
         raise RunError(f"{name} {option}: {getattr(error, 'message', error)}") from error
+
+
+def resumed_from(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the run-config of the run directory that `resume` names; empty if it names none."""
+    folder = str(changes.get("resume", ""))
+    return {} if folder in ("", LATEST) else stored(Path(folder).expanduser())
+
+
+def stored(folder: Path) -> dict[str, Scalar]:
+    """Read the run-config of a run directory, flat; raises `RunError` if it is none."""
+    path = folder / "config.toml"
+    try:
+        return flatten_dict(tomllib.loads(path.read_text("utf-8")))
+    except (OSError, ValueError) as error:  # of TOML and of UTF-8, too
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(f"{folder} is no run directory: {path.name}: {reason}") from error
 
 
 def to_toml(flat: Mapping[str, Scalar]) -> str:
@@ -196,6 +216,12 @@ def _check(settings: Settings) -> None:
             )
     if settings.evaluate_on == "validation" and not settings.validation_fraction:
         raise RunError('evaluate-on = "validation": needs validation-fraction > 0')
+    chooses = "keep-best = true" if settings.keep_best else f"patience = {settings.patience}"
+    if settings.evaluate_on == "test" and (settings.keep_best or settings.patience):
+        raise RunError(
+            f"{chooses}: would choose by test samples; "
+            'use validation-fraction=0.2 evaluate-on="validation"'
+        )
 
 
 def _check_folder(key: str, value: str) -> None:

@@ -204,6 +204,20 @@ class Settings(MethodSettings, frozen=True):
     min_available: Annotated[Count, doc("SuperNodes to wait for before the run and each round")]
     runs_dir: Annotated[str, doc("folder of run directories, absolute or with `~`")]
     run_name: Annotated[str, doc('name of the run directory; "": strategy, data, seed and time')]
+    checkpoint_every: Annotated[
+        NonNegative, doc("rounds between checkpoints, from which a killed run goes on; 0: none")
+    ]
+    resume: Annotated[
+        str,
+        doc("run directory to go on in, or latest: the newest unfinished one of these settings"),
+    ]
+    keep_best: Annotated[
+        bool, doc("keep the model of the best round on validation samples, too, in best/")
+    ]
+    patience: Annotated[
+        NonNegative,
+        doc("end after so many evaluations without a better one on validation samples; 0: never"),
+    ]
     dp: PrivacySettings
     method: Annotated[Any, doc("settings of the method, from its own table")] = None
     flat: Annotated[tuple[tuple[str, Any], ...], doc("what all this was read from")] = ()

@@ -7,6 +7,7 @@ import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -21,15 +22,17 @@ def merged(options: Sequence[str]) -> Iterator[list[str]]:
     """Give the options as one that `flwr run` takes.
 
     Flower refuses a file beside pairs, and a later option replaces a whole table: several options
-    become one temporary file. One option stays as it is, a file's path made absolute.
+    become one temporary file. To go on with a run is to take its settings, too. One option stays
+    as it is, a file's path made absolute.
     """
     options = [option for option in options if option.strip()]
-    if len(options) < 2:
+    if len(options) < 2 and not any("resume" in option for option in options):
         yield [str(Path(o).expanduser().resolve()) if o.endswith(".toml") else o for o in options]
         return
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
     for option in options:
         values |= _parsed(option)
+    values = _resumed_from(values) | values
     with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
         path = Path(folder) / "run-config.toml"
         path.write_text(tomli_w.dumps(values), "utf-8")
@@ -73,6 +76,12 @@ def refused_keys(app_dir: Path, options: Sequence[str]) -> str:
     for key in (key for option in options for key in _parsed(option) if key not in known):
         return f"unknown key {key}{did_you_mean(key, known)}"
     return ""
+
+
+def _resumed_from(values: Mapping[str, Any]) -> dict[str, Any]:
+    from fedapps.core.config import resumed_from  # see _parsed
+
+    return dict(resumed_from(values))
 
 
 def _parsed(option: str) -> Mapping[str, object]:

@@ -26,7 +26,9 @@ ROUND = (
     "cost_paper",
     "seconds",
     "epsilon",
+    "evaluated",
 )
+MEANS = tuple(name for name in ROUND if name.startswith("accuracy_"))
 CLIENT = (
     "round",
     "client",

@@ -6,18 +6,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from fedapps.core import log, registry
 from fedapps.core.config import to_toml
+from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.method.figures import Figure
 from fedapps.report import columns, directory
+from fedapps.report.about import About
 from fedapps.report.progress import TimeLeft, progress_line
-from fedapps.report.rows import ClientEval, Means, RoundRow, class_table, means
+from fedapps.report.rows import ClientEval, Means, RoundRow, class_sums, class_table, means
 from fedapps.report.summary import plain, print_summary, summarize
+
+GROWING = ("rounds.csv", "clients.csv", "events.csv")
+
+
+class ReportState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far a run directory is after a round.
+
+    `seconds` is the time that the run took until then, `tables` the sizes in bytes of the tables
+    that grow, `classes` the sums over clients of the last evaluation's class counts.
+    """
+
+    round: int
+    seconds: float
+    tables: dict[str, int]
+    classes: list[list[int]]
 
 
 @dataclass
@@ -31,8 +49,10 @@ class Report:
     folder: Path
     settings: Settings
     class_counts: np.ndarray | None = None
+    about: About = field(default_factory=About.new)
     rows: list[RoundRow] = field(default_factory=list)
-    last_evaluation: Sequence[ClientEval] = ()
+    classes: list[list[int]] = field(default_factory=list)  # sums of the last evaluation
+    seconds_before: float = 0.0  # of the run until it was resumed
     started: float = field(default_factory=time.monotonic)
     figures: tuple[Figure, ...] = field(default_factory=columns.known_figures)
 
@@ -51,30 +71,69 @@ class Report:
         """
         path = Path(runs_dir).expanduser().absolute()
         report = cls(directory.make(path, run_name, settings), settings)
-        report._write("config.toml", to_toml({**flat_config, "run-name": ""}))
-        report._append("rounds.csv", [report._round_columns])
-        report._append("clients.csv", [report._client_columns])
-        report._append("events.csv", [columns.EVENT])
+        report._configure(flat_config)
+        directory.start(report.folder / "rounds.csv", [report._round_columns])
+        directory.start(report.folder / "clients.csv", [report._client_columns])
+        directory.start(report.folder / "events.csv", [columns.EVENT])
+        report.about = About.new()
+        report.about.write(report.folder)
         log.info("run directory: %s", report.folder)
         return report
+
+    @classmethod
+    def reopen(
+        cls,
+        folder: Path,
+        settings: Settings,
+        flat_config: Mapping[str, Scalar],
+        state: ReportState,
+    ) -> "Report":
+        """Go on in the directory of a run that was as far as `state` says; later lines go.
+
+        Raises `RunError` if its files cannot be read or written.
+        """
+        report = cls(folder, settings)
+        report._configure(flat_config)
+        for name, size in state.tables.items():
+            directory.truncate(folder / name, size)
+        try:
+            for line in directory.lines(folder / "rounds.csv"):
+                report._remember(RoundRow.read(line, report.figures))
+        except ValueError as error:  # msgspec's too
+            raise RunError(f"{folder / 'rounds.csv'}: cannot be read: {error}") from error
+        report.classes, report.seconds_before = state.classes, state.seconds
+        report.about = About.read(folder).again(state.round)
+        report.about.write(folder)
+        log.info("run directory: %s, goes on after round %s", folder, state.round)
+        return report
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start of the run, without those in which it stood still."""
+        return self.seconds_before + time.monotonic() - self.started
+
+    def state(self, round_: int) -> ReportState:
+        """Return what it takes to go on after this round; the tables are on disk from now on."""
+        tables = {name: directory.sync(self.folder / name) for name in GROWING}
+        return ReportState(round=round_, seconds=self.seconds, tables=tables, classes=self.classes)
 
     def round(self, row: RoundRow) -> None:
         """Add a finished round to rounds.csv and print its progress line."""
         values = row.flat()
         line = [values.get(name) for name in self._round_columns]
         self._append("rounds.csv", [line])
-        self.rows.append(row)
-        self._time_left.add(row)
+        self._remember(row)
         left = self._time_left.after(row.round)
         log.info("%s", progress_line(row, self.settings.num_rounds, left))
 
     def evaluation(self, round_: int, results: Sequence[ClientEval]) -> Means:
         """Add an evaluation to clients.csv and return the means for its `RoundRow`."""
-        self.last_evaluation = sorted(results, key=lambda result: result.client)
-        values = ({"round": round_} | result.flat() for result in self.last_evaluation)
+        ordered = sorted(results, key=lambda result: result.client)
+        values = ({"round": round_} | result.flat() for result in ordered)
         lines = [[flat.get(name) for name in self._client_columns] for flat in values]
         self._append("clients.csv", lines)
-        return means(self.last_evaluation, self.figures)
+        self.classes = class_sums(ordered)
+        return means(ordered, self.figures)
 
     def event(self, round_: int, client: int | str, kind: str, detail: str) -> None:
         """Add a line to events.csv; `client` is "server" for what the server did."""
@@ -86,14 +145,23 @@ class Report:
 
         `extra` joins summary.json (NaN: null). A plot that fails costs an event, not the run.
         """
-        seconds = time.monotonic() - self.started
-        summary = summarize(self.settings, self.rows, self.figures, seconds) | plain(extra)
+        summary = summarize(self.settings, self.rows, self.figures, self.seconds) | plain(extra)
         self._write("model.safetensors", directory.model_bytes(arrays))
-        self._write("classes.csv", directory.csv_text(class_table(self.last_evaluation)))
+        self._write("classes.csv", directory.csv_text(class_table(self.classes)))
         self._write("summary.json", json.dumps(summary, indent=2) + "\n")
         self._plot()
         print_summary(summary, self.settings, self.figures)
         log.info("%s", self.folder)
+
+    def _configure(self, flat_config: Mapping[str, Scalar]) -> None:
+        """Write config.toml, which repeats the run, and resume.toml, which goes on with it."""
+        config = {**flat_config, "run-name": "", "resume": ""}
+        self._write("config.toml", to_toml(config))
+        self._write("resume.toml", to_toml({**config, "resume": str(self.folder)}))
+
+    def _remember(self, row: RoundRow) -> None:
+        self.rows.append(row)
+        self._time_left.add(row)
 
     def _append(self, name: str, rows: directory.Rows) -> None:
         directory.append(self.folder / name, rows)
