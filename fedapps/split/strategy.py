@@ -193,7 +193,7 @@ class SplitStrategy(BaseStrategy):
             plans = {client: _recycling(plan, counts[client]) for client, plan in plans.items()}
         self._session = Session(self._rules(plans, counts))
         self.prepare(round_, plans)
-        self._channel.session = self._session
+        self._channel.begin(self._session)
         self._work = self._thread.submit(self._serve, round_, self._session)
         channel = Channel(
             address=re.sub(":0$", f":{self._channel.port}", self._reach),
@@ -244,8 +244,8 @@ class SplitStrategy(BaseStrategy):
         session, self._session = self._session, None
         if session is None:
             return 0, 0
-        for client, reason in session.refusals:
-            log.info("round %s: refused a stream for client %s: %s", round_, client, reason)
+        for client, reason in session.refusals():
+            log.info("round %s: refused a stream (client %s): %s", round_, client, reason)
             self.event(round_, client, "refused", reason)
         return session.bytes_down, session.bytes_up
 
