@@ -86,7 +86,8 @@ def node_registry(grid: Grid, space: Workspace) -> NodeRegistry:
     devices = s.num_clients if s.dataset == DEVICE else 0
     if not (simulated := not isinstance(grid, HttpGrid)):
         shorten_backoff()
-    return NodeRegistry(StreamingGrid(grid), s.min_available, s.round_timeout, devices, simulated)
+    streaming, limit = StreamingGrid(grid), s.max_samples
+    return NodeRegistry(streaming, s.min_available, s.round_timeout, devices, simulated, limit)
 
 
 def meet(there: NodeRegistry, space: Workspace) -> Fleet:

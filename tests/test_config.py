@@ -48,7 +48,7 @@ COUNTS = {
     "shards-per-client": 1, "num-clients": 1, "min-samples": 2, "head-layers": 1, "num-rounds": 1,
     "local-epochs": 1, "batch-size": 1, "seed": 0, "evaluate-every": 0, "evaluate-clients": 0,
     "finetune-epochs": 0, "threads": 1, "cache-limit": 0, "max-failures": -1, "min-available": 1,
-    "clip-history": 1, "channel-nodes": 0, "num-classes": 1,
+    "clip-history": 1, "channel-nodes": 0, "num-classes": 1, "max-samples": 1,
     "checkpoint-every": 0, "patience": 0,
 }  # fmt: skip
 POSITIVE = [

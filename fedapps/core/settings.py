@@ -185,6 +185,9 @@ class Settings(MethodSettings, frozen=True):
         Positive,
         doc("largest magnitude of a value that a client may send; above, its update is dropped"),
     ]
+    max_samples: Annotated[
+        Count, doc("most samples of a part that a device may claim; above, it is left out (device)")
+    ]
     round_timeout: Annotated[Positive, doc("seconds to wait for the replies of one round")]
     channel_address: Annotated[
         str, doc("host:port where the server listens for split learning; port 0: any free one")

@@ -5,10 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 from fedapps.models.layers import take
+from fedapps.split.rules import levelled
 from tests.support.split_float64 import CLOSE, SPLIT, batches, fresh, play, sgd
+from tests.support.split_rounds import opened
 
 
 def trained_alone(strategy, rounds):
@@ -106,6 +110,46 @@ def test_oversampling_recycles_the_batches_of_clients_with_fewer(world, name):
     for i, wave in enumerate(waves[:most]):
         assert wave == {c: own[c][i % len(own[c])] for c in range(3)}
     assert len(waves) == 2 * most
+
+
+@pytest.mark.parametrize("name", ["fedfc", "sflv1", "sflv2"])
+def test_oversampling_costs_no_client_more_than_the_limit(world, name):
+    """Whatever one device claims to have; the others have 2, 3 and 4 batches of up to 8."""
+    limit = f"{name}.oversample=true {name}.oversample-limit=3"
+    strategy = world(f'strategy="{name}" num-clients=4 {limit}')
+    claimed = {0: 16, 1: 2**39, 2: 24, 3: 32}
+    strategy.devices = {client: {"train": count} for client, count in claimed.items()}
+    with strategy.running():
+        plans = opened(strategy, 1)
+        assert {c: plan.stages[0].batches for c, plan in plans.items() if c != 1} == {
+            0: 9, 2: 9, 3: 9,
+        }  # fmt: skip
+        assert strategy._session.rules.batches == {0: 9, 1: 2**36, 2: 9, 3: 9}
+        strategy._session.abort()
+
+
+def test_oversampling_in_a_simulation_has_no_limit(world):
+    """There the server knows what each client has."""
+    strategy = world('strategy="sflv1" sflv1.oversample=true sflv1.oversample-limit=1')
+    with strategy.running():
+        plans = opened(strategy, 1)
+        most = max(map(strategy.batches, plans))
+        assert {plan.stages[0].batches for plan in plans.values()} == {most}
+        assert most > min(map(strategy.batches, plans))
+        strategy._session.abort()
+
+
+@given(
+    st.dictionaries(st.integers(0, 99), st.integers(1, 50), min_size=2, max_size=9),
+    st.integers(51, 2**40),
+    st.integers(1, 20),
+)
+def test_less_than_half_of_the_clients_cost_the_others_no_more_than_the_limit(own, claim, limit):
+    honest = max(own.values())
+    claims = {-1 - i: claim + i for i in range((len(own) - 1) // 2)}
+    found = levelled(own | claims, limit)
+    assert all(own[c] <= found[c] <= max(own[c], limit * honest) for c in own)
+    assert set(levelled(own).values()) == {honest}
 
 
 def test_parts_made_for_threads_are_alike_and_carry_no_hooks(world):
