@@ -64,7 +64,7 @@ def run(grid: Grid, context: Context) -> Path:
     start = time.monotonic()
     with log.to_file(report.folder / FILE):
         rounds.run(grid, report, nodes, fleet)
-        report.finish(strategy.arrays, {"seconds": time.monotonic() - start})
+        report.finish(strategy.arrays, {"seconds": time.monotonic() - start}, strategy.state)
     return report.folder
 
 

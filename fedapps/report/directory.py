@@ -14,6 +14,8 @@ from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
 
 Rows = Iterable[Iterable[object]]
+MODEL = "model.safetensors"  # the server's model
+STATE = "state.safetensors"  # what else the method keeps on the server, if anything
 
 
 def make(runs_dir: Path, run_name: str, settings: Settings) -> Path:
