@@ -58,6 +58,7 @@ def make_settings(**changes):
         "num_clients": 5,
         "num_rounds": 3,
         "evaluate_every": 1,
+        "logger_names": (),
     }
     return SimpleNamespace(**{**values, **changes})
 

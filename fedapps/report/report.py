@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import numpy as np
 
 from fedapps.core import log, registry
 from fedapps.core.config import to_toml
+from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.method.figures import Figure
 from fedapps.report import columns, directory
+from fedapps.report.loggers import Loggers
 from fedapps.report.progress import TimeLeft, progress_line
 from fedapps.report.rows import ClientEval, Means, RoundRow, class_table, means
 from fedapps.report.summary import plain, print_summary, summarize
@@ -40,6 +43,7 @@ class Report:
         self._time_left = TimeLeft(self.settings.num_rounds, self.settings.evaluate_every)
         self._round_columns = columns.round_columns(self.figures)
         self._client_columns = columns.client_columns(self.figures)
+        self._loggers = Loggers(self._logger_failed)
 
     @classmethod
     def create(
@@ -47,7 +51,8 @@ class Report:
     ) -> "Report":
         """Make `<runs-dir>/<run-name>/` with config.toml and the empty tables.
 
-        Raises `RunError` if a named run exists or the folder cannot be made.
+        Raises `RunError` if a named run exists, the folder cannot be made, or a logger of the
+        run's settings cannot begin.
         """
         path = Path(runs_dir).expanduser().absolute()
         report = cls(directory.make(path, run_name, settings), settings)
@@ -55,6 +60,7 @@ class Report:
         report._append("rounds.csv", [report._round_columns])
         report._append("clients.csv", [report._client_columns])
         report._append("events.csv", [columns.EVENT])
+        report._loggers.begin(settings.logger_names, report.folder, flat_config)
         log.info("run directory: %s", report.folder)
         return report
 
@@ -64,6 +70,7 @@ class Report:
         line = [values.get(name) for name in self._round_columns]
         self._append("rounds.csv", [line])
         self.rows.append(row)
+        self._loggers.round(row.round, values)
         self._time_left.add(row)
         left = self._time_left.after(row.round)
         log.info("%s", progress_line(row, self.settings.num_rounds, left))
@@ -71,9 +78,10 @@ class Report:
     def evaluation(self, round_: int, results: Sequence[ClientEval]) -> Means:
         """Add an evaluation to clients.csv and return the means for its `RoundRow`."""
         self.last_evaluation = sorted(results, key=lambda result: result.client)
-        values = ({"round": round_} | result.flat() for result in self.last_evaluation)
+        values = [{"round": round_} | result.flat() for result in self.last_evaluation]
         lines = [[flat.get(name) for name in self._client_columns] for flat in values]
         self._append("clients.csv", lines)
+        self._loggers.evaluation(round_, values)
         return means(self.last_evaluation, self.figures)
 
     def event(self, round_: int, client: int | str, kind: str, detail: str) -> None:
@@ -100,8 +108,30 @@ class Report:
         self._write("classes.csv", directory.csv_text(class_table(self.last_evaluation)))
         self._write("summary.json", json.dumps(summary, indent=2) + "\n")
         self._plot()
+        self._loggers.end(summary)
         print_summary(summary, self.settings, self.figures)
         log.info("%s", self.folder)
+
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """Note in events.csv what ends the run inside of this before it has finished."""
+        try:
+            yield
+        except BaseException as error:
+            kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "run-failed"
+            reason = str(error) if isinstance(error, RunError) else _said(error)
+            with suppress(RunError):  # it may be that nothing can be written
+                self.event(self._last_round, "server", kind, reason)
+                self._loggers.end(None)
+            raise
+
+    @property
+    def _last_round(self) -> int:
+        return self.rows[-1].round if self.rows else 0
+
+    def _logger_failed(self, name: str, error: Exception) -> None:
+        log.warning("%s gets no more figures: %s", name, _said(error))
+        self.event(self._last_round, "server", "logger-failed", f"{name}: {_said(error)}")
 
     def _append(self, name: str, rows: directory.Rows) -> None:
         directory.append(self.folder / name, rows)
@@ -117,6 +147,9 @@ class Report:
             method = registry.strategy_class(self.settings.strategy)
             plots.draw_all(self.folder, self.class_counts, self.figures, method.plots)
         except Exception as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            log.info("plots not drawn: %s", reason)
-            self.event(self.rows[-1].round if self.rows else 0, "server", "plot-failed", reason)
+            log.info("plots not drawn: %s", _said(error))
+            self.event(self._last_round, "server", "plot-failed", _said(error))
+
+
+def _said(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
