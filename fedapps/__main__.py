@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedapps import models
-from fedapps.cli import export, predict
+from fedapps.cli import export, predict, report
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.core.keys import table as table_of_keys
@@ -19,6 +19,7 @@ from fedapps.core.schema import table_of
 COMMANDS = {
     "predict": (predict, "classify images with a model of a run or of a device"),
     "export": (export, "write a model of a run or of a device to a file"),
+    "report": (report, "write the page of a run, report.html, again"),
 }
 WIDTH = 100  # columns of the tables
 

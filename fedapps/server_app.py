@@ -60,7 +60,8 @@ def run(grid: Grid, context: Context) -> Path:
     strategy = strategy_class(space)
     rounds = Rounds(strategy)  # which checks it, before there is a run directory
     report = Report.create(settings.runs_dir, settings.run_name, settings, context.run_config)
-    report.class_counts = counts
+    if counts is not None:
+        report.hold(counts)
     with log.to_file(report.folder / FILE), report.closing():
         nodes = node_registry(grid, space)
         fleet = meet(nodes, space)

@@ -449,6 +449,8 @@ def test_same_run_gives_the_same_files(finished, tmp_path):
     summaries = [json.loads(files.pop(Path("summary.json"))) for files in (ours, theirs)]
     for summary in summaries:
         summary.pop("seconds")
+    pages = [files.pop(Path("report.html")) for files in (ours, theirs)]  # with time and folder
+    assert all(page.startswith(b"<!doctype html>") for page in pages)
     assert ours == theirs
     assert summaries[0] == summaries[1]
     assert not [name for name in ours if name.name.startswith(".")]

@@ -15,6 +15,7 @@ from fedapps.core.settings import Settings
 
 Rows = Iterable[Iterable[object]]
 MODEL = "model.safetensors"  # the server's model
+SAMPLES = "samples.csv"  # who holds how many training samples of which class, if that is known
 STATE = "state.safetensors"  # what else the method keeps on the server, if anything
 
 

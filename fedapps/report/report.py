@@ -18,6 +18,7 @@ from fedapps.core.settings import Settings
 from fedapps.method.figures import Figure
 from fedapps.report import columns, directory
 from fedapps.report.loggers import Loggers
+from fedapps.report.page import LivePage
 from fedapps.report.progress import TimeLeft, progress_line
 from fedapps.report.rows import ClientEval, Means, RoundRow, class_table, means
 from fedapps.report.summary import plain, print_summary, summarize
@@ -27,8 +28,8 @@ from fedapps.report.summary import plain, print_summary, summarize
 class Report:
     """Writes one run directory while the run goes on; `create` makes it, `finish` completes it.
 
-    Set `class_counts` (training samples, [clients, classes]) to get the picture of who holds
-    which classes. All methods raise `RunError` where a file cannot be written.
+    `hold` tells it who holds which classes. All methods raise `RunError` where a file cannot be
+    written, but for pictures, page and loggers: if one of these fails, that is an event.
     """
 
     folder: Path
@@ -44,6 +45,7 @@ class Report:
         self._round_columns = columns.round_columns(self.figures)
         self._client_columns = columns.client_columns(self.figures)
         self._loggers = Loggers(self._logger_failed)
+        self._page = LivePage(self.folder)
 
     @classmethod
     def create(
@@ -64,6 +66,13 @@ class Report:
         log.info("run directory: %s", report.folder)
         return report
 
+    def hold(self, class_counts: np.ndarray) -> None:
+        """Take the training samples of each class, [clients, classes], and write samples.csv."""
+        self.class_counts = class_counts
+        held = zip(*np.nonzero(class_counts), strict=True)
+        rows = [(int(c), int(k), int(class_counts[c, k])) for c, k in held]
+        self._write(directory.SAMPLES, directory.csv_text([columns.SAMPLES, *rows]))
+
     def round(self, row: RoundRow) -> None:
         """Add a finished round to rounds.csv and print its progress line."""
         values = row.flat()
@@ -74,6 +83,8 @@ class Report:
         self._time_left.add(row)
         left = self._time_left.after(row.round)
         log.info("%s", progress_line(row, self.settings.num_rounds, left))
+        if self._page.is_due():
+            self._draw_page(left)
 
     def evaluation(self, round_: int, results: Sequence[ClientEval]) -> Means:
         """Add an evaluation to clients.csv and return the means for its `RoundRow`."""
@@ -105,10 +116,11 @@ class Report:
         self._write(directory.MODEL, directory.model_bytes(arrays))
         if state:
             self._write(directory.STATE, directory.model_bytes(state))
-        self._write("classes.csv", directory.csv_text(class_table(self.last_evaluation)))
         self._write("summary.json", json.dumps(summary, indent=2) + "\n")
+        self._write_classes()
         self._plot()
         self._loggers.end(summary)
+        self._draw_page()
         print_summary(summary, self.settings, self.figures)
         log.info("%s", self.folder)
 
@@ -123,6 +135,7 @@ class Report:
             with suppress(RunError):  # it may be that nothing can be written
                 self.event(self._last_round, "server", kind, reason)
                 self._loggers.end(None)
+                self._draw_page()
             raise
 
     @property
@@ -138,6 +151,18 @@ class Report:
 
     def _write(self, name: str, data: bytes | str) -> None:
         write_whole(self.folder / name, data.encode() if isinstance(data, str) else data)
+
+    def _write_classes(self) -> None:
+        self._write("classes.csv", directory.csv_text(class_table(self.last_evaluation)))
+
+    def _draw_page(self, left: float | None = None) -> None:
+        """Write the page of the run, which takes `left` seconds more; None: it has ended."""
+        try:
+            self._write_classes()
+            self._page.write(registry.strategy_class(self.settings.strategy).plots, left)
+        except Exception as error:
+            log.info("page not written: %s", _said(error))
+            self.event(self._last_round, "server", "page-failed", _said(error))
 
     def _plot(self) -> None:
         try:
