@@ -56,7 +56,10 @@ class PFedMeClient(BaseClient):
         return Costs()
 
     def extra_scores(self) -> dict[str, float]:
-        """Score the received w, too; theta_i is scored already."""
+        """Score the received w, too; theta_i is scored already, and in place again afterwards."""
+        theta = take(self.model, self.layout.keys_of(self.layout.names))
         put(self.model, self.received)
         classes = self.workspace.dataset.classes
-        return {"accuracy_global": score(self.predict, self.test_data, classes).accuracy}
+        accuracy = score(self.predict, self.test_data, classes).accuracy
+        put(self.model, theta)
+        return {"accuracy_global": accuracy}

@@ -1,21 +1,26 @@
-"""What there is to choose from (methods, models, keys); a device's model (predict, export)."""
+"""What there is to choose from (methods, models, keys); models after a run (predict, export)."""
 
 import argparse
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from fedapps import models
+from fedapps.cli import export, predict, report
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.core.keys import table as table_of_keys
 from fedapps.core.schema import table_of
 
+COMMANDS = {
+    "predict": (predict, "classify images with a model of a run or of a device"),
+    "export": (export, "write a model of a run or of a device to a file"),
+    "report": (report, "write the page of a run, report.html, again"),
+}
 WIDTH = 100  # columns of the tables
 
 
@@ -51,54 +56,14 @@ def keys() -> Iterator[str]:
         yield f"| `{key.name}` | {key.kind} | `{key.default}` | {meaning} |"
 
 
-def predict(state_dir: Path, images: Path, output: Path | None) -> Iterator[str]:
-    """A line per image with its class and probability, or where they were written."""
-    # torch takes a second that `keys` need not wait for
-    from fedapps.device import personalized
-
-    model = personalized.load(state_dir)
-    probabilities, names = personalized.predict(model, images), model.about.names
-    if output:
-        personalized.save_predictions(output, probabilities, names)
-        yield str(output)
-        return
-    for row, chances in enumerate(probabilities):
-        yield f"{row} {names[chances.argmax()]} {chances.max():.3f}"
-
-
-def export(state_dir: Path, output: Path) -> Iterator[str]:
-    """Where the model was written."""
-    from fedapps.device import personalized
-
-    personalized.export(personalized.load(state_dir), output)
-    yield str(output)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m fedapps", description=__doc__)
     commands = parser.add_subparsers(dest="what", required=True)
     for name, what in (("methods", "methods"), ("models", "models"), ("keys", "run-config keys")):
         commands.add_parser(name, help=f"list all {what}")
-    classify = commands.add_parser("predict", help="classify images with a device's own model")
-    write = commands.add_parser("export", help="write a device's own model to a file")
-    for command in (classify, write):
-        command.add_argument("--state-dir", type=_path, required=True)
-    classify.add_argument("--input", type=_path, required=True, metavar="IMAGES.npz")
-    classify.add_argument("--output", type=_path, metavar="PREDICTIONS.npz")
-    write.add_argument("--output", type=_path, required=True, metavar="MODEL.safetensors|pt2|onnx")
+    for name, (command, what) in COMMANDS.items():
+        command.add_arguments(commands.add_parser(name, help=what))
     return parser
-
-
-def _path(text: str) -> Path:
-    return Path(text).expanduser()
-
-
-def _lines(options: argparse.Namespace) -> Iterator[str]:
-    if options.what == "predict":
-        return predict(options.state_dir, options.input, options.output)
-    if options.what == "export":
-        return export(options.state_dir, options.output)
-    return keys()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,11 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     tables = {"methods": methods, "models": layers}
     try:
+        if options.what in COMMANDS:
+            return COMMANDS[options.what][0].run(options)
         if options.what in tables:
             console = Console(width=WIDTH, highlight=False, markup=False)
             console.print(tables[options.what]())
         else:
-            print("\n".join(_lines(options)))
+            print("\n".join(keys()))
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

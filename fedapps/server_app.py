@@ -23,6 +23,7 @@ from fedapps.device.warm import shorten_backoff
 from fedapps.engine import privacy, resume
 from fedapps.engine.failed_clients import FILE
 from fedapps.engine.rounds import Rounds
+from fedapps.report.loggers import check_installed
 from fedapps.report.report import Report
 from fedapps.training.workspace import GPU_HINT, Workspace, workspace
 from fedapps.wire.fleet import Fleet
@@ -46,6 +47,7 @@ def run(grid: Grid, context: Context) -> Path:
     """Run what the run-config asks for; return the run directory. Raises `RunError`."""
     check_packages()
     settings = config.read(context.run_config)
+    check_installed(settings.logger_names)
     for note in [*config.foreign_keys(context.run_config), *privacy.warnings(settings)]:
         log.warning("%s", note)
     for note in config.overridden(context.run_config):
@@ -59,12 +61,13 @@ def run(grid: Grid, context: Context) -> Path:
     strategy = strategy_class(space)
     rounds = Rounds(strategy)  # which checks it, before there is a run directory
     report = _report(rounds, context.run_config)
-    report.class_counts = counts
-    nodes = node_registry(grid, space)
-    fleet = meet(nodes, space)
-    with log.to_file(report.folder / FILE):
+    if counts is not None:
+        report.hold(counts)
+    with log.to_file(report.folder / FILE), report.closing():
+        nodes = node_registry(grid, space)
+        fleet = meet(nodes, space)
         rounds.run(grid, report, nodes, fleet)
-        report.finish(strategy.arrays, {"seconds": report.seconds})
+        report.finish(strategy.arrays, {"seconds": report.seconds}, strategy.state)
     return report.folder
 
 

@@ -37,7 +37,7 @@ WORDS = {
 }
 TEXTS = [
     "dataset", "data-root", "sizes", "classes-per-client", "model", "runs-dir", "run-name",
-    "channel-address", "channel-reach", "channel-tls", "input-shape", "class-names",
+    "channel-address", "channel-reach", "channel-tls", "input-shape", "class-names", "loggers",
     "resume",
 ]  # fmt: skip
 FLAGS = [

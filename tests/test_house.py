@@ -20,6 +20,7 @@ FLOORS = (
     "engine",
     "split",
     "device",
+    "cli",
 )
 APPS = ("server_app", "client_app", "serial", "launch", "__main__")  # above all packages
 

@@ -59,6 +59,7 @@ def make_settings(**changes):
         "num_clients": 5,
         "num_rounds": 3,
         "evaluate_every": 1,
+        "logger_names": (),
     }
     return SimpleNamespace(**{**values, **changes})
 
@@ -454,6 +455,8 @@ def test_same_run_gives_the_same_files(finished, tmp_path):
     assert ends[0] != ends[1]  # the directories
     for summary in summaries:
         summary.pop("seconds")
+    pages = [files.pop(Path("report.html")) for files in (ours, theirs)]  # with time and folder
+    assert all(page.startswith(b"<!doctype html>") for page in pages)
     assert ours == theirs
     assert summaries[0] == summaries[1]
     assert not [name for name in ours if name.name.startswith(".")]

@@ -207,8 +207,9 @@ def _check(settings: Settings) -> None:
     _check_folder("data-root", settings.data_root)
     if settings.channel_tls:
         _check_folder("channel-tls", settings.channel_tls)
+    _ = settings.logger_names  # it is checked as it is read, like the next two
     if settings.dataset == DEVICE:
-        _ = settings.shape, settings.names  # both are checked as they are read
+        _ = settings.shape, settings.names
         if settings.min_available > settings.num_clients:
             raise RunError(
                 f"min-available = {settings.min_available}: each device is a client, so it must be"

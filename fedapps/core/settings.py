@@ -21,6 +21,8 @@ from fedapps.core.schema import (
     doc,
 )
 
+LOGGERS = ("tensorboard", "mlflow", "wandb")
+
 
 class PrivacySettings(MethodSettings, frozen=True):
     """Keys of the general table `dp`; docs/privacy.md says what they guarantee."""
@@ -221,6 +223,9 @@ class Settings(MethodSettings, frozen=True):
         NonNegative,
         doc("end after so many evaluations without a better one on validation samples; 0: never"),
     ]
+    loggers: Annotated[
+        str, doc('further loggers of tensorboard, mlflow, wandb, as tensorboard,wandb; "": none')
+    ]
     dp: PrivacySettings
     method: Annotated[Any, doc("settings of the method, from its own table")] = None
     flat: Annotated[tuple[tuple[str, Any], ...], doc("what all this was read from")] = ()
@@ -252,6 +257,18 @@ class Settings(MethodSettings, frozen=True):
                 f'class-names = "{self.class_names}": must be {self.num_classes} different names '
                 "(num-classes), as cat,dog"
             )
+        return words
+
+    @property
+    def logger_names(self) -> tuple[str, ...]:
+        """Names of the further loggers; raises `RunError`."""
+        words = tuple(word.strip() for word in self.loggers.split(",")) if self.loggers else ()
+        for word in words:
+            if word not in LOGGERS or words.count(word) > 1:
+                raise RunError(
+                    f'loggers = "{self.loggers}": must be some of {", ".join(LOGGERS)}, '
+                    "as tensorboard,wandb"
+                )
         return words
 
     @property

@@ -39,6 +39,7 @@ CLIENT = (
     "accuracy_personalized",
 )
 CLASS = ("class", "num_test", "accuracy_initial", "accuracy_personalized")
+SAMPLES = ("client", "class", "num_train")
 EVENT = ("round", "client", "kind", "detail")
 
 
