@@ -41,7 +41,7 @@ def main(grid: Grid, context: Context) -> None:
         raise
 
 
-def run(grid: Grid, context: Context) -> Path:
+def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     """Run what the run-config asks for; return the run directory. Raises `RunError`."""
     check_packages()
     settings = config.read(context.run_config)
@@ -64,7 +64,7 @@ def run(grid: Grid, context: Context) -> Path:
     start = time.monotonic()
     with log.to_file(report.folder / FILE):
         rounds.run(grid, report, nodes, fleet)
-        report.finish(strategy.arrays, {"seconds": time.monotonic() - start})
+        report.finish(strategy.arrays, {"seconds": time.monotonic() - start}, plots)
     return report.folder
 
 

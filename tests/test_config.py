@@ -38,6 +38,7 @@ WORDS = {
 TEXTS = [
     "dataset", "data-root", "sizes", "classes-per-client", "model", "runs-dir", "run-name",
     "channel-address", "channel-reach", "channel-tls", "input-shape", "class-names",
+    "evaluate-rounds",
 ]  # fmt: skip
 FLAGS = [
     "dirichlet-balance", "bn-local", "presum", "score-last", "dp.adaptive", "dp.secret-noise",

@@ -20,6 +20,7 @@ from fedapps.core.schema import (
     Share,
     doc,
 )
+from fedapps.core.words import span
 
 
 class PrivacySettings(MethodSettings, frozen=True):
@@ -139,6 +140,10 @@ class Settings(MethodSettings, frozen=True):
     evaluate_every: Annotated[
         NonNegative, doc("rounds between evaluations; the last round always is; 0: only the last")
     ]
+    evaluate_rounds: Annotated[
+        str,
+        doc("further rounds that are evaluated, as 190-199; clients do not personalize in these"),
+    ]
     evaluate_on: Annotated[
         Literal["test", "validation"],
         doc("samples that clients are scored on; validation: for choosing settings"),
@@ -241,6 +246,17 @@ class Settings(MethodSettings, frozen=True):
     def finetune_rate(self) -> float:
         """Learning rate of personalization."""
         return self.finetune_lr or self.lr
+
+    @property
+    def further_rounds(self) -> frozenset[int]:
+        """The rounds of `evaluate-rounds`; raises `RunError`."""
+        try:
+            spans = [span(word) for word in self.evaluate_rounds.split(",") if word]
+        except ValueError:
+            raise RunError(
+                f'evaluate-rounds = "{self.evaluate_rounds}": must be rounds, as 190-199 or 50,100'
+            ) from None
+        return frozenset(round_ for rounds in spans for round_ in rounds)
 
     def round_lr(self, round_: int) -> float:
         """Learning rate in round `round_` (from 1); steps apply after T//2 and 3T//4 rounds."""

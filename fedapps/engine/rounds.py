@@ -115,6 +115,11 @@ class Rounds:
         final = self.strategy.final_phase if last else ""
         clients = self.strategy.clients if final else self._evaluated()
         plans = {c: self.strategy.evaluation_plan(round_, c) for c in clients if due}
+        if not due and round_ in self.settings.further_rounds:  # no stages: nobody personalizes
+            plans = {
+                c: msgspec.structs.replace(self.strategy.evaluation_plan(round_, c), stages=())
+                for c in clients
+            }
         messages = self._send(round_, plans, "evaluate")
         self.totals.bytes_eval = self._payload()
         if final:

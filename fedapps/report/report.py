@@ -81,17 +81,21 @@ class Report:
         line = [round_, client, kind, " ".join(str(detail).split())]
         self._append("events.csv", [line])
 
-    def finish(self, arrays: Mapping[str, np.ndarray], extra: Mapping[str, object]) -> None:
+    def finish(
+        self, arrays: Mapping[str, np.ndarray], extra: Mapping[str, object], plots: bool = True
+    ) -> None:
         """Write the shared model, class-wise accuracy, summary and plots; print the summary.
 
-        `extra` joins summary.json (NaN: null). A plot that fails costs an event, not the run.
+        Without `plots` none are drawn. `extra` joins summary.json (NaN: null). A plot that fails
+        costs an event, not the run.
         """
         seconds = time.monotonic() - self.started
         summary = summarize(self.settings, self.rows, self.figures, seconds) | plain(extra)
         self._write("model.safetensors", directory.model_bytes(arrays))
         self._write("classes.csv", directory.csv_text(class_table(self.last_evaluation)))
         self._write("summary.json", json.dumps(summary, indent=2) + "\n")
-        self._plot()
+        if plots:
+            self._plot()
         print_summary(summary, self.settings, self.figures)
         log.info("%s", self.folder)
 
