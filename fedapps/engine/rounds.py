@@ -185,7 +185,7 @@ class Rounds:
         self.report.round(self.totals.row(round_, self.strategy.phase(round_)))
         clients = len(self.exchange.requests)
         epsilon = self.totals.epsilon  # fine-tuning releases nothing more
-        return RoundTotals(phase=final, clients=clients, bytes_down=payload, epsilon=epsilon)
+        return RoundTotals(phase=final, clients=clients, bytes_eval=payload, epsilon=epsilon)
 
     def _payload(self) -> int:
         return sum(request.nbytes for request in self.exchange.requests)
