@@ -1,4 +1,9 @@
-"""VGG-16 in four widths."""
+"""VGG-16 in four widths.
+
+For 32x32 images (FedFC): the classifier is 512-4096-4096-classes on a 1x1 feature map. Where the
+FedFC paper is silent we chose configuration D, without BatchNorm and dropout, and Kaiming's
+initial weights; `vgg16-bn` has BatchNorm.
+"""
 
 from functools import partial
 from itertools import accumulate, pairwise
