@@ -10,7 +10,8 @@ changes it further, so that a cell is a row in a column; a table without columns
                             rows, columns: patterns of those that belong to this scale (all)
     [[rows]]                name, config, reads (how a figure is read: `readings.py`),
                             published (a number, or column = number; percent),
-                            also (further readings of the same runs: reads, published)
+                            also (further readings of the same runs: reads, published),
+                            columns (patterns of those it has a cell in), note
     follows, thresholds     a column of rounds.csv to draw over rounds; percent to reach
 """
 
@@ -55,6 +56,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reads: str = "accuracy_personalized"
     published: Published = None
     also: tuple[Reading, ...] = ()
+    columns: str = "*"  # patterns of the columns that it has a cell in
     note: str = ""
 
     @property
@@ -141,7 +143,9 @@ class Table:
             Cell(self, row, column, scale)
             for row in self.rows
             for column in self.columns or [""]
-            if _matches(row.name, part.rows) and _matches(column, part.columns)
+            if _matches(row.name, part.rows)
+            and _matches(column, part.columns)
+            and _matches(column, row.columns)
         ]
         if not only:
             return cells

@@ -41,7 +41,8 @@ TEXTS = [
     "evaluate-rounds",
 ]  # fmt: skip
 FLAGS = [
-    "dirichlet-balance", "bn-local", "presum", "score-last", "dp.adaptive", "dp.secret-noise",
+    "dirichlet-balance", "bn-local", "presum", "score-last", "score-without-head", "dp.adaptive",
+    "dp.secret-noise",
 ]  # fmt: skip
 COUNTS = {
     "shards-per-client": 1, "num-clients": 1, "min-samples": 2, "head-layers": 1, "num-rounds": 1,

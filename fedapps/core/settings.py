@@ -165,6 +165,10 @@ class Settings(MethodSettings, frozen=True):
     score_last: Annotated[
         bool, doc("score each client's whole model as its last local training left it, too")
     ]
+    score_without_head: Annotated[
+        bool,
+        doc("score the body alone, too: nearest mean feature of a class (fedbabu always does)"),
+    ]
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         doc("where clients compute; auto: a GPU if the client sees one"),
