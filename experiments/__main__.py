@@ -25,6 +25,7 @@ from experiments.estimate import Estimate
 from experiments.papers import HERE, SCALES, by_scale, pick, seeds, tables
 from experiments.store import Store
 from experiments.tidy import write_csv
+from experiments.tuning import first_seed, settled, untried
 from fedapps.core.config import to_toml
 from fedapps.core.errors import RunError
 from fedapps.report.columns import known_figures, round_columns
@@ -36,24 +37,29 @@ RESULTS = HERE / "results"
 def run(options: argparse.Namespace) -> int:
     """Run what is not done yet; return the exit status."""
     store, known = Store(options.results), pick(options.tables)
-    jobs = []
-    for table in known:
-        if options.tables == ["all"] and options.scale not in table.scales:
-            continue
-        cells = table.cells(options.scale, options.only)
-        chosen = seeds(options.seeds or table.scales[options.scale].seeds)
-        jobs += [runner.Job(cell, seed) for seed in chosen for cell in cells]
-    runner.check(jobs, round_columns(known_figures()))
-    if options.dry_run:
-        return _announce(store, jobs, options.jobs)
-    failed = runner.Runner(
+    known = [table for table in known if options.tables != ["all"] or options.scale in table.scales]
+    cells = [cell for table in known for cell in table.cells(options.scale, options.only)]
+    columns = round_columns(known_figures())
+    runner.check([runner.Job(cell, 0) for cell in cells], columns)
+    work = runner.Runner(
         store,
         runs_dir=options.runs_dir.expanduser().resolve(),
         data_root=options.data_root,
         jobs=options.jobs,
         fresh=options.scale != "smoke",
         reads=readings.wanted(tables().values()),
-    ).run(jobs)
+    )
+    trials = [runner.Job(trial, first_seed(trial)) for trial in untried(store, cells)]
+    runner.check(trials, columns)
+    failed = work.run(trials) if trials and not options.dry_run else []
+    jobs = []
+    for table in known:
+        chosen = seeds(options.seeds or table.scales[options.scale].seeds)
+        settings = [*settled(store, table, options.scale, options.only)]
+        jobs += [runner.Job(cell, seed) for seed in chosen for cell in settings]
+    if options.dry_run:
+        return _announce(store, trials + jobs, options.jobs)
+    failed += work.run(jobs)
     write_csv(store)
     for name in failed:
         print(f"error: {name} failed", file=sys.stderr)
@@ -77,11 +83,12 @@ def _announce(store: Store, jobs: Sequence[runner.Job], side_by_side: int) -> in
 def show(store: Store) -> None:
     """Print tables, rows, and which seeds of them are done."""
     for table, scale in by_scale(tables().values()):
-        cells = table.cells(scale)
+        cells = [*settled(store, table, scale)]
         chosen = seeds(table.scales[scale].seeds)
         done = {cell.name: [s for s in chosen if store.find(cell, s)] for cell in cells}
         count = sum(map(len, done.values()))
-        print(f"{table.name}, {scale}: {count} of {len(cells) * len(chosen)} done. {table.title}")
+        total = len(table.cells(scale)) * len(chosen)
+        print(f"{table.name}, {scale}: {count} of {total} done. {table.title}")
         if scale == "smoke":
             continue
         for cell in cells:

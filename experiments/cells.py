@@ -8,6 +8,7 @@ from scipy import stats
 
 from experiments.papers import Cell, Reading, Table, seeds
 from experiments.store import Run, Store
+from experiments.tuning import settled
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,9 @@ class Outcome:
 
 
 def outcomes(store: Store, table: Table, scale: str) -> Iterator[Outcome]:
-    """Yield all cells of a table at a scale, also those without a run."""
+    """Yield the cells of a table at a scale whose settings are known, also those without a run."""
     chosen = range(max(seeds(table.scales[scale].seeds)) + 1)
-    for cell in table.cells(scale):
+    for cell in settled(store, table, scale):
         runs = (store.find(cell, seed) for seed in chosen)
         yield Outcome(cell, [run for run in runs if run])
 

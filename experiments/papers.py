@@ -11,7 +11,9 @@ changes it further, so that a cell is a row in a column; a table without columns
     [[rows]]                name, config, reads (how a figure is read: `readings.py`),
                             published (a number, or column = number; percent),
                             also (further readings of the same runs: reads, published),
-                            columns (patterns of those it has a cell in), note
+                            columns (patterns of those it has a cell in), note,
+                            search (key = list of values: chosen on validation parts)
+    yardstick, alone        rows that all others are compared with, client by client
     follows, thresholds     a column of rounds.csv to draw over rounds; percent to reach
 """
 
@@ -57,6 +59,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     published: Published = None
     also: tuple[Reading, ...] = ()
     columns: str = "*"  # patterns of the columns that it has a cell in
+    search: dict[str, list[Any]] = {}  # values of keys to choose from (`tuning.py`)
     note: str = ""
 
     @property
@@ -82,17 +85,19 @@ class Cell:
     row: Row
     column: str
     scale: str
+    extra: str = ""  # settings that were chosen, laid over all others
+    suffix: str = ""  # of a trial's name
 
     @property
     def name(self) -> str:
-        """`row`, or `row@column`."""
-        return f"{self.row.name}@{self.column}" if self.column else self.row.name
+        """`row`, or `row@column`; a trial's ends in `~` and a number."""
+        return (f"{self.row.name}@{self.column}" if self.column else self.row.name) + self.suffix
 
     def config(self, seed: int) -> dict[str, Scalar]:
         """Return the flat run-config; raises `RunError`."""
         table = self.table
         changes = [table.columns.get(self.column, ""), self.row.config]
-        changes += [table.scales[self.scale].config, f"seed={seed}"]
+        changes += [table.scales[self.scale].config, self.extra, f"seed={seed}"]
         return config.parse([str(table.base_file), *filter(None, changes)])
 
 
@@ -108,6 +113,8 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scales: dict[str, Scale] = {}
     follows: str = ""
     thresholds: tuple[int, ...] = ()
+    yardstick: str = ""
+    alone: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,6 +131,8 @@ class Table:
     scales: Mapping[str, Scale] = field(default_factory=dict)
     follows: str = ""  # a column of rounds.csv of which every round is shown
     thresholds: Sequence[int] = ()  # percent: the first round that reaches it is reported
+    yardstick: str = ""
+    alone: str = ""
 
     @property
     def base_file(self) -> Path:

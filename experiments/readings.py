@@ -14,7 +14,8 @@ evaluated: `evaluate-rounds = "190-199"` of 200 rounds, all clients.
 import csv
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from experiments.papers import Table
 from fedapps.core.draws import sample_clients
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
+from fedapps.report.columns import SPREAD
 
 SELECTED = re.compile(r"selected_before, last (\d+)")
 Lines = list[dict[str, str]]
@@ -39,17 +41,24 @@ def check(reads: str, columns: Iterable[str]) -> None:
         raise RunError(f"reads = {reads!r}: must be a column, best COLUMN, or selected_before")
 
 
-def figures(folder: Path, flat: Mapping[str, Scalar], wanted: Iterable[str]) -> dict[str, float]:
-    """Return all accuracies of a run's end, their best rounds, and what `wanted` reads besides."""
+def figures(
+    folder: Path, flat: Mapping[str, Scalar], own: Collection[str], others: Collection[str] = ()
+) -> dict[str, float]:
+    """Return all accuracies of a run's end, their best rounds, and what `own` reads besides.
+
+    `others` are readings of other tables, which may share this run: those that it allows.
+    """
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text("utf-8"))
     found = {}
     for name, value in summary.items():
-        if "accuracy_" in name and not name.endswith("_round") and value is not None:
+        accuracy = "accuracy_" in name and not name.endswith("_round")
+        if (accuracy or name in SPREAD) and value is not None:
             found[name.replace("best_", "best ")] = float(value)
-    for reads in wanted:
+    for reads in {*own, *others}:
         if match := SELECTED.fullmatch(reads):
             lines = table_of(folder / "clients.csv")
-            found[reads] = selected_before(lines, flat, int(match[1]))
+            with nullcontext() if reads in own else suppress(RunError):
+                found[reads] = selected_before(lines, flat, int(match[1]))
     return found
 
 

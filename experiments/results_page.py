@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from experiments import comparison
 from experiments.cells import Outcome, best_scale, outcomes
 from experiments.curves import curves_of
 from experiments.papers import HERE, Table, tables
@@ -21,7 +22,14 @@ def markdown(store: Store, table: Table) -> Iterator[str]:
     )
     yield ""
     found = [outcome for outcome in outcomes(store, table, scale) if outcome.runs]
-    if found:
+    compared = comparison.compare(found, table.yardstick, table.alone) if table.yardstick else []
+    if compared:
+        yield comparison.sentence(compared, table.yardstick, table.alone)
+        yield ""
+        yield f"| {' | '.join(comparison.HEADS)} |"
+        yield "|---" * len(comparison.HEADS) + "|"
+        yield from (f"| {' | '.join(comparison.texts(line))} |" for line in compared)
+    elif found:
         yield "| row | seeds | reading | ours | published | difference | s/round |"
         yield "|---|---|---|---|---|---|---|"
         for outcome in found:
@@ -88,3 +96,6 @@ def report(store: Store) -> None:
             raise RunError(f"RESULTS.md: has no {begin} ... {end}; add the two lines")
         text = "\n".join([before + begin, *markdown(store, table), end + after])
     path.write_text(text, "utf-8")
+    from experiments import html_page
+
+    html_page.write(store, HERE / "results.html")

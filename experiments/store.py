@@ -9,7 +9,7 @@ long as it has its default. The figures of a file can be made again from its con
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -165,9 +165,10 @@ class Store:
         return self._read[path]
 
 
-def collect(cell: Cell, seed: int, folder: Path, reads: set[str]) -> Run:
-    """Read a run directory."""
+def collect(cell: Cell, seed: int, folder: Path, reads: Collection[str] = ()) -> Run:
+    """Read a run directory; `reads` are readings of other tables to take along."""
     flat = cell.config(seed)
+    own = {reading.reads for reading in cell.row.readings}
     rounds = readings.table_of(folder / "rounds.csv")
     clients = readings.table_of(folder / "clients.csv")
     last = [line for line in clients if line["round"] == clients[-1]["round"]]
@@ -186,7 +187,7 @@ def collect(cell: Cell, seed: int, folder: Path, reads: set[str]) -> Run:
         scale=cell.scale,
         seed=seed,
         config=numeric(flat),
-        figures=readings.figures(folder, flat, reads),
+        figures=readings.figures(folder, flat, own, reads),
         costs={name: summary[f"total_{name}"] for name in COSTS},
         seconds=round(summary["seconds"], 1),
         seconds_per_round=round(seconds[len(seconds) // 2], 3),
