@@ -43,7 +43,7 @@ def main(grid: Grid, context: Context) -> None:
         raise
 
 
-def run(grid: Grid, context: Context) -> Path:
+def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     """Run what the run-config asks for; return the run directory. Raises `RunError`."""
     check_packages()
     settings = config.read(context.run_config)
@@ -67,7 +67,7 @@ def run(grid: Grid, context: Context) -> Path:
         nodes = node_registry(grid, space)
         fleet = meet(nodes, space)
         rounds.run(grid, report, nodes, fleet)
-        report.finish(strategy.arrays, {"seconds": report.seconds}, strategy.state)
+        report.finish(strategy.arrays, {"seconds": report.seconds}, strategy.state, plots)
     return report.folder
 
 

@@ -38,11 +38,11 @@ WORDS = {
 TEXTS = [
     "dataset", "data-root", "sizes", "classes-per-client", "model", "runs-dir", "run-name",
     "channel-address", "channel-reach", "channel-tls", "input-shape", "class-names", "loggers",
-    "resume",
+    "evaluate-rounds", "resume",
 ]  # fmt: skip
 FLAGS = [
-    "dirichlet-balance", "bn-local", "presum", "score-last", "dp.adaptive", "dp.secret-noise",
-    "keep-best",
+    "dirichlet-balance", "bn-local", "presum", "score-last", "score-without-head", "dp.adaptive",
+    "dp.secret-noise", "keep-best",
 ]  # fmt: skip
 COUNTS = {
     "shards-per-client": 1, "num-clients": 1, "min-samples": 2, "head-layers": 1, "num-rounds": 1,

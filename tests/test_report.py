@@ -26,7 +26,8 @@ ROUND_COLUMNS = (
     "round,phase,clients,failures,train_loss,accuracy_initial,accuracy_without_head,"
     "accuracy_personalized,accuracy_personalized_std,accuracy_initial_weighted,"
     "accuracy_personalized_weighted,bytes_down,bytes_up,bytes_eval,train_macs,cost_paper,seconds,"
-    "accuracy_last_local,accuracy_last_local_weighted,epsilon,evaluated,accuracy_global"
+    "accuracy_last_local,accuracy_last_local_weighted,epsilon,evaluated,accuracy_global,"
+    "decile_personalized,least_personalized,share_hurt,balanced_personalized"
 )
 FIGURES = ("accuracy_without_head", "accuracy_last_local")
 FLAT = {
@@ -245,9 +246,20 @@ def test_evaluation_figures_against_pandas(tmp_path):
             "accuracy_personalized_std": table["accuracy_personalized"].std(ddof=0),
             "accuracy_initial_weighted": (table["accuracy_initial"] * weights).sum(),
             "accuracy_personalized_weighted": (table["accuracy_personalized"] * weights).sum(),
+            "decile_personalized": table["accuracy_personalized"].quantile(0.1),
+            "least_personalized": table["accuracy_personalized"].sort_values().iloc[0],
+            "share_hurt": (table["accuracy_personalized"] < table["accuracy_initial"]).mean(),
+            "balanced_personalized": np.mean(
+                [
+                    np.mean([right / n for right, n in zip(*counts, strict=True) if n])
+                    for counts in zip(
+                        table["class_personalized"], table["class_total"], strict=True
+                    )
+                ]
+            ),
         }
     )
-    assert len({round(value, 9) for value in figures.values()}) == 8  # none stands in for another
+    assert len({round(value, 9) for value in figures.values()}) == 12  # none stands in for another
     assert set(figures) < set(ROUND_COLUMNS.split(","))
 
 

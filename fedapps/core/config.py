@@ -215,6 +215,7 @@ def _check(settings: Settings) -> None:
                 f"min-available = {settings.min_available}: each device is a client, so it must be"
                 f" at most num-clients = {settings.num_clients}"
             )
+    _ = settings.further_rounds  # checked as it is read
     if settings.evaluate_on == "validation" and not settings.validation_fraction:
         raise RunError('evaluate-on = "validation": needs validation-fraction > 0')
     chooses = "keep-best = true" if settings.keep_best else f"patience = {settings.patience}"

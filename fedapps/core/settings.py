@@ -20,6 +20,7 @@ from fedapps.core.schema import (
     Share,
     doc,
 )
+from fedapps.core.words import span
 
 LOGGERS = ("tensorboard", "mlflow", "wandb")
 
@@ -141,6 +142,10 @@ class Settings(MethodSettings, frozen=True):
     evaluate_every: Annotated[
         NonNegative, doc("rounds between evaluations; the last round always is; 0: only the last")
     ]
+    evaluate_rounds: Annotated[
+        str,
+        doc("further rounds that are evaluated, as 190-199; clients do not personalize in these"),
+    ]
     evaluate_on: Annotated[
         Literal["test", "validation"],
         doc("samples that clients are scored on; validation: for choosing settings"),
@@ -161,6 +166,10 @@ class Settings(MethodSettings, frozen=True):
     ]
     score_last: Annotated[
         bool, doc("score each client's whole model as its last local training left it, too")
+    ]
+    score_without_head: Annotated[
+        bool,
+        doc("score the body alone, too: nearest mean feature of a class (fedbabu always does)"),
     ]
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
@@ -275,6 +284,17 @@ class Settings(MethodSettings, frozen=True):
     def finetune_rate(self) -> float:
         """Learning rate of personalization."""
         return self.finetune_lr or self.lr
+
+    @property
+    def further_rounds(self) -> frozenset[int]:
+        """The rounds of `evaluate-rounds`; raises `RunError`."""
+        try:
+            spans = [span(word) for word in self.evaluate_rounds.split(",") if word]
+        except ValueError:
+            raise RunError(
+                f'evaluate-rounds = "{self.evaluate_rounds}": must be rounds, as 190-199 or 50,100'
+            ) from None
+        return frozenset(round_ for rounds in spans for round_ in rounds)
 
     def round_lr(self, round_: int) -> float:
         """Learning rate in round `round_` (from 1); steps apply after T//2 and 3T//4 rounds."""

@@ -125,6 +125,11 @@ class Rounds:
         final = self.strategy.final_phase if last else ""
         clients = self.strategy.clients if final else self._evaluated()
         plans = {c: self.strategy.evaluation_plan(round_, c) for c in clients if due}
+        if not due and round_ in self.settings.further_rounds:  # no stages: nobody personalizes
+            plans = {
+                c: msgspec.structs.replace(self.strategy.evaluation_plan(round_, c), stages=())
+                for c in clients
+            }
         messages = self._send(round_, plans, "evaluate")
         self.totals.bytes_eval = self._payload()
         if final:
@@ -195,7 +200,7 @@ class Rounds:
         self.report.round(self.totals.row(round_, self.strategy.phase(round_)))
         clients = len(self.exchange.requests)
         epsilon = self.totals.epsilon  # fine-tuning releases nothing more
-        return RoundTotals(phase=final, clients=clients, bytes_down=payload, epsilon=epsilon)
+        return RoundTotals(phase=final, clients=clients, bytes_eval=payload, epsilon=epsilon)
 
     def _payload(self) -> int:
         return sum(request.nbytes for request in self.exchange.requests)

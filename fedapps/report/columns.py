@@ -29,6 +29,12 @@ ROUND = (
     "evaluated",
 )
 MEANS = tuple(name for name in ROUND if name.startswith("accuracy_"))
+SPREAD = (  # over the clients of an evaluation; behind all others in rounds.csv
+    "decile_personalized",
+    "least_personalized",
+    "share_hurt",
+    "balanced_personalized",
+)
 CLIENT = (
     "round",
     "client",
@@ -57,7 +63,7 @@ def known_figures() -> tuple[Figure, ...]:
 
 
 def round_columns(figures: Sequence[Figure]) -> tuple[str, ...]:
-    """Return the columns of rounds.csv: the base ones, and each figure in its place.
+    """Return the columns of rounds.csv: the base ones, each figure in its place, the spread.
 
     Raises `RunError` if a figure has the name of another column, or no column to stand behind.
     """
@@ -70,6 +76,7 @@ def round_columns(figures: Sequence[Figure]) -> tuple[str, ...]:
     for place in (*ROUND, ""):
         columns += [place] if place else []
         columns += chain.from_iterable(f.columns for f in figures if f.after == place)
+    columns += SPREAD
     for name in columns:
         if columns.count(name) > 1:
             raise RunError(f"figure {name}: rounds.csv has another column of this name; rename it")

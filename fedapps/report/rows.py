@@ -50,6 +50,9 @@ class Means:
     """One evaluation over its clients: accuracies are fractions, None where undefined.
 
     `_std` has ddof=0, `_weighted` is by test samples; `figures` has a value for each column.
+    Of the personalized accuracies: `decile` is the 10th percentile over clients, `least` the
+    lowest, `balanced` the mean over clients of the mean over the classes that a client has;
+    `share_hurt` is the share of clients that personalization made worse.
     """
 
     accuracy_initial: float | None = None
@@ -58,6 +61,10 @@ class Means:
     accuracy_initial_weighted: float | None = None
     accuracy_personalized_weighted: float | None = None
     evaluated: int | None = None  # clients
+    decile_personalized: float | None = None
+    least_personalized: float | None = None
+    share_hurt: float | None = None
+    balanced_personalized: float | None = None
     figures: Mapping[str, float | None] = field(default_factory=dict)
 
 
@@ -119,6 +126,10 @@ def means(results: Sequence[ClientEval], figures: Iterable[Figure]) -> Means:
         accuracy_initial_weighted=_mean(initial, sizes),
         accuracy_personalized_weighted=_mean(personalized, sizes),
         evaluated=len(results) or None,
+        decile_personalized=float(np.percentile(personalized, 10)) if personalized else None,
+        least_personalized=min(personalized, default=None),
+        share_hurt=_mean([float(b < a) for a, b in zip(initial, personalized, strict=True)]),
+        balanced_personalized=_mean([_balanced(result) for result in results]),
         figures=figure_means,
     )
 
@@ -136,6 +147,12 @@ def class_table(sums: Sequence[Sequence[int]]) -> list[list[object]]:
     for label, (count, *correct) in enumerate(zip(*sums, strict=True)):
         rows.append([label, count, *(right / count if count else None for right in correct)])
     return rows
+
+
+def _balanced(result: ClientEval) -> float:
+    """Return the mean personalized accuracy over the classes of a client's test samples."""
+    total, correct = np.array(result.class_total), np.array(result.class_personalized)
+    return float((correct[total > 0] / total[total > 0]).mean())
 
 
 def _figure_means(results: Sequence[ClientEval], figure: Figure) -> dict[str, float | None]:

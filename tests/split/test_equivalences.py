@@ -53,7 +53,7 @@ def test_sflv2_steps_after_each_client_in_an_order_of_its_own(world, monkeypatch
     from fedapps.core.draws import generator
     from strategies.sflv2 import SFLv2
 
-    strategy = world('strategy="sflv2" sflv2.cut=2 num-clients=3')
+    strategy = world('strategy="sflv2" sflv2.cut=2 sflv2.order="batch" num-clients=3')
     server, buffers, seen = fresh(strategy, strategy.arrays), {}, []
     step = SFLv2.step
 
@@ -76,6 +76,42 @@ def test_sflv2_steps_after_each_client_in_an_order_of_its_own(world, monkeypatch
     assert set(seen) == {0, 1, 2}
 
 
+def test_sflv2_trains_all_epochs_of_one_client_before_those_of_the_next(world):
+    """Against a plain loop: each client from the round's layers, one server part for all."""
+    from fedapps.core.draws import generator
+
+    strategy = world('strategy="sflv2" sflv2.cut=2 sflv2.order="client" num-clients=3')
+    begin = {key: value.copy() for key, value in strategy.arrays.items()}
+    model, server, ends, orders = fresh(strategy, begin), {}, {}, []
+    for round_ in (1, 2, 3):
+        order = generator(0, "sflv2", round_).permutation(3).tolist()
+        orders.append(order)
+        server = {}
+        for client in order:
+            for key, value in model.state_dict().items():
+                if key[:2] in ("l1", "l2"):
+                    value.copy_(torch.from_numpy(begin[key]))
+            own = {}
+            for epoch in range(2):
+                for x, y in batches(strategy, client, round_, epoch):
+                    cross_entropy(model(x), y).backward()
+                    parameters = dict(model.named_parameters())
+                    sgd({k: p for k, p in parameters.items() if k[:2] in ("l1", "l2")}, own)
+                    sgd({k: p for k, p in parameters.items() if k[:2] in ("l3", "l4")}, server)
+            ends[client] = take(model, begin)
+        sizes = np.array([strategy.count(client, "train") for client in range(3)])
+        begin = {
+            key: ends[order[-1]][key]
+            if key[:2] in ("l3", "l4")
+            else np.average([ends[c][key] for c in range(3)], axis=0, weights=sizes)
+            for key in begin
+        }
+    found = play(strategy, rounds=3)
+    for key, value in begin.items():
+        np.testing.assert_allclose(found[key], value, **CLOSE)
+    assert orders[-1] == [2, 1, 0], "an order of the seed's, not the clients' own"
+
+
 def test_split_learning_hands_layers_on_from_client_to_client(world):
     strategy = world('strategy="splitlearning" splitlearning.cut=2 num-clients=3')
     model = fresh(strategy, strategy.arrays)
@@ -95,7 +131,8 @@ def test_split_learning_hands_layers_on_from_client_to_client(world):
 
 @pytest.mark.parametrize("name", ["fedfc", "sflv1", "sflv2"])
 def test_oversampling_recycles_the_batches_of_clients_with_fewer(world, name):
-    strategy = world(f'strategy="{name}" num-clients=3 {name}.oversample=true')
+    together = 'sflv2.order="batch"'
+    strategy = world(f'strategy="{name}" num-clients=3 {name}.oversample=true {together}')
     waves, step = [], type(strategy).step
 
     def record(round_, wave):
