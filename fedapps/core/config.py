@@ -50,6 +50,8 @@ __all__ = [  # all that others need to know of settings
     "parse_option",
     "read",
     "resolved",
+    "stored",
+    "tables_in_use",
     "to_toml",
 ]
 
@@ -134,6 +136,16 @@ def parse_option(option: str, name: str = "--run-config") -> dict[str, Scalar]:
         raise RunError(f"{name} {option}: {getattr(error, 'message', error)}") from error
 
 
+def stored(folder: Path) -> dict[str, Scalar]:
+    """Read the run-config of a run directory, flat; raises `RunError` if it is none."""
+    path = folder / "config.toml"
+    try:
+        return flatten_dict(tomllib.loads(path.read_text("utf-8")))
+    except (OSError, ValueError) as error:  # of TOML and of UTF-8, too
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(f"{folder} is no run directory: {path.name}: {reason}") from error
+
+
 def to_toml(flat: Mapping[str, Scalar]) -> str:
     """Write a flat run-config as the TOML file that repeats the run, method keys as tables.
 
@@ -159,11 +171,15 @@ def numbers(text: str, key: str, count: int) -> list[int]:
     return [int(word) for word in words]
 
 
+def tables_in_use(flat: Mapping[str, Scalar]) -> set[str]:
+    """Return the tables whose keys have an effect on a run: its method's, its base method's, ..."""
+    name = str(flat["strategy"])
+    return {name, *TABLES, *map(str, table_of(flat, name).values())}
+
+
 def foreign_keys(flat: Mapping[str, Scalar]) -> list[str]:
     """Warn of keys that were set for another method than the one that runs."""
-    known = defaults()
-    name = str(flat["strategy"])
-    used = {name, *TABLES, *map(str, table_of(flat, name).values())}  # a base method is used too
+    known, used = defaults(), tables_in_use(flat)
     return [
         f"{key} = {value!r} belongs to {key.partition('.')[0]}, no effect on {flat['strategy']}"
         for key, value in flat.items()

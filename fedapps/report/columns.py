@@ -37,6 +37,7 @@ CLIENT = (
     "accuracy_personalized",
 )
 CLASS = ("class", "num_test", "accuracy_initial", "accuracy_personalized")
+HOLDING = ("client", "class", "num_train")
 EVENT = ("round", "client", "kind", "detail")
 
 

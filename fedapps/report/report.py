@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedapps.core import log, registry
+from fedapps.core import changes, log, registry
 from fedapps.core.config import to_toml
 from fedapps.core.files import write_whole
 from fedapps.core.schema import Scalar
@@ -16,7 +16,7 @@ from fedapps.core.settings import Settings
 from fedapps.method.figures import Figure
 from fedapps.report import columns, directory
 from fedapps.report.progress import TimeLeft, progress_line
-from fedapps.report.rows import ClientEval, Means, RoundRow, class_table, means
+from fedapps.report.rows import ClientEval, Means, RoundRow, class_table, holdings_table, means
 from fedapps.report.summary import plain, print_summary, summarize
 
 
@@ -24,8 +24,8 @@ from fedapps.report.summary import plain, print_summary, summarize
 class Report:
     """Writes one run directory while the run goes on; `create` makes it, `finish` completes it.
 
-    Set `class_counts` (training samples, [clients, classes]) to get the picture of who holds
-    which classes. All methods raise `RunError` where a file cannot be written.
+    Set `class_counts` (training samples, [clients, classes]) to get the table and the picture of
+    who holds which classes. All methods raise `RunError` where a file cannot be written.
     """
 
     folder: Path
@@ -50,7 +50,8 @@ class Report:
         Raises `RunError` if a named run exists or the folder cannot be made.
         """
         path = Path(runs_dir).expanduser().absolute()
-        report = cls(directory.make(path, run_name, settings), settings)
+        name = changes.name_of(flat_config)
+        report = cls(directory.make(path, run_name, name), settings)
         report._write("config.toml", to_toml({**flat_config, "run-name": ""}))
         report._append("rounds.csv", [report._round_columns])
         report._append("clients.csv", [report._client_columns])
@@ -90,6 +91,8 @@ class Report:
         summary = summarize(self.settings, self.rows, self.figures, seconds) | plain(extra)
         self._write("model.safetensors", directory.model_bytes(arrays))
         self._write("classes.csv", directory.csv_text(class_table(self.last_evaluation)))
+        if self.class_counts is not None:
+            self._write("holdings.csv", directory.csv_text(holdings_table(self.class_counts)))
         self._write("summary.json", json.dumps(summary, indent=2) + "\n")
         self._plot()
         print_summary(summary, self.settings, self.figures)
@@ -107,7 +110,7 @@ class Report:
             from fedapps.report import plots
 
             method = registry.strategy_class(self.settings.strategy)
-            plots.draw_all(self.folder, self.class_counts, self.figures, method.plots)
+            plots.draw_all(self.folder, self.figures, method.plots)
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             log.info("plots not drawn: %s", reason)

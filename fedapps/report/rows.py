@@ -9,7 +9,7 @@ import numpy as np
 
 from fedapps.core.schema import Fraction, NonNegative
 from fedapps.method.figures import Figure, given
-from fedapps.report.columns import CLASS
+from fedapps.report.columns import CLASS, HOLDING
 
 
 @dataclass
@@ -120,6 +120,17 @@ def class_table(results: Sequence[ClientEval]) -> list[list[object]]:
     for label, count in enumerate(total.tolist()):
         correct = (initial[label], personalized[label])
         rows.append([label, int(count), *(float(c / count) if count else None for c in correct)])
+    return rows
+
+
+def holdings_table(class_counts: np.ndarray) -> list[list[object]]:
+    """Return holdings.csv: how many training samples of a class a client has, where it has any.
+
+    `class_counts` has a number for each client and class, [clients, classes].
+    """
+    rows: list[list[object]] = [list(HOLDING)]
+    for client, label in np.argwhere(class_counts).tolist():
+        rows.append([client, label, int(class_counts[client, label])])
     return rows
 
 
