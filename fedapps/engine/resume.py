@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from fedapps.core import config, log
+from fedapps.core.changes import INCIDENTAL
 from fedapps.core.config import LATEST
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar, literal
@@ -19,30 +20,12 @@ from fedapps.engine.store import ClientStore
 from fedapps.method.strategy import BaseStrategy
 
 # What may differ when a run goes on: where it runs and what it waits for, never what it computes.
-FREE = {
-    "cache-limit",
-    "channel-address",
-    "channel-nodes",
-    "channel-reach",
-    "channel-tls",
-    "checkpoint-every",
-    "data-root",
+FREE = (INCIDENTAL - {"device", "presum", "threads"}) | {
     "evaluate-clients",
     "evaluate-every",
     "evaluate-rounds",
-    "join-timeout",
-    "keep-best",
-    "loggers",
-    "max-failures",
-    "max-samples",
-    "min-available",
     "num-rounds",
     "patience",
-    "resume",
-    "round-timeout",
-    "run-name",
-    "runs-dir",
-    "step-timeout",
 }
 MOST_LOOKED_AT = 100  # run directories, the newest ones
 
