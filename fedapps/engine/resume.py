@@ -31,6 +31,7 @@ FREE = {
     "evaluate-every",
     "join-timeout",
     "keep-best",
+    "loggers",
     "max-failures",
     "min-available",
     "num-rounds",

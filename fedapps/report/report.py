@@ -159,21 +159,13 @@ class Report:
         line = [round_, client, kind, " ".join(str(detail).split())]
         self._append("events.csv", [line])
 
-    def finish(
-        self,
-        arrays: Mapping[str, np.ndarray],
-        extra: Mapping[str, object],
-        state: Mapping[str, np.ndarray] | None = None,
-    ) -> None:
+    def finish(self, arrays: Mapping[str, np.ndarray], extra: Mapping[str, object]) -> None:
         """Write the shared model, class-wise accuracy, summary and plots; print the summary.
 
-        `extra` joins summary.json (NaN: null); `state` is what the method keeps on the server
-        beside the model. A plot that fails costs an event, not the run.
+        `extra` joins summary.json (NaN: null). A plot that fails costs an event, not the run.
         """
         summary = summarize(self.settings, self.rows, self.figures, self.seconds) | plain(extra)
         self._write(directory.MODEL, directory.model_bytes(arrays))
-        if state:
-            self._write(directory.STATE, directory.model_bytes(state))
         self._write("summary.json", json.dumps(summary, indent=2) + "\n")
         self._write_classes()
         self._plot()
