@@ -18,7 +18,6 @@ from fedapps.core.files import writing
 Rows = Iterable[Iterable[object]]
 MODEL = "model.safetensors"  # the server's model
 SAMPLES = "samples.csv"  # who holds how many training samples of which class, if that is known
-STATE = "state.safetensors"  # what else the method keeps on the server, if anything
 
 
 def make(runs_dir: Path, run_name: str, what: str) -> Path:

@@ -161,22 +161,15 @@ class Report:
         self._append("events.csv", [line])
 
     def finish(
-        self,
-        arrays: Mapping[str, np.ndarray],
-        extra: Mapping[str, object],
-        state: Mapping[str, np.ndarray] | None = None,
-        plots: bool = True,
+        self, arrays: Mapping[str, np.ndarray], extra: Mapping[str, object], plots: bool = True
     ) -> None:
         """Write the shared model, class-wise accuracy, summary and plots; print the summary.
 
-        `extra` joins summary.json (NaN: null); `state` is what the method keeps on the server
-        beside the model. Without `plots` none are drawn, and no page. A plot that fails costs an
-        event, not the run.
+        `extra` joins summary.json (NaN: null). Without `plots` none are drawn, and no page. A plot
+        that fails costs an event, not the run.
         """
         summary = summarize(self.settings, self.rows, self.figures, self.seconds) | plain(extra)
         self._write(directory.MODEL, directory.model_bytes(arrays))
-        if state:
-            self._write(directory.STATE, directory.model_bytes(state))
         self._write("summary.json", json.dumps(summary, indent=2) + "\n")
         self._write_classes()
         self._loggers.end(summary)
