@@ -22,12 +22,12 @@ import torch
 
 from fedapps.core import log
 from fedapps.core.errors import RunError
-from fedapps.method.figures import Figure
 from fedapps.method.strategy import BaseStrategy
 from fedapps.method.update import ClientUpdate, Failure
 from fedapps.models.layers import Arrays, Slice, put
 from fedapps.split.address import is_loopback, reachable, read_certificate
 from fedapps.split.channel import ChannelServer
+from fedapps.split.leak import LEAK
 from fedapps.split.rules import BatchGradients, Rules, Smashed, frame_limit, levelled
 from fedapps.split.server_part import ServerPart
 from fedapps.split.session import Session
@@ -36,11 +36,6 @@ from fedapps.training.channel import Channel
 from fedapps.training.costs import TrainingStats
 from fedapps.training.plan import Plan
 
-LEAK = Figure(
-    "leak",
-    "share of other clients' test images of classes that the client lacks which, sent through the "
-    "layers of its own last training, are taken for one of its classes (`score-last`, simulation)",
-)
 REPLY_TIME = 15.0  # seconds in which a SuperNode may still reply for a client that is out
 
 

@@ -1,0 +1,50 @@
+"""The keys of the general table `dp`, differential privacy."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from fedapps.core.schema import (
+    AtLeastZero,
+    Fraction,
+    MethodSettings,
+    OpenFraction,
+    Positive,
+    Share,
+    doc,
+)
+
+
+class PrivacySettings(MethodSettings, frozen=True):
+    """Keys of the general table `dp`; docs/privacy.md says what they guarantee."""
+
+    mode: Annotated[
+        Literal["none", "central", "local"],
+        doc("differential privacy: the server adds noise to the mean, or each client to its own"),
+    ]
+    clip_norm: Annotated[
+        Positive, doc("S: largest L2 norm of a client's update, over all that it uploads")
+    ]
+    noise_multiplier: Annotated[
+        float,
+        Meta(ge=0, le=1000),
+        doc("z: the noise on the sum of updates (local: on each) has deviation z S; 0: none"),
+    ]
+    delta: Annotated[OpenFraction, doc("epsilon is computed for this delta; below 1 / num-clients")]
+    sampling: Annotated[
+        Literal["poisson", "fixed"],
+        doc("central: draw each client with probability m/N, or exactly m (a far larger epsilon)"),
+    ]
+    adaptive: Annotated[bool, doc("central: let S follow a quantile of the updates' norms")]
+    target_quantile: Annotated[
+        Fraction, doc("adaptive: share of the updates that S should leave unclipped")
+    ]
+    clip_lr: Annotated[Share, doc("adaptive: a round takes S to S exp(-clip-lr (share - target))")]
+    count_noise: Annotated[
+        AtLeastZero,
+        doc("adaptive: deviation of the noise on the number of unclipped updates; 0: m/20"),
+    ]
+    secret_noise: Annotated[
+        bool,
+        doc("draw noise (central: clients too) from the system's entropy instead of the seed"),
+    ]

@@ -1,0 +1,9 @@
+"""The figure of split learning that tells what clients take other clients' classes for."""
+
+from fedapps.method.figures import Figure
+
+LEAK = Figure(
+    "leak",
+    "share of other clients' test images of classes that the client lacks which, sent through the "
+    "layers of its own last training, are taken for one of its classes (`score-last`, simulation)",
+)
