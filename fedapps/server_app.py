@@ -1,5 +1,9 @@
 """The ServerApp: check everything, then let the strategy run its rounds and the report end it."""
 
+import fedapps.core.quiet  # noqa: F401, before what takes long
+
+# isort: split
+
 import os
 import time
 from logging import ERROR
@@ -35,7 +39,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run one federated training; whatever makes it impossible is one line and a failed run."""
     try:
-        run(grid, context)
+        log.info("%s", run(grid, context))
     except RunError as error:
         flower_log(ERROR, "error: %s", error)  # with the level, for whoever streams the run
         raise
@@ -63,7 +67,10 @@ def run(grid: Grid, context: Context) -> Path:
     fleet = meet(nodes, space)
     start = time.monotonic()
     with log.to_file(report.folder / FILE):
-        rounds.run(grid, report, nodes, fleet)
+        try:
+            rounds.run(grid, report, nodes, fleet)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(report.interrupted()) from None
         report.finish(strategy.arrays, {"seconds": time.monotonic() - start})
     return report.folder
 

@@ -20,6 +20,10 @@ class ClientError(Exception):
     """A client has failed in a run that is to stop there; its own error is the cause."""
 
 
+class DivergedError(FloatingPointError):
+    """A client's training has diverged: settings are to blame, not code."""
+
+
 @contextmanager
 def raising(wanted: bool) -> Iterator[None]:
     """Let failures of clients in this process raise `ClientError` (the serial engine)."""
@@ -36,7 +40,7 @@ def record(folder: Path, where: str, error: Exception) -> None:
 
     Raises `ClientError` instead in a run that is to stop at the first failure.
     """
-    if _raising:
+    if _raising and not isinstance(error, DivergedError):
         raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
     if log.has_file(folder / FILE):  # the server's, which runs in this process
         log.debug("%s failed", where, exc_info=error)

@@ -13,6 +13,7 @@ from fedapps.core.config import to_toml
 from fedapps.core.files import write_whole
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
+from fedapps.core.words import number
 from fedapps.method.figures import Figure
 from fedapps.report import columns, directory
 from fedapps.report.progress import TimeLeft, progress_line
@@ -93,7 +94,14 @@ class Report:
         self._write("summary.json", json.dumps(summary, indent=2) + "\n")
         self._plot()
         print_summary(summary, self.settings, self.figures)
-        log.info("%s", self.folder)
+
+    def interrupted(self) -> str:
+        """Say what there is of a run that ends before its time."""
+        done, total = self.rows[-1].round if self.rows else 0, self.settings.num_rounds
+        there = f"the results of {number(done, 'round')}" if done else "config.toml, no results yet"
+        text = f"interrupted in round {done + 1} of {total}: {self.folder} has {there}, no model"
+        log.debug("%s", text)  # into log.txt; whoever ends the process says it
+        return text
 
     def _append(self, name: str, rows: directory.Rows) -> None:
         directory.append(self.folder / name, rows)
