@@ -121,6 +121,10 @@ class TestParse:
         with inputs.merged(["", 'a="b" c=1']) as options:
             assert options == ['a="b" c=1']
 
+    def test_a_text_without_quotes_gets_them(self):
+        with inputs.merged(["a=b c=1 d='e f' g=true h=1,2"]) as options:
+            assert options == ['a="b" c=1 d=\'e f\' g=true h="1,2"']
+
     def test_one_file_becomes_absolute(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         with inputs.merged(["x.toml"]) as options:
@@ -138,7 +142,7 @@ class TestParse:
         }  # fmt: skip
         assert not Path(options[0]).exists()
 
-    @pytest.mark.parametrize("option", ["lr=abc", "missing.toml"])
+    @pytest.mark.parametrize("option", ['lr="abc', "missing.toml"])
     def test_bad_option_is_named(self, option):
         with pytest.raises(RunError, match=f"--run-config {option}"):
             inputs.refused_keys(EMPTY_APP, [option])

@@ -6,19 +6,16 @@ key that some method has a default of its own for is `""` there, in the method's
 set is then seen to be set, and wins. The defaults of such keys are in `[tool.fedapps.defaults]`.
 """
 
-import re
-import tomllib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import click
 import msgspec
 import tomli_w
 
 from fedapps.core import project, registry
 from fedapps.core.errors import RunError
-from fedapps.core.flower import flatten_dict, parse_config_args, unflatten_dict
+from fedapps.core.flower import flatten_dict, unflatten_dict
+from fedapps.core.options import parse_option
 from fedapps.core.schema import (
     Count,
     MethodSettings,
@@ -55,7 +52,7 @@ __all__ = [  # all that others need to know of settings
 
 DEVICE = "device"  # as dataset: every client is a device with data of its own
 UNSET = ""  # value of a key with a default in [tool.fedapps.defaults]
-_PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")  # as in Flower's parse_config_args
+ALL_KEYS = "`fedapps keys` lists all keys"
 _REPEAT = "To repeat this run: flwr run . --run-config <this file>"
 
 
@@ -103,7 +100,7 @@ def read(flat: Mapping[str, Scalar]) -> Settings:
 
 
 def parse(options: Sequence[str]) -> dict[str, Scalar]:
-    """Parse `--run-config` options as `flwr run` does and lay them over the defaults.
+    """Parse `--run-config` options and lay them over the defaults.
 
     A later option wins key by key (Flower's parser would replace a whole method table).
     """
@@ -113,25 +110,8 @@ def parse(options: Sequence[str]) -> dict[str, Scalar]:
     known = defaults()
     for key in changes:
         if key not in known:
-            raise RunError(f"unknown key {key}{did_you_mean(key, known)}; README lists all keys")
+            raise RunError(f"unknown key {key}{did_you_mean(key, known)}; {ALL_KEYS}")
     return known | changes
-
-
-def parse_option(option: str, name: str = "--run-config") -> dict[str, Scalar]:
-    """Parse the value of one option `name` to flat keys; refuses what Flower skips silently."""
-    pairs = "" if option.endswith(".toml") else option
-    rest = " ".join(_PAIR.sub(" ", pairs).split())
-    if rest:
-        raise RunError(
-            f"{name} {option}: cannot read {rest}; write key=value pairs without spaces around ="
-        )
-    for key, count in Counter(key for key, _ in _PAIR.findall(pairs)).items():
-        if count > 1:
-            raise RunError(f"{name} {option}: {key} is there {count} times; give it once")
-    try:
-        return parse_config_args([option])
-    except (click.ClickException, tomllib.TOMLDecodeError, OSError, ValueError) as error:
-        raise RunError(f"{name} {option}: {getattr(error, 'message', error)}") from error
 
 
 def to_toml(flat: Mapping[str, Scalar]) -> str:

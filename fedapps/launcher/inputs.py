@@ -5,12 +5,13 @@ import os
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import tomli_w
 
 from fedapps.core.errors import RunError
+from fedapps.core.options import flat, parse_option, quoted
 from fedapps.core.words import did_you_mean
 
 BUNDLED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl", "LICENSE", ".gitignore"}
@@ -21,15 +22,18 @@ def merged(options: Sequence[str]) -> Iterator[list[str]]:
     """Give the options as one that `flwr run` takes.
 
     Flower refuses a file beside pairs, and a later option replaces a whole table: several options
-    become one temporary file. One option stays as it is, a file's path made absolute.
+    become one temporary file. One option stays as it is, but for quotes that texts lack and for a
+    file's path, which becomes absolute.
     """
     options = [option for option in options if option.strip()]
     if len(options) < 2:
-        yield [str(Path(o).expanduser().resolve()) if o.endswith(".toml") else o for o in options]
+        yield [
+            _absolute(option) if option.endswith(".toml") else quoted(option) for option in options
+        ]
         return
     values: dict[str, object] = {}
     for option in options:
-        values |= _parsed(option)
+        values |= parse_option(option)
     with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
         path = Path(folder) / "run-config.toml"
         path.write_text(tomli_w.dumps(values), "utf-8")
@@ -63,20 +67,15 @@ def staged(app_dir: Path) -> Iterator[Path]:
 
 def refused_keys(app_dir: Path, options: Sequence[str]) -> str:
     """Name the key of a run-config that the app lacks, as `flwr run` does not; empty if none."""
-    from fedapps.core.flower import flatten_dict  # see _parsed
-
     try:
         project = tomllib.loads((app_dir / "pyproject.toml").read_text("utf-8"))
-        known = flatten_dict(project["tool"]["flwr"]["app"].get("config", {}))
+        known = flat(project["tool"]["flwr"]["app"].get("config", {}))
     except (OSError, KeyError, ValueError):
         return ""
-    for key in (key for option in options for key in _parsed(option) if key not in known):
+    for key in (key for option in options for key in parse_option(option) if key not in known):
         return f"unknown key {key}{did_you_mean(key, known)}"
     return ""
 
 
-def _parsed(option: str) -> Mapping[str, object]:
-    # Flower takes a second or two to import, which `--stop` and one option need not wait for
-    from fedapps.core.config import parse_option
-
-    return parse_option(option)
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve())

@@ -1,27 +1,18 @@
-"""The serial engine: the whole run in this process, for debugging and fast tests.
+"""The Grid of the serial engine (`fedapps.serial`): its SuperNodes are calls in this process."""
 
-`python -m fedapps.serial --run-config 'strategy="fedbabu"'` takes what `flwr run .` takes; the
-last line printed is the run directory.
-"""
-
-import argparse
-import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from inspect import getattr_static
-from pathlib import Path
 from uuid import uuid4
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from fedapps.core import config, flower
+from fedapps.core import flower
 from fedapps.core.errors import RunError
 from fedapps.core.flower import Run, leave_as_it_is
 from fedapps.core.schema import Scalar
-from fedapps.engine.failed_clients import raising
 from fedapps.wire.requests import is_concurrent
 
 
@@ -140,71 +131,3 @@ class DeviceGrid(SerialGrid):
         found = [reply for reply in self.ready if reply.metadata.reply_to_message_id in wanted]
         self.ready = [reply for reply in self.ready if reply not in found]
         return found or super().pull_messages(wanted)
-
-
-def run_serial(
-    run_config: dict[str, Scalar],
-    num_supernodes: int = 1,
-    node_configs: Sequence[Mapping[str, Scalar]] = (),
-    keep_going: bool = True,
-) -> Path:
-    """Run a full run-config in this process; return the run directory. Raises `RunError`.
-
-    With node-configs there is a SuperNode for each of them, a device. With `keep_going` a client
-    that fails costs that client, as on other engines; else its error is raised (`ClientError`).
-    """
-    from fedapps import client_app, server_app
-
-    if num_supernodes < 1:
-        raise RunError(f"--num-supernodes {num_supernodes}: must be at least 1")
-    num_supernodes = len(node_configs) or num_supernodes
-    wanted = config.read(run_config).min_available
-    if wanted > num_supernodes:  # the run would wait for ever
-        text = f"must be at most --num-supernodes {num_supernodes}"
-        raise RunError(f"min-available = {wanted}: {text}")
-    if node_configs:
-        grid: SerialGrid = DeviceGrid(client_app.app, run_config, node_configs)
-    else:
-        grid = SerialGrid(client_app.app, run_config, num_supernodes)
-    context = Context(
-        run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config
-    )
-    with raising(not keep_going):
-        return server_app.run(grid, context)
-
-
-def absolute(run_config: dict[str, Scalar]) -> dict[str, Scalar]:
-    """Resolve relative folders here, where the user typed them."""
-    folders = {
-        key: os.path.abspath(os.path.expanduser(str(run_config[key])))
-        for key in ("runs-dir", "data-root")
-    }
-    return run_config | folders
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line, run, and return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m fedapps.serial", description=__doc__)
-    parser.add_argument("--run-config", action="append", default=[], metavar="'KEY=VALUE ...'|FILE")
-    parser.add_argument("--num-supernodes", type=int, default=1)
-    example = """'client-id=0 data="/path/0.npz" state-dir="/path/0"'"""
-    parser.add_argument("--node-config", action="append", default=[], metavar=example)
-    parser.add_argument(
-        "--keep-going",
-        action="store_true",
-        help="a failing client costs that client, as on other engines; else it ends the run",
-    )
-    options = parser.parse_args(arguments)
-    try:
-        nodes = [config.parse_option(text, "--node-config") for text in options.node_config]
-        run_config = absolute(config.parse(options.run_config))
-        folder = run_serial(run_config, options.num_supernodes, nodes, options.keep_going)
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(folder)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,9 +8,9 @@ from flwr.app import Context, RecordDict
 
 from fedapps import client_app, server_app
 from fedapps.core.errors import RunError
-from fedapps.serial import DeviceGrid
 from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.nodes import NodeRegistry
+from fedapps.wire.serial_grid import DeviceGrid
 from tests.devices.helpers import DEVICES, RUN
 
 

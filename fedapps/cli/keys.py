@@ -1,0 +1,55 @@
+"""List all settings of a run with their types, defaults and meanings.
+
+Each is set as `-c KEY=VALUE`; with words after the command only keys that have one of them in
+their names are listed.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+
+from fedapps.cli.tables import Column, show
+from fedapps.core.errors import RunError
+from fedapps.core.words import did_you_mean
+
+COLUMNS = (Column("key", 26), Column("default", 18), Column("meaning"))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.epilog = "examples:\n  fedapps keys\n  fedapps keys lr finetune\n  fedapps keys fedper"
+    parser.add_argument("words", nargs="*", metavar="WORD", help="part of a key's name")
+    parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the table."""
+    if options.markdown:
+        print("\n".join(markdown(options.words)))
+    else:
+        show(COLUMNS, rows(options.words))
+    return 0
+
+
+def rows(words: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield a line for each key; raises `RunError` if no key has any of the words."""
+    from fedapps.core.keys import table
+
+    known = table()
+    chosen = [key for key in known if not words or any(word in key.name for word in words)]
+    if not chosen:
+        hint = did_you_mean(words[0], [key.name for key in known])
+        raise RunError(f"no key has {' or '.join(words)} in its name{hint}")
+    for key in chosen:
+        yield key.name, key.default, f"{key.meaning} [{key.kind}]"
+
+
+def markdown(words: Sequence[str] = ()) -> Iterator[str]:
+    """Yield the lines of the table in Markdown."""
+    from fedapps.core.keys import table
+
+    yield "| key | type | default | meaning |"
+    yield "|---|---|---|---|"
+    for key in table():
+        if not words or any(word in key.name for word in words):
+            meaning = key.meaning.replace("|", r"\|")
+            yield f"| `{key.name}` | {key.kind} | `{key.default}` | {meaning} |"

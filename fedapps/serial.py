@@ -1,0 +1,122 @@
+"""Run in this process: it starts within seconds, and an error is where a debugger can see it.
+
+The same seed gives the same numbers as on Flower's engine (`fedapps run`), which is faster where
+there are several cores. The last line printed is the run directory. Ctrl-C ends the run; the rounds
+that are done stay in the run directory.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedapps.core.commands import execute
+from fedapps.core.errors import RunError
+from fedapps.core.options import Flat, add_run_config, parse_option
+
+# The parser stands here without the engine, whose libraries take seconds to load.
+
+EXAMPLES = """\
+examples:
+  fedapps serial                                            # FedBABU on handwritten digits
+  fedapps serial -c 'strategy=fedper dataset=cifar10 num-rounds=50'
+  fedapps serial -c experiments/configs/fedrep.toml -c seed=1
+"""
+DEVICE = """'client-id=0 data="/path/0.npz" state-dir="/path/0"'"""
+
+
+def run_serial(
+    run_config: Flat,
+    num_supernodes: int = 1,
+    node_configs: Sequence[Mapping[str, bool | int | float | str]] = (),
+    keep_going: bool = True,
+) -> Path:
+    """Run a full run-config in this process; return the run directory. Raises `RunError`.
+
+    With node-configs there is a SuperNode for each of them, a device. With `keep_going` a client
+    that fails costs that client, as on other engines; else its error is raised (`ClientError`).
+    """
+    from flwr.app import Context, RecordDict
+
+    from fedapps import client_app, server_app
+    from fedapps.core import config
+    from fedapps.engine.failed_clients import raising
+    from fedapps.wire.serial_grid import DeviceGrid, SerialGrid
+
+    if num_supernodes < 1:
+        raise RunError(f"--num-supernodes {num_supernodes}: must be at least 1")
+    num_supernodes = len(node_configs) or num_supernodes
+    wanted = config.read(run_config).min_available
+    if wanted > num_supernodes:  # the run would wait for ever
+        text = f"must be at most --num-supernodes {num_supernodes}"
+        raise RunError(f"min-available = {wanted}: {text}")
+    if node_configs:
+        grid: SerialGrid = DeviceGrid(client_app.app, run_config, node_configs)
+    else:
+        grid = SerialGrid(client_app.app, run_config, num_supernodes)
+    context = Context(
+        run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config
+    )
+    with raising(not keep_going):
+        return server_app.run(grid, context)
+
+
+def absolute(run_config: Flat) -> Flat:
+    """Resolve relative folders here, where the user typed them."""
+    folders = {
+        key: os.path.abspath(os.path.expanduser(str(run_config[key])))
+        for key in ("runs-dir", "data-root")
+    }
+    return run_config | folders
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `fedapps serial`."""
+    parser.epilog = EXAMPLES
+    add_run_config(parser)
+    parser.add_argument(
+        "--num-supernodes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="SuperNodes that share the clients, one after the other [1]",
+    )
+    parser.add_argument(
+        "--node-config",
+        action="append",
+        default=[],
+        metavar="KEYS",
+        help=f"a device with data of its own, as {DEVICE}; one option for each device",
+    )
+    parser.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="a failing client costs that client, as on other engines; else it ends the run with "
+        "the client's traceback",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run as the options say and print the run directory; return the exit status.
+
+    Raises `RunError`.
+    """
+    try:
+        from fedapps.core import config
+
+        nodes = [parse_option(text, "--node-config") for text in options.node_config]
+        run_config = absolute(config.parse(options.run_config))
+        print(run_serial(run_config, options.num_supernodes, nodes, options.keep_going))
+    except KeyboardInterrupt as stop:  # the server tells what is there
+        raise KeyboardInterrupt(str(stop) or "interrupted, nothing was written") from None
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the command line, run, and return the exit status."""
+    return execute("python -m fedapps.serial", __doc__, add_arguments, run, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
