@@ -10,6 +10,10 @@ shows it, `fedapps stop` ends it. Ctrl-C ends the log, not the run.
 A home (`--home`, Flower's FLWR_HOME) has one SuperLink with a port of its own, so SuperLinks of
 different homes run side by side. Without one, Flower's own choice holds: FLWR_HOME or ~/.flwr, and
 FLWR_LOCAL_SUPERLINK_HTTP_API_PORT or 39091.
+
+    fedapps run -c 'strategy=fedper dataset=cifar10'
+    fedapps run -c experiments/configs/fedrep.toml -c 'seed=1 num-rounds=50'
+    fedapps run --federation-config 'num-supernodes=4 client-resources-num-cpus=1'
 """
 
 import argparse
@@ -26,7 +30,7 @@ from fedapps.core import log
 from fedapps.core.commands import execute
 from fedapps.core.options import add_home, add_run_config
 from fedapps.launcher import superlink
-from fedapps.launcher.inputs import merged, refused_keys, staged
+from fedapps.launcher.inputs import merged, refusal, staged
 from fedapps.launcher.outcome import LaunchResult, parse_status
 from fedapps.launcher.superlink import PORT, environment, flower_home, flwr, stop
 
@@ -55,7 +59,7 @@ def launch(
     `RunError` if the options or the SuperLink at hand will not do, and `KeyboardInterrupt` on
     Ctrl-C, after saying how to stop the run, which goes on.
     """
-    if refused := refused_keys(app_dir, run_config):  # sooner and in better words than Flower
+    if refused := refusal(app_dir, run_config):  # sooner and in better words than Flower
         return LaunchResult(0, "not started", [], refused)
     env = environment(home, port, own=not connection) | dict(extra_env or {})
     target = _Target(env, home, [connection] if connection else [], echo)
@@ -150,17 +154,8 @@ def _outcome(target: _Target, run_id: int) -> tuple[str, str]:
         pause = min(2 * pause, 15.0)
 
 
-EXAMPLES = """\
-examples:
-  fedapps run -c 'strategy=fedper dataset=cifar10'
-  fedapps run -c experiments/configs/fedrep.toml -c 'seed=1 num-rounds=50'
-  fedapps run --federation-config 'num-supernodes=4 client-resources-num-cpus=1'   # four workers
-"""
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `fedapps run`."""
-    parser.epilog = EXAMPLES
     parser.add_argument("app", nargs="?", type=Path, default=Path(), help="folder of the app [.]")
     add_run_config(parser)
     parser.add_argument(

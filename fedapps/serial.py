@@ -3,6 +3,10 @@
 The same seed gives the same numbers as on Flower's engine (`fedapps run`), which is faster where
 there are several cores. The last line printed is the run directory. Ctrl-C ends the run; the rounds
 that are done stay in the run directory.
+
+    fedapps serial                                       # FedBABU on handwritten digits
+    fedapps serial -c 'strategy=fedper num-rounds=10'
+    fedapps serial -c experiments/configs/fedrep.toml -c seed=1
 """
 
 import argparse
@@ -17,12 +21,6 @@ from fedapps.core.options import Flat, add_run_config, parse_option
 
 # The parser stands here without the engine, whose libraries take seconds to load.
 
-EXAMPLES = """\
-examples:
-  fedapps serial                                            # FedBABU on handwritten digits
-  fedapps serial -c 'strategy=fedper dataset=cifar10 num-rounds=50'
-  fedapps serial -c experiments/configs/fedrep.toml -c seed=1
-"""
 DEVICE = """'client-id=0 data="/path/0.npz" state-dir="/path/0"'"""
 
 
@@ -73,7 +71,6 @@ def absolute(run_config: Flat) -> Flat:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `fedapps serial`."""
-    parser.epilog = EXAMPLES
     add_run_config(parser)
     parser.add_argument(
         "--num-supernodes",

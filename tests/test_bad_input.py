@@ -211,6 +211,17 @@ def test_a_run_config_that_cannot_be_read(refuse, option, line):
     assert refuse(option).startswith(line)
 
 
+def test_a_run_config_that_is_no_text(refuse, tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_bytes(bytes(range(128, 256)))
+    assert refuse(str(path)) == f"--run-config {path}: is no text file; must be TOML in UTF-8"
+    line = refuse(str(tmp_path))
+    assert line == (
+        f"--run-config {tmp_path}: cannot read {tmp_path}; write key=value pairs without spaces "
+        "around =, or the path of a .toml file"
+    )
+
+
 @pytest.mark.parametrize("number", ["0", "-2"])
 def test_a_fleet_of_no_supernodes(refuse, number):
     line = refuse(arguments=["--num-supernodes", number])
@@ -260,6 +271,24 @@ def test_data_without_a_key(refuse, make_npz, tmp_path):
     )
 
 
+def test_data_under_other_names(refuse, tmp_path):
+    path = tmp_path / "x.npz"
+    np.savez(path, X=np.zeros((9, 8, 8), np.uint8), y=np.zeros(9, np.int64))
+    line = refuse(quoted(path))
+    assert line == (
+        f"{path}: key train_images is missing; found X, y; needed train_images, train_labels, "
+        "test_images, test_labels"
+    )
+
+
+def test_images_with_channels_first(refuse, make_npz, tmp_path):
+    path = make_npz(tmp_path / "x.npz", train_images=np.zeros((96, 3, 16, 16), np.uint8))
+    assert refuse(quoted(path)) == (
+        f"{path}: train_images has shape [96, 3, 16, 16], which looks like [N, C, H, W]; must be "
+        "[N, H, W] or [N, H, W, C]: save train_images.transpose(0, 2, 3, 1)"
+    )
+
+
 def test_labels_of_another_length(refuse, make_npz, tmp_path):
     path = make_npz(tmp_path / "x.npz", train_labels=np.zeros(95, np.int64))
     line = refuse(quoted(path))
@@ -287,6 +316,14 @@ def test_data_that_are_not_there(refuse, tmp_path):
     assert refuse(quoted(path)) == f"{path}: no such file"
     line = refuse('dataset="gone.npz"')
     assert line == 'dataset = "gone.npz": must be absolute or start with ~, as ~/gone.npz'
+
+
+def test_a_path_that_is_no_npz(refuse, tmp_path):
+    needed = "own data is an .npz file with train_images, train_labels, test_images, test_labels"
+    line = refuse(quoted(tmp_path))
+    assert line.startswith(f'dataset = "{tmp_path}": is a folder; {needed} (folders of pictures: ')
+    line = refuse(quoted("~/x.csv"))
+    assert line.startswith(f'dataset = "~/x.csv": is no .npz file; {needed} (folders of ')
 
 
 def test_unknown_data_set(refuse):
@@ -321,6 +358,12 @@ def test_a_runs_dir_below_a_file(refuse, tmp_path):
     line = refuse('run-name="a"', runs=tmp_path / "file")
     assert line.startswith(f'runs-dir = "{tmp_path}/file": no folder can be made there ')
     assert (tmp_path / "file").read_text() == "x"
+
+
+def test_a_runs_dir_where_nobody_can_write(refuse, tmp_path):
+    line = refuse('runs-dir="/proc/x"')
+    assert line.startswith('runs-dir = "/proc/x": no folder can be made there (')
+    assert line.endswith("take one that you may write to, as ~/fedapps-runs")
 
 
 def test_a_data_root_below_a_file(refuse, tmp_path):

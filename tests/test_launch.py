@@ -18,7 +18,8 @@ from fedapps.core.errors import RunError
 from fedapps.launcher import inputs, outcome, processes, superlink
 from fedapps.launcher.superlink import SuperLink
 
-EMPTY_APP = Path(__file__).parents[1] / "benchmarks" / "empty_app"
+ROOT = Path(__file__).parents[1]
+EMPTY_APP = ROOT / "benchmarks" / "empty_app"
 FEDERATION = "num-supernodes=2 client-resources-num-cpus=1"
 
 # As flwr 1.41 prints them.
@@ -145,14 +146,27 @@ class TestParse:
     @pytest.mark.parametrize("option", ['lr="abc', "missing.toml"])
     def test_bad_option_is_named(self, option):
         with pytest.raises(RunError, match=f"--run-config {option}"):
-            inputs.refused_keys(EMPTY_APP, [option])
+            inputs.refusal(EMPTY_APP, [option])
 
     def test_unknown_key_is_named_with_its_neighbour(self):
-        assert inputs.refused_keys(EMPTY_APP, ["sleep=1.0", "num-round=3"]) == (
+        assert inputs.refusal(EMPTY_APP, ["sleep=1.0", "num-round=3"]) == (
             "unknown key num-round, did you mean num-rounds?"
         )
-        assert inputs.refused_keys(EMPTY_APP, ["sleep=1.0"]) == ""
-        assert inputs.refused_keys(EMPTY_APP / "nowhere", ["a=1"]) == ""
+        assert inputs.refusal(EMPTY_APP, ["sleep=1.0"]) == ""
+        assert inputs.refusal(EMPTY_APP / "nowhere", ["a=1"]) == ""
+
+    @pytest.mark.parametrize(
+        ("option", "line"),
+        [
+            ("strategy=fedpr", 'strategy = "fedpr": must be one of apfl, centralized, '),
+            ("num-rounds=0", "num-rounds = 0: must be int >= 1"),
+            ("runs-dir=here", 'runs-dir = "here": must be absolute or start with ~'),
+            ("strategy=fedper lr=0.1", ""),
+        ],
+    )
+    def test_a_value_of_this_app_is_refused_before_an_engine_starts(self, option, line):
+        said = inputs.refusal(ROOT, ["num-rounds=3", option])
+        assert said.startswith(line) and bool(said) == bool(line)
 
 
 class TestHome:

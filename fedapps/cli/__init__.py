@@ -1,9 +1,10 @@
-"""`fedapps`, the one command: what there is to say, and the modules that do it.
+"""Personalized federated learning on Flower.
 
-A command is a line in `COMMANDS` and a module with `add_arguments(parser)` and `run(options)`,
-which returns the exit status; the module's docstring is the description in its help. What takes
-long to import is imported in `run`, so that help is there at once. A module that hands its words on
-to somebody else's parser has `hand_on(words)` instead.
+First steps:
+  fedapps serial                                  train FedBABU on handwritten digits
+  fedapps methods                                 see what else there is
+  fedapps serial -c 'strategy=fedper num-rounds=10'
+  fedapps run -c 'strategy=fedper dataset=cifar10'
 """
 
 import importlib
@@ -14,6 +15,11 @@ from typing import NamedTuple
 
 from fedapps.core.commands import INTERRUPTED, execute
 from fedapps.core.words import did_you_mean
+
+# A command is a line in `COMMANDS` and a module with `add_arguments(parser)` and `run(options)`,
+# which returns the exit status; the module's docstring is the description in its help. What takes
+# long to import is imported in `run`, so that help is there at once. A module that hands its words
+# on to somebody else's parser has `hand_on(words)` instead.
 
 
 class Command(NamedTuple):
@@ -45,15 +51,6 @@ COMMANDS = {
         Command("supernode", "start a device with data of its own", "fedapps.cli.supernode"),
     ],
 }
-INTRODUCTION = """\
-Personalized federated learning on Flower.
-
-First steps:
-  fedapps serial                                  train FedBABU on handwritten digits
-  fedapps methods                                 what else there is
-  fedapps serial -c 'strategy=fedper num-rounds=10'
-  fedapps run -c 'strategy=fedper dataset=cifar10'
-"""
 END = """\
 `fedapps COMMAND -h` explains a command, with examples. Each run ends with the path of its run
 directory, which holds tables, plots and the trained model.\
@@ -95,7 +92,7 @@ def perform(command: Command, words: Sequence[str]) -> int:
 
 def overview() -> str:
     """Return the help that leads to the commands."""
-    lines = [INTRODUCTION]
+    lines = [__doc__ or ""]
     for group, commands in COMMANDS.items():
         lines += [f"{group}:", *(f"  {c.name:<13} {c.meaning}" for c in commands), ""]
     return "\n".join([*lines, END])

@@ -2,6 +2,10 @@
 
 Each is set as `-c KEY=VALUE`; with words after the command only keys that have one of them in
 their names are listed.
+
+    fedapps keys
+    fedapps keys lr finetune
+    fedapps keys fedper
 """
 
 import argparse
@@ -16,7 +20,6 @@ COLUMNS = (Column("key", 26), Column("default", 18), Column("meaning"))
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.epilog = "examples:\n  fedapps keys\n  fedapps keys lr finetune\n  fedapps keys fedper"
     parser.add_argument("words", nargs="*", metavar="WORD", help="part of a key's name")
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
 

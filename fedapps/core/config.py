@@ -12,9 +12,8 @@ from pathlib import Path
 import msgspec
 import tomli_w
 
-from fedapps.core import project, registry
+from fedapps.core import flower, options, project, registry
 from fedapps.core.errors import RunError
-from fedapps.core.flower import flatten_dict, unflatten_dict
 from fedapps.core.options import parse_option
 from fedapps.core.schema import (
     Count,
@@ -46,6 +45,7 @@ __all__ = [  # all that others need to know of settings
     "parse",
     "parse_option",
     "read",
+    "read_general",
     "resolved",
     "to_toml",
 ]
@@ -61,7 +61,7 @@ _REPEAT = "To repeat this run: flwr run . --run-config <this file>"
 
 def defaults() -> dict[str, Scalar]:
     """Return the run-config of a run that sets nothing, flat (`local.match-compute`)."""
-    return flatten_dict(project.run_config())
+    return options.flat(project.run_config())
 
 
 def resolved(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -70,7 +70,7 @@ def resolved(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
     A method's key that is unset takes the general key if that is set, else its own default.
     """
     found = dict(flat)
-    for key, default in flatten_dict(project.defaults()).items():
+    for key, default in options.flat(project.defaults()).items():
         if flat.get(key) == UNSET:
             table, _, general = key.rpartition(".")
             is_set = bool(table) and flat.get(general, UNSET) != UNSET
@@ -90,22 +90,33 @@ def read(flat: Mapping[str, Scalar]) -> Settings:
     Raises `RunError` with one line: key, value, what is allowed.
     """
     method = registry.method_settings(str(flat.get("strategy", "")), flat)
+    return msgspec.structs.replace(
+        read_general(flat), method=method, flat=tuple(sorted(flat.items()))
+    )
+
+
+def read_general(flat: Mapping[str, Scalar]) -> Settings:
+    """Check all but the method's own settings, for which its module would have to be loaded.
+
+    Raises `RunError` as `read` does.
+    """
+    registry.check(str(flat.get("strategy", "")))
     tables = {name: convert(table_of(flat, name), cls, f"{name}.") for name, cls in TABLES.items()}
     settings: Settings = convert(effective(flat) | tables, Settings, "")
     _check(settings)
-    return msgspec.structs.replace(settings, method=method, flat=tuple(sorted(flat.items())))
+    return settings
 
 
 # Text ---------------------------------------------------------------------------------------------
 
 
-def parse(options: Sequence[str]) -> dict[str, Scalar]:
+def parse(texts: Sequence[str]) -> dict[str, Scalar]:
     """Parse `--run-config` options and lay them over the defaults.
 
     A later option wins key by key (Flower's parser would replace a whole method table).
     """
     changes: dict[str, Scalar] = {}
-    for option in options:
+    for option in texts:
         changes |= parse_option(option)
     known = defaults()
     for key in changes:
@@ -122,10 +133,10 @@ def to_toml(flat: Mapping[str, Scalar]) -> str:
     values = effective(flat)
     unset = [
         f"# {key} is unset; in this run it was {literal(values[key])}\n"
-        for key in flatten_dict(project.defaults())
+        for key in options.flat(project.defaults())
         if "." not in key and flat.get(key) == UNSET
     ]
-    return "".join([f"# {_REPEAT}\n", *unset, tomli_w.dumps(unflatten_dict(dict(flat)))])
+    return "".join([f"# {_REPEAT}\n", *unset, tomli_w.dumps(flower.unflatten_dict(dict(flat)))])
 
 
 # Checks -------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 import tomllib
+from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -65,15 +66,28 @@ def staged(app_dir: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def refused_keys(app_dir: Path, options: Sequence[str]) -> str:
-    """Name the key of a run-config that the app lacks, as `flwr run` does not; empty if none."""
+def refusal(app_dir: Path, options: Sequence[str]) -> str:
+    """Say why an app would refuse a run-config; empty if it would not, or if only the run can tell.
+
+    Flower names no key that an app lacks, and a value of ours that cannot be is told only when its
+    engine has started, which takes a minute.
+    """
+    from fedapps.core import config  # what it stands on a help text need not wait for
+
     try:
         project = tomllib.loads((app_dir / "pyproject.toml").read_text("utf-8"))
         known = flat(project["tool"]["flwr"]["app"].get("config", {}))
     except (OSError, KeyError, ValueError):
         return ""
-    for key in (key for option in options for key in parse_option(option) if key not in known):
+    changes = [parse_option(option) for option in options if option.strip()]
+    for key in (key for change in changes for key in change if key not in known):
         return f"unknown key {key}{did_you_mean(key, known)}"
+    if known != config.defaults():  # another app, or another version of this one
+        return ""
+    try:
+        config.read_general(dict(ChainMap(*reversed(changes), known)))
+    except RunError as error:
+        return str(error)
     return ""
 
 

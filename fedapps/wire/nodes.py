@@ -76,7 +76,7 @@ class NodeRegistry:
         ready = len(fleet.nodes)
         if ready + starting >= self.at_least:
             return f"{number(starting, 'SuperNode')} starting, for {seconds:.0f} s now"
-        come = f"{ready} of {self.at_least} SuperNodes are ready (min-available)"
+        come = f"{ready} of {self.at_least} are ready (min-available)"
         more = f", {starting} starting" if starting else ""
         return f"waiting for {number(self.at_least - ready - starting, 'SuperNode')}: {come}{more}"
 

@@ -96,6 +96,7 @@ def test_a_client_that_is_lost_on_the_channel_is_not_averaged(
             'strategy="fedfc" channel-nodes=2',
             "channel-nodes = 2: 2 SuperNodes must work at the same time, here 1 can",
         ),
+        ('strategy="fedfc" channel-nodes=3', "'num-supernodes=3 client-resources-num-cpus=1 init"),
         ('strategy="fedfc" channel-address="nowhere"', 'channel-address = "nowhere"'),
         ('strategy="fedfc" fedfc.cuts="1,2,99"', "fedfc.cuts = 99: must be from 1 to 3"),
         ('strategy="fedfc" channel-address="127.0.0.1:99999"', "must be host:port"),
