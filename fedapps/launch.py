@@ -32,7 +32,14 @@ from fedapps.core.options import add_home, add_run_config
 from fedapps.launcher import superlink
 from fedapps.launcher.inputs import merged, refusal, staged
 from fedapps.launcher.outcome import LaunchResult, parse_status
-from fedapps.launcher.superlink import PORT, environment, flower_home, flwr, stop
+from fedapps.launcher.superlink import (
+    PORT,
+    database_of,
+    environment,
+    flower_home,
+    flwr,
+    stop,
+)
 
 STARTS = 3  # Flower gives its SuperLink 15 s to start, too little on a cold or busy machine
 
@@ -67,9 +74,13 @@ def launch(
         words = [word for option in options for word in ("--run-config", option)]
         if federation_config:
             words += ["--federation-config", federation_config]
+        database, new = database_of(home), not database_of(home).exists()
         for attempt in range(1, STARTS + 1):
             run_id, lines = _stream(target, app, words)
-            if run_id or attempt == STARTS or not any(map(_START_FAILED.search, lines)):
+            failed = any(map(_START_FAILED.search, lines))
+            if failed and new:  # Flower killed what was making it, and none would start on a part
+                database.unlink(missing_ok=True)
+            if run_id or attempt == STARTS or not failed:
                 break
             echo("the SuperLink was too slow to start, trying again")
     if not run_id:

@@ -260,6 +260,24 @@ class TestLaunch:
         ended = launch.launch(EMPTY_APP, home=tmp_path, echo=echoed.append)
         assert ended.status == "not started" and len(echoed) == 2 * launch.STARTS - 1
 
+    @pytest.mark.parametrize("before", [False, True])
+    def test_a_half_made_database_does_not_stop_the_next_start(self, before, flwr, tmp_path):
+        """Flower kills a SuperLink that is slow; none starts on what that one has left."""
+        database = superlink.database_of(tmp_path)
+        flwr(f"""
+            from pathlib import Path
+            database = Path({str(database)!r})
+            print("there" if database.exists() else "none")
+            database.touch()
+            print("Failed to start local SuperLink within 15s.")
+        """)
+        database.parent.mkdir()
+        if before:  # a whole one, with the runs of before
+            database.touch()
+        ended = launch.launch(EMPTY_APP, home=tmp_path, echo=lambda line: None)
+        assert ended.lines[0] == ("there" if before else "none")
+        assert database.exists() == before
+
     def test_broken_log_is_not_the_end_of_the_run(self, flwr, tmp_path):
         running = LISTED.replace("finished:failed", "running")
         flwr(f"""

@@ -37,8 +37,9 @@ def refuse_dead_workers(round_: int, failures: Sequence[Failure]) -> None:
     dead = [failure for failure in failures if failure.worker_died]
     if dead:
         clients = ", ".join(str(failure.client) for failure in dead)
+        whose = f"client{'s' if len(dead) > 1 else ''} {clients}"
         raise RunError(
-            f"round {round_}: the worker process of client {clients} died, mostly for want of"
+            f"round {round_}: the worker process of {whose} died, mostly for want of"
             " memory: take fewer workers at once (--federation-config client-resources-num-cpus=2),"
             " a smaller batch-size or cache-limit"
         )

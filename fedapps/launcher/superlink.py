@@ -70,6 +70,11 @@ def log_of(home: Path | None) -> Path:
     return flower_home(home) / "local-superlink" / "superlink.log"
 
 
+def database_of(home: Path | None) -> Path:
+    """Return the database of a home's SuperLink."""
+    return log_of(home).with_name("state.db")
+
+
 def environment(home: Path | None, port: int | None = None, own: bool = True) -> dict[str, str]:
     """Return the environment for `flwr`: home, port, this interpreter's programs first in PATH.
 
