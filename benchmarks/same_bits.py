@@ -52,7 +52,7 @@ VARIANTS = {
     "perfreezeclip": ('clip-mode="sample"', "perfreezeclip.freeze-ratio=0.8"),
     "pfedsim": ("pfedsim.warmup=0.25",),
     "sflv1": ('sflv1.sync="round"',),
-    "sflv2": ("sflv2.oversample=true",),
+    "sflv2": ("sflv2.oversample=true", 'sflv2.order="batch"'),
 }
 NEEDED = {"fedap"}  # methods that do not run with the base settings alone
 

@@ -33,7 +33,7 @@ def client(channel: Channel, number: int, steps: int) -> None:
     """Exchange `steps` batches."""
     data = torch.randn(BATCH, *SHAPE).to(memory_format=torch.channels_last)
     labels = torch.zeros(BATCH, dtype=torch.int64)
-    with connection(channel) as connected:
+    with connection(channel, number) as connected:
         link = Link(number, channel, connected)
         link.begin()
         link.steps = ((0, step) for step in range(steps))
@@ -68,7 +68,8 @@ def exchange(clients: int, steps: int) -> float:
         round_timeout=600.0,
     )
     session = Session(rules)
-    server = ChannelServer("127.0.0.1:0", None, clients, frame_limit(rules), session=session)
+    server = ChannelServer("127.0.0.1:0", None, clients, frame_limit(rules))
+    server.begin(session)
     address = f"127.0.0.1:{server.port}"
     channels = [
         Channel(address=address, token=session.tokens[i], limit=frame_limit(rules))

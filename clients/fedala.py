@@ -86,17 +86,14 @@ class FedALAClient(BaseClient):
             return done
         (images, labels), statistics = self.train_data, take(self.model, self.statistics)
         draw, n = generator(self.settings.seed, "fedala", plan.round, self.client), len(labels)
-        sample = torch.from_numpy(draw.choice(n, max(1, n * s.sample_percent // 100), False))
-        sample = sample.to(images.device)
+        sample = draw.choice(n, max(1, n * s.sample_percent // 100), False)
         plan = replace(plan, stages=(Stage(layers=self.top, epochs=1, lr=s.ala_lr),))
         W = tuple(W for *_, W in self.mixed.values())
         step = Objective(self.loss, gradients=self.gradients, parameters=W, after_step=self.mix)
-        epochs = 1 if self.kept("W/") else s.max_epochs
-        while len(losses) < epochs:
+        most = 1 if self.kept("W/") else s.max_epochs
+        while len(losses) < most and (len(losses) <= 10 or np.std(losses[-10:]) >= s.threshold):
             done.spend(self.train(plan, "ala", step, data=(images[sample], labels[sample])))
             losses.append(self.last_loss.item())
-            if len(losses) > 10 and np.std(losses[-10:]) < s.threshold:
-                break
         if 1 < len(losses) == s.max_epochs:
             log.warning("client %d: learning W ended after max-epochs", self.client)
         put(self.model, statistics)

@@ -1,7 +1,5 @@
 """pFedMe's client: it keeps its personal model theta_i."""
 
-from torch import Tensor
-
 from fedapps.method import (
     Backward,
     BaseClient,
@@ -23,7 +21,6 @@ class PFedMeClient(BaseClient):
     """The model is w_{i,r}; a step is local round r, and theta goes on from where it is."""
 
     options: Settings
-    theta: list[Tensor]
 
     def before_training(self, plan: Plan) -> Costs:
         """Start theta at w_t; eta_p follows the schedule of eta (our choice)."""
@@ -59,7 +56,10 @@ class PFedMeClient(BaseClient):
         return Costs()
 
     def extra_scores(self) -> dict[str, float]:
-        """Score the received w, too; theta_i is scored already."""
+        """Score the received w, too; theta_i is scored already, and in place again afterwards."""
+        theta = take(self.model, self.layout.keys_of(self.layout.names))
         put(self.model, self.received)
         classes = self.workspace.dataset.classes
-        return {"accuracy_global": score(self.predict, self.test_data, classes).accuracy}
+        accuracy = score(self.predict, self.test_data, classes).accuracy
+        put(self.model, theta)
+        return {"accuracy_global": accuracy}

@@ -1,71 +1,98 @@
-"""The papers' tables: list them, run their rows on Ray, write RESULTS.md.
+"""The papers' tables: list them, run their rows, write RESULTS.md and the page of results.
 
     python -m experiments list
-    python -m experiments run fedcmd-cifar10 --rows fedavg,fedbabu --data-root ~/fedapps-data
+    python -m experiments run fedcmd-cifar10 --jobs 2 --seeds 0-2 --only 'fedavg,fedcmd*'
+    python -m experiments run all --scale smoke
+    python -m experiments config fedcmd-cifar10 fedavg --seed 1 > fedavg.toml
     python -m experiments report
     python -m experiments costs
     python -m experiments communication fedcmd-cifar10 --plot bytes.png
     python -m experiments curves fedfc-classes --plot rounds.png
 
-A table is a TOML file in experiments/tables: a base run-config from experiments/configs and rows
-that change it. A finished row is appended to experiments/results/<table>.csv at once.
+A table is a TOML file in experiments/tables (its fields: experiments/papers.py). Rows run side by
+side in processes of their own; a finished one lies in experiments/results at once, with its config,
+and is not run again until its config changes. Several terminals, and machines that share that
+folder, can run the same tables: none does what another is doing.
 """
 
 import argparse
-import csv
-import json
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments import communication, costs, curves
-from experiments.papers import CURVE, FIGURES, HERE, Row, Table, append, pick, record, tables
-from experiments.results_page import report
-from fedapps import launch
+from experiments import communication, costs, curves, readings, runner
+from experiments.estimate import Estimate
+from experiments.papers import HERE, SCALES, by_scale, pick, seeds, tables
+from experiments.store import Store
+from experiments.tidy import write_csv
+from experiments.tuning import first_seed, settled, untried
+from fedapps.core.config import to_toml
 from fedapps.core.errors import RunError
+from fedapps.report.columns import known_figures, round_columns
+from fedapps.report.units import clock
 
-FEDERATION = "num-supernodes=2 client-resources-num-cpus=1"
-
-
-def run(table: Table, row: Row, seed: int, extra: str, runs_dir: Path, home: Path) -> None:
-    """Run one row on Ray and append its figures."""
-    name = f"{table.name}-{row.name}-s{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    change = f"{row.config} seed={seed} {extra}".strip()
-    options = [str(table.base_file), change, f'runs-dir="{runs_dir}" run-name="{name}"']
-    result = launch.launch(HERE.parent, options, FEDERATION, home=home)
-    if not result.completed:
-        raise RunError(f"{table.name}, {row.name}: {result.error}")
-    collect(table, row, seed, runs_dir / name)
+RESULTS = HERE / "results"
 
 
-def collect(table: Table, row: Row, seed: int, folder: Path) -> None:
-    """Append the figures of a run directory to the results of its table."""
-    with (folder / "rounds.csv").open(newline="") as file:
-        lines = list(csv.DictReader(file))
-    seconds = sorted(float(line["seconds"]) for line in lines)
-    summary = json.loads((folder / "summary.json").read_text("utf-8"))
-    key = {"name": row.name, "seed": seed}
-    figures = {name: "" if summary[name] is None else summary[name] for name in FIGURES}
-    spent = {
-        "seconds_per_round": round(seconds[len(seconds) // 2], 3),
-        "bytes_up": summary["total_bytes_up"],
-        "bytes_down": summary["total_bytes_down"],
-    }
-    command = f"python -m experiments run {table.name} --rows {row.name} --seed {seed}"
-    record(table, key | {"rounds": summary["round"]} | figures | spent | {"command": command})
-    if table.follows:
-        curve = [key | {"round": x["round"], "accuracy": x[table.follows]} for x in lines]
-        append(table.curves_file, CURVE, [point for point in curve if point["accuracy"]])
+def run(options: argparse.Namespace) -> int:
+    """Run what is not done yet; return the exit status."""
+    store, known = Store(options.results), pick(options.tables)
+    known = [table for table in known if options.tables != ["all"] or options.scale in table.scales]
+    cells = [cell for table in known for cell in table.cells(options.scale, options.only)]
+    columns = round_columns(known_figures())
+    runner.check([runner.Job(cell, 0) for cell in cells], columns)
+    work = runner.Runner(
+        store,
+        runs_dir=options.runs_dir.expanduser().resolve(),
+        data_root=options.data_root,
+        jobs=options.jobs,
+        fresh=options.scale != "smoke",
+        reads=readings.wanted(tables().values()),
+    )
+    trials = [runner.Job(trial, first_seed(trial)) for trial in untried(store, cells)]
+    runner.check(trials, columns)
+    failed = work.run(trials) if trials and not options.dry_run else []
+    jobs = []
+    for table in known:
+        chosen = seeds(options.seeds or table.scales[options.scale].seeds)
+        settings = [*settled(store, table, options.scale, options.only)]
+        jobs += [runner.Job(cell, seed) for seed in chosen for cell in settings]
+    if options.dry_run:
+        return _announce(store, trials + jobs, options.jobs)
+    failed += work.run(jobs)
+    write_csv(store)
+    for name in failed:
+        print(f"error: {name} failed", file=sys.stderr)
+    return 1 if failed else 0
 
 
-def show() -> None:
-    """Print tables, rows and which are done."""
-    for table in tables().values():
-        done = {name for name, _ in table.results()}
-        print(f"{table.name}: {table.title}")
-        for row in table.rows:
-            print(f"  {'done' if row.name in done else '    '} {row.name:<14} {row.config}")
+def _announce(store: Store, jobs: Sequence[runner.Job], side_by_side: int) -> int:
+    """Print what would run and how long that would take."""
+    estimate, total = Estimate(store), 0.0
+    for job in jobs:
+        if store.find(job.cell, job.seed):
+            print(f"done      {job.name}")
+            continue
+        seconds = estimate.seconds(job.cell, job.seed)
+        total += seconds or 0.0
+        print(f"{'unknown' if seconds is None else clock(seconds):9} {job.name}")
+    print(f"{clock(total / side_by_side)} with --jobs {side_by_side}")
+    return 0
+
+
+def show(store: Store) -> None:
+    """Print tables, rows, and which seeds of them are done."""
+    for table, scale in by_scale(tables().values()):
+        cells = [*settled(store, table, scale)]
+        chosen = seeds(table.scales[scale].seeds)
+        done = {cell.name: [s for s in chosen if store.find(cell, s)] for cell in cells}
+        count = sum(map(len, done.values()))
+        total = len(table.cells(scale)) * len(chosen)
+        print(f"{table.name}, {scale}: {count} of {total} done. {table.title}")
+        if scale == "smoke":
+            continue
+        for cell in cells:
+            print(f"  {','.join(map(str, done[cell.name])):6} {cell.name:<24} {cell.row.config}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -74,54 +101,85 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of finished rows")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="tables, rows and which are done")
-    commands.add_parser("report", help="write RESULTS.md from the results")
-    runner = commands.add_parser("run", help="run rows of a table on Ray")
-    runner.add_argument("table")
-    runner.add_argument("--rows", default="", help="names, comma-separated [all]")
-    runner.add_argument("--seed", type=int, default=0)
-    runner.add_argument("--data-root", default="~/fedapps-data")
-    runner.add_argument("--runs-dir", type=Path, default=Path("~/fedapps-runs"))
-    runner.add_argument("--home", type=Path, default=HERE.parent / ".flwr")
+    commands.add_parser("report", help="write the tables of RESULTS.md from the results")
+    _add_run(commands.add_parser("run", help="run rows of tables that are not done yet"))
+    config = commands.add_parser("config", help="print the run-config of a row, to run it alone")
+    config.add_argument("table")
+    config.add_argument("row", help="a row, or row@column")
+    config.add_argument("--seed", type=int, default=0)
+    config.add_argument("--scale", choices=SCALES, default="cpu")
     costs.add_arguments(commands.add_parser("costs", help="FedSeq's parameter and cost tables"))
     sent = commands.add_parser("communication", help="bytes of a table's methods beside FedAvg")
     communication.add_arguments(sent)
     rounds = commands.add_parser("curves", help="plot of a table's accuracy over rounds")
     rounds.add_argument("table")
+    rounds.add_argument("--scale", choices=SCALES, default="cpu")
     rounds.add_argument("--plot", type=Path, required=True, help="PNG file to write")
     return parser
 
 
-def _do(options: argparse.Namespace) -> None:
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("tables", nargs="+", metavar="TABLE", help="names of tables, or all")
+    parser.add_argument(
+        "--only",
+        "--rows",
+        default="",
+        metavar="ROWS",
+        help="rows or row@column, * allowed, as 'fedavg,fedcmd*' [all]",
+    )
+    parser.add_argument("--seeds", "--seed", default="", help="as 0-4 or 0,2 [the table's]")
+    parser.add_argument("--scale", choices=SCALES, default="cpu", help="how large [cpu]")
+    parser.add_argument("--jobs", type=int, default=1, help="rows that run side by side [1]")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would run")
+    parser.add_argument("--data-root", default="~/fedapps-data", help="[~/fedapps-data]")
+    parser.add_argument(
+        "--runs-dir",
+        type=Path,
+        default=Path("~/fedapps-runs/experiments"),
+        help="folder of run directories and logs [~/fedapps-runs/experiments]",
+    )
+
+
+def _do(options: argparse.Namespace) -> int:
+    store = Store(options.results)
+    if options.command == "run":
+        if options.jobs < 1:
+            raise RunError(f"--jobs {options.jobs}: must be at least 1")
+        return run(options)
     if options.command == "costs":
         costs.show(options)
     elif options.command == "communication":
-        communication.show(pick(options.table, "")[0].results(), options.plot)
+        (table,) = pick([options.table])
+        communication.show(store, table, options.scale, options.plot)
     elif options.command == "curves":
-        table, _ = pick(options.table, "")
-        curves.show(table.title, table.follows, table.curves(), options.plot)
+        (table,) = pick([options.table])
+        curves.show(store, table, options.scale, options.plot)
+    elif options.command == "config":
+        (table,) = pick([options.table])
+        for cell in table.cells(options.scale, options.row):
+            print(f"# {table.name} {cell.name}\n{to_toml(cell.config(options.seed))}")
     elif options.command == "list":
-        show()
-    elif options.command == "report":
-        report()
+        show(store)
     else:
-        table, rows = pick(options.table, options.rows)
-        extra = f'data-root="{options.data_root}"'
-        for row in rows:
-            runs_dir = options.runs_dir.expanduser().resolve()
-            run(table, row, options.seed, extra, runs_dir, options.home)
-        report()
+        from experiments.results_page import report
+
+        report(store)
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line and do what it says; return the exit status."""
     try:
-        _do(_parser().parse_args(arguments))
+        return _do(_parser().parse_args(arguments))
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    return 0
+    except KeyboardInterrupt:
+        print("stopped; what is finished is kept, run the same again to go on", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -10,16 +10,19 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
+from experiments import papers
+from experiments.store import Store
 from fedapps.core.errors import RunError
 from fedapps.report.drawing import BLUE, GREEN, INK, STYLE, save
 
 REFERENCE = "fedavg"
-Results = Mapping[tuple[str, str], Mapping[str, str]]
+Results = Mapping[str, Mapping[str, float]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `python -m experiments communication`."""
     parser.add_argument("table")
+    parser.add_argument("--scale", choices=papers.SCALES, default="cpu")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the bars into a file")
 
 
@@ -28,23 +31,32 @@ def sent(results: Results) -> dict[str, tuple[float, float]]:
 
     Raises `RunError` where FedAvg has no result.
     """
-    by_name = {name: row for (name, _), row in results.items()}
-    if REFERENCE not in by_name:
+    if REFERENCE not in results:
         raise RunError(f"the table has no result of {REFERENCE} to compare with")
-    reference = sum(int(by_name[REFERENCE][key]) for key in ("bytes_down", "bytes_up"))
+    reference = sum(results[REFERENCE][key] for key in ("bytes_down", "bytes_up"))
     return {
-        name: (int(row["bytes_down"]) / reference, int(row["bytes_up"]) / reference)
-        for name, row in by_name.items()
+        name: (row["bytes_down"] / reference, row["bytes_up"] / reference)
+        for name, row in results.items()
     }
 
 
-def show(results: Results, plot: Path | None) -> None:
+def results_of(store: Store, table: papers.Table, scale: str) -> Results:
+    """Return what each cell of a table sent, by its first seed that has run."""
+    found = {}
+    for cell in table.cells(scale):
+        runs = (store.find(cell, seed) for seed in papers.seeds(table.scales[scale].seeds))
+        if run := next(filter(None, runs), None):
+            found[cell.name] = run.costs
+    return found
+
+
+def show(store: Store, table_: papers.Table, scale: str, plot: Path | None) -> None:
     """Print the table, least bytes first, and draw it if asked to."""
+    results = results_of(store, table_, scale)
     shares = dict(sorted(sent(results).items(), key=lambda item: sum(item[1])))
-    by_name = {name: row for (name, _), row in results.items()}
     table = Table("method", *map(_right, ("down MB", "up MB", "of FedAvg")), box=box.SIMPLE)
     for name, (down, up) in shares.items():
-        mega = [int(by_name[name][key]) / 1e6 for key in ("bytes_down", "bytes_up")]
+        mega = [results[name][key] / 1e6 for key in ("bytes_down", "bytes_up")]
         table.add_row(name, *(f"{value:,.1f}" for value in mega), f"{100 * (down + up):.1f}%")
     Console(width=100, highlight=False).print(table)
     if plot:

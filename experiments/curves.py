@@ -7,6 +7,8 @@ import matplotlib as mpl
 import matplotlib.style
 from matplotlib.figure import Figure
 
+from experiments import papers
+from experiments.store import Store
 from fedapps.core.errors import RunError
 from fedapps.report.drawing import STYLE, save
 
@@ -17,8 +19,21 @@ WORDS = {
 Curves = Mapping[tuple[str, str], Mapping[int, float]]
 
 
-def show(title: str, column: str, curves: Curves, plot: Path) -> None:
+def curves_of(store: Store, table: papers.Table, scale: str) -> Curves:
+    """Return the followed column by (cell, seed) and round."""
+    found = {}
+    for cell in table.cells(scale):
+        for seed in papers.seeds(table.scales[scale].seeds):
+            if (run := store.find(cell, seed)) and table.follows in run.rounds:
+                points = zip(run.rounds["round"], run.rounds[table.follows], strict=True)
+                curve = {int(r): v for r, v in points if r is not None and v is not None}
+                found[cell.name, str(seed)] = curve
+    return found
+
+
+def show(store: Store, table: papers.Table, scale: str, plot: Path) -> None:
     """Draw the curves into a PNG file; raises `RunError` if there are none."""
+    title, column, curves = table.title, table.follows, curves_of(store, table, scale)
     if not curves:
         raise RunError("the table has no curves: none of its rows has run, or it follows nothing")
     with matplotlib.style.context(["default", STYLE]):

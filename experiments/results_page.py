@@ -2,50 +2,78 @@
 
 from collections.abc import Iterator
 
-from experiments.papers import FIGURES, HERE, Table, tables
+from experiments import comparison
+from experiments.cells import Outcome, best_scale, outcomes
+from experiments.curves import curves_of
+from experiments.papers import HERE, Table, tables
+from experiments.store import Store
+from experiments.tidy import write_csv
 from fedapps.core.errors import RunError
 
 
-def markdown(table: Table) -> Iterator[str]:
+def markdown(store: Store, table: Table) -> Iterator[str]:
     """Yield the lines of a table of RESULTS.md."""
+    scale = best_scale(store, table)
     yield f"## {table.title}"
     yield ""
-    yield f"{table.source}. {table.note} Figures in percent; base: `{table.base_file.name}`."
-    yield ""
-    if not table.results():
-        yield "Not run yet."
-        return
     yield (
-        "| method | seed | initial | no head | personalized (std) | init. w. | pers. w. | last w. "
-        "| published | ours | s/round |"
+        f"{table.source}. {table.note} Percent; `±` is half a 95 % interval over seeds; base: "
+        f"`{table.base_file.name}`, scale `{scale}`."
     )
-    yield "|---|---|---|---|---|---|---|---|---|---|---|"
-    by_name = {row.name: row for row in table.rows}
-    order = list(by_name)
-    done = sorted(table.results().items(), key=lambda item: (order.index(item[0][0]), item[0][1]))
-    for (name, seed), found in done:
-        row = by_name[name]
-        shown = [percent(found[key]) for key in FIGURES]
-        published = f"{row.published:.2f}" if row.published is not None else ""
-        yield (
-            f"| {name} | {seed} | {shown[0]} | {shown[1]} | {shown[2]} ({shown[3]}) | {shown[4]} "
-            f"| {shown[5]} | {shown[7]} | {published} | {percent(found[row.reads])} "
-            f"| {float(found['seconds_per_round']):.2f} |"
-        )
-    if table.follows:
-        yield from progress(table)
     yield ""
-    yield f"Repeat with `python -m experiments run {table.name} --data-root FOLDER`."
+    found = [outcome for outcome in outcomes(store, table, scale) if outcome.runs]
+    compared = comparison.compare(found, table.yardstick, table.alone) if table.yardstick else []
+    if compared:
+        yield comparison.sentence(compared, table.yardstick, table.alone)
+        yield ""
+        yield f"| {' | '.join(comparison.HEADS)} |"
+        yield "|---" * len(comparison.HEADS) + "|"
+        yield from (f"| {' | '.join(comparison.texts(line))} |" for line in compared)
+    elif found:
+        yield "| row | seeds | reading | ours | published | difference | s/round |"
+        yield "|---|---|---|---|---|---|---|"
+        for outcome in found:
+            yield from _lines(outcome)
+        if table.follows:
+            yield from progress(store, table, scale)
+    else:
+        yield "Not run yet."
+    total = len(table.cells(scale))
+    yield ""
+    if found and len(found) < total:
+        yield f"{len(found)} of {total} rows have run."
+        yield ""
+    yield f"Repeat with `python -m experiments run {table.name} --scale {scale}`."
 
 
-def progress(table: Table) -> Iterator[str]:
+def _lines(outcome: Outcome) -> Iterator[str]:
+    seconds = sum(run.seconds_per_round for run in outcome.runs) / len(outcome.runs)
+    for place, reading in enumerate(outcome.cell.row.readings):
+        figure = outcome.figure(reading)
+        if figure is None:
+            continue
+        published = "" if figure.published is None else f"{figure.published:.2f}"
+        difference = "" if figure.difference is None else f"{figure.difference:+.2f}"
+        seeds = ",".join(str(run.seed) for run in outcome.runs)
+        name, last = (outcome.cell.name, f"{seconds:.2f}") if not place else ("", "")
+        yield (
+            f"| {name} | {seeds if not place else ''} | {words(reading.reads)} | {figure.text()} "
+            f"| {published} | {difference} | {last} |"
+        )
+
+
+def words(reads: str) -> str:
+    """Return a reading as people say it."""
+    return reads.replace("accuracy_", "").replace("_", " ")
+
+
+def progress(store: Store, table: Table, scale: str) -> Iterator[str]:
     """Yield a table of the followed column: last and best round, and the first at a threshold."""
     yield ""
     heads = [f"first round at {threshold} %" for threshold in table.thresholds]
-    yield f"| method | seed | last | best round | {' | '.join(heads)} |"
+    yield f"| row | seed | last | best round | {' | '.join(heads)} |"
     yield "|---|---|---|---|" + "---|" * len(heads)
-    order = [row.name for row in table.rows]
-    for (name, seed), curve in sorted(table.curves().items(), key=lambda c: order.index(c[0][0])):
+    for (name, seed), curve in curves_of(store, table, scale).items():
         best = max(curve, key=lambda round_: curve[round_])
         first = [
             next((str(r) for r in sorted(curve) if 100 * curve[r] >= threshold), "never")
@@ -55,13 +83,9 @@ def progress(table: Table) -> Iterator[str]:
         yield f"| {name} | {seed} | {' | '.join(shown)} |"
 
 
-def percent(value: str) -> str:
-    """Show a fraction as percent with two decimals; empty stays empty."""
-    return f"{100 * float(value):.2f}" if value else ""
-
-
-def report() -> None:
+def report(store: Store) -> None:
     """Write the tables into RESULTS.md, each between its two marks; prose outside stays."""
+    write_csv(store)
     path = HERE / "RESULTS.md"
     text = path.read_text("utf-8")
     for table in tables().values():
@@ -70,5 +94,8 @@ def report() -> None:
         _, closed, after = rest.partition(end)
         if not (found and closed):
             raise RunError(f"RESULTS.md: has no {begin} ... {end}; add the two lines")
-        text = "\n".join([before + begin, *markdown(table), end + after])
+        text = "\n".join([before + begin, *markdown(store, table), end + after])
     path.write_text(text, "utf-8")
+    from experiments import html_page
+
+    html_page.write(store, HERE / "results.html")

@@ -22,13 +22,13 @@ from fedapps.core.errors import RunError, one_line
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.device.device import Device, device_workspace
-from fedapps.engine.failed_clients import DivergedError, record
-from fedapps.engine.failures import DIVERGED
+from fedapps.engine.failed_clients import DIVERGED, DivergedError, record
 from fedapps.engine.store import ClientStore
+from fedapps.engine.versions import LOADED, SAVED
 from fedapps.method.aggregation import weighted_mean
 from fedapps.method.client import BaseClient
 from fedapps.method.tools import State
-from fedapps.method.update import ClientUpdate, Failure
+from fedapps.method.update import ClientUpdate, Failure, Metrics
 from fedapps.models.layers import Arrays
 from fedapps.training.workspace import Workspace, workspace
 from fedapps.wire.checks import LARGEST, invalid_loss, invalid_values
@@ -103,8 +103,8 @@ def _serve(message: Message, context: Context, work: Work) -> Message:
 
     def store(client: int) -> ClientStore:
         if device:
-            return device.store(space, info.run_dir)
-        return ClientStore(Path(info.run_dir) / "clients" / str(client))
+            return device.store(space, info)
+        return ClientStore(Path(info.run_dir) / "clients" / str(client), info.needed)
 
     def work_on(request: Request, part: Workspace) -> Result:
         try:
@@ -174,7 +174,7 @@ def _work_on(
 
 def _fit(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate:
     """Train from the state before this round; store what changed, unless training diverged."""
-    before = store.load(request.plan.round)
+    version, before = store.load_version(request.plan.round)
     client = _client(space, request, before)
     update = client.train_round(request.plan, request.arrays)
     kept = {key: value.numpy() for key, value in client.state.items()}
@@ -182,7 +182,7 @@ def _fit(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate
         raise DivergedError(f"{DIVERGED}: {problem}{store.advice(request.plan.round)}")
     if before or client.state:  # changed in place or not: it is not known
         store.save(request.plan.round, client.state)
-    return update
+    return state_told(update, version, saved=bool(before or client.state))
 
 
 def _diverged(space: Workspace, sent: Arrays, kept: Arrays, metrics: Mapping) -> str:
@@ -202,10 +202,17 @@ def _diverged(space: Workspace, sent: Arrays, kept: Arrays, metrics: Mapping) ->
 
 def _evaluate(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate:
     """Evaluate with the state after this round."""
-    client = _client(space, request, store.load(request.plan.round + 1))
+    version, state = store.load_version(request.plan.round + 1)
+    client = _client(space, request, state)
     update = client.score_round(request.plan, request.arrays)
     store.save_personalized(client)
-    return update
+    return state_told(update, version, saved=False)
+
+
+def state_told(update: ClientUpdate, version: int, saved: bool) -> ClientUpdate:
+    """Tell the server which version of its state a client had, and whether it wrote one."""
+    told: Metrics = {LOADED: version, SAVED: int(saved)}
+    return dataclasses.replace(update, metrics=update.metrics | told)
 
 
 def _client(space: Workspace, request: Request, state: State) -> BaseClient:

@@ -29,11 +29,13 @@ def run_serial(
     num_supernodes: int = 1,
     node_configs: Sequence[Mapping[str, bool | int | float | str]] = (),
     keep_going: bool = True,
+    plots: bool = True,
 ) -> Path:
     """Run a full run-config in this process; return the run directory. Raises `RunError`.
 
     With node-configs there is a SuperNode for each of them, a device. With `keep_going` a client
     that fails costs that client, as on other engines; else its error is raised (`ClientError`).
+    Plots take a second or two, which many short runs can do without.
     """
     from flwr.app import Context, RecordDict
 
@@ -57,7 +59,7 @@ def run_serial(
         run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config
     )
     with raising(not keep_going):
-        return server_app.run(grid, context)
+        return server_app.run(grid, context, plots)
 
 
 def absolute(run_config: Flat) -> Flat:

@@ -5,7 +5,7 @@ import fedapps.core.quiet  # noqa: F401, before what takes long
 # isort: split
 
 import os
-import time
+from collections.abc import Mapping
 from logging import ERROR
 from pathlib import Path
 
@@ -21,11 +21,13 @@ from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
 from fedapps.core.flower import HttpGrid
 from fedapps.core.flower import log as flower_log
+from fedapps.core.schema import Scalar
 from fedapps.data import class_counts
 from fedapps.device.warm import shorten_backoff
-from fedapps.engine import privacy
+from fedapps.engine import privacy, resume
 from fedapps.engine.failed_clients import FILE
 from fedapps.engine.rounds import Rounds
+from fedapps.report.loggers import check_installed
 from fedapps.report.report import Report
 from fedapps.training.workspace import GPU_HINT, Workspace, workspace
 from fedapps.wire.fleet import Fleet
@@ -45,10 +47,11 @@ def main(grid: Grid, context: Context) -> None:
         raise
 
 
-def run(grid: Grid, context: Context) -> Path:
+def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     """Run what the run-config asks for; return the run directory. Raises `RunError`."""
     check_packages()
     settings = config.read(context.run_config)
+    check_installed(settings.logger_names)
     for note in [*config.foreign_keys(context.run_config), *privacy.warnings(settings)]:
         log.warning("%s", note)
     for note in config.overridden(context.run_config):
@@ -61,18 +64,30 @@ def run(grid: Grid, context: Context) -> Path:
     registry.client_class(settings.strategy)  # a missing twin ends the run here
     strategy = strategy_class(space)
     rounds = Rounds(strategy)  # which checks it, before there is a run directory
-    report = Report.create(settings.runs_dir, settings.run_name, settings, context.run_config)
-    report.class_counts = counts
-    nodes = node_registry(grid, space)
-    fleet = meet(nodes, space)
-    start = time.monotonic()
-    with log.to_file(report.folder / FILE):
-        try:
+    report = _report(rounds, context.run_config)
+    if counts is not None:
+        report.hold(counts)
+    try:
+        with log.to_file(report.folder / FILE), report.closing():
+            nodes = node_registry(grid, space)
+            fleet = meet(nodes, space)
             rounds.run(grid, report, nodes, fleet)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(report.interrupted()) from None
-        report.finish(strategy.arrays, {"seconds": time.monotonic() - start})
+            report.finish(strategy.arrays, {"seconds": report.seconds}, strategy.state, plots)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(resume.interrupted(report)) from None
     return report.folder
+
+
+def _report(rounds: Rounds, flat: Mapping[str, Scalar]) -> Report:
+    """Make the directory of a new run, or go on in that of the run that `resume` names."""
+    settings = rounds.settings
+    unfinished = resume.find(settings, flat)
+    if unfinished is None:
+        if settings.checkpoint_every:
+            resume.offer(settings, flat)
+        return Report.create(settings.runs_dir, settings.run_name, settings, flat)
+    unfinished.restore(rounds)
+    return Report.reopen(unfinished.folder, settings, flat, unfinished.checkpoint.progress)
 
 
 def node_registry(grid: Grid, space: Workspace) -> NodeRegistry:
@@ -81,7 +96,8 @@ def node_registry(grid: Grid, space: Workspace) -> NodeRegistry:
     devices = s.num_clients if s.dataset == DEVICE else 0
     if not (simulated := not isinstance(grid, HttpGrid)):
         shorten_backoff()
-    return NodeRegistry(StreamingGrid(grid), s.min_available, s.round_timeout, devices, simulated)
+    streaming, limit = StreamingGrid(grid), s.max_samples
+    return NodeRegistry(streaming, s.min_available, s.round_timeout, devices, simulated, limit)
 
 
 def meet(there: NodeRegistry, space: Workspace) -> Fleet:

@@ -1,14 +1,7 @@
 """FedBABU: Oh, Kim, Yun, FedBABU: Toward Enhanced Representation for Federated Image
 Classification, ICLR 2022."""
 
-from fedapps.method import BaseStrategy, Figure, Plan
-
-WITHOUT_HEAD = Figure(
-    "accuracy_without_head",
-    "accuracy of the nearest class template in the body's output (Section 5.2)",
-    label="without head",
-    after="accuracy_initial",
-)
+from fedapps.method import WITHOUT_HEAD, BaseStrategy, Plan
 
 
 class FedBABU(BaseStrategy):

@@ -1,6 +1,6 @@
 """FedBN: Li et al., Federated Learning on Non-IID Features via Local Batch Normalization, 2021."""
 
-from fedapps.method import BaseStrategy, Plan
+from fedapps.method import BaseStrategy, Plan, log
 
 
 class FedBN(BaseStrategy):
@@ -13,6 +13,11 @@ class FedBN(BaseStrategy):
 
     citation = "Li et al. 2021"
     exchanges = "all but BatchNorm"
+
+    def setup(self) -> None:
+        """Say so if nothing is local."""
+        if not self.layout.norms:
+            log.warning("fedbn: %s has no BatchNorm, so this is fedavg", self.settings.model)
 
     def plan(self, round_: int, client: int) -> Plan:
         """Train everything, exchange all but the BatchNorms."""

@@ -63,7 +63,9 @@ class FedCMD(WarmUp):
     The scores are computed in clients/fedcmd.py. Where the paper is silent, we chose these rules:
     inputs and outputs are scaled to [0, 1], and labels (0..C-1) are divided by C - 1; the first
     layer is no candidate, and `candidates = fc` leaves out convolutions too; a tie goes to the
-    layer nearer the output; a client that missed the latest round is compared by its last l*.
+    layer nearer the output; a client that missed the latest round is compared by its last l*, and
+    one whose l* was never seen gets the mean by n_i. With `other-clients` (Fig. 2: the fifth that
+    is worst) these have `other-layer` personal.
     State: `votes` [K_p, layers], and if there is something to mix `phi` [N, n], l* as each client
     sent it last, and `last/<key>`, what it sent of the layers after l*.
     """

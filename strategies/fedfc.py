@@ -43,7 +43,8 @@ class FedFC(SplitStrategy):
     Algorithm 1, the clients' side, is in fedapps/split/client.py.
     Where the paper is silent, we chose these rules: the loss is the mean over all joined samples;
     a client with fewer batches waits for the next epoch, unless `oversample` is true; the copies
-    of a layer count alike, unless `weighting` is "samples".
+    of a layer count alike, unless `weighting` is "samples"; momentum (0.9), and a VGG16 without
+    BatchNorm, dropout and augmentation, are those of experiments/configs/fedfc-cifar10.toml.
     With cuts "auto" every client reports how long its layers take. The slowest client gets the
     default cut, and each other one the deepest cut with which it is not slower than that. A client
     that reports nothing gets the default. (The paper leaves this choice open.)

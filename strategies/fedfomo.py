@@ -18,6 +18,7 @@ from fedapps.method import (
     Stage,
     doc,
     generator,
+    log,
 )
 
 
@@ -35,8 +36,10 @@ class FedFomo(BaseStrategy):
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`, B `batch-size`,
     eta `lr`, M `models`, epsilon `epsilon`, its decrease per round `epsilon-decay`; the validation
     part is `validation-fraction` of a client's training samples.
-    The validation part is fixed per client (some libraries draw it anew). The server only keeps
-    last models and affinities. State: `affinity` [N, N], `sent` [N], and `last/<key>`.
+    Of clients that are liked alike (nobody was measured yet, say) those are taken that a draw puts
+    first (our choice). The validation part is fixed per client (some libraries draw it anew).
+    The server only keeps last models and affinities.
+    State: `affinity` [N, N], `sent` [N], and `last/<key>`.
     """
 
     citation = "Zhang et al. 2021"
@@ -46,6 +49,8 @@ class FedFomo(BaseStrategy):
 
     def setup(self) -> None:
         """Every client's last model is the initial one, and nobody likes anybody more."""
+        if not self.options.models:
+            log.warning("fedfomo: models = 0, so every client trains alone")
         if not self.settings.validation_fraction:
             raise RunError("fedfomo needs a validation part: validation-fraction > 0, as 0.2")
         clients = self.settings.num_clients
@@ -77,9 +82,9 @@ class FedFomo(BaseStrategy):
         known = [n for n in np.flatnonzero(self.state["sent"]).tolist() if n != client]
         draws = generator(self.settings.seed, "fedfomo", round_, client)
         chance = self.options.epsilon - self.options.epsilon_decay * (round_ - 1)
-        if draws.random() < chance:
-            known = draws.permutation(known).tolist()
-        else:
+        explore = draws.random() < chance
+        known = draws.permutation(known).tolist()
+        if not explore:  # a stable sort: who are liked alike stay in the order that was drawn
             known.sort(key=lambda n: -self.state["affinity"][client, n])
         return sorted(known[: self.options.models])
 

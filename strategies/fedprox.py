@@ -1,6 +1,6 @@
 """FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020."""
 
-from fedapps.method import BaseStrategy, Plan
+from fedapps.method import BaseStrategy, Plan, log
 
 
 class FedProx(BaseStrategy):
@@ -13,6 +13,11 @@ class FedProx(BaseStrategy):
 
     citation = "Li et al. 2020"
     exchanges = "everything"
+
+    def setup(self) -> None:
+        """Say so if there is no proximal term."""
+        if not self.settings.prox_mu:
+            log.warning("fedprox: prox-mu = 0, so this is fedavg")
 
     def plan(self, round_: int, client: int) -> Plan:
         """FedAvg's plan; its stage carries mu, which the method's table sets to 0.01."""

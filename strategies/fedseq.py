@@ -13,6 +13,7 @@ from fedapps.method import (
     RunError,
     Slice,
     doc,
+    log,
     replace,
 )
 
@@ -41,7 +42,8 @@ class FedSeq(BaseStrategy):
     every client makes their initial values from the seed. The head follows the base method.
     Our choice: t counts rounds from 0, and F is 10 by default, since the paper does not state it.
     After the last round every client receives the body and fine-tunes `finetune-part` (all layers
-    by default), whatever the base: phase `finetune`, run by fedapps/engine/rounds.py.
+    by default), whatever the base: phase `finetune`, run by fedapps/engine/rounds.py. What that
+    sends counts as evaluation (`bytes_eval`), as it does for FedBABU, to which FedSeq is compared.
     """
 
     citation = "Jang, Choi 2024"
@@ -60,6 +62,15 @@ class FedSeq(BaseStrategy):
         count = self.options.groups or len(body)
         self.parts = [tuple(part) for part in np.array_split(body, count)]
         self.starts = self._unfreeze_rounds(len(self.parts))
+        rounds = self.settings.num_rounds
+        if late := [start for start in self.starts if start >= rounds]:
+            log.warning(
+                "fedseq: %s of %s parts stay frozen all %s rounds (unfreeze-rounds %s)",
+                len(late),
+                len(self.parts),
+                rounds,
+                ",".join(map(str, late)),
+            )
 
     def active(self, round_: int) -> Slice:
         """A(t): parts with t >= t_k, t = round - 1, from the input (vanilla) or the head (anti)."""

@@ -1,10 +1,7 @@
 """pFedMe: Dinh et al., Personalized FL with Moreau Envelopes, NeurIPS 2020 (Algorithm 1)."""
 
-import math
 from collections.abc import Iterator
 from typing import Annotated
-
-import msgspec
 
 from fedapps.method import (
     Arrays,
@@ -27,9 +24,7 @@ from fedapps.method import (
 class Settings(MethodSettings, frozen=True):
     """pFedMe's own keys; eta is `lr`."""
 
-    lambda_: Annotated[AtLeastZero, doc("lambda: pull between theta_i and w")] = msgspec.field(
-        name="lambda"
-    )
+    lambda_: Annotated[AtLeastZero, doc("lambda: pull between theta_i and w")]
     beta: Annotated[AtLeastZero, doc("beta: step of the server towards the mean of the clients")]
     inner_steps: Annotated[Count, doc("K: steps of theta_i on each batch")]
     inner_lr: Annotated[Positive, doc("eta_p: learning rate of theta_i")]
@@ -56,10 +51,8 @@ class PFedMe(BaseStrategy):
     def plan(self, round_: int, client: int) -> Plan:
         """R batches, each K times. Weight decay belongs to f_i, so line 8 has none (our choice)."""
         names, o = self.layout.names, self.options
-        whole = max(
-            1, self.count(client, "train") // self.settings.batch_size
-        )  # an epoch's batches
-        stage = self.stage(round_, names, epochs=math.ceil(o.local_rounds / whole) or None)
+        per_epoch = max(1, self.count(client, "train") // self.settings.batch_size)
+        stage = self.stage(round_, names, epochs=-(-o.local_rounds // per_epoch) or None)
         stage = replace(stage, max_steps=o.local_rounds, passes=o.inner_steps, weight_decay=0.0)
         return self.exchange(round_, names, stage)
 

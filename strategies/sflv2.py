@@ -1,24 +1,39 @@
 """SplitFed v2: Thapa et al., SplitFed: When Federated Learning Meets Split Learning, AAAI 2022."""
 
 from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from fedapps.method import Arrays, ClientUpdate, generator, weighted_mean
-from fedapps.split import BatchGradients, Cut, OversampleSettings, Smashed, SplitStrategy
+from fedapps.method import Arrays, ClientUpdate, doc, generator, weighted_mean
+from fedapps.split import (
+    BatchGradients,
+    Cut,
+    OversampleSettings,
+    Session,
+    Smashed,
+    SplitStrategy,
+)
 
 
 class Settings(OversampleSettings, frozen=True):
     """SplitFed v2's own keys."""
 
     cut: Cut
+    order: Annotated[
+        Literal["client", "batch"],
+        doc("all epochs of one client, then of the next, or a batch of each client in turn"),
+    ]
 
 
 class SFLv2(SplitStrategy):
-    """One server part takes the clients' batches one after the other, in random order.
+    """One server part takes the clients' batches one after the other, in a random order.
 
     Symbols: K `num-clients`, E `local-epochs`, B `batch-size`, eta `lr`; layers 1..`cut` are on
     the clients, whose side is in fedapps/split/client.py.
-    The order is drawn anew in every iteration, in which each client sends one batch. (Thapa's
-    code trains all epochs of one client before those of the next one.)
+    With `order = client` the server trains all E epochs of one client before those of the next;
+    the clients' order is drawn anew in each round. So does the released code, and so we read the
+    FedFC paper's remark that SFLv2 "only remembered the smashed data from the latest client" (our
+    choice for its tables). With `batch` each client sends one batch in every iteration, in an
+    order that is drawn anew for it. All clients start a round from the same client layers.
     """
 
     citation = "Thapa et al. 2022"
@@ -28,6 +43,16 @@ class SFLv2(SplitStrategy):
     def cut(self, client: int) -> int:
         """The same for all."""
         return self.checked_cut(self.options.cut)
+
+    def serve(self, round_: int, session: Session) -> None:
+        """Let all clients send batches at the same time, or one client after the other."""
+        if self.options.order == "batch":
+            super().serve(round_, session)
+            return
+        clients = [*session.tokens]
+        for index in generator(self.settings.seed, "sflv2", round_).permutation(len(clients)):
+            for wave in session.waves([clients[index]]):
+                session.send(self.step(round_, wave))
 
     def step(self, round_: int, wave: list[Smashed]) -> BatchGradients:
         """A step of the server part for each client's batch."""

@@ -63,8 +63,9 @@ def flat_config(tmp_path, data_root):
 
 @pytest.fixture
 def no_plots(monkeypatch):
-    """Runs draw no pictures, which take longer than a tiny run."""
+    """Runs draw no pictures and write no page, which take longer than a tiny run."""
     monkeypatch.setattr(Report, "_plot", lambda report: None)
+    monkeypatch.setattr(Report, "_draw_page", lambda report, left=None: None)
 
 
 @pytest.fixture

@@ -388,7 +388,7 @@ def test_a_relative_folder_is_resolved_where_it_was_typed(
     monkeypatch.chdir(tmp_path)
     seen = {}
 
-    def stop(grid, context):
+    def stop(grid, context, plots):
         seen.update(context.run_config)
         raise RunError("enough")
 

@@ -280,6 +280,7 @@ def node(flat_config, tiny_npz, tmp_path):
     def make(strategy):
         flat = flat_config(tiny_npz, f'strategy="{strategy}"')
         space = workspace(config.read(flat))
+        (tmp_path / "run").mkdir(exist_ok=True)
 
         def send(requests, kind="train", fingerprint=space.fingerprint, flat=flat):
             info = RoundInfo(str(tmp_path / "run"), fingerprint)

@@ -37,16 +37,19 @@ WORDS = {
 }
 TEXTS = [
     "dataset", "data-root", "sizes", "classes-per-client", "model", "runs-dir", "run-name",
-    "channel-address", "channel-reach", "channel-tls", "input-shape", "class-names",
+    "channel-address", "channel-reach", "channel-tls", "input-shape", "class-names", "loggers",
+    "evaluate-rounds", "resume",
 ]  # fmt: skip
 FLAGS = [
-    "dirichlet-balance", "bn-local", "presum", "score-last", "dp.adaptive", "dp.secret-noise",
+    "dirichlet-balance", "bn-local", "presum", "score-last", "score-without-head", "dp.adaptive",
+    "dp.secret-noise", "keep-best",
 ]  # fmt: skip
 COUNTS = {
     "shards-per-client": 1, "num-clients": 1, "min-samples": 2, "head-layers": 1, "num-rounds": 1,
     "local-epochs": 1, "batch-size": 1, "seed": 0, "evaluate-every": 0, "evaluate-clients": 0,
     "finetune-epochs": 0, "threads": 1, "cache-limit": 0, "max-failures": -1, "min-available": 1,
-    "clip-history": 1, "channel-nodes": 0, "num-classes": 1,
+    "clip-history": 1, "channel-nodes": 0, "num-classes": 1, "max-samples": 1,
+    "checkpoint-every": 0, "patience": 0,
 }  # fmt: skip
 POSITIVE = [
     "alpha", "lr", "max-value", "round-timeout", "join-timeout", "step-timeout", "dp.clip-norm",
@@ -150,7 +153,9 @@ def test_a_bad_value_is_refused_in_one_line_and_a_good_one_taken(key):
         rule = "finite" if value in (INF, NAN) else text
         assert str(caught.value) == f"{key} = {shown(value)}: must be {rule}"
     for value in good:
-        others = {"validation-fraction": 0.2} if key == "evaluate-on" else {}
+        others = {}
+        if key in ("evaluate-on", "keep-best", "patience"):
+            others = {"validation-fraction": 0.2, "evaluate-on": "validation"}
         found = value_of(config.read(config.defaults() | others | {key: value}), key)
         assert found == value
         if key in FLOATS:

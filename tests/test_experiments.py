@@ -1,14 +1,26 @@
-"""The runner of the papers' tables, and FedSeq's cost tables to the last digit."""
+"""The papers' tables: their files, how a figure is read, what is kept and when it is done."""
 
 import csv
 import json
 
+import numpy as np
 import pytest
+from filelock import FileLock
 
 from experiments import __main__ as runner
-from experiments import papers, results_page
+from experiments import papers, readings
+from experiments.cells import Figure
+from experiments.runner import Job, Runner, check
+from experiments.store import Run, Store, collect, numeric
 from fedapps.core import config
 from fedapps.core.errors import RunError
+from fedapps.report.columns import known_figures, round_columns
+
+TINY = (
+    'dataset="digits" num-clients=4 min-samples=4 alpha=1.0 num-rounds=3 fraction-train=0.5 '
+    'local-epochs=1 batch-size=32 finetune-epochs=1 evaluate-every=0 evaluate-rounds="1-2"'
+)
+READ = "selected_before, last 10"
 
 
 def test_costs_are_those_of_fedseqs_tables(tmp_path, capsys):
@@ -41,43 +53,159 @@ def test_bad_shape_is_one_line(capsys):
     assert capsys.readouterr().err == "error: --shape 28x28: must be channels,height,width\n"
 
 
-def test_every_row_of_every_table_is_a_valid_run_config():
-    for table in papers.tables().values():
-        for row in table.rows:
-            config.read(config.parse([str(table.base_file), row.config]))
-            assert row.reads in papers.FIGURES
-
-
-def test_results_come_back_as_a_table(tmp_path, monkeypatch):
-    table = next(iter(papers.tables().values()))
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """A table with two rows, one column each, at a scale of tiny runs."""
     monkeypatch.setattr(papers, "HERE", tmp_path)
-    first = {key: "0.5" for key in papers.FIGURES} | {
-        "name": table.rows[0].name, "seed": 0, "rounds": 2, "seconds_per_round": 1.234,
-        "bytes_up": 7, "command": "c",
-    }  # fmt: skip
-    papers.record(table, first)
-    papers.record(table, first | {"accuracy_initial": "0.25"})
-    assert len(table.results()) == 1, "a later run of a row replaces the earlier"
-    line = list(results_page.markdown(table))[6]
-    assert line.startswith(f"| {table.rows[0].name} | 0 | 25.00 | 50.00 | 50.00 (50.00) |")
-    assert line.endswith("| 1.23 |")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "base.toml").write_text('model = "cnn"\n')
+    rows = (
+        papers.Row("avg", 'strategy="fedavg"', READ, 50.0),
+        papers.Row("per", 'strategy="fedper"', published={"hot": 60.0}),
+    )
+    scales = {"smoke": papers.Scale(TINY, seeds="0-1")}
+    return papers.Table("t", "T", "base", rows=rows, columns={"hot": "lr=0.1"}, scales=scales)
 
 
-def test_unknown_tables_and_rows_are_named():
-    with pytest.raises(RunError, match="must be one of"):
-        papers.pick("nope", "")
-    table = next(iter(papers.tables()))
-    with pytest.raises(RunError, match="row nope"):
-        papers.pick(table, "nope")
+@pytest.fixture
+def store(tmp_path):
+    """An empty store."""
+    return Store(tmp_path / "results")
+
+
+def run_of(cell, seed, **changes):
+    """Return a run as if the cell had run."""
+    about = {"table": cell.table.name, "cell": cell.name, "scale": cell.scale, "seed": seed}
+    spent = {"costs": {}, "seconds": 30.0, "seconds_per_round": 1.0}
+    figures = {"accuracy_personalized": 0.5}
+    return Run(
+        **about | spent | {"config": numeric(cell.config(seed)), "figures": figures} | changes
+    )
+
+
+def test_every_cell_of_every_table_is_a_valid_run_config():
+    columns = round_columns(known_figures())
+    for table, scale in papers.by_scale(papers.tables().values()):
+        check([Job(cell, 0) for cell in table.cells(scale)], columns)
+
+
+def test_a_cell_lays_row_column_and_scale_over_the_base(table):
+    avg, per = table.cells("smoke")
+    assert (avg.name, per.name) == ("avg@hot", "per@hot")
+    flat = per.config(3)
+    wanted = {"model": "cnn", "strategy": "fedper", "lr": 0.1, "num-clients": 4, "seed": 3}
+    assert {key: flat[key] for key in wanted} == wanted
+    assert [cell.name for cell in table.cells("smoke", "p*")] == ["per@hot"]
+    with pytest.raises(RunError, match="row pre: t has avg, per, did you mean per"):
+        table.cells("smoke", "pre")
+    with pytest.raises(RunError, match="no scale paper; there is smoke"):
+        table.cells("paper")
+
+
+def test_seeds_are_spans_and_lists():
+    assert papers.seeds("0-2,7") == [0, 1, 2, 7]
+    with pytest.raises(RunError, match="--seeds 4-2"):
+        papers.seeds("4-2")
+
+
+def test_selected_before_pools_the_next_rounds_clients():
+    """By hand: round t is scored with those that `Generator.choice` draws for round t + 1."""
+    flat = {"num-rounds": 5, "num-clients": 6, "fraction-train": 0.5, "seed": 9}
+    rng, lines = np.random.default_rng(1), []
+    right, size = rng.integers(0, 9, (6, 6)), rng.integers(9, 20, 6)
+    for round_ in range(1, 6):
+        for client in range(6):
+            accuracy = right[round_, client] / size[client]
+            values = {"round": round_, "client": client, "num_test": size[client]}
+            lines.append({k: str(v) for k, v in (values | {"accuracy_initial": accuracy}).items()})
+    from zlib import crc32
+
+    means = []
+    for round_ in (3, 4):
+        draws = np.random.default_rng([9, crc32(b"sample"), round_ + 1])
+        drawn = draws.choice(6, 3, replace=False)
+        means.append(right[round_, drawn].sum() / size[drawn].sum())
+    assert readings.selected_before(lines, flat, 2) == pytest.approx(np.mean(means), abs=1e-15)
+    missing = [line for line in lines if line["round"] != "4"]
+    with pytest.raises(RunError, match='set evaluate-rounds = "3-4"'):
+        readings.selected_before(missing, flat, 2)
+
+
+def test_a_row_is_done_until_a_key_of_its_config_changes(table, store):
+    cell, seed = table.cells("smoke")[1], 0
+    assert store.find(cell, seed) is None
+    store.save(cell, run_of(cell, seed))
+    assert Store(store.folder).find(cell, seed).seed == seed
+    assert store.find(cell, 1) is None
+    changed = papers.Row("per", 'strategy="fedper" momentum=0.5')
+    other = papers.Cell(table, changed, "hot", "smoke")
+    assert store.find(other, seed) is None
+    assert store.stale(other, seed)[1] == ["momentum"]
+
+
+def test_tables_share_runs_and_new_keys_with_defaults_change_nothing(table, store):
+    cell = table.cells("smoke")[1]
+    run = run_of(cell, 0)
+    del run.config["evaluate-on"]  # a run from before there was such a key, which has its default
+    store.save(cell, run)
+    renamed = papers.Cell(table, papers.Row("same", 'strategy="fedper"'), "hot", "smoke")
+    assert store.find(renamed, 0) == run
+    machine = papers.Row("x", 'strategy="fedper" data-root="/elsewhere" fedprox.prox-mu=3.0')
+    assert store.find(papers.Cell(table, machine, "hot", "smoke"), 0) == run
+
+
+def test_nobody_runs_what_another_process_holds(table, store):
+    cell = table.cells("smoke")[0]
+    with store.claimed(cell, 0) as mine:
+        (held,) = (store.folder / ".locks").iterdir()
+        assert mine and not FileLock(held).is_locked
+        with pytest.raises(TimeoutError):
+            FileLock(held).acquire(timeout=0)
+    with store.claimed(cell, 0) as again:
+        assert again
+
+
+@pytest.mark.slow
+def test_rows_run_side_by_side_once_and_one_that_fails_is_named(table, store, tmp_path, capfd):
+    bad = papers.Cell(table, papers.Row("bad", 'strategy="fedap"'), "hot", "smoke")  # no BatchNorm
+    jobs = [Job(cell, 0) for cell in (*table.cells("smoke"), bad)]
+    made = Runner(store, tmp_path / "runs", "~/fedapps-data", jobs=2, fresh=False, reads={READ})
+    assert made.run(jobs) == ["t bad@hot s0"]
+    assert "BatchNorm" in capfd.readouterr().err
+    runs = {run.cell: run for run in Store(store.folder).runs()}
+    assert set(runs) == {"avg@hot", "per@hot"}
+    avg = runs["avg@hot"]
+    assert avg.rounds["round"] == [1, 2, 3] and len(avg.clients["client"]) == 4
+    lines = readings.table_of(next((tmp_path / "runs").glob("t-avg*/clients.csv")))
+    flat = table.cells("smoke")[0].config(0)
+    assert avg.figures[READ] == readings.selected_before(lines, flat, 10)
+    again = [line for line in lines if line["round"] == "2"]
+    assert [line["accuracy_initial"] for line in again] == [
+        line["accuracy_personalized"] for line in again
+    ], "a round of evaluate-rounds does not personalize"
+    before = sorted((tmp_path / "runs").iterdir())
+    assert made.run(jobs[:2]) == [] and sorted((tmp_path / "runs").iterdir()) == before
+
+
+def test_a_figure_has_students_interval_over_seeds():
+    figure = Figure((10.0, 12.0, 14.0), published=13.0)
+    assert figure.mean == 12.0 and figure.difference == -1.0
+    assert figure.half == pytest.approx(4.302653 * 2 / 3**0.5, rel=1e-6)  # t(0.975, 2 degrees)
+    assert Figure((10.0,), None).half is None
+
+
+def test_unknown_tables_are_named():
+    with pytest.raises(RunError, match="table nope: must be one of all, "):
+        papers.pick(["nope"])
 
 
 def test_communication_beside_fedavg(tmp_path, monkeypatch, capsys):
     rows = {
-        ("fedavg", "0"): {"bytes_down": "500000000", "bytes_up": "500000000"},
-        ("local", "0"): {"bytes_down": "0", "bytes_up": "0"},
-        ("fedfomo", "0"): {"bytes_down": "2500000000", "bytes_up": "500000001"},
+        "fedavg": {"bytes_down": 500000000, "bytes_up": 500000000},
+        "local": {"bytes_down": 0, "bytes_up": 0},
+        "fedfomo": {"bytes_down": 2500000000, "bytes_up": 500000001},
     }
-    monkeypatch.setattr(papers.Table, "results", lambda self: rows)
+    monkeypatch.setattr("experiments.communication.results_of", lambda *arguments: rows)
     path = tmp_path / "bytes.png"
     assert runner.main(["communication", "fedcmd-cifar10", "--plot", str(path)]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -87,27 +215,38 @@ def test_communication_beside_fedavg(tmp_path, monkeypatch, capsys):
         ["fedfomo", "2,500.0", "500.0", "300.0%"],
     ]
     assert path.read_bytes().startswith(b"\x89PNG")
-    del rows["fedavg", "0"]
+    del rows["fedavg"]
     assert runner.main(["communication", "fedcmd-cifar10"]) == 1
     assert "no result of fedavg" in capsys.readouterr().err
 
 
-def test_a_finished_run_is_collected(tmp_path, monkeypatch):
-    monkeypatch.setattr(papers, "HERE", tmp_path)
-    row = papers.Row("mine", 'strategy="fedavg"')
-    table = papers.Table("t", "", "", "", "", (row,), follows="accuracy_initial")
-    run = tmp_path / "run"
-    run.mkdir()
-    lines = ["1,1.0,0.5", "2,9.0,", "3,2.0004,0.75"]  # the median of the seconds counts
-    (run / "rounds.csv").write_text("\n".join(["round,seconds,accuracy_initial", *lines]) + "\n")
-    summary = dict.fromkeys(papers.FIGURES) | {"accuracy_initial": 0.75}
-    summary |= {"round": 3, "total_bytes_up": 7, "total_bytes_down": 8}
-    (run / "summary.json").write_text(json.dumps(summary))
-    runner.collect(table, row, 4, run)
-    (found,) = table.results().values()
-    wanted = {"name": "mine", "seed": "4", "rounds": "3", "seconds_per_round": "2.0"}
-    wanted |= {"bytes_up": "7", "bytes_down": "8", "accuracy_initial": "0.75"}
-    wanted |= {"accuracy_personalized": ""}
-    assert {key: found[key] for key in wanted} == wanted
-    assert list(found) == list(papers.COLUMNS)
-    assert table.curves() == {("mine", "4"): {1: 0.5, 3: 0.75}}
+def test_a_finished_run_is_collected(table, tmp_path):
+    cell = table.cells("smoke")[1]
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lines = ["1,1.0,0.5,0.6", "2,9.0,,", "3,2.0004,0.75,0.8"]  # the median of the seconds counts
+    head = "round,seconds,accuracy_initial,accuracy_personalized"
+    (folder / "rounds.csv").write_text("\n".join([head, *lines]) + "\n")
+    clients = ["round,client,num_train,num_test,accuracy_initial,accuracy_personalized"]
+    clients += ["1,0,9,9,0.1,0.1", "3,0,9,8,0.5,0.625", "3,1,9,8,1.0,0.75"]
+    (folder / "clients.csv").write_text("\n".join(clients) + "\n")
+    events = ["round,client,kind,detail", "1,0,vote,fc2", "2,1,vote,fc2", "2,1,score,fc2 0.5"]
+    (folder / "events.csv").write_text("\n".join(events) + "\n")
+    summary = {
+        "accuracy_initial": 0.75,
+        "accuracy_personalized": 0.8,
+        "accuracy_without_head": None,
+    }
+    summary |= {"best_accuracy_initial": 0.75, "best_accuracy_initial_round": 3, "seconds": 12.0}
+    totals = ("bytes_up", "bytes_down", "bytes_eval", "train_macs", "cost_paper", "failures")
+    summary |= {f"total_{name}": 7 for name in totals} | {"versions": {"torch": "1"}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    run = collect(cell, 4, folder, set())
+    assert run.figures == {
+        "accuracy_initial": 0.75, "accuracy_personalized": 0.8, "best accuracy_initial": 0.75,
+    }  # fmt: skip
+    assert run.seconds_per_round == 2.0 and run.costs["bytes_up"] == 7 and run.seed == 4
+    assert run.rounds["round"] == [1, 3] and run.rounds["accuracy_initial"] == [0.5, 0.75]
+    assert run.clients["client"] == [0, 1] and run.clients["accuracy_initial"] == [0.5, 1.0]
+    assert run.events == {"vote fc2": 2}
+    assert config.resolved(cell.config(4))["lr"] == run.config["lr"] == 0.1

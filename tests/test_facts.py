@@ -1,5 +1,7 @@
 """Facts that the papers make certain, one test each."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -223,3 +225,18 @@ def test_channels_last_is_a_matter_of_speed_alone(flat_config, tmp_path):
     assert weight.is_contiguous(memory_format=torch.channels_last)
     assert space.initial["conv2.conv.weight"].flags.c_contiguous
     np.testing.assert_array_equal(space.initial["conv2.conv.weight"], weight.detach().numpy())
+
+
+def test_any_method_is_scored_without_head_if_asked(serial_run):
+    """With a tiny learning rate all keep the initial body, so FedAvg must score as FedBABU does."""
+    still = "lr=1e-12 finetune-epochs=0"
+    asked, fedbabu, plain = (
+        json.loads((serial_run(f'strategy="{name}"', still, more) / "summary.json").read_text())
+        for name, more in (
+            ("fedavg", "score-without-head=true"),
+            ("fedbabu", ""),
+            ("fedavg", ""),
+        )
+    )
+    assert asked["accuracy_without_head"] == fedbabu["accuracy_without_head"] > 0
+    assert plain["accuracy_without_head"] is None

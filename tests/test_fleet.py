@@ -631,8 +631,8 @@ def test_a_node_that_cannot_start_ends_the_run_with_its_reason():
         meet(FakeGrid(polls=[[fails]], nodes=[[1]]))
 
 
-def owner(node, client, train=5):
-    answer = {"client": client, "train": train, "test": 5}
+def owner(node, client, train=5, **parts):
+    answer = {"client": client, "train": train, "test": 5} | parts
 
     def reply(by_node):
         return Message(RecordDict({"hello": ConfigRecord(answer)}), reply_to=by_node[node])
@@ -644,8 +644,8 @@ def error(node):
     return lambda by_node: Message(Error(3, "\x1b[2Jgone"), reply_to=by_node[node])
 
 
-def make_registry(grid, devices=3):
-    return NodeRegistry(StreamingGrid(grid), 1, 5.0, devices, simulated=False)
+def make_registry(grid, devices=3, max_samples=10):
+    return NodeRegistry(StreamingGrid(grid), 1, 5.0, devices, False, max_samples)
 
 
 def greeted(grid):
@@ -698,6 +698,14 @@ def test_who_could_not_be_reached_is_asked_again(capsys):
     assert list(registry.wait_for_nodes().bound) == [0]
     assert list(registry.wait_for_nodes().bound) == [0, 1]
     assert "left out: SuperNode 2: ?[2Jgone\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("part", ["train", "test", "validation"])
+def test_who_claims_more_samples_than_can_be_is_left_out(part, capsys):
+    grid = FakeGrid(polls=[[owner(1, 0, **{part: 11}), owner(2, 1, **{part: 10})]], nodes=[[1, 2]])
+    assert list(make_registry(grid).wait_for_nodes().bound) == [1]
+    reason = f"it claims 11 {part} samples: at most 10 (max-samples)"
+    assert capsys.readouterr().out.strip().endswith(f"left out: SuperNode 1, client 0: {reason}")
 
 
 def test_who_left_and_came_back_is_greeted_as_new():

@@ -43,8 +43,10 @@ def test_fedseq_sends_active_layers_only_and_leaves_the_others_bitwise(
         assert not state, "nothing is personal"
     last = table[-1]
     assert last["phase"] == "finetune" and last["clients"] == "6"
-    assert int(last["bytes_down"]) == 4 * sum(SIZE[name] for name in order) * 6
-    assert last["bytes_up"] == "0" and last["accuracy_personalized"]
+    assert int(last["bytes_eval"]) == 4 * sum(SIZE[name] for name in order) * 6
+    assert last["bytes_down"] == last["bytes_up"] == "0", (
+        "evaluation, as in FedBABU" and last["accuracy_personalized"]
+    )
     assert not table[-2]["accuracy_personalized"]
     model, initial = load_file(folder / "model.safetensors"), fits[0][0].workspace.initial
     for key, value in model.items():
@@ -233,3 +235,21 @@ def test_per_sample_clipping_without_a_limit_is_ordinary_training(serial_run):
     plain, clipped = (load_file(folder / "model.safetensors") for folder in (off, on))
     for key, value in plain.items():
         np.testing.assert_allclose(clipped[key], value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ('strategy="fedseq" fedseq.unfreeze-rounds="0,2,4" num-rounds=3', "1 of 3 parts stay froz"),
+        ('strategy="fedbn"', "cnn has no BatchNorm, so this is fedavg"),
+        ('strategy="fedprox" prox-mu=0.0', "prox-mu = 0, so this is fedavg"),
+        ('strategy="fedfomo" fedfomo.models=0', "every client trains alone"),
+        ('strategy="perfreezeclip" perfreezeclip.freeze-ratio=1.0', "the body is never trained"),
+    ],
+)
+def test_a_setting_that_leaves_a_method_without_effect_is_said(flat_config, capsys, options, said):
+    plans(flat_config, options)
+    out = capsys.readouterr().out
+    assert out.startswith("warning: ") and said in out
+    plans(flat_config, 'strategy="fedseq" num-rounds=3')
+    assert not capsys.readouterr().out

@@ -26,7 +26,8 @@ ROUND_COLUMNS = (
     "round,phase,clients,failures,train_loss,accuracy_initial,accuracy_without_head,"
     "accuracy_personalized,accuracy_personalized_std,accuracy_initial_weighted,"
     "accuracy_personalized_weighted,bytes_down,bytes_up,bytes_eval,train_macs,cost_paper,seconds,"
-    "accuracy_last_local,accuracy_last_local_weighted,epsilon,accuracy_global"
+    "accuracy_last_local,accuracy_last_local_weighted,epsilon,evaluated,accuracy_global,"
+    "decile_personalized,least_personalized,share_hurt,balanced_personalized"
 )
 FIGURES = ("accuracy_without_head", "accuracy_last_local")
 FLAT = {
@@ -39,6 +40,7 @@ FLAT = {
     "bn-local": False,
     "finetune-lr": "",
     "run-name": "mine",
+    "resume": "",
     "fedrep.head-epochs": 10,
     "fedseq.unfreeze-rounds": "0,100,200",
     "fedrep.lr": 0.30000000000000004,
@@ -58,6 +60,7 @@ def make_settings(**changes):
         "num_clients": 5,
         "num_rounds": 3,
         "evaluate_every": 1,
+        "logger_names": (),
     }
     return SimpleNamespace(**{**values, **changes})
 
@@ -226,6 +229,7 @@ def flat_means(means):
 def test_evaluation_figures_against_pandas(tmp_path):
     report, results = make_report(tmp_path), make_results()
     means = flat_means(report.evaluation(4, results))
+    assert means.pop("evaluated") == len(results)
     assert means.pop("accuracy_global") is None  # that nobody gave
     figures = means
     table = pd.DataFrame([result.flat() for result in results])
@@ -242,9 +246,20 @@ def test_evaluation_figures_against_pandas(tmp_path):
             "accuracy_personalized_std": table["accuracy_personalized"].std(ddof=0),
             "accuracy_initial_weighted": (table["accuracy_initial"] * weights).sum(),
             "accuracy_personalized_weighted": (table["accuracy_personalized"] * weights).sum(),
+            "decile_personalized": table["accuracy_personalized"].quantile(0.1),
+            "least_personalized": table["accuracy_personalized"].sort_values().iloc[0],
+            "share_hurt": (table["accuracy_personalized"] < table["accuracy_initial"]).mean(),
+            "balanced_personalized": np.mean(
+                [
+                    np.mean([right / n for right, n in zip(*counts, strict=True) if n])
+                    for counts in zip(
+                        table["class_personalized"], table["class_total"], strict=True
+                    )
+                ]
+            ),
         }
     )
-    assert len({round(value, 9) for value in figures.values()}) == 8  # none stands in for another
+    assert len({round(value, 9) for value in figures.values()}) == 12  # none stands in for another
     assert set(figures) < set(ROUND_COLUMNS.split(","))
 
 
@@ -446,8 +461,14 @@ def test_same_run_gives_the_same_files(finished, tmp_path):
         for r in (finished, other)
     )
     summaries = [json.loads(files.pop(Path("summary.json"))) for files in (ours, theirs)]
+    ids = {json.loads(files.pop(Path("run.json")))["id"] for files in (ours, theirs)}
+    assert len(ids) == 2  # what tells two runs of one name apart
+    ends = [files.pop(Path("resume.toml")) for files in (ours, theirs)]
+    assert ends[0] != ends[1]  # the directories
     for summary in summaries:
         summary.pop("seconds")
+    pages = [files.pop(Path("report.html")) for files in (ours, theirs)]  # with time and folder
+    assert all(page.startswith(b"<!doctype html>") for page in pages)
     assert ours == theirs
     assert summaries[0] == summaries[1]
     assert not [name for name in ours if name.name.startswith(".")]
@@ -659,7 +680,7 @@ def test_a_figure_of_any_method_is_a_column_behind_the_others(tmp_path, declare,
     table = read_exactly(report.folder / "rounds.csv")
     known = ROUND_COLUMNS.split(",")
     assert [name for name in table if name in known] == known
-    base = known.index("epsilon") + 1  # behind which the figures of all methods stand
+    base = known.index("evaluated") + 1  # behind which the figures of all methods stand
     assert set(list(table)[base:]) == {*known[base:], "entropy", "regret", "regret_weighted"}
     assert list(table)[:base] == known[:base]
     sizes = {result.client: result.num_test for result in results}

@@ -42,6 +42,9 @@ COMMANDS = {
         Command("models", "list the models: model=NAME", "fedapps.cli.models"),
         Command("keys", "list all settings with defaults and meanings", "fedapps.cli.keys"),
     ],
+    "Look at results": [
+        Command("report", "write the page of a run, report.html, again", "fedapps.cli.report"),
+    ],
     "Use what was trained": [
         Command("predict", "classify images with a trained model", "fedapps.cli.predict"),
         Command("export", "write a trained model to a file", "fedapps.cli.export"),

@@ -1,14 +1,19 @@
-"""Write the personalized model of a device to a file; the file's suffix says in which form."""
+"""`fedapps export`: write a model of a finished run or of a device to a file."""
 
 import argparse
-from pathlib import Path
+
+from fedapps.cli.chosen_model import add_model_arguments, path, read_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("--state-dir", type=Path, required=True, help="the device's state-dir")
+    add_model_arguments(parser)
     parser.add_argument(
-        "--output", type=Path, required=True, metavar="MODEL.safetensors|pt2|onnx", help="the file"
+        "--output",
+        type=path,
+        required=True,
+        metavar="MODEL.safetensors|pt2|onnx",
+        help="the file to write; its suffix says what is written",
     )
 
 
@@ -16,7 +21,6 @@ def run(options: argparse.Namespace) -> int:
     """Write the model and print where."""
     from fedapps.device import personalized
 
-    output = options.output.expanduser()
-    personalized.export(personalized.load(options.state_dir.expanduser()), output)
-    print(output)
+    personalized.export(read_model(options), options.output)
+    print(options.output)
     return 0

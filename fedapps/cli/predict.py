@@ -1,38 +1,37 @@
-"""Classify images with the personalized model of a device: image, class and probability."""
+"""`fedapps predict`: classify images with a model of a finished run or of a device."""
 
 import argparse
-from pathlib import Path
+
+from fedapps.cli.chosen_model import add_model_arguments, path, read_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("--state-dir", type=Path, required=True, help="the device's state-dir")
+    add_model_arguments(parser)
     parser.add_argument(
         "--input",
-        type=Path,
+        type=path,
         required=True,
         metavar="IMAGES.npz",
         help="images under the key images or test_images",
     )
     parser.add_argument(
         "--output",
-        type=Path,
+        type=path,
         metavar="PREDICTIONS.npz",
         help="write labels, probabilities and class names there; without it a line per image",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a line per image, or where the predictions were written."""
+    """Print a line per image with its class and probability, or where they were written."""
     from fedapps.device import personalized
 
-    model = personalized.load(options.state_dir.expanduser())
-    probabilities = personalized.predict(model, options.input.expanduser())
-    names = model.about.names
+    model = read_model(options)
+    probabilities, names = personalized.predict(model, options.input), model.about.names
     if options.output:
-        output = options.output.expanduser()
-        personalized.save_predictions(output, probabilities, names)
-        print(output)
+        personalized.save_predictions(options.output, probabilities, names)
+        print(options.output)
         return 0
     for row, chances in enumerate(probabilities):
         print(f"{row} {names[chances.argmax()]} {chances.max():.3f}")

@@ -6,6 +6,7 @@ key that some method has a default of its own for is `""` there, in the method's
 set is then seen to be set, and wins. The defaults of such keys are in `[tool.fedapps.defaults]`.
 """
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from fedapps.core.words import did_you_mean
 
 __all__ = [  # all that others need to know of settings
     "DEVICE",
+    "LATEST",
     "TABLES",
     "UNSET",
     "Count",
@@ -47,10 +49,13 @@ __all__ = [  # all that others need to know of settings
     "read",
     "read_general",
     "resolved",
+    "resumed_from",
+    "stored",
     "to_toml",
 ]
 
 DEVICE = "device"  # as dataset: every client is a device with data of its own
+LATEST = "latest"  # as resume
 UNSET = ""  # value of a key with a default in [tool.fedapps.defaults]
 ALL_KEYS = "`fedapps keys` lists all keys"
 _REPEAT = "To repeat this run: flwr run . --run-config <this file>"
@@ -122,7 +127,23 @@ def parse(texts: Sequence[str]) -> dict[str, Scalar]:
     for key in changes:
         if key not in known:
             raise RunError(f"unknown key {key}{did_you_mean(key, known)}; {ALL_KEYS}")
-    return known | changes
+    return known | resumed_from(changes) | changes
+
+
+def resumed_from(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the run-config of the run directory that `resume` names; empty if it names none."""
+    folder = str(changes.get("resume", ""))
+    return {} if folder in ("", LATEST) else stored(Path(folder).expanduser())
+
+
+def stored(folder: Path) -> dict[str, Scalar]:
+    """Read the run-config of a run directory, flat; raises `RunError` if it is none."""
+    path = folder / "config.toml"
+    try:
+        return options.flat(tomllib.loads(path.read_text("utf-8")))
+    except (OSError, ValueError) as error:  # of TOML and of UTF-8, too
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(f"{folder} is no run directory: {path.name}: {reason}") from error
 
 
 def to_toml(flat: Mapping[str, Scalar]) -> str:
@@ -178,15 +199,23 @@ def _check(settings: Settings) -> None:
     _check_folder("data-root", settings.data_root)
     if settings.channel_tls:
         _check_folder("channel-tls", settings.channel_tls)
+    _ = settings.logger_names  # it is checked as it is read, like the next two
     if settings.dataset == DEVICE:
-        _ = settings.shape, settings.names  # both are checked as they are read
+        _ = settings.shape, settings.names
         if settings.min_available > settings.num_clients:
             raise RunError(
                 f"min-available = {settings.min_available}: each device is a client, so it must be"
                 f" at most num-clients = {settings.num_clients}"
             )
+    _ = settings.further_rounds  # checked as it is read
     if settings.evaluate_on == "validation" and not settings.validation_fraction:
         raise RunError('evaluate-on = "validation": needs validation-fraction > 0')
+    chooses = "keep-best = true" if settings.keep_best else f"patience = {settings.patience}"
+    if settings.evaluate_on == "test" and (settings.keep_best or settings.patience):
+        raise RunError(
+            f"{chooses}: would choose by test samples; "
+            'use validation-fraction=0.2 evaluate-on="validation"'
+        )
 
 
 def _check_folder(key: str, value: str) -> None:

@@ -1,8 +1,8 @@
 """Files that are either there in full or not at all."""
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 
@@ -11,6 +11,15 @@ from fedapps.core.errors import RunError
 # NumPy's headers are parsed by `ast`, which CPython 3.11 cannot do in two threads at once: "AST
 # constructor recursion depth mismatch" (python/cpython#106905).
 parsing = Lock()
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what keeps a file from being written into a `RunError`."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def write_whole(path: Path, content: bytes | Callable[[Path], None], durable: bool = False) -> None:
@@ -22,16 +31,28 @@ def write_whole(path: Path, content: bytes | Callable[[Path], None], durable: bo
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # a rename works in one folder
     try:
-        if isinstance(content, bytes):
-            temporary.write_bytes(content)
-        else:
-            content(temporary)
-        if durable:
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+        with writing(path):
+            if isinstance(content, bytes):
+                temporary.write_bytes(content)
+            else:
+                content(temporary)
+            if durable:
+                with temporary.open("rb") as file:
+                    os.fsync(file.fileno())
+            temporary.replace(path)
+            if durable:
+                _sync_folder(path.parent)
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the names in a folder on disk, where the system can."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -20,6 +20,9 @@ from fedapps.core.schema import (
     Share,
     doc,
 )
+from fedapps.core.words import span
+
+LOGGERS = ("tensorboard", "mlflow", "wandb")
 
 
 class PrivacySettings(MethodSettings, frozen=True):
@@ -139,6 +142,10 @@ class Settings(MethodSettings, frozen=True):
     evaluate_every: Annotated[
         NonNegative, doc("rounds between evaluations; the last round always is; 0: only the last")
     ]
+    evaluate_rounds: Annotated[
+        str,
+        doc("further rounds that are evaluated, as 190-199; clients do not personalize in these"),
+    ]
     evaluate_on: Annotated[
         Literal["test", "validation"],
         doc("samples that clients are scored on; validation: for choosing settings"),
@@ -159,6 +166,10 @@ class Settings(MethodSettings, frozen=True):
     ]
     score_last: Annotated[
         bool, doc("score each client's whole model as its last local training left it, too")
+    ]
+    score_without_head: Annotated[
+        bool,
+        doc("score the body alone, too: nearest mean feature of a class (fedbabu always does)"),
     ]
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
@@ -185,6 +196,9 @@ class Settings(MethodSettings, frozen=True):
         Positive,
         doc("largest magnitude of a value that a client may send; above, its update is dropped"),
     ]
+    max_samples: Annotated[
+        Count, doc("most samples of a part that a device may claim; above, it is left out (device)")
+    ]
     round_timeout: Annotated[Positive, doc("seconds to wait for the replies of one round")]
     channel_address: Annotated[
         str, doc("host:port where the server listens for split learning; port 0: any free one")
@@ -204,6 +218,23 @@ class Settings(MethodSettings, frozen=True):
     min_available: Annotated[Count, doc("SuperNodes to wait for before the run and each round")]
     runs_dir: Annotated[str, doc("folder of run directories, absolute or with `~`")]
     run_name: Annotated[str, doc('name of the run directory; "": strategy, data, seed and time')]
+    checkpoint_every: Annotated[
+        NonNegative, doc("rounds between checkpoints, from which a killed run goes on; 0: none")
+    ]
+    resume: Annotated[
+        str,
+        doc("run directory to go on in, or latest: the newest unfinished one of these settings"),
+    ]
+    keep_best: Annotated[
+        bool, doc("keep the model of the best round on validation samples, too, in best/")
+    ]
+    patience: Annotated[
+        NonNegative,
+        doc("end after so many evaluations without a better one on validation samples; 0: never"),
+    ]
+    loggers: Annotated[
+        str, doc('further loggers of tensorboard, mlflow, wandb, as tensorboard,wandb; "": none')
+    ]
     dp: PrivacySettings
     method: Annotated[Any, doc("settings of the method, from its own table")] = None
     flat: Annotated[tuple[tuple[str, Any], ...], doc("what all this was read from")] = ()
@@ -238,9 +269,32 @@ class Settings(MethodSettings, frozen=True):
         return words
 
     @property
+    def logger_names(self) -> tuple[str, ...]:
+        """Names of the further loggers; raises `RunError`."""
+        words = tuple(word.strip() for word in self.loggers.split(",")) if self.loggers else ()
+        for word in words:
+            if word not in LOGGERS or words.count(word) > 1:
+                raise RunError(
+                    f'loggers = "{self.loggers}": must be some of {", ".join(LOGGERS)}, '
+                    "as tensorboard,wandb"
+                )
+        return words
+
+    @property
     def finetune_rate(self) -> float:
         """Learning rate of personalization."""
         return self.finetune_lr or self.lr
+
+    @property
+    def further_rounds(self) -> frozenset[int]:
+        """The rounds of `evaluate-rounds`; raises `RunError`."""
+        try:
+            spans = [span(word) for word in self.evaluate_rounds.split(",") if word]
+        except ValueError:
+            raise RunError(
+                f'evaluate-rounds = "{self.evaluate_rounds}": must be rounds, as 190-199 or 50,100'
+            ) from None
+        return frozenset(round_ for rounds in spans for round_ in rounds)
 
     def round_lr(self, round_: int) -> float:
         """Learning rate in round `round_` (from 1); steps apply after T//2 and 3T//4 rounds."""

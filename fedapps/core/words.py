@@ -16,6 +16,15 @@ def did_you_mean(word: str, words: Iterable[str]) -> str:
     return f", did you mean {close}?" if close else ""
 
 
+def span(word: str) -> range:
+    """Parse `3` or `0-2`, the last one included; raises `ValueError`."""
+    first, dash, last = word.partition("-")
+    numbers = range(int(first), int(last if dash else first) + 1)
+    if not numbers:
+        raise ValueError(f"{word} is empty")
+    return numbers
+
+
 def number(count: int, noun: str) -> str:
     """Return `1 client`, `2 clients`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

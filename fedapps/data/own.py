@@ -54,7 +54,7 @@ def of_device(path: Path, shape: Shape, names: Sequence[str]) -> Dataset:
 def unlabelled(path: Path, shape: Shape, classes: int) -> Dataset:
     """Open images without labels: key `images`, or else `test_images`, of an .npz.
 
-    They are normalised as those of devices. Raises `RunError` for another shape.
+    Raises `RunError` for another shape.
     """
     arrays = headers(path)
     array = arrays.get("images") or arrays.get("test_images")

@@ -29,6 +29,7 @@ from fedapps.engine.store import ClientStore
 from fedapps.method.client import BaseClient
 from fedapps.training.workspace import Workspace
 from fedapps.wire.hello import Hello
+from fedapps.wire.requests import RoundInfo
 
 KEYS = ("client-id", "data", "state-dir")
 EXAMPLE = """--node-config 'client-id=7 data="/path/train.npz" state-dir="/path/state"'"""
@@ -37,10 +38,14 @@ _making = Lock()  # two workspaces at the same time would draw from one generato
 
 
 class StateRun(msgspec.Struct, frozen=True):
-    """File `run.json`: the run that a state belongs to, and the client that it was in it."""
+    """File `run.json`: the run that a state belongs to, and the client that it was in it.
+
+    `run` is the run's random id: a directory of the same name may be another run's.
+    """
 
     run: str
     client: int
+    attempt: int = 0  # how often the run had been resumed
 
 
 @dataclass(frozen=True)
@@ -89,9 +94,10 @@ class Device:
             validation=len(share.validation),
         )
 
-    def store(self, space: Workspace, run: str) -> "DeviceStore":
-        """Return where this client's state in `run` is; a new run keeps or resets an earlier one.
+    def store(self, space: Workspace, info: RoundInfo) -> "DeviceStore":
+        """Return where this client's state in a run is; a new run keeps or resets an earlier one.
 
+        Of a run that was resumed the state is that of the round after which it goes on.
         Raises `RunError` if another client has its state in the same folder.
         """
         layers = json.dumps(sorted(space.layout.shapes.items())).encode()
@@ -99,23 +105,32 @@ class Device:
         folder = self.state_dir / f"{settings.strategy}-{settings.model}-{digest}"
         claim(self.state_dir)
         private(folder)
-        store = DeviceStore(folder)
-        before, now = store.state_run(), StateRun(run, self.client)
+        store = DeviceStore(folder, info.needed)
+        run = info.run_id or info.run_dir
+        before, now = store.state_run(), StateRun(run, self.client, info.attempt)
         if before == now:
             return store
         if before and before.run == run:
-            raise RunError(
-                f'state-dir = "{self.state_dir}": is that of client {before.client}, too; '
-                "every device needs one of its own"
-            )
-        version = store.begin(from_newest=settings.client_state == "keep")
+            if before.client != self.client:
+                raise RunError(
+                    f'state-dir = "{self.state_dir}": is that of client {before.client}, too; '
+                    "every device needs one of its own"
+                )
+            if info.attempt < before.attempt:
+                raise RunError(f"the run was resumed {before.attempt} times; this is older")
+            store.roll_back(info.resumed)
+        else:
+            self._begin(store, settings.client_state)
+        write_whole(folder / "run.json", msgspec.json.encode(now), durable=True)
+        return store
+
+    def _begin(self, store: "DeviceStore", client_state: str) -> None:
+        """Begin a run that this state has not seen, and say what was there."""
+        version = store.begin(from_newest=client_state == "keep")
         found = "found none"
         if version is not None:
             found = f"found the state of round {version} of an earlier run"
-        log.info("client %s: %ss state; %s", self.client, settings.client_state, found)
-        text = msgspec.json.encode(now)
-        write_whole(folder / "run.json", text, durable=True)
-        return store
+        log.info("client %s: %ss state; %s", self.client, client_state, found)
 
 
 @dataclass(frozen=True)

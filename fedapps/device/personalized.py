@@ -1,12 +1,14 @@
-"""A device's personalized model, for use outside of runs: one file, prediction, export.
+"""A model for use outside of runs, a device's own or one of a run: one file, prediction, export.
 
 The file is a safetensors file with one text in its header, `fedapps`: run-config, input shape,
 class names and normalisation as JSON. One file is either there as a whole or not at all.
 
-    python -m fedapps predict --state-dir DIR --input images.npz
-    python -m fedapps export --state-dir DIR --output model.pt2
+    python -m fedapps predict DIR --input images.npz
+    python -m fedapps export DIR --output model.pt2
 """
 
+import copy
+import dataclasses
 import importlib.util
 import warnings
 from pathlib import Path
@@ -21,8 +23,10 @@ from torch import Tensor, nn
 
 from fedapps import data
 from fedapps.core import config, registry
+from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.files import write_whole
+from fedapps.engine.finished import FinishedRun
 from fedapps.method.client import BaseClient
 from fedapps.training.batches import chunks
 from fedapps.training.workspace import Workspace
@@ -31,9 +35,9 @@ FILE = "personalized.safetensors"
 
 
 class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
-    """What a personalized model needs beside its arrays."""
+    """What a model needs beside its arrays; it is one client's, or nobody's own (None)."""
 
-    client: int
+    client: int | None
     config: dict[str, config.Scalar]
     shape: data.Shape
     names: tuple[str, ...]
@@ -62,28 +66,51 @@ class Personalized(nn.Module):
 
 def save(path: Path, client: BaseClient) -> None:
     """Write the model that `client` predicts with; the old one stays until the new one is there."""
-    space = client.workspace
-    about = ModelMetadata(
-        client=client.client,
-        config=dict(space.settings.flat),
-        shape=space.dataset.shape,
-        names=space.settings.names,
-        mean=space.dataset.mean,
-        std=space.dataset.std,
-    )
-    module = client.module()
+    about, module = metadata(client.workspace, client.client), client.module()
     write_whole(path, lambda temporary: _save_tensors(module, about, temporary), durable=True)
 
 
-def load(state_dir: Path) -> Personalized:
-    """Read a device's personalized model, in eval mode on the CPU.
+def of_run(run: FinishedRun, client: int | None) -> Personalized:
+    """Return a model of a finished run, in eval mode on the CPU: a client's, or the shared one.
+
+    Raises `RunError` if the run has none.
+    """
+    module = run.shared() if client is None else run.client(client).module()
+    own = copy.deepcopy(module).cpu()  # the resident model is used again
+    return Personalized(own, metadata(run.space, client)).eval()
+
+
+def metadata(space: Workspace, client: int | None) -> ModelMetadata:
+    """Describe a model of a run so that it is made again without the run's data."""
+    data_set, settings = space.dataset, space.settings
+    on_devices = settings.dataset == DEVICE
+    without_data = {
+        "dataset": DEVICE,
+        "input-shape": ",".join(map(str, data_set.shape)),
+        "num-classes": data_set.classes,
+        "class-names": settings.class_names if on_devices else "",
+        "min-available": 1,
+    }
+    return ModelMetadata(
+        client=client,
+        config=dict(settings.flat) | without_data,
+        shape=data_set.shape,
+        names=settings.names if on_devices else tuple(map(str, range(data_set.classes))),
+        mean=data_set.mean,
+        std=data_set.std,
+    )
+
+
+def load(path: Path) -> Personalized:
+    """Read a model from its file, or a device's from its state folder; eval mode, on the CPU.
 
     Raises `RunError` if there is none or if it cannot be read.
     """
-    path = state_dir / FILE
+    if path.suffix != ".safetensors":
+        path = path / FILE
     if not path.is_file():
         raise RunError(
-            f"{path}: no such file; a device writes it when a run evaluates it: check --state-dir"
+            f"{path}: no such file; a device writes it when a run evaluates it: check the path"
         )
     try:
         with safe_open(path, "pt") as file:
@@ -91,13 +118,20 @@ def load(state_dir: Path) -> Personalized:
                 (file.metadata() or {}).get("fedapps", ""), type=ModelMetadata
             )
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        settings = config.read(config.defaults() | about.config | {"device": "cpu"})
-        space = Workspace(settings)
-        module = registry.client_class(settings.strategy)(space, about.client, {}).module()
+        module = _module(about)
         module.load_state_dict(tensors)
     except (OSError, SafetensorError, msgspec.DecodeError, RuntimeError) as error:
         raise RunError(f"{path}: cannot be read ({one_line(str(error))})") from error
     return Personalized(module, about).eval()
+
+
+def _module(about: ModelMetadata) -> nn.Module:
+    settings = config.read(config.defaults() | about.config | {"device": "cpu"})
+    space = Workspace(settings)
+    if about.client is None:
+        return space.model
+    module: nn.Module = registry.client_class(settings.strategy)(space, about.client, {}).module()
+    return module
 
 
 def predict(model: Personalized, images: Path) -> np.ndarray:
@@ -107,6 +141,7 @@ def predict(model: Personalized, images: Path) -> np.ndarray:
     """
     about = model.about
     pixels = data.unlabelled(images, about.shape, len(about.names))
+    pixels = dataclasses.replace(pixels, mean=about.mean, std=about.std)
     normalised, _ = pixels.tensors(np.arange(len(pixels.labels)))
     with torch.no_grad():
         logits = torch.cat([model.module(chunk) for chunk in chunks(normalised)])

@@ -1,8 +1,13 @@
-"""What a strategy and the settings of a run must agree on, before a client starts."""
+"""What a strategy and the settings must agree on, and what its aggregation may give."""
+
+from collections.abc import Mapping
+
+import numpy as np
 
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
 from fedapps.method.strategy import BaseStrategy
+from fedapps.models.layers import Arrays, Layout
 from fedapps.training.privacy import check_plan
 
 
@@ -37,3 +42,13 @@ def check_plans(strategy: BaseStrategy) -> None:
                 strategy.workspace.trainer.check(stage)
             except ValueError as error:
                 raise RunError(str(error)) from error
+
+
+def check_aggregate(round_: int, new: Mapping[str, np.ndarray], layout: Layout) -> Arrays:
+    """Return aggregated arrays as float32; refuse what is not the model's, or not finite."""
+    for key, value in new.items():
+        if np.shape(value) != layout.shapes.get(key):
+            raise RunError(f"round {round_}: aggregate gave {key} {np.shape(value)}")
+        if not np.isfinite(value).all():
+            raise RunError(f"round {round_}: the aggregated {key} is not finite")
+    return {key: np.asarray(value, np.float32) for key, value in new.items()}

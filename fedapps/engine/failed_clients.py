@@ -10,8 +10,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedapps.core import log
+from fedapps.core.errors import RunError
 
 FILE = "log.txt"
+DIVERGED = "training diverged"  # begins the cause where a client's numbers are none any more
 MOST_BYTES = 2**25  # after which a log gets no more tracebacks
 _raising = False
 
@@ -38,13 +40,22 @@ def raising(wanted: bool) -> Iterator[None]:
 def record(folder: Path, where: str, error: Exception) -> None:
     """Append a failure's traceback to the log in `folder`; `where` is the round, client and stage.
 
-    Raises `ClientError` instead in a run that is to stop at the first failure.
+    In a run that is to stop at the first failure, raises `ClientError` afterwards, or `RunError`
+    for what says in one line what is wrong already. Training that diverges stops no run.
     """
-    if _raising and not isinstance(error, DivergedError):
-        raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
     if log.has_file(folder / FILE):  # the server's, which runs in this process
         log.debug("%s failed", where, exc_info=error)
+    else:
+        _append(folder, where, error)
+    if not _raising or isinstance(error, DivergedError):  # the server says what to do about it
         return
+    if isinstance(error, RunError):
+        raise RunError(f"{where}: {error}") from error
+    raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def _append(folder: Path, where: str, error: Exception) -> None:
+    """Append to a log file of this process's own; the folder is never made."""
     text = "".join(traceback.format_exception(error))
     path = folder / FILE
     with suppress(OSError):  # the failure itself is still told to the server

@@ -1,35 +1,16 @@
-"""What is done about clients that fail: a line each, and the end of the run if too many do."""
+"""What is done about clients that fail: advice, and the end of the run if too many do."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from fedapps.core import log
 from fedapps.core.errors import RunError
-from fedapps.core.words import number
+from fedapps.core.settings import Settings
+from fedapps.engine.failed_clients import DIVERGED
 from fedapps.method.update import Failure
 
-DEVICE_ROUNDS = 3  # rounds in a row in which all devices that were asked may fail
-
-
-DIVERGED = "training diverged"  # how the cause of such a failure begins
-MANY = 0.25  # share of a round's clients that must diverge for an advice
-
-
-class DivergenceAdvice:
-    """Says once in a run what to try where training diverges at many clients."""
-
-    def __init__(self, lr: float, max_norm: float) -> None:
-        clip = "" if max_norm else ", or max-norm=10, which limits gradients"
-        self.text = f"try a lower lr (it is {lr:g}){clip}"
-        self._told = False
-
-    def apply(self, failures: Sequence[Failure], asked: int) -> None:
-        """Take a round's failures, of `asked` clients."""
-        diverged = {failure.client for failure in failures if failure.cause.startswith(DIVERGED)}
-        if diverged and len(diverged) >= MANY * asked and not self._told:
-            log.warning(
-                "%s at %s of %s: %s", DIVERGED, len(diverged), number(asked, "client"), self.text
-            )
-            self._told = True
+DEVICE_TIMES = 3  # how often in a row all devices that were asked may fail
+ANY = "any"  # training and evaluation together, as they follow each other
 
 
 def refuse_dead_workers(round_: int, failures: Sequence[Failure]) -> None:
@@ -46,31 +27,67 @@ def refuse_dead_workers(round_: int, failures: Sequence[Failure]) -> None:
 
 
 class FailurePolicy:
-    """Ends a run when all clients failed or more than `limit` (-1: any number but all).
+    """Ends a run when all clients failed or more than `max-failures` (-1: any number but all).
 
-    A single device may be all that was asked, so devices may all fail for a while.
+    A single device may be all that was asked, so devices may all fail for a while. Training counts
+    apart from evaluation, too: a model that nobody can train any more can still be scored. A run
+    whose last round is over and in which nobody ever succeeded has failed in any case.
     """
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._failed_rounds = 0
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._in_a_row = Counter[str]()  # times that all failed, by kind
+        self._succeeded = set[str]()
+        self._advised = False
+        self._first_round = 0  # that it has seen; a run that goes on had others before
 
     def apply(
-        self, round_: int, failures: Sequence[Failure], asked: int, failed: int, devices: bool
+        self,
+        round_: int,
+        kind: str,
+        failures: Sequence[Failure],
+        asked: int,
+        failed: int,
+        devices: bool,
     ) -> None:
         """Raise `RunError` if the run is to end: of `asked` clients, `failed` in the round so far.
 
-        The error tells the first cause.
+        `kind` is what they were asked for, "train" or "evaluate". The error tells the first cause.
         """
-        if asked:
-            all_failed = len({failure.client for failure in failures}) == asked
-            self._failed_rounds = self._failed_rounds + 1 if all_failed else 0
-        end = self._failed_rounds >= (DEVICE_ROUNDS if devices else 1)
-        if not failures or not (end or 0 <= self.limit < failed):
+        self._first_round = self._first_round or round_
+        if kind == "train":
+            self._advise(round_, failures, asked)
+        all_failed = bool(asked) and len({failure.client for failure in failures}) == asked
+        if all_failed:
+            self._in_a_row.update((kind, ANY))
+        elif asked:
+            self._in_a_row[kind] = self._in_a_row[ANY] = 0
+            self._succeeded.add(kind)
+        end = max(self._in_a_row.values(), default=0) >= (DEVICE_TIMES if devices else 1)
+        whole = self._first_round == 1 and round_ == self.settings.num_rounds
+        in_vain = whole and kind not in self._succeeded
+        limit = self.settings.max_failures
+        if not failures or not (end or in_vain or 0 <= limit < failed):
             return
         first = failures[0]
-        rule = "all failed" if len(failures) == asked else f"max-failures = {self.limit}"
+        rule = "all failed" if all_failed else f"max-failures = {limit}"
         raise RunError(
             f"round {round_}: {len(failures)} of {asked} clients failed ({rule}); "
             f"client {first.client}: {first.cause}"
+        )
+
+    def _advise(self, round_: int, failures: Sequence[Failure], asked: int) -> None:
+        """Say once in a run what helps against training that diverges."""
+        diverged = sum(DIVERGED in failure.cause for failure in failures)
+        if not diverged or self._advised:
+            return
+        self._advised = True
+        limit = "" if self.settings.max_norm else ", or limit gradients with max-norm, as 10"
+        log.warning(
+            "round %s: training diverged at %s of %s clients: lower lr = %g%s",
+            round_,
+            diverged,
+            asked,
+            self.settings.round_lr(round_),
+            limit,
         )

@@ -2,23 +2,24 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from logging import INFO, LogRecord
 
 import msgspec
-import numpy as np
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
 from fedapps.core import log
 from fedapps.core.draws import generator
-from fedapps.core.errors import RunError, without_lines
-from fedapps.engine.checks import check_plans, check_strategy
-from fedapps.engine.failures import DivergenceAdvice, FailurePolicy, refuse_dead_workers
+from fedapps.core.errors import without_lines
+from fedapps.engine.checks import check_aggregate, check_plans, check_strategy
+from fedapps.engine.failures import FailurePolicy, refuse_dead_workers
 from fedapps.engine.figures import Evaluation, FigureChecks
 from fedapps.engine.privacy import RESTS_ON, privacy
 from fedapps.engine.questions import ask
+from fedapps.engine.recovery import EarlyStop, Recovery
 from fedapps.engine.totals import RoundTotals
 from fedapps.method.strategy import BaseStrategy
 from fedapps.method.update import ClientUpdate, Failure
@@ -30,7 +31,7 @@ from fedapps.wire.exchange import Exchange
 from fedapps.wire.fleet import Fleet
 from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.nodes import NodeRegistry
-from fedapps.wire.requests import Request, RoundInfo
+from fedapps.wire.requests import Request
 
 
 class Rounds:
@@ -54,10 +55,10 @@ class Rounds:
         check_strategy(strategy)
         check_plans(strategy)
         self.checks = FigureChecks(strategy)
-        self.policy = FailurePolicy(self.settings.max_failures)
-        self.advice = DivergenceAdvice(self.settings.lr, self.settings.max_norm)
+        self.policy = FailurePolicy(self.settings)
         self.totals = RoundTotals()
         self.exchange = Exchange([], [])
+        self.recovery = Recovery(self.settings)
         strategy.engine = self
 
     def run(self, grid: Grid, report: Report, nodes: NodeRegistry, fleet: Fleet) -> None:
@@ -67,16 +68,21 @@ class Rounds:
         strategy.event = report.event
         self._meet(fleet)
         streaming = StreamingGrid(grid, lambda: self.exchange.given_up_messages())
-        ask(strategy, fleet, streaming)
-        with strategy.running(), without_lines("flwr", _banner):
+        if not self.recovery.done:
+            ask(strategy, fleet, streaming)
+        with strategy.running(), without_lines("flwr", _banner), suppress(EarlyStop):
             strategy.start(
-                streaming, ArrayRecord(), num_rounds=s.num_rounds, timeout=s.round_timeout
+                streaming,
+                ArrayRecord(),
+                num_rounds=s.num_rounds - self.recovery.done,
+                timeout=s.round_timeout,
             )
 
-    # Flower's callbacks -------------------------------------------------------------------
+    # Flower's callbacks, which count the rounds of this process from 1 ---------------------
 
     def configure_train(self, round_: int) -> list[Message]:
         """Select clients and make a message per SuperNode."""
+        round_ += self.recovery.done
         self._see_who_is_there(round_)
         self.totals = RoundTotals()
         there = self.strategy.clients
@@ -85,6 +91,7 @@ class Rounds:
         plans = self.strategy.begin_round(round_, plans)
         for kind, detail in self.privacy.begin(plans).items():
             self.report.event(round_, "server", kind, detail)
+        self.recovery.before_sending(self.report, self.strategy)
         messages = self._send(round_, plans, "train", self.settings.presum)
         self.totals.clients = len(plans)
         self.totals.epsilon = self.privacy.epsilon()
@@ -93,6 +100,7 @@ class Rounds:
 
     def aggregate_train(self, round_: int, replies: Iterable[Message]) -> None:
         """Aggregate updates in client order as they come; end the run if too many failed."""
+        round_ += self.recovery.done
         arrived = self.exchange.updates(replies, self.layout, self._training)
         counted = self._counted(round_, self._screened(round_, arrived))
         start = partial(self._uploaded, round_)
@@ -104,18 +112,24 @@ class Rounds:
         down, up = self.strategy.end_round(round_)
         self.totals.bytes_down += down
         self.totals.bytes_up += up
-        self._handle_failures(round_)
-        self.strategy.arrays.update(self._checked(round_, new))
+        self._handle_failures(round_, "train")
+        self.strategy.arrays.update(check_aggregate(round_, new, self.layout))
         self.totals.add(self._train_on_server(round_))
         self.totals.add(self.strategy.after_round(round_))
 
     def configure_evaluate(self, round_: int) -> list[Message]:
         """Make the evaluation messages of a round that is to be evaluated, else none."""
+        round_ += self.recovery.done
         every, last = self.settings.evaluate_every, round_ == self.settings.num_rounds
         due = last or (every > 0 and round_ % every == 0)
         final = self.strategy.final_phase if last else ""
         clients = self.strategy.clients if final else self._evaluated()
         plans = {c: self.strategy.evaluation_plan(round_, c) for c in clients if due}
+        if not due and round_ in self.settings.further_rounds:  # no stages: nobody personalizes
+            plans = {
+                c: msgspec.structs.replace(self.strategy.evaluation_plan(round_, c), stages=())
+                for c in clients
+            }
         messages = self._send(round_, plans, "evaluate")
         self.totals.bytes_eval = self._payload()
         if final:
@@ -123,9 +137,12 @@ class Rounds:
         return messages
 
     def aggregate_evaluate(self, round_: int, replies: Iterable[Message]) -> None:
-        """Collect the scores in client order and write the round's rows."""
+        """Collect the scores in client order, write the round's rows and a checkpoint."""
+        round_ += self.recovery.done
         updates = list(self.exchange.updates(replies, self.layout, self._evaluation))
-        self._handle_failures(round_)
+        self._handle_failures(round_, "evaluate")
+        for update in updates:
+            self.recovery.see(round_, update, self.report)
         if updates:
             scores = [update.figures.scores for update in updates]
             self.totals.means = self.report.evaluation(round_, scores)
@@ -133,6 +150,8 @@ class Rounds:
             for update in updates:
                 self.totals.add(update.figures.finetuned)
         self.report.round(self.totals.row(round_, self.strategy.phase(round_)))
+        score = self.totals.means.accuracy_personalized
+        self.recovery.after_round(round_, self.strategy, self.report, score)
 
     # Who is there -------------------------------------------------------------------------
 
@@ -172,7 +191,7 @@ class Rounds:
         nodes, parts = self.fleet.allot(requests, loads, places)
         limit = self.settings.max_value
         self.exchange = Exchange(requests, parts, strategy.unreachable, limit)
-        info = RoundInfo(str(self.report.folder), strategy.workspace.fingerprint, presum)
+        info = self.recovery.info(round_, self.report, strategy.workspace.fingerprint, presum)
         return self.exchange.messages(nodes, info, kind, str(round_))
 
     def _close_training(self, round_: int, final: str) -> RoundTotals:
@@ -181,7 +200,7 @@ class Rounds:
         self.report.round(self.totals.row(round_, self.strategy.phase(round_)))
         clients = len(self.exchange.requests)
         epsilon = self.totals.epsilon  # fine-tuning releases nothing more
-        return RoundTotals(phase=final, clients=clients, bytes_down=payload, epsilon=epsilon)
+        return RoundTotals(phase=final, clients=clients, bytes_eval=payload, epsilon=epsilon)
 
     def _payload(self) -> int:
         return sum(request.nbytes for request in self.exchange.requests)
@@ -223,6 +242,7 @@ class Rounds:
         uploads = {r.client: r.nbytes_up(self.layout) for r in self.exchange.requests}
         for update in updates:
             self.totals.bytes_up += uploads[update.client]
+            self.recovery.see(round_, update, self.report)
             done: TrainingStats = update.figures
             self.totals.add(done)
             for kind, count in (("skipped", done.skipped), ("rejected", done.rejected)):
@@ -243,15 +263,6 @@ class Rounds:
         keys = self.layout.shared(self.strategy.plan(round_, 0).upload)
         return {key: self.strategy.arrays[key] for key in keys}
 
-    def _checked(self, round_: int, new: Arrays) -> Arrays:
-        """Return aggregated arrays as float32; refuse what is not the model's, or not finite."""
-        for key, value in new.items():
-            if np.shape(value) != self.layout.shapes.get(key):
-                raise RunError(f"round {round_}: aggregate gave {key} {np.shape(value)}")
-            if not np.isfinite(value).all():
-                raise RunError(f"round {round_}: the aggregated {key} is not finite")
-        return {key: np.asarray(value, np.float32) for key, value in new.items()}
-
     def _train_on_server(self, round_: int) -> TrainingStats:
         """With `server-data`, train one epoch on the server's own samples (FedBABU, data sharing).
 
@@ -266,7 +277,7 @@ class Rounds:
         stage = msgspec.structs.replace(strategy.stage(round_, names, epochs=1), prox_mu=0.0)
         return strategy.train_here(round_, strategy.workspace.server_samples, stage)
 
-    def _handle_failures(self, round_: int) -> None:
+    def _handle_failures(self, round_: int, kind: str) -> None:
         """Note failures; end the run if there are too many."""
         failures = sorted(self.exchange.failures, key=lambda failure: failure.client)
         for failure in failures:
@@ -278,8 +289,7 @@ class Rounds:
         if self.fleet.workers:  # of a simulation, where the next one would die of the same
             refuse_dead_workers(round_, failures)
         asked, devices = len(self.exchange.requests), bool(self.fleet.bound)
-        self.advice.apply(failures, asked)
-        self.policy.apply(round_, failures, asked, len(self.totals.failed), devices)
+        self.policy.apply(round_, kind, failures, asked, len(self.totals.failed), devices)
 
 
 def _banner(record: LogRecord) -> bool:

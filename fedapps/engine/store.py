@@ -2,47 +2,79 @@
 
 In simulation any SuperNode may run any client; on a device the state survives restarts. A version
 is named by the round that wrote it. Reading in round t sees only versions before t, so that a
-repeated round starts from the same state; the version before the newest one is kept for that.
+repeated round starts from the same state; what a run that is resumed may go back to is kept.
 """
 
+import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
+from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 
-VERSIONS = 2  # of each client's state; older ones are deleted
+VERSIONS = 2  # of each client's state that are kept at least
+NONE = -1  # the version of a client that has no state
+_DIGEST = "blake2b"  # key of the file's metadata
 
 
 @dataclass(frozen=True)
 class ClientStore:
-    """Named tensors of one client in `folder`, one safetensors file per version."""
+    """Named tensors of one client in `folder`, one safetensors file per version.
+
+    A run that is killed now may go on after round `needed` (`NONE`: it will not): what that starts
+    from is kept.
+    """
 
     folder: Path
+    needed: int = NONE
 
     def load(self, round_: int) -> dict[str, Tensor]:
-        """Return the newest state written before `round_`; empty if there is none."""
-        earlier = [version for version in self._versions() if version < round_]
-        return load_file(self._path(max(earlier))) if earlier else {}
+        """Return the newest whole state written before `round_`; empty if there is none."""
+        return self.load_version(round_)[1]
+
+    def load_version(self, round_: int) -> tuple[int, dict[str, Tensor]]:
+        """Return the newest whole state before `round_`, and the round that wrote it (or `NONE`).
+
+        A file that is truncated or altered is passed over; the caller sees the older version.
+        """
+        for version in sorted((v for v in self._versions() if v < round_), reverse=True):
+            with suppress(OSError, SafetensorError, ValueError):
+                return version, _read(self._path(version))
+        return NONE, {}
 
     def save(self, round_: int, state: Mapping[str, Tensor]) -> None:
-        """Write the state as it is after `round_`; drop versions before the last one but one.
+        """Write the state as it is after `round_`; drop versions that nothing can go back to.
 
-        Later versions stay: a SuperNode that answers too late must not undo what came after.
+        Those are the ones before the last two and before the one that is needed. Later versions
+        stay: a SuperNode that answers too late must not undo what came after. Raises `RunError` if
+        it cannot be written.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._make()
         # safetensors refuses strides, and tensors that share memory.
         tensors = {
             key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
             for key, value in state.items()
         }
-        write_whole(self._path(round_), lambda path: save_file(tensors, path), durable=True)
-        for version in sorted(v for v in self._versions() if v <= round_)[:-VERSIONS]:
+        about = {_DIGEST: _digest(tensors)}
+        write_whole(self._path(round_), lambda path: save_file(tensors, path, about), durable=True)
+        kept = sorted(v for v in self._versions() if v <= round_)
+        oldest = kept[-VERSIONS:][0]
+        if self.needed != NONE:
+            oldest = min(oldest, max((v for v in kept if v <= self.needed), default=kept[0]))
+        for version in (v for v in kept if v < oldest):
+            self._path(version).unlink(missing_ok=True)
+
+    def roll_back(self, round_: int) -> None:
+        """Delete the versions that were written after `round_`: the run goes on from there."""
+        for version in (v for v in self._versions() if v > round_):
             self._path(version).unlink(missing_ok=True)
 
     def begin(self, from_newest: bool) -> int | None:
@@ -65,9 +97,34 @@ class ClientStore:
     def save_personalized(self, client: Any) -> None:
         """Take a client that has just been personalized; only a device writes its model."""
 
+    def _make(self) -> None:
+        """Make the folder, in a run directory that is there: one that is gone is not made anew."""
+        run = self.folder.parent.parent
+        if not run.is_dir():
+            raise RunError(f"cannot write {self.folder}: {run} is gone")
+        self.folder.mkdir(parents=True, exist_ok=True)
+
     def _versions(self) -> list[int]:
         paths = self.folder.glob("round-*.safetensors")
         return [int(path.stem.removeprefix("round-")) for path in paths]
 
     def _path(self, version: int) -> Path:
         return self.folder / f"round-{version:06d}.safetensors"
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """Read a version; raises SafetensorError or ValueError if it is not as it was written."""
+    with safe_open(path, "pt") as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
+        wanted = (file.metadata() or {}).get(_DIGEST)
+    if wanted not in (None, _digest(tensors)):  # files of earlier versions have none
+        raise ValueError(f"{path} was altered")
+    return tensors
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for key in sorted(tensors):
+        digest.update(key.encode())
+        digest.update(tensors[key].contiguous().numpy().tobytes())
+    return digest.hexdigest()

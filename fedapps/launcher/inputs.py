@@ -8,6 +8,7 @@ import tomllib
 from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -23,18 +24,21 @@ def merged(options: Sequence[str]) -> Iterator[list[str]]:
     """Give the options as one that `flwr run` takes.
 
     Flower refuses a file beside pairs, and a later option replaces a whole table: several options
-    become one temporary file. One option stays as it is, but for quotes that texts lack and for a
-    file's path, which becomes absolute.
+    become one temporary file. To go on with a run is to take its settings, too. One option stays
+    as it is, but for quotes that texts lack and for a file's path, which becomes absolute.
     """
     options = [option for option in options if option.strip()]
-    if len(options) < 2:
+    if len(options) < 2 and not any("resume" in option for option in options):
         yield [
             _absolute(option) if option.endswith(".toml") else quoted(option) for option in options
         ]
         return
-    values: dict[str, object] = {}
+    from fedapps.core import config  # see refusal
+
+    values: dict[str, Any] = {}
     for option in options:
         values |= parse_option(option)
+    values = config.resumed_from(values) | values
     with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
         path = Path(folder) / "run-config.toml"
         path.write_text(tomli_w.dumps(values), "utf-8")

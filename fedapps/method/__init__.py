@@ -41,7 +41,7 @@ from fedapps.core.schema import (
 from fedapps.method.aggregation import plain_mean, weighted_mean
 from fedapps.method.client import BaseClient
 from fedapps.method.conversation import Question
-from fedapps.method.figures import EventPlot, Figure
+from fedapps.method.figures import WITHOUT_HEAD, EventPlot, Figure
 from fedapps.method.mixtures import LastSent
 from fedapps.method.rehearsal import rehearse
 from fedapps.method.strategy import BaseStrategy
@@ -55,9 +55,11 @@ from fedapps.training.features import features
 from fedapps.training.inner_steps import descend, pull, restored, swapped
 from fedapps.training.objective import Backward, Objective
 from fedapps.training.plan import Clip, Plan, Stage
+from fedapps.training.templates import nearest_template
 
 __all__ = [
     "SERVER",
+    "WITHOUT_HEAD",
     "Arrays",
     "AtLeastZero",
     "Backward",
@@ -93,6 +95,7 @@ __all__ = [
     "features",
     "generator",
     "log",
+    "nearest_template",
     "numbers",
     "plain_mean",
     "pull",

@@ -87,11 +87,14 @@ class BaseClient(ClientTools, FlowerClient):
         return run(self.model, images, self.layout.names)
 
     def module(self) -> nn.Module:
-        """Return what a device predicts with: normalised images to the logits of `predict`."""
+        """Return what is used after a run: normalised images to the logits of `predict`."""
         return self.model
 
     def extra_scores(self) -> dict[str, float]:
-        """Return the figures that the strategy declares (`figures`), of the initial model."""
+        """Return the figures that the strategy declares (`figures`), of the initial model.
+
+        The model is to be as before in the end: it may be what the client predicts with.
+        """
         return {}
 
     def answer(self, question: str) -> list[float]:

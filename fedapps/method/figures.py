@@ -53,7 +53,13 @@ LAST_LOCAL = Figure(
     weighted=True,
     per_client=True,
 )
-GENERAL = (LAST_LOCAL,)  # figures that a run-config key brings, whatever the method
+WITHOUT_HEAD = Figure(
+    "accuracy_without_head",
+    "accuracy of the nearest class template in the body's output (FedBABU; `score-without-head`)",
+    label="without head",
+    after="accuracy_initial",
+)
+GENERAL = (LAST_LOCAL, WITHOUT_HEAD)  # figures that a run-config key brings, whatever the method
 
 
 def given(figures: Iterable[Figure], metrics: Mapping[str, Any]) -> dict[str, float]:

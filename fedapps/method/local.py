@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedapps.method.figures import LAST_LOCAL
+from fedapps.method.figures import LAST_LOCAL, WITHOUT_HEAD
 from fedapps.method.update import ClientUpdate, Metrics
 from fedapps.models.layers import Arrays, put, take
 from fedapps.training.clipping import Threshold
@@ -15,6 +15,7 @@ from fedapps.training.evaluation import Score
 from fedapps.training.evaluation import score as score_on
 from fedapps.training.plan import Plan, Stage
 from fedapps.training.privacy import privatize
+from fedapps.training.templates import nearest_template
 
 if TYPE_CHECKING:
     from fedapps.method.client import BaseClient
@@ -67,6 +68,9 @@ def score(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
     before = client.before_scoring(plan)
     initial = _score(client)
     figures = client.extra_scores()
+    if client.settings.score_without_head and WITHOUT_HEAD.name not in figures:
+        parts = (client.layout.body, client.train_data, client.test_data)
+        figures = figures | {WITHOUT_HEAD.name: nearest_template(client.model, *parts)}
     done = client.personalize(plan) if plan.stages else TrainingStats()
     done.spend(before)
     personalized = _score(client) if plan.stages else initial

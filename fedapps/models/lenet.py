@@ -1,4 +1,7 @@
-"""LeNet5 and its variants with fewer or more hidden layers."""
+"""LeNet5 and its variants with fewer or more hidden layers.
+
+FedCMD's appendix lists one pooling; we chose one after each convolution.
+"""
 
 from functools import partial
 from itertools import pairwise

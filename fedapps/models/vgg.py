@@ -1,4 +1,9 @@
-"""VGG-16 in four widths."""
+"""VGG-16 in three widths.
+
+For 32x32 images (FedFC): the classifier is 512-4096-4096-classes on a 1x1 feature map. Where the
+FedFC paper is silent we chose configuration D, without BatchNorm and dropout, and Kaiming's
+initial weights; those with `-bn` have BatchNorm.
+"""
 
 from functools import partial
 from itertools import accumulate, pairwise
@@ -63,4 +68,5 @@ MODELS = {
     "vgg16-bn": _spec(_D, 4096, bn=True),
     "vgg-small": _spec((16, 32, 64, 128, 128), 512),
     "vgg-tiny": _spec((8, 16, 32, 64, 64), 256),
+    "vgg-tiny-bn": _spec((8, 16, 32, 64, 64), 256, bn=True),
 }

@@ -26,6 +26,14 @@ ROUND = (
     "cost_paper",
     "seconds",
     "epsilon",
+    "evaluated",
+)
+MEANS = tuple(name for name in ROUND if name.startswith("accuracy_"))
+SPREAD = (  # over the clients of an evaluation; behind all others in rounds.csv
+    "decile_personalized",
+    "least_personalized",
+    "share_hurt",
+    "balanced_personalized",
 )
 CLIENT = (
     "round",
@@ -37,6 +45,7 @@ CLIENT = (
     "accuracy_personalized",
 )
 CLASS = ("class", "num_test", "accuracy_initial", "accuracy_personalized")
+SAMPLES = ("client", "class", "num_train")
 EVENT = ("round", "client", "kind", "detail")
 
 
@@ -54,7 +63,7 @@ def known_figures() -> tuple[Figure, ...]:
 
 
 def round_columns(figures: Sequence[Figure]) -> tuple[str, ...]:
-    """Return the columns of rounds.csv: the base ones, and each figure in its place.
+    """Return the columns of rounds.csv: the base ones, each figure in its place, the spread.
 
     Raises `RunError` if a figure has the name of another column, or no column to stand behind.
     """
@@ -67,6 +76,7 @@ def round_columns(figures: Sequence[Figure]) -> tuple[str, ...]:
     for place in (*ROUND, ""):
         columns += [place] if place else []
         columns += chain.from_iterable(f.columns for f in figures if f.after == place)
+    columns += SPREAD
     for name in columns:
         if columns.count(name) > 1:
             raise RunError(f"figure {name}: rounds.csv has another column of this name; rename it")

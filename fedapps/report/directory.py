@@ -2,18 +2,25 @@
 
 import csv
 import io
+import os
 import re
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
 
 from fedapps.core.errors import RunError
+from fedapps.core.files import writing
 from fedapps.core.settings import Settings
 
 Rows = Iterable[Iterable[object]]
+MODEL = "model.safetensors"  # the server's model
+SAMPLES = "samples.csv"  # who holds how many training samples of which class, if that is known
+STATE = "state.safetensors"  # what else the method keeps on the server, if anything
 
 
 def make(runs_dir: Path, run_name: str, settings: Settings) -> Path:
@@ -44,14 +51,52 @@ def _cannot_make(folder: Path, error: OSError) -> RunError:
     )
 
 
+def start(path: Path, rows: Rows) -> None:
+    """Begin a table with its first rows; raises `RunError` if it is there or cannot be written."""
+    with writing(path), path.open("xb", buffering=0) as file:
+        _add(file, rows)
+
+
 def append(path: Path, rows: Rows) -> None:
-    """Append rows to a table; raises `RunError` if it cannot be written."""
+    """Append rows to a table, all or none; raises `RunError` if it cannot be written.
+
+    What appends never creates: a table that is gone is not begun anew, without its head.
+    """
+    with writing(path), path.open("r+b", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        try:
+            _add(file, rows)
+        except OSError:
+            with suppress(OSError):  # the disk is full: no half of a row
+                file.truncate(end)
+            raise
+
+
+def truncate(path: Path, size: int) -> None:
+    """Cut a table back to `size` bytes; raises `RunError` if it cannot be written."""
     try:
-        # An error's text can name a file whose name is not UTF-8.
-        with path.open("a", encoding="utf-8", errors="backslashreplace", newline="") as file:
-            file.write(csv_text(rows))
+        os.truncate(path, size)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def sync(path: Path) -> int:
+    """See to it that a table is on disk, so that a power cut leaves it; return its bytes."""
+    try:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            return os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def lines(path: Path) -> list[dict[str, str]]:
+    """Read a table, a dictionary by columns for each line; raises `RunError`."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {path}: {error}") from error
 
 
 def csv_text(rows: Rows) -> str:
@@ -65,6 +110,13 @@ def model_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
     """Pack arrays as safetensors; the same arrays give the same bytes."""
     # Metadata would be written in random order, and strides would be ignored.
     return safetensors.numpy.save({k: np.asarray(arrays[k], order="C") for k in sorted(arrays)})
+
+
+def _add(file: FileIO, rows: Rows) -> None:
+    # An error's text can name a file whose name is not UTF-8.
+    text = memoryview(csv_text(rows).encode("utf-8", errors="backslashreplace"))
+    while text:  # a full disk takes a part, and refuses the rest
+        text = text[file.write(text) :]
 
 
 def _candidates(runs_dir: Path, run_name: str, settings: Settings) -> Iterable[Path]:

@@ -1,7 +1,7 @@
 """What the tables are made of: a finished round, a client's evaluation, means over clients."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import msgspec
@@ -50,6 +50,9 @@ class Means:
     """One evaluation over its clients: accuracies are fractions, None where undefined.
 
     `_std` has ddof=0, `_weighted` is by test samples; `figures` has a value for each column.
+    Of the personalized accuracies: `decile` is the 10th percentile over clients, `least` the
+    lowest, `balanced` the mean over clients of the mean over the classes that a client has;
+    `share_hurt` is the share of clients that personalization made worse.
     """
 
     accuracy_initial: float | None = None
@@ -57,6 +60,11 @@ class Means:
     accuracy_personalized_std: float | None = None
     accuracy_initial_weighted: float | None = None
     accuracy_personalized_weighted: float | None = None
+    evaluated: int | None = None  # clients
+    decile_personalized: float | None = None
+    least_personalized: float | None = None
+    share_hurt: float | None = None
+    balanced_personalized: float | None = None
     figures: Mapping[str, float | None] = field(default_factory=dict)
 
 
@@ -83,6 +91,18 @@ class RoundRow:
     seconds: float
     epsilon: float | None = None
 
+    @classmethod
+    def read(cls, line: Mapping[str, str], figures: Iterable[Figure]) -> "RoundRow":
+        """Make it of a line of rounds.csv, by columns; raises ValueError for what is no number."""
+        values = {name: text or None for name, text in line.items()}
+        names = [name for figure in figures for name in figure.columns]
+        found = {name: float(text) for name in names if (text := values.get(name))}
+        columns = {f.name: values[f.name] for f in fields(cls) if f.name in values}
+        mean_columns = {f.name: values[f.name] for f in fields(Means) if f.name in values}
+        means = msgspec.convert(mean_columns, Means, strict=False)
+        row = msgspec.convert(columns, cls, strict=False)
+        return replace(row, means=replace(means, figures=found))
+
     def flat(self) -> dict[str, Any]:
         """Return the values by their columns in rounds.csv; those of figures may be missing."""
         values = asdict(self)
@@ -105,22 +125,34 @@ def means(results: Sequence[ClientEval], figures: Iterable[Figure]) -> Means:
         accuracy_personalized_std=float(np.std(personalized)) if personalized else None,
         accuracy_initial_weighted=_mean(initial, sizes),
         accuracy_personalized_weighted=_mean(personalized, sizes),
+        evaluated=len(results) or None,
+        decile_personalized=float(np.percentile(personalized, 10)) if personalized else None,
+        least_personalized=min(personalized, default=None),
+        share_hurt=_mean([float(b < a) for a, b in zip(initial, personalized, strict=True)]),
+        balanced_personalized=_mean([_balanced(result) for result in results]),
         figures=figure_means,
     )
 
 
-def class_table(results: Sequence[ClientEval]) -> list[list[object]]:
+def class_sums(results: Sequence[ClientEval]) -> list[list[int]]:
+    """Return sums over clients, [3, classes]: test samples, and those right before and after."""
+    names = ("class_total", "class_initial", "class_personalized")
+    sums = [np.sum([getattr(result, name) for result in results], axis=0) for name in names]
+    return np.array(sums, int).reshape(3, -1).tolist() if results else []
+
+
+def class_table(sums: Sequence[Sequence[int]]) -> list[list[object]]:
     """Return classes.csv: accuracy per class over the test samples of all evaluated clients."""
     rows: list[list[object]] = [list(CLASS)]
-    if not results:
-        return rows
-    total = np.sum([result.class_total for result in results], axis=0)
-    initial = np.sum([result.class_initial for result in results], axis=0)
-    personalized = np.sum([result.class_personalized for result in results], axis=0)
-    for label, count in enumerate(total.tolist()):
-        correct = (initial[label], personalized[label])
-        rows.append([label, int(count), *(float(c / count) if count else None for c in correct)])
+    for label, (count, *correct) in enumerate(zip(*sums, strict=True)):
+        rows.append([label, count, *(right / count if count else None for right in correct)])
     return rows
+
+
+def _balanced(result: ClientEval) -> float:
+    """Return the mean personalized accuracy over the classes of a client's test samples."""
+    total, correct = np.array(result.class_total), np.array(result.class_personalized)
+    return float((correct[total > 0] / total[total > 0]).mean())
 
 
 def _figure_means(results: Sequence[ClientEval], figure: Figure) -> dict[str, float | None]:

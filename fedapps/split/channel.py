@@ -4,15 +4,22 @@ A Flower message costs 0.1 s and more, and split learning exchanges tensors at e
 ServerApp serves this channel itself; a train message opens the round and carries the address and
 a one-time token per client. One stream serves all clients of a SuperNode (`connection.py` is its
 other end). What travels are frames (`frames.py`).
+
+Whoever has no token of the round costs next to nothing: a client and its token stand in the
+metadata of a stream, which are looked at before the stream gets a thread and before anything that
+it sends is read. So there are no more streams than tokens. The other clients of a SuperNode join
+by a frame.
 """
 
 import queue
-import secrets
-from collections.abc import Iterator
+import resource
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from threading import Thread
+from secrets import compare_digest
+from threading import Lock, Thread
 from typing import Protocol
 
 import grpc
@@ -22,8 +29,11 @@ from fedapps.core.errors import RunError, one_line
 from fedapps.split.frames import FRAME_HEADER_BYTES, Frame, Tensors, decode, encode
 
 SERVICE, METHOD = "fedapps.Split", "Exchange"
-JOIN_WAIT = 5.0  # seconds from the start of a stream to its first token
-SPARE = 8  # streams that may wait for their token beside those of the run
+CLIENT, TOKEN = "fedapps-client", "fedapps-token"  # in a stream's metadata
+SPARE = 8  # threads beside those of the streams; they turn away who has no token
+REFUSED = "wrong or used token"
+MAX_STREAMS = 32  # of one TCP connection at the same time; a SuperNode has one
+NO_STREAM = 30.0  # seconds after which a TCP connection without a stream, or a greeting, ends
 
 
 class Stream:
@@ -66,24 +76,22 @@ class ChannelServer:
     """Serves the channel at `address` (host:port, port 0: any) for a run; one session at a time.
 
     `tls` is a folder with server.crt and server.key, and ca.crt for the clients. Frames are
-    limited to `limit` bytes of tensors. A stream that has not joined after `wait` seconds ends.
+    limited to `limit` bytes of tensors; at most `streams` clients have one of their own.
     """
 
     address: str
     tls: Path | None
     streams: int
     limit: int
-    wait: float = JOIN_WAIT
-    session: Listener | None = None
     port: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self._session: Listener | None = None
+        self._contexts: set[grpc.ServicerContext] = set()  # of the session's streams
+        self._lock = Lock()  # of both
         self._threads = ThreadPoolExecutor(self.streams + SPARE, thread_name_prefix="channel")
-        self._server = grpc.server(self._threads, options=grpc_options(self.limit))
-        handler = grpc.stream_stream_rpc_method_handler(self._serve)
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
-        )
+        self._server = grpc.server(self._threads, options=_server_options(self.limit))
+        self._server.add_generic_rpc_handlers((_Door(self._handler),))
         try:
             self.port = (
                 self._server.add_secure_port(self.address, _server_credentials(self.tls))
@@ -97,56 +105,112 @@ class ChannelServer:
             raise RunError(text) from error
         self._server.start()
 
+    def begin(self, session: Listener) -> None:
+        """Serve a session; streams of the one before, which a client may hold open, are cut off."""
+        with self._lock:
+            left, self._contexts = self._contexts, set()
+            self._session = session
+        for context in left:
+            context.cancel()
+
     def stop(self) -> None:
         """End all streams and free the port."""
         self._server.stop(grace=1.0).wait()
         self._threads.shutdown(wait=False)
 
-    def _serve(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _handler(self, metadata: Mapping[str, str | bytes]) -> grpc.RpcMethodHandler:
+        """Return what a stream is answered with; called before it has a thread."""
+        session, client = self._session, _number(metadata.get(CLIENT))
+        if session is None or not _fits(session, client, metadata.get(TOKEN)):
+            if session is not None:
+                session.refused(client, REFUSED)
+            return grpc.stream_stream_rpc_method_handler(_turn_away)
+        return grpc.stream_stream_rpc_method_handler(partial(self._serve, session, client))
+
+    def _serve(
+        self,
+        session: Listener,
+        client: int,
+        requests: Iterator[bytes],
+        context: grpc.ServicerContext,
+    ) -> Iterator[bytes]:
         """Send what is queued for the stream until it closes, while a thread reads from it."""
         stream = Stream()
-        Thread(target=self._read, args=(stream, requests), daemon=True).start()
+        with self._lock:
+            current = session is self._session
+            if current:
+                self._contexts.add(context)
         try:
-            first = stream.outbox.get(timeout=self.wait)
-        except queue.Empty:
-            if not stream.clients:
-                context.abort(grpc.StatusCode.UNAUTHENTICATED, "no token came")
-            first = stream.outbox.get()
-        while first is not None:
-            yield first
-            first = stream.outbox.get()
-
-    def _read(self, stream: Stream, requests: Iterator[bytes]) -> None:
-        session, reason = self.session, "its stream ended"
-        try:
-            if session is not None:
-                all(self._take(session, stream, *decode(data)) for data in requests)
-        except Exception as error:  # gRPC raises a bare Exception when the other side is gone
-            reason = f"its stream broke{': ' + one_line(str(error)) if str(error) else ''}"
-        if session is not None:
-            for client in stream.clients:
-                session.broken(client, reason)
-        stream.close()
-
-    def _take(
-        self, session: Listener, stream: Stream, frame: Frame, tensors: dict[str, Tensor]
-    ) -> bool:
-        """Handle one frame; False ends the stream."""
-        client = frame.client
-        if frame.kind == "join" and client not in stream.clients:
-            token = session.token(client)
-            fits = token is not None and secrets.compare_digest(token.encode(), frame.text.encode())
-            if not fits or not session.joined(client, stream):
-                session.refused(client, "wrong or used token")
-                stream.send(Frame("drop", client, text="wrong or used token"))
-                return False
+            if not current or not session.joined(client, stream):
+                session.refused(client, REFUSED)
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSED)
             stream.clients.add(client)
-            return True
-        if client not in stream.clients:
-            session.refused(client, "sent data without having joined")
+            Thread(target=_read, args=(session, stream, requests), daemon=True).start()
+            while (data := stream.outbox.get()) is not None:
+                yield data
+        finally:
+            with self._lock:
+                self._contexts.discard(context)
+
+
+class _Door(grpc.GenericRpcHandler):
+    """Has a stream's metadata looked at as soon as it is there."""
+
+    def __init__(self, handler: Callable[[Mapping[str, str | bytes]], grpc.RpcMethodHandler]):
+        self.handler = handler
+
+    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        """Return what a call is answered with; None: there is no such method."""
+        if call.method != f"/{SERVICE}/{METHOD}":
+            return None
+        return self.handler(dict(call.invocation_metadata))
+
+
+def _turn_away(requests: Iterator[bytes], context: grpc.ServicerContext) -> None:
+    """End a stream without a look at what it sends."""
+    context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSED)
+
+
+def _read(session: Listener, stream: Stream, requests: Iterator[bytes]) -> None:
+    """Hand on what a stream sends until it ends."""
+    reason = "its stream ended"
+    try:
+        all(_take(session, stream, *decode(data)) for data in requests)
+    except Exception as error:  # gRPC raises a bare Exception when the other side is gone
+        reason = f"its stream broke{': ' + one_line(str(error)) if str(error) else ''}"
+    for client in stream.clients:
+        session.broken(client, reason)
+    stream.close()
+
+
+def _take(session: Listener, stream: Stream, frame: Frame, tensors: dict[str, Tensor]) -> bool:
+    """Handle one frame; False ends the stream."""
+    client = frame.client
+    if frame.kind == "join" and client not in stream.clients:
+        if not _fits(session, client, frame.text) or not session.joined(client, stream):
+            session.refused(client, REFUSED)
+            stream.send(Frame("drop", client, text=REFUSED))
             return False
-        session.arrived(frame, tensors)
+        stream.clients.add(client)
         return True
+    if client not in stream.clients:
+        session.refused(client, "sent data without having joined")
+        return False
+    session.arrived(frame, tensors)
+    return True
+
+
+def _fits(session: Listener, client: int, given: str | bytes | None) -> bool:
+    """Tell whether this is the token of a client that has not used it."""
+    token = session.token(client)
+    given = given.encode() if isinstance(given, str) else given
+    return token is not None and given is not None and compare_digest(token.encode(), given)
+
+
+def _number(text: str | bytes | None) -> int:
+    """Return the client that a stream's metadata name; -1: none that there could be."""
+    sane = isinstance(text, str) and len(text) < 10 and text.isascii() and text.isdigit()
+    return int(text) if text and sane else -1
 
 
 def grpc_options(limit: int) -> list[tuple[str, int]]:
@@ -160,6 +224,23 @@ def grpc_options(limit: int) -> list[tuple[str, int]]:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # that the server allows
     ]
+
+
+def _server_options(limit: int) -> list[tuple[str, int]]:
+    """Return the settings of the server's end: what somebody without a token can hold is little."""
+    return [
+        *grpc_options(limit),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.max_allowed_incoming_connections", _most_connections()),
+        ("grpc.max_connection_idle_ms", round(1000 * NO_STREAM)),
+        ("grpc.server_handshake_timeout_ms", round(1000 * NO_STREAM)),
+    ]
+
+
+def _most_connections() -> int:
+    """Return how many TCP connections there may be: the run needs open files of its own."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return files // 2 if files > 0 else 2**30
 
 
 def _server_credentials(folder: Path) -> grpc.ServerCredentials:

@@ -29,8 +29,7 @@ class Link:
     def __init__(self, client: int, channel: Channel, connected: Connection) -> None:
         self.client, self.channel, self.connection = client, channel, connected
         self.steps: Iterator[tuple[int, int]] = iter(())
-        connected.open(client)
-        connected.send(Frame("join", client, text=channel.token))
+        connected.join(client, channel.token)
 
     def begin(self) -> dict[str, np.ndarray]:
         """Wait for the server's word; return the arrays that come with it."""
@@ -118,7 +117,7 @@ class SplitClient(BaseClient):
     def _linked(self, plan: Plan) -> Iterator[Link]:
         if plan.channel is None:
             raise ChannelError("the plan of a split client has no channel")
-        with connection(plan.channel) as connected:
+        with connection(plan.channel, self.client) as connected:
             self.link = Link(self.client, plan.channel, connected)
             try:
                 yield self.link

@@ -8,7 +8,7 @@ from threading import Lock, Thread
 import grpc
 from torch import Tensor
 
-from fedapps.split.channel import METHOD, SERVICE, grpc_options
+from fedapps.split.channel import CLIENT, METHOD, SERVICE, TOKEN, grpc_options
 from fedapps.split.frames import Frame, Kind, Tensors, decode, encode
 from fedapps.training.channel import Channel
 
@@ -20,9 +20,13 @@ class ChannelError(RuntimeError):
 
 
 class Connection:
-    """A SuperNode's stream to the server, shared by the clients that run here at the same time."""
+    """A SuperNode's stream to the server, shared by the clients that run here at the same time.
 
-    def __init__(self, channel: Channel) -> None:
+    It begins as the stream of `client`, with the token of its `channel`; others join by a frame.
+    """
+
+    def __init__(self, channel: Channel, client: int) -> None:
+        self._first: int | None = client
         options = grpc_options(channel.limit)
         if channel.certificate:
             credentials = grpc.ssl_channel_credentials(channel.certificate.encode())
@@ -30,18 +34,24 @@ class Connection:
         else:
             self._channel = grpc.insecure_channel(channel.address, options)
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._inboxes: dict[int, queue.SimpleQueue[Received | str]] = {}
+        self._inboxes: dict[int, queue.SimpleQueue[Received | str]] = {client: queue.SimpleQueue()}
         self._ended = ""
         self._lock = Lock()
-        replies = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(self._outbox.get, None))
+        call = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        metadata = ((CLIENT, str(client)), (TOKEN, channel.token))
+        replies = call(iter(self._outbox.get, None), metadata=metadata)
         Thread(target=self._read, args=(replies,), daemon=True).start()
 
-    def open(self, client: int) -> None:
-        """Make ready for frames to a client."""
+    def join(self, client: int, token: str) -> None:
+        """Have a client take part, and make ready for frames to it."""
         with self._lock:
+            if client == self._first:  # the stream itself has joined it, and may have heard of it
+                self._first = None
+                return
             self._inboxes[client] = queue.SimpleQueue()
             if self._ended:
                 self._inboxes[client].put(self._ended)
+        self.send(Frame("join", client, text=token))
 
     def send(self, frame: Frame, tensors: Tensors | None = None) -> None:
         """Queue a frame."""
@@ -72,8 +82,10 @@ class Connection:
                 frame, tensors = decode(data)
                 if frame.client in self._inboxes:
                     self._inboxes[frame.client].put((frame, tensors))
-        except grpc.RpcError as error:
-            reason = f"the channel broke: {error.details()}"  # a call's error has details
+        except grpc.RpcError as error:  # a call's error has a code and details
+            refused = error.code() is grpc.StatusCode.UNAUTHENTICATED
+            what = "the server refused the stream" if refused else "the channel broke"
+            reason = f"{what}: {error.details()}"
         except Exception as error:  # whoever waits for a frame must hear of it
             reason = f"the channel broke: {error}"
         with self._lock:
@@ -88,10 +100,10 @@ _lock = Lock()
 
 
 @contextmanager
-def connection(channel: Channel) -> Iterator[Connection]:
-    """Give this process's stream to a server; its last user closes it."""
+def connection(channel: Channel, client: int) -> Iterator[Connection]:
+    """Give this process's stream to a server; the first client opens it, the last one closes it."""
     with _lock:
-        known, users = _connections.get(channel.address) or (Connection(channel), 0)
+        known, users = _connections.get(channel.address) or (Connection(channel, client), 0)
         _connections[channel.address] = known, users + 1
     try:
         yield known

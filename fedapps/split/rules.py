@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import median_low
 
 import numpy as np
 import torch
@@ -101,6 +102,15 @@ class Rules:
         if labels.min() < 0 or labels.max() >= self.classes:
             return f"sent a label outside 0..{self.classes - 1}"
         return ""
+
+
+def levelled(batches: Mapping[int, int], limit: float = math.inf) -> dict[int, int]:
+    """Return the batches of an epoch in which all clients take as many as the one with most.
+
+    Nobody does more for others than `limit` times the median, whatever one of them claims to have.
+    """
+    most = min(max(batches.values()), limit * median_low(batches.values()))
+    return {client: int(max(own, most)) for client, own in batches.items()}
 
 
 def frame_limit(rules: Rules) -> int:

@@ -21,7 +21,7 @@ from fedapps.split.channel import Stream
 from fedapps.split.frames import Frame
 from fedapps.split.rules import BatchGradients, Rules, Smashed
 
-MAX_REFUSALS = 100  # that a round notes
+STRANGER = "no client of this round was named"
 MAX_QUEUED = 2  # frames of a client that wait to be read; a second one is out of turn already
 
 
@@ -30,7 +30,7 @@ class Session:
 
     `token`, `joined`, `arrived`, `broken` and `refused` are called by the channel's threads, what
     stands below by the thread that serves. Others may read `lost` (reasons), `lost_at` (times),
-    `gone` (all clients of a stream that broke) and `refusals`, and the byte counts in the end.
+    `gone` (all clients of a stream that broke) and `refusals()`, and the byte counts in the end.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -40,15 +40,15 @@ class Session:
         self.lost: dict[int, str] = {}
         self.lost_at: dict[int, float] = {}
         self.gone: dict[int, str] = {}
-        self.refusals: list[tuple[int, str]] = []
         self.relayed: dict[int, Arrays] = {}
         self._deadline = time.monotonic() + rules.round_timeout
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._lock = Lock()  # of the four below
+        self._lock = Lock()  # of the five below
         self._unused = dict(self.tokens)
         self._queued: Counter[int] = Counter()
         self._opened: list[Stream] = []
         self._closed = False
+        self._refused: Counter[tuple[int | str, str]] = Counter()
         self._streams: dict[int, Stream] = {}
         self._begun: set[int] = set()
         self._waiting: dict[int, Smashed] = {}
@@ -104,8 +104,15 @@ class Session:
 
     def refused(self, client: int, reason: str) -> None:
         """Somebody who claimed to be `client` was refused."""
-        if len(self.refusals) < MAX_REFUSALS:
-            self.refusals.append((client, one_line(reason)))
+        known = client in self.rules.shapes  # of others there may be as many as there are numbers
+        with self._lock:
+            self._refused[(client, one_line(reason)) if known else ("server", STRANGER)] += 1
+
+    def refusals(self) -> list[tuple[int | str, str]]:
+        """Return who was refused and why, each once and how often it was."""
+        with self._lock:
+            counts = self._refused.most_common()
+        return [(who, why + (f" ({n} times)" if n > 1 else "")) for (who, why), n in counts]
 
     # Called by the thread that serves ------------------------------------------------------
 

@@ -7,6 +7,7 @@ whole round (`serve`). Personal data stays, but smashed data and labels leave a 
 what these methods are.
 """
 
+import math
 import re
 import time
 from abc import abstractmethod
@@ -26,7 +27,7 @@ from fedapps.method.update import ClientUpdate, Failure
 from fedapps.models.layers import Arrays, Slice, put
 from fedapps.split.address import is_loopback, reachable, read_certificate
 from fedapps.split.channel import ChannelServer
-from fedapps.split.rules import BatchGradients, Rules, Smashed, frame_limit
+from fedapps.split.rules import BatchGradients, Rules, Smashed, frame_limit, levelled
 from fedapps.split.server_part import ServerPart
 from fedapps.split.session import Session
 from fedapps.split.settings import OversampleSettings
@@ -189,11 +190,12 @@ class SplitStrategy(BaseStrategy):
         """Open the session of a round; the plans carry where and how to join it."""
         counts = {client: self.batches(client) for client in plans}
         if isinstance(self.options, OversampleSettings) and self.options.oversample:
-            counts = dict.fromkeys(plans, max(counts.values()))
+            limit = self.options.oversample_limit if self.devices else math.inf  # others are known
+            counts = levelled(counts, limit)
             plans = {client: _recycling(plan, counts[client]) for client, plan in plans.items()}
         self._session = Session(self._rules(plans, counts))
         self.prepare(round_, plans)
-        self._channel.session = self._session
+        self._channel.begin(self._session)
         self._work = self._thread.submit(self._serve, round_, self._session)
         channel = Channel(
             address=re.sub(":0$", f":{self._channel.port}", self._reach),
@@ -244,8 +246,8 @@ class SplitStrategy(BaseStrategy):
         session, self._session = self._session, None
         if session is None:
             return 0, 0
-        for client, reason in session.refusals:
-            log.info("round %s: refused a stream for client %s: %s", round_, client, reason)
+        for client, reason in session.refusals():
+            log.info("round %s: refused a stream (client %s): %s", round_, client, reason)
             self.event(round_, client, "refused", reason)
         return session.bytes_down, session.bytes_up
 

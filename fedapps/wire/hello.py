@@ -19,7 +19,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     whose data it has: so many samples of each part. `problem`, if any, is why it cannot take part.
     `nodes` and `workers` are those of a simulation: SuperNodes in all, and at the same time.
 
-    Nobody can check these counts of a device; they hold for the run, and no reply can exceed them.
+    Nobody can check these counts of a device; they are held to `max-samples`, and to no more in any
+    reply. What others do must not depend on one of them alone.
     """
 
     client: int | Literal["any"] = "any"

@@ -11,13 +11,15 @@ from fedapps.wire.grid import StreamingGrid, poll_wait
 from fedapps.wire.hello import Hello, pack_greeting, unpack_hello
 
 FIRST_LINE = 5.0  # seconds after which a wait is told; then whenever it has doubled
+PARTS = ("train", "test", "validation")
 HELLO_WAIT = 60.0  # seconds that a newcomer may take to say who it is before a round goes on
 
 
 class NodeRegistry:
     """The SuperNodes that are there: it greets those that come and forgets those that leave.
 
-    `devices` is the number of clients if each of them is a device with data of its own, else 0.
+    `devices` is the number of clients if each of them is a device with data of its own, else 0;
+    each can have `max_samples` of a part.
     `simulated`: the SuperNodes are Flower's own, and believed what they say of the simulation. A
     SuperNode that does not fit the run is left out, with a line.
     """
@@ -29,9 +31,11 @@ class NodeRegistry:
         timeout: float,
         devices: int = 0,
         simulated: bool = True,
+        max_samples: int = 2**40,
     ) -> None:
         self.grid, self.at_least, self.timeout = grid, at_least, timeout
         self.devices, self.simulated = devices, simulated and not devices
+        self.max_samples = max_samples
         self.closed = simulated and bool(devices)  # nobody else will come
         self.complete = False  # whether there ever were enough
         self._hellos: dict[int, Hello] = {}  # by node, in the order of their first answers
@@ -124,7 +128,7 @@ class NodeRegistry:
             if hello.client != "any":
                 owners[hello.client] = node
         samples = {
-            client: {part: getattr(here[node], part) for part in ("train", "test", "validation")}
+            client: {part: getattr(here[node], part) for part in PARTS}
             for client, node in owners.items()
         }
         return Fleet(
@@ -147,6 +151,9 @@ class NodeRegistry:
             return f"client-id = {client} is that of SuperNode {owners[client]}, too; change one"
         if not (hello.train and hello.test):
             return "it has no samples to train or test on"
+        for part in PARTS:
+            if (count := getattr(hello, part)) > self.max_samples:
+                return f"it claims {count} {part} samples: at most {self.max_samples} (max-samples)"
         return ""
 
     def _reject(self, node: int, hello: Hello, problem: str) -> None:

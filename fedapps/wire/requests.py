@@ -48,11 +48,19 @@ class Request:
 
 
 class RoundInfo(msgspec.Struct, frozen=True, rename="kebab"):
-    """What all requests of a message share."""
+    """What all requests of a message share.
+
+    `run_id` is the run's own, whatever its directory is called. It was resumed `attempt` times, the
+    last time after round `resumed`; it may go back to the state after round `needed` (-1: to none).
+    """
 
     run_dir: str
     fingerprint: str
     presum: bool = False
+    run_id: str = ""
+    attempt: int = 0
+    resumed: int = 0
+    needed: int = -1
 
 
 class RequestHeader(RoundInfo, frozen=True, kw_only=True, rename="kebab"):
@@ -97,9 +105,7 @@ def pack_requests(
         if own:
             content[f"arrays-{request.client}"] = pack_arrays(own)
     header = RequestHeader(
-        info.run_dir,
-        info.fingerprint,
-        info.presum,
+        **msgspec.structs.asdict(info),
         clients=[request.client for request in requests],
         plans=[msgspec.json.encode(request.plan).decode() for request in requests],
         concurrent=any(request.plan.channel for request in requests),

@@ -78,3 +78,18 @@ def test_fedfomo_shuns_a_model_that_blows_up(small, flat_config):
     broken = {key: value * np.float32(1e30) for key, value in mine.items()}
     assert client.affinity(mine, broken, 1.0) == -1.0
     assert client.affinity(mine, mine, 1.0) == 0.0
+
+
+def test_fedfomo_does_not_favour_low_ids_among_those_liked_alike(flat_config):
+    """With nobody measured each of nine others must come about equally often, low ids no more."""
+    from strategies.fedfomo import FedFomo
+
+    options = 'strategy="fedfomo" num-clients=10 fedfomo.models=3 fedfomo.epsilon=0.0'
+    strategy = FedFomo(Workspace(config.read(flat_config(options))))
+    strategy.state["sent"][:] = True
+    chosen = [n for round_ in range(1, 301) for n in strategy.others(round_, 0)]
+    counts = np.bincount(chosen, minlength=10)
+    assert counts[0] == 0 and counts.sum() == 900
+    assert counts[1:].min() > 70 and counts[1:].max() < 130  # 100 each; a deviation is 8
+    strategy.state["affinity"][0, [9, 4]] = 0.2, 0.1
+    assert all({4, 9} < set(strategy.others(round_, 0)) for round_ in range(1, 20))

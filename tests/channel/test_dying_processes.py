@@ -41,9 +41,8 @@ from fedapps.split.frames import Frame
 from fedapps.training.channel import Channel
 print("ready", flush=True)
 channel, shape = msgspec.json.decode(sys.stdin.readline(), type=tuple[Channel, tuple[int, ...]])
-connected = Connection(channel)
-connected.open(1)
-connected.send(Frame("join", 1, text=channel.token))
+connected = Connection(channel, 1)
+connected.join(1, channel.token)
 connected.receive(1, "begin", 600)
 batch = {"data": torch.ones(4, *shape), "labels": torch.zeros(4, dtype=torch.int64)}
 connected.send(Frame("data", 1), batch)
@@ -118,7 +117,7 @@ class Dying(SerialGrid):
     def die(self, message: Message):
         header = read_request(message).header
         plans = [msgspec.json.decode(text, type=Plan) for text in header.plans]
-        connected = Connection(plans[0].channel)
+        connected = Connection(plans[0].channel, header.clients[0])
         for client, plan in zip(header.clients, plans, strict=True):
             Link(client, plan.channel, connected).begin()
         connected._channel.close()

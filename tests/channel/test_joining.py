@@ -35,7 +35,10 @@ def test_three_real_clients_finish(world):
     assert any(np.abs(result.arrays[key] - v).max() > 1e-4 for key, v in alone.arrays.items())
 
 
-@pytest.mark.parametrize("token", ["0" * 32, "ä" * 32], ids=["hex", "not ASCII"])
+REFUSED = "the server refused the stream: wrong or used token"
+
+
+@pytest.mark.parametrize("token", ["0" * 32, "*" * 32], ids=["hex", "other text"])
 def test_a_wrong_token_is_refused(world, clock, token):
     strategy = world("join-timeout=1.0")
 
@@ -47,12 +50,31 @@ def test_a_wrong_token_is_refused(world, clock, token):
         return caught.value
 
     result = play(strategy, misbehave)
-    assert result.session.refusals == [(BAD, "wrong or used token")]
+    assert result.session.refusals() == [(BAD, "wrong or used token")]
     assert result.session.lost.keys() == {BAD}
     assert "did not join the channel in 1 s (join-timeout)" in result.session.lost[BAD]
-    assert str(result.outcome) == "the server dropped this client: wrong or used token"
+    assert str(result.outcome) == REFUSED
     check_as_without(result, world())
     assert result.seconds < SOON
+
+
+@pytest.mark.parametrize("token", ["0" * 32, "ä" * 32], ids=["hex", "not ASCII"])
+def test_a_wrong_token_of_another_client_ends_the_stream_that_it_came_through(world, token):
+    """Clients of one SuperNode share a stream; who joins through it needs a token as well."""
+    strategy = world()
+
+    def misbehave(plan):
+        with joined(plan) as link:
+            link.connection.join(0, token)
+            with pytest.raises(ChannelError) as caught:
+                link.connection.receive(0, "begin", LONG)
+        return caught.value
+
+    result = play(strategy, misbehave)
+    assert result.session.refusals() == [(0, "wrong or used token")]
+    assert str(result.outcome) == "the server dropped this client: wrong or used token"
+    assert result.session.lost == {BAD: "its stream ended"}
+    check_as_without(result, world())
 
 
 def test_a_wrong_token_does_not_use_up_the_right_one(world):
@@ -64,7 +86,7 @@ def test_a_wrong_token_does_not_use_up_the_right_one(world):
         return fit(strategy, plan, BAD)
 
     result = play(strategy, misbehave)
-    assert result.session.refusals == [(BAD, "wrong or used token")]
+    assert result.session.refusals() == [(BAD, "wrong or used token")]
     assert result.session.lost == {}
     check_mean_of_updates(result, [0, 1, 2])
 
@@ -88,33 +110,32 @@ def test_a_token_is_good_for_one_join(world):
 
     result = play(strategy, misbehave)
     assert result.outcome is None
-    assert errors == ["the server dropped this client: wrong or used token"]
-    assert result.session.refusals == [(BAD, "wrong or used token")]
+    assert errors == [REFUSED]
+    assert result.session.refusals() == [(BAD, "wrong or used token")]
     assert result.session.lost == {}
     check_mean_of_updates(result, [0, 2])
     assert result.seconds < SOON
 
 
 def test_a_token_is_good_for_one_of_two_joins_at_the_same_moment(world, monkeypatch):
-    """Both streams have got the token to compare with before either has joined."""
-    together, take = Barrier(2), split.Session.token
+    """Both streams have been let in with it before either has joined."""
+    together, join = Barrier(2), split.Session.joined
 
-    def token(session, client):
-        found = take(session, client)
+    def both(session, client, stream):
         if client == BAD:
             together.wait(LONG)
-        return found
+        return join(session, client, stream)
 
-    monkeypatch.setattr(split.Session, "token", token)
+    monkeypatch.setattr(split.Session, "joined", both)
     strategy = world()
 
     def misbehave(plan):
         with joined(plan), joined(plan):
-            until(lambda: strategy._session.refusals)
+            until(lambda: strategy._session.refusals())
 
     result = play(strategy, misbehave)
     assert result.outcome is None, "both streams joined with the one token"
-    assert result.session.refusals == [(BAD, "wrong or used token")]
+    assert result.session.refusals() == [(BAD, "wrong or used token")]
 
 
 def test_a_client_that_never_joins_is_not_waited_for(world, clock):
@@ -128,7 +149,7 @@ def test_a_client_that_never_joins_is_not_waited_for(world, clock):
     assert result.outcome is None
     assert result.session.lost.keys() == {BAD}
     assert "did not join the channel in 1 s (join-timeout)" in result.session.lost[BAD]
-    assert result.session.refusals == []
+    assert result.session.refusals() == []
     check_as_without(result, world())
     assert result.seconds < SOON
 

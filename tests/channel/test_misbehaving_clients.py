@@ -163,7 +163,7 @@ def test_nobody_sends_for_a_client_of_another_stream(world):
             link.begin()
 
     result = play(strategy, misbehave)
-    assert result.session.refusals == [(0, "sent data without having joined")]
+    assert result.session.refusals() == [(0, "sent data without having joined")]
     assert result.session.lost == {BAD: "its stream ended"}
     check_as_without(result, world())
     assert result.seconds < SOON

@@ -124,9 +124,16 @@ def test_bad_input_is_one_line(options, capsys):
     assert (captured.out, captured.err) == ("", "error: lr = 0: must be float > 0\n")
 
 
-@pytest.mark.parametrize(("done", "there"), [(0, "config.toml, no results yet"), (1, "the resu")])
+NOTHING = "interrupted in round 1 of 2: {} has no results yet, no model"
+FIGURES = "interrupted in round 2 of 2: {} has the figures of 1 round, no model"
+GOES_ON = "interrupted after round 1 of 2; this goes on with it: fedapps serial -c {}/resume.toml"
+
+
+@pytest.mark.parametrize(
+    ("done", "every", "says"), [(0, 1, NOTHING), (1, 0, FIGURES), (1, 1, GOES_ON)]
+)
 def test_ctrl_c_tells_what_a_serial_run_has_written(
-    options, done, there, no_plots, monkeypatch, capsys, read_csv
+    options, done, every, says, no_plots, monkeypatch, capsys, read_csv
 ):
     write = Report.round
 
@@ -136,18 +143,20 @@ def test_ctrl_c_tells_what_a_serial_run_has_written(
         write(report, row)
 
     monkeypatch.setattr(Report, "round", interrupt)
-    assert cli.main(["serial", *options]) == 130
+    assert cli.main(["serial", *options, "-c", f"checkpoint-every={every}"]) == 130
     captured = capsys.readouterr()
-    (line,) = captured.err.splitlines()
     folder = Path(captured.out.splitlines()[0].removeprefix("run directory: "))
-    assert line.startswith(f"interrupted in round {done + 1} of 2: {folder} has {there}")
+    assert captured.err == says.format(folder) + "\n"
     assert "Traceback" not in captured.out
     assert len(read_csv(folder, "rounds.csv")) == done
-    assert line in (folder / "log.txt").read_text("utf-8")
+    monkeypatch.undo()
+    if says == GOES_ON:
+        assert cli.main(["serial", "-c", f"{folder}/resume.toml"]) == 0
+        assert len(read_csv(folder, "rounds.csv")) == 2
 
 
 def test_ctrl_c_before_a_run_directory_is_made(options, monkeypatch, tmp_path, capsys):
-    def interrupt(grid, context):
+    def interrupt(grid, context, plots):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(server_app, "run", interrupt)

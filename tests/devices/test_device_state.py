@@ -1,5 +1,6 @@
 """Personal layers on a device: they stay there, and last from run to run."""
 
+import shutil
 import stat
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from fedapps.core import registry
+from fedapps.engine import checkpoint
 from fedapps.engine.store import ClientStore
 from tests.devices.helpers import DEVICES, newest
+from tests.support.killed import differences
 
 
 def test_personal_layers_survive_a_new_run_with_keep_and_not_with_reset(
@@ -40,6 +43,35 @@ def test_personal_layers_survive_a_new_run_with_keep_and_not_with_reset(
             expected = initial[key.removeprefix("model/")]
             np.testing.assert_array_equal(starts[1][key].numpy(), expected)
     assert capsys.readouterr().out.count("resets state; found the state of round 1") == DEVICES
+
+
+def test_a_directory_of_the_same_name_is_another_run(device_run, nodes, capsys):
+    """A device knows a run by its id: a new run is new though an old one had its name."""
+    folder = device_run('strategy="fedper" run-name="mine"')
+    shutil.rmtree(folder)
+    capsys.readouterr()
+    device_run('strategy="fedper" run-name="mine" client-state="reset"')
+    assert capsys.readouterr().out.count("resets state; found the state of round 2") == DEVICES
+
+
+def test_devices_go_back_with_a_run_that_is_resumed(device_run, nodes, monkeypatch):
+    """What they stored after the checkpoint goes; the run ends as one that was not killed."""
+    monkeypatch.setattr(checkpoint, "KEPT", 100)
+    options = 'strategy="fedper" num-rounds=4 client-state="reset"'
+    whole = device_run(options, 'run-name="whole"')
+    states = [newest(Path(node["state-dir"])) for node in nodes]
+    killed = device_run(options, 'run-name="killed"')
+    for round_ in (3, 4):
+        (killed / f"checkpoint/round-{round_:06d}.fedapps").unlink()
+    for node in nodes:  # what an earlier state must not come from
+        for path in Path(node["state-dir"]).rglob("round-00000[34].safetensors"):
+            path.write_bytes(b"of the rounds after the checkpoint")
+    device_run(f'resume="{killed}" {options}')
+    assert differences(whole, killed) == []
+    for node, state in zip(nodes, states, strict=True):
+        again = newest(Path(node["state-dir"]))
+        assert again.keys() == state.keys()
+        assert all(np.array_equal(again[key], state[key]) for key in state)
 
 
 def test_methods_and_models_in_one_folder_do_not_mix(device_run, nodes):

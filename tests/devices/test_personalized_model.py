@@ -31,6 +31,10 @@ def test_predict_has_the_accuracy_that_the_run_reported(
             assert words == [predicted["class_names"][k] for k in predicted["labels"]]
             np.testing.assert_allclose(predicted["probabilities"].sum(1), 1, rtol=1e-5)
         assert right.mean() == float(reported[str(client)]["accuracy_personalized"])
+    assert main(["predict", str(folder), "--client", "1", "--input", "x.npz"]) == 1
+    assert "--client 1: clients of this run are devices" in capsys.readouterr().err
+    assert main(["export", str(folder), "--output", str(tmp_path / "shared.safetensors")]) == 0
+    assert personalized.load(tmp_path / "shared.safetensors").about.names == ("ant", "bee", "cat")
 
 
 def test_images_of_another_shape_are_refused(device_run, nodes, make_npz, tmp_path, capsys):
@@ -47,7 +51,7 @@ def test_without_a_personalized_model_there_is_a_line(command, tmp_path, capsys)
     assert main([command, "--state-dir", str(tmp_path), *option]) == 1
     assert capsys.readouterr().err == (
         f"error: {tmp_path}/personalized.safetensors: no such file; a device writes it when a run "
-        "evaluates it: check --state-dir\n"
+        "evaluates it: check the path\n"
     )
 
 

@@ -80,7 +80,7 @@ def play(strategy, misbehave=None, begin=None):
 def joined(plan, client=BAD, token=None):
     """An end of the channel of its own, as of another SuperNode, that joins as `client`."""
     channel = msgspec.structs.replace(plan.channel, token=token or plan.channel.token, wait=LONG)
-    connected = Connection(channel)
+    connected = Connection(channel, client)
     try:
         yield Link(client, channel, connected)
     finally:

@@ -5,7 +5,7 @@ import numpy as np
 from fedapps.core.draws import partition_generator
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
-from fedapps.core.words import number
+from fedapps.core.words import number, span
 from fedapps.data.partitioners.dealing import allot, deal
 
 
@@ -24,7 +24,7 @@ def _class_sets(settings: Settings, classes: int) -> list[list[int]]:
     where = f'classes-per-client = "{settings.classes_per_client}"'
     texts = settings.classes_per_client.split("/")
     try:
-        sets = [[_span(word) for word in text.split(",")] for text in texts]
+        sets = [[span(word) for word in text.split(",")] for text in texts]
     except ValueError as error:
         raise RunError(
             f"{where}: must be a set per client as 0-2/2-4/4-6/7-9 or 0,1/2,3"
@@ -34,16 +34,7 @@ def _class_sets(settings: Settings, classes: int) -> list[list[int]]:
             f"{where}: {number(len(sets), 'set')} for num-clients = {settings.num_clients};"
             " must be as many"
         )
-    highest = max(span[-1] for spans in sets for span in spans)
+    highest = max(one[-1] for spans in sets for one in spans)
     if highest >= classes:
         raise RunError(f"{where}: class {highest} is unknown; classes are 0..{classes - 1}")
-    return [sorted({label for span in spans for label in span}) for spans in sets]
-
-
-def _span(word: str) -> range:
-    """Parse `3` or `0-2`, last class included; raises `ValueError`."""
-    first, dash, last = word.partition("-")
-    span = range(int(first), int(last if dash else first) + 1)
-    if not span:
-        raise ValueError(f"{word} is empty")
-    return span
+    return [sorted({label for one in spans for label in one}) for spans in sets]

@@ -1,0 +1,75 @@
+"""What has come out for each cell of a table: runs by seed, means, intervals, differences."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from experiments.papers import Cell, Reading, Table, seeds
+from experiments.store import Run, Store
+from experiments.tuning import settled
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A reading of a cell over its seeds, in percent; `half` is that of the 95 % interval.
+
+    The interval is Student's over the seeds; with one seed there is none.
+    """
+
+    values: tuple[float, ...]
+    published: float | None
+
+    @property
+    def mean(self) -> float:
+        """Mean over the seeds."""
+        return float(np.mean(self.values))
+
+    @property
+    def half(self) -> float | None:
+        """Half the width of the interval."""
+        count = len(self.values)
+        if count < 2:
+            return None
+        return float(stats.t.ppf(0.975, count - 1) * stats.sem(self.values))
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the published figure."""
+        return None if self.published is None else self.mean - self.published
+
+    def text(self) -> str:
+        """The mean, with the interval if there is one."""
+        return f"{self.mean:.2f}" + ("" if self.half is None else f" ± {self.half:.2f}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A cell and its runs, by seed."""
+
+    cell: Cell
+    runs: Sequence[Run]
+
+    def figure(self, reading: Reading) -> Figure | None:
+        """Return a reading over the seeds; None where no run has it."""
+        values = tuple(
+            100 * r.figures[reading.reads] for r in self.runs if reading.reads in r.figures
+        )
+        return Figure(values, reading.published_in(self.cell.column)) if values else None
+
+
+def outcomes(store: Store, table: Table, scale: str) -> Iterator[Outcome]:
+    """Yield the cells of a table at a scale whose settings are known, also those without a run."""
+    chosen = range(max(seeds(table.scales[scale].seeds)) + 1)
+    for cell in settled(store, table, scale):
+        runs = (store.find(cell, seed) for seed in chosen)
+        yield Outcome(cell, [run for run in runs if run])
+
+
+def best_scale(store: Store, table: Table) -> str:
+    """Return the largest scale at which something of a table has run; `cpu` if nothing has."""
+    for scale in ("paper", "cpu"):
+        if scale in table.scales and any(o.runs for o in outcomes(store, table, scale)):
+            return scale
+    return "cpu" if "cpu" in table.scales else next(iter(table.scales))

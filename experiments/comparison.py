@@ -1,0 +1,184 @@
+"""Methods compared with a yardstick, client by client, over paired seeds.
+
+Seeds are paired: who holds which samples, who is drawn and the initial model depend on the seed
+alone, so the difference of two methods is taken for each client of each seed. Intervals are 95 %
+bootstrap intervals over seeds and, within each, over clients.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from experiments.cells import Outcome
+from fedapps.core.draws import generator
+from fedapps.core.words import number
+
+RESAMPLES = 2000
+Accuracies = Sequence[np.ndarray]  # of each seed, by client
+
+
+@dataclass(frozen=True)
+class Line:
+    """A method in the comparison; accuracies and shares in percent, differences in points."""
+
+    name: str
+    mean: float
+    low: float
+    high: float
+    decile: float
+    difference: float  # to the yardstick
+    difference_low: float
+    difference_high: float
+    p: float  # Wilcoxon's signed-rank test of the clients' differences, adjusted for their number
+    rank: float  # mean over clients, 1 is best
+    below_alone: float  # share of clients worse than training alone
+    below_yardstick: float
+    megabytes: float
+    gigamacs: float
+
+    @property
+    def verdict(self) -> str:
+        """`better` or `worse` than the yardstick beyond the interval, or `level`."""
+        if self.difference_low > 0:
+            return "better"
+        return "worse" if self.difference_high < 0 else "level"
+
+
+def compare(outcomes: Sequence[Outcome], yardstick: str, alone: str) -> list[Line]:
+    """Return a line for each method that has run with all seeds of the yardstick, best first."""
+    runs = {o.cell.row.name: {run.seed: run for run in o.runs} for o in outcomes if o.runs}
+    reads = {o.cell.row.name: o.cell.row.reads for o in outcomes}
+    if yardstick not in runs or alone not in runs:
+        return []
+    seeds = sorted(set(runs[yardstick]) & set(runs[alone]))
+    names = [name for name in runs if set(seeds) <= set(runs[name])]
+    accuracies = {
+        name: [np.array(runs[name][seed].clients[reads[name]]) for seed in seeds] for name in names
+    }
+    base, single = accuracies[yardstick], accuracies[alone]
+    gaps = {name: _less(values, base) for name, values in accuracies.items()}
+    p = _adjusted({name: np.concatenate(gap) for name, gap in gaps.items() if name != yardstick})
+    table = np.array([np.concatenate(accuracies[name]) for name in names])
+    ranks = dict(zip(names, stats.rankdata(-table, axis=0).mean(axis=1), strict=True))
+    lines = []
+    for name, values in accuracies.items():
+        costs = [runs[name][seed].costs for seed in seeds]
+        sent = np.mean([cost["bytes_up"] + cost["bytes_down"] for cost in costs])
+        low, high = interval(values)
+        gap_low, gap_high = interval(gaps[name])
+        lines.append(
+            Line(
+                name=name,
+                mean=100 * _mean(values),
+                low=100 * low,
+                high=100 * high,
+                decile=100 * float(np.mean([np.percentile(v, 10) for v in values])),
+                difference=100 * _mean(gaps[name]),
+                difference_low=100 * gap_low,
+                difference_high=100 * gap_high,
+                p=p.get(name, 1.0),
+                rank=float(ranks[name]),
+                below_alone=100 * float((np.concatenate(_less(values, single)) < 0).mean()),
+                below_yardstick=100 * float((np.concatenate(gaps[name]) < 0).mean()),
+                megabytes=float(sent) / 1e6,
+                gigamacs=float(np.mean([cost["train_macs"] for cost in costs])) / 1e9,
+            )
+        )
+    return sorted(lines, key=lambda line: -line.mean)
+
+
+def interval(values: Accuracies) -> tuple[float, float]:
+    """Return the 95 % bootstrap interval of the mean over seeds of the mean over clients."""
+    draws, count = generator(0, "bootstrap"), len(values)
+    means = np.array(  # [seeds, resamples]: clients drawn anew within a seed
+        [v[draws.integers(0, len(v), (RESAMPLES, len(v)))].mean(axis=1) for v in values]
+    )
+    seeds = draws.integers(0, count, (RESAMPLES, count))
+    low, high = np.percentile(means[seeds, np.arange(RESAMPLES)[:, None]].mean(axis=1), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def same_ranks(outcomes: Sequence[Outcome]) -> float | None:
+    """Return the p-value of Friedman's test that all methods rank alike over the seeds' means."""
+    runs = [{r.seed: r.figures[o.cell.row.reads] for r in o.runs} for o in outcomes if o.runs]
+    seeds = sorted(set.intersection(*map(set, runs))) if runs else []
+    if len(runs) < 3 or len(seeds) < 2:
+        return None
+    return float(stats.friedmanchisquare(*[[run[seed] for seed in seeds] for run in runs]).pvalue)
+
+
+def sentence(lines: Sequence[Line], yardstick: str, alone: str) -> str:
+    """Say how many methods beat the yardstick, and at what cost."""
+    base = {line.name: line for line in lines}[yardstick]
+    others = [line for line in lines if line.name not in (yardstick, alone)]
+    better = [line for line in others if line.verdict == "better"]
+    worse = [line for line in others if line.verdict == "worse"]
+    text = (
+        f"{len(better)} of {number(len(others), 'method')} beat fine-tuned FedAvg beyond the "
+        f"interval, {len(worse)} are below it, and {len(others) - len(better) - len(worse)} level."
+    )
+    costs = [
+        f"{line.name} by {line.difference:.1f} points at {_ratio(line.megabytes, base.megabytes)} "
+        f"of its bytes and {_ratio(line.gigamacs, base.gigamacs)} of its multiply-accumulates"
+        for line in better
+    ]
+    return f"{text} {'; '.join(costs)}." if costs else text
+
+
+def _ratio(value: float, base: float) -> str:
+    return f"{value / base:.2f}" if base else "-"
+
+
+def _less(values: Accuracies, base: Accuracies) -> Accuracies:
+    return [a - b for a, b in zip(values, base, strict=True)]
+
+
+def _mean(values: Accuracies) -> float:
+    return float(np.mean([v.mean() for v in values]))
+
+
+def _adjusted(gaps: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Return p-values, adjusted for the false discoveries among so many (Benjamini, Hochberg)."""
+    found = {n: float(stats.wilcoxon(gap).pvalue) for n, gap in gaps.items() if np.any(gap)}
+    if not found:
+        return {}
+    adjusted = stats.false_discovery_control([*found.values()])
+    return dict(zip(found, adjusted.tolist(), strict=True))
+
+
+HEADS = [
+    "method",
+    "accuracy (95 %)",
+    "bottom decile",
+    "to fine-tuned FedAvg (95 %)",
+    "p",
+    "verdict",
+    "rank",
+    "worse than Local",
+    "worse than the yardstick",
+    "MB",
+    "points per MB",
+    "GMAC",
+    "points per GMAC",
+]
+
+
+def texts(line: Line) -> list[str]:
+    """Return a line under `HEADS`; points per MB and GMAC are of the accuracy."""
+    return [
+        line.name,
+        f"{line.mean:.1f} ({line.low:.1f} to {line.high:.1f})",
+        f"{line.decile:.1f}",
+        f"{line.difference:+.1f} ({line.difference_low:+.1f} to {line.difference_high:+.1f})",
+        f"{line.p:.2g}",
+        line.verdict,
+        f"{line.rank:.1f}",
+        f"{line.below_alone:.0f} %",
+        f"{line.below_yardstick:.0f} %",
+        f"{line.megabytes:.1f}",
+        f"{line.mean / line.megabytes:.2f}" if line.megabytes else "-",
+        f"{line.gigamacs:.1f}",
+        f"{line.mean / line.gigamacs:.2f}" if line.gigamacs else "-",
+    ]

@@ -1,0 +1,172 @@
+"""results.html: every table ours | published | difference, and the figures, in one file."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from experiments import charts, comparison
+from experiments.cells import Figure, Outcome, best_scale, outcomes
+from experiments.curves import curves_of
+from experiments.page_template import TEMPLATE
+from experiments.papers import Table, tables
+from experiments.results_page import words
+from experiments.store import Store
+from fedapps.core.files import write_whole
+
+PAPERS = {  # a table's name begins with that of its paper
+    "benchmark": "All methods compared",
+    "fedbabu": "FedBABU",
+    "fedcmd": "FedCMD",
+    "fedfc": "FedFC",
+    "fedseq": "FedSeq",
+    "perfreezeclip": "PerFreezeClip",
+}
+
+
+@dataclass
+class Section:
+    """A table on the page: its heads and rows, and figures with captions."""
+
+    name: str
+    title: str
+    about: str
+    command: str
+    state: str
+    heads: list[str] = field(default_factory=list)
+    rows: list[list[str]] = field(default_factory=list)
+    figures: list[tuple[str, Markup]] = field(default_factory=list)
+    said: str = ""
+
+
+def write(store: Store, path: Path) -> None:
+    """Write the page."""
+    found = {name: section(store, table) for name, table in tables().items()}
+    groups = {
+        title: [part for name, part in found.items() if name.startswith(prefix)]
+        for prefix, title in PAPERS.items()
+    }
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    runs = store.runs()
+    page = environment.from_string(TEMPLATE).render(
+        groups={title: parts for title, parts in groups.items() if parts},
+        done=len(runs),
+        scales=", ".join(dict.fromkeys(run.scale for run in runs)) or "none yet",
+    )
+    write_whole(path, page.encode())
+
+
+def section(store: Store, table: Table) -> Section:
+    """Return what the page shows of a table."""
+    scale = best_scale(store, table)
+    known = [outcome for outcome in outcomes(store, table, scale)]
+    done = [outcome for outcome in known if outcome.runs]
+    total = len(table.cells(scale))
+    part = Section(
+        name=table.name,
+        title=table.title,
+        about=f"{table.source}. {table.note}",
+        command=f"python -m experiments run {table.name} --scale {scale}",
+        state=f"{len(done)} of {total} rows have run at scale {scale}",
+    )
+    if not done:
+        return part
+    if table.yardstick:
+        _compared(part, table, done)
+    else:
+        part.heads = ["row", "seeds", "reading", "ours", "published", "difference", "note"]
+        part.rows = [row for outcome in done for row in _rows(outcome)]
+        part.figures += _held_against(done)
+    part.figures += [*_curves(store, table, scale), *_clients(done), *_bytes(done)]
+    return part
+
+
+def _rows(outcome: Outcome) -> Iterator[list[str]]:
+    for place, reading in enumerate(outcome.cell.row.readings):
+        if figure := outcome.figure(reading):
+            seeds = ",".join(str(run.seed) for run in outcome.runs)
+            about = [outcome.cell.name, seeds] if not place else ["", ""]
+            note = outcome.cell.row.note if not place else ""
+            yield [*about, words(reading.reads), *_texts(figure), note]
+
+
+def _texts(figure: Figure) -> list[str]:
+    published = "" if figure.published is None else f"{figure.published:.2f}"
+    difference = "" if figure.difference is None else f"{figure.difference:+.2f}"
+    return [figure.text(), published, difference]
+
+
+def _held_against(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:
+    """Yield a chart of the rows' main figures beside the published ones."""
+    bars = []
+    for outcome in done:
+        if figure := outcome.figure(outcome.cell.row.readings[0]):
+            half = figure.half or 0.0
+            span = (figure.mean - half, figure.mean + half)
+            bars.append(charts.Bar(outcome.cell.name, figure.mean, *span, figure.published))
+    if bars:
+        chart = charts.rows_chart("ours and published", "accuracy, %", bars)
+        yield "Ours (dot, interval over seeds) and published (diamond)", chart
+
+
+def _curves(store: Store, table: Table, scale: str) -> Iterator[tuple[str, Markup]]:
+    """Yield a chart of accuracy over rounds, one line a row (its first seed)."""
+    lines: dict[str, list[charts.Point]] = {}
+    for (name, _), curve in (curves_of(store, table, scale) if table.follows else {}).items():
+        lines.setdefault(name, [(r, 100 * value) for r, value in sorted(curve.items())])
+    if lines:
+        chart = charts.lines_chart("accuracy over rounds", "round", "%", lines)
+        yield f"{words(table.follows).capitalize()} accuracy over rounds, %", _keyed(lines, chart)
+
+
+def _clients(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:
+    """Yield a chart of the clients' accuracies, worst first, one line a row."""
+    lines = {}
+    for outcome in done[:8]:
+        clients = outcome.runs[0].clients
+        reads = outcome.cell.row.reads
+        name = "accuracy_personalized" if "personalized" in reads else "accuracy_initial"
+        if len(clients.get("client", ())) >= 4:
+            values = sorted(100 * value for value in clients[name])
+            lines[outcome.cell.name] = [(float(n), value) for n, value in enumerate(values, 1)]
+    if lines:
+        chart = charts.lines_chart("clients", "client, worst first", "%", lines, ranks=True)
+        yield "Accuracy of each client at the end, worst first, %", _keyed(lines, chart)
+
+
+def _bytes(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:
+    """Yield a chart of bytes sent in training, in percent of FedAvg's."""
+    costs = {o.cell.row.name: o.runs[0].costs for o in done}
+    reference = next((name for name in ("fedavg", "fedavg-ft") if name in costs), None)
+    sent = {name: cost["bytes_up"] + cost["bytes_down"] for name, cost in costs.items() if cost}
+    if reference and sent.get(reference) and len(sent) > 2:
+        shares = {name: 100 * value / sent[reference] for name, value in sent.items()}
+        bars = [charts.Bar(name, v, v, v) for name, v in sorted(shares.items(), key=lambda i: i[1])]
+        yield "Bytes of training, % of FedAvg's", charts.rows_chart("bytes", "%", bars)
+
+
+def _compared(part: Section, table: Table, done: list[Outcome]) -> None:
+    """Fill in the comparison with the yardstick."""
+    lines = comparison.compare(done, table.yardstick, table.alone)
+    if not lines:
+        part.state += f"; the comparison needs {table.yardstick} and {table.alone}"
+        return
+    part.said = comparison.sentence(lines, table.yardstick, table.alone)
+    if (alike := comparison.same_ranks(done)) is not None:
+        part.said += f" Friedman's test that all rank alike: p = {alike:.2g}."
+    part.heads = comparison.HEADS
+    part.rows = [comparison.texts(line) for line in lines]
+    bars = [
+        charts.Bar(line.name, line.difference, line.difference_low, line.difference_high)
+        for line in lines
+        if line.name != table.yardstick
+    ]
+    chart = charts.rows_chart("difference", "points", bars, zero=True)
+    caption = "Difference to fine-tuned FedAvg, client by client, with the 95 % interval"
+    part.figures.append((caption, chart))
+
+
+def _keyed(lines: dict[str, list[charts.Point]], chart: Markup) -> Markup:
+    return charts.legend(lines) + chart

@@ -1,0 +1,102 @@
+"""The page of results: style and template. It needs no script and no other file."""
+
+STYLE = """
+:root { color-scheme: light dark; --ground: #f4f5f7; --card: #fff; --ink: #1c222c; --soft: #59626f;
+  --line: #dfe3e8; --link: #005f94; --ours: #0072b2; --published: #d55e00;
+  --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #b8589a; --c4: #b07a00; --c5: #2f8fc8;
+  --c6: #6b57b8; --c7: #6d7683; }
+@media (prefers-color-scheme: dark) {
+  :root { --ground: #12151a; --card: #1b1f26; --ink: #e7eaee; --soft: #a2abb8; --line: #2e343d;
+    --link: #7cc4f2; --ours: #58b4ec; --published: #f2894a; --c0: #58b4ec; --c1: #f2894a;
+    --c2: #35c79c; --c3: #e08cc4; --c4: #ecb84a; --c5: #86c9f5; --c6: #a897f0; --c7: #98a2b0; }
+}
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--ground); color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; }
+main { max-width: 1240px; margin: 0 auto; padding: 24px 20px 60px; }
+h1 { font-size: 26px; margin: 0 0 6px; } h2 { font-size: 21px; margin: 44px 0 8px; }
+h3 { font-size: 16px; margin: 0 0 4px; overflow-wrap: anywhere; }
+p { margin: 0 0 8px; } .soft { color: var(--soft); font-size: 13.5px; } a { color: var(--link); }
+nav { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 12px 0; }
+article { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
+  padding: 14px 16px; margin: 0 0 16px; min-width: 0; }
+code { font: 13px ui-monospace, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
+.said { font-weight: 600; }
+.scroll { overflow: auto; max-height: 460px; margin: 8px 0; }
+table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; }
+th, td { padding: 4px 12px; text-align: right; white-space: nowrap; }
+th { position: sticky; top: 0; background: var(--card); color: var(--soft);
+  box-shadow: inset 0 -1px var(--line); }
+td { border-top: 1px solid var(--line); }
+th:first-child, td:first-child, th:last-child, td:last-child { text-align: left; }
+.figures { display: grid; gap: 16px;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 460px), 1fr)); }
+figure { margin: 8px 0 0; min-width: 0; } figcaption { font-size: 13.5px; font-weight: 600; }
+svg { display: block; width: 100%; height: auto; }
+svg text { fill: var(--soft); font-size: 12.5px; }
+.grid { stroke: var(--line); } .zero { stroke: var(--ink); stroke-dasharray: 3 3; }
+.ours { fill: var(--ours); } .interval { stroke: var(--ours); stroke-width: 2.5; }
+.published { fill: none; stroke: var(--published); stroke-width: 2; }
+.hit { fill: var(--ink); opacity: 0; } .hit:hover { opacity: .07; }
+.line { fill: none; stroke: currentColor; stroke-width: 2; stroke-linejoin: round; }
+.spot { fill: currentColor; opacity: 0; } .spot:hover { opacity: 1; }
+.legend { display: flex; flex-wrap: wrap; gap: 2px 14px; margin: 4px 0; padding: 0;
+  list-style: none; font-size: 13px; }
+.legend i { display: inline-block; width: 14px; height: 3px; margin-right: 6px;
+  vertical-align: 4px; background: currentColor; }
+.c0 { color: var(--c0); } .c1 { color: var(--c1); } .c2 { color: var(--c2); }
+.c3 { color: var(--c3); } .c4 { color: var(--c4); } .c5 { color: var(--c5); }
+.c6 { color: var(--c6); } .c7 { color: var(--c7); }
+@media (max-width: 600px) { main { padding: 16px 12px 40px; } article { padding: 12px 10px; }
+  svg text { font-size: 15px; } th, td { padding: 4px 8px; } }
+"""
+
+TEMPLATE = (
+    """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<link rel="icon" href="data:,">
+<title>fedapps: results beside the papers'</title>
+<style>"""
+    + STYLE
+    + """</style>
+</head>
+<body><main>
+<h1>Results beside the papers'</h1>
+<p>Every figure was measured by this code; what the papers published stands beside it. Percent;
+<i>±</i> is half a 95 % interval over seeds. {{ done }} runs, scales: {{ scales }}. The last round
+counts unless a reading says <i>best</i>. Nothing was tuned on test data.</p>
+<nav>{% for title in groups %}<a href="#{{ title|replace(' ', '-') }}">{{ title }}</a>
+{% endfor %}</nav>
+{% for title, parts in groups.items() %}
+<h2 id="{{ title|replace(' ', '-') }}">{{ title }}</h2>
+{% for part in parts %}
+<article id="{{ part.name }}">
+<h3>{{ part.title }}</h3>
+<p class="soft">{{ part.about }}</p>
+{% if part.said %}<p class="said">{{ part.said }}</p>{% endif %}
+{% if part.rows %}
+<div class="scroll" tabindex="0" role="region" aria-label="{{ part.title }}"><table>
+<thead><tr>{% for head in part.heads %}<th>{{ head }}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for row in part.rows %}
+<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}
+</tbody></table></div>
+{% endif %}
+<div class="figures">
+{% for caption, chart in part.figures %}
+<figure><figcaption>{{ caption }}</figcaption>{{ chart }}</figure>
+{% endfor %}
+</div>
+<p class="soft">{{ part.state }}. <code>{{ part.command }}</code></p>
+</article>
+{% endfor %}
+{% endfor %}
+</main></body></html>
+"""
+)

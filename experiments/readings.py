@@ -1,0 +1,94 @@
+"""How a figure is read from a run directory.
+
+A reading is a column of rounds.csv in its last round (`accuracy_personalized`), the best round of
+it (`best accuracy_personalized`: chosen on test data, so only beside a paper that did so), or
+
+    selected_before, last 10    the mean over the last ten rounds of the accuracy that the clients
+                                selected for a round have before they train in it, pooled by test
+                                samples
+
+The last is how FedCMD's published figures are read. It needs the rounds before the last ten to be
+evaluated: `evaluate-rounds = "190-199"` of 200 rounds, all clients.
+"""
+
+import csv
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+from experiments.papers import Table
+from fedapps.core.draws import sample_clients
+from fedapps.core.errors import RunError
+from fedapps.core.schema import Scalar
+from fedapps.report.columns import SPREAD
+
+SELECTED = re.compile(r"selected_before, last (\d+)")
+Lines = list[dict[str, str]]
+
+
+def table_of(path: Path) -> Lines:
+    """Read a CSV file as dictionaries."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def check(reads: str, columns: Iterable[str]) -> None:
+    """Raise `RunError` for a reading that there is not."""
+    if not SELECTED.fullmatch(reads) and reads.removeprefix("best ") not in columns:
+        raise RunError(f"reads = {reads!r}: must be a column, best COLUMN, or selected_before")
+
+
+def figures(
+    folder: Path, flat: Mapping[str, Scalar], own: Collection[str], others: Collection[str] = ()
+) -> dict[str, float]:
+    """Return all accuracies of a run's end, their best rounds, and what `own` reads besides.
+
+    `others` are readings of other tables, which may share this run: those that it allows.
+    """
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text("utf-8"))
+    found = {}
+    for name, value in summary.items():
+        accuracy = "accuracy_" in name and not name.endswith("_round")
+        if (accuracy or name in SPREAD) and value is not None:
+            found[name.replace("best_", "best ")] = float(value)
+    for reads in {*own, *others}:
+        if match := SELECTED.fullmatch(reads):
+            lines = table_of(folder / "clients.csv")
+            with nullcontext() if reads in own else suppress(RunError):
+                found[reads] = selected_before(lines, flat, int(match[1]))
+    return found
+
+
+def selected_before(lines: Lines, flat: Mapping[str, Scalar], last: int) -> float:
+    """Pool what the next round's clients score in the `last` rounds before the end.
+
+    `lines` are those of clients.csv. A round's clients are a function of the seed
+    (`draws.sample_clients`), so it does not matter that clients.csv does not tell them. Of a run
+    with fewer rounds those from the first on are read. Raises `RunError` if one was not evaluated.
+    """
+    total, count = int(flat["num-rounds"]), int(flat["num-clients"])
+    seed, fraction = int(flat["seed"]), float(flat["fraction-train"])
+    rows = {(int(line["round"]), int(line["client"])): line for line in lines}
+    means = []
+    for round_ in range(max(total - last, 1), total):
+        drawn = sample_clients(seed, round_ + 1, count, fraction)
+        if missing := [client for client in drawn if (round_, client) not in rows]:
+            raise RunError(
+                f"round {round_}: client {missing[0]} was not evaluated; set "
+                f'evaluate-rounds = "{max(total - last, 1)}-{total - 1}"'
+            )
+        those = [rows[round_, client] for client in drawn]
+        sizes = [int(line["num_test"]) for line in those]
+        right = [float(line["accuracy_initial"]) for line in those]
+        means.append(sum(a * n for a, n in zip(right, sizes, strict=True)) / sum(sizes))
+    if not means:
+        raise RunError("selected_before needs a run of two rounds or more")
+    return sum(means) / len(means)
+
+
+def wanted(known: Iterable[Table]) -> set[str]:
+    """Return all readings of some tables."""
+    return {r.reads for table in known for row in table.rows for r in row.readings}

@@ -1,0 +1,208 @@
+"""Runs cells of tables side by side, each once, and says how long the rest will take."""
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+from experiments import readings
+from experiments.estimate import Estimate
+from experiments.papers import Cell
+from experiments.store import Store, collect
+from experiments.workers import Worker
+from fedapps.core.errors import RunError
+from fedapps.core.schema import Scalar
+from fedapps.report.units import clock
+
+REFRESH = 2.0  # seconds between looks at how far the runs are
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A cell and a seed."""
+
+    cell: Cell
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.cell.table.name} {self.cell.name} s{self.seed}"
+
+
+@dataclass
+class Runner:
+    """Does jobs in `jobs` processes; `run` returns the names of those that failed."""
+
+    store: Store
+    runs_dir: Path
+    data_root: str
+    jobs: int = 1
+    fresh: bool = True  # a new process for each run
+    reads: set[str] = field(default_factory=set)
+    extra: dict[str, Scalar] = field(default_factory=dict)
+
+    def run(self, jobs: Sequence[Job]) -> list[str]:
+        """Do all that nobody has done or is doing; a failed one does not end the others."""
+        self.failed: list[str] = []
+        self.active: dict[int, tuple[Job, Path, float]] = {}
+        todo: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        open_jobs = [job for job in jobs if self.store.find(job.cell, job.seed) is None]
+        for job in open_jobs:
+            todo.put(job)
+        self.left = dict.fromkeys(open_jobs)
+        self.estimate = Estimate(self.store)
+        self.workers = [Worker() for _ in range(self.jobs)]
+        threads = [
+            threading.Thread(target=self._work, args=(todo, number), daemon=True)
+            for number in range(self.jobs)
+        ]
+        with _Screen.made(self, len(jobs), len(jobs) - len(open_jobs)) as screen:
+            self.screen = screen
+            for thread in threads:
+                thread.start()
+            try:
+                for thread in threads:
+                    while thread.is_alive():
+                        thread.join(REFRESH)
+                        screen.refresh()
+            finally:
+                for worker in self.workers:
+                    worker.stop()
+        return self.failed
+
+    def remaining(self) -> float | None:
+        """Return the seconds that the rest will take, None if nothing like it has run."""
+        jobs = [*self.left]
+        seconds = [self.estimate.seconds(job.cell, job.seed) for job in jobs]
+        known = [value for value in seconds if value is not None]
+        if not known and jobs:
+            return None
+        total = sum(value if value is not None else sum(known) / len(known) for value in seconds)
+        spent = sum(time.monotonic() - start for _, _, start in [*self.active.values()])
+        return max(total - spent, 0.0) / self.jobs
+
+    def _work(self, todo: "queue.SimpleQueue[Job]", number: int) -> None:
+        while True:
+            try:
+                job = todo.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                with self.store.claimed(job.cell, job.seed) as free:
+                    if not free:
+                        self.screen.say(f"{job.name}: runs in another process")
+                    elif self.store.find(job.cell, job.seed) is None:
+                        self._do(job, number)
+                    else:
+                        self.screen.say(f"{job.name}: done meanwhile")
+            except Exception as error:
+                self.failed.append(job.name)
+                self.screen.say(f"error: {job.name}: {error}")
+            finally:
+                self.active.pop(number, None)
+                self.left.pop(job, None)
+                self.screen.advance()
+                if self.fresh:
+                    self.workers[number].stop()
+
+    def _do(self, job: Job, number: int) -> None:
+        started = time.strftime("%Y%m%d-%H%M%S")
+        name = f"{job.cell.table.name}-{job.cell.name}-s{job.seed}-{started}"
+        folder, start = self.runs_dir / name, time.monotonic()
+        places = {"runs-dir": str(self.runs_dir), "run-name": name, "data-root": self.data_root}
+        self.active[number] = (job, folder, start)
+        self.screen.started(number, job)
+        flat = job.cell.config(job.seed) | self.extra | places
+        done = self.workers[number].run(flat, self.runs_dir / f"{name}.log")
+        run = collect(job.cell, job.seed, done, self.reads)
+        self.store.save(job.cell, run)
+        figure = run.figures.get(job.cell.row.reads)
+        shown = "" if figure is None else f"{100 * figure:.2f} % "
+        took = clock(time.monotonic() - start)
+        self.left.pop(job, None)
+        left = self.remaining()
+        rest = "" if left is None else f", left {clock(left)}"
+        self.screen.say(f"{job.name}: {shown}in {took}{rest}")
+
+
+def rounds_done(folder: Path) -> int:
+    """Return how many rounds a run directory has."""
+    try:
+        return len(readings.table_of(folder / "rounds.csv"))
+    except OSError:
+        return 0
+
+
+class _Screen:
+    """A bar for all and one for each run in a terminal; else a line for each run that ended."""
+
+    def __init__(self, runner: Runner, progress: Progress, total: int, done: int) -> None:
+        self.runner, self.progress = runner, progress
+        self.live = progress.console.is_terminal
+        self.all = progress.add_task("all", total=total, completed=done, left="")
+        self.bars: dict[int, TaskID] = {}
+
+    @classmethod
+    def made(cls, runner: Runner, total: int, done: int) -> Self:
+        """Make one on standard error."""
+        console = Console(stderr=True, highlight=False)
+        columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn())
+        left = TextColumn("{task.fields[left]}")
+        progress = Progress(*columns, left, console=console, disable=not console.is_terminal)
+        return cls(runner, progress, total, done)
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line above the bars."""
+        if self.live:
+            self.progress.console.print(text, markup=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def started(self, number: int, job: Job) -> None:
+        """Begin the bar of a run; it takes that of the worker's last run."""
+        total = int(job.cell.config(job.seed)["num-rounds"])
+        if number in self.bars:
+            self.progress.remove_task(self.bars[number])
+        self.bars[number] = self.progress.add_task(job.name, total=total, left="")
+
+    def advance(self) -> None:
+        """Count a job as done."""
+        self.progress.advance(self.all)
+
+    def refresh(self) -> None:
+        """Look how far the runs are."""
+        if not self.live:
+            return
+        for number, (_, folder, _) in [*self.runner.active.items()]:
+            if number in self.bars:
+                self.progress.update(self.bars[number], completed=rounds_done(folder))
+        left = self.runner.remaining()
+        self.progress.update(self.all, left="" if left is None else f"left {clock(left)}")
+
+
+def check(jobs: Sequence[Job], columns: Sequence[str]) -> None:
+    """Raise `RunError` for a config or a reading that cannot be, before anything runs."""
+    from fedapps.core import config
+
+    for job in jobs:
+        try:
+            config.read(job.cell.config(job.seed))
+        except RunError as error:
+            raise RunError(f"{job.name}: {error}") from error
+        for reading in job.cell.row.readings:
+            readings.check(reading.reads, columns)

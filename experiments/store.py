@@ -1,0 +1,216 @@
+"""What has run: one JSON file a run, with its resolved config, in results/<scale>/<table>/.
+
+A cell of a table is done when some run, of this or another table, had its config: every key that
+can change numbers is the same (`numeric`). So a row whose settings have changed is not done, two
+tables share the runs they have in common, and a key that is new since then changes nothing as
+long as it has its default. The figures of a file can be made again from its config alone.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from experiments import readings
+from experiments.papers import Cell
+from fedapps.core import config
+from fedapps.core.files import write_whole
+from fedapps.core.schema import Scalar
+
+# What machine and terminal decide, and no number depends on.
+ELSEWHERE = """
+    data-root runs-dir run-name device cache-limit max-failures max-value round-timeout join-timeout
+    step-timeout min-available channel-address channel-reach channel-tls channel-nodes client-state
+    input-shape num-classes class-names
+"""
+COSTS = ("bytes_up", "bytes_down", "bytes_eval", "train_macs", "cost_paper", "failures")
+PER_ROUND = (
+    "accuracy_initial",
+    "accuracy_personalized",
+    "accuracy_initial_weighted",
+    "accuracy_personalized_weighted",
+    "accuracy_without_head",
+    "train_loss",
+)
+PER_CLIENT = ("client", "num_train", "num_test", "accuracy_initial", "accuracy_personalized")
+Config = Mapping[str, Scalar]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its config, figures (fractions), costs, curves, and its clients at the end.
+
+    `rounds` and `clients` are columns; a value that is not there is None. `events` counts events
+    by `kind detail` where the detail is one word.
+    """
+
+    table: str
+    cell: str
+    scale: str
+    seed: int
+    config: dict[str, Scalar]
+    figures: dict[str, float]
+    costs: dict[str, float]
+    seconds: float
+    seconds_per_round: float
+    rounds: dict[str, list[float | None]] = field(default_factory=dict)
+    clients: dict[str, list[float]] = field(default_factory=dict)
+    events: dict[str, int] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Eight hex digits that stand for the config."""
+        text = json.dumps(self.config, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def numeric(flat: Config) -> dict[str, Scalar]:
+    """Return the keys of a run-config that numbers depend on, resolved."""
+    full = config.resolved(flat)
+    own = str(full["strategy"])
+    tables = {own, *config.TABLES, *(str(v) for k, v in full.items() if k.startswith(f"{own}."))}
+    return {
+        key: value
+        for key, value in sorted(full.items())
+        if key not in ELSEWHERE.split() and ("." not in key or key.partition(".")[0] in tables)
+    }
+
+
+def same(older: Config, wanted: Config, defaults: Config) -> bool:
+    """Tell whether a run with config `older` is one of `wanted` (both `numeric`)."""
+    return not differences(older, wanted, defaults)
+
+
+def differences(older: Config, wanted: Config, defaults: Config) -> list[str]:
+    """Return the keys in which a run differs from what is wanted."""
+    return [key for key in wanted if older.get(key, defaults.get(key)) != wanted[key]]
+
+
+class Store:
+    """The runs below a folder; reading notices what other processes have added."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.defaults = config.resolved(config.defaults())
+        self._read: dict[Path, Run] = {}
+
+    def runs(self) -> list[Run]:
+        """Return all runs, by scale, table and name."""
+        paths = sorted(self.folder.glob("*/*/*.json"))
+        for path in paths:
+            if path not in self._read:
+                self._read[path] = Run(**json.loads(path.read_text("utf-8")))
+        return [self._read[path] for path in paths]
+
+    def find(self, cell: Cell, seed: int) -> Run | None:
+        """Return a run of a cell's config and seed, if there is one."""
+        wanted = numeric(cell.config(seed))
+        own = self._read_again(self.path(cell, seed))
+        for run in ([own] if own else []) + self.runs():
+            if run.scale == cell.scale and same(run.config, wanted, self.defaults):
+                return run
+        return None
+
+    def stale(self, cell: Cell, seed: int) -> tuple[Run, list[str]] | None:
+        """Return the run of this name that had another config, and the keys that changed."""
+        run = self._read_again(self.path(cell, seed))
+        wanted = numeric(cell.config(seed))
+        changed = differences(run.config, wanted, self.defaults) if run else []
+        return (run, changed) if run and changed else None
+
+    def path(self, cell: Cell, seed: int) -> Path:
+        """Return where the run of a cell lies."""
+        return self.folder / cell.scale / cell.table.name / f"{cell.name}-s{seed}.json"
+
+    def save(self, cell: Cell, run: Run) -> None:
+        """Write a run whole, over an older one of this name."""
+        path = self.path(cell, run.seed)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, _text(asdict(run)).encode())
+        self._read[path] = run
+
+    @contextmanager
+    def claimed(self, cell: Cell, seed: int) -> Iterator[bool]:
+        """Hold the lock of a cell's config and seed; yields False where another process has it.
+
+        The lock is the operating system's: it is free again when its holder has died.
+        """
+        text = json.dumps(numeric(cell.config(seed)), sort_keys=True)
+        name = hashlib.sha256(text.encode()).hexdigest()[:16]
+        folder = self.folder / ".locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / name)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            lock.release()
+
+    def _read_again(self, path: Path) -> Run | None:
+        if not path.exists():
+            return None
+        self._read[path] = Run(**json.loads(path.read_text("utf-8")))
+        return self._read[path]
+
+
+def collect(cell: Cell, seed: int, folder: Path, reads: Collection[str] = ()) -> Run:
+    """Read a run directory; `reads` are readings of other tables to take along."""
+    flat = cell.config(seed)
+    own = {reading.reads for reading in cell.row.readings}
+    rounds = readings.table_of(folder / "rounds.csv")
+    clients = readings.table_of(folder / "clients.csv")
+    last = [line for line in clients if line["round"] == clients[-1]["round"]]
+    seconds = sorted(float(line["seconds"]) for line in rounds)
+    summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    shown = [line for line in rounds if line["accuracy_initial"]]
+    curves = {name: [_number(line.get(name)) for line in shown] for name in PER_ROUND}
+    events = Counter(
+        f"{line['kind']} {line['detail']}"
+        for line in readings.table_of(folder / "events.csv")
+        if line["detail"].isidentifier()
+    )
+    return Run(
+        table=cell.table.name,
+        cell=cell.name,
+        scale=cell.scale,
+        seed=seed,
+        config=numeric(flat),
+        figures=readings.figures(folder, flat, own, reads),
+        costs={name: summary[f"total_{name}"] for name in COSTS},
+        seconds=round(summary["seconds"], 1),
+        seconds_per_round=round(seconds[len(seconds) // 2], 3),
+        rounds={"round": [_number(line["round"]) for line in shown]}
+        | {name: values for name, values in curves.items() if any(v is not None for v in values)},
+        clients={name: [_number(line[name]) or 0 for line in last] for name in PER_CLIENT},
+        events=dict(events),
+        versions=summary["versions"],
+    )
+
+
+def _number(text: str | None) -> float | None:
+    value = float(text) if text else None
+    return int(value) if value is not None and value.is_integer() and abs(value) > 1 else value
+
+
+def _text(content: dict[str, Any]) -> str:
+    """Return JSON with a line for each key of the upper two levels: short, readable as a diff."""
+    lines = []
+    for key, value in content.items():
+        if isinstance(value, dict) and value:
+            inner = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in value.items()]
+            lines.append(f"{json.dumps(key)}: {{\n" + ",\n".join(inner) + "\n}")
+        else:
+            lines.append(f"{json.dumps(key)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"

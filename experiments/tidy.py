@@ -1,0 +1,36 @@
+"""results/<scale>.csv: a line for each run, with all figures, for whoever reads tables."""
+
+import csv
+from pathlib import Path
+
+from experiments.store import COSTS, Run, Store
+
+ABOUT = ("table", "row", "column", "scale", "seed", "strategy", "rounds", "config")
+SPENT = ("seconds", "seconds_per_round", *COSTS)
+
+
+def write_csv(store: Store) -> list[Path]:
+    """Write all runs of each scale into one file; return the files."""
+    written = []
+    runs = store.runs()
+    for scale in dict.fromkeys(run.scale for run in runs):
+        those = [run for run in runs if run.scale == scale]
+        figures = dict.fromkeys(name for run in those for name in sorted(run.figures))
+        path = store.folder / f"{scale}.csv"
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, (*ABOUT, *figures, *SPENT), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(line(run) for run in those)
+        written.append(path)
+    return written
+
+
+def line(run: Run) -> dict[str, object]:
+    """Return a run's line."""
+    row, _, column = run.cell.partition("@")
+    about = (run.table, row, column, run.scale, run.seed, run.config["strategy"])
+    values: dict[str, object] = dict(
+        zip(ABOUT, (*about, run.config["num-rounds"], run.digest), strict=True)
+    )
+    spent = {"seconds": run.seconds, "seconds_per_round": run.seconds_per_round} | run.costs
+    return values | run.figures | spent

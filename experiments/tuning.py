@@ -1,0 +1,78 @@
+"""Settings of a row that are chosen on validation parts, for a fair comparison.
+
+A row with `search` names lists of values of some keys. Eight of their combinations (a draw without
+replacement, the same in every place) run as trials, `row~0` to `row~7`: on the table's first seed,
+trained without and scored on 20 % of each client's training samples, so no test sample is seen.
+The one with the best mean of the row's reading is what the row runs with. A library's sampler would
+draw its first ten trials at random, too, so none is needed for eight.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from experiments.papers import Cell, Row, Table, seeds
+from experiments.store import Store
+from fedapps.core.draws import generator
+from fedapps.core.schema import literal
+
+TRIALS = 8
+VALIDATION = 'validation-fraction=0.2 evaluate-on="validation"'
+
+
+def combinations(row: Row) -> list[dict[str, Any]]:
+    """Return the combinations of a row's values that are tried, at most eight."""
+    every = [dict(zip(row.search, values, strict=True)) for values in product(*row.search.values())]
+    order = generator(0, "tune").permutation(len(every)).tolist()
+    return [every[index] for index in order[:TRIALS]]
+
+
+def trials(cell: Cell) -> list[Cell]:
+    """Return the cells of a row's trials."""
+    return [
+        replace(cell, suffix=f"~{number}", extra=f"{_text(values)} {VALIDATION}")
+        for number, values in enumerate(combinations(cell.row))
+    ]
+
+
+def first_seed(cell: Cell) -> int:
+    """Return the seed of the trials: the first of the table's own."""
+    return seeds(cell.table.scales[cell.scale].seeds)[0]
+
+
+def chosen(store: Store, cell: Cell) -> str | None:
+    """Return the best trial's settings as a run-config; None if not all trials have run."""
+    best: tuple[float, str] | None = None
+    for trial, values in zip(trials(cell), combinations(cell.row), strict=True):
+        run = store.find(trial, first_seed(cell))
+        if run is None:
+            return None
+        score = run.figures[cell.row.reads]
+        if best is None or score > best[0]:
+            best = score, _text(values)
+    return best[1] if best else None
+
+
+def settled(store: Store, table: Table, scale: str, only: str = "") -> Iterator[Cell]:
+    """Yield the cells of a table with their chosen settings, but none whose trials have not run."""
+    for cell in table.cells(scale, only):
+        if not cell.row.search:
+            yield cell
+        elif (settings := chosen(store, cell)) is not None:
+            yield replace(cell, extra=settings)
+
+
+def untried(store: Store, cells: Iterable[Cell]) -> list[Cell]:
+    """Return the trials that some cells still need."""
+    return [
+        trial
+        for cell in cells
+        if cell.row.search
+        for trial in trials(cell)
+        if store.find(trial, first_seed(cell)) is None
+    ]
+
+
+def _text(values: dict[str, Any]) -> str:
+    return " ".join(f"{key}={literal(value)}" for key, value in values.items())

@@ -1,0 +1,95 @@
+"""Score a saved run anew, with another personalization, without training it again."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from fedapps.core import config, log, registry
+from fedapps.core.config import DEVICE
+from fedapps.core.errors import RunError
+from fedapps.core.files import write_whole
+from fedapps.core.schema import Scalar, literal
+from fedapps.engine import checkpoint
+from fedapps.engine.figures import FigureChecks
+from fedapps.engine.recovery import Recovery
+from fedapps.engine.resume import differences
+from fedapps.engine.store import ClientStore
+from fedapps.method.strategy import BaseStrategy
+from fedapps.report import columns, directory
+from fedapps.report.rows import ClientEval, means
+from fedapps.training.workspace import workspace
+
+# What may differ from the run: how clients are personalized, and which are scored on what.
+ALLOWED = {"evaluate-on", "finetune-epochs", "finetune-lr", "finetune-part", "threads", "device"}
+TABLE = "evaluations.csv"  # a line per evaluation
+
+
+def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
+    """Score every client of a finished or interrupted simulation; return the table of clients.
+
+    `changes` are keys of the run-config; all others are those of the run. What is written is
+    `evaluation-1.csv` (columns as in clients.csv) and a line of `evaluations.csv`. Raises
+    `RunError` for changes that would have changed the training, and for runs of devices.
+    """
+    before = config.defaults() | config.stored(run)
+    flat = before | dict(changes)
+    foreign = [text for text in differences(before, flat) if text.split()[0] not in ALLOWED]
+    if foreign:
+        allowed = ", ".join(sorted(ALLOWED))
+        raise RunError(f"{', '.join(foreign)}: would need another training; allowed: {allowed}")
+    settings = config.read(flat)
+    if settings.dataset == DEVICE:
+        raise RunError(f"{run}: its clients are devices; what they keep is on them")
+    torch.set_num_threads(settings.threads)
+    strategy = registry.strategy_class(settings.strategy)(workspace(settings))
+    found = checkpoint.load(run)
+    Recovery(settings).restore(run, found, strategy)
+    scores = _scores(run, strategy, found.progress.round)
+    return _write(run, found.progress.round, scores, changes)
+
+
+def _scores(run: Path, strategy: BaseStrategy, round_: int) -> list[ClientEval]:
+    """Personalize and score the clients one after the other, as the engine has them do it."""
+    space, checks = strategy.workspace, FigureChecks(strategy)
+    make = registry.client_class(strategy.settings.strategy)
+    scores = []
+    for client in strategy.clients:
+        plan = strategy.evaluation_plan(round_, client)
+        state = ClientStore(run / "clients" / str(client)).load(round_ + 1)
+        update = make(space, client, dict(state)).score_round(
+            plan, strategy.download(round_, client, plan)
+        )
+        scores.append(checks.evaluation(update, plan).scores)
+        log.debug("client %s: %s", client, scores[-1].accuracy_personalized)
+    return scores
+
+
+def _write(run: Path, round_: int, scores: list[ClientEval], changes: Mapping[str, Scalar]) -> Path:
+    figures = columns.known_figures()
+    names = columns.client_columns(figures)
+    lines = [{"round": round_} | score.flat() for score in scores]
+    number = 1 + len(list(run.glob("evaluation-*.csv")))
+    path = run / f"evaluation-{number}.csv"
+    table = [names, *([line.get(name) for name in names] for line in lines)]
+    write_whole(path, directory.csv_text(table).encode())
+    mean = means(scores, figures)
+    settings = " ".join(f"{key}={literal(value)}" for key, value in changes.items())
+    line = {"evaluation": number, "round": round_, "settings": settings}
+    values = vars(mean) | dict(mean.figures)
+    line |= {name: values.get(name) for name in columns.MEANS}
+    line |= {name: values.get(name) for f in figures for name in f.columns}
+    if not (run / TABLE).exists():
+        write_whole(run / TABLE, directory.csv_text([line.keys()]).encode())
+    directory.append(run / TABLE, [line.values()])
+    log.info(
+        "evaluation %s of round %s%s: accuracy %.4f -> %.4f",
+        number,
+        round_,
+        f" with {settings}" if settings else "",
+        mean.accuracy_initial,
+        mean.accuracy_personalized,
+    )
+    log.info("%s", os.fspath(path))
+    return path

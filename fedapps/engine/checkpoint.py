@@ -1,0 +1,172 @@
+"""Checkpoints: what a run needs to go on as if it had not been killed.
+
+After a round there is a file, `checkpoint/round-000012.fedapps` in the run directory: the model
+and the method's state as safetensors, with the rest as JSON in its header, behind a line with a
+checksum. The file before it stays until the next one is there. Random numbers need nothing: they
+are functions of seed, round and client. What clients keep is in their stores.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import safetensors.numpy
+from safetensors import SafetensorError
+
+from fedapps.core import log
+from fedapps.core.errors import RunError
+from fedapps.core.files import write_whole
+from fedapps.engine.best import Best
+from fedapps.engine.store import NONE
+from fedapps.models.layers import Arrays
+from fedapps.report.report import ReportState
+
+FOLDER = "checkpoint"
+KEPT = 2  # files: the last one, and the one before it
+_MAGIC = b"fedapps checkpoint 1 "
+_SERVER, _STATE = "server/", "state/"  # prefixes of names in the file
+_ABOUT = "about"  # key of the metadata
+
+
+class Progress(ReportState, frozen=True, kw_only=True):
+    """How far a run is, beside its arrays.
+
+    `versions` are the rounds that wrote each client's newest state, `best` is the choice by
+    validation samples so far, `names` are those of the arrays in the order in which they were made.
+    """
+
+    versions: dict[int, int]
+    best: Best
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run after a round: its progress, the server's model, the method's state."""
+
+    progress: Progress
+    arrays: Arrays
+    state: Arrays
+
+    def pack(self) -> bytes:
+        """Return the content of the file; raises `RunError` for a state that cannot be written."""
+        named = {_SERVER + key: value for key, value in self.arrays.items()}
+        named |= {_STATE + key: np.asarray(value) for key, value in self.state.items()}
+        progress = msgspec.structs.replace(self.progress, names=tuple(named))
+        about = {_ABOUT: msgspec.json.encode(progress).decode()}
+        try:
+            # strides would be ignored
+            whole = {key: np.asarray(value, order="C") for key, value in named.items()}
+            data = safetensors.numpy.save(whole, about)
+        except (KeyError, SafetensorError) as error:
+            raise RunError(
+                f"checkpoint: a method's state must be arrays of numbers ({error})"
+            ) from error
+        return _MAGIC + _checksum(data) + b"\n" + data
+
+    @classmethod
+    def unpack(cls, content: bytes) -> "Checkpoint":
+        """Read the content of a file; raises ValueError for what is truncated or altered."""
+        head, _, data = content.partition(b"\n")
+        if head != _MAGIC + _checksum(data):
+            raise ValueError("it is truncated or was altered")
+        try:
+            size = int.from_bytes(data[:8], "little")
+            about = msgspec.json.decode(data[8 : 8 + size])["__metadata__"][_ABOUT]
+            progress = msgspec.json.decode(about, type=Progress)
+            loaded = safetensors.numpy.load(data)
+            # in the order in which they were made, and such that they can be changed in place
+            named = {key: loaded[key].copy() for key in progress.names}
+        except (SafetensorError, KeyError, TypeError, msgspec.MsgspecError) as error:
+            raise ValueError(f"it cannot be read: {error}") from error
+        return cls(progress, _under(_SERVER, named), _under(_STATE, named))
+
+
+def save(run: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint of the run in folder `run`; older ones than the one before it go.
+
+    Raises `RunError` if it cannot be written; the ones that are there stay.
+    """
+    folder = run / FOLDER
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot make {folder}: {error.strerror or error}") from error
+    write_whole(_path(folder, checkpoint.progress.round), checkpoint.pack(), durable=True)
+    for round_ in rounds(run)[:-KEPT]:
+        _path(folder, round_).unlink(missing_ok=True)
+
+
+def load(run: Path) -> Checkpoint:
+    """Return the newest whole checkpoint of the run in folder `run`; raises `RunError` if none is.
+
+    A broken one is passed over with a warning. Newer files than the one that is returned are
+    deleted, so that the rounds after it are written anew.
+    """
+    problems: list[str] = []
+    for round_ in reversed(rounds(run)):
+        path = _path(run / FOLDER, round_)
+        try:
+            checkpoint = Checkpoint.unpack(path.read_bytes())
+            _check_tables(run, checkpoint.progress.tables)
+        except (OSError, ValueError) as error:
+            problems.append(f"{path.name}: {error}")
+            log.warning("checkpoint %s is passed over: %s", path.name, error)
+            continue
+        for broken in rounds(run):
+            if broken > round_:
+                _path(run / FOLDER, broken).unlink(missing_ok=True)
+        return checkpoint
+    if problems:
+        raise RunError(f'resume = "{run}": no checkpoint can be used ({"; ".join(problems)})')
+    raise RunError(f'resume = "{run}": there is no checkpoint of a finished round')
+
+
+def rounds(run: Path) -> list[int]:
+    """Return the rounds of which there are checkpoints, ascending."""
+    found = (run / FOLDER).glob("round-*.fedapps")
+    numbers = (path.stem.removeprefix("round-") for path in found)
+    return sorted(int(number) for number in numbers if number.isdecimal())
+
+
+def needed_after(round_: int, every: int) -> int:
+    """Return the round before `round_` whose states the older of the two checkpoints starts from.
+
+    A function of the round alone, so that a resumed run keeps the same files; no checkpoints: NONE.
+    """
+    if not every:
+        return NONE
+    return max(0, ((round_ - 1) // every - (KEPT - 1)) * every)
+
+
+@contextlib.contextmanager
+def _reading(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{what}: {error.strerror or error}") from error
+
+
+def _check_tables(run: Path, tables: Mapping[str, int]) -> None:
+    """Raise ValueError if a table is shorter than it was: what is missing cannot be made again."""
+    for name, size in tables.items():
+        with _reading(name):
+            there = (run / name).stat().st_size
+        if there < size:
+            raise ValueError(f"{name} has {there} bytes, it had {size}")
+
+
+def _under(prefix: str, named: Mapping[str, np.ndarray]) -> Arrays:
+    return {k.removeprefix(prefix): v for k, v in named.items() if k.startswith(prefix)}
+
+
+def _checksum(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).hexdigest().encode()
+
+
+def _path(folder: Path, round_: int) -> Path:
+    return folder / f"round-{round_:06d}.fedapps"

@@ -1,0 +1,118 @@
+"""A finished run, looked at again: its shared model, and its simulated clients as they were scored.
+
+run = FinishedRun.open(Path("~/fedapps-runs/fedper-digits-s0").expanduser())
+client = run.client(7)  # personalized again, on its own data, as the last evaluation did
+client.predict(images)
+"""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from fedapps.core import config, registry
+from fedapps.core.config import DEVICE
+from fedapps.core.errors import RunError, one_line
+from fedapps.engine.store import ClientStore
+from fedapps.method.client import BaseClient
+from fedapps.method.strategy import BaseStrategy
+from fedapps.models.layers import Arrays, put
+from fedapps.report.directory import MODEL, STATE
+from fedapps.training.workspace import Workspace, workspace
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run directory with all that its last evaluation began from, in round `round`."""
+
+    folder: Path
+    space: Workspace
+    strategy: BaseStrategy
+    round: int
+
+    @classmethod
+    def open(cls, folder: Path) -> "FinishedRun":
+        """Read a run directory; raises `RunError` if the run has not finished or cannot be read."""
+        if not (folder / "config.toml").is_file():
+            raise RunError(f"{folder}: is no run directory, it has no config.toml")
+        arrays = _read(folder / MODEL, "a run writes it at its end, so this one has not finished")
+        flat = config.parse([str(folder / "config.toml")])
+        if flat["device"] == "cuda" and not torch.cuda.is_available():
+            flat["device"] = "cpu"
+        settings = config.read(flat)
+        space = workspace(settings)
+        strategy: BaseStrategy = registry.strategy_class(settings.strategy)(space)
+        if {k: v.shape for k, v in arrays.items()} != {
+            k: v.shape for k, v in strategy.arrays.items()
+        }:
+            raise RunError(f"{folder}: {MODEL} and config.toml are not of the same run")
+        strategy.arrays.update(arrays)
+        if (folder / STATE).exists():
+            strategy.state.update(_read(folder / STATE, ""))
+        return cls(folder, space, strategy, _last_round(folder))
+
+    @property
+    def initial(self) -> tuple[str, ...]:
+        """The layers of the shared model with entries that are as they were initialised."""
+        before, now, layout = self.space.initial, self.strategy.arrays, self.space.layout
+        same = {key for key, value in now.items() if np.array_equal(before[key], value)}
+        return tuple(name for name in layout.names if same.intersection(layout.keys_of((name,))))
+
+    def shared(self) -> torch.nn.Module:
+        """Return the server's model; raises `RunError` if the run has trained none there."""
+        before, now = self.space.initial, self.strategy.arrays
+        if all(np.array_equal(before[key], value) for key, value in now.items()):
+            raise RunError(
+                f"{self.folder}: {self.strategy.settings.strategy} trains no shared model; "
+                "name a client, as --client 0"
+            )
+        put(self.space.model, self.strategy.arrays)
+        return self.space.model
+
+    def client(self, number: int) -> BaseClient:
+        """Return a client with the model that it was scored with last.
+
+        It gets what the server sent it then, starts from what it keeps, and personalizes itself on
+        its own data with the same random numbers. Raises `RunError` if there is no such client.
+        """
+        settings = self.space.settings
+        if settings.dataset == DEVICE:
+            raise RunError(
+                f"--client {number}: clients of this run are devices, each has its personalized "
+                "model in its state-dir; give that instead of the run directory"
+            )
+        if not 0 <= number < settings.num_clients:
+            raise RunError(f"--client {number}: must be 0 to {settings.num_clients - 1}")
+        if self.strategy.state and not (self.folder / STATE).exists():
+            raise RunError(
+                f"{self.folder}: has no {STATE}, which earlier versions did not write; "
+                f"run it again to get a client of {settings.strategy}"
+            )
+        plan = self.strategy.evaluation_plan(self.round, number)
+        store = ClientStore(self.folder / "clients" / str(number))
+        make = registry.client_class(settings.strategy)
+        client: BaseClient = make(self.space, number, dict(store.load(self.round + 1)))
+        client.score_round(plan, self.strategy.download(self.round, number, plan))
+        return client
+
+
+def _last_round(folder: Path) -> int:
+    with (folder / "rounds.csv").open(encoding="utf-8", newline="") as file:
+        rounds = [int(row["round"]) for row in csv.DictReader(file)]
+    if not rounds:
+        raise RunError(f"{folder}/rounds.csv: has no round")
+    return rounds[-1]
+
+
+def _read(path: Path, missing: str) -> Arrays:
+    if not path.is_file():
+        raise RunError(f"{path}: no such file; {missing}")
+    try:
+        arrays: Arrays = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{path}: cannot be read ({one_line(str(error))})") from error
+    return arrays

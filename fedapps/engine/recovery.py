@@ -1,0 +1,116 @@
+"""What lets a run go on after a kill: checkpoints after rounds, and which states clients have."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from fedapps.core import log
+from fedapps.core.errors import RunError
+from fedapps.core.files import write_whole
+from fedapps.core.settings import Settings
+from fedapps.engine import best, checkpoint
+from fedapps.engine.best import Best
+from fedapps.engine.checkpoint import Checkpoint, Progress, needed_after
+from fedapps.engine.privacy import RELEASES
+from fedapps.engine.versions import StateVersions
+from fedapps.method.strategy import BaseStrategy
+from fedapps.method.update import ClientUpdate
+from fedapps.report.report import Report
+from fedapps.wire.requests import RoundInfo
+
+SPENT = "releases.json"  # of differential privacy, begun so far
+
+
+class EarlyStop(Exception):
+    """The run ends before its last round, by its own wish (`patience`)."""
+
+
+@dataclass
+class Recovery:
+    """Writes what a run can go on from; `done` rounds were done before this process began."""
+
+    settings: Settings
+    done: int = 0
+    best: Best = field(default_factory=Best)
+    versions: StateVersions = field(default_factory=StateVersions)
+
+    def restore(self, run: Path, found: Checkpoint, strategy: BaseStrategy) -> None:
+        """Be as after the round of a checkpoint; raises `RunError` for one of another model."""
+        for old, new in ((strategy.arrays, found.arrays), (strategy.state, found.state)):
+            for key in old.keys() & new.keys():
+                if np.shape(old[key]) != np.shape(new[key]):
+                    raise RunError(
+                        f"resume: {key} has shape {np.shape(new[key])} in the checkpoint, here "
+                        f"{np.shape(old[key])}: it depends on a setting that has changed"
+                    )
+            old.clear()  # others hold the same dictionaries
+            old |= new
+        self._spent(run, strategy)
+        self.versions.of |= found.progress.versions
+        self.best, self.done = found.progress.best, found.progress.round
+
+    def before_sending(self, report: Report, strategy: BaseStrategy) -> None:
+        """Have on disk what a round is about to spend of privacy: repeated, it is spent twice."""
+        if RELEASES in strategy.state:
+            counts = strategy.state[RELEASES].tolist()
+            write_whole(report.folder / SPENT, msgspec.json.encode(counts), durable=True)
+
+    def _spent(self, run: Path, strategy: BaseStrategy) -> None:
+        """Count the releases of rounds that were begun after the checkpoint."""
+        if RELEASES not in strategy.state:
+            return
+        try:
+            counts = np.array(msgspec.json.decode((run / SPENT).read_bytes()), np.int64)
+        except (OSError, ValueError) as error:
+            raise RunError(f"{run / SPENT}: {error}; epsilon is unknown") from error
+        if counts.shape != strategy.state[RELEASES].shape:
+            raise RunError(f"{run / SPENT}: was altered; epsilon is unknown")
+        strategy.state[RELEASES] = np.maximum(counts, strategy.state[RELEASES])
+
+    def info(self, round_: int, report: Report, fingerprint: str, presum: bool) -> RoundInfo:
+        """Return what all messages of a round say of the run."""
+        about = report.about
+        return RoundInfo(
+            str(report.folder),
+            fingerprint,
+            presum,
+            run_id=about.id,
+            attempt=about.attempt,
+            resumed=about.resumed,
+            needed=needed_after(round_, self.settings.checkpoint_every),
+        )
+
+    def see(self, round_: int, update: ClientUpdate, report: Report) -> None:
+        """Take down which state a client had and has; one that was lost is an event."""
+        if lost := self.versions.lost(update.client, update.metrics):
+            log.warning("round %s: client %s: %s", round_, update.client, lost)
+            report.event(round_, update.client, "state-lost", lost)
+        self.versions.note(round_, update.client, update.metrics)
+
+    def after_round(
+        self, round_: int, strategy: BaseStrategy, report: Report, score: float | None
+    ) -> None:
+        """Write a checkpoint if one is due; `score` is that of an evaluation, if there was one.
+
+        Raises `EarlyStop` if `patience` is at its end.
+        """
+        s, last = self.settings, round_ == self.settings.num_rounds
+        chooses = s.evaluate_on == "validation" and score is not None
+        if chooses:
+            self.best = self.best.after(round_, score)
+        ends = chooses and 0 < s.patience <= self.best.since and not last
+        if s.checkpoint_every and (round_ % s.checkpoint_every == 0 or last or ends):
+            state = msgspec.structs.asdict(report.state(round_))
+            progress = Progress(**state, versions=self.versions.of, best=self.best)
+            checkpoint.save(report.folder, Checkpoint(progress, strategy.arrays, strategy.state))
+        if s.keep_best and chooses and self.best.round == round_:
+            best.keep(report.folder, round_, strategy.arrays)
+        if ends:
+            log.info(
+                "no better round than %s in %s evaluations: the run ends",
+                self.best.round,
+                s.patience,
+            )
+            raise EarlyStop

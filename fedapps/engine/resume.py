@@ -1,0 +1,178 @@
+"""Going on with a run: which one, and whether its settings are those that are asked for."""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from fedapps.core import config, log
+from fedapps.core.config import LATEST
+from fedapps.core.errors import RunError
+from fedapps.core.schema import Scalar, literal
+from fedapps.core.settings import Settings
+from fedapps.core.words import number
+from fedapps.engine import checkpoint
+from fedapps.engine.checkpoint import Checkpoint
+from fedapps.engine.rounds import Rounds
+from fedapps.engine.store import ClientStore
+from fedapps.method.strategy import BaseStrategy
+from fedapps.report.report import Report
+
+# What may differ when a run goes on: where it runs and what it waits for, never what it computes.
+FREE = {
+    "cache-limit",
+    "channel-address",
+    "channel-nodes",
+    "channel-reach",
+    "channel-tls",
+    "checkpoint-every",
+    "data-root",
+    "evaluate-clients",
+    "evaluate-every",
+    "evaluate-rounds",
+    "join-timeout",
+    "keep-best",
+    "loggers",
+    "max-failures",
+    "max-samples",
+    "min-available",
+    "num-rounds",
+    "patience",
+    "resume",
+    "round-timeout",
+    "run-name",
+    "runs-dir",
+    "step-timeout",
+}
+MOST_LOOKED_AT = 100  # run directories, the newest ones
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A run directory and the checkpoint from which its run goes on."""
+
+    folder: Path
+    checkpoint: Checkpoint
+
+    def restore(self, rounds: Rounds) -> None:
+        """Put the rounds of a run where the checkpoint is; later states of clients go.
+
+        Raises `RunError` if its rounds are not those of the run, or fewer than it has done.
+        """
+        done, settings = self.checkpoint.progress.round, rounds.settings
+        if settings.num_rounds < done:
+            raise RunError(
+                f"num-rounds = {settings.num_rounds}: the run has {done} rounds; give more"
+            )
+        tell_dependence(self.folder, rounds.strategy, done)
+        rounds.recovery.restore(self.folder, self.checkpoint, rounds.strategy)
+        for folder in (self.folder / "clients").glob("*"):  # of a simulation
+            ClientStore(folder).roll_back(done)
+        for left in self.folder.rglob(".*.tmp"):  # half of a file, from the process that was killed
+            left.unlink(missing_ok=True)
+
+
+def find(settings: Settings, flat: Mapping[str, Scalar]) -> Unfinished | None:
+    """Return the run that `resume` names; None if it names none. Raises `RunError`."""
+    if not settings.resume:
+        return None
+    if settings.resume == LATEST:
+        folder = next(_unfinished(settings, flat), None)
+        if folder is None:
+            raise RunError(
+                f'resume = "{LATEST}": no unfinished run of these settings is in '
+                f'{settings.runs_dir}; name its directory, or start anew with resume=""'
+            )
+    else:
+        folder = Path(settings.resume).expanduser()
+        if not folder.is_absolute():
+            raise RunError(f'resume = "{folder}": must be absolute, start with ~, or be {LATEST}')
+        _check_settings(folder, flat)
+    return Unfinished(folder, checkpoint.load(folder))
+
+
+def offer(settings: Settings, flat: Mapping[str, Scalar]) -> None:
+    """Say so if an unfinished run of the same settings could go on instead of a new one."""
+    for folder in _unfinished(settings, flat):
+        done = checkpoint.rounds(folder)[-1]
+        log.info(
+            'note: %s of the same settings stopped after round %s; resume="latest" goes on with it',
+            folder,
+            done,
+        )
+        return
+
+
+def interrupted(report: Report) -> str:
+    """Say what there is of a run that the user has interrupted, and how it goes on."""
+    done, total = (report.rows[-1].round if report.rows else 0), report.settings.num_rounds
+    if checkpoint.rounds(report.folder):
+        how = f"fedapps serial -c {shlex.quote(str(report.folder / 'resume.toml'))}"
+        return f"interrupted after round {done} of {total}; this goes on with it: {how}"
+    there = f"the figures of {number(done, 'round')}" if done else "no results yet"
+    return f"interrupted in round {done + 1} of {total}: {report.folder} has {there}, no model"
+
+
+def tell_dependence(folder: Path, strategy: BaseStrategy, done: int) -> None:
+    """Warn if rounds that are over would have been others with the new number of rounds."""
+    new = strategy.settings
+    before = config.read(config.defaults() | config.stored(folder)).num_rounds
+    if before == new.num_rounds:
+        return
+    old = type(strategy)(strategy.workspace, msgspec.structs.replace(new, num_rounds=before))
+    for round_ in range(1, done + 1):
+        if old.plan(round_, 0) != strategy.plan(round_, 0):
+            log.warning(
+                "round %s depends on the number of rounds: a run of %s rounds from the start would "
+                "not be the same",
+                round_,
+                new.num_rounds,
+            )
+            return
+
+
+def differences(old: Mapping[str, Scalar], new: Mapping[str, Scalar]) -> list[str]:
+    """Return the keys, other than `FREE` ones, that two run-configs disagree about, with values."""
+    known = config.defaults()
+    return [
+        f"{key} = {literal(new[key])} (the run has {literal(before)})"
+        for key in sorted(new.keys() - FREE)
+        if (before := old.get(key, known[key])) != new[key]
+    ]
+
+
+def is_finished(folder: Path) -> bool:
+    """Tell whether a run wrote its summary at its end."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(summary.get("finished", True))
+
+
+def _check_settings(folder: Path, flat: Mapping[str, Scalar]) -> None:
+    if different := differences(config.stored(folder), flat):
+        raise RunError(
+            f'resume = "{folder}": other settings than the run has: {", ".join(different)}; '
+            f"leave them out, or with flwr run use --run-config {folder / 'resume.toml'}"
+        )
+
+
+def _unfinished(settings: Settings, flat: Mapping[str, Scalar]) -> Iterator[Path]:
+    """Yield the unfinished runs of the same settings below `runs-dir`, newest first."""
+    runs = Path(settings.runs_dir).expanduser()
+    folders = [path.parent for path in runs.glob(f"*/{checkpoint.FOLDER}")]
+    folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    for folder in folders[:MOST_LOOKED_AT]:
+        if is_finished(folder) or not checkpoint.rounds(folder):
+            continue
+        try:
+            old = config.stored(folder)
+        except RunError:
+            continue
+        same_rounds = old.get("num-rounds") == flat["num-rounds"]
+        if same_rounds and not differences(old, flat):
+            yield folder

@@ -1,0 +1,56 @@
+"""File run.json of a run directory: which run this is, and what it runs on."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+
+from fedapps.core.errors import RunError
+from fedapps.core.files import write_whole
+from fedapps.report.summary import versions
+
+FILE = "run.json"
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run directory says of its run; written at the start, and when it is resumed.
+
+    `id` is random: a device knows a run by it, since a directory of the same name can be another
+    run's. The run was resumed `attempt` times, the last time after round `resumed`.
+    """
+
+    id: str
+    started: str  # UTC, ISO 8601
+    versions: dict[str, str]
+    attempt: int = 0
+    resumed: int = 0
+
+    @classmethod
+    def new(cls) -> "About":
+        """Return what a run says that begins now."""
+        return cls(id=uuid4().hex, started=_now(), versions=versions())
+
+    @classmethod
+    def read(cls, run: Path) -> "About":
+        """Read that of a run directory; raises `RunError` if it cannot be read."""
+        path = run / FILE
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except (OSError, msgspec.DecodeError) as error:
+            raise RunError(f"{path}: cannot be read ({error}); the run cannot go on") from error
+
+    def again(self, round_: int) -> "About":
+        """Return what the run says when it goes on after `round_`."""
+        return msgspec.structs.replace(
+            self, attempt=self.attempt + 1, resumed=round_, versions=versions()
+        )
+
+    def write(self, run: Path) -> None:
+        """Write it, before any client can hear of it; raises `RunError`."""
+        content = msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+        write_whole(run / FILE, content, durable=True)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,193 @@
+"""Loggers that people use, fed with the rows of the tables: TensorBoard, MLflow, Weights & Biases.
+
+Names are those of the columns: `rounds/accuracy_personalized` is that column of rounds.csv, the
+step is the round. What is told per client goes to loggers that have distributions, as
+`clients/accuracy_personalized`. Each package is imported when it is asked for. One that is missing
+or cannot begin ends the run at its start; one that fails later costs an event.
+"""
+
+import importlib.util
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedapps.core.errors import RunError, one_line
+from fedapps.core.schema import Scalar
+
+PROJECT = "fedapps"  # what the runs are found under
+FILES = ("config.toml", "summary.json", "rounds.csv", "clients.csv", "classes.csv", "events.csv")
+Figures = Mapping[str, float]
+Failed = Callable[[str, Exception], None]
+
+
+class Logger(Protocol):
+    """One logger of one run."""
+
+    def figures(self, step: int, values: Figures) -> None:
+        """Take figures of a round."""
+
+    def distributions(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
+        """Take figures of every client in a round."""
+
+    def close(self, summary: Mapping[str, Any] | None) -> None:
+        """End with what the run came to; None: it failed."""
+
+
+class TensorBoard:
+    """Writes `tensorboard/` in the run directory: `tensorboard --logdir` on runs-dir shows all."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Scalar]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(folder / "tensorboard")
+        lines = (f"    {key} = {value}" for key, value in config.items())
+        self.writer.add_text("config", "\n".join(lines))
+
+    def figures(self, step: int, values: Figures) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()
+
+    def distributions(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
+        import numpy as np
+
+        for name, each in values.items():
+            self.writer.add_histogram(name, np.array(each), step)
+
+    def close(self, summary: Mapping[str, Any] | None) -> None:
+        self.writer.close()
+
+
+class MLflow:
+    """Writes to the store of MLFLOW_TRACKING_URI, else to `mlflow.db` in the run directory."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Scalar]) -> None:
+        from mlflow import MlflowClient, entities
+
+        self.folder, self.metric = folder, entities.Metric
+        self.elsewhere = bool(os.environ.get("MLFLOW_TRACKING_URI"))
+        own = f"sqlite:///{folder}/mlflow.db"
+        self.client = MlflowClient(None if self.elsewhere else own)
+        place = None if self.elsewhere else (folder / "mlflow").as_uri()
+        found = self.client.get_experiment_by_name(PROJECT)
+        experiment = found.experiment_id if found else self.client.create_experiment(PROJECT, place)
+        self.run = self.client.create_run(experiment, run_name=folder.name).info.run_id
+        parameters = [entities.Param(key, str(value)) for key, value in config.items()]
+        for first in range(0, len(parameters), 100):  # more are refused
+            self.client.log_batch(self.run, params=parameters[first : first + 100])
+
+    def figures(self, step: int, values: Figures) -> None:
+        now = int(1000 * time.time())
+        metrics = [self.metric(name, value, now, step) for name, value in values.items()]
+        self.client.log_batch(self.run, metrics=metrics)
+
+    def distributions(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
+        """MLflow has none."""
+
+    def close(self, summary: Mapping[str, Any] | None) -> None:
+        if self.elsewhere:
+            for name in FILES:
+                if (self.folder / name).exists():
+                    self.client.log_artifact(self.run, str(self.folder / name))
+        self.client.set_terminated(self.run, "FAILED" if summary is None else "FINISHED")
+
+
+class WeightsAndBiases:
+    """Sends to wandb.ai, or with WANDB_MODE=offline writes `wandb/` in the run directory."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Scalar]) -> None:
+        import wandb
+
+        self.histogram = wandb.Histogram
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=folder.name,
+            dir=str(folder),
+            config=dict(config),
+            settings=wandb.Settings(console="off"),  # what is printed stays as it is
+        )
+
+    def figures(self, step: int, values: Figures) -> None:
+        self.run.log(dict(values), step=step)
+
+    def distributions(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
+        shown = {name: self.histogram(each) for name, each in values.items()}
+        self.run.log(shown, step=step)
+
+    def close(self, summary: Mapping[str, Any] | None) -> None:
+        if summary is not None:
+            self.run.summary.update(dict(summary))
+        self.run.finish(exit_code=int(summary is None))
+
+
+LOGGERS: dict[str, Callable[[Path, Mapping[str, Scalar]], Logger]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "wandb": WeightsAndBiases,
+}
+
+
+class Loggers:
+    """The loggers of a run; one that fails is told of and left out from then on."""
+
+    def __init__(self, failed: Failed) -> None:
+        self.active: dict[str, Logger] = {}
+        self._failed = failed
+
+    def begin(self, names: Sequence[str], folder: Path, config: Mapping[str, Scalar]) -> None:
+        """Begin to log a run; raises `RunError` if a logger cannot."""
+        for name in names:
+            try:
+                self.active[name] = LOGGERS[name](folder, config)
+            except Exception as error:
+                self.end(None)
+                raise RunError(
+                    f"loggers: {name} cannot begin ({type(error).__name__}: {one_line(str(error))})"
+                ) from error
+
+    def round(self, round_: int, row: Mapping[str, Any]) -> None:
+        """Log a row of rounds.csv."""
+        values = {f"rounds/{name}": value for name, value in row.items() if _is_number(value)}
+        self._each(lambda logger: logger.figures(round_, values))
+
+    def evaluation(self, round_: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Log the rows of clients.csv of one evaluation."""
+        known: dict[str, list[float]] = {}
+        for row in rows:
+            for name, value in row.items():
+                if name not in ("round", "client") and _is_number(value):
+                    known.setdefault(f"clients/{name}", []).append(value)
+        if known:
+            self._each(lambda logger: logger.distributions(round_, known))
+
+    def end(self, summary: Mapping[str, Any] | None) -> None:
+        """End all loggers; `summary` is None if the run failed."""
+        self._each(lambda logger: logger.close(summary))
+        self.active = {}
+
+    def _each(self, do: Callable[[Logger], None]) -> None:
+        for name, logger in [*self.active.items()]:
+            try:
+                do(logger)
+            except Exception as error:  # it costs the log, not the run
+                del self.active[name]
+                with suppress(Exception):
+                    logger.close(None)
+                self._failed(name, error)
+
+
+def check_installed(names: Sequence[str]) -> None:
+    """Raise `RunError` for a logger whose package is not installed."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise RunError(
+                f'loggers = "{",".join(names)}": {name} is not installed; pip install {name}'
+            )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -1,0 +1,118 @@
+"""One page for a run, `report.html`: self-contained, made of what is in the run directory."""
+
+import math
+import time
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fedapps.core import registry
+from fedapps.core.files import write_whole
+from fedapps.method.figures import EventPlot
+from fedapps.report.page import facts, figures
+from fedapps.report.page.plot import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH
+from fedapps.report.page.reading import RunFiles
+from fedapps.report.page.template import SECTIONS, STYLE, TEMPLATE
+
+PAGE = "report.html"
+SHARE = 100  # times as long as it takes to write the page must pass before it is written again
+FIRST = 20.0  # seconds of a run before the page is written first: that takes longer, 0.2 s
+
+
+def write(folder: Path, plots: Iterable[EventPlot] = (), left: float | None = None) -> Path:
+    """Write the page of a run directory, of any version and finished or not; return its path.
+
+    `plots` are what the method declares; `left` are the seconds that a running run will take.
+    Raises `RunError` if the page cannot be written.
+    """
+    page = render(RunFiles.read(folder), tuple(plots), left)
+    write_whole(folder / PAGE, page.encode("utf-8", errors="replace"))
+    return folder / PAGE
+
+
+def plots_of(folder: Path) -> tuple[EventPlot, ...]:
+    """Return the event plots that a run's method declares; none if there is no such method."""
+    strategy = str(RunFiles.read(folder).config.get("strategy", ""))
+    try:
+        found: tuple[EventPlot, ...] = registry.strategy_class(strategy).plots
+    except Exception:  # of another version, or of a project that is not here
+        return ()
+    return found
+
+
+class LivePage:
+    """The page of a run that goes on, written so seldom that it costs less than 1 % of the time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._due = time.monotonic() + FIRST
+
+    def is_due(self) -> bool:
+        """Tell whether it is time to write the page again."""
+        return time.monotonic() >= self._due
+
+    def write(self, plots: Iterable[EventPlot], left: float | None) -> None:
+        """Write the page, whether it is time or not; if it fails it is not due any more."""
+        began, self._due = time.monotonic(), math.inf
+        write(self.folder, plots, left)
+        now = time.monotonic()
+        self._due = now + SHARE * (now - began)
+
+
+def render(run: RunFiles, plots: tuple[EventPlot, ...] = (), left: float | None = None) -> str:
+    """Return the page as HTML."""
+    drawn = figures.events(run, plots)
+    kinds = {kind for plot in plots for kind in (plot.counted, plot.valued)} if drawn else set()
+    different = facts.differences(run.config) if run.config else []
+    text: str = _template().render(
+        sections=SECTIONS,
+        title=facts.title_of(run),
+        subtitle=facts.subtitle_of(run),
+        state=facts.state_of(run, left),
+        tiles=facts.tiles_of(run),
+        curves=figures.curves(run),
+        rounds=facts.rounds_of(run),
+        clients=figures.clients(run),
+        client_table=facts.evaluation_of(run.clients, "client"),
+        classes=figures.classes(run),
+        class_table=facts.evaluation_of(run.classes, "class"),
+        costs=figures.costs(run),
+        cost_table=facts.costs_of(run),
+        events=drawn,
+        kinds=facts.kinds_of(run),
+        event_table=facts.events_of(run, kinds),
+        differences=facts.Table("differences", ("key", "value", "default"), different, 3),
+        settings=facts.Table("settings", ("key", "value"), facts.settings_of(run.config), 2),
+        commands=facts.commands(run),
+        versions=facts.versions(run),
+        files=[name for name in facts.FILES if (run.folder / name).exists()],
+        folder=run.folder,
+        written=time.strftime("%Y-%m-%d %H:%M:%S"),
+        **_SIZES,
+    )
+    return text
+
+
+_SIZES = {
+    "width": WIDTH,
+    "height": HEIGHT,
+    "left": LEFT,
+    "right": WIDTH - RIGHT,
+    "bottom": HEIGHT - BOTTOM,
+}
+
+
+@cache
+def _template() -> Any:
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.finalize = _plain
+    return environment.from_string(TEMPLATE, {"style": Markup(STYLE)})
+
+
+def _plain(value: Any) -> Any:
+    """Write places in charts as 44, not as 44.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,265 @@
+"""What a run's page says in words and tables: its state, its settings, its figures."""
+
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedapps.core import config
+from fedapps.core.schema import literal
+from fedapps.report.page.figures import INITIAL, PERSONALIZED, SPREAD, percent
+from fedapps.report.page.reading import Row, RunFiles, number
+from fedapps.report.units import clock, human, human_bytes
+
+MOST_EVENTS = 200
+MOST_ROUNDS = 200
+MOST_CLIENTS = 1000
+PLACES = ("runs-dir", "data-root", "run-name")  # keys that change no figure
+FILES = (
+    "config.toml",
+    "rounds.csv",
+    "clients.csv",
+    "classes.csv",
+    "samples.csv",
+    "events.csv",
+    "summary.json",
+    "log.txt",
+    "model.safetensors",
+)
+ENDS = {"run-failed": "failed", "interrupted": "interrupted"}  # events that end a run
+
+
+@dataclass(frozen=True)
+class State:
+    """How far a run is: `word` is running, finished, failed, interrupted or unfinished."""
+
+    word: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A figure that everybody wants to see first."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: the first `texts` columns are words, the others numbers."""
+
+    name: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    texts: int = 1
+    note: str = ""
+
+
+def state_of(run: RunFiles, left: float | None) -> State:
+    """Say how far a run is; `left` are the seconds that a running one will take, None if none."""
+    last = run.rounds[-1].get("round", "0") if run.rounds else "0"
+    rounds = run.config.get("num-rounds")
+    of = f"round {last} of {rounds}" if rounds else f"round {last}"
+    for event in reversed(run.events):
+        if event.get("kind") in ENDS and not run.summary:
+            return State(ENDS[event["kind"]], f"after {of}: {event.get('detail', '')}")
+    if run.summary:
+        seconds = run.summary.get("seconds")
+        return State("finished", f"in {duration(seconds)}" if seconds else "")
+    if left is None:
+        return State("unfinished", f"after {of}")
+    return State("running", f"{of}, about {clock(left)} left; reload the page for what is new")
+
+
+def title_of(run: RunFiles) -> str:
+    """Return the method and the data."""
+    data = str(run.config.get("dataset", "")).rpartition("/")[2]
+    return f"{run.config.get('strategy', run.folder.name)} on {data}" if data else run.folder.name
+
+
+def subtitle_of(run: RunFiles) -> str:
+    """Return what the run is in a line."""
+    c = run.config
+    parts = [
+        f"{c['num-clients']} clients" if "num-clients" in c else "",
+        _partition(c),
+        f"model {c['model']}" if "model" in c else "",
+        f"seed {c['seed']}" if "seed" in c else "",
+        f"scored on {c['evaluate-on']} samples" if "evaluate-on" in c else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def tiles_of(run: RunFiles) -> list[Tile]:
+    """Return the figures of the last evaluation and the totals so far."""
+    found: list[Tile] = []
+    evaluated = [row for row in run.rounds if number(row, PERSONALIZED) is not None]
+    if evaluated:
+        last = evaluated[-1]
+        before, after, spread = (number(last, name) for name in (INITIAL, PERSONALIZED, SPREAD))
+        note = f"± {percent(spread)} over clients" if spread is not None else ""
+        found.append(Tile("accuracy personalized", percent(after or 0.0), note))
+        if before is not None:
+            found.append(Tile("accuracy initial", percent(before), f"round {last.get('round')}"))
+    rounds = run.config.get("num-rounds")
+    of = f"of {rounds}" if rounds else ""
+    done = run.rounds[-1].get("round", "0") if run.rounds else "0"
+    found.append(Tile("rounds", done, of))
+    traffic = _sum(run, "bytes_down") + _sum(run, "bytes_up")
+    evaluation = _sum(run, "bytes_eval")
+    note = f"and {human_bytes(evaluation)} to evaluate" if evaluation else "to train"
+    found.append(Tile("traffic", human_bytes(traffic), note))
+    found.append(Tile("time", duration(_seconds(run)), "of all rounds"))
+    failures = _sum(run, "failures")
+    if failures:
+        found.append(Tile("failures", f"{failures:g}", "of clients"))
+    spent = [value for row in run.rounds if (value := number(row, "epsilon")) is not None]
+    if spent:
+        found.append(Tile("epsilon", f"{spent[-1]:.4g}", f"delta {run.config.get('dp.delta')}"))
+    return found
+
+
+def costs_of(run: RunFiles) -> Table:
+    """Return totals of the costs and what a round took of them on average."""
+    count = max(1, len({row.get("round") for row in run.rounds}))
+    lines = [
+        ("sent to clients", _sum(run, "bytes_down"), human_bytes),
+        ("sent by clients", _sum(run, "bytes_up"), human_bytes),
+        ("sent to evaluate", _sum(run, "bytes_eval"), human_bytes),
+        ("multiply-accumulates of training", _sum(run, "train_macs"), human),
+        ("active parameters x batches", _sum(run, "cost_paper"), human),
+        ("time", _seconds(run), duration),
+    ]
+    rows = [(label, show(value), show(value / count)) for label, value, show in lines]
+    return Table("costs", ("", "in all", "in a round"), rows)
+
+
+def rounds_of(run: RunFiles) -> Table:
+    """Return the last rounds with the columns that say something."""
+    columns = [name for name in (run.rounds[0] if run.rounds else ()) if _used(run.rounds, name)]
+    rows = [[shown(name, row.get(name, "")) for name in columns] for row in run.rounds]
+    note = f"The last {MOST_ROUNDS} of {len(rows)}; rounds.csv has all."
+    note = note if len(rows) > MOST_ROUNDS else ""
+    return Table("rounds", [*map(head_of, columns)], rows[-MOST_ROUNDS:], 2, note)
+
+
+def evaluation_of(rows: Sequence[Row], name: str) -> Table:
+    """Return the clients or classes of the last evaluation, their accuracies first."""
+    known = [key for key in (rows[0] if rows else ()) if key != "round" and _used(rows, key)]
+    columns = sorted(known, key=lambda key: (key != name, not key.startswith("accuracy_")))
+    lines = [[shown(key, row.get(key, "")) for key in columns] for row in rows[:MOST_CLIENTS]]
+    note = f"The first {MOST_CLIENTS} of {len(rows)}." if len(rows) > MOST_CLIENTS else ""
+    return Table(name, [*map(head_of, columns)], lines, note=note)
+
+
+def kinds_of(run: RunFiles) -> list[tuple[str, int]]:
+    """Return how many events of each kind there are, the commonest first."""
+    return Counter(event.get("kind", "") for event in run.events).most_common()
+
+
+def events_of(run: RunFiles, drawn: set[str]) -> Table:
+    """Return the latest events, those that are drawn left out."""
+    told = [event for event in run.events if event.get("kind") not in drawn]
+    heads = ("round", "client", "kind", "detail")
+    rows = [[event.get(name, "") for name in heads] for event in reversed(told[-MOST_EVENTS:])]
+    notes = []
+    if len(told) > MOST_EVENTS:
+        notes.append(f"The latest {MOST_EVENTS} of {len(told)}; events.csv has all.")
+    if len(told) < len(run.events):
+        notes.append(f"Left out, as they are drawn above: {', '.join(sorted(drawn))}.")
+    return Table("events", heads, rows, 4, " ".join(notes))
+
+
+def differences(flat: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the keys in which a run differs from its method's defaults: value and default."""
+    strategy = str(flat.get("strategy", ""))
+    known = config.defaults()
+    base = known | {"strategy": strategy}
+    now, before = _holding(known | dict(flat)), _holding(base)
+    own = (f"{strategy}.", *(f"{name}." for name in config.TABLES))
+    found = [("strategy", literal(strategy), literal(known["strategy"]))]
+    for key, value in now.items():
+        if key in ("strategy", *PLACES) or ("." in key and not key.startswith(own)):
+            continue
+        if key not in before:
+            found.append((key, literal(value), "(no key of this version)"))
+        elif value != before[key]:
+            found.append((key, literal(value), literal(before[key])))
+    return found
+
+
+def settings_of(flat: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return all settings with the values that held in the run."""
+    values = _holding(flat)
+    return [(key, literal(value)) for key, value in values.items()]
+
+
+def commands(run: RunFiles) -> str:
+    """Return the commands that repeat a run."""
+    file = shlex.quote(str(run.folder / "config.toml"))
+    return (
+        f"# in one process\nfedapps serial -c {file}\n\n# on Flower's engine\nfedapps run -c {file}"
+    )
+
+
+def versions(run: RunFiles) -> list[tuple[str, str]]:
+    """Return the versions that the figures depend on, where the run has told them."""
+    found = run.summary.get("versions")
+    return [(str(k), str(v)) for k, v in found.items()] if isinstance(found, dict) else []
+
+
+def head_of(column: str) -> str:
+    """Return the head of a column of a table."""
+    known = {"num_train": "train samples", "num_test": "scored samples"}
+    return known.get(column, column.removeprefix("accuracy_").replace("_", " "))
+
+
+def duration(seconds: float) -> str:
+    """Write a duration: 12.3 s, 4:05, 1:02:03."""
+    return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
+
+
+def shown(column: str, text: str) -> str:
+    """Write a cell of a table as people read it."""
+    value = number({"": text}, "")
+    if value is None or column in ("round", "client", "class", "phase"):
+        return text
+    if column.startswith("accuracy_"):
+        return percent(value)
+    if column.startswith("bytes_"):
+        return human_bytes(value)
+    if column in ("train_macs", "cost_paper"):
+        return human(value)
+    return f"{value:.4g}" if "." in text or "e" in text else text
+
+
+def _holding(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that hold: those of the method for general keys, and of all tables."""
+    full = config.resolved(flat)
+    return {**full, **config.effective(flat)}
+
+
+def _partition(c: Mapping[str, Any]) -> str:
+    details = {
+        "dirichlet": ("alpha", "Dirichlet {}"),
+        "shards": ("shards-per-client", "{} shards each"),
+        "classes": ("classes-per-client", "classes {}"),
+        "sizes": ("sizes", "sizes {}"),
+    }
+    key, text = details.get(str(c.get("partitioner")), ("partitioner", "{}"))
+    return text.format(c[key]) if key in c else ""
+
+
+def _used(rows: Sequence[Row], name: str) -> bool:
+    return any(row.get(name) for row in rows)
+
+
+def _sum(run: RunFiles, column: str) -> float:
+    return sum(number(row, column) or 0.0 for row in run.rounds)
+
+
+def _seconds(run: RunFiles) -> float:
+    return _sum(run, "seconds")

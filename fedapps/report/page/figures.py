@@ -1,0 +1,268 @@
+"""The figures of a run's page, made of its tables; what has nothing to show is left out."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from fedapps.method.figures import EventPlot
+from fedapps.report.page.charts import (
+    bar_chart,
+    column_hits,
+    heat_chart,
+    line_chart,
+    pair_chart,
+    scatter_chart,
+)
+from fedapps.report.page.plot import Chart, Series
+from fedapps.report.page.reading import Row, RunFiles, number
+from fedapps.report.units import byte_unit, human_bytes
+
+INITIAL, PERSONALIZED = "accuracy_initial", "accuracy_personalized"
+SPREAD = "accuracy_personalized_std"
+MOST_DRAWN = 1000  # clients or classes; of more, every n-th in their order
+MOST_CELLS = 60_000  # of the picture of who holds which classes
+COLOURS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7")
+
+
+def percent(value: float) -> str:
+    """Write a fraction as people read it: 87.3 %."""
+    return f"{100 * value:.1f} %"
+
+
+def curves(run: RunFiles) -> list[Chart]:
+    """Draw how figures went over the rounds."""
+    evaluated = [row for row in run.rounds if number(row, PERSONALIZED) is not None]
+    found: list[Chart] = []
+    if len(evaluated) > 1:
+        found.append(_accuracies(evaluated))
+    trained = _points(run.rounds, "train_loss")
+    if len(trained) > 1:
+        chart = Chart("loss", "Training loss", "round", "mean loss over trained samples")
+        line = Series("", "personalized", trained)
+        found.append(line_chart(chart, [line], "{:.3g}".format))
+    spent = _points(run.rounds, "epsilon")
+    if len(spent) > 1:
+        chart = Chart("epsilon", "Privacy spent", "round", "epsilon so far")
+        line = Series("", "personalized", spent)
+        found.append(line_chart(chart, [line], "{:.3g}".format, floor=0.0))
+    return found
+
+
+def clients(run: RunFiles) -> list[Chart]:
+    """Draw the clients of the last evaluation, and who holds what."""
+    rows = [row for row in run.clients if number(row, PERSONALIZED) is not None]
+    found: list[Chart] = []
+    if rows:
+        title = f"Accuracy of every client (round {rows[0].get('round')})"
+        chart = Chart("clients", title, "client, in the order of accuracy", "accuracy on its own")
+        found.append(_changes(chart, rows, "client"))
+    sizes = [(size, row) for row in rows if (size := number(row, "num_train")) is not None]
+    if len(sizes) > 1:
+        chart = Chart(
+            "sizes", "Accuracy by number of samples", "training samples", "personalized accuracy"
+        )
+        points = [(size, number(row, PERSONALIZED) or 0.0) for size, row in sizes]
+        titles = [_client_title(row) for _, row in sizes]
+        found.append(scatter_chart(chart, points, titles, "personalized", percent, ceiling=1.0))
+    if holdings := _holdings(run.samples):
+        found.append(holdings)
+    return found
+
+
+def classes(run: RunFiles) -> list[Chart]:
+    """Draw the classes of the last evaluation."""
+    rows = [row for row in run.classes if number(row, PERSONALIZED) is not None]
+    if not rows:
+        return []
+    few = len(rows) <= 25
+    label = "class" if few else "class, in the order of accuracy"
+    chart = Chart("classes", "Accuracy of every class", label, "accuracy over all test samples")
+    return [_changes(chart, rows, "class", ordered=not few)]
+
+
+def costs(run: RunFiles) -> list[Chart]:
+    """Draw what the rounds cost."""
+    found: list[Chart] = []
+    evaluated = [row for row in run.rounds if number(row, PERSONALIZED) is not None]
+    if len(evaluated) > 1 and (traffic := _traffic(run.rounds, evaluated)):
+        found.append(traffic)
+    names = (("bytes_down", "down"), ("bytes_up", "up"), ("bytes_eval", "evaluation"))
+    sums = [(label, _running(_points(run.rounds, column))) for column, label in names]
+    lines = [
+        Series(label, colour, points)
+        for (label, points), colour in zip(sums, COLOURS, strict=False)
+        if len(points) > 1 and points[-1][1]
+    ]
+    if lines:
+        chart = Chart("traffic", "Traffic so far", "round", "of all clients together")
+        found.append(line_chart(chart, lines, human_bytes, floor=0.0))
+    seconds = _points(run.rounds, "seconds")
+    if len(seconds) > 1:
+        chart = Chart("seconds", "Time of every round", "round", "seconds")
+        line = Series("", "personalized", seconds)
+        found.append(line_chart(chart, [line], "{:.3g}".format, floor=0.0))
+    return found
+
+
+def events(run: RunFiles, plots: Iterable[EventPlot]) -> list[Chart]:
+    """Draw failures, and what the method declares of its events."""
+    found: list[Chart] = []
+    failures = _points(run.rounds, "failures")
+    if any(count for _, count in failures):
+        chart = Chart("failures", "Clients that failed", "round", "in every round")
+        found.append(bar_chart(chart, [Series("", "initial", failures)], "{:g}".format))
+    for plot in plots:
+        found += _declared(run.events, plot)
+    return found
+
+
+def _accuracies(evaluated: Sequence[Row]) -> Chart:
+    chart = Chart("accuracy", "Accuracy", "round", "mean over clients")
+    same = all(row[INITIAL] == row[PERSONALIZED] for row in evaluated)
+    lines = _means(evaluated, lambda row: number(row, "round") or 0.0, same)
+    personalized = lines[-1]
+    spreads = [number(row, SPREAD) or 0.0 for row in evaluated]
+    lines[-1] = Series(personalized.label, personalized.colour, personalized.points, spreads)
+    return line_chart(chart, lines, percent, floor=0.0, ceiling=1.0)
+
+
+def _traffic(rounds: Sequence[Row], evaluated: Sequence[Row]) -> Chart | None:
+    total, so_far = 0.0, dict[int, float]()
+    for row in rounds:
+        total += (number(row, "bytes_down") or 0.0) + (number(row, "bytes_up") or 0.0)
+        so_far[id(row)] = total
+    if not total:
+        return None
+    size, unit = byte_unit(total)
+    chart = Chart("communication", "Accuracy by traffic", f"{unit} of training, up and down", "")
+    chart.y_label = "mean over clients"
+    same = all(row[INITIAL] == row[PERSONALIZED] for row in evaluated)
+    lines = _means(evaluated, lambda row: so_far[id(row)] / size, same)
+    ends = {"floor": 0.0, "ceiling": 1.0, "x_from": 0.0}
+    return line_chart(chart, lines, percent, "{:.3g}".format, **ends, whole_x=False)
+
+
+def _means(rows: Sequence[Row], x: Callable[[Row], float], same: bool) -> list[Series]:
+    """Return the curves of mean accuracies; that of the personalized one is the last."""
+    skipped = {INITIAL, PERSONALIZED, SPREAD}
+    further = [
+        name
+        for name in rows[0]
+        if name.startswith("accuracy_") and not name.endswith("_weighted") and name not in skipped
+    ]
+    names = [] if same else [(INITIAL, "initial", "initial")]
+    for name, colour in zip(further, COLOURS * len(further), strict=False):
+        names.append((name, name.removeprefix("accuracy_").replace("_", " "), colour))
+    label = "initial = personalized" if same else "personalized"
+    names.append((PERSONALIZED, label, "personalized"))
+    lines = [
+        Series(label, colour, [(x(row), y) for row in rows if (y := number(row, name)) is not None])
+        for name, label, colour in names
+    ]
+    return [line for line in lines if line.points]
+
+
+def _changes(chart: Chart, rows: Sequence[Row], what: str, ordered: bool = True) -> Chart:
+    """Draw the initial and the personalized accuracy of clients or classes side by side."""
+    known = [(row, number(row, INITIAL), number(row, PERSONALIZED) or 0.0) for row in rows]
+    if ordered:
+        known.sort(key=lambda entry: (entry[2], number(entry[0], what) or 0.0))
+    every = -(-len(known) // MOST_DRAWN)
+    if every > 1:
+        chart.note = f"One in {every} is drawn."
+    known = known[::every]
+    before = [(float(i), y) for i, (_, y, _) in enumerate(known) if y is not None]
+    after = [(float(i), y) for i, (*_, y) in enumerate(known)]
+    if before == after:
+        series = [Series("initial = personalized", "personalized", after)]
+    else:
+        series = [Series("initial", "initial", before)]
+        series.append(Series("personalized", "personalized", after))
+    names = [row.get(what, "") for row, *_ in known]
+    pair_chart(chart, names, [line for line in series if line.points], percent, ceiling=1.0)
+    title = _client_title if what == "client" else _class_title
+    chart.hits = column_hits(len(known), lambda i: title(known[i][0]))
+    return chart
+
+
+def _client_title(row: Row) -> str:
+    return (
+        f"client {row.get('client')}\n{_change(row)}\n"
+        f"{row.get('num_train')} training samples, {row.get('num_test')} to score"
+    )
+
+
+def _class_title(row: Row) -> str:
+    return f"class {row.get('class')}\n{_change(row)}\n{row.get('num_test')} samples to score"
+
+
+def _change(row: Row) -> str:
+    before, after = number(row, INITIAL), number(row, PERSONALIZED) or 0.0
+    return percent(after) if before is None else f"{percent(before)}, personalized {percent(after)}"
+
+
+def _holdings(samples: Sequence[Row]) -> Chart | None:
+    """Draw how many training samples of which class each client holds."""
+    cells = [
+        (int(number(row, "client") or 0), int(number(row, "class") or 0), number(row, "num_train"))
+        for row in samples
+    ]
+    known = [(client, label, count) for client, label, count in cells if count]
+    if not known or len(known) > MOST_CELLS:
+        return None
+    size = 1 + max(client for client, *_ in known), 1 + max(label for _, label, _ in known)
+    chart = Chart("holdings", "Who holds which classes", "client", "class, upwards")
+    most = max(count for *_, count in known)
+    chart.note = f"The stronger the colour, the more training samples: up to {most:g}."
+    heat_chart(chart, known, size)
+    of: dict[int, list[str]] = {}
+    for client, label, count in known:
+        of.setdefault(client, []).append(f"class {label}: {count:g}")
+    if size[0] <= MOST_DRAWN:
+        chart.hits = column_hits(size[0], lambda i: "\n".join([f"client {i}", *of.get(i, [])[:25]]))
+    return chart
+
+
+def _declared(rows: Sequence[Row], plot: EventPlot) -> list[Chart]:
+    """Draw an event plot of a method: counts as bars, mean values as lines, by category."""
+    counts: dict[str, dict[float, float]] = {}
+    values: dict[str, dict[float, list[float]]] = {}
+    for row in rows:
+        category, _, value = row.get("detail", "").partition(" ")
+        round_ = number(row, "round") or 0.0
+        if row.get("kind") == plot.counted:
+            of = counts.setdefault(category, {})
+            of[round_] = of.get(round_, 0.0) + 1
+        elif row.get("kind") == plot.valued and (found := number({"": value}, "")) is not None:
+            values.setdefault(category, {}).setdefault(round_, []).append(found)
+    categories = list(dict.fromkeys([*values, *counts]))
+    colours = dict(zip(categories, COLOURS * len(categories), strict=False))
+    charts: list[Chart] = []
+    if counts:
+        chart = Chart(
+            f"{plot.name}-counts", plot.count_label.capitalize(), "round", "in every round"
+        )
+        bars = [Series(name, colours[name], [*of.items()]) for name, of in counts.items()]
+        charts.append(bar_chart(chart, bars, "{:g}".format))
+    if any(len(of) > 1 for of in values.values()):
+        chart = Chart(
+            f"{plot.name}-values", plot.value_label.capitalize(), "round", "in every round"
+        )
+        lines = [
+            Series(name, colours[name], [(r, sum(v) / len(v)) for r, v in sorted(of.items())])
+            for name, of in values.items()
+        ]
+        charts.append(line_chart(chart, lines, "{:.3g}".format))
+    return charts
+
+
+def _points(rows: Iterable[Row], column: str) -> list[tuple[float, float]]:
+    """Return a column over the rounds, where it has a value."""
+    known = ((number(row, "round"), number(row, column)) for row in rows)
+    return [(x, y) for x, y in known if x is not None and y is not None]
+
+
+def _running(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    total, found = 0.0, []
+    for x, y in points:
+        total += y
+        found.append((x, total))
+    return found

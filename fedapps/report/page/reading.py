@@ -1,0 +1,99 @@
+"""What a run directory holds, read for people: of any version, finished or not."""
+
+import csv
+import json
+import math
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedapps.core.options import flat
+
+Row = dict[str, str]
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The tables of a run directory as texts by column; what is not there is empty.
+
+    `clients` and `classes` are those of the last evaluation; `samples` is who holds how many
+    training samples of which class.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    rounds: list[Row]
+    clients: list[Row]
+    classes: list[Row]
+    samples: list[Row]
+    events: list[Row]
+    summary: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> "RunFiles":
+        """Read a run directory."""
+        return cls(
+            folder,
+            _config(folder / "config.toml"),
+            _table(folder / "rounds.csv"),
+            _last_evaluation(folder / "clients.csv"),
+            _table(folder / "classes.csv"),
+            _table(folder / "samples.csv"),
+            _table(folder / "events.csv"),
+            _summary(folder / "summary.json"),
+        )
+
+
+def number(row: Row, column: str) -> float | None:
+    """Return a finite number of a table, None if there is none."""
+    try:
+        value = float(row.get(column) or "")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _table(path: Path) -> list[Row]:
+    text = _text(path)
+    return _rows(text.splitlines(keepends=True))
+
+
+def _last_evaluation(path: Path) -> list[Row]:
+    """Read the last round's lines alone: all evaluations of many clients are a long table."""
+    head, *lines = _text(path).splitlines() or [""]
+    if not lines:
+        return []
+    round_, first = lines[-1].partition(",")[0] + ",", len(lines) - 1
+    while first > 0 and lines[first - 1].startswith(round_):
+        first -= 1
+    return _rows([head, *lines[first:]])
+
+
+def _rows(lines: list[str]) -> list[Row]:
+    """Parse lines; a line that a killed run left half written lacks its last columns."""
+    rows = csv.DictReader(lines)
+    return [{k: v for k, v in row.items() if k is not None and v is not None} for row in rows]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", errors="replace").replace("\0", "")
+    except OSError:
+        return ""
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = flat(tomllib.loads(_text(path)))
+    except (tomllib.TOMLDecodeError, ValueError):
+        return {}
+    return found
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(_text(path) or "{}")
+    except json.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}

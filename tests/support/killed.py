@@ -1,0 +1,146 @@
+"""Runs that are killed at random instants and resumed: are they as if they had not been killed?
+
+    python -m tests.support.killed FOLDER KILLS METHOD...
+
+For each method one run goes through, and one is killed with SIGKILL, so many times, just before a
+file operation below its directory or a training, and resumed each time. What is printed is a line
+of JSON for each method: what differs ([]: nothing) and where it was killed. It is a process of its
+own because it forks, which a process that has used gRPC or Ray must not.
+"""
+
+import csv
+import json
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+
+from fedapps.core import config, log
+from fedapps.report.report import Report
+from fedapps.serial import run_serial
+from fedapps.training.trainer import Trainer
+
+BASE = (
+    'dataset="digits" partitioner="dirichlet" alpha=1.0 num-clients=4 min-samples=4 model="lenet5" '
+    "num-rounds=6 fraction-train=0.5 local-epochs=1 batch-size=64 evaluate-every=2 "
+    'finetune-epochs=1 threads=1 device="cpu"'
+)
+# Half of the rounds are warm-up, where there is one.
+OWN = {
+    "fedcmd": "fedcmd.selection-fraction=0.5",
+    "lgfedavg": "lgfedavg.warmup-rounds=3",
+}
+TABLES = ("rounds.csv", "clients.csv", "classes.csv", "events.csv")
+FILE_EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.truncate", "os.link")
+
+
+def in_child(options: list[str], watched: Path, kill_at: int = 0) -> int:
+    """Run in a forked process; return how many instants it came past, 0 if it was killed.
+
+    It is killed before the instant `kill_at`, counted from 1; 0: never.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
+            said = pipe.read()
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+            return 0
+        if status:
+            raise RuntimeError(said)
+        return int(said)
+    try:
+        count = count_instants(watched, kill_at)
+        run_serial(config.parse(options), keep_going=False)
+        os.write(writing, str(count[0]).encode())
+        os._exit(0)
+    except BaseException as error:
+        os.write(writing, f"{type(error).__name__}: {error}".encode())
+        os._exit(1)
+
+
+def count_instants(watched: Path, kill_at: int) -> list[int]:
+    """Count file operations below a folder and trainings; at one of them the process dies."""
+    count, train = [0], Trainer.train
+
+    def instant() -> None:
+        count[0] += 1
+        if count[0] == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def hook(event: str, arguments: tuple) -> None:
+        if event in FILE_EVENTS and str(arguments[0]).startswith(str(watched)):
+            instant()
+
+    def trained(*arguments, **others):
+        instant()
+        return train(*arguments, **others)
+
+    sys.addaudithook(hook)
+    Trainer.train = trained
+    return count
+
+
+def table(path: Path) -> list[list[str]]:
+    """Read a table without its seconds."""
+    with path.open(newline="") as file:
+        rows = list(csv.reader(file))
+    drop = rows[0].index("seconds") if "seconds" in rows[0] else len(rows[0])
+    return [row[:drop] + row[drop + 1 :] for row in rows]
+
+
+def differences(whole: Path, killed: Path) -> list[str]:
+    """Name what differs between two run directories."""
+    found = [name for name in TABLES if table(whole / name) != table(killed / name)]
+    files = {path: path.read_bytes() for path in stored(whole)}
+    others = {path: path.read_bytes() for path in stored(killed)}
+    left = {str(p.relative_to(whole)): data for p, data in files.items()}
+    right = {str(p.relative_to(killed)): data for p, data in others.items()}
+    found += sorted(left.keys() ^ right.keys())
+    return found + [name for name in left.keys() & right.keys() if left[name] != right[name]]
+
+
+def stored(run: Path) -> list[Path]:
+    """List the files of a run that must have the same bytes, and any that were left behind."""
+    paths = [run / "model.safetensors", *(run / "clients").rglob("*"), *run.rglob(".*")]
+    return [path for path in paths if path.is_file()]
+
+
+def check(folder: Path, method: str, kills: int) -> dict[str, object]:
+    """Run one method through, and once with kills; return what differs and where it was killed."""
+    draws = random.Random(method)
+    folders = f'runs-dir="{folder}" data-root="{folder}" strategy="{method}" {OWN.get(method, "")}'
+    options = [BASE, folders]
+    whole, killed = folder / method, folder / f"{method}-killed"
+    instants = in_child([*options, f'run-name="{method}"'], whole)
+    first, resumed = [*options, f'run-name="{killed.name}"'], [f'resume="{killed}"']
+    places = []
+    while len(places) < kills:
+        going = (killed / "checkpoint").is_dir() and any((killed / "checkpoint").glob("round-*"))
+        if not going and killed.exists():  # killed before a round was finished: nothing to resume
+            killed.rename(folder / f"{killed.name}-{len(places)}")
+        places.append(draws.randrange(2, instants))
+        if in_child(resumed if going else first, killed, places[-1]):
+            break  # it came to its end before that instant
+    if not (killed / "checkpoint").is_dir() or not any((killed / "checkpoint").glob("round-*")):
+        killed.rename(folder / f"{killed.name}-last")
+        in_child(first, killed)
+    else:
+        in_child(resumed, killed)
+    return {"differs": differences(whole, killed), "instants": instants, "killed": places}
+
+
+if __name__ == "__main__":
+    Report._plot = lambda report: None  # takes longer than a tiny run
+    sys.stdout, out = open(os.devnull, "w"), sys.stdout  # noqa: SIM115 (until the end)
+    log.set_level("error")
+    where, times, *methods = sys.argv[1:]
+    for name in methods:
+        print(
+            json.dumps({"method": name} | check(Path(where), name, int(times))),
+            file=out,
+            flush=True,
+        )

@@ -1,0 +1,66 @@
+"""Run directories of any size, made by the report itself but without any training."""
+
+import numpy as np
+
+from fedapps.core import config
+from fedapps.report.report import Report
+from fedapps.report.rows import ClientEval, RoundRow
+
+
+def begin_run(folder, *run_config, clients=5, classes=4, name="run"):
+    """Return the report of a run that has not had a round yet."""
+    flat = config.parse(
+        [f'strategy="fedcmd" num-clients={clients} runs-dir="{folder}" num-rounds=3', *run_config]
+    )
+    report = Report.create(str(folder), name, config.read(flat), flat)
+    draws = np.random.default_rng(0)
+    report.hold(draws.integers(0, 9, (clients, classes)))
+    return report
+
+
+def add_round(report, round_, failures=0):
+    """Add an evaluated round, a vote and a score of every client."""
+    draws, counts = np.random.default_rng(round_), report.class_counts
+    results = []
+    for client, held in enumerate(counts):
+        total = held + 1
+        initial, personalized = draws.binomial(total, 0.4), draws.binomial(total, 0.7)
+        size = int(total.sum())
+        accuracies = float(initial.sum() / size), float(personalized.sum() / size)
+        results.append(
+            ClientEval(
+                client, int(held.sum()), size, 0.5, *accuracies, total, initial, personalized
+            )
+        )
+        report.event(round_, client, "score", f"fc1 {draws.uniform():.3g}")
+        report.event(round_, client, "vote", "fc1" if client % 2 else "fc2")
+    row = RoundRow(
+        round=round_,
+        phase="train",
+        clients=len(counts),
+        failures=failures,
+        train_loss=1 / round_,
+        bytes_down=2_000_000,
+        bytes_up=1_000_000,
+        bytes_eval=500_000,
+        train_macs=10**9,
+        cost_paper=10**6,
+        seconds=0.5,
+        epsilon=0.1 * round_,
+        means=report.evaluation(round_, results),
+    )
+    report.round(row)
+
+
+def finished_run(folder, *run_config, rounds=3, **size):
+    """Return the directory of a run that has finished, without plots."""
+    report = begin_run(folder, *run_config, **size)
+    report._plot = lambda: None
+    for round_ in range(1, rounds + 1):
+        add_round(report, round_, failures=int(round_ == 2))
+    report.event(2, 3, "failure", EVIL)
+    report.finish({"a": np.zeros(3, np.float32)}, {})
+    return report.folder
+
+
+EVIL = """ValueError: </td></table><script>document.title = "taken"</script> "&amp; 'x'"""

@@ -1,0 +1,102 @@
+"""When failing clients end a run, and what is said of training that diverges."""
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+
+from fedapps.core import registry
+from fedapps.core.errors import RunError
+from fedapps.engine.failures import FailurePolicy
+from fedapps.method.update import Failure
+
+
+def policy(num_rounds=9, max_failures=-1, max_norm=0.0):
+    settings = SimpleNamespace(
+        num_rounds=num_rounds,
+        max_failures=max_failures,
+        max_norm=max_norm,
+        round_lr=lambda round_: 50.0 / round_,
+    )
+    return FailurePolicy(settings)
+
+
+def ends(rounds, devices=True, **settings):
+    """Return the round and kind that end a run of such (training, evaluation) outcomes, if any.
+
+    None as an outcome: nobody is asked.
+    """
+    judge = policy(num_rounds=len(rounds), **settings)
+    for round_, outcomes in enumerate(rounds, 1):
+        for kind, failed in zip(("train", "evaluate"), outcomes, strict=True):
+            failures = [Failure(c, f"cause {c}") for c in range(failed or 0)]
+            asked = 0 if failed is None else 4
+            try:
+                judge.apply(round_, kind, failures, asked, len(failures), devices)
+            except RunError as error:
+                assert str(error).endswith("; client 0: cause 0") and f"of {asked}" in str(error)
+                return round_, kind
+    return None
+
+
+@pytest.mark.parametrize(
+    ("rounds", "end"),
+    [
+        ([(0, 0)] + [(4, 0)] * 7, (4, "train")),  # scored well all the time
+        ([(0, 0)] + [(0, 4)] * 7, (4, "evaluate")),
+        ([(4, 4)] * 7, (2, "train")),
+        ([(4, 0), (4, 0), (3, 0), (4, 0), (4, 0), (0, 0)], None),
+        ([(4, None), (None, None), (4, None), (None, None), (4, None)], (5, "train")),
+        ([(4, 0), (4, 0)], (2, "train")),  # a short run in which nobody ever trained
+        ([(4, 0)], (1, "train")),
+        ([(0, None), (0, None), (0, 4)], (3, "evaluate")),  # nor was ever scored
+        ([(0, 0), (0, 0), (4, 4)], None),  # the last round alone is lost
+    ],
+)
+def test_devices_may_all_fail_for_a_while(rounds, end):
+    assert ends(rounds) == end
+
+
+def test_a_simulation_ends_at_once():
+    assert ends([(0, 0), (4, 0), (0, 0)], devices=False) == (2, "train")
+    assert ends([(0, 0), (0, 4), (0, 0)], devices=False) == (2, "evaluate")
+    assert ends([(3, 3)] * 3, devices=False) is None
+
+
+def test_a_client_that_fails_twice_is_one():
+    judge = policy()
+    judge.apply(1, "train", [Failure(0, "a"), Failure(0, "b")], 2, 1, False)
+
+
+@pytest.mark.parametrize("max_norm", [0.0, 5.0])
+def test_training_that_diverges_gets_advice_once(capsys, max_norm):
+    judge = policy(max_norm=max_norm)
+    other = Failure(0, "ValueError: no luck")
+    bad = [Failure(c, "FloatingPointError: training diverged: fc is not finite") for c in (1, 2)]
+    for round_, failures in enumerate(([other], [other, *bad], bad), 1):
+        with contextlib.suppress(RunError):
+            judge.apply(round_, "train", failures, 4, 2, True)
+    advice = ", or limit gradients with max-norm, as 10" if not max_norm else ""
+    assert capsys.readouterr().out == (
+        f"warning: round 2: training diverged at 2 of 4 clients: lower lr = 25{advice}\n"
+    )
+
+
+def test_a_run_in_which_a_client_diverges_gets_advice(serial_run, tiny_npz, monkeypatch, capsys):
+    original = registry.client_class
+
+    def client_class(name):
+        class Diverging(original(name)):
+            def loss(self, logits, labels):
+                value = super().loss(logits, labels)
+                return value * float("nan") if self.client == 1 else value
+
+        return Diverging
+
+    monkeypatch.setattr(registry, "client_class", client_class)
+    serial_run(tiny_npz, 'strategy="fedavg" num-clients=2 fraction-train=1.0 num-rounds=2')
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("warning: ")] == [
+        "warning: round 1: training diverged at 1 of 2 clients: lower lr = 0.05, "
+        "or limit gradients with max-norm, as 10"
+    ]

@@ -1,0 +1,116 @@
+"""Models of finished runs: the shared one, and any simulated client's personalized one."""
+
+import argparse
+
+import numpy as np
+import pytest
+
+from fedapps.cli import export, predict
+from fedapps.core.errors import RunError
+
+TINY = "num-clients=4 num-rounds=2 lr=0.03 min-samples=12"
+
+
+def call(command, *words):
+    """Run a command of the `fedapps` program."""
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return command.run(parser.parse_args([str(word) for word in words]))
+
+
+@pytest.fixture
+def tiny_run(serial_run, tiny_npz):
+    """Return run(*run_config) -> the directory of a run of four clients on tiny images."""
+    return lambda *run_config: serial_run(tiny_npz, TINY, *run_config)
+
+
+@pytest.fixture
+def accuracy(tiny_npz, workspace_of, tmp_path):
+    """Return of(folder, client, source, *options) -> accuracy of `predict` on its test samples."""
+    with np.load(tiny_npz.split('"')[1]) as arrays:
+        images, labels = (
+            np.concatenate([arrays[f"train_{kind}"], arrays[f"test_{kind}"]])
+            for kind in ("images", "labels")
+        )
+
+    def of(folder, client, source, *options):
+        own, out = workspace_of(folder).shares[client].test, tmp_path / "out.npz"
+        np.savez(tmp_path / "own.npz", images=images[own])
+        assert (
+            call(predict, source, *options, "--input", tmp_path / "own.npz", "--output", out) == 0
+        )
+        with np.load(out) as predicted:
+            return (predicted["labels"] == labels[own]).mean()
+
+    return of
+
+
+def last_rows(read_csv, folder):
+    return [row for row in read_csv(folder, "clients.csv") if row["round"] == "2"]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        'strategy="fedper"',  # layers that a client keeps
+        'strategy="fedbabu"',  # fine-tuning in the evaluation
+        'strategy="fedavg" model="lenet5" bn-stats="local"',  # statistics that a client keeps
+        'strategy="ditto"',  # a personal model beside the shared one
+        'strategy="apfl"',  # a mixture of both
+        'strategy="pfedme" pfedme.local-rounds=4',  # the shared one is scored too, and last
+        'strategy="pfedsim"',  # the server mixes a model for each client
+        'strategy="fedcmd" fedcmd.candidates="all"',  # which layers travel is in its state
+        'strategy="fedseq" fedseq.base="fedper"',  # a last phase of fine-tuning
+    ],
+)
+def test_predict_has_the_accuracy_of_each_client_in_the_last_evaluation(
+    method, tiny_run, read_csv, accuracy, capsys
+):
+    folder = tiny_run(method)
+    rows = last_rows(read_csv, folder)
+    found = [accuracy(folder, int(r["client"]), folder, "--client", r["client"]) for r in rows]
+    assert found == [float(row["accuracy_personalized"]) for row in rows]
+    assert len(set(found)) > 1  # or another client's model would do
+
+
+def test_shared_model_has_the_initial_accuracy(tiny_run, read_csv, accuracy, capsys):
+    folder = tiny_run('strategy="fedavg"')
+    for row in last_rows(read_csv, folder):
+        assert accuracy(folder, int(row["client"]), folder) == float(row["accuracy_initial"])
+    assert capsys.readouterr().err == ""
+
+
+def test_exported_client_predicts_without_the_run(tiny_run, read_csv, accuracy, tmp_path, capsys):
+    folder = tiny_run('strategy="fedper"')
+    row = last_rows(read_csv, folder)[1]
+    model = tmp_path / "one.safetensors"
+    assert call(export, folder, "--client", row["client"], "--output", model) == 0
+    source = folder.rename(folder.with_name("before"))
+    assert accuracy(source, int(row["client"]), model) == float(row["accuracy_personalized"])
+    with pytest.raises(RunError, match=r"--client 3: .*one\.safetensors is of client 1"):
+        call(predict, model, "--client", 3, "--input", tmp_path / "own.npz")
+    shared = tmp_path / "shared.safetensors"
+    assert call(export, source, "--output", shared) == 0
+    assert "as initialised: fc2; " in capsys.readouterr().err
+    assert accuracy(source, 0, shared) == accuracy(source, 0, source)
+
+
+def refusal(*words):
+    with pytest.raises(RunError) as refused:
+        call(predict, *words, "--input", "images.npz")
+    return str(refused.value)
+
+
+def test_what_a_run_does_not_have_is_a_line(tiny_run, tmp_path):
+    folder = tiny_run('strategy="pfedsim" num-rounds=1 pfedsim.warmup=0.0')
+    assert refusal(folder, "--client", 4) == "--client 4: must be 0 to 3"
+    (folder / "state.safetensors").unlink()
+    assert "has no state.safetensors, which earlier versions" in refusal(folder, "--client", 0)
+    (folder / "model.safetensors").unlink()
+    assert refusal(folder).endswith("so this one has not finished")
+    assert "is no run directory" not in refusal(folder)
+    assert refusal(tiny_run('strategy="local" num-rounds=1')).endswith(
+        ": local trains no shared model; name a client, as --client 0"
+    )
+    assert refusal(tmp_path / "nowhere").endswith("check the path")
+    assert refusal() == "name one run directory, state-dir or .safetensors file"

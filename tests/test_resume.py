@@ -1,0 +1,313 @@
+"""A killed run goes on as if nothing had happened; what cannot be used is said, or passed over."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from fedapps.core import config, registry
+from fedapps.core.errors import RunError
+from fedapps.engine import again, best, checkpoint
+from fedapps.engine.best import Best
+from fedapps.engine.checkpoint import Checkpoint, Progress, needed_after
+from fedapps.engine.recovery import SPENT
+from fedapps.engine.store import NONE, ClientStore
+from fedapps.report.about import About
+from fedapps.serial import run_serial
+from tests.support.killed import differences
+
+ROOT = Path(__file__).parent.parent
+METHODS = registry.names()
+GROUPS = [METHODS[start::3] for start in range(3)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("methods", GROUPS, ids=["a", "b", "c"])
+def test_every_method_killed_three_times_is_as_if_it_had_not_been(methods, tmp_path):
+    command = [sys.executable, "-m", "tests.support.killed", str(tmp_path), "3", *methods]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [result["method"] for result in found] == methods
+    assert [result for result in found if result["differs"]] == []
+
+
+# Which run, and with which settings ---------------------------------------------------------
+
+
+@pytest.fixture
+def interrupted(serial_run):
+    """Return interrupted(*run_config): the directory of a run of 4 rounds as after the second."""
+
+    def run(*options):
+        folder = serial_run("num-rounds=4", *options, 'run-name="interrupted"')
+        back_to(folder, 2)
+        return folder
+
+    return run
+
+
+def back_to(folder, round_):
+    """Make a run directory look as after a kill in the round after `round_`."""
+    for later in checkpoint.rounds(folder):
+        if later > round_:
+            (folder / f"checkpoint/round-{later:06d}.fedapps").unlink()
+    for name in ("summary.json", "model.safetensors", "classes.csv"):
+        (folder / name).unlink()
+
+
+def keep_all(monkeypatch):
+    monkeypatch.setattr(checkpoint, "KEPT", 100)
+
+
+def test_the_command_is_the_directory_alone(interrupted, serial_run, monkeypatch):
+    keep_all(monkeypatch)
+    whole = serial_run("num-rounds=4", 'strategy="fedper"')
+    folder = interrupted('strategy="fedper"')
+    assert run_serial(config.parse([f'resume="{folder}"'])) == folder
+    assert differences(whole, folder) == []
+    assert About.read(folder).attempt == 1
+    assert About.read(folder).resumed == 2
+
+
+def test_latest_is_the_newest_unfinished_run_of_the_same_settings(
+    interrupted, serial_run, monkeypatch, capsys
+):
+    keep_all(monkeypatch)
+    folder = interrupted()
+    other = serial_run("num-rounds=4 lr=0.04")
+    assert "stopped after round" not in capsys.readouterr().out
+    assert other != folder
+    new = serial_run("num-rounds=4")
+    assert f"{folder} of the same settings stopped after round 2" in capsys.readouterr().out
+    assert new != folder
+    assert serial_run("num-rounds=4", 'resume="latest"') == folder
+    with pytest.raises(RunError, match="no unfinished run of these settings"):
+        serial_run("num-rounds=4", 'resume="latest"')  # now it is finished
+
+
+def test_other_settings_are_named(interrupted, monkeypatch):
+    keep_all(monkeypatch)
+    folder = interrupted()
+    with pytest.raises(RunError, match=r"lr = 0\.01 \(the run has 0\.05\)"):
+        run_serial(config.parse([f'resume="{folder}" lr=0.01']))
+
+
+def test_more_rounds_are_those_of_a_longer_run(serial_run):
+    longer = serial_run('num-rounds=5 strategy="ditto"')
+    folder = serial_run('num-rounds=3 strategy="ditto"')
+    assert run_serial(config.parse([f'resume="{folder}" num-rounds=5'])) == folder
+    assert differences(longer, folder) == []
+    with pytest.raises(RunError, match="num-rounds = 4: the run has 5 rounds"):
+        run_serial(config.parse([f'resume="{folder}" num-rounds=4']))
+
+
+def test_more_rounds_where_the_learning_rate_depends_on_them_are_warned_of(serial_run, capsys):
+    folder = serial_run('num-rounds=2 lr-schedule="cosine"')
+    run_serial(config.parse([f'resume="{folder}" num-rounds=3']))
+    assert "round 2 depends on the number of rounds" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("resume", "line"),
+    [
+        ("{tmp}/none", "{tmp}/none is no run directory"),
+        ("{tmp}", "{tmp} is no run directory"),
+        ("relative", "relative is no run directory"),
+    ],
+)
+def test_what_is_no_run(resume, line, tmp_path):
+    with pytest.raises(RunError, match=line.format(tmp=tmp_path)):
+        config.parse([f'resume="{resume.format(tmp=tmp_path)}"'])
+
+
+def test_a_run_without_checkpoints(serial_run):
+    folder = serial_run("checkpoint-every=0")
+    assert not (folder / "checkpoint").exists()
+    with pytest.raises(RunError, match="no checkpoint of a finished round"):
+        run_serial(config.parse([f'resume="{folder}" num-rounds=3']))
+
+
+# Broken files -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["truncated", "altered", "empty"])
+def test_of_a_broken_checkpoint_the_one_before_is_taken(damage, serial_run, tmp_path, capsys):
+    whole = serial_run('num-rounds=3 strategy="fedper"')
+    folder = tmp_path / "copy"
+    shutil.copytree(whole, folder)
+    newest = folder / "checkpoint/round-000003.fedapps"
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes({"truncated": data[:-1], "altered": data, "empty": b""}[damage])
+    run_serial(config.parse([f'resume="{folder}"']))
+    assert "round-000003.fedapps is passed over" in capsys.readouterr().out
+    assert differences(whole, folder) == []
+
+
+def test_no_whole_checkpoint_is_an_error(serial_run):
+    folder = serial_run()
+    for path in (folder / "checkpoint").iterdir():
+        path.write_bytes(b"x")
+    with pytest.raises(RunError, match="no checkpoint can be used"):
+        run_serial(config.parse([f'resume="{folder}"']))
+
+
+def test_a_table_that_lost_lines_makes_its_checkpoint_useless(serial_run):
+    folder = serial_run()
+    (folder / "rounds.csv").write_text("round\n")
+    with pytest.raises(RunError, match=r"rounds\.csv has 6 bytes, it had"):
+        run_serial(config.parse([f'resume="{folder}"']))
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=300), st.integers(0, 10**9))
+def test_a_checkpoint_is_read_whole_or_not_at_all(noise, place):
+    progress = Progress(
+        round=3, seconds=1.5, tables={"rounds.csv": 7}, classes=[], versions={1: 2}, best=Best()
+    )
+    arrays = {"b": np.arange(3, dtype=np.float32), "a": np.float32(2)[None]}
+    state = {"votes": np.eye(2, dtype=int), "known": np.array(True), "none": np.zeros((0, 3))}
+    packed = Checkpoint(progress, arrays, state).pack()
+    read = Checkpoint.unpack(packed)
+    assert read.progress.round == 3
+    assert read.progress.versions == {1: 2}
+    for old, new in ((arrays, read.arrays), (state, read.state)):
+        assert list(old) == list(new)  # the order, too
+        for key in old:
+            assert new[key].dtype == old[key].dtype
+            np.testing.assert_array_equal(old[key], new[key])
+            assert new[key].flags.writeable
+    broken = bytearray(packed)
+    broken[place % len(packed)] ^= 0xFF
+    for content in (noise, bytes(broken), packed[: place % len(packed)], packed + b"x"):
+        with pytest.raises(ValueError, match="truncated or was altered"):
+            Checkpoint.unpack(content)
+
+
+# What clients keep --------------------------------------------------------------------------
+
+
+def test_a_broken_state_gives_way_to_the_older_one(tmp_path):
+    import torch
+
+    store = ClientStore(tmp_path / "clients/7")
+    for round_ in (2, 4):
+        store.save(round_, {"x": torch.tensor([float(round_)])})
+    newest = store.folder / "round-000004.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-1] ^= 1
+    for content in (data, data[:-3], b""):
+        newest.write_bytes(bytes(content))
+        version, state = store.load_version(9)
+        assert (version, state["x"].item()) == (2, 2.0)
+    assert store.load_version(2) == (NONE, {})
+
+
+def test_the_older_checkpoint_finds_its_states(tmp_path):
+    """Of all versions those stay that a run needs from either checkpoint on."""
+    import torch
+
+    for every in (1, 2, 5):
+        for last in range(1, 30):
+            store = ClientStore(tmp_path / f"{every}-{last}/clients/0")
+            store.folder.parent.mkdir(parents=True)
+            rounds = [r for r in range(1, last + 1) if r % 3]
+            for round_ in rounds:
+                stored = ClientStore(store.folder, needed_after(round_, every))
+                stored.save(round_, {"x": torch.tensor(round_)})
+            there = [done for done in range(0, last) if done % every == 0][-2:]
+            for done in there:
+                wanted = max((r for r in rounds if r <= done), default=NONE)
+                assert store.load_version(done + 1)[0] == wanted
+
+
+def test_a_state_that_is_lost_is_told_of(flat_config, no_plots, tmp_path, monkeypatch, read_csv):
+    from fedapps.report.report import Report
+
+    write = Report.round
+
+    def lose(report, row):
+        write(report, row)
+        if row.round == 2:
+            shutil.rmtree(report.folder / "clients")
+
+    monkeypatch.setattr(Report, "round", lose)
+    options = 'strategy="fedper" num-rounds=3 fraction-train=1.0 num-clients=3'
+    folder = run_serial(flat_config(options))
+    lost = [line for line in read_csv(folder, "events.csv") if line["kind"] == "state-lost"]
+    assert [(line["round"], line["client"]) for line in lost] == [("3", c) for c in "012"]
+    assert lost[0]["detail"] == "the state of round 2 was expected, none was found"
+
+
+# Privacy, the best round, another look -------------------------------------------------------
+
+
+def test_a_repeated_release_counts_again(interrupted, monkeypatch, read_csv):
+    keep_all(monkeypatch)
+    folder = interrupted('dp.mode="central" dp.noise-multiplier=5.0 dp.delta=1e-3')
+    (folder / SPENT).write_text("3")  # killed in the third round
+    run_serial(config.parse([f'resume="{folder}"']))
+    assert json.loads((folder / SPENT).read_text()) == 5  # 1, 2, 3, and again 3, 4
+    (folder / SPENT).unlink()
+    back_to(folder, 2)
+    with pytest.raises(RunError, match="epsilon is unknown"):
+        run_serial(config.parse([f'resume="{folder}"']))
+
+
+def test_the_best_round_is_kept_with_its_personal_layers(serial_run, read_csv):
+    options = 'strategy="fedper" num-rounds=4 fraction-train=1.0 num-clients=3 lr=0.3'
+    chosen = 'validation-fraction=0.2 evaluate-on="validation" keep-best=true'
+    folder = serial_run(options, chosen)
+    scores = [float(row["accuracy_personalized"]) for row in read_csv(folder, "rounds.csv")]
+    top = 1 + int(np.argmax(scores))
+    shorter = serial_run(options, chosen, f"num-rounds={top}")
+    for path in ("model.safetensors", f"clients/1/round-{top:06d}.safetensors"):
+        kept, wanted = load_file(folder / best.FOLDER / path), load_file(shorter / path)
+        assert kept.keys() == wanted.keys()
+        assert all(np.array_equal(kept[key], wanted[key]) for key in kept)
+
+
+def test_patience_ends_a_run(serial_run, read_csv, monkeypatch):
+    scores = iter([0.5, 0.6, 0.6, 0.1, 0.2, 0.9])
+    after = Best.after
+    monkeypatch.setattr(Best, "after", lambda self, r, score: after(self, r, next(scores)))
+    options = 'num-rounds=6 patience=3 validation-fraction=0.2 evaluate-on="validation"'
+    folder = serial_run(options)
+    assert len(read_csv(folder, "rounds.csv")) == 5  # the best is the second, then three more
+    assert json.loads((folder / "summary.json").read_text())["round"] == 5
+
+
+@pytest.mark.parametrize("key", ["keep-best=true", "patience=2"])
+def test_test_samples_choose_nothing(key, serial_run):
+    with pytest.raises(RunError, match="would choose by test samples"):
+        serial_run(key)
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedcmd", "ditto", "fedap"])
+def test_another_look_at_a_run_is_its_own_evaluation(method, serial_run, read_csv):
+    model = 'model="lenet5"' if method == "fedap" else ""
+    folder = serial_run(f'strategy="{method}" num-rounds=3 {model}')
+    table = read_csv(folder, again.evaluate(folder, {}).name)
+    own = [line for line in read_csv(folder, "clients.csv") if line["round"] == "3"]
+    assert table == own
+    changes = {"finetune-epochs": 3, "finetune-part": "head"}
+    longer = read_csv(folder, again.evaluate(folder, changes).name)
+    other = serial_run(
+        f'strategy="{method}" num-rounds=3 finetune-epochs=3 finetune-part="head" {model}'
+    )
+    assert longer == [line for line in read_csv(other, "clients.csv") if line["round"] == "3"]
+    lines = read_csv(folder, again.TABLE)
+    assert [line["settings"] for line in lines] == [
+        "",
+        'finetune-epochs=3 finetune-part="head"',
+    ]
+    with pytest.raises(RunError, match=r"lr = 0\.5 .*another training"):
+        again.evaluate(folder, {"lr": 0.5})
