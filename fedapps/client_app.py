@@ -1,5 +1,9 @@
 """The ClientApp: runs the logical clients of one message and puts names back on their arrays."""
 
+import fedapps.core.quiet  # noqa: F401, before what takes long
+
+# isort: split
+
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +22,7 @@ from fedapps.core.errors import RunError, one_line
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.device.device import Device, device_workspace
-from fedapps.engine.failed_clients import DIVERGED, record
+from fedapps.engine.failed_clients import DIVERGED, DivergedError, record
 from fedapps.engine.store import ClientStore
 from fedapps.engine.versions import LOADED, SAVED
 from fedapps.method.aggregation import weighted_mean
@@ -149,6 +153,8 @@ def ray_workers() -> int:
 
 
 def _cause(error: Exception) -> str:
+    if isinstance(error, DivergedError):  # no fault of the code's
+        return one_line(str(error))
     return f"{type(error).__name__}: {one_line(str(error))}"
 
 
@@ -173,7 +179,7 @@ def _fit(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate
     update = client.train_round(request.plan, request.arrays)
     kept = {key: value.numpy() for key, value in client.state.items()}
     if problem := _diverged(space, update.arrays | update.extras, kept, update.metrics):
-        raise FloatingPointError(f"{DIVERGED}: {problem}{store.advice(request.plan.round)}")
+        raise DivergedError(f"{DIVERGED}: {problem}{store.advice(request.plan.round)}")
     if before or client.state:  # changed in place or not: it is not known
         store.save(request.plan.round, client.state)
     return state_told(update, version, saved=bool(before or client.state))

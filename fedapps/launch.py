@@ -1,12 +1,19 @@
-"""`flwr run . --stream` that tells the truth: the exit status is that of the run.
+"""Run on Flower's engine: in a simulation on this machine (Ray), or on a SuperLink elsewhere.
 
-`flwr run --stream` exits 0 even if the run failed. This starts it, shows the log, then asks the
-SuperLink how the run ended, and prints the run's own one-line error last. `--stop` ends the
-SuperLink that `flwr run` leaves in the background, with everything that it started.
+This does what `flwr run . --stream` does and exits with 1 if the run failed, where `flwr run`
+exits with 0. It shows the log and prints the run's own one-line error last. The packages that are
+installed here are used; plain `flwr run` would install the app's dependencies once more.
+
+A first run starts a SuperLink in the background, which stays for further runs: `fedapps status`
+shows it, `fedapps stop` ends it. Ctrl-C ends the log, not the run.
 
 A home (`--home`, Flower's FLWR_HOME) has one SuperLink with a port of its own, so SuperLinks of
 different homes run side by side. Without one, Flower's own choice holds: FLWR_HOME or ~/.flwr, and
 FLWR_LOCAL_SUPERLINK_HTTP_API_PORT or 39091.
+
+    fedapps run -c 'strategy=fedper dataset=cifar10'
+    fedapps run -c experiments/configs/fedrep.toml -c 'seed=1 num-rounds=50'
+    fedapps run --federation-config 'num-supernodes=4 client-resources-num-cpus=1'
 """
 
 import argparse
@@ -20,11 +27,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedapps.core import log
-from fedapps.core.errors import RunError
+from fedapps.core.commands import execute
+from fedapps.core.options import add_home, add_run_config
 from fedapps.launcher import superlink
-from fedapps.launcher.inputs import merged, refused_keys, staged
+from fedapps.launcher.inputs import merged, refusal, staged
 from fedapps.launcher.outcome import LaunchResult, parse_status
-from fedapps.launcher.superlink import PORT, environment, flower_home, flwr, stop
+from fedapps.launcher.superlink import (
+    PORT,
+    database_of,
+    environment,
+    flower_home,
+    flwr,
+    stop,
+)
 
 STARTS = 3  # Flower gives its SuperLink 15 s to start, too little on a cold or busy machine
 
@@ -51,19 +66,25 @@ def launch(
     `RunError` if the options or the SuperLink at hand will not do, and `KeyboardInterrupt` on
     Ctrl-C, after saying how to stop the run, which goes on.
     """
+    if refused := refusal(app_dir, run_config):  # sooner and in better words than Flower
+        return LaunchResult(0, "not started", [], refused)
     env = environment(home, port, own=not connection) | dict(extra_env or {})
     target = _Target(env, home, [connection] if connection else [], echo)
     with merged(run_config) as options, staged(app_dir) as app:
         words = [word for option in options for word in ("--run-config", option)]
         if federation_config:
             words += ["--federation-config", federation_config]
+        database, new = database_of(home), not database_of(home).exists()
         for attempt in range(1, STARTS + 1):
             run_id, lines = _stream(target, app, words)
-            if run_id or attempt == STARTS or not any(map(_START_FAILED.search, lines)):
+            failed = any(map(_START_FAILED.search, lines))
+            if failed and new:  # Flower killed what was making it, and none would start on a part
+                database.unlink(missing_ok=True)
+            if run_id or attempt == STARTS or not failed:
                 break
             echo("the SuperLink was too slow to start, trying again")
     if not run_id:
-        return LaunchResult(0, "not started", lines, refused_keys(app_dir, run_config))
+        return LaunchResult(0, "not started", lines)
     status, details = _outcome(target, run_id)
     return LaunchResult(run_id, status, lines, details)
 
@@ -144,18 +165,45 @@ def _outcome(target: _Target, run_id: int) -> tuple[str, str]:
         pause = min(2 * pause, 15.0)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m fedapps.launch", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `fedapps run`."""
     parser.add_argument("app", nargs="?", type=Path, default=Path(), help="folder of the app [.]")
-    parser.add_argument("-c", "--run-config", action="append", default=[], metavar="KEYS|FILE")
-    parser.add_argument("--federation-config", default="", metavar="KEYS")
-    parser.add_argument("--home", type=Path, help="home of the SuperLink [FLWR_HOME or ~/.flwr]")
+    add_run_config(parser)
+    parser.add_argument(
+        "--federation-config",
+        default="",
+        metavar="KEYS",
+        help="settings of the engine: num-supernodes and resources of each",
+    )
+    add_home(parser)
     parser.add_argument("--port", type=int, help="port of the SuperLink [made from --home]")
     parser.add_argument(
         "--connection", default="", metavar="NAME", help="a SuperLink of the home's config.toml"
     )
-    parser.add_argument("--stop", action="store_true", help="end the SuperLink of the home")
-    return parser
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run as the options say; return the exit status. Raises `RunError`."""
+    result = launch(
+        options.app,
+        options.run_config,
+        options.federation_config,
+        options.home,
+        options.port,
+        _echo,
+        options.connection,
+    )
+    if result.completed:
+        return 0
+    log.error(result.error)
+    return 1
+
+
+def end(home: Path | None) -> int:
+    """End the SuperLink of a home and say so; return the exit status."""
+    ended, folder = stop(home), flower_home(home)
+    log.info(f"SuperLink of {folder} ended" if ended else f"no SuperLink of {folder} is running")
+    return 0
 
 
 def _echo(line: str) -> None:
@@ -164,32 +212,15 @@ def _echo(line: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run or stop from the command line; return the exit status."""
-    options = _parser().parse_args(arguments)
-    try:
-        if options.stop:
-            ended, home = stop(options.home), flower_home(options.home)
-            log.info(
-                f"SuperLink of {home} ended" if ended else f"no SuperLink of {home} is running"
-            )
-            return 0
-        result = launch(
-            options.app,
-            options.run_config,
-            options.federation_config,
-            options.home,
-            options.port,
-            _echo,
-            options.connection,
-        )
-    except RunError as error:
-        log.error(str(error))
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    if result.completed:
-        return 0
-    log.error(result.error)
-    return 1
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        add_arguments(parser)
+        parser.add_argument("--stop", action="store_true", help="end the SuperLink of the home")
+
+    def do(options: argparse.Namespace) -> int:
+        return end(options.home) if options.stop else run(options)
+
+    return execute("python -m fedapps.launch", __doc__, add, do, arguments)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,9 @@
 """The ServerApp: check everything, then let the strategy run its rounds and the report end it."""
 
+import fedapps.core.quiet  # noqa: F401, before what takes long
+
+# isort: split
+
 import os
 from collections.abc import Mapping
 from logging import ERROR
@@ -37,7 +41,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run one federated training; whatever makes it impossible is one line and a failed run."""
     try:
-        run(grid, context)
+        log.info("%s", run(grid, context))
     except RunError as error:
         flower_log(ERROR, "error: %s", error)  # with the level, for whoever streams the run
         raise
@@ -63,11 +67,14 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     report = _report(rounds, context.run_config)
     if counts is not None:
         report.hold(counts)
-    with log.to_file(report.folder / FILE), report.closing():
-        nodes = node_registry(grid, space)
-        fleet = meet(nodes, space)
-        rounds.run(grid, report, nodes, fleet)
-        report.finish(strategy.arrays, {"seconds": report.seconds}, plots)
+    try:
+        with log.to_file(report.folder / FILE), report.closing():
+            nodes = node_registry(grid, space)
+            fleet = meet(nodes, space)
+            rounds.run(grid, report, nodes, fleet)
+            report.finish(strategy.arrays, {"seconds": report.seconds}, plots)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(resume.interrupted(report)) from None
     return report.folder
 
 

@@ -11,8 +11,9 @@ from flwr.app import Context, RecordDict
 from fedapps import client_app, server_app
 from fedapps.core import config
 from fedapps.core.errors import RunError
-from fedapps.serial import SerialGrid, main
+from fedapps.serial import main
 from fedapps.wire import nodes
+from fedapps.wire.serial_grid import SerialGrid
 
 MODELS = "cnn, lenet5, lenet5-1, lenet5-3, conv4, "
 
@@ -97,7 +98,10 @@ def test_unknown_strategy(refuse):
         ("lr=inf", "lr = inf: must be finite"),
         ("seed=true", "seed = true: must be int >= 0 and < 4294967296"),
         ('device="gpu"', 'device = "gpu": must be one of auto, cpu, cuda'),
-        ("num-round=3", "unknown key num-round, did you mean num-rounds?; README lists all keys"),
+        (
+            "num-round=3",
+            "unknown key num-round, did you mean num-rounds?; `fedapps keys` lists all keys",
+        ),
         ("head-layers=4", "head-layers = 4: the model has 4 layers, leave one"),
         ("head-layers=99", "head-layers = 99: the model has 4 layers, leave one"),
         (
@@ -116,8 +120,8 @@ def test_unknown_strategy(refuse):
             'evaluate-on="validation"',
             'evaluate-on = "validation": needs validation-fraction > 0',
         ),
-        ('run-name="../x"', 'run-name = "../x": must be a name below runs-dir'),
-        ('run-name="/x"', 'run-name = "/x": must be a name below runs-dir'),
+        ('run-name="../x"', 'run-name = "../x": must be a name without /'),
+        ('run-name="/x"', 'run-name = "/x": must be a name without /'),
     ],
 )
 def test_a_setting_that_cannot_be(refuse, option, line):
@@ -199,13 +203,23 @@ def test_a_gpu_where_there_is_none(refuse, monkeypatch):
 @pytest.mark.parametrize(
     ("option", "line"),
     [
-        ("strategy=fedavg", "--run-config strategy=fedavg: "),
         ("num-rounds 3", "--run-config num-rounds 3: cannot read num-rounds 3; "),
-        ("none.toml", "--run-config none.toml: [Errno 2] No such file or directory: 'none.toml'"),
+        ("none.toml", "--run-config none.toml: cannot be read (No such file or directory)"),
     ],
 )
 def test_a_run_config_that_cannot_be_read(refuse, option, line):
     assert refuse(option).startswith(line)
+
+
+def test_a_run_config_that_is_no_text(refuse, tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_bytes(bytes(range(128, 256)))
+    assert refuse(str(path)) == f"--run-config {path}: is no text file; must be TOML in UTF-8"
+    line = refuse(str(tmp_path))
+    assert line == (
+        f"--run-config {tmp_path}: cannot read {tmp_path}; write key=value pairs without spaces "
+        "around =, or the path of a .toml file"
+    )
 
 
 @pytest.mark.parametrize("number", ["0", "-2"])
@@ -257,6 +271,24 @@ def test_data_without_a_key(refuse, make_npz, tmp_path):
     )
 
 
+def test_data_under_other_names(refuse, tmp_path):
+    path = tmp_path / "x.npz"
+    np.savez(path, X=np.zeros((9, 8, 8), np.uint8), y=np.zeros(9, np.int64))
+    line = refuse(quoted(path))
+    assert line == (
+        f"{path}: key train_images is missing; found X, y; needed train_images, train_labels, "
+        "test_images, test_labels"
+    )
+
+
+def test_images_with_channels_first(refuse, make_npz, tmp_path):
+    path = make_npz(tmp_path / "x.npz", train_images=np.zeros((96, 3, 16, 16), np.uint8))
+    assert refuse(quoted(path)) == (
+        f"{path}: train_images has shape [96, 3, 16, 16], which looks like [N, C, H, W]; must be "
+        "[N, H, W] or [N, H, W, C]: save train_images.transpose(0, 2, 3, 1)"
+    )
+
+
 def test_labels_of_another_length(refuse, make_npz, tmp_path):
     path = make_npz(tmp_path / "x.npz", train_labels=np.zeros(95, np.int64))
     line = refuse(quoted(path))
@@ -286,6 +318,14 @@ def test_data_that_are_not_there(refuse, tmp_path):
     assert line == 'dataset = "gone.npz": must be absolute or start with ~, as ~/gone.npz'
 
 
+def test_a_path_that_is_no_npz(refuse, tmp_path):
+    needed = "own data is an .npz file with train_images, train_labels, test_images, test_labels"
+    line = refuse(quoted(tmp_path))
+    assert line.startswith(f'dataset = "{tmp_path}": is a folder; {needed} (folders of pictures: ')
+    line = refuse(quoted("~/x.csv"))
+    assert line.startswith(f'dataset = "~/x.csv": is no .npz file; {needed} (folders of ')
+
+
 def test_unknown_data_set(refuse):
     line = refuse('dataset="cifar"')
     assert line.startswith(
@@ -313,10 +353,17 @@ def test_a_download_without_network(refuse, tmp_path, monkeypatch):
 def test_a_runs_dir_below_a_file(refuse, tmp_path):
     (tmp_path / "file").write_text("x")
     line = refuse('run-name="a"', runs=tmp_path / "file" / "runs")
-    assert line == f"cannot make {tmp_path}/file/runs/a: Not a directory"
+    why = "no folder can be made there (Not a directory); take one that you may write to, as "
+    assert line == f'runs-dir = "{tmp_path}/file/runs": {why}~/fedapps-runs'
     line = refuse('run-name="a"', runs=tmp_path / "file")
-    assert line.startswith(f"cannot make {tmp_path}/file/a: ")
+    assert line.startswith(f'runs-dir = "{tmp_path}/file": no folder can be made there ')
     assert (tmp_path / "file").read_text() == "x"
+
+
+def test_a_runs_dir_where_nobody_can_write(refuse, tmp_path):
+    line = refuse('runs-dir="/proc/x"')
+    assert line.startswith('runs-dir = "/proc/x": no folder can be made there (')
+    assert line.endswith("take one that you may write to, as ~/fedapps-runs")
 
 
 def test_a_data_root_below_a_file(refuse, tmp_path):
@@ -341,7 +388,7 @@ def test_a_relative_folder_is_resolved_where_it_was_typed(
     monkeypatch.chdir(tmp_path)
     seen = {}
 
-    def stop(grid, context):
+    def stop(grid, context, plots):
         seen.update(context.run_config)
         raise RunError("enough")
 

@@ -12,12 +12,12 @@ from fedapps.core.errors import RunError
 from fedapps.engine.store import ClientStore
 from fedapps.method.update import ClientUpdate, Failure
 from fedapps.models.layers import take
-from fedapps.serial import DeviceGrid, SerialGrid
 from fedapps.training.plan import Plan
 from fedapps.training.workspace import workspace
 from fedapps.wire.hello import pack_greeting, unpack_hello
 from fedapps.wire.replies import unpack_reply
 from fedapps.wire.requests import Request, RoundInfo, pack_requests
+from fedapps.wire.serial_grid import DeviceGrid, SerialGrid
 
 EVERYBODY = "fraction-train=1.0 num-clients=4"
 
@@ -162,7 +162,7 @@ def test_a_client_that_diverges_fails_alone(
     events = read_csv(folder, "events.csv")
     assert [event["client"] for event in events] == ["0", "2"]
     assert {event["detail"] for event in events} == {
-        "FloatingPointError: training diverged: conv1.conv.weight is not finite"
+        "training diverged: conv1.conv.weight is not finite"
     }
     for key, array in read_model(folder).items():
         assert np.array_equal(array, without[key])

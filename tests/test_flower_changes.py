@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 from flwr.app import Message, RecordDict
 
-from fedapps import serial
 from fedapps.core import flower
 from fedapps.core.errors import RunError
 from fedapps.core.flower import ChangedError, Known, Overlay
 from fedapps.device import superexec, supernode, warm
+from fedapps.wire import serial_grid as serial
 
 
 @pytest.fixture(autouse=True)

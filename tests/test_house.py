@@ -20,9 +20,13 @@ FLOORS = (
     "engine",
     "split",
     "device",
+    "client_app",  # from here on also modules that Flower and people start
+    "server_app",
+    "serial",
+    "launch",
     "cli",
+    "__main__",
 )
-APPS = ("server_app", "client_app", "serial", "launch", "__main__")  # above all packages
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -53,7 +57,8 @@ def package_of(module: str) -> str:
 @pytest.mark.parametrize("package", FLOORS)
 def test_a_package_imports_downwards_only(package):
     below = FLOORS[: FLOORS.index(package) + 1]
-    for path in sorted((ROOT / "fedapps" / package).rglob("*.py")):
+    place = ROOT / "fedapps" / package
+    for path in sorted(place.rglob("*.py")) or [place.with_suffix(".py")]:
         for module in imports(path):
             used = package_of(module)
             assert not used or used in below, f"{path.relative_to(ROOT)} imports {module}"
@@ -62,7 +67,7 @@ def test_a_package_imports_downwards_only(package):
 def test_every_package_has_a_floor():
     packages = {path.parent.name for path in (ROOT / "fedapps").glob("*/__init__.py")}
     modules = {path.stem for path in (ROOT / "fedapps").glob("*.py")} - {"__init__"}
-    assert packages == set(FLOORS) and modules == set(APPS)
+    assert packages | modules == set(FLOORS)
 
 
 def module_of(path: Path) -> str:

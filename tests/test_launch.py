@@ -18,7 +18,8 @@ from fedapps.core.errors import RunError
 from fedapps.launcher import inputs, outcome, processes, superlink
 from fedapps.launcher.superlink import SuperLink
 
-EMPTY_APP = Path(__file__).parents[1] / "benchmarks" / "empty_app"
+ROOT = Path(__file__).parents[1]
+EMPTY_APP = ROOT / "benchmarks" / "empty_app"
 FEDERATION = "num-supernodes=2 client-resources-num-cpus=1"
 
 # As flwr 1.41 prints them.
@@ -121,6 +122,10 @@ class TestParse:
         with inputs.merged(["", 'a="b" c=1']) as options:
             assert options == ['a="b" c=1']
 
+    def test_a_text_without_quotes_gets_them(self):
+        with inputs.merged(["a=b c=1 d='e f' g=true h=1,2"]) as options:
+            assert options == ['a="b" c=1 d=\'e f\' g=true h="1,2"']
+
     def test_one_file_becomes_absolute(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         with inputs.merged(["x.toml"]) as options:
@@ -138,17 +143,30 @@ class TestParse:
         }  # fmt: skip
         assert not Path(options[0]).exists()
 
-    @pytest.mark.parametrize("option", ["lr=abc", "missing.toml"])
+    @pytest.mark.parametrize("option", ['lr="abc', "missing.toml"])
     def test_bad_option_is_named(self, option):
         with pytest.raises(RunError, match=f"--run-config {option}"):
-            inputs.refused_keys(EMPTY_APP, [option])
+            inputs.refusal(EMPTY_APP, [option])
 
     def test_unknown_key_is_named_with_its_neighbour(self):
-        assert inputs.refused_keys(EMPTY_APP, ["sleep=1.0", "num-round=3"]) == (
+        assert inputs.refusal(EMPTY_APP, ["sleep=1.0", "num-round=3"]) == (
             "unknown key num-round, did you mean num-rounds?"
         )
-        assert inputs.refused_keys(EMPTY_APP, ["sleep=1.0"]) == ""
-        assert inputs.refused_keys(EMPTY_APP / "nowhere", ["a=1"]) == ""
+        assert inputs.refusal(EMPTY_APP, ["sleep=1.0"]) == ""
+        assert inputs.refusal(EMPTY_APP / "nowhere", ["a=1"]) == ""
+
+    @pytest.mark.parametrize(
+        ("option", "line"),
+        [
+            ("strategy=fedpr", 'strategy = "fedpr": must be one of apfl, centralized, '),
+            ("num-rounds=0", "num-rounds = 0: must be int >= 1"),
+            ("runs-dir=here", 'runs-dir = "here": must be absolute or start with ~'),
+            ("strategy=fedper lr=0.1", ""),
+        ],
+    )
+    def test_a_value_of_this_app_is_refused_before_an_engine_starts(self, option, line):
+        said = inputs.refusal(ROOT, ["num-rounds=3", option])
+        assert said.startswith(line) and bool(said) == bool(line)
 
 
 class TestHome:
@@ -241,6 +259,24 @@ class TestLaunch:
         echoed: list[str] = []
         ended = launch.launch(EMPTY_APP, home=tmp_path, echo=echoed.append)
         assert ended.status == "not started" and len(echoed) == 2 * launch.STARTS - 1
+
+    @pytest.mark.parametrize("before", [False, True])
+    def test_a_half_made_database_does_not_stop_the_next_start(self, before, flwr, tmp_path):
+        """Flower kills a SuperLink that is slow; none starts on what that one has left."""
+        database = superlink.database_of(tmp_path)
+        flwr(f"""
+            from pathlib import Path
+            database = Path({str(database)!r})
+            print("there" if database.exists() else "none")
+            database.touch()
+            print("Failed to start local SuperLink within 15s.")
+        """)
+        database.parent.mkdir()
+        if before:  # a whole one, with the runs of before
+            database.touch()
+        ended = launch.launch(EMPTY_APP, home=tmp_path, echo=lambda line: None)
+        assert ended.lines[0] == ("there" if before else "none")
+        assert database.exists() == before
 
     def test_broken_log_is_not_the_end_of_the_run(self, flwr, tmp_path):
         running = LISTED.replace("finished:failed", "running")

@@ -13,9 +13,9 @@ from safetensors.numpy import load_file
 from fedapps.core import config, registry
 from fedapps.engine.figures import SLACK, FigureChecks
 from fedapps.method.update import ClientUpdate
-from fedapps.serial import SerialGrid
 from fedapps.training.workspace import workspace
 from fedapps.wire.checks import invalid_values
+from fedapps.wire.serial_grid import SerialGrid
 
 BAD = 2
 RUN = 'strategy="fedavg" num-clients=4 fraction-train=1.0 num-rounds=2 finetune-epochs=1'

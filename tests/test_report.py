@@ -79,9 +79,9 @@ def test_tables_have_their_headers_from_the_start(tmp_path):
 
 def test_create_prints_the_absolute_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HOME", str(tmp_path))
-    report = make_report("~/runs", "a/b")
-    assert report.folder == tmp_path / "runs/a/b"
-    assert capsys.readouterr().out == f"run directory: {tmp_path}/runs/a/b\n"
+    report = make_report("~/runs", "a")
+    assert report.folder == tmp_path / "runs/a"
+    assert capsys.readouterr().out == f"run directory: {tmp_path}/runs/a\n"
 
 
 def test_unnamed_runs_get_names_of_their_own(tmp_path, monkeypatch):
@@ -104,16 +104,16 @@ def test_existing_name_is_refused(tmp_path):
     assert (folder / "config.toml").read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["", "run", "a/b"])
+@pytest.mark.parametrize("name", ["", "run"])
 def test_folder_that_cannot_be_made_is_one_line(tmp_path, name):
     (tmp_path / "file").write_text("")
     for parent in (tmp_path / "file", tmp_path / "file/deep"):
-        with pytest.raises(RunError, match=r"^cannot make .*file") as error:
+        with pytest.raises(RunError, match=r"^runs-dir = .*file.*: no folder can") as error:
             make_report(parent, name)
         assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["../out", "/abs", "a/../../b"])
+@pytest.mark.parametrize("name", ["../out", "/abs", "a/b", "a/", ".", ".."])
 def test_name_stays_below_runs_dir(tmp_path, name):
     with pytest.raises(RunError, match="run-name"):
         make_report(tmp_path / "runs", name)
@@ -386,10 +386,10 @@ def test_same_run_gives_the_same_files(finished, tmp_path):
     assert not [name for name in ours if name.name.startswith(".")]
 
 
-def test_end_prints_table_and_folder(tmp_path, capsys):
+def test_end_prints_table_and_leaves_the_folder_to_the_engine(tmp_path, capsys):
     report = run_to_end(tmp_path)
     out = capsys.readouterr().out
-    assert out.splitlines()[-1] == str(report.folder)
+    assert out.count(str(report.folder)) == 1  # when the run began
     table = out[out.rindex("round 3/3") :]
     mean, std = (getattr(report.rows[-1].means, f"accuracy_personalized{x}") for x in ("", "_std"))
     for text in ("fedrep", "digits", f"{mean:.4f} ± {std:.4f}", "3.7 MB down", "3 G", "failures"):
@@ -422,7 +422,6 @@ def test_failing_plot_costs_an_event_only(tmp_path, monkeypatch, capsys):
     assert events == [[3, "server", "plot-failed", "ValueError: no font"]]
     out = capsys.readouterr().out
     assert "plots not drawn: ValueError: no font\n" in out
-    assert out.splitlines()[-1] == str(report.folder)
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])

@@ -1,1 +1,111 @@
-"""The commands of `fedapps`."""
+"""Personalized federated learning on Flower.
+
+First steps:
+  fedapps serial                                  train FedBABU on handwritten digits
+  fedapps methods                                 see what else there is
+  fedapps serial -c 'strategy=fedper num-rounds=10'
+  fedapps run -c 'strategy=fedper dataset=cifar10'
+"""
+
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fedapps.core.commands import INTERRUPTED, execute
+from fedapps.core.words import did_you_mean
+
+# A command is a line in `COMMANDS` and a module with `add_arguments(parser)` and `run(options)`,
+# which returns the exit status; the module's docstring is the description in its help. What takes
+# long to import is imported in `run`, so that help is there at once. A module that hands its words
+# on to somebody else's parser has `hand_on(words)` instead.
+
+
+class Command(NamedTuple):
+    """A line of the help, and the module that does it."""
+
+    name: str
+    meaning: str
+    module: str
+
+
+COMMANDS = {
+    "Train": [
+        Command("serial", "run in this process: starts within seconds", "fedapps.serial"),
+        Command("run", "run on Flower's engine: several workers, GPUs, devices", "fedapps.launch"),
+        Command("status", "show the SuperLink that `run` uses, and its runs", "fedapps.cli.status"),
+        Command("stop", "end that SuperLink and all that it started", "fedapps.cli.stop"),
+    ],
+    "Choose": [
+        Command("methods", "list the methods: strategy=NAME", "fedapps.cli.methods"),
+        Command("models", "list the models: model=NAME", "fedapps.cli.models"),
+        Command("keys", "list all settings with defaults and meanings", "fedapps.cli.keys"),
+    ],
+    "Look at results": [
+        Command("evaluate", "score a run anew, without training it", "fedapps.cli.evaluate"),
+        Command("plot", "draw the plots of a run again, as png, svg or pdf", "fedapps.cli.plot"),
+        Command("report", "write the page of a run, report.html, again", "fedapps.cli.report"),
+    ],
+    "Use what was trained": [
+        Command("predict", "classify images with a trained model", "fedapps.cli.predict"),
+        Command("export", "write a trained model to a file", "fedapps.cli.export"),
+    ],
+    "Papers and devices": [
+        Command("experiments", "run the papers' tables", "fedapps.cli.experiments"),
+        Command("supernode", "start a device with data of its own", "fedapps.cli.supernode"),
+    ],
+}
+END = """\
+`fedapps COMMAND -h` explains a command, with examples. Each run ends with the path of its run
+directory, which holds tables, plots and the trained model.\
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the words say (None: those of the process); return the exit status."""
+    if arguments is None:
+        arguments = sys.argv[1:]
+        if hasattr(signal, "SIGPIPE"):  # `... | head` ends it without a traceback
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    name, *words = [*arguments] or ["--help"]
+    if name in ("-h", "--help"):
+        print(overview())
+        return 0
+    if name == "--version":
+        return version()
+    known = {command.name: command for group in COMMANDS.values() for command in group}
+    if name not in known:
+        hint = did_you_mean(name, known)
+        print(f"error: no command {name}{hint}; `fedapps -h` lists them", file=sys.stderr)
+        return 2
+    return perform(known[name], words)
+
+
+def perform(command: Command, words: Sequence[str]) -> int:
+    """Do a command; return its exit status."""
+    try:
+        module = importlib.import_module(command.module)
+        if hasattr(module, "hand_on"):
+            status: int = module.hand_on(words)
+            return status
+        prog = f"fedapps {command.name}"
+        return execute(prog, module.__doc__, module.add_arguments, module.run, words)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def overview() -> str:
+    """Return the help that leads to the commands."""
+    lines = [__doc__ or ""]
+    for group, commands in COMMANDS.items():
+        lines += [f"{group}:", *(f"  {c.name:<13} {c.meaning}" for c in commands), ""]
+    return "\n".join([*lines, END])
+
+
+def version() -> int:
+    """Print the version."""
+    from fedapps.core import project
+
+    print(f"fedapps {project.version()}")
+    return 0

@@ -6,19 +6,17 @@ key that some method has a default of its own for is `""` there, in the method's
 set is then seen to be set, and wins. The defaults of such keys are in `[tool.fedapps.defaults]`.
 """
 
-import re
 import tomllib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import click
 import msgspec
 import tomli_w
 
-from fedapps.core import project, registry
+from fedapps.core import flower, options, project, registry
 from fedapps.core.errors import RunError
-from fedapps.core.flower import flatten_dict, parse_config_args, unflatten_dict
+from fedapps.core.options import parse_option
+from fedapps.core.privacy_settings import PrivacySettings
 from fedapps.core.schema import (
     Count,
     MethodSettings,
@@ -28,7 +26,7 @@ from fedapps.core.schema import (
     literal,
     table_of,
 )
-from fedapps.core.settings import TABLES, PrivacySettings, Settings
+from fedapps.core.settings import TABLES, Settings
 from fedapps.core.words import did_you_mean
 
 __all__ = [  # all that others need to know of settings
@@ -50,6 +48,7 @@ __all__ = [  # all that others need to know of settings
     "parse",
     "parse_option",
     "read",
+    "read_general",
     "resolved",
     "resumed_from",
     "stored",
@@ -60,7 +59,7 @@ __all__ = [  # all that others need to know of settings
 DEVICE = "device"  # as dataset: every client is a device with data of its own
 LATEST = "latest"  # as resume
 UNSET = ""  # value of a key with a default in [tool.fedapps.defaults]
-_PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")  # as in Flower's parse_config_args
+ALL_KEYS = "`fedapps keys` lists all keys"
 _REPEAT = "To repeat this run: flwr run . --run-config <this file>"
 
 
@@ -69,7 +68,7 @@ _REPEAT = "To repeat this run: flwr run . --run-config <this file>"
 
 def defaults() -> dict[str, Scalar]:
     """Return the run-config of a run that sets nothing, flat (`local.match-compute`)."""
-    return flatten_dict(project.run_config())
+    return options.flat(project.run_config())
 
 
 def resolved(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -78,7 +77,7 @@ def resolved(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
     A method's key that is unset takes the general key if that is set, else its own default.
     """
     found = dict(flat)
-    for key, default in flatten_dict(project.defaults()).items():
+    for key, default in options.flat(project.defaults()).items():
         if flat.get(key) == UNSET:
             table, _, general = key.rpartition(".")
             is_set = bool(table) and flat.get(general, UNSET) != UNSET
@@ -98,45 +97,39 @@ def read(flat: Mapping[str, Scalar]) -> Settings:
     Raises `RunError` with one line: key, value, what is allowed.
     """
     method = registry.method_settings(str(flat.get("strategy", "")), flat)
+    return msgspec.structs.replace(
+        read_general(flat), method=method, flat=tuple(sorted(flat.items()))
+    )
+
+
+def read_general(flat: Mapping[str, Scalar]) -> Settings:
+    """Check all but the method's own settings, for which its module would have to be loaded.
+
+    Raises `RunError` as `read` does.
+    """
+    registry.check(str(flat.get("strategy", "")))
     tables = {name: convert(table_of(flat, name), cls, f"{name}.") for name, cls in TABLES.items()}
     settings: Settings = convert(effective(flat) | tables, Settings, "")
     _check(settings)
-    return msgspec.structs.replace(settings, method=method, flat=tuple(sorted(flat.items())))
+    return settings
 
 
 # Text ---------------------------------------------------------------------------------------------
 
 
-def parse(options: Sequence[str]) -> dict[str, Scalar]:
-    """Parse `--run-config` options as `flwr run` does and lay them over the defaults.
+def parse(texts: Sequence[str]) -> dict[str, Scalar]:
+    """Parse `--run-config` options and lay them over the defaults.
 
     A later option wins key by key (Flower's parser would replace a whole method table).
     """
     changes: dict[str, Scalar] = {}
-    for option in options:
+    for option in texts:
         changes |= parse_option(option)
     known = defaults()
     for key in changes:
         if key not in known:
-            raise RunError(f"unknown key {key}{did_you_mean(key, known)}; README lists all keys")
+            raise RunError(f"unknown key {key}{did_you_mean(key, known)}; {ALL_KEYS}")
     return known | resumed_from(changes) | changes
-
-
-def parse_option(option: str, name: str = "--run-config") -> dict[str, Scalar]:
-    """Parse the value of one option `name` to flat keys; refuses what Flower skips silently."""
-    pairs = "" if option.endswith(".toml") else option
-    rest = " ".join(_PAIR.sub(" ", pairs).split())
-    if rest:
-        raise RunError(
-            f"{name} {option}: cannot read {rest}; write key=value pairs without spaces around ="
-        )
-    for key, count in Counter(key for key, _ in _PAIR.findall(pairs)).items():
-        if count > 1:
-            raise RunError(f"{name} {option}: {key} is there {count} times; give it once")
-    try:
-        return parse_config_args([option])
-    except (click.ClickException, tomllib.TOMLDecodeError, OSError, ValueError) as error:
-        raise RunError(f"{name} {option}: {getattr(error, 'message', error)}") from error
 
 
 def resumed_from(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -149,7 +142,7 @@ def stored(folder: Path) -> dict[str, Scalar]:
     """Read the run-config of a run directory, flat; raises `RunError` if it is none."""
     path = folder / "config.toml"
     try:
-        return flatten_dict(tomllib.loads(path.read_text("utf-8")))
+        return options.flat(tomllib.loads(path.read_text("utf-8")))
     except (OSError, ValueError) as error:  # of TOML and of UTF-8, too
         reason = getattr(error, "strerror", None) or error
         raise RunError(f"{folder} is no run directory: {path.name}: {reason}") from error
@@ -163,10 +156,10 @@ def to_toml(flat: Mapping[str, Scalar]) -> str:
     values = effective(flat)
     unset = [
         f"# {key} is unset; in this run it was {literal(values[key])}\n"
-        for key in flatten_dict(project.defaults())
+        for key in options.flat(project.defaults())
         if "." not in key and flat.get(key) == UNSET
     ]
-    return "".join([f"# {_REPEAT}\n", *unset, tomli_w.dumps(unflatten_dict(dict(flat)))])
+    return "".join([f"# {_REPEAT}\n", *unset, tomli_w.dumps(flower.unflatten_dict(dict(flat)))])
 
 
 # Checks -------------------------------------------------------------------------------------------

@@ -24,8 +24,6 @@ from fedapps.core import log as log_lines
 
 if TYPE_CHECKING:
     from flwr.app.message import make_message as make_message
-    from flwr.common.config import flatten_dict as flatten_dict
-    from flwr.common.config import parse_config_args as parse_config_args
     from flwr.common.config import unflatten_dict as unflatten_dict
     from flwr.common.constant import ErrorCode as ErrorCode
     from flwr.common.logger import log as log
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
 TESTED = "1.41"  # the version that requirements.lock has and that is known to work
 _MODULES = {
     "flwr.app.message": ("make_message",),
-    "flwr.common.config": ("flatten_dict", "parse_config_args", "unflatten_dict"),
+    "flwr.common.config": ("unflatten_dict",),
     "flwr.common.constant": ("ErrorCode",),
     "flwr.common.logger": ("log",),
     "flwr.supercore.constant": ("SYSTEM_MESSAGE_TYPE",),

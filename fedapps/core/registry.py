@@ -12,9 +12,6 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from flwr.client import NumPyClient
-from flwr.serverapp.strategy import Strategy
-
 import clients
 import strategies
 from fedapps.core.errors import RunError
@@ -31,12 +28,18 @@ def names() -> tuple[str, ...]:
 
 def strategy_class(name: str) -> Any:
     """Return the strategy class of method `name`; raises `RunError` if there is no such method."""
-    return _own_class(_module(strategies, name), Strategy, "BaseStrategy")
+    module = _module(strategies, name)
+    from flwr.serverapp.strategy import Strategy  # takes long, and a wrong name needs none
+
+    return _own_class(module, Strategy, "BaseStrategy")
 
 
 def client_class(name: str) -> Any:
     """Return the client class of method `name`; raises `RunError` if there is no such method."""
-    return _own_class(_module(clients, name), NumPyClient, "BaseClient")
+    module = _module(clients, name)
+    from flwr.client import NumPyClient
+
+    return _own_class(module, NumPyClient, "BaseClient")
 
 
 def settings_class(name: str) -> Any:
@@ -53,11 +56,16 @@ def method_settings(name: str, flat: Mapping[str, Scalar]) -> Any:
     return convert(own, cls, name + ".")
 
 
-def _module(package: ModuleType, name: str) -> ModuleType:
+def check(name: str) -> None:
+    """Raise `RunError` if there is no method `name`."""
     if name not in names():
         close = nearest(name, names())
         hint = f" (did you mean {close}?)" if close else ""
         raise RunError(f'strategy = "{name}": must be one of {", ".join(names())}{hint}')
+
+
+def _module(package: ModuleType, name: str) -> ModuleType:
+    check(name)
     path = f"{package.__name__}.{name}"
     try:
         return importlib.import_module(path)

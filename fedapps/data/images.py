@@ -10,7 +10,7 @@ import numpy as np
 from fedapps.core.errors import RunError
 from fedapps.core.words import number
 from fedapps.data.dataset import Shape
-from fedapps.data.npz import KEYS, Array, headers, reading
+from fedapps.data.npz import KEYS, Array, headers, members, reading
 
 MAX_CLASSES = 65_536  # a larger label is a mistake that would cost a huge last layer
 
@@ -80,7 +80,7 @@ def open_npz(path: Path) -> tuple[Images, np.ndarray, int]:
     for key in (f"{part}_{kind}" for part in parts for kind in ("images", "labels")):
         if key not in arrays:
             raise RunError(
-                f"{path}: key {key} is missing; found {', '.join(arrays) or 'none'};"
+                f"{path}: key {key} is missing; found {', '.join(members(path)) or 'none'};"
                 f" needed {', '.join(KEYS)}"
             )
     images = tuple(arrays[f"{part}_images"] for part in parts)
@@ -99,6 +99,11 @@ def check_images(images: Array, first: Array) -> None:
         raise RunError(f"{where} has dtype {images.dtype}; must be uint8 or float")
     if len(images.shape) not in (3, 4):
         raise RunError(f"{where} has shape {list(images.shape)}; must be [N, H, W] or [N, H, W, C]")
+    if len(images.shape) == 4 and images.shape[1] in (1, 3) and images.shape[3] not in (1, 3):
+        raise RunError(
+            f"{where} has shape {list(images.shape)}, which looks like [N, C, H, W]; must be"
+            f" [N, H, W] or [N, H, W, C]: save {images.key}.transpose(0, 2, 3, 1)"
+        )
     if min(images.shape) < 1:
         raise RunError(f"{where} has shape {list(images.shape)}; every side must be at least 1")
     if _shape(images) != _shape(first) or images.dtype != first.dtype:

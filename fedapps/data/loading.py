@@ -12,6 +12,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.words import nearest, number
 from fedapps.data.dataset import Dataset
 from fedapps.data.images import open_npz
+from fedapps.data.npz import KEYS
 from fedapps.data.own import of_user
 from fedapps.data.sources import NAMES, SOURCES
 
@@ -24,6 +25,12 @@ def load(name: str, root: str) -> Dataset:
     """
     if name.endswith(".npz"):
         return of_user(_absolute("dataset", name))
+    if name not in SOURCES and _is_path(name):
+        what = "is a folder" if Path(name).expanduser().is_dir() else "is no .npz file"
+        raise RunError(
+            f'dataset = "{name}": {what}; own data is an .npz file with {", ".join(KEYS)}'
+            ' (folders of pictures: only on devices, dataset = "device")'
+        )
     if name not in SOURCES:
         close = nearest(name.lower(), NAMES, always=True)
         raise RunError(
@@ -34,6 +41,10 @@ def load(name: str, root: str) -> Dataset:
     if not path.exists():
         _make(name, path)
     return _named(name, path)
+
+
+def _is_path(name: str) -> bool:
+    return "/" in name or name.startswith("~") or Path(name).suffix != ""
 
 
 def _named(name: str, path: Path) -> Dataset:

@@ -79,6 +79,12 @@ def class_names(path: Path) -> list[str]:
         return [str(name) for name in file["class_names"]] if "class_names" in file else []
 
 
+def members(path: Path) -> list[str]:
+    """Return the names of all arrays in an .npz."""
+    with reading(path), zipfile.ZipFile(path) as archive:
+        return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
 def headers(path: Path) -> dict[str, Array]:
     """Describe the `MEMBERS` of an .npz from their headers alone, by key."""
     with reading(path), zipfile.ZipFile(path) as archive, path.open("rb") as file:

@@ -174,7 +174,7 @@ def export(model: Personalized, path: Path) -> None:
     if path.suffix == ".onnx":
         for package in ("onnx", "onnxscript"):
             if importlib.util.find_spec(package) is None:
-                raise RunError(f"--output {path}: needs {package}; pip install 'fedapps[onnx]'")
+                raise RunError(f"--output {path}: needs {package}; pip install onnx onnxscript")
     write_whole(path, lambda temporary: writers[path.suffix](model, temporary))
 
 

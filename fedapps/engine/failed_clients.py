@@ -22,6 +22,10 @@ class ClientError(Exception):
     """A client has failed in a run that is to stop there; its own error is the cause."""
 
 
+class DivergedError(FloatingPointError):
+    """A client's training has diverged: settings are to blame, not code."""
+
+
 @contextmanager
 def raising(wanted: bool) -> Iterator[None]:
     """Let failures of clients in this process raise `ClientError` (the serial engine)."""
@@ -37,16 +41,17 @@ def record(folder: Path, where: str, error: Exception) -> None:
     """Append a failure's traceback to the log in `folder`; `where` is the round, client and stage.
 
     In a run that is to stop at the first failure, raises `ClientError` afterwards, or `RunError`
-    for what says in one line what is wrong already.
+    for what says in one line what is wrong already. Training that diverges stops no run.
     """
     if log.has_file(folder / FILE):  # the server's, which runs in this process
         log.debug("%s failed", where, exc_info=error)
     else:
         _append(folder, where, error)
-    if _raising and isinstance(error, RunError):
+    if not _raising or isinstance(error, DivergedError):  # the server says what to do about it
+        return
+    if isinstance(error, RunError):
         raise RunError(f"{where}: {error}") from error
-    if _raising:
-        raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
+    raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 def _append(folder: Path, where: str, error: Exception) -> None:

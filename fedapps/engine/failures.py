@@ -13,6 +13,19 @@ DEVICE_TIMES = 3  # how often in a row all devices that were asked may fail
 ANY = "any"  # training and evaluation together, as they follow each other
 
 
+def refuse_dead_workers(round_: int, failures: Sequence[Failure]) -> None:
+    """Raise `RunError` if a worker process died under any of the failed clients."""
+    dead = [failure for failure in failures if failure.worker_died]
+    if dead:
+        clients = ", ".join(str(failure.client) for failure in dead)
+        whose = f"client{'s' if len(dead) > 1 else ''} {clients}"
+        raise RunError(
+            f"round {round_}: the worker process of {whose} died, mostly for want of"
+            " memory: take fewer workers at once (--federation-config client-resources-num-cpus=2),"
+            " a smaller batch-size or cache-limit"
+        )
+
+
 class FailurePolicy:
     """Ends a run when all clients failed or more than `max-failures` (-1: any number but all).
 

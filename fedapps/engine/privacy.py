@@ -16,7 +16,8 @@ from fedapps.core.config import defaults
 from fedapps.core.draws import generator, sample_clients, sample_poisson, sample_size, secret_seed
 from fedapps.core.errors import RunError
 from fedapps.core.flower import NeighboringRelation, SamplingMethod
-from fedapps.core.settings import PrivacySettings, Settings
+from fedapps.core.privacy_settings import PrivacySettings
+from fedapps.core.settings import Settings
 from fedapps.engine.accounting import Mechanism
 from fedapps.method.update import SERVER, ClientUpdate
 from fedapps.models.layers import Arrays, Layout

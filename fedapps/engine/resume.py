@@ -1,6 +1,7 @@
 """Going on with a run: which one, and whether its settings are those that are asked for."""
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,13 @@ from fedapps.core.config import LATEST
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar, literal
 from fedapps.core.settings import Settings
+from fedapps.core.words import number
 from fedapps.engine import checkpoint
 from fedapps.engine.checkpoint import Checkpoint
 from fedapps.engine.rounds import Rounds
 from fedapps.engine.store import ClientStore
 from fedapps.method.strategy import BaseStrategy
+from fedapps.report.report import Report
 
 # What may differ when a run goes on: where it runs and what it waits for, never what it computes.
 FREE = (INCIDENTAL - {"device", "presum", "threads"}) | {
@@ -84,6 +87,16 @@ def offer(settings: Settings, flat: Mapping[str, Scalar]) -> None:
             done,
         )
         return
+
+
+def interrupted(report: Report) -> str:
+    """Say what there is of a run that the user has interrupted, and how it goes on."""
+    done, total = (report.rows[-1].round if report.rows else 0), report.settings.num_rounds
+    if checkpoint.rounds(report.folder):
+        how = f"fedapps serial -c {shlex.quote(str(report.folder / 'resume.toml'))}"
+        return f"interrupted after round {done} of {total}; this goes on with it: {how}"
+    there = f"the figures of {number(done, 'round')}" if done else "no results yet"
+    return f"interrupted in round {done + 1} of {total}: {report.folder} has {there}, no model"
 
 
 def tell_dependence(folder: Path, strategy: BaseStrategy, done: int) -> None:

@@ -13,9 +13,9 @@ from flwr.serverapp import Grid
 
 from fedapps.core import log
 from fedapps.core.draws import generator
-from fedapps.core.errors import RunError, without_lines
+from fedapps.core.errors import without_lines
 from fedapps.engine.checks import check_aggregate, check_plans, check_strategy
-from fedapps.engine.failures import FailurePolicy
+from fedapps.engine.failures import FailurePolicy, refuse_dead_workers
 from fedapps.engine.figures import Evaluation, FigureChecks
 from fedapps.engine.privacy import RESTS_ON, privacy
 from fedapps.engine.questions import ask
@@ -286,9 +286,8 @@ class Rounds:
         failed = {failure.client for failure in failures}
         self.totals.failed |= failed
         self.nodes.recheck(failed, self.fleet)
-        for failure in failures:
-            if failure.worker_died and self.fleet.workers:  # a simulation's would fail again
-                raise RunError(f"round {round_}: worker died (memory?): {failure.cause}")
+        if self.fleet.workers:  # of a simulation, where the next one would die of the same
+            refuse_dead_workers(round_, failures)
         asked, devices = len(self.exchange.requests), bool(self.fleet.bound)
         self.policy.apply(round_, kind, failures, asked, len(self.totals.failed), devices)
 

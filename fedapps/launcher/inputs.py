@@ -5,13 +5,15 @@ import os
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from fedapps.core.errors import RunError
+from fedapps.core.options import flat, parse_option, quoted
 from fedapps.core.words import did_you_mean
 
 BUNDLED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl", "LICENSE", ".gitignore"}
@@ -23,16 +25,20 @@ def merged(options: Sequence[str]) -> Iterator[list[str]]:
 
     Flower refuses a file beside pairs, and a later option replaces a whole table: several options
     become one temporary file. To go on with a run is to take its settings, too. One option stays
-    as it is, a file's path made absolute.
+    as it is, but for quotes that texts lack and for a file's path, which becomes absolute.
     """
     options = [option for option in options if option.strip()]
     if len(options) < 2 and not any("resume" in option for option in options):
-        yield [str(Path(o).expanduser().resolve()) if o.endswith(".toml") else o for o in options]
+        yield [
+            _absolute(option) if option.endswith(".toml") else quoted(option) for option in options
+        ]
         return
+    from fedapps.core import config  # see refusal
+
     values: dict[str, Any] = {}
     for option in options:
-        values |= _parsed(option)
-    values = _resumed_from(values) | values
+        values |= parse_option(option)
+    values = config.resumed_from(values) | values
     with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
         path = Path(folder) / "run-config.toml"
         path.write_text(tomli_w.dumps(values), "utf-8")
@@ -64,28 +70,30 @@ def staged(app_dir: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def refused_keys(app_dir: Path, options: Sequence[str]) -> str:
-    """Name the key of a run-config that the app lacks, as `flwr run` does not; empty if none."""
-    from fedapps.core.flower import flatten_dict  # see _parsed
+def refusal(app_dir: Path, options: Sequence[str]) -> str:
+    """Say why an app would refuse a run-config; empty if it would not, or if only the run can tell.
+
+    Flower names no key that an app lacks, and a value of ours that cannot be is told only when its
+    engine has started, which takes a minute.
+    """
+    from fedapps.core import config  # what it stands on a help text need not wait for
 
     try:
         project = tomllib.loads((app_dir / "pyproject.toml").read_text("utf-8"))
-        known = flatten_dict(project["tool"]["flwr"]["app"].get("config", {}))
+        known = flat(project["tool"]["flwr"]["app"].get("config", {}))
     except (OSError, KeyError, ValueError):
         return ""
-    for key in (key for option in options for key in _parsed(option) if key not in known):
+    changes = [parse_option(option) for option in options if option.strip()]
+    for key in (key for change in changes for key in change if key not in known):
         return f"unknown key {key}{did_you_mean(key, known)}"
+    if known != config.defaults():  # another app, or another version of this one
+        return ""
+    try:
+        config.read_general(dict(ChainMap(*reversed(changes), known)))
+    except RunError as error:
+        return str(error)
     return ""
 
 
-def _resumed_from(values: Mapping[str, Any]) -> dict[str, Any]:
-    from fedapps.core.config import resumed_from  # see _parsed
-
-    return dict(resumed_from(values))
-
-
-def _parsed(option: str) -> Mapping[str, object]:
-    # Flower takes a second or two to import, which `--stop` and one option need not wait for
-    from fedapps.core.config import parse_option
-
-    return parse_option(option)
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve())

@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fedapps.core.errors import RunError
 
@@ -45,12 +46,23 @@ class LaunchResult:
 
 def parse_status(output: str) -> tuple[str, str]:
     """Return status and details from what `flwr ls --run-id N --format json` printed."""
+    run = answer_of(output)["runs"][0]
+    return run["status"], run["status-details"]
+
+
+def answer_of(output: str) -> dict[str, Any]:
+    """Return what `flwr ls --format json` printed; raises `RunError` if it is no answer."""
     start = output.find("{")
-    answer = json.loads(output[start:]) if start >= 0 else {}
+    answer: dict[str, Any] = json.loads(output[start:]) if start >= 0 else {}
     if not answer.get("success"):
         raise RunError(f"flwr ls: {answer.get('error-message', output) or 'no answer'}")
-    run = answer["runs"][0]
-    return run["status"], run["status-details"]
+    return answer
+
+
+def details_of(run: Mapping[str, Any]) -> str:
+    """Return why a listed run failed, without Flower's preface; empty if it tells nothing."""
+    details = " ".join(_DETAILS.sub("", run["status-details"]).split())
+    return "" if details in _VAGUE else details
 
 
 def boxed(lines: Sequence[str]) -> str:

@@ -27,6 +27,15 @@ class SuperLink:
     port: int
     bin_dir: Path
 
+    @property
+    def version(self) -> str:
+        """The version of the Flower that is installed where it runs, "?" if that is unknown."""
+        from importlib import metadata  # takes as long as all the rest of a help text
+
+        places = [str(path) for path in self.bin_dir.parent.glob("lib/python*/site-packages")]
+        found = metadata.distributions(name="flwr", path=places)
+        return next((package.version for package in found), "?")
+
 
 def superlink(home: Path | None) -> SuperLink | None:
     """Return the SuperLink that `flwr run` started for `home`, if it is running."""
@@ -61,6 +70,11 @@ def log_of(home: Path | None) -> Path:
     return flower_home(home) / "local-superlink" / "superlink.log"
 
 
+def database_of(home: Path | None) -> Path:
+    """Return the database of a home's SuperLink."""
+    return log_of(home).with_name("state.db")
+
+
 def environment(home: Path | None, port: int | None = None, own: bool = True) -> dict[str, str]:
     """Return the environment for `flwr`: home, port, this interpreter's programs first in PATH.
 
@@ -68,6 +82,8 @@ def environment(home: Path | None, port: int | None = None, own: bool = True) ->
     packages; Flower would install the app's dependencies for each run.
     """
     env = dict(os.environ, PYTHONUNBUFFERED="1")
+    warnings = [env.get("PYTHONWARNINGS", ""), "ignore:Tip:FutureWarning:ray._private.worker"]
+    env["PYTHONWARNINGS"] = ",".join(filter(None, warnings))  # Ray's, for who programs with it
     env.setdefault("FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION", "1")
     env["PATH"] = os.pathsep.join([str(bin_dir()), env.get("PATH", "")])
     if home is not None:

@@ -25,18 +25,27 @@ def make(runs_dir: Path, run_name: str, what: str) -> Path:
 
     Raises `RunError` if a named run exists or the folder cannot be made.
     """
-    if Path(run_name).is_absolute() or ".." in Path(run_name).parts:
-        raise RunError(f'run-name = "{run_name}": must be a name below runs-dir')
+    if run_name and (run_name != Path(run_name).name or run_name == ".."):
+        raise RunError(
+            f'run-name = "{run_name}": must be a name without /, for a folder in runs-dir'
+        )
     for folder in _candidates(runs_dir, run_name, what):
         try:
             folder.mkdir(parents=True)
             return folder
         except FileExistsError as error:
             if not folder.exists():  # it is a file on the way that exists
-                raise RunError(f"cannot make {folder}: {error.strerror}") from error
+                raise _cannot_make(folder, error) from error
         except OSError as error:
-            raise RunError(f"cannot make {folder}: {error.strerror or error}") from error
+            raise _cannot_make(folder, error) from error
     raise RunError(f'run-name = "{run_name}": {folder} exists; take another name or ""')
+
+
+def _cannot_make(folder: Path, error: OSError) -> RunError:
+    return RunError(
+        f'runs-dir = "{folder.parent}": no folder can be made there ({error.strerror or error});'
+        " take one that you may write to, as ~/fedapps-runs"
+    )
 
 
 def start(path: Path, rows: Rows) -> None:

@@ -177,7 +177,6 @@ class Report:
             self._plot()
             self._draw_page()
         print_summary(summary, self.settings, self.figures)
-        log.info("%s", self.folder)
 
     def _configure(self, flat_config: Mapping[str, Scalar]) -> None:
         """Write config.toml, which repeats the run, and resume.toml, which goes on with it."""

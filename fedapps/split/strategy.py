@@ -212,15 +212,15 @@ class SplitStrategy(BaseStrategy):
 
     def train_nodes(self, nodes: list[int], workers: int) -> list[int]:
         """In a simulation clients train on one SuperNode, unless `channel-nodes` says other."""
-        chosen = nodes[: self.settings.channel_nodes or (1 if workers else None)]
-        if 0 < workers < len(chosen):
+        wanted = self.settings.channel_nodes or (1 if workers else len(nodes))
+        at_once = min(workers, len(nodes))
+        if workers > 0 and at_once < wanted:
             raise RunError(
-                f"channel-nodes: {len(chosen)} SuperNodes train at the same time, but only "
-                f"{workers} can work at once; use channel-nodes=1, or --federation-config "
-                f"'num-supernodes={len(chosen)} client-resources-num-cpus=1 "
-                f"init-args-num-cpus={len(chosen)}'"
+                f"channel-nodes = {wanted}: {wanted} SuperNodes must work at the same time, here "
+                f"{at_once} can; use channel-nodes=1, or fedapps run with --federation-config "
+                f"'num-supernodes={wanted} client-resources-num-cpus=1 init-args-num-cpus={wanted}'"
             )
-        return chosen
+        return nodes[:wanted]
 
     def unreachable(self) -> dict[int, str]:
         """Return clients that are out of the round for so long that nobody will reply for them."""

@@ -5,10 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fedapps.core import log
 from fedapps.core.errors import RunError
+from fedapps.core.words import number
 from fedapps.wire.fleet import Bound, Fleet
 from fedapps.wire.grid import StreamingGrid, poll_wait
 from fedapps.wire.hello import Hello, pack_greeting, unpack_hello
 
+FIRST_LINE = 5.0  # seconds after which a wait is told; then whenever it has doubled
 PARTS = ("train", "test", "validation")
 HELLO_WAIT = 60.0  # seconds that a newcomer may take to say who it is before a round goes on
 
@@ -50,7 +52,7 @@ class NodeRegistry:
         In a simulation a node also tells how many there will be, since they register one by one.
         Raises `RunError` if there are too few after `timeout` seconds.
         """
-        start, reported = time.monotonic(), 0.0
+        start, next_line = time.monotonic(), FIRST_LINE
         asked = self._asked.items()
         self._asked = {id_: (n, at) for id_, (n, at) in asked if start - at < HELLO_WAIT}
         self._recheck |= self._rejected.keys()
@@ -68,12 +70,19 @@ class NodeRegistry:
                 return fleet
             if late:
                 raise RunError(self._too_few(fleet))
-            if now - start - reported > 5:
-                reported = now - start
-                count = f"{len(fleet.nodes)} of {self.at_least}"
-                more = f", {len(newcomers)} to say who they are" if newcomers else ""
-                log.info("waiting for SuperNodes: %s%s", count, more)
+            if now - start > next_line:
+                next_line = 2 * (now - start)
+                log.info("%s", self._waiting(fleet, len(newcomers), now - start))
             time.sleep(poll_wait(now - start))
+
+    def _waiting(self, fleet: Fleet, starting: int, seconds: float) -> str:
+        """Say what is waited for: SuperNodes that are there and start, or such that are to come."""
+        ready = len(fleet.nodes)
+        if ready + starting >= self.at_least:
+            return f"{number(starting, 'SuperNode')} starting, for {seconds:.0f} s now"
+        come = f"{ready} of {self.at_least} are ready (min-available)"
+        more = f", {starting} starting" if starting else ""
+        return f"waiting for {number(self.at_least - ready - starting, 'SuperNode')}: {come}{more}"
 
     def recheck(self, clients: Iterable[int], fleet: Fleet) -> None:
         """Ask the devices of `clients` again: one that failed may have been started anew."""

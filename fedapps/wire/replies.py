@@ -81,8 +81,9 @@ def unpack_reply(
     """
     if reply.has_error():
         reason = reply.error.reason or ""
-        died = DEAD_WORKER.search(reason) is not None
-        return [], [Failure(request.client, one_line(reason), died) for request in requests]
+        died = DEAD_WORKER.search(reason)
+        cause = f"its worker process died ({died[0]})" if died else one_line(reason)
+        return [], [Failure(request.client, cause, died is not None) for request in requests]
     content, alone = reply.content, len(requests) == 1
     try:
         check_size(content, sum(request.most_bytes(layout) for request in requests))

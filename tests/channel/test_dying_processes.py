@@ -11,14 +11,14 @@ import msgspec
 import pytest
 from flwr.app import Message
 
-from fedapps import serial
-from fedapps.serial import SerialGrid
 from fedapps.split import strategy as split
 from fedapps.split.client import Link
 from fedapps.split.connection import Connection
 from fedapps.split.frames import Frame
 from fedapps.training.plan import Plan
+from fedapps.wire import serial_grid
 from fedapps.wire.requests import read_request
+from fedapps.wire.serial_grid import SerialGrid
 from tests.support.clock import until
 from tests.support.split_rounds import (
     BAD,
@@ -128,7 +128,7 @@ def test_a_supernode_that_died_is_given_up_after_the_grace_time(
 ):
     """Its message is never answered; the run does not wait for the end of round-timeout."""
     monkeypatch.setattr(split, "REPLY_TIME", 0.3)
-    monkeypatch.setattr(serial, "SerialGrid", Dying)
+    monkeypatch.setattr(serial_grid, "SerialGrid", Dying)
     start = time.monotonic()
     folder = serial_run(tiny_npz, RUN, num_supernodes=2)
     took = time.monotonic() - start
@@ -153,7 +153,7 @@ def test_a_supernode_that_never_starts_costs_join_timeout_in_each_round(
             until(lambda: missing == session.lost.keys())
             clock.move(split.REPLY_TIME + 1)
 
-    monkeypatch.setattr(serial, "SerialGrid", Silent)
+    monkeypatch.setattr(serial_grid, "SerialGrid", Silent)
     start = time.monotonic()
     folder = serial_run(tiny_npz, RUN, "num-rounds=2 join-timeout=2.0", num_supernodes=2)
     assert time.monotonic() - start < SOON

@@ -13,7 +13,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from fedapps import server_app
 from fedapps.core import config
 from fedapps.device import supernode, warm
-from fedapps.serial import SerialGrid
+from fedapps.wire.serial_grid import SerialGrid
 from tests.deploy.helpers import PATIENCE, flower
 
 PULLS = dict(inflatable_utils.pull_objects.__kwdefaults__)

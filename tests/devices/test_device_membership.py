@@ -8,9 +8,9 @@ from flwr.app import Context, RecordDict
 
 from fedapps import client_app, server_app
 from fedapps.core.errors import RunError
-from fedapps.serial import DeviceGrid
 from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.nodes import NodeRegistry
+from fedapps.wire.serial_grid import DeviceGrid
 from tests.devices.helpers import DEVICES, RUN
 
 
@@ -75,7 +75,7 @@ def test_too_few_devices_are_waited_for_with_a_line(flat_config, nodes, monkeypa
     grid.get_node_ids = lambda: [1, 2] if clock.now > 10 else [1]
     fleet = NodeRegistry(StreamingGrid(grid), 2, 60.0, DEVICES, simulated=False).wait_for_nodes()
     assert list(fleet.bound) == [0, 1]
-    assert capsys.readouterr().out.count("waiting for SuperNodes: 1 of 2") == 1
+    assert capsys.readouterr().out.count("waiting for 1 SuperNode: 1 of 2 are ready") == 1
 
 
 def test_a_device_that_is_lost_in_a_round_costs_that_client_only(

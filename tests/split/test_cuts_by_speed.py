@@ -7,8 +7,8 @@ from flwr.app import MetricRecord
 
 from clients.fedfc import FedFCClient
 from fedapps.core.errors import RunError
-from fedapps.serial import SerialGrid
 from fedapps.wire.replies import unreadable
+from fedapps.wire.serial_grid import SerialGrid
 from strategies.fedfc import FedFC, deepest
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedapps.core.flower import flatten_dict
+from fedapps.core.options import flat
 
 Row = dict[str, str]
 
@@ -87,7 +87,7 @@ def _text(path: Path) -> str:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = flatten_dict(tomllib.loads(_text(path)))
+        found: dict[str, Any] = flat(tomllib.loads(_text(path)))
     except (tomllib.TOMLDecodeError, ValueError):
         return {}
     return found

@@ -1,0 +1,26 @@
+"""Score a saved run anew, with another personalization, without training it again.
+
+It writes RUN/evaluation-1.csv, a line for each client, and adds the means to RUN/evaluations.csv.
+
+    fedapps evaluate ~/fedapps-runs/mine -c 'finetune-epochs=20 finetune-part=head'
+"""
+
+import argparse
+
+from fedapps.cli.chosen_model import path
+from fedapps.core.options import add_run_config, parse_option
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("run", type=path, metavar="RUN", help="the directory of a simulation")
+    add_run_config(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Evaluate and print where the table is; raises `RunError`."""
+    from fedapps.engine import again
+
+    changes = {k: v for option in options.run_config for k, v in parse_option(option).items()}
+    again.evaluate(options.run.absolute(), changes)
+    return 0

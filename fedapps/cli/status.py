@@ -1,0 +1,38 @@
+"""Show the SuperLink that `fedapps run` uses in the background, and the runs on it.
+
+The newest runs come first. `flwr stop RUN_ID` ends one of them, `fedapps stop` the SuperLink.
+"""
+
+import argparse
+import textwrap
+
+from fedapps.core.options import add_home
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    add_home(parser)
+    parser.add_argument(
+        "--limit", type=int, default=10, metavar="N", help="show N runs at most [10]"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print a line about the SuperLink and a line for each run."""
+    from fedapps.launcher.runs import listed
+    from fedapps.launcher.superlink import flower_home, superlink
+
+    home, link = flower_home(options.home), superlink(options.home)
+    if link is None:
+        print(f"no SuperLink of {home} is running; `fedapps run` starts one")
+        return 0
+    print(f"SuperLink of {home}: port {link.port}, process {link.pid}, Flower {link.version}")
+    runs = listed(home, link, options.limit)
+    if not runs:
+        print("no runs yet")
+        return 0
+    for run in runs:
+        print(f"run {run.id}  {run.status}  since {run.since}  {run.seconds:.0f} s")
+        if run.error:
+            print("   ", textwrap.shorten(run.error, 95, placeholder=" ..."))
+    return 0

@@ -1,0 +1,20 @@
+"""End the SuperLink that `fedapps run` leaves in the background, and all that it started.
+
+A run of it that is still going on is lost.
+"""
+
+import argparse
+
+from fedapps.core.options import add_home
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    add_home(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """End it and say so."""
+    from fedapps.launch import end
+
+    return end(options.home)

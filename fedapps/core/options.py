@@ -1,0 +1,121 @@
+"""Options of the command line that are alike everywhere, and `-c` read without Flower.
+
+What `-c` reads is what `flwr run --run-config` reads, and one thing more: a text without spaces
+needs no quotes, as `strategy=fedper`, because a shell takes them away from `-c strategy="fedper"`.
+"""
+
+import argparse
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedapps.core.errors import RunError
+
+Flat = dict[str, bool | int | float | str]
+NAME = "--run-config"
+_PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")  # as in Flower's parse_config_args
+_BARE = re.compile(r"""[^\s'"\\\[\]{}]+""")  # a word that can only be a text if it is no number
+
+
+def add_run_config(parser: argparse.ArgumentParser) -> None:
+    """Add `-c`, which may be given several times; a later one wins key by key."""
+    parser.add_argument(
+        "-c",
+        NAME,
+        action="append",
+        default=[],
+        metavar="KEYS|FILE",
+        help="settings as 'KEY=VALUE KEY=VALUE', or a .toml file of them; may be repeated, a later "
+        "one wins. `fedapps keys` lists all keys",
+    )
+
+
+def add_home(parser: argparse.ArgumentParser) -> None:
+    """Add `--home`: whose SuperLink is meant."""
+    parser.add_argument("--home", type=Path, help="home of the SuperLink [FLWR_HOME or ~/.flwr]")
+
+
+def parse_option(option: str, name: str = NAME) -> Flat:
+    """Read the value of one option `name` to flat keys; raises `RunError`.
+
+    It refuses what Flower skips silently: words that belong to no pair, and keys that come twice.
+    """
+    if option.endswith(".toml"):
+        return _read_file(option, name)
+    pairs = _PAIR.findall(option)
+    rest = " ".join(_PAIR.sub(" ", option).split())
+    if rest:
+        file = ", or the path of a .toml file" if Path(option).expanduser().exists() else ""
+        raise RunError(
+            f"{name} {option}: cannot read {rest}; write key=value pairs without spaces around ="
+            f"{file}"
+        )
+    for key, count in Counter(key for key, _ in pairs).items():
+        if count > 1:
+            raise RunError(f"{name} {option}: {key} is there {count} times; give it once")
+    where = f"{name} {option}"
+    return {key: _scalar(key, _value(key, text, where), where) for key, text in pairs}
+
+
+def quoted(option: str) -> str:
+    """Return an option's text with quotes around texts that lack them, as Flower needs them."""
+
+    def quote(match: re.Match[str]) -> str:
+        key, text = match.groups()
+        return f'{key}="{text}"' if _is_bare(text) else match[0]
+
+    return _PAIR.sub(quote, option)
+
+
+def _is_bare(text: str) -> bool:
+    """Tell whether a value is a text without its quotes."""
+    try:
+        tomllib.loads(f"x = {text}")
+    except tomllib.TOMLDecodeError:
+        return _BARE.fullmatch(text) is not None
+    return False
+
+
+def _value(key: str, text: str, where: str) -> object:
+    if _is_bare(text):
+        return text
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError as error:
+        what = f"{key} is no number, true, false or text; write a text in quotes"
+        raise RunError(f"""{where}: {what}, as '{key}="..."'""") from error
+
+
+def _scalar(key: str, value: object, where: str) -> bool | int | float | str:
+    if isinstance(value, bool | int | float | str):
+        return value
+    raise RunError(
+        f"{where}: {key} must be a number, true, false or text; a list is one text, as "
+        f'{key}="1,2,3"'
+    )
+
+
+def _read_file(option: str, name: str) -> Flat:
+    """Read a TOML file; its tables become keys as `fedper.personal-layers`."""
+    try:
+        values = tomllib.loads(Path(option).expanduser().read_text("utf-8"))
+    except UnicodeDecodeError as error:
+        raise RunError(f"{name} {option}: is no text file; must be TOML in UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise RunError(f"{name} {option}: is no TOML file ({error})") from error
+    except OSError as error:
+        reason = error.strerror or error
+        raise RunError(f"{name} {option}: cannot be read ({reason})") from error
+    return {key: _scalar(key, value, f"{name} {option}") for key, value in flat(values).items()}
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested tables as one, with keys as `fedper.personal-layers`."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        inner = isinstance(value, Mapping)
+        found |= flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return found

@@ -1,0 +1,133 @@
+"""The Grid of the serial engine (`fedapps.serial`): its SuperNodes are calls in this process."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from inspect import getattr_static
+from uuid import uuid4
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from fedapps.core import flower
+from fedapps.core.errors import RunError
+from fedapps.core.flower import Run, leave_as_it_is
+from fedapps.core.schema import Scalar
+from fedapps.wire.requests import is_concurrent
+
+
+def identify_task() -> None:
+    """Say who sends: Flower makes messages only in a process whose task is known."""
+    try:
+        identity = flower.TaskIdentity
+        for name, value in {"run_id": 1, "node_id": 0, "task_id": 0}.items():
+            getattr_static(identity, name)  # what is not there Flower would never look at
+            setattr(identity, name, value)
+    except (ImportError, AttributeError) as error:
+        cost = "a serial run needs messages that can be made without it"
+        leave_as_it_is("the identity of a task", str(error), cost)
+
+
+def give_id(message: Message) -> None:
+    """Give a message that is sent its id, as Flower's own Grids do; raises `RunError`."""
+    fields = vars(message.metadata)
+    if "_message_id" in fields:
+        fields["_message_id"] = str(uuid4())
+        return
+    leave_as_it_is("a message's id", "its metadata have no _message_id", "nothing, if it has one")
+    if not message.metadata.message_id:
+        raise RunError(
+            f"Flower {flower.version()} gives messages no id that the serial engine can set; "
+            f"install one that is known to work: pip install 'flwr=={flower.TESTED}.*'"
+        )
+
+
+class SerialGrid(Grid):
+    """A Grid whose SuperNodes are calls of the ClientApp in this process."""
+
+    def __init__(
+        self, client_app: ClientApp, run_config: dict[str, Scalar], num_nodes: int
+    ) -> None:
+        identify_task()
+        self.client_app = client_app
+        self.contexts = {
+            node: Context(
+                run_id=1,
+                node_id=node,
+                node_config={"partition-id": node - 1, "num-partitions": num_nodes, "workers": 1},
+                state=RecordDict(),
+                run_config=run_config,
+            )
+            for node in range(1, num_nodes + 1)
+        }
+        self.messages: list[Message] = []
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Keep messages until they are pulled."""
+        new = list(messages)
+        for message in new:
+            give_id(message)
+        self.messages += new
+        return [message.metadata.message_id for message in new]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Run the ClientApp on the next message that was asked for; return its reply."""
+        wanted = set(message_ids)
+        for index, message in enumerate(self.messages):
+            if message.metadata.message_id in wanted:
+                del self.messages[index]
+                return [self.client_app(message, self.contexts[message.metadata.dst_node_id])]
+        return []
+
+    def get_node_ids(self) -> list[int]:
+        """Return the ids of the SuperNodes."""
+        return list(self.contexts)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Run the ClientApp on every message."""
+        return [self.pull_messages([message_id])[0] for message_id in self.push_messages(messages)]
+
+    def set_run(self, run: Run) -> None:
+        """There is one run only."""
+
+    @property
+    def run(self) -> Run:
+        """There is no Flower run behind a serial one."""
+        raise AttributeError("a serial run has no Flower run")
+
+    def create_message(self, *args: object, **kwargs: object) -> Message:
+        """Flower has deprecated this; use `Message(...)`."""
+        raise AttributeError("use flwr.app.Message")
+
+
+class DeviceGrid(SerialGrid):
+    """A serial grid whose SuperNodes are devices; those that share a channel work in threads.
+
+    They work when the first of them is asked for; the replies of the others wait in `ready`.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        run_config: dict[str, Scalar],
+        node_configs: Sequence[Mapping[str, Scalar]],
+    ) -> None:
+        super().__init__(client_app, run_config, len(node_configs))
+        for context, node_config in zip(self.contexts.values(), node_configs, strict=True):
+            context.node_config = dict(node_config)
+        self.ready: list[Message] = []
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Run the ClientApp on the next message, or on all that need each other."""
+        wanted = set(message_ids)
+        taken = [message for message in self.messages if is_concurrent(message)]
+        if wanted.intersection(message.metadata.message_id for message in taken):
+            self.messages = [message for message in self.messages if message not in taken]
+            contexts = [self.contexts[message.metadata.dst_node_id] for message in taken]
+            with ThreadPoolExecutor(len(taken), thread_name_prefix="device") as threads:
+                self.ready += threads.map(self.client_app, taken, contexts)
+        found = [reply for reply in self.ready if reply.metadata.reply_to_message_id in wanted]
+        self.ready = [reply for reply in self.ready if reply not in found]
+        return found or super().pull_messages(wanted)

@@ -1,0 +1,235 @@
+"""The command `fedapps`: its help, its table of commands, and what each of them does."""
+
+import json
+import subprocess
+import sys
+import textwrap
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedapps import cli, server_app
+from fedapps.core import config, project
+from fedapps.launcher import superlink
+from fedapps.launcher.superlink import SuperLink
+from fedapps.report.report import Report
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = [command.name for group in cli.COMMANDS.values() for command in group]
+TINY = "num-clients=4 num-rounds=2 device=cpu evaluate-every=0 finetune-epochs=0"
+
+
+@pytest.fixture
+def options(tiny_npz, tmp_path, data_root):
+    """The options of a run that takes a moment, with runs in tmp_path/runs."""
+    folders = f"runs-dir={tmp_path}/runs data-root={data_root}"
+    return ["-c", tiny_npz, "--run-config", f"{TINY} {folders}"]
+
+
+# Help ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [[], ["-h"], ["--help"]])
+def test_the_overview_has_every_command(words, capsys):
+    assert cli.main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line[2:].split(" ")[0] in COMMANDS] == COMMANDS
+    assert max(map(len, lines)) <= 100
+    assert "  fedapps serial " in lines[3]  # a newcomer's first step stands first
+
+
+def test_the_script_and_the_module_are_the_same(capsys):
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
+    assert scripts == {"fedapps": "fedapps.cli:main"}
+    command = [sys.executable, "-m", "fedapps", "--version"]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert cli.main(["--version"]) == 0
+    assert out == capsys.readouterr().out == f"fedapps {project.version()}\n"
+
+
+def test_help_loads_nothing_that_takes_long():
+    """In a process of its own: the help of every command, one after the other."""
+    program = """
+        import contextlib, io, json, sys
+        from fedapps import cli
+        shown = {}
+        for name in json.loads(sys.argv[1]):
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                try:
+                    status = cli.main([name, "-h"])
+                except SystemExit as end:
+                    status = end.code
+            shown[name] = [status, out.getvalue()]
+        heavy = {"flwr", "matplotlib", "msgspec", "numpy", "pandas", "ray", "rich", "torch"}
+        print(json.dumps([shown, sorted(heavy & sys.modules.keys())]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), json.dumps(COMMANDS)],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    shown, heavy = json.loads(done.stdout)
+    assert heavy == []
+    for name in COMMANDS:
+        code, text = shown[name]
+        assert code == 0 and text.startswith(f"usage: fedapps {name} "), name
+        assert len(text.splitlines()) > 5, name
+
+
+def test_a_command_that_is_not_there_gets_the_nearest(capsys):
+    assert cli.main(["statu"]) == 2
+    line = "error: no command statu, did you mean status?; `fedapps -h` lists them\n"
+    assert capsys.readouterr().err == line
+
+
+# Choosing -----------------------------------------------------------------------------------------
+
+
+def test_keys_can_be_looked_up_by_a_part_of_their_names(capsys):
+    assert cli.main(["keys", "lr"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    named = {line.split()[0] for line in lines[1:] if line[0] != " "}
+    assert named == {key for key in config.defaults() if "lr" in key}
+    assert max(map(len, lines)) <= 100
+    assert cli.main(["keys", "nun-rounds"]) == 1
+    line = "error: no key has nun-rounds in its name, did you mean num-rounds?\n"
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize("what", ["methods", "keys"])
+def test_lists_come_in_markdown_too(what, capsys):
+    assert cli.main([what, "--markdown"]) == 0
+    head, rule, *rows = capsys.readouterr().out.splitlines()
+    columns = head.count("|")
+    assert columns == 5 and rule == "|---" * (columns - 1) + "|"
+    assert len(rows) > 5 and {row.replace(r"\|", "").count("|") for row in rows} == {columns}
+
+
+# Running ------------------------------------------------------------------------------------------
+
+
+def test_serial_takes_both_options_and_ends_with_the_run_directory(options, no_plots, capsys):
+    assert cli.main(["serial", *options, "-c", "strategy=fedper seed=3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    folder = Path(lines[-1])
+    settings = tomllib.loads((folder / "config.toml").read_text("utf-8"))
+    assert (settings["strategy"], settings["seed"]) == ("fedper", 3)
+    said = [line for line in lines if str(folder) in line]
+    assert said == [f"run directory: {folder}", str(folder)]
+
+
+def test_bad_input_is_one_line(options, capsys):
+    assert cli.main(["serial", *options, "-c", "lr=0"]) == 1
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "error: lr = 0: must be float > 0\n")
+
+
+NOTHING = "interrupted in round 1 of 2: {} has no results yet, no model"
+FIGURES = "interrupted in round 2 of 2: {} has the figures of 1 round, no model"
+GOES_ON = "interrupted after round 1 of 2; this goes on with it: fedapps serial -c {}/resume.toml"
+
+
+@pytest.mark.parametrize(
+    ("done", "every", "says"), [(0, 1, NOTHING), (1, 0, FIGURES), (1, 1, GOES_ON)]
+)
+def test_ctrl_c_tells_what_a_serial_run_has_written(
+    options, done, every, says, no_plots, monkeypatch, capsys, read_csv
+):
+    write = Report.round
+
+    def interrupt(report, row):
+        if row.round > done:
+            raise KeyboardInterrupt
+        write(report, row)
+
+    monkeypatch.setattr(Report, "round", interrupt)
+    assert cli.main(["serial", *options, "-c", f"checkpoint-every={every}"]) == 130
+    captured = capsys.readouterr()
+    folder = Path(captured.out.splitlines()[0].removeprefix("run directory: "))
+    assert captured.err == says.format(folder) + "\n"
+    assert "Traceback" not in captured.out
+    assert len(read_csv(folder, "rounds.csv")) == done
+    monkeypatch.undo()
+    if says == GOES_ON:
+        assert cli.main(["serial", "-c", f"{folder}/resume.toml"]) == 0
+        assert len(read_csv(folder, "rounds.csv")) == 2
+
+
+def test_ctrl_c_before_a_run_directory_is_made(options, monkeypatch, tmp_path, capsys):
+    def interrupt(grid, context, plots):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server_app, "run", interrupt)
+    assert cli.main(["serial", *options]) == 130
+    assert capsys.readouterr().err == "interrupted, nothing was written\n"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_cannot_be_is_refused_before_flower_starts(tmp_path, capsys):
+    home = tmp_path / "home"
+    words = ["run", str(ROOT), "--home", str(home), "-c", "strategy=fedpr"]
+    assert cli.main(words) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith('error: strategy = "fedpr": must be one of ')
+    assert line.endswith("(did you mean fedper?)") and not home.exists()
+
+
+# Flower's SuperLink -------------------------------------------------------------------------------
+
+LISTED = {
+    "success": True,
+    "runs": [
+        {
+            "run-id": "12494682236078284043", "status": "finished:failed", "elapsed": 56.8,
+            "status-details": "Simulation failed with exception: round 4:\n  " + "long " * 30,
+            "pending-at": "2026-11-22 04:01:07Z",
+        },
+        {
+            "run-id": "36916", "status": "running", "elapsed": 3.2, "status-details": "N/A",
+            "pending-at": "2026-11-22 03:59:24Z",
+        },
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def link(tmp_path, monkeypatch):
+    """A SuperLink whose `flwr` program answers with LISTED, and notes what it was asked."""
+    folder = tmp_path / "venv" / "bin"
+    folder.mkdir(parents=True)
+    program = folder / "flwr"
+    program.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\n"
+        f"keys = ('FLWR_HOME', {superlink.PORT!r})\n"
+        f"open({str(tmp_path / 'asked')!r}, 'w').write("
+        "json.dumps([sys.argv[1:], [os.environ[key] for key in keys]]))\n"
+        f"print('Using SuperLink: local', json.dumps({LISTED!r}))\n"
+    )
+    program.chmod(0o755)
+    found = SuperLink(4711, 21001, folder)
+    monkeypatch.setattr(superlink, "superlink", lambda home: found)
+    return found
+
+
+def test_status_shows_the_superlink_and_its_runs(link, tmp_path, capsys):
+    packages = tmp_path / "venv" / "lib" / "python3.11" / "site-packages" / "flwr-1.40.2.dist-info"
+    packages.mkdir(parents=True)
+    (packages / "METADATA").write_text("Name: flwr\nVersion: 1.40.2\n")
+    assert cli.main(["status", "--home", str(tmp_path / "home"), "--limit", "7"]) == 0
+    first, failed, why, running = capsys.readouterr().out.splitlines()
+    assert first == f"SuperLink of {tmp_path}/home: port 21001, process 4711, Flower 1.40.2"
+    assert failed == "run 12494682236078284043  finished:failed  since 2026-11-22 04:01:07Z  57 s"
+    assert why.startswith("    round 4: long long") and why.endswith(" ...") and len(why) < 100
+    assert running == "run 36916  running  since 2026-11-22 03:59:24Z  3 s"
+    words, environment = json.loads((tmp_path / "asked").read_text())
+    assert words == ["ls", "--format", "json", "--limit", "7"]
+    assert environment == [str(tmp_path / "home"), "21001"]
+
+
+def test_status_and_stop_without_a_superlink(tmp_path, capsys):
+    """Asking Flower would start one."""
+    assert cli.main(["status", "--home", str(tmp_path)]) == 0
+    assert cli.main(["stop", "--home", str(tmp_path)]) == 0
+    there = f"no SuperLink of {tmp_path} is running"
+    assert capsys.readouterr().out == f"{there}; `fedapps run` starts one\n{there}\n"
+    assert list(tmp_path.iterdir()) == []

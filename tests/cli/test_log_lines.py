@@ -1,0 +1,151 @@
+"""Lines that a run prints: those that tell something, once, and none that does not."""
+
+import logging
+import sys
+import warnings
+from types import SimpleNamespace
+
+import pytest
+from flwr.app import Error, Message, RecordDict
+
+from fedapps.core import quiet
+from fedapps.core.errors import RunError
+from fedapps.engine.failures import refuse_dead_workers
+from fedapps.method.update import Failure
+from fedapps.serial import main
+from fedapps.wire.fleet import Fleet
+from fedapps.wire.grid import StreamingGrid
+from fedapps.wire.nodes import NodeRegistry
+from fedapps.wire.replies import unpack_reply
+
+# As Flower 1.41 gives it to the server when a process of Ray's was killed.
+KILLED = (
+    "<class 'ray.exceptions.ActorDiedError'>:<'The actor died unexpectedly before finishing this "
+    "task.\n\tclass_name: ClientAppActor\nThe actor is dead because its worker process has died. "
+    "Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits.'>"
+)
+
+
+# Flower's log -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shown():
+    """Return shown(text, error=None): whether Flower's log shows a line in this process."""
+    lines = quiet._Telling()
+
+    def show(text, error=None):
+        exc_info = (type(error), error, None) if error else None
+        record = logging.LogRecord("flwr", logging.ERROR, "x.py", 1, text, (), exc_info)
+        return bool(lines.filter(record))
+
+    return show
+
+
+def test_a_mistake_in_the_settings_has_no_traceback(shown):
+    assert shown("error: alpha = 0: must be float > 0")
+    assert shown("Exit Code: 700\n\nAn unhandled exception occurred")
+    assert not shown("Simulation raised an exception", RunError("alpha = 0"))
+    assert not shown("Exit Code: 700\n\nAn unhandled exception occurred")
+
+
+def test_a_mistake_in_the_code_keeps_its_traceback(shown):
+    assert shown("Simulation raised an exception", KeyError("x"))
+    assert shown("Exit Code: 700\n\nAn unhandled exception occurred")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "  \n",
+        "Manually terminating ClientAppActor",
+        "An exception was raised when processing a message by RayBackend",
+        "The actor died unexpectedly before finishing this task.\n\tclass_name: ClientAppActor",
+        "Traceback (most recent call last):\n  File x\nray.exceptions.ActorDiedError: The actor",
+    ],
+)
+def test_what_tells_nothing_is_left_out(shown, text):
+    assert not shown(text)
+
+
+def test_other_lines_of_flower_stay(shown):
+    assert shown("Starting Flower Simulation")
+    assert shown("Traceback (most recent call last):\n  File x\nKeyError: 'x'")
+
+
+def test_both_apps_keep_such_lines_out():
+    """`quiet` works when it is imported, which both modules do before all else."""
+    assert any(isinstance(f, quiet._Telling) for f in logging.getLogger("flwr").filters)
+    assert [name for name in sys.modules if name in ("fedapps.server_app", "fedapps.client_app")]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.filterwarnings("ignore", quiet._OF_RAY, FutureWarning)
+        warnings.warn("Tip: In future versions of Ray, Ray will no longer", FutureWarning, 1)
+        warnings.warn("Tip of another kind", FutureWarning, 1)
+    assert [str(warning.message) for warning in seen] == ["Tip of another kind"]
+
+
+# Waiting ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("at_least", "ready", "starting", "line"),
+    [
+        (1, 0, 2, "2 SuperNodes starting, for 7 s now"),
+        (3, 2, 1, "1 SuperNode starting, for 7 s now"),
+        (3, 0, 0, "waiting for 3 SuperNodes: 0 of 3 are ready (min-available)"),
+        (4, 2, 1, "waiting for 1 SuperNode: 2 of 4 are ready (min-available), 1 starting"),
+    ],
+)
+def test_a_wait_says_who_starts_and_who_is_missing(at_least, ready, starting, line):
+    registry = NodeRegistry(StreamingGrid(None), at_least, 60.0)
+    assert registry._waiting(Fleet(list(range(ready))), starting, 7.4) == line
+
+
+def test_a_long_wait_is_told_whenever_it_has_doubled(monkeypatch, capsys):
+    from fedapps.wire import nodes
+
+    class Empty:
+        def get_node_ids(self):
+            return []
+
+        def pull_messages(self, ids):
+            return []
+
+    now = [0.0]
+    monkeypatch.setattr(nodes.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(nodes.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + 0.5))
+    registry = NodeRegistry(StreamingGrid(Empty()), 2, timeout=100.0)
+    with pytest.raises(RunError, match=r"^0 of 2 SuperNodes after 100 s"):
+        registry.wait_for_nodes()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["waiting for 2 SuperNodes: 0 of 2 are ready (min-available)"] * 5  # 5 ... 80 s
+
+
+# Failures -----------------------------------------------------------------------------------------
+
+
+def test_a_serial_run_that_diverges_has_no_traceback(tiny_npz, tmp_path, data_root, capsys):
+    folders = f"runs-dir={tmp_path}/runs data-root={data_root}"
+    run = f"strategy=fedavg lr=1e9 num-clients=4 num-rounds=2 fraction-train=1.0 {folders}"
+    assert main(["-c", tiny_npz, "-c", run]) == 1
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    first = "client 0: training diverged: "
+    assert line.startswith(f"error: round 1: 4 of 4 clients failed (all failed); {first}")
+    advice = "warning: round 1: training diverged at 4 of 4 clients: lower lr = 1e+09, or limit "
+    assert captured.out.count(advice) == 1
+
+
+def test_a_dead_worker_is_a_line_with_what_to_do():
+    message = Message(RecordDict(), 1, "train")
+    reply = Message(Error(0, KILLED), reply_to=message)
+    requests = [SimpleNamespace(client=client) for client in (0, 3)]
+    _, failures = unpack_reply(requests, reply, layout=None)
+    cause = "its worker process died (ActorDiedError)"
+    assert failures == [Failure(0, cause, True), Failure(3, cause, True)]
+    with pytest.raises(RunError) as caught:
+        refuse_dead_workers(4, [Failure(1, "no luck"), *failures])
+    assert str(caught.value).startswith("round 4: the worker process of clients 0, 3 died, mostly ")
+    assert "client-resources-num-cpus=2" in str(caught.value)
+    refuse_dead_workers(4, [Failure(1, "no luck")])
