@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--markdown",
         action="store_true",
-        help="print all of them as docs/configuration.md has them",
+        help="print all as docs/configuration.md has them",
     )
 
 

@@ -11,6 +11,7 @@ from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 from fedapps.core.schema import Scalar, literal
+from fedapps.core.words import did_you_mean
 from fedapps.engine import checkpoint
 from fedapps.engine.figures import FigureChecks
 from fedapps.engine.recovery import Recovery
@@ -34,6 +35,9 @@ def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
     `RunError` for changes that would have changed the training, and for runs of devices.
     """
     before = config.defaults() | config.stored(run)
+    for key in changes:
+        if key not in before:
+            raise RunError(f"unknown key {key}{did_you_mean(key, before)}")
     flat = before | dict(changes)
     foreign = [text for text in differences(before, flat) if text.split()[0] not in ALLOWED]
     if foreign:

@@ -96,9 +96,8 @@ def test_keys_can_be_looked_up_by_a_part_of_their_names(capsys):
     assert capsys.readouterr().err == line
 
 
-@pytest.mark.parametrize("what", ["methods", "keys"])
-def test_lists_come_in_markdown_too(what, capsys):
-    assert cli.main([what, "--markdown"]) == 0
+def test_methods_come_in_markdown_too(capsys):
+    assert cli.main(["methods", "--markdown"]) == 0
     head, rule, *rows = capsys.readouterr().out.splitlines()
     columns = head.count("|")
     assert columns == 5 and rule == "|---" * (columns - 1) + "|"
