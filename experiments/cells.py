@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from experiments.papers import Cell, Reading, Table, seeds
+from experiments.papers import SCALES, Cell, Reading, Table, seeds
 from experiments.store import Run, Store
 from experiments.tuning import settled
 
@@ -69,7 +69,9 @@ def outcomes(store: Store, table: Table, scale: str) -> Iterator[Outcome]:
 
 def best_scale(store: Store, table: Table) -> str:
     """Return the largest scale at which something of a table has run; `cpu` if nothing has."""
-    for scale in ("paper", "cpu"):
-        if scale in table.scales and any(o.runs for o in outcomes(store, table, scale)):
+    there = {run.scale for run in store.runs()}
+    for scale in reversed(SCALES):
+        known = scale in table.scales and scale in there
+        if known and any(o.runs for o in outcomes(store, table, scale)):
             return scale
     return "cpu" if "cpu" in table.scales else next(iter(table.scales))

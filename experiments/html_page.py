@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from experiments import charts, comparison
 from experiments.cells import Figure, Outcome, best_scale, outcomes
@@ -45,17 +45,28 @@ def write(store: Store, path: Path) -> None:
     """Write the page."""
     found = {name: section(store, table) for name, table in tables().items()}
     groups = {
-        title: [part for name, part in found.items() if name.startswith(prefix)]
+        title: [part for name, part in found.items() if name.startswith(prefix) and part.rows]
         for prefix, title in PAPERS.items()
     }
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["ticks"] = ticks
     runs = store.runs()
     page = environment.from_string(TEMPLATE).render(
         groups={title: parts for title, parts in groups.items() if parts},
+        waiting=[part for part in found.values() if not part.rows],
         done=len(runs),
         scales=", ".join(dict.fromkeys(run.scale for run in runs)) or "none yet",
     )
     write_whole(path, page.encode())
+
+
+def ticks(text: str) -> Markup:
+    """Return a text with what stands between backticks as code."""
+    parts = [escape(part) for part in text.split("`")]
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if number % 2 else part
+        for number, part in enumerate(parts)
+    )
 
 
 def section(store: Store, table: Table) -> Section:

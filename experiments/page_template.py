@@ -16,7 +16,8 @@ body { margin: 0; background: var(--ground); color: var(--ink);
 main { max-width: 1240px; margin: 0 auto; padding: 24px 20px 60px; }
 h1 { font-size: 26px; margin: 0 0 6px; } h2 { font-size: 21px; margin: 44px 0 8px; }
 h3 { font-size: 16px; margin: 0 0 4px; overflow-wrap: anywhere; }
-p { margin: 0 0 8px; } .soft { color: var(--soft); font-size: 13.5px; } a { color: var(--link); }
+p { margin: 0 0 8px; } ul { margin: 0; padding-left: 20px; }
+.soft { color: var(--soft); font-size: 13.5px; } a { color: var(--link); }
 nav { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 12px 0; }
 article { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
   padding: 14px 16px; margin: 0 0 16px; min-width: 0; }
@@ -68,16 +69,17 @@ TEMPLATE = (
 <body><main>
 <h1>Results beside the papers'</h1>
 <p>Every figure was measured by this code; what the papers published stands beside it. Percent;
-<i>±</i> is half a 95 % interval over seeds. {{ done }} runs, scales: {{ scales }}. The last round
+<i>±</i> is half a 95 % interval over seeds. {{ done }} runs, scale {{ scales }}. The last round
 counts unless a reading says <i>best</i>. Nothing was tuned on test data.</p>
-<nav>{% for title in groups %}<a href="#{{ title|replace(' ', '-') }}">{{ title }}</a>
+<nav>{% for title in groups %}
+<a href="#{{ title|replace(' ', '-') }}">{{ title }}</a>
 {% endfor %}</nav>
 {% for title, parts in groups.items() %}
 <h2 id="{{ title|replace(' ', '-') }}">{{ title }}</h2>
 {% for part in parts %}
 <article id="{{ part.name }}">
 <h3>{{ part.title }}</h3>
-<p class="soft">{{ part.about }}</p>
+<p class="soft">{{ part.about|ticks }}</p>
 {% if part.said %}<p class="said">{{ part.said }}</p>{% endif %}
 {% if part.rows %}
 <div class="scroll" tabindex="0" role="region" aria-label="{{ part.title }}"><table>
@@ -97,6 +99,14 @@ counts unless a reading says <i>best</i>. Nothing was tuned on test data.</p>
 </article>
 {% endfor %}
 {% endfor %}
+{% if waiting %}
+<h2 id="waiting">Not run yet</h2>
+<article><ul>
+{% for part in waiting %}
+<li id="{{ part.name }}">{{ part.title }}<br><code>{{ part.command }}</code></li>
+{% endfor %}
+</ul></article>
+{% endif %}
 </main></body></html>
 """
 )

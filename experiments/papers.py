@@ -7,7 +7,8 @@ changes it further, so that a cell is a row in a column; a table without columns
     base                    a run-config in experiments/configs
     columns                 column name = run-config (optional)
     [scales.cpu]            config: laid over all else; seeds: those that `run` takes by default;
-                            rows, columns: patterns of those that belong to this scale (all)
+                            rows, columns: patterns of those that belong to this scale (all);
+                            trials: how many of a search are tried (8)
     [[rows]]                name, config, reads (how a figure is read: `readings.py`),
                             published (a number, or column = number; percent),
                             also (further readings of the same runs: reads, published),
@@ -75,6 +76,7 @@ class Scale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seeds: str = "0"
     rows: str = "*"
     columns: str = "*"
+    trials: int = 8  # of a row that has a search
 
 
 @dataclass(frozen=True)

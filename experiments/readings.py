@@ -54,6 +54,7 @@ def figures(
         accuracy = "accuracy_" in name and not name.endswith("_round")
         if (accuracy or name in SPREAD) and value is not None:
             found[name.replace("best_", "best ")] = float(value)
+    found |= {name: float(summary[name]) for name in own if summary.get(name) is not None}
     for reads in {*own, *others}:
         if match := SELECTED.fullmatch(reads):
             lines = table_of(folder / "clients.csv")

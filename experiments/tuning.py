@@ -17,22 +17,22 @@ from experiments.store import Store
 from fedapps.core.draws import generator
 from fedapps.core.schema import literal
 
-TRIALS = 8
 VALIDATION = 'validation-fraction=0.2 evaluate-on="validation"'
 
 
-def combinations(row: Row) -> list[dict[str, Any]]:
-    """Return the combinations of a row's values that are tried, at most eight."""
+def combinations(row: Row, most: int) -> list[dict[str, Any]]:
+    """Return the combinations of a row's values that are tried, at most so many."""
     every = [dict(zip(row.search, values, strict=True)) for values in product(*row.search.values())]
     order = generator(0, "tune").permutation(len(every)).tolist()
-    return [every[index] for index in order[:TRIALS]]
+    return [every[index] for index in order[:most]]
 
 
 def trials(cell: Cell) -> list[Cell]:
     """Return the cells of a row's trials."""
+    most = cell.table.scales[cell.scale].trials
     return [
         replace(cell, suffix=f"~{number}", extra=f"{_text(values)} {VALIDATION}")
-        for number, values in enumerate(combinations(cell.row))
+        for number, values in enumerate(combinations(cell.row, most))
     ]
 
 
@@ -44,7 +44,8 @@ def first_seed(cell: Cell) -> int:
 def chosen(store: Store, cell: Cell) -> str | None:
     """Return the best trial's settings as a run-config; None if not all trials have run."""
     best: tuple[float, str] | None = None
-    for trial, values in zip(trials(cell), combinations(cell.row), strict=True):
+    tried = combinations(cell.row, cell.table.scales[cell.scale].trials)
+    for trial, values in zip(trials(cell), tried, strict=True):
         run = store.find(trial, first_seed(cell))
         if run is None:
             return None

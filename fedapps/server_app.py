@@ -72,7 +72,7 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
             nodes = node_registry(grid, space)
             fleet = meet(nodes, space)
             rounds.run(grid, report, nodes, fleet)
-            report.finish(strategy.arrays, {"seconds": report.seconds}, strategy.state, plots)
+            report.finish(strategy.arrays, {"seconds": report.seconds}, plots)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(resume.interrupted(report)) from None
     return report.folder

@@ -22,10 +22,10 @@ from fedapps.method import (
 class Settings(MethodSettings, frozen=True):
     """APFL's own keys."""
 
-    initial_alpha: Annotated[Fraction, doc("alpha_i, the share of v_i, before it is learned")]
+    initial_alpha: Annotated[Fraction, doc("alpha_i, the share of v_i, before any learning")]
     adaptive: Annotated[bool, doc("learn alpha_i (Section 4.2)")]
     alpha_steps: Annotated[
-        Literal["batch", "round"], doc("learn alpha_i at every batch, or at a round's first")
+        Literal["batch", "round"], doc("learn alpha_i at every batch, or at the first of a round")
     ]
 
 

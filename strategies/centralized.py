@@ -9,7 +9,7 @@ class Settings(MethodSettings, frozen=True):
     """Centralized training's own keys."""
 
     trainable: Annotated[
-        Literal["full", "body", "head"], doc("layers that are trained; the others stay initial")
+        Literal["full", "body", "head"], doc("layers that are trained; the others stay fixed")
     ]
 
 

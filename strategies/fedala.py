@@ -10,11 +10,11 @@ from fedapps.method import AtLeastZero, BaseStrategy, Count, MethodSettings, Pla
 class Settings(MethodSettings, frozen=True):
     """FedALA's own keys."""
 
-    sample_percent: Annotated[int, Meta(ge=1, le=100), doc("s: percent of its data that W sees")]
-    ala_layers: Annotated[Count, doc("p: last layers that are mixed, at most all")]
+    sample_percent: Annotated[int, Meta(ge=1, le=100), doc("s: percent of the data that train W")]
+    ala_layers: Annotated[Count, doc("p: how many of the last layers are mixed")]
     ala_lr: Annotated[AtLeastZero, doc("eta: learning rate of W")]
-    threshold: Annotated[AtLeastZero, doc("std of 10 losses below which the first W is learned")]
-    max_epochs: Annotated[Count, doc("epochs after which the first W is taken as learned")]
+    threshold: Annotated[AtLeastZero, doc("first W: stop when 10 losses deviate by less")]
+    max_epochs: Annotated[Count, doc("first W: stop after so many epochs")]
 
 
 class FedALA(BaseStrategy):

@@ -45,11 +45,9 @@ class Settings(MethodSettings, frozen=True):
         Literal["cosine", "uniform"],
         doc("mix layers after the personal one by its similarity, or average them"),
     ]
-    layer: Annotated[
-        str, doc('fixed personal layers from round 1, as fc1,fc2, without votes; "": vote')
-    ]
-    other_layer: Annotated[str, doc("with a fixed layer: that of the clients in other-clients")]
-    other_clients: Annotated[str, doc("clients with another fixed layer, as 3,7,12")]
+    layer: Annotated[str, doc('personal layers that are fixed from round 1, as fc1,fc2; "": vote')]
+    other_layer: Annotated[str, doc("fixed personal layers of the clients in other-clients")]
+    other_clients: Annotated[str, doc("clients with other fixed layers, as 3,7,12")]
 
 
 class FedCMD(WarmUp):

@@ -27,12 +27,12 @@ class Settings(OversampleSettings, frozen=True):
     cuts: Annotated[
         str,
         doc(
-            'layers on the clients: 4 for all, 2,4,7,10 one each, auto by their speed; "": 4, or '
+            'layers on the clients: 4 for all; 2,4,7,10 for each; auto: by their speed; "": 4, or '
             "half the layers if these are fewer"
         ),
     ]
     weighting: Annotated[
-        Literal["plain", "samples"], doc("of the copies of a layer: all alike, or by samples")
+        Literal["plain", "samples"], doc("copies of a layer count alike, or by their samples")
     ]
 
 

@@ -25,9 +25,9 @@ from fedapps.method import (
 class Settings(MethodSettings, frozen=True):
     """FedFomo's own keys; its validation part is the general `validation-fraction`."""
 
-    models: Annotated[NonNegative, doc("M: most models of others that a client receives")]
-    epsilon: Annotated[BelowOne, doc("chance that they are random ones, in the first round")]
-    epsilon_decay: Annotated[BelowOne, doc("what the chance falls by in each round")]
+    models: Annotated[NonNegative, doc("M: how many models of others a client gets at most")]
+    epsilon: Annotated[BelowOne, doc("probability in round 1 that they are random ones")]
+    epsilon_decay: Annotated[BelowOne, doc("what this probability loses in each round")]
 
 
 class FedFomo(BaseStrategy):

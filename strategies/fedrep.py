@@ -8,8 +8,8 @@ from fedapps.method import BaseStrategy, Count, MethodSettings, Plan, Stage, doc
 class Settings(MethodSettings, frozen=True):
     """FedRep's own keys."""
 
-    head_epochs: Annotated[Count, doc("epochs of the head, body frozen; local-epochs is unused")]
-    body_epochs: Annotated[Count, doc("epochs of the body with the head frozen, after the head's")]
+    head_epochs: Annotated[Count, doc("epochs of the head alone; local-epochs has no effect")]
+    body_epochs: Annotated[Count, doc("epochs of the body alone, after those of the head")]
 
 
 class FedRep(BaseStrategy):

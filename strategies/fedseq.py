@@ -25,12 +25,13 @@ class Settings(MethodSettings, frozen=True):
         Literal["fedbabu", "fedavg", "fedper", "fedrep"], doc("method that the schedule is put on")
     ]
     schedule: Annotated[
-        Literal["vanilla", "anti"], doc("unfreeze from the input side, or from the head side")
+        Literal["vanilla", "anti"],
+        doc("vanilla: unfreeze from the input side; anti: from the head"),
     ]
     unfreeze_rounds: Annotated[
-        str, doc('rounds t_1 = 0 < t_2 < ... (from 0), as 0,100,200; "": evenly over the rounds')
+        str, doc('rounds that unfreeze a group, from 0, as 0,100,200; "": spread evenly')
     ]
-    groups: Annotated[NonNegative, doc("cut the body into so many parts K; 0: one per layer")]
+    groups: Annotated[NonNegative, doc("number K of groups of body layers; 0: one per layer")]
 
 
 class FedSeq(BaseStrategy):

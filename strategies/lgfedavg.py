@@ -8,8 +8,8 @@ from fedapps.method import Count, MethodSettings, NonNegative, Plan, RunError, W
 class Settings(MethodSettings, frozen=True):
     """LG-FedAvg's own keys."""
 
-    global_layers: Annotated[Count, doc("number of last layers that are shared")]
-    warmup_rounds: Annotated[NonNegative, doc("rounds of FedAvg before; 0: from scratch")]
+    global_layers: Annotated[Count, doc("how many of the last layers are shared")]
+    warmup_rounds: Annotated[NonNegative, doc("rounds of FedAvg at the beginning")]
 
 
 class LGFedAvg(WarmUp):

@@ -1,5 +1,6 @@
 """Fixtures that all tests share: tiny runs on the serial engine, and what they leave behind."""
 
+import argparse
 import csv
 import json
 import os
@@ -242,3 +243,15 @@ def tiny_npz(tmp_path_factory, make_npz):
     """Run-config of 120 images of 8x8 pixels in 3 classes, for runs in a fraction of a second."""
     path = make_npz(tmp_path_factory.mktemp("own") / "tiny.npz")
     return f'dataset="{path}" min-samples=4 alpha=10.0 batch-size=8'
+
+
+@pytest.fixture(scope="session")
+def parse():
+    """Return parse(command, *words) -> the options of a command of the command line."""
+
+    def parsed(command, *words):
+        parser = argparse.ArgumentParser()
+        command.add_arguments(parser)
+        return parser.parse_args(words)
+
+    return parsed

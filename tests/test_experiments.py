@@ -8,10 +8,11 @@ import pytest
 from filelock import FileLock
 
 from experiments import __main__ as runner
-from experiments import papers, readings
+from experiments import html_page, papers, readings
 from experiments.cells import Figure
 from experiments.runner import Job, Runner, check
 from experiments.store import Run, Store, collect, numeric
+from experiments.tuning import settled
 from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.report.columns import known_figures, round_columns
@@ -250,3 +251,21 @@ def test_a_finished_run_is_collected(table, tmp_path):
     assert run.clients["client"] == [0, 1] and run.clients["accuracy_initial"] == [0.5, 1.0]
     assert run.events == {"vote fc2": 2}
     assert config.resolved(cell.config(4))["lr"] == run.config["lr"] == 0.1
+
+
+@pytest.mark.slow
+def test_every_table_runs_at_its_smallest_scale(tmp_path):
+    """Each table, with trials of settings and readings, at `smoke`: two minutes on two cores."""
+    results = str(tmp_path / "results")
+    places = ["--runs-dir", str(tmp_path / "runs")]
+    run = ["--results", results, "run", "all", "--scale", "smoke", "--jobs", "2", *places]
+    assert runner.main(run) == 0
+    store = Store(tmp_path / "results")
+    for table in papers.tables().values():
+        chosen = papers.seeds(table.scales["smoke"].seeds)
+        for cell in settled(store, table, "smoke"):
+            for seed in chosen:
+                figures = store.find(cell, seed).figures
+                assert all(0 <= figures[r.reads] <= 1 for r in cell.row.readings), cell.name
+        assert len([*settled(store, table, "smoke")]) == len(table.cells("smoke"))
+    html_page.write(store, tmp_path / "results.html")

@@ -102,15 +102,23 @@ def refusal(*words):
 
 
 def test_what_a_run_does_not_have_is_a_line(tiny_run, tmp_path):
-    folder = tiny_run('strategy="pfedsim" num-rounds=1 pfedsim.warmup=0.0')
+    folder = tiny_run('strategy="pfedsim" num-rounds=1 pfedsim.warmup=0.0 checkpoint-every=0')
     assert refusal(folder, "--client", 4) == "--client 4: must be 0 to 3"
-    (folder / "state.safetensors").unlink()
-    assert "has no state.safetensors, which earlier versions" in refusal(folder, "--client", 0)
+    assert "has no checkpoint, and pfedsim needs what the server" in refusal(folder, "--client", 0)
     (folder / "model.safetensors").unlink()
     assert refusal(folder).endswith("so this one has not finished")
-    assert "is no run directory" not in refusal(folder)
     assert refusal(tiny_run('strategy="local" num-rounds=1')).endswith(
         ": local trains no shared model; name a client, as --client 0"
     )
     assert refusal(tmp_path / "nowhere").endswith("check the path")
     assert refusal() == "name one run directory, state-dir or .safetensors file"
+
+
+def test_a_run_without_checkpoints_or_end_is_read_too(tiny_run, read_csv, accuracy):
+    folder = tiny_run('strategy="fedper" checkpoint-every=0')
+    row = last_rows(read_csv, folder)[2]
+    assert accuracy(folder, 2, folder, "--client", "2") == float(row["accuracy_personalized"])
+    folder = tiny_run('strategy="fedper"')
+    for name in ("model.safetensors", "summary.json"):
+        (folder / name).unlink()
+    assert accuracy(folder, 2, folder, "--client", "2") == float(row["accuracy_personalized"])

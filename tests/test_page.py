@@ -152,7 +152,12 @@ def test_page_follows_a_run_and_tells_how_it_ended(tmp_path, monkeypatch):
     with pytest.raises(RunError), report.closing():
         raise RunError("round 2: <all> failed")
     assert "after round 1 of 3: round 2: <all> failed" in texts_of(report.folder)
-    assert "finished" in texts_of(finished_run(tmp_path, name="two"))
+    folder = finished_run(tmp_path, name="two")
+    assert "finished" in texts_of(folder)
+    with (folder / "rounds.csv").open("a") as table:
+        table.write("4,train\n")  # a longer run went on from it, and was killed
+    page.write(folder)
+    assert {"unfinished", "after round 4 of 3"} <= set(texts_of(folder))
 
 
 def test_a_page_that_fails_costs_an_event_only(tmp_path, monkeypatch, read_csv):

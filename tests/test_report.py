@@ -1,15 +1,12 @@
 import json
 import re
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 from flwr.common.config import parse_config_args
-from matplotlib.image import imread
 from safetensors.numpy import load_file
 
 from fedapps.core import registry
@@ -17,10 +14,20 @@ from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 from fedapps.method.figures import EventPlot, Figure
 from fedapps.report import columns, directory, event_plots, plots
+from fedapps.report.caption import Caption
 from fedapps.report.progress import TimeLeft, progress_line
-from fedapps.report.report import Report
-from fedapps.report.rows import ClientEval, Means, RoundRow
+from fedapps.report.rows import ClientEval, Means
 from fedapps.report.units import byte_unit, clock, human_bytes
+from tests.support.reports import (
+    ARRAYS,
+    FLAT,
+    axes_of,
+    drawn,
+    make_report,
+    make_results,
+    make_row,
+    run_to_end,
+)
 
 ROUND_COLUMNS = (
     "round,phase,clients,failures,train_loss,accuracy_initial,accuracy_without_head,"
@@ -29,102 +36,6 @@ ROUND_COLUMNS = (
     "accuracy_last_local,accuracy_last_local_weighted,epsilon,evaluated,accuracy_global,"
     "decile_personalized,least_personalized,share_hurt,balanced_personalized"
 )
-FIGURES = ("accuracy_without_head", "accuracy_last_local")
-FLAT = {
-    "strategy": "fedrep",
-    "dataset": "digits",
-    "data-root": 'C:\\data "x"\t\x7f ü 😀',
-    "lr": 1e-05,
-    "momentum": 1e16,
-    "num-rounds": 3,
-    "bn-local": False,
-    "finetune-lr": "",
-    "run-name": "mine",
-    "resume": "",
-    "fedrep.head-epochs": 10,
-    "fedseq.unfreeze-rounds": "0,100,200",
-    "fedrep.lr": 0.30000000000000004,
-}
-ARRAYS = {
-    "b": np.arange(6, dtype=np.float32).reshape(2, 3).T,  # not contiguous
-    "a": np.ones((), np.float64),
-    "c": np.zeros((0, 4), np.int64),
-}
-
-
-def make_settings(**changes):
-    values = {
-        "strategy": "fedrep",
-        "dataset": "digits",
-        "seed": 7,
-        "num_clients": 5,
-        "num_rounds": 3,
-        "evaluate_every": 1,
-        "logger_names": (),
-    }
-    return SimpleNamespace(**{**values, **changes})
-
-
-def make_report(folder, name="run", **changes):
-    return Report.create(str(folder), name, make_settings(**changes), FLAT)
-
-
-def make_row(round_=1, **changes):
-    """A row of a round; accuracies of its evaluation may be among the changes."""
-    if own := {key: changes.pop(key) for key in [*changes] if key.startswith("accuracy_")}:
-        changes["means"] = Means(**own)
-    row = RoundRow(
-        round=round_,
-        phase="train",
-        clients=5,
-        failures=0,
-        train_loss=0.1 + 0.2,
-        bytes_down=1_234_567,
-        bytes_up=1_200_000,
-        bytes_eval=10,
-        train_macs=10**9,
-        cost_paper=10**6,
-        seconds=0.4,
-    )
-    return replace(row, **changes)
-
-
-def make_results(seed=0, clients=5, classes=4):
-    """Evaluations with differing test sizes, in no order; class 0 has no test sample."""
-    rng = np.random.default_rng(seed)
-    results = []
-    for client in rng.permutation(clients).tolist():
-        total = rng.integers(1, 30, classes)
-        total[0] = 0
-        initial, personalized = rng.binomial(total, 0.5), rng.binomial(total, 0.8)
-        size = int(total.sum())
-        results.append(
-            ClientEval(
-                client=client,
-                num_train=size * 3,
-                num_test=size,
-                loss=float(rng.uniform()),
-                accuracy_initial=float(initial.sum() / size),
-                accuracy_personalized=float(personalized.sum() / size),
-                class_total=total,
-                class_initial=initial,
-                class_personalized=personalized,
-                figures={name: float(rng.uniform()) for name in FIGURES},
-            )
-        )
-    return results
-
-
-def run_to_end(folder, name="run", rounds=3, **extra):
-    report = make_report(folder, name, num_rounds=rounds)
-    report.class_counts = np.arange(20).reshape(5, 4)
-    for round_ in range(1, rounds + 1):
-        means = report.evaluation(round_, make_results(seed=round_))
-        report.round(
-            make_row(round_, failures=int(round_ == 2), epsilon=0.25 * round_, means=means)
-        )
-    report.finish(ARRAYS, extra)
-    return report
 
 
 def read_exactly(path):
@@ -176,12 +87,13 @@ def test_create_prints_the_absolute_folder(tmp_path, monkeypatch, capsys):
 def test_unnamed_runs_get_names_of_their_own(tmp_path, monkeypatch):
     monkeypatch.setattr(directory.time, "strftime", lambda _: "20260102-030405")
     names = [make_report(tmp_path, "", dataset="/d/my data.npz").folder.name for _ in range(3)]
-    base = "fedrep-my-data-s7-20260102-030405"
+    changed = "lr=0.30000000000000004-momentum=1e+16-num-rounds=3-finetune-lr="
+    base = f"fedrep-my-data-{changed}-s7-20260102-030405"
     assert names == [base, f"{base}-2", f"{base}-3"]
 
 
 def test_unnamed_run_carries_the_time(tmp_path):
-    assert re.fullmatch(r"fedrep-digits-s7-\d{8}-\d{6}", make_report(tmp_path, "").folder.name)
+    assert re.fullmatch(r"fedrep-digits-.*-s7-\d{8}-\d{6}", make_report(tmp_path, "").folder.name)
 
 
 def test_existing_name_is_refused(tmp_path):
@@ -539,110 +451,6 @@ def test_rewriting_leaves_a_reader_its_old_file(tmp_path):
     assert path.read_bytes() == b"new"
 
 
-# Plots
-
-
-PICTURES = {"accuracy", "communication", "clients", "client-accuracy", "classes"}
-
-
-def drawn(folder):
-    return {path.stem for path in (folder / "plots").iterdir()}
-
-
-def test_all_pictures_are_drawn_and_not_empty(finished):
-    assert drawn(finished.folder) == PICTURES
-    for name in PICTURES:
-        picture = imread(finished.folder / f"plots/{name}.png")
-        assert picture.shape[1] <= 1200
-        assert picture.std() > 0.02
-
-
-def test_pictures_are_remade_from_the_tables(finished):
-    before = {p: p.read_bytes() for p in (finished.folder / "plots").iterdir()}
-    for path in before:
-        path.unlink()
-    plots.draw_all(finished.folder, finished.class_counts, finished.figures, ())
-    assert {p: p.read_bytes() for p in (finished.folder / "plots").iterdir()} == before
-
-
-def test_pictures_leave_out_what_is_not_there(tmp_path):
-    report = make_report(tmp_path, num_rounds=2)
-    report.round(make_row(1, bytes_up=0, bytes_down=0))
-    means = report.evaluation(2, make_results())
-    report.round(make_row(2, bytes_up=0, bytes_down=0, means=means))
-    report.finish({}, {})
-    assert drawn(report.folder) == {"accuracy", "client-accuracy", "classes"}
-
-
-def test_traffic_counts_rounds_that_were_not_evaluated(tmp_path):
-    report = make_report(tmp_path)
-    known = {"accuracy_initial": 0.1, "accuracy_personalized": 0.2}
-    report.round(make_row(1, bytes_up=1, bytes_down=10))
-    report.round(make_row(2, bytes_up=2, bytes_down=20, **known))
-    report.round(make_row(3, bytes_up=3, bytes_down=30, **known))
-    evaluated = plots.read_evaluated(report.folder)
-    assert evaluated[["round", "bytes"]].to_numpy().tolist() == [[2, 33], [3, 66]]
-
-
-def axes_of(figure):
-    return figure.axes[0], {line.get_label(): line for line in figure.axes[0].lines}
-
-
-def test_accuracy_curves_show_the_table():
-    table = pd.DataFrame(
-        {
-            "round": [10, 20],
-            "accuracy_initial": [0.1, 0.2],
-            "accuracy_without_head": [np.nan, np.nan],
-            "accuracy_personalized": [0.3, 0.4],
-            "accuracy_personalized_std": [0.05, 0.05],
-            "bytes": [2_000_000, 4_000_000],
-        }
-    )
-    figures = columns.known_figures()
-    axes, lines = axes_of(plots.draw_accuracy(table, figures))
-    assert set(lines) == {"initial", "personalized"}
-    np.testing.assert_allclose(lines["personalized"].get_xydata(), [[10, 30], [20, 40]])
-    axes, lines = axes_of(plots.draw_communication(table, figures))
-    np.testing.assert_allclose(lines["initial"].get_xydata(), [[2, 10], [4, 20]])
-    assert "(MB)" in axes.get_xlabel()
-    _, lines = axes_of(plots.draw_accuracy(table.assign(accuracy_initial=[0.3, 0.4]), figures))
-    assert set(lines) == {"initial = personalized"}
-
-
-def test_few_classes_keep_their_order_and_many_are_sorted():
-    rng = np.random.default_rng(0)
-
-    def table(count):
-        return pd.DataFrame(
-            {
-                "class": np.arange(count),
-                "accuracy_initial": rng.uniform(size=count),
-                "accuracy_personalized": rng.uniform(size=count),
-            }
-        )
-
-    few, many = table(10), table(100)
-    axes, lines = axes_of(plots.draw_classes(few))
-    assert [text.get_text() for text in axes.get_xticklabels()] == [str(c) for c in range(10)]
-    np.testing.assert_allclose(lines["initial"].get_ydata(), 100 * few["accuracy_initial"])
-    axes, lines = axes_of(plots.draw_classes(many))
-    expected = 100 * np.sort(many["accuracy_personalized"])
-    np.testing.assert_allclose(lines["personalized"].get_ydata(), expected)
-
-
-@pytest.mark.parametrize(("clients", "classes"), [(1, 1), (20, 10), (100, 100)])
-def test_labels_do_not_overlap(clients, classes):
-    figure = plots.draw_holdings(np.ones((clients, classes), int))
-    figure.canvas.draw()
-    labels = [text.get_window_extent() for text in figure.axes[0].get_xticklabels()]
-    assert all(a.x1 < b.x0 for a, b in pairwise(labels))
-
-
-def test_holdings_of_nobody():
-    assert plots.draw_holdings(np.zeros((3, 2), int))
-
-
 # What methods declare
 
 
@@ -713,18 +521,19 @@ def test_a_figure_has_a_curve_and_a_line_in_the_summary_if_it_has_a_label(
     tmp_path, declare, capsys
 ):
     declare(figure("accuracy_toy", label="as a toy"), figure("accuracy_other"))
-    report, results = make_report(tmp_path, num_rounds=1), make_results()
+    report, results = make_report(tmp_path, num_rounds=2), make_results()
     for result in results:
         result.figures = {"accuracy_toy": 0.25, "accuracy_other": 0.5}
-    report.round(make_row(means=report.evaluation(1, results)))
+    for round_ in (1, 2):
+        report.round(make_row(round_, means=report.evaluation(round_, results)))
     report.finish({}, {})
     out = capsys.readouterr().out
     assert re.search(r"accuracy as a toy +0\.2500", out) and "without head" not in out
     evaluated = plots.read_evaluated(report.folder)
-    _, lines = axes_of(plots.draw_accuracy(evaluated, report.figures))
+    _, lines = axes_of(plots.draw_accuracy(evaluated, report.figures, Caption()))
     assert set(lines) >= {"initial", "as a toy", "personalized"}
     assert not [label for label in lines if "other" in label or "without head" in label]
-    assert lines["as a toy"].get_ydata() == [25.0]
+    assert lines["as a toy"].get_ydata().tolist() == [25.0, 25.0]
 
 
 TOLD = {
@@ -797,7 +606,7 @@ def test_a_plot_of_events_shows_counts_and_means(tmp_path, declare):
     assert "moods" in drawn(report.folder)
     table = event_plots.read_categories(report.folder, plot)
     assert len(table) == len(events) - 1
-    upper, lower = event_plots.draw_categories(table, plot).axes
+    upper, lower = event_plots.draw_categories(table, plot, Caption()).axes
     assert [bar.get_height() for bar in upper.patches] == [1, 1, 2, 0]  # bad, then good
     assert [bar.get_y() for bar in upper.patches] == [0, 0, 1, 1]
     means = {line.get_label(): line.get_xydata().tolist() for line in lower.lines}

@@ -43,6 +43,7 @@ COMMANDS = {
         Command("keys", "list all settings with defaults and meanings", "fedapps.cli.keys"),
     ],
     "Look at results": [
+        Command("plot", "draw the plots of a run again, also as SVG or PDF", "fedapps.cli.plot"),
         Command("report", "write the page of a run, report.html, again", "fedapps.cli.report"),
     ],
     "Use what was trained": [

@@ -21,13 +21,17 @@ COLUMNS = (Column("key", 26), Column("default", 18), Column("meaning"))
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("words", nargs="*", metavar="WORD", help="part of a key's name")
-    parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print all of them in Markdown, as in docs/"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the table."""
     if options.markdown:
-        print("\n".join(markdown(options.words)))
+        from fedapps.core.keys import markdown
+
+        print("\n".join(markdown()))
     else:
         show(COLUMNS, rows(options.words))
     return 0
@@ -44,15 +48,3 @@ def rows(words: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
         raise RunError(f"no key has {' or '.join(words)} in its name{hint}")
     for key in chosen:
         yield key.name, key.default, f"{key.meaning} [{key.kind}]"
-
-
-def markdown(words: Sequence[str] = ()) -> Iterator[str]:
-    """Yield the lines of the table in Markdown."""
-    from fedapps.core.keys import table
-
-    yield "| key | type | default | meaning |"
-    yield "|---|---|---|---|"
-    for key in table():
-        if not words or any(word in key.name for word in words):
-            meaning = key.meaning.replace("|", r"\|")
-            yield f"| `{key.name}` | {key.kind} | `{key.default}` | {meaning} |"

@@ -51,6 +51,7 @@ __all__ = [  # all that others need to know of settings
     "resolved",
     "resumed_from",
     "stored",
+    "tables_in_use",
     "to_toml",
 ]
 
@@ -171,11 +172,15 @@ def numbers(text: str, key: str, count: int) -> list[int]:
     return [int(word) for word in words]
 
 
+def tables_in_use(flat: Mapping[str, Scalar]) -> set[str]:
+    """Return the tables whose keys have an effect on a run: its method's, its base method's, ..."""
+    name = str(flat["strategy"])
+    return {name, *TABLES, *map(str, table_of(flat, name).values())}
+
+
 def foreign_keys(flat: Mapping[str, Scalar]) -> list[str]:
     """Warn of keys that were set for another method than the one that runs."""
-    known = defaults()
-    name = str(flat["strategy"])
-    used = {name, *TABLES, *map(str, table_of(flat, name).values())}  # a base method is used too
+    known, used = defaults(), tables_in_use(flat)
     return [
         f"{key} = {value!r} belongs to {key.partition('.')[0]}, no effect on {flat['strategy']}"
         for key, value in flat.items()

@@ -1,10 +1,40 @@
-"""The table of all keys with type, default and meaning, as `python -m fedapps keys` prints it."""
+"""The table of all keys with type, default and meaning, as docs/configuration.md shows it."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from fedapps.core import config, registry
 from fedapps.core.schema import fields, kind_of, literal
+
+# Title and first line of each section. It begins at the key, or at the table of keys, of its name.
+SECTIONS = {
+    "strategy": ("Method and data", "[Data](data.md) says what the partitioners do."),
+    "model": (
+        "Model",
+        "A model is a list of layers: the last ones are its head, the others its body.",
+    ),
+    "num-rounds": ("Training", "[Notation](notation.md) explains the symbols and the rules."),
+    "evaluate-every": (
+        "Evaluation and personalization",
+        "[Results and figures](results-and-figures.md#the-accuracies) says what is measured when.",
+    ),
+    "device": ("Computing", "[Engines](engines.md) says where a run computes."),
+    "max-failures": (
+        "Failures and limits",
+        "[Engines](engines.md#when-a-client-fails) says what happens when a client fails.",
+    ),
+    "channel-address": (
+        "Split learning",
+        "[Split learning](split-learning.md) says when these keys are needed: mostly never.",
+    ),
+    "min-available": ("SuperNodes and output", "A run waits for SuperNodes, and leaves a folder."),
+    "dp": ("Differential privacy", "[Differential privacy](privacy.md) says what is guaranteed."),
+    "methods": (
+        "Methods",
+        "A method reads the table of its own name and no other. The symbols are those of its "
+        "paper; the docstring of its module in `strategies/` explains them.",
+    ),
+}
 
 
 class Key(NamedTuple):
@@ -23,6 +53,27 @@ def table() -> list[Key]:
         Key(name, kind_of(field), literal(known[name]), field.get("description", ""))
         for name, field in _fields(known)
     ]
+
+
+def markdown() -> Iterator[str]:
+    """Yield the lines of all sections with their tables, as they stand in the page."""
+    section = ""
+    for key in table():
+        before, section = section, _section(key.name, section)
+        if section != before:
+            title, about = SECTIONS[section]
+            yield from ("", f"## {title}", "", about, "")
+            yield from ("| key | type | default | meaning |", "|---|---|---|---|")
+        meaning = key.meaning.replace("|", r"\|")
+        yield f"| `{key.name}` | {key.kind} | `{key.default}` | {meaning} |"
+
+
+def _section(key: str, before: str) -> str:
+    """Return the section of a key that comes after a key of section `before`."""
+    name, dot, _ = key.partition(".")
+    if name in SECTIONS:
+        return name
+    return "methods" if dot else before
 
 
 def _fields(known: Mapping[str, config.Scalar]) -> Iterator[tuple[str, dict[str, Any]]]:

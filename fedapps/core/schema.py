@@ -22,7 +22,7 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 
 
 def doc(text: str) -> Meta:
-    """Attach the meaning of a key, as the README's table shows it."""
+    """Attach the meaning of a key, as docs/configuration.md shows it."""
     return Meta(description=text)
 
 

@@ -30,7 +30,7 @@ class PrivacySettings(MethodSettings, frozen=True):
 
     mode: Annotated[
         Literal["none", "central", "local"],
-        doc("differential privacy: noise of the server on the mean, or of each client on its own"),
+        doc("differential privacy: the server adds noise to the mean, or each client to its own"),
     ]
     clip_norm: Annotated[
         Positive, doc("S: largest L2 norm of a client's update, over all that it uploads")
@@ -38,109 +38,114 @@ class PrivacySettings(MethodSettings, frozen=True):
     noise_multiplier: Annotated[
         float,
         Meta(ge=0, le=1000),
-        doc("z: the noise on a sum of updates (local: on each) deviates by z S; 0: none"),
+        doc("z: the noise on the sum of updates (local: on each) has deviation z S; 0: none"),
     ]
-    delta: Annotated[OpenFraction, doc("delta that epsilon is told for; below 1 / num-clients")]
+    delta: Annotated[OpenFraction, doc("epsilon is computed for this delta; below 1 / num-clients")]
     sampling: Annotated[
         Literal["poisson", "fixed"],
-        doc("central: each client with chance m/N, or as ever m of N (a far larger epsilon)"),
+        doc("central: draw each client with probability m/N, or exactly m (a far larger epsilon)"),
     ]
-    adaptive: Annotated[bool, doc("central: S follows a quantile of the updates' norms")]
+    adaptive: Annotated[bool, doc("central: let S follow a quantile of the updates' norms")]
     target_quantile: Annotated[
-        Fraction, doc("adaptive: share of the updates that S is to leave as they are")
+        Fraction, doc("adaptive: share of the updates that S should leave unclipped")
     ]
-    clip_lr: Annotated[Share, doc("adaptive: rate of S's steps, S exp(-rate (share - target))")]
+    clip_lr: Annotated[Share, doc("adaptive: a round takes S to S exp(-clip-lr (share - target))")]
     count_noise: Annotated[
         AtLeastZero,
-        doc("adaptive: deviation of the noise on the number of updates within S; 0: m/20"),
+        doc("adaptive: deviation of the noise on the number of unclipped updates; 0: m/20"),
     ]
     secret_noise: Annotated[
         bool,
-        doc("draw noise, and central's clients, from the system's entropy, not from the seed"),
+        doc("draw noise (central: clients too) from the system's entropy instead of the seed"),
     ]
 
 
 class Settings(MethodSettings, frozen=True):
     """All general keys of a run. Field `num_clients` is key `num-clients`."""
 
-    strategy: Annotated[str, doc("method; `python -m fedapps methods` lists them")]
+    strategy: Annotated[str, doc("the method; `fedapps methods` lists them")]
     dataset: Annotated[
         str,
-        doc("name of a data set, absolute path of an .npz, or device: clients have their own"),
+        doc("name of a data set, absolute path of an .npz file, or device: each has its own data"),
     ]
-    data_root: Annotated[str, doc("folder with data sets, `~` allowed; downloads go there")]
-    input_shape: Annotated[str, doc("channels,height,width of the devices' images (device)")]
-    num_classes: Annotated[Count, doc("number of classes of the devices' data (device)")]
+    data_root: Annotated[str, doc("folder of the data sets, `~` allowed; downloads go there")]
+    input_shape: Annotated[str, doc("channels,height,width of the images on devices")]
+    num_classes: Annotated[Count, doc("number of classes on devices")]
     class_names: Annotated[
-        str, doc('names of the classes in order, as cat,dog (device); "": they are numbers')
+        str, doc('names of the classes on devices, in order, as cat,dog; "": they are numbers')
     ]
     client_state: Annotated[
         Literal["keep", "reset"],
-        doc("what a device does at a new run with personal layers of an earlier one (device)"),
+        doc("keep: a device goes on from an earlier run's personal layers; reset: it drops them"),
     ]
     split: Annotated[
-        Literal["merged", "official"], doc("merge train and test before sharing out, or keep both")
+        Literal["merged", "official"], doc("share out train and test set as one, or each of them")
     ]
-    test_fraction: Annotated[OpenFraction, doc("test share of each client's samples (merged)")]
+    test_fraction: Annotated[
+        OpenFraction, doc("share of a client's samples that are its test part (merged)")
+    ]
     validation_fraction: Annotated[
-        BelowOne, doc("share of each client's training samples that is held out, fixed per client")
+        BelowOne,
+        doc("share of a client's training samples that is held out, the same ones in every round"),
     ]
     partitioner: Annotated[
         Literal["dirichlet", "shards", "sizes", "classes", "iid"],
-        doc("how samples are shared out over the clients"),
+        doc("how the samples are shared out over the clients"),
     ]
-    alpha: Annotated[Positive, doc("concentration of the Dirichlet partitioner")]
+    alpha: Annotated[
+        Positive, doc("concentration: the smaller, the fewer classes per client (dirichlet)")
+    ]
     dirichlet_balance: Annotated[
-        bool, doc("a client with its fair number of samples gets nothing of the next class")
+        bool, doc("a client that has 1/N of all samples gets none of the next class (dirichlet)")
     ]
     shards_per_client: Annotated[Count, doc("label-sorted shards per client (shards)")]
     sizes: Annotated[str, doc("fraction of the samples per client, as 0.4,0.3,0.2,0.1 (sizes)")]
     classes_per_client: Annotated[
         str, doc("classes of each client, as 0-2/2-4/4-6/7-9 or 0,1/2,3 (classes)")
     ]
-    num_clients: Annotated[Count, doc("logical clients, whatever the number of SuperNodes")]
-    min_samples: Annotated[int, Meta(ge=2), doc("least samples of a client (dirichlet)")]
-    model: Annotated[str, doc("model; `python -m fedapps models` lists them with their layers")]
-    head_layers: Annotated[Count, doc("number of last layers that form the head")]
-    num_rounds: Annotated[Count, doc("communication rounds T")]
-    fraction_train: Annotated[Share, doc("share of the clients trained per round (r)")]
-    local_epochs: Annotated[Count, doc("local epochs E")]
-    batch_size: Annotated[Count, doc("samples per SGD step B")]
+    num_clients: Annotated[Count, doc("number N of clients, whatever the number of SuperNodes")]
+    min_samples: Annotated[int, Meta(ge=2), doc("fewest samples of a client (dirichlet)")]
+    model: Annotated[str, doc("the model; `fedapps models` lists them with their layers")]
+    head_layers: Annotated[Count, doc("how many of the last layers form the head")]
+    num_rounds: Annotated[Count, doc("number T of rounds")]
+    fraction_train: Annotated[Share, doc("share r of the clients that train in a round")]
+    local_epochs: Annotated[Count, doc("epochs E of local training in a round")]
+    batch_size: Annotated[Count, doc("samples B per training step")]
     optimizer: Annotated[
         Literal["sgd", "adam", "adamw"],
-        doc("what takes the steps; adam, adamw: beta1 0.9, beta2 0.999, eps 1e-8"),
+        doc("optimizer of local training; adam, adamw: beta1 0.9, beta2 0.999, eps 1e-8"),
     ]
     lr: Annotated[Positive, doc("learning rate")]
     lr_schedule: Annotated[
         Literal["constant", "step", "cosine"],
-        doc("constant; step: x 0.1 after T/2 and 3T/4 rounds; cosine: towards 0 at round T"),
+        doc("step: times 0.1 after T/2 and after 3T/4 rounds; cosine: falls towards 0"),
     ]
     momentum: Annotated[BelowOne, doc("momentum (sgd)")]
     weight_decay: Annotated[
-        AtLeastZero, doc("weight decay; sgd, adam: L2 in the gradient; adamw: decoupled")
+        AtLeastZero, doc("weight decay; sgd, adam: part of the gradient; adamw: decoupled")
     ]
     prox_mu: Annotated[AtLeastZero, doc("weight mu of the proximal term (mu/2)||w - w_t||^2")]
     clip_percentile: Annotated[
         float,
         Meta(ge=0, le=100),
-        doc("clip gradients at this percentile of the client's past norms; 100: do not"),
+        doc("clip gradients at this percentile of the client's earlier norms; 100: do not"),
     ]
     max_norm: Annotated[AtLeastZero, doc("largest gradient norm of a step; 0: no limit")]
     clip_mode: Annotated[
-        Literal["batch", "sample"], doc("clip the batch gradient, or each sample's and average")
+        Literal["batch", "sample"], doc("clip the gradient of the batch, or that of each sample")
     ]
-    clip_history: Annotated[Count, doc("norms that a client keeps for the percentile, per stage")]
+    clip_history: Annotated[Count, doc("gradient norms that a client keeps for the percentile")]
     augment: Annotated[
-        Literal["none", "crop-flip"], doc("crop-flip: pad 4, random crop, horizontal flip")
+        Literal["none", "crop-flip"], doc("crop-flip: pad by 4 pixels, crop and flip at random")
     ]
     bn_stats: Annotated[
         Literal["shared", "local", "batch"],
         doc("BatchNorm statistics travel, stay on each client, or are those of the batch"),
     ]
-    bn_local: Annotated[bool, doc("all of every BatchNorm stays on the client")]
+    bn_local: Annotated[bool, doc("keep BatchNorms on the client, parameters too")]
     seed: Annotated[int, Meta(ge=0, lt=2**32), doc("seed of everything that is random")]
     evaluate_every: Annotated[
-        NonNegative, doc("rounds between evaluations; the last round always is; 0: only the last")
+        NonNegative, doc("rounds between evaluations; 0: evaluate only after the last round")
     ]
     evaluate_rounds: Annotated[
         str,
@@ -148,24 +153,24 @@ class Settings(MethodSettings, frozen=True):
     ]
     evaluate_on: Annotated[
         Literal["test", "validation"],
-        doc("samples that clients are scored on; validation: for choosing settings"),
+        doc("samples that clients are scored on; choose settings on validation"),
     ]
     evaluate_clients: Annotated[
-        NonNegative, doc("number of evaluated clients, the same ones in all rounds; 0: all")
+        NonNegative, doc("how many clients are evaluated, always the same ones; 0: all")
     ]
-    finetune_epochs: Annotated[NonNegative, doc("epochs F of personalization before evaluation")]
-    finetune_lr: Annotated[AtLeastZero, doc("learning rate of personalization; 0: `lr`")]
-    finetune_part: Annotated[
-        Literal["full", "head", "body"], doc("layers that personalization trains")
+    finetune_epochs: Annotated[
+        NonNegative, doc("epochs F of fine-tuning before the personalized score")
     ]
+    finetune_lr: Annotated[AtLeastZero, doc("learning rate of fine-tuning; 0: that of `lr`")]
+    finetune_part: Annotated[Literal["full", "head", "body"], doc("layers that fine-tuning trains")]
     server_data: Annotated[
         Fraction, doc("share of all training samples on which the server trains after each round")
     ]
     server_part: Annotated[
-        Literal["full", "body"], doc("layers that the server trains on its data")
+        Literal["full", "body"], doc("layers that the server trains on these samples")
     ]
     score_last: Annotated[
-        bool, doc("score each client's whole model as its last local training left it, too")
+        bool, doc("also score each client's whole model as its last local training left it")
     ]
     score_without_head: Annotated[
         bool,
@@ -173,19 +178,20 @@ class Settings(MethodSettings, frozen=True):
     ]
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
-        doc("where clients compute; auto: a GPU if the client sees one"),
+        doc("processor of the clients; auto: a GPU if the client sees one"),
     ]
     threads: Annotated[
         int,
         Meta(ge=1, le=64),
-        doc("torch threads per process; part of what makes runs repeatable"),
+        doc("torch threads per process; a run repeats exactly with the same number only"),
     ]
     cache_limit: Annotated[
         NonNegative,
-        doc("MiB per process for client data, and as many for features of a frozen prefix"),
+        doc("MiB per process for clients' data, and as many for outputs of frozen layers"),
     ]
     presum: Annotated[
-        bool, doc("SuperNodes send one weighted mean of their clients (last digit depends on them)")
+        bool,
+        doc("SuperNodes send one mean of their clients, which changes the last digit of results"),
     ]
     max_failures: Annotated[
         int,
@@ -194,7 +200,7 @@ class Settings(MethodSettings, frozen=True):
     ]
     max_value: Annotated[
         Positive,
-        doc("largest magnitude of a value that a client may send; above, its update is dropped"),
+        doc("largest magnitude of a value in an update; one with a larger value is refused"),
     ]
     max_samples: Annotated[
         Count, doc("most samples of a part that a device may claim; above, it is left out (device)")
@@ -204,7 +210,7 @@ class Settings(MethodSettings, frozen=True):
         str, doc("host:port where the server listens for split learning; port 0: any free one")
     ]
     channel_reach: Annotated[
-        str, doc('host:port that clients of split learning are told; "": that of channel-address')
+        str, doc('host:port that split clients connect to; "": that of channel-address')
     ]
     channel_tls: Annotated[
         str, doc('folder with server.crt, server.key, ca.crt for that channel; "": no TLS')
@@ -215,8 +221,8 @@ class Settings(MethodSettings, frozen=True):
     ]
     join_timeout: Annotated[Positive, doc("seconds to wait for a split client to join a round")]
     step_timeout: Annotated[Positive, doc("seconds to wait for a split client's next batch")]
-    min_available: Annotated[Count, doc("SuperNodes to wait for before the run and each round")]
-    runs_dir: Annotated[str, doc("folder of run directories, absolute or with `~`")]
+    min_available: Annotated[Count, doc("SuperNodes that must be there before each round")]
+    runs_dir: Annotated[str, doc("folder of the run directories, absolute or with `~`")]
     run_name: Annotated[str, doc('name of the run directory; "": strategy, data, seed and time')]
     checkpoint_every: Annotated[
         NonNegative, doc("rounds between checkpoints, from which a killed run goes on; 0: none")

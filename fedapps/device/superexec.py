@@ -1,7 +1,7 @@
 """Flower's SuperExec for a SuperNode, whose processes have the libraries loaded already.
 
 Flower starts a process for each message, and most of what it does is to load torch: 2.8 s of a
-core on the machine of README's figures, more on a small device. Here one process (`warm.py`) loads
+core on the machine of docs/devices.md, more on a small device. Here one process (`warm.py`) loads
 the libraries, and each message gets a fork of it.
 """
 

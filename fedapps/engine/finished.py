@@ -1,11 +1,10 @@
-"""A finished run, looked at again: its shared model, and its simulated clients as they were scored.
+"""A run directory, looked at again: its shared model, its simulated clients as they were scored.
 
 run = FinishedRun.open(Path("~/fedapps-runs/fedper-digits-s0").expanduser())
 client = run.client(7)  # personalized again, on its own data, as the last evaluation did
 client.predict(images)
 """
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,43 +16,49 @@ from safetensors.numpy import load_file
 from fedapps.core import config, registry
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError, one_line
+from fedapps.engine import checkpoint
+from fedapps.engine.recovery import Recovery
 from fedapps.engine.store import ClientStore
 from fedapps.method.client import BaseClient
 from fedapps.method.strategy import BaseStrategy
 from fedapps.models.layers import Arrays, put
-from fedapps.report.directory import MODEL, STATE
+from fedapps.report import directory
+from fedapps.report.directory import MODEL
 from fedapps.training.workspace import Workspace, workspace
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run directory with all that its last evaluation began from, in round `round`."""
+    """A run directory with all that an evaluation after its last round, `round`, begins from."""
 
     folder: Path
     space: Workspace
     strategy: BaseStrategy
     round: int
+    whole: bool  # whether what the method keeps on the server beside the model is there, too
 
     @classmethod
     def open(cls, folder: Path) -> "FinishedRun":
-        """Read a run directory; raises `RunError` if the run has not finished or cannot be read."""
-        if not (folder / "config.toml").is_file():
-            raise RunError(f"{folder}: is no run directory, it has no config.toml")
-        arrays = _read(folder / MODEL, "a run writes it at its end, so this one has not finished")
-        flat = config.parse([str(folder / "config.toml")])
+        """Read a run directory as its last checkpoint, or else its end, has left it.
+
+        Raises `RunError` if it has neither, or if it cannot be read.
+        """
+        flat = config.defaults() | config.stored(folder)
         if flat["device"] == "cuda" and not torch.cuda.is_available():
             flat["device"] = "cpu"
         settings = config.read(flat)
         space = workspace(settings)
         strategy: BaseStrategy = registry.strategy_class(settings.strategy)(space)
-        if {k: v.shape for k, v in arrays.items()} != {
-            k: v.shape for k, v in strategy.arrays.items()
-        }:
+        if checkpoint.rounds(folder):
+            found = checkpoint.load(folder)
+            Recovery(settings).restore(folder, found, strategy)
+            return cls(folder, space, strategy, found.progress.round, whole=True)
+        arrays = _read(folder / MODEL)
+        if {k: v.shape for k, v in arrays.items()} != space.layout.shapes:
             raise RunError(f"{folder}: {MODEL} and config.toml are not of the same run")
         strategy.arrays.update(arrays)
-        if (folder / STATE).exists():
-            strategy.state.update(_read(folder / STATE, ""))
-        return cls(folder, space, strategy, _last_round(folder))
+        last = directory.lines(folder / "rounds.csv")[-1]
+        return cls(folder, space, strategy, int(last["round"]), whole=not strategy.state)
 
     @property
     def initial(self) -> tuple[str, ...]:
@@ -87,10 +92,10 @@ class FinishedRun:
             )
         if not 0 <= number < settings.num_clients:
             raise RunError(f"--client {number}: must be 0 to {settings.num_clients - 1}")
-        if self.strategy.state and not (self.folder / STATE).exists():
+        if not self.whole:
             raise RunError(
-                f"{self.folder}: has no {STATE}, which earlier versions did not write; "
-                f"run it again to get a client of {settings.strategy}"
+                f"{self.folder}: has no checkpoint, and {settings.strategy} needs what the server "
+                "keeps; run it again with checkpoint-every=1"
             )
         plan = self.strategy.evaluation_plan(self.round, number)
         store = ClientStore(self.folder / "clients" / str(number))
@@ -100,17 +105,11 @@ class FinishedRun:
         return client
 
 
-def _last_round(folder: Path) -> int:
-    with (folder / "rounds.csv").open(encoding="utf-8", newline="") as file:
-        rounds = [int(row["round"]) for row in csv.DictReader(file)]
-    if not rounds:
-        raise RunError(f"{folder}/rounds.csv: has no round")
-    return rounds[-1]
-
-
-def _read(path: Path, missing: str) -> Arrays:
+def _read(path: Path) -> Arrays:
     if not path.is_file():
-        raise RunError(f"{path}: no such file; {missing}")
+        raise RunError(
+            f"{path}: no such file; a run writes it at its end, so this one has not finished"
+        )
     try:
         arrays: Arrays = load_file(path)
     except (OSError, SafetensorError) as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from fedapps.core import config, log
+from fedapps.core.changes import INCIDENTAL
 from fedapps.core.config import LATEST
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar, literal
@@ -22,30 +23,12 @@ from fedapps.method.strategy import BaseStrategy
 from fedapps.report.report import Report
 
 # What may differ when a run goes on: where it runs and what it waits for, never what it computes.
-FREE = {
-    "cache-limit",
-    "channel-address",
-    "channel-nodes",
-    "channel-reach",
-    "channel-tls",
-    "checkpoint-every",
-    "data-root",
+FREE = (INCIDENTAL - {"device", "presum", "threads"}) | {
     "evaluate-clients",
     "evaluate-every",
     "evaluate-rounds",
-    "join-timeout",
-    "keep-best",
-    "loggers",
-    "max-failures",
-    "max-samples",
-    "min-available",
     "num-rounds",
     "patience",
-    "resume",
-    "round-timeout",
-    "run-name",
-    "runs-dir",
-    "step-timeout",
 }
 MOST_LOOKED_AT = 100  # run directories, the newest ones
 

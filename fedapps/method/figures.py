@@ -49,6 +49,7 @@ class EventPlot:
 LAST_LOCAL = Figure(
     "accuracy_last_local",
     "accuracy of the whole model as the client's last local training left it (`score-last`)",
+    label="last local",
     after="seconds",
     weighted=True,
     per_client=True,

@@ -3,7 +3,6 @@
 import csv
 import io
 import os
-import re
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -15,16 +14,14 @@ import safetensors.numpy
 
 from fedapps.core.errors import RunError
 from fedapps.core.files import writing
-from fedapps.core.settings import Settings
 
 Rows = Iterable[Iterable[object]]
 MODEL = "model.safetensors"  # the server's model
 SAMPLES = "samples.csv"  # who holds how many training samples of which class, if that is known
-STATE = "state.safetensors"  # what else the method keeps on the server, if anything
 
 
-def make(runs_dir: Path, run_name: str, settings: Settings) -> Path:
-    """Make the directory of a new run, of a name of its own if `run_name` is empty.
+def make(runs_dir: Path, run_name: str, what: str) -> Path:
+    """Make the directory of a new run; if `run_name` is empty, its name is `what` and the time.
 
     Raises `RunError` if a named run exists or the folder cannot be made.
     """
@@ -32,7 +29,7 @@ def make(runs_dir: Path, run_name: str, settings: Settings) -> Path:
         raise RunError(
             f'run-name = "{run_name}": must be a name without /, for a folder in runs-dir'
         )
-    for folder in _candidates(runs_dir, run_name, settings):
+    for folder in _candidates(runs_dir, run_name, what):
         try:
             folder.mkdir(parents=True)
             return folder
@@ -119,12 +116,11 @@ def _add(file: FileIO, rows: Rows) -> None:
         text = text[file.write(text) :]
 
 
-def _candidates(runs_dir: Path, run_name: str, settings: Settings) -> Iterable[Path]:
+def _candidates(runs_dir: Path, run_name: str, what: str) -> Iterable[Path]:
     if run_name:
         yield runs_dir / run_name
         return
-    data = re.sub(r"[^\w.-]+", "-", Path(settings.dataset).stem)
-    name = f"{settings.strategy}-{data}-s{settings.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"{what}-{time.strftime('%Y%m%d-%H%M%S')}"
     yield runs_dir / name
     for number in range(2, 1000):
         yield runs_dir / f"{name}-{number}"

@@ -1,8 +1,11 @@
-"""How all plots look: colours, style, axes, and files that are whole."""
+"""How all plots look: colours, style, axes, captions, and files that are whole."""
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
+import matplotlib as mpl
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -15,10 +18,13 @@ from fedapps.core.files import write_whole
 BLUE, RED, GREEN = "#0072b2", "#d55e00", "#009e73"
 OTHERS = ("#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
 PALETTE = (BLUE, RED, GREEN, *OTHERS)
-INK, PALE = "#333333", "#c8c8c8"
+INK, PALE, GREY = "#333333", "#c8c8c8", "#8a8a8a"
+WIDTH, HEIGHT = 6.8, 4.0  # inches: 1020 x 600 pixels
+WIDEST = 11.5
+FORMATS = ("png", "svg", "pdf")
 STYLE = {
     "figure.dpi": 150,
-    "figure.figsize": (6.8, 4.0),  # inches: 1020 x 600 pixels
+    "figure.figsize": (WIDTH, HEIGHT),
     "figure.constrained_layout.use": True,
     "font.size": 9,
     "text.color": INK,
@@ -35,22 +41,33 @@ STYLE = {
     "ytick.color": INK,
     "legend.frameon": False,
     "lines.markersize": 4,
+    "pdf.fonttype": 42,  # whole fonts, which publishers ask for
+    "svg.hashsalt": "fedapps",  # the same picture is the same file
+}
+# What would make two files of one picture differ.
+_UNDATED = {
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
 
 
-def new_axes(xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
-    """Return an empty plot and its axes."""
-    figure = Figure()
-    FigureCanvasAgg(figure)
+def new_axes(
+    xlabel: str, ylabel: str, size: tuple[float, float] | None = None
+) -> tuple[Figure, Axes]:
+    """Return an empty plot, of `size` in inches, and its axes."""
+    figure = _new_figure(size)
     axes = figure.add_subplot(xlabel=xlabel, ylabel=ylabel)
     return figure, axes
 
 
-def new_pair() -> tuple[Figure, Axes, Axes]:
+def new_pair(
+    size: tuple[float, float] = (WIDTH, 5.4), heights: Sequence[float] = (1, 1)
+) -> tuple[Figure, Axes, Axes]:
     """Return an empty plot and its axes, one above the other over the same x."""
-    figure = Figure(figsize=(6.8, 5.4))
-    FigureCanvasAgg(figure)
-    upper, lower = figure.subplots(2, 1, sharex=True)
+    figure = _new_figure(size)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=heights)
+    upper.xaxis.set_visible(False)  # the lower one says it
     return figure, upper, lower
 
 
@@ -59,13 +76,45 @@ def whole_ticks(axis: Axis, most: int) -> None:
     axis.set_major_locator(MaxNLocator(most, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
 
 
-def legend(axes: Axes) -> None:
-    """Put the legend above the axes, where it never hides a curve."""
-    axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1), ncols=4, borderaxespad=0.2)
+def title(figure: Figure, text: str) -> None:
+    """Say above everything else what the picture is of."""
+    if text:
+        figure.suptitle(text, x=0.012, ha="left", fontsize=10, fontweight="bold")
+
+
+def legend(
+    axes: Axes, subject: str = "", signs: Sequence[Artist] | None = None, columns: int = 4
+) -> None:
+    """Say above the axes what they show, and what its signs are: there it never hides a curve."""
+    axes.legend(
+        handles=axes.get_legend_handles_labels()[0] if signs is None else signs,
+        loc="lower left",
+        bbox_to_anchor=(-0.01, 1),
+        ncols=columns,
+        borderaxespad=0.2,
+        columnspacing=1.4,
+        handlelength=1.5,
+        handletextpad=0.6,
+        title=subject or None,
+        alignment="left",
+    )
+
+
+def percent_limits(axes: Axes) -> None:
+    """Keep the y axis within 0 to 100 %, with room for a mark at the top."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(low, 0), min(high, 101))
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a plot as PNG, whole or not at all; raises `RunError` if it cannot be written."""
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", metadata={"Software": None})
+    """Write a plot whole or not at all, as PNG, SVG or PDF by the name; raises `RunError`."""
+    picture, kind = io.BytesIO(), path.suffix[1:]
+    with mpl.rc_context({key: STYLE[key] for key in ("pdf.fonttype", "svg.hashsalt")}):
+        figure.savefig(picture, format=kind, metadata=_UNDATED[kind])
     write_whole(path, picture.getvalue())
+
+
+def _new_figure(size: tuple[float, float] | None) -> Figure:
+    figure = Figure(figsize=size)
+    FigureCanvasAgg(figure)
+    return figure

@@ -5,9 +5,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
+from fedapps.core.words import number
 from fedapps.method.figures import EventPlot
-from fedapps.report.drawing import PALETTE, new_pair, whole_ticks
+from fedapps.report.caption import Caption
+from fedapps.report.drawing import PALETTE, legend, new_pair, title, whole_ticks
+
+FEW = 12  # up to here every round is named
+ROUNDS = 6  # the width of a plot is at least that of so many bars
 
 
 def read_categories(folder: Path, plot: EventPlot) -> pd.DataFrame:
@@ -19,25 +25,36 @@ def read_categories(folder: Path, plot: EventPlot) -> pd.DataFrame:
     return events[["round", "kind"]].assign(category=parts[0], value=value)
 
 
-def draw_categories(events: pd.DataFrame, plot: EventPlot) -> Figure:
+def draw_categories(events: pd.DataFrame, plot: EventPlot, caption: Caption) -> Figure:
     """Counts per category and round (bars), and the mean value of every category (lines)."""
     figure, upper, lower = new_pair()
     valued = events[events["kind"] == plot.valued]
     counted = events[events["kind"] == plot.counted]
     counts = counted.groupby(["round", "category"]).size().unstack(fill_value=0)
-    categories = list(dict.fromkeys(valued["category"]))
+    categories = list(dict.fromkeys([*valued["category"], *counted["category"]]))
     bottom = np.zeros(len(counts))
+    signs, rounds = [], sorted(set(events["round"]))
     for category, colour in zip(categories, PALETTE * len(categories), strict=False):
         if category in counts:
             upper.bar(counts.index, counts[category], bottom=bottom, color=colour)
             bottom += counts[category].to_numpy()
         means = valued[valued["category"] == category].groupby("round")["value"].mean()
         lower.plot(means.index, means, color=colour, marker="o", label=category)
+        signs.append(Patch(color=colour, label=category))
+    first, last = min(rounds), max(rounds)
+    spare = max(0, ROUNDS - (last - first)) / 2  # a single bar does not fill the width
+    lower.set_xlim(first - spare - 0.6, last + spare + 0.6)
     upper.set_ylabel(plot.count_label)
+    upper.set_ylim(0, 1.05 * max(bottom, default=1))
     whole_ticks(upper.yaxis, 6)
     lower.set_ylabel(plot.value_label)
     lower.set_xlabel("round")
     lower.set_ylim(bottom=0)
-    whole_ticks(lower.xaxis, 12)
-    figure.legend(*lower.get_legend_handles_labels(), loc="outside upper left", ncols=6)
+    if len(rounds) <= FEW:
+        lower.set_xticks(rounds)
+    else:
+        whole_ticks(lower.xaxis, 12)
+    told = f"{len(counted)} {plot.count_label} in {number(counts.shape[0], 'round')}"
+    legend(upper, told, signs, columns=6)
+    title(figure, caption.title)
     return figure

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from fedapps.core import log, registry
+from fedapps.core import changes, log, registry
 from fedapps.core.config import to_toml
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
@@ -76,7 +76,8 @@ class Report:
         run's settings cannot begin.
         """
         path = Path(runs_dir).expanduser().absolute()
-        report = cls(directory.make(path, run_name, settings), settings)
+        name = changes.name_of(flat_config)
+        report = cls(directory.make(path, run_name, name), settings)
         report._configure(flat_config)
         directory.start(report.folder / "rounds.csv", [report._round_columns])
         directory.start(report.folder / "clients.csv", [report._client_columns])
@@ -160,22 +161,15 @@ class Report:
         self._append("events.csv", [line])
 
     def finish(
-        self,
-        arrays: Mapping[str, np.ndarray],
-        extra: Mapping[str, object],
-        state: Mapping[str, np.ndarray] | None = None,
-        plots: bool = True,
+        self, arrays: Mapping[str, np.ndarray], extra: Mapping[str, object], plots: bool = True
     ) -> None:
         """Write the shared model, class-wise accuracy, summary and plots; print the summary.
 
-        `extra` joins summary.json (NaN: null); `state` is what the method keeps on the server
-        beside the model. Without `plots` none are drawn, and no page. A plot that fails costs an
-        event, not the run.
+        `extra` joins summary.json (NaN: null). Without `plots` none are drawn, and no page. A plot
+        that fails costs an event, not the run.
         """
         summary = summarize(self.settings, self.rows, self.figures, self.seconds) | plain(extra)
         self._write(directory.MODEL, directory.model_bytes(arrays))
-        if state:
-            self._write(directory.STATE, directory.model_bytes(state))
         self._write("summary.json", json.dumps(summary, indent=2) + "\n")
         self._write_classes()
         self._loggers.end(summary)
@@ -240,7 +234,7 @@ class Report:
             from fedapps.report import plots
 
             method = registry.strategy_class(self.settings.strategy)
-            plots.draw_all(self.folder, self.class_counts, self.figures, method.plots)
+            plots.draw_all(self.folder, self.figures, method.plots)
         except Exception as error:
             log.info("plots not drawn: %s", _said(error))
             self.event(self._last_round, "server", "plot-failed", _said(error))

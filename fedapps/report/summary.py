@@ -2,21 +2,19 @@
 
 import math
 import platform
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
 import numpy as np
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from fedapps.core import project
+from fedapps.core import changes, project
 from fedapps.core.settings import Settings
 from fedapps.method.figures import Figure
 from fedapps.report.columns import accuracy_columns, round_columns
-from fedapps.report.progress import LINE_WIDTH
+from fedapps.report.console import console, readable
 from fedapps.report.rows import RoundRow
 from fedapps.report.units import clock, human, human_bytes
 
@@ -26,10 +24,14 @@ TOTALS = ("failures", "bytes_down", "bytes_up", "bytes_eval", "train_macs", "cos
 def summarize(
     settings: Settings, rows: Sequence[RoundRow], figures: Sequence[Figure], seconds: float
 ) -> dict[str, Any]:
-    """Return what summary.json says; `seconds` is the whole run, not the last round."""
+    """Return what summary.json says; `seconds` is the whole run, not the last round.
+
+    `evaluate_on` tells which samples were scored, `changed` what is not as by default.
+    """
     summary: dict[str, Any] = {
-        name: getattr(settings, name) for name in ("strategy", "dataset", "seed")
+        name: getattr(settings, name) for name in ("strategy", "dataset", "seed", "evaluate_on")
     }
+    summary["changed"] = changes.changed(dict(settings.flat))
     if rows:
         last = rows[-1].flat()
         summary |= {name: last.get(name) for name in round_columns(figures)}
@@ -74,22 +76,13 @@ def print_summary(
     summary: Mapping[str, Any], settings: Settings, figures: Iterable[Figure]
 ) -> None:
     """Print a summary as a table of at most 100 columns."""
-    terminal = sys.stdout.isatty()
-    console = Console(
-        width=LINE_WIDTH,
-        force_terminal=terminal,
-        no_color=not terminal,
-        highlight=False,
-        markup=False,
-        emoji=False,
-    )
+    screen = console()
     table = Table(show_header=False, box=box.HORIZONTALS)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for label, value in _table_rows(summary, settings, figures):
-        unicode = console.encoding.startswith("utf")
-        table.add_row(label, value if unicode else value.replace("±", "+-"))
-    console.print(table)
+        table.add_row(label, readable(value, screen))
+    screen.print(table)
 
 
 def _table_rows(
@@ -110,6 +103,8 @@ def _table_rows(
     return [
         ("method", settings.strategy),
         ("data", settings.dataset),
+        ("not as by default", changes.text_of(summary["changed"]) or "nothing"),
+        ("scored on", f"{settings.evaluate_on} samples"),
         ("clients", f"{settings.num_clients}, {summary.get('clients', 0)} in the last round"),
         ("rounds", str(summary.get("round", 0))),
         ("accuracy initial", shown("accuracy_initial")),

@@ -15,7 +15,7 @@ from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import Arrays, Slice, put, take
 from fedapps.split.connection import ChannelError, Connection, connection
 from fedapps.split.frames import Frame
-from fedapps.training.batches import Samples
+from fedapps.training.batches import Samples, chunks
 from fedapps.training.channel import Channel
 from fedapps.training.clipping import Threshold
 from fedapps.training.costs import TrainingStats
@@ -109,8 +109,36 @@ class SplitClient(BaseClient):
             self.link.steps = ((epoch, batch) for epoch in range(stage.epochs) for batch in taken)
         return super().train(plan, phase, objective, thresholds, data)
 
+    def extra_scores(self) -> dict[str, float]:
+        """Whether the server tells features by whose they are: the figure `leak`."""
+        own = self.kept("last/")
+        if not own or self.workspace.client is not None:  # a device has nobody else's images
+            return {}
+        images = self.foreign_images()
+        if not len(images):
+            return {}
+        shared = take(self.model, own)
+        put(self.model, own)
+        self.model.eval()
+        with torch.no_grad():
+            found = torch.cat([self.predict(chunk).argmax(1) for chunk in chunks(images)])
+        put(self.model, shared)
+        return {"leak": float(torch.isin(found, self.train_data[1].unique()).double().mean())}
+
+    def foreign_images(self) -> Tensor:
+        """Test images [n, C, H, W] of other clients, of the classes that this one lacks."""
+        known = self.train_data[1].unique()
+        found = [self.test_data[0][:0]]
+        for other in range(self.settings.num_clients):
+            images, labels = self.workspace.samples(other, "test")
+            found.append(images[~torch.isin(labels, known)])
+        return torch.cat(found)
+
     def keeps(self, plan: Plan) -> list[str]:
-        """Nothing: a client's layers come from the server in every round."""
+        """Nothing: a client's layers come from the server in every round.
+
+        With `score-last` it keeps them apart, as its training left them, to be scored.
+        """
         return []
 
     @contextmanager

@@ -22,6 +22,7 @@ import torch
 
 from fedapps.core import log
 from fedapps.core.errors import RunError
+from fedapps.method.figures import Figure
 from fedapps.method.strategy import BaseStrategy
 from fedapps.method.update import ClientUpdate, Failure
 from fedapps.models.layers import Arrays, Slice, put
@@ -35,6 +36,11 @@ from fedapps.training.channel import Channel
 from fedapps.training.costs import TrainingStats
 from fedapps.training.plan import Plan
 
+LEAK = Figure(
+    "leak",
+    "share of other clients' test images of classes that the client lacks which, sent through the "
+    "layers of its own last training, are taken for one of its classes (`score-last`, simulation)",
+)
 REPLY_TIME = 15.0  # seconds in which a SuperNode may still reply for a client that is out
 
 
@@ -44,6 +50,7 @@ class SplitStrategy(BaseStrategy):
     A method defines `cut`, `step` and `aggregate`. `part` is the server's part of the round.
     """
 
+    figures = (LEAK,)
     sends_its_model = False
     clips_by_sample = False
     relays: ClassVar[bool] = False  # whether clients' layers come and go through the channel
@@ -63,9 +70,9 @@ class SplitStrategy(BaseStrategy):
                 f'{s.strategy} needs bn-stats = "shared" or "batch" and bn-local = false: no client'
                 " has statistics of the server's layers"
             )
-        if s.prox_mu or self.clip() or s.presum or s.score_last:
+        if s.prox_mu or self.clip() or s.presum:
             raise RunError(
-                f"{s.strategy} knows no prox-mu, clip-percentile, max-norm, presum, score-last: "
+                f"{s.strategy} knows no prox-mu, clip-percentile, max-norm, presum: "
                 "clients hold a part of the model"
             )
         for client in range(s.num_clients):  # a bad cut ends the run here

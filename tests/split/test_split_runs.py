@@ -1,10 +1,16 @@
 """Whole runs of split learning: bytes, costs, a lone sample, a late client, bad input."""
 
+import json
+
 import numpy as np
 import pytest
+import torch
+from safetensors.numpy import load_file
 
+from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.split.client import Link
+from fedapps.training.workspace import workspace
 from tests.support.clock import until
 from tests.support.split_float64 import SPLIT
 from tests.support.split_rounds import let_time_pass
@@ -110,3 +116,29 @@ def test_bad_input_ends_the_run_in_one_line(serial_run, tiny_npz, bad, says):
         serial_run(tiny_npz, bad, "num-clients=3", num_supernodes=2)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_leak_counts_foreign_images_taken_for_own_classes(serial_run, make_npz, tmp_path, fits):
+    """By hand: each client's last layers before the server's, on what it has no class of."""
+    data = make_npz(tmp_path / "four.npz", classes=4)
+    folder = serial_run(
+        f'dataset="{data}" partitioner="classes" classes-per-client="0,1/2,3" num-clients=2 '
+        'fraction-train=1.0 strategy="fedfc" fedfc.cuts="2" num-rounds=2 evaluate-every=0 lr=0.1 '
+        "score-last=true local-epochs=3"
+    )
+    space = fits[-1][0].workspace
+    server = {k: torch.from_numpy(v) for k, v in load_file(folder / "model.safetensors").items()}
+    found = []
+    for client in (0, 1):
+        states = [state for mine, state, *_ in fits if mine.client == client]
+        own = {k.removeprefix("last/"): v for k, v in states[-1].items() if k.startswith("last/")}
+        assert {key.partition(".")[0] for key in own} == {"conv1", "conv2"}
+        images, labels = space.samples(1 - client, "test")
+        assert not set(labels.tolist()) & {2 * client, 2 * client + 1}
+        whole = workspace(config.read(dict(space.settings.flat))).model
+        whole.load_state_dict(server | own)
+        predicted = whole.eval()(images).argmax(1)
+        found.append(sum(int(p) in (2 * client, 2 * client + 1) for p in predicted) / len(images))
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["leak"] == pytest.approx(sum(found) / 2)
+    assert summary["accuracy_last_local"] is not None

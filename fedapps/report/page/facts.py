@@ -24,6 +24,7 @@ FILES = (
     "samples.csv",
     "events.csv",
     "summary.json",
+    "run.json",
     "log.txt",
     "model.safetensors",
 )
@@ -63,15 +64,15 @@ def state_of(run: RunFiles, left: float | None) -> State:
     last = run.rounds[-1].get("round", "0") if run.rounds else "0"
     rounds = run.config.get("num-rounds")
     of = f"round {last} of {rounds}" if rounds else f"round {last}"
-    for event in reversed(run.events):
-        if event.get("kind") in ENDS and not run.summary:
+    if left is not None:
+        return State("running", f"{of}, about {clock(left)} left; reload the page for what is new")
+    for event in reversed(run.events):  # those of a run that went on are no longer there
+        if event.get("kind") in ENDS:
             return State(ENDS[event["kind"]], f"after {of}: {event.get('detail', '')}")
-    if run.summary:
+    if str(run.summary.get("round")) == last:  # a longer run goes on beside an older summary
         seconds = run.summary.get("seconds")
         return State("finished", f"in {duration(seconds)}" if seconds else "")
-    if left is None:
-        return State("unfinished", f"after {of}")
-    return State("running", f"{of}, about {clock(left)} left; reload the page for what is new")
+    return State("unfinished", f"after {of}")
 
 
 def title_of(run: RunFiles) -> str:
@@ -207,7 +208,7 @@ def commands(run: RunFiles) -> str:
 
 def versions(run: RunFiles) -> list[tuple[str, str]]:
     """Return the versions that the figures depend on, where the run has told them."""
-    found = run.summary.get("versions")
+    found = run.about.get("versions") or run.summary.get("versions")
     return [(str(k), str(v)) for k, v in found.items()] if isinstance(found, dict) else []
 
 

@@ -29,6 +29,7 @@ class RunFiles:
     samples: list[Row]
     events: list[Row]
     summary: dict[str, Any]
+    about: dict[str, Any]  # run.json
 
     @classmethod
     def read(cls, folder: Path) -> "RunFiles":
@@ -41,7 +42,8 @@ class RunFiles:
             _table(folder / "classes.csv"),
             _table(folder / "samples.csv"),
             _table(folder / "events.csv"),
-            _summary(folder / "summary.json"),
+            _object(folder / "summary.json"),
+            _object(folder / "run.json"),
         )
 
 
@@ -91,7 +93,7 @@ def _config(path: Path) -> dict[str, Any]:
     return found
 
 
-def _summary(path: Path) -> dict[str, Any]:
+def _object(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(_text(path) or "{}")
     except json.JSONDecodeError:

@@ -1,0 +1,29 @@
+"""`fedapps plot RUN`: draw the pictures of a run again, also as SVG or PDF for a paper."""
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Say what can be given."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory")
+    add_format(parser)
+
+
+def add_format(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says what pictures are written as."""
+    parser.add_argument(
+        "--format",
+        choices=("png", "svg", "pdf"),
+        default="png",
+        help="what pictures are written as; svg and pdf are sharp at any size [png]",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Draw and say where; raises `RunError`."""
+    from fedapps.report import plots
+
+    for path in plots.redraw(options.run.expanduser(), [options.format]):
+        print(path)
+    return 0

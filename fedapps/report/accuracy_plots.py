@@ -1,0 +1,122 @@
+"""Accuracy over rounds and traffic; of a run that was scored once, a bar for each accuracy."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Picture
+
+from fedapps.method.figures import Figure
+from fedapps.report.caption import Caption
+from fedapps.report.drawing import (
+    BLUE,
+    GREEN,
+    INK,
+    OTHERS,
+    RED,
+    legend,
+    new_axes,
+    percent_limits,
+    title,
+    whole_ticks,
+)
+from fedapps.report.units import byte_unit, human, human_bytes
+
+INITIAL, PERSONALIZED = RED, BLUE
+FURTHER = (GREEN, *OTHERS)  # figures, in their order
+FEW = 25  # up to here every point of a line is marked
+AXIS = "mean accuracy (%)"
+BAND = "± std over clients, personalized"
+COSTS = ["bytes_down", "bytes_up", "train_macs"]
+
+
+def evaluated_rounds(rounds: pd.DataFrame) -> pd.DataFrame:
+    """Return the evaluated rounds of rounds.csv, with what training has cost up to each of them.
+
+    That is in `bytes_down`, `bytes_up`, `train_macs`, and `bytes`, the sum of the first two.
+    """
+    costs = rounds[COSTS].cumsum()
+    costs["bytes"] = costs["bytes_down"] + costs["bytes_up"]
+    so_far = rounds.assign(**{str(name): costs[name] for name in costs})
+    return so_far.dropna(subset=["accuracy_initial", "accuracy_personalized"])
+
+
+def draw_accuracy(evaluated: pd.DataFrame, figures: Sequence[Figure], caption: Caption) -> Picture:
+    """Mean accuracy over rounds, with the spread over clients where it is personalized.
+
+    A single evaluation is no line: it is drawn as bars.
+    """
+    if len(evaluated) == 1:
+        return _draw_once(evaluated, figures, caption)
+    picture, axes = new_axes("round", AXIS)
+    x, (low, high) = evaluated["round"], _spread(evaluated)
+    _draw_lines(axes, evaluated, x, figures)
+    axes.fill_between(x, low, high, color=PERSONALIZED, alpha=0.14, linewidth=0, label=BAND)
+    percent_limits(axes)
+    whole_ticks(axes.xaxis, 12)
+    legend(axes, f"Mean over {caption.scored}")
+    title(picture, caption.title)
+    return picture
+
+
+def draw_communication(
+    evaluated: pd.DataFrame, figures: Sequence[Figure], caption: Caption
+) -> Picture:
+    """Mean accuracy against the bytes that training has sent up and down so far."""
+    last = evaluated.iloc[-1]
+    size, unit = byte_unit(last["bytes"])
+    picture, axes = new_axes(f"sent in training, up and down, by all clients ({unit})", AXIS)
+    _draw_lines(axes, evaluated, evaluated["bytes"] / size, figures)
+    percent_limits(axes)
+    axes.set_xlim(left=0)
+    down, up = human_bytes(last["bytes_down"]), human_bytes(last["bytes_up"])
+    macs = human(last["train_macs"])
+    legend(axes, f"In all {down} down, {up} up, {macs} multiply-accumulates of training")
+    title(picture, caption.title)
+    return picture
+
+
+def _draw_once(evaluated: pd.DataFrame, figures: Sequence[Figure], caption: Caption) -> Picture:
+    picture, axes = new_axes("", AXIS)
+    curves = _curves(evaluated, figures)
+    for place, (values, colour) in enumerate(curves.values()):
+        axes.bar(place, values.iloc[0], 0.5, color=colour)
+    (values, _), last = list(curves.values())[-1], len(curves) - 1
+    spread = [[abs(values.iloc[0] - bound.iloc[0])] for bound in _spread(evaluated)]
+    axes.errorbar(last, values.iloc[0], spread, color=INK, capsize=4, linewidth=1, label=BAND)
+    shown = [f"{name}\n{values.iloc[0]:.1f} %" for name, (values, _) in curves.items()]
+    axes.set_xticks(range(len(curves)), shown)
+    axes.set_xlim(-1, len(curves))
+    axes.set_ylim(0, 101)
+    legend(axes, f"Mean over {caption.scored}, after round {evaluated['round'].iloc[0]}")
+    title(picture, caption.title)
+    return picture
+
+
+def _curves(evaluated: pd.DataFrame, figures: Sequence[Figure]) -> dict[str, tuple[pd.Series, str]]:
+    """Return what is there to show, in percent, with its colour, by its name; personalized last."""
+    initial, personalized = (100 * evaluated[f"accuracy_{n}"] for n in ("initial", "personalized"))
+    same = bool((initial == personalized).all())
+    curves = {} if same else {"initial": (initial, INITIAL)}
+    # a run of an earlier version lacks the columns of newer methods
+    there = [f for f in figures if f.label and f.name in evaluated]
+    shown = [f for f in there if evaluated[f.name].notna().any()]
+    for figure, colour in zip(shown, FURTHER * len(shown), strict=False):
+        curves[figure.label] = (100 * evaluated[figure.name], colour)
+    return curves | {
+        "initial = personalized" if same else "personalized": (personalized, PERSONALIZED)
+    }
+
+
+def _draw_lines(
+    axes: Axes, evaluated: pd.DataFrame, x: pd.Series, figures: Sequence[Figure]
+) -> None:
+    mark = "o" if len(evaluated) <= FEW else ""
+    for name, (values, colour) in _curves(evaluated, figures).items():
+        axes.plot(x, values, color=colour, marker=mark, label=name)
+
+
+def _spread(evaluated: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Return the lower and the upper bound of the personalized accuracy's spread, in percent."""
+    mean, std = (100 * evaluated[f"accuracy_personalized{end}"] for end in ("", "_std"))
+    return (mean - std).clip(0, 100), (mean + std).clip(0, 100)

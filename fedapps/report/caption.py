@@ -1,0 +1,37 @@
+"""What the pictures of a run say of it: method, data, seed, rounds, scored clients and samples."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedapps.core import config
+from fedapps.core.changes import data_name
+from fedapps.core.schema import Scalar
+from fedapps.core.words import number
+
+
+@dataclass(frozen=True)
+class Caption:
+    """The title of all pictures of a run, and what its accuracies are of."""
+
+    title: str = ""
+    clients: int = 0  # scored in the last evaluation
+    samples: str = "test"  # that they were scored on, or validation
+
+    @classmethod
+    def read(cls, folder: Path, rounds: int, clients: int) -> "Caption":
+        """Make that of a run directory with so many rounds; raises `RunError` if it is none."""
+        return cls.of(config.defaults() | config.stored(folder), rounds, clients)
+
+    @classmethod
+    def of(cls, flat: Mapping[str, Scalar], rounds: int, clients: int) -> "Caption":
+        """Make that of a run with this run-config and so many rounds so far."""
+        wanted = int(flat["num-rounds"])
+        done = f"{rounds} of {wanted} rounds" if rounds < wanted else number(rounds, "round")
+        title = f"{flat['strategy']} on {data_name(flat['dataset'])}, seed {flat['seed']}, {done}"
+        return cls(title, clients, str(flat["evaluate-on"]))
+
+    @property
+    def scored(self) -> str:
+        """Say what a mean accuracy is of: `20 clients, each on its test samples`."""
+        return f"{number(self.clients, 'client')}, each on its {self.samples} samples"

@@ -1,0 +1,145 @@
+"""Accuracy of each client and class, and who holds what, with the numbers of samples."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure as Picture
+
+from fedapps.report.caption import Caption
+from fedapps.report.drawing import (
+    BLUE,
+    GREY,
+    HEIGHT,
+    PALE,
+    RED,
+    WIDEST,
+    WIDTH,
+    legend,
+    new_pair,
+    percent_limits,
+    title,
+    whole_ticks,
+)
+
+INITIAL, PERSONALIZED = RED, BLUE
+FEW = 25  # up to here names stand upright, and classes keep their order
+NAMED = 110  # up to here every client and class is named
+LETTERS = 80  # up to so many in all, the sums stand above their bars
+MANY = 300  # up to here a line ties the two accuracies of a client or class
+
+
+def draw_clients(clients: pd.DataFrame, caption: Caption) -> Picture:
+    """Accuracy of every client in one evaluation, what personalization changed, its samples."""
+    ordered = clients.sort_values(["accuracy_personalized", "client"])
+    picture, upper, lower = _new_parts(len(ordered))
+    _draw_changes(upper, ordered)
+    mean = 100 * ordered["accuracy_personalized"].mean()
+    upper.axhline(mean, color=PERSONALIZED, linewidth=0.9, linestyle=(0, (5, 4)), label="mean")
+    sizes = {"training": ordered["num_train"], caption.samples: ordered["num_test"]}
+    _draw_samples(lower, sizes)
+    _name_places(lower, ordered["client"], "client")
+    legend(upper, f"Each client on its {caption.samples} samples, round {ordered['round'].iloc[0]}")
+    legend(lower)
+    title(picture, caption.title)
+    return picture
+
+
+def draw_classes(classes: pd.DataFrame, caption: Caption) -> Picture:
+    """Accuracy per class: in the order of the labels if they are few, else sorted."""
+    few = len(classes) <= FEW
+    ordered = classes if few else classes.sort_values(["accuracy_personalized", "class"])
+    picture, upper, lower = _new_parts(len(ordered))
+    _draw_changes(upper, ordered)
+    _draw_samples(lower, {caption.samples: ordered["num_test"]})
+    lower.set_ylabel(f"{caption.samples} samples")
+    _name_places(lower, ordered["class"], "class", ordered=few)
+    legend(upper, f"Each class, over the {caption.samples} samples of all clients together")
+    title(picture, caption.title)
+    return picture
+
+
+def draw_holdings(class_counts: np.ndarray, caption: Caption) -> Picture:
+    """Which client holds how many training samples of which class; class_counts[client, class]."""
+    clients, classes = class_counts.shape
+    height = max(HEIGHT + 0.8, min(0.085 * classes + 1.4, WIDEST))
+    picture, upper, lower = new_pair((_width(clients), height), heights=(0.8, height - 1.6))
+    _draw_samples(upper, {"training": class_counts.sum(axis=1)})
+    lower.grid(False)
+    # The square root keeps a handful of samples visible beside hundreds.
+    norm = PowerNorm(0.5, vmin=0, vmax=max(class_counts.max(), 1))
+    image = lower.pcolormesh(
+        np.arange(clients), np.arange(classes), class_counts.T, cmap="Blues", norm=norm,
+        edgecolors="face", linewidth=0.05,  # or fine white lines show in a PDF
+    )  # fmt: skip
+    lower.set_ylabel("class")
+    whole_ticks(lower.yaxis, 20 if classes <= FEW else 10)
+    _name_places(lower, range(clients), "client", ordered=True)
+    bar = picture.colorbar(image, ax=[upper, lower], label="samples", pad=0.02, aspect=40)
+    bar.outline.set_visible(False)
+    subject = f"Training samples of each client and class, {class_counts.sum():,} in all"
+    upper.set_title(subject, loc="left", fontsize=9)
+    title(picture, caption.title)
+    return picture
+
+
+def _new_parts(count: int) -> tuple[Picture, Axes, Axes]:
+    """Return a picture for so many clients or classes: accuracies above, samples below."""
+    return new_pair((_width(count), HEIGHT + 1), heights=(3, 1))
+
+
+def _width(count: int) -> float:
+    return min(max(WIDTH, 0.1 * count + 1.2), WIDEST) if FEW < count <= NAMED else WIDTH
+
+
+def _draw_changes(axes: Axes, table: pd.DataFrame) -> None:
+    initial, personalized = (100 * table[f"accuracy_{n}"] for n in ("initial", "personalized"))
+    x = np.arange(len(table))
+    size = min(5.0, 60 / len(x) ** 0.6)
+    same = bool((initial == personalized).all())
+    if not same:
+        if len(x) <= MANY:
+            axes.vlines(x, initial, personalized, color=PALE, linewidth=min(1.4, 150 / len(x)))
+        _draw_dots(axes, initial, INITIAL, "initial", size)
+    label = "initial = personalized" if same else "personalized"
+    _draw_dots(axes, personalized, PERSONALIZED, label, size)
+    axes.set_ylabel("accuracy (%)")
+    percent_limits(axes)
+
+
+def _draw_dots(axes: Axes, values: pd.Series, colour: str, label: str, size: float) -> None:
+    x = np.arange(len(values))  # those at 0 and 100 % are shown whole, too
+    axes.plot(x, values, "o", color=colour, markersize=size, label=label, clip_on=False, zorder=3)
+
+
+def _draw_samples(axes: Axes, sizes: Mapping[str, pd.Series | np.ndarray]) -> None:
+    """Stack bars of the samples of each client or class, with their sum where there is room."""
+    total = np.zeros(len(next(iter(sizes.values()))), np.int64)
+    for (name, values), colour in zip(sizes.items(), (PALE, GREY), strict=False):
+        bars = axes.bar(np.arange(len(total)), values, bottom=total, color=colour, label=name)
+        total = total + np.asarray(values)
+    axes.set_ylabel("samples")
+    if len(total) * (1 + len(str(max(total)))) <= LETTERS:
+        axes.bar_label(bars, total, fontsize=7, padding=1)
+        axes.margins(y=0.3)
+
+
+def _name_places(
+    axes: Axes, names: Sequence[object] | pd.Series, what: str, ordered: bool = False
+) -> None:
+    """Write the names of clients or classes below their places, as far as they fit."""
+    count = len(names)
+    axes.set_xlim(-0.6 - 0.01 * count, count - 0.4 + 0.01 * count)
+    how = "" if ordered else ", sorted by personalized accuracy"
+    axes.set_xlabel(what + how)
+    if count <= NAMED:
+        axes.set_xticks(range(count), [str(name) for name in names])
+        if count > FEW:
+            axes.tick_params("x", labelrotation=90, labelsize=6, length=2, pad=1.5)
+    elif ordered:
+        whole_ticks(axes.xaxis, 12)
+    else:  # their table tells which is which
+        axes.set_xticks([])
+        axes.set_xlabel(f"{count} {what}{'es' if what == 'class' else 's'}{how}")

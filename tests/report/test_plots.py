@@ -1,0 +1,293 @@
+"""The pictures of a run: what they show, what they say of it, and that their texts fit."""
+
+from itertools import pairwise
+
+import matplotlib.style
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.image import imread
+
+from fedapps.cli import plot
+from fedapps.core.errors import RunError
+from fedapps.method.figures import EventPlot
+from fedapps.report import (
+    accuracy_plots,
+    caption,
+    columns,
+    drawing,
+    event_plots,
+    part_plots,
+    plots,
+)
+from tests.support.reports import axes_of, drawn, make_report, make_results, make_row, run_to_end
+
+PICTURES = {"accuracy", "communication", "clients", "client-accuracy", "classes"}
+CAPTION = caption.Caption("fedper on digits, seed 3, 20 rounds", 20)
+
+
+@pytest.fixture(autouse=True)
+def style():
+    with matplotlib.style.context(["default", drawing.STYLE]):
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return run_to_end(tmp_path_factory.mktemp("runs"))
+
+
+def evaluated(rounds=2, **columns_):
+    """Evaluated rounds 10, 20, ...; further columns may be given."""
+    table = pd.DataFrame(
+        {
+            "round": 10 * np.arange(1, rounds + 1),
+            "accuracy_initial": np.linspace(0.1, 0.2, rounds),
+            "accuracy_without_head": np.nan,
+            "accuracy_personalized": np.linspace(0.3, 0.4, rounds),
+            "accuracy_personalized_std": 0.05,
+            "bytes_down": 1_500_000 * np.arange(1, rounds + 1),
+            "bytes_up": 500_000 * np.arange(1, rounds + 1),
+            "bytes": 2_000_000 * np.arange(1, rounds + 1),
+            "train_macs": 3e9,
+        }
+    )
+    return table.assign(**columns_)
+
+
+def scored(count, seed=0):
+    """A row for each of so many clients or classes, which have been scored in round 7."""
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame(
+        {
+            "round": 7,
+            "client": rng.permutation(count),
+            "class": np.arange(count),
+            "num_train": rng.integers(1, 900, count),
+            "num_test": rng.integers(1, 300, count),
+            "accuracy_initial": rng.uniform(size=count),
+            "accuracy_personalized": rng.uniform(size=count),
+        }
+    )
+
+
+def texts_of(figure):
+    return " ".join(text.get_text() for text in figure.findobj(match=drawing.mpl.text.Text))
+
+
+# The files
+
+
+def test_all_pictures_are_drawn_and_not_empty(finished):
+    assert drawn(finished.folder) == PICTURES
+    for name in PICTURES:
+        picture = imread(finished.folder / f"plots/{name}.png")
+        assert picture.shape[1] <= 1200
+        assert picture.std() > 0.02
+
+
+def test_pictures_are_remade_from_the_tables(finished):
+    before = {p: p.read_bytes() for p in (finished.folder / "plots").iterdir()}
+    for path in before:
+        path.unlink()
+    files = plots.redraw(finished.folder, ["png"])
+    assert {p: p.read_bytes() for p in (finished.folder / "plots").iterdir()} == before
+    assert set(files) == set(before)
+
+
+def test_the_table_of_holdings_is_what_the_run_held(finished):
+    np.testing.assert_array_equal(plots.read_holdings(finished.folder), finished.class_counts)
+    held = pd.read_csv(finished.folder / "samples.csv")
+    assert len(held) == np.count_nonzero(finished.class_counts)
+
+
+def test_the_command_draws_vector_files(finished, parse, capsys):
+    assert plot.run(parse(plot, str(finished.folder), "--format", "svg")) == 0
+    files = [finished.folder / f"plots/{name}.svg" for name in sorted(PICTURES)]
+    assert sorted(capsys.readouterr().out.split()) == [str(file) for file in files]
+    for file in files:
+        assert file.read_bytes().startswith(b"<?xml")
+        file.unlink()
+
+
+@pytest.mark.parametrize("kind", drawing.FORMATS)
+def test_the_same_picture_is_the_same_file(tmp_path, kind):
+    for name in ("one", "two"):
+        picture = accuracy_plots.draw_accuracy(evaluated(), (), CAPTION)
+        drawing.save(picture, tmp_path / f"{name}.{kind}")
+    assert (tmp_path / f"one.{kind}").read_bytes() == (tmp_path / f"two.{kind}").read_bytes()
+
+
+def test_a_folder_that_is_no_run_is_one_line(tmp_path, parse):
+    with pytest.raises(RunError, match=r"is no run directory: config.toml: No such file"):
+        plot.run(parse(plot, str(tmp_path)))
+    folder = make_report(tmp_path).folder
+    (folder / "events.csv").unlink()
+    with pytest.raises(RunError, match=r"is no run directory: it has no events.csv"):
+        plot.run(parse(plot, str(folder)))
+
+
+def test_pictures_leave_out_what_is_not_there(tmp_path):
+    report = make_report(tmp_path, num_rounds=3)
+    for round_ in (1, 2, 3):
+        means = report.evaluation(round_, make_results()) if round_ > 1 else None
+        known = {"means": means} if means else {}
+        report.round(make_row(round_, bytes_up=0, bytes_down=0, **known))
+    report.finish({}, {})
+    assert drawn(report.folder) == {"accuracy", "client-accuracy", "classes"}
+
+
+def test_a_run_scored_once_has_no_lines(tmp_path):
+    report = make_report(tmp_path, num_rounds=2)
+    report.round(make_row(1))
+    report.round(make_row(2, means=report.evaluation(2, make_results())))
+    report.finish({}, {})
+    assert "communication" not in drawn(report.folder)
+    table = plots.read_evaluated(report.folder)
+    axes, lines = axes_of(accuracy_plots.draw_accuracy(table, report.figures, CAPTION))
+    assert not [line for line in lines.values() if len(line.get_xdata()) > 1]
+    assert len(axes.patches) == 4  # initial, without head, last local, personalized
+    mean = 100 * report.rows[-1].means.accuracy_personalized
+    assert axes.patches[-1].get_height() == pytest.approx(mean)
+    assert f"personalized\n{mean:.1f} %" in [text.get_text() for text in axes.get_xticklabels()]
+
+
+# What they show
+
+
+def test_costs_count_rounds_that_were_not_evaluated(tmp_path):
+    report = make_report(tmp_path)
+    known = {"accuracy_initial": 0.1, "accuracy_personalized": 0.2}
+    report.round(make_row(1, bytes_up=1, bytes_down=10, train_macs=100))
+    report.round(make_row(2, bytes_up=2, bytes_down=20, train_macs=200, **known))
+    report.round(make_row(3, bytes_up=3, bytes_down=30, train_macs=300, **known))
+    table = plots.read_evaluated(report.folder)
+    assert table[["round", "bytes", "bytes_up", "train_macs"]].to_numpy().tolist() == [
+        [2, 33, 3, 300],
+        [3, 66, 6, 600],
+    ]
+
+
+def test_accuracy_curves_show_the_table():
+    figures = columns.known_figures()
+    axes, lines = axes_of(accuracy_plots.draw_accuracy(evaluated(), figures, CAPTION))
+    assert set(lines) == {"initial", "personalized"}
+    np.testing.assert_allclose(lines["personalized"].get_xydata(), [[10, 30], [20, 40]])
+    picture = accuracy_plots.draw_communication(evaluated(), figures, CAPTION)
+    axes, lines = axes_of(picture)
+    np.testing.assert_allclose(lines["initial"].get_xydata(), [[2, 10], [4, 20]])
+    assert "(MB)" in axes.get_xlabel()
+    assert "3 MB down, 1 MB up, 3 G multiply" in texts_of(picture)
+    table = evaluated(accuracy_initial=[0.3, 0.4])
+    _, lines = axes_of(accuracy_plots.draw_accuracy(table, figures, CAPTION))
+    assert set(lines) == {"initial = personalized"}
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 30])
+def test_the_spread_stays_within_0_and_100_percent(rounds):
+    table = evaluated(rounds, accuracy_personalized=0.95, accuracy_personalized_std=0.2)
+    picture = accuracy_plots.draw_accuracy(table, (), CAPTION)
+    axes = picture.axes[0]
+    bounds = [segment[:, 1] for c in axes.collections for segment in
+              (p.vertices for p in c.get_paths())]  # fmt: skip
+    assert np.concatenate(bounds).max() == 100 and np.concatenate(bounds).min() == 75
+    assert 100 <= axes.get_ylim()[1] <= 101
+    assert "std over clients, personalized" in texts_of(picture)
+
+
+def test_few_classes_keep_their_order_and_many_are_sorted():
+    few, many = scored(10), scored(100)
+    _, lines = axes_of(part_plots.draw_classes(few, CAPTION))
+    np.testing.assert_allclose(lines["initial"].get_ydata(), 100 * few["accuracy_initial"])
+    figure = part_plots.draw_classes(many, CAPTION)
+    _, lines = axes_of(figure)
+    expected = 100 * np.sort(many["accuracy_personalized"])
+    np.testing.assert_allclose(lines["personalized"].get_ydata(), expected)
+    order = many.sort_values("accuracy_personalized")
+    names = [text.get_text() for text in figure.axes[1].get_xticklabels()]
+    assert names == [str(name) for name in order["class"]]
+    assert [bar.get_height() for bar in figure.axes[1].patches] == order["num_test"].tolist()
+
+
+@pytest.mark.parametrize("count", [1, 5, 20, 100, 400])
+def test_clients_stand_above_their_ids_and_samples(count):
+    table = scored(count)
+    figure = part_plots.draw_clients(table, CAPTION)
+    upper, lower = figure.axes
+    order = table.sort_values("accuracy_personalized")
+    dots = next(line for line in upper.lines if line.get_label() == "personalized")
+    np.testing.assert_allclose(dots.get_ydata(), 100 * order["accuracy_personalized"])
+    heights = np.array([bar.get_height() for bar in lower.patches]).reshape(2, count)
+    np.testing.assert_array_equal(heights, [order["num_train"], order["num_test"]])
+    names = [text.get_text() for text in lower.get_xticklabels()]
+    assert names == ([str(client) for client in order["client"]] if count <= 110 else [])
+    assert lower.get_xlim() == upper.get_xlim()
+
+
+# Texts
+
+
+@pytest.mark.parametrize(
+    ("rounds", "text"),
+    [
+        (20, "fedper on my-data, seed 3, 20 rounds"),
+        (7, "fedper on my-data, seed 3, 7 of 20 rounds"),
+        (21, "fedper on my-data, seed 3, 21 rounds"),  # the last is fine-tuning
+    ],
+)
+def test_the_title_tells_method_data_seed_and_rounds(rounds, text):
+    flat = {
+        "strategy": "fedper", "dataset": "/d/my data.npz", "seed": 3, "num-rounds": 20,
+        "evaluate-on": "validation",
+    }  # fmt: skip
+    made = caption.Caption.of(flat, rounds, 5)
+    assert made.title == text
+    assert made.scored == "5 clients, each on its validation samples"
+
+
+def test_every_picture_has_the_title(finished):
+    for name, picture in plots._pictures(finished.folder, finished.figures, ()):
+        assert picture.get_suptitle() == "fedrep on digits, seed 7, 3 rounds", name
+
+
+def events(rounds, categories):
+    rng = np.random.default_rng(0)
+    names = [f"layer{i}" for i in range(categories)]
+    rows = [(r, kind, name, rng.uniform()) for r in range(1, rounds + 1) for name in names
+            for kind in ("vote", "score")]  # fmt: skip
+    return pd.DataFrame(rows, columns=["round", "kind", "category", "value"])
+
+
+VOTES = EventPlot("votes", "vote", "score", count_label="votes", value_label="mean score")
+
+
+def pictures(count):
+    figures = columns.known_figures()
+    everything = {figure.name: 0.5 for figure in figures}
+    table = evaluated(count, **everything)
+    yield accuracy_plots.draw_accuracy(table, figures, CAPTION)
+    yield accuracy_plots.draw_communication(table, figures, CAPTION)
+    yield part_plots.draw_clients(scored(count), CAPTION)
+    yield part_plots.draw_classes(scored(count), CAPTION)
+    yield part_plots.draw_holdings(np.full((count, count), 1234), CAPTION)
+    yield event_plots.draw_categories(events(count, min(count, 6)), VOTES, CAPTION)
+
+
+@pytest.mark.parametrize("count", [1, 20, 100])
+def test_no_text_overlaps_another_or_leaves_the_picture(count):
+    for picture in pictures(count):
+        picture.draw_without_rendering()
+        for axes in picture.axes:
+            for labels in (axes.get_xticklabels(), axes.texts):
+                boxes = sorted((t.get_window_extent() for t in labels), key=lambda b: b.x0)
+                assert all(a.x1 < b.x0 for a, b in pairwise(boxes))
+            if axes.get_legend():
+                inside = axes.get_legend().get_window_extent()
+                assert inside.x1 <= picture.bbox.x1 and inside.y1 <= picture.bbox.y1
+                title = picture._suptitle.get_window_extent()
+                assert inside.y1 < title.y0
+        assert all(axes.get_position().width > 0.6 for axes in picture.axes[:2])
+
+
+def test_holdings_of_nobody():
+    assert part_plots.draw_holdings(np.zeros((3, 2), int), CAPTION)

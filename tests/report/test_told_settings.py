@@ -1,0 +1,57 @@
+"""What summary.json and the folder's name tell of a run's settings."""
+
+import re
+
+import pytest
+
+from fedapps.core import changes, config
+from fedapps.report.report import Report
+from fedapps.report.summary import summarize
+
+CHANGED = (
+    'strategy="fedprox" dataset="/d/tiny.npz" evaluate-on="validation" validation-fraction=0.2 '
+    'num-clients=6 num-rounds=1 prox-mu=0.5 fedper.personal-layers="fc2" threads=2 seed=4'
+)
+
+
+def test_summary_and_folder_tell_scored_samples_and_what_was_changed(tmp_path):
+    flat = config.parse([CHANGED])
+    settings = config.read(flat)
+    summary = summarize(settings, [], (), 1.0)
+    assert summary["evaluate_on"] == "validation"
+    assert summary["changed"] == {
+        "validation-fraction": 0.2, "num-clients": 6, "num-rounds": 1, "prox-mu": 0.5,
+        "evaluate-on": "validation",
+    }  # fmt: skip
+    assert re.fullmatch(
+        r"fedprox-tiny-validation-validation-fraction=0.2-num-clients=6-num-rounds=1-prox-mu=0.5-"
+        r"s4-\d{8}-\d{6}",
+        Report.create(str(tmp_path), "", settings, flat).folder.name,
+    )
+
+
+@pytest.mark.parametrize("told", ["", 'strategy="fedprox" prox-mu=0.01', "threads=4 presum=true"])
+def test_what_a_method_does_by_default_is_no_change(told):
+    flat = config.parse([told])
+    assert changes.changed(flat) == {}
+    assert changes.name_of(flat) == f"{flat['strategy']}-digits-s0"
+
+
+def test_a_base_methods_keys_count():
+    flat = config.parse(['strategy="fedseq" fedseq.base="fedrep" fedrep.head-epochs=3'])
+    assert changes.changed(flat) == {"fedseq.base": "fedrep", "fedrep.head-epochs": 3}
+    assert "fedrep.body-epochs" in changes.counting(flat)
+    assert not [key for key in changes.counting(flat) if key.startswith("ditto")]
+
+
+def test_a_name_says_how_much_it_leaves_out():
+    many = "num-clients=100 alpha=0.5 num-rounds=77 local-epochs=3 batch-size=64 lr=0.1"
+    flat = config.parse([many, "momentum=0.9 head-layers=2"])
+    assert changes.name_of(flat) == (
+        "fedbabu-digits-alpha=0.5-num-clients=100-head-layers=2-num-rounds=77-local-epochs=3-"
+        "batch-size=64-lr=0.1-and-1-more-s0"
+    )
+
+
+def test_what_is_incidental_is_a_key():
+    assert config.defaults().keys() >= changes.INCIDENTAL

@@ -1,0 +1,124 @@
+"""Reports of runs that never were: settings, rows and evaluations to fill run directories with."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+
+from fedapps.report.report import Report
+from fedapps.report.rows import ClientEval, Means, RoundRow
+
+FIGURES = ("accuracy_without_head", "accuracy_last_local")
+FLAT = {
+    "strategy": "fedrep",
+    "dataset": "digits",
+    "seed": 7,
+    "data-root": 'C:\\data "x"\t\x7f ü 😀',
+    "lr": 1e-05,
+    "momentum": 1e16,
+    "num-rounds": 3,
+    "bn-local": False,
+    "finetune-lr": "",
+    "run-name": "mine",
+    "resume": "",
+    "fedrep.head-epochs": 10,
+    "fedseq.unfreeze-rounds": "0,100,200",
+    "fedrep.lr": 0.30000000000000004,
+}
+ARRAYS = {
+    "b": np.arange(6, dtype=np.float32).reshape(2, 3).T,  # not contiguous
+    "a": np.ones((), np.float64),
+    "c": np.zeros((0, 4), np.int64),
+}
+
+
+def make_settings(**changes):
+    """Return settings of a run of three rounds on five clients."""
+    values = {
+        "strategy": "fedrep",
+        "dataset": "digits",
+        "seed": 7,
+        "num_clients": 5,
+        "num_rounds": 3,
+        "evaluate_every": 1,
+        "evaluate_on": "test",
+        "logger_names": (),
+    } | changes
+    known = {key.replace("_", "-"): value for key, value in values.items()}
+    flat = FLAT | {key: value for key, value in known.items() if key in FLAT}
+    return SimpleNamespace(**values, flat=tuple(flat.items()))
+
+
+def make_report(folder, name="run", **changes):
+    """Return the report of a new run directory."""
+    settings = make_settings(**changes)
+    return Report.create(str(folder), name, settings, dict(settings.flat))
+
+
+def make_row(round_=1, **changes):
+    """A row of a round; accuracies of its evaluation may be among the changes."""
+    if own := {key: changes.pop(key) for key in [*changes] if key.startswith("accuracy_")}:
+        changes["means"] = Means(**own)
+    row = RoundRow(
+        round=round_,
+        phase="train",
+        clients=5,
+        failures=0,
+        train_loss=0.1 + 0.2,
+        bytes_down=1_234_567,
+        bytes_up=1_200_000,
+        bytes_eval=10,
+        train_macs=10**9,
+        cost_paper=10**6,
+        seconds=0.4,
+    )
+    return replace(row, **changes)
+
+
+def make_results(seed=0, clients=5, classes=4):
+    """Evaluations with differing test sizes, in no order; class 0 has no test sample."""
+    rng = np.random.default_rng(seed)
+    results = []
+    for client in rng.permutation(clients).tolist():
+        total = rng.integers(1, 30, classes)
+        total[0] = 0
+        initial, personalized = rng.binomial(total, 0.5), rng.binomial(total, 0.8)
+        size = int(total.sum())
+        results.append(
+            ClientEval(
+                client=client,
+                num_train=size * 3,
+                num_test=size,
+                loss=float(rng.uniform()),
+                accuracy_initial=float(initial.sum() / size),
+                accuracy_personalized=float(personalized.sum() / size),
+                class_total=total,
+                class_initial=initial,
+                class_personalized=personalized,
+                figures={name: float(rng.uniform()) for name in FIGURES},
+            )
+        )
+    return results
+
+
+def run_to_end(folder, name="run", rounds=3, **extra):
+    """Return the report of a finished run; `extra` joins its summary."""
+    report = make_report(folder, name, num_rounds=rounds)
+    report.hold(np.arange(20).reshape(5, 4))
+    for round_ in range(1, rounds + 1):
+        means = report.evaluation(round_, make_results(seed=round_))
+        report.round(
+            make_row(round_, failures=int(round_ == 2), epsilon=0.25 * round_, means=means)
+        )
+    report.finish(ARRAYS, extra)
+    return report
+
+
+def drawn(folder):
+    """Return the names of a run's pictures."""
+    return {path.stem for path in (folder / "plots").iterdir()}
+
+
+def axes_of(figure):
+    """Return a picture's first axes, and their lines by label."""
+    return figure.axes[0], {line.get_label(): line for line in figure.axes[0].lines}

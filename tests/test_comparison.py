@@ -1,0 +1,162 @@
+"""The comparison of methods, settings chosen on validation parts, and the page of results."""
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from experiments import comparison, html_page, papers, tuning
+from experiments.cells import Outcome
+from experiments.store import Run, Store, numeric
+
+NAMES = ("fedavg-ft", "local", "better", "same")
+CHROMIUM = Path("/usr/bin/chromium")
+
+
+def make_table(tmp_path, monkeypatch):
+    """A table of four methods with a yardstick; `better` chooses its settings."""
+    monkeypatch.setattr(papers, "HERE", tmp_path)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "base.toml").write_text('model = "cnn"\n')
+    rows = tuple(
+        papers.Row(
+            name,
+            'strategy="fedavg"' if name != "local" else 'strategy="local"',
+            published=70.0,
+            search={"lr": [0.1, 0.2], "momentum": [0.0, 0.5]} if name == "better" else {},
+        )
+        for name in NAMES
+    )
+    scales = {"cpu": papers.Scale(seeds="0-2", trials=3)}
+    marks = {"yardstick": "fedavg-ft", "alone": "local"}
+    return papers.Table("benchmark-toy", "Toy <b>", "base", rows=rows, scales=scales, **marks)
+
+
+def run_of(cell, seed, accuracies, **figures):
+    """Return a run with these accuracies of its clients."""
+    values = {"client": list(range(len(accuracies))), "accuracy_personalized": list(accuracies)}
+    mean = {"accuracy_personalized": float(np.mean(accuracies))} | figures
+    costs = {"bytes_up": 1e6, "bytes_down": 2e6, "train_macs": 4e9}
+    return Run(
+        cell.table.name, cell.name, "cpu", seed, numeric(cell.config(seed)), mean, costs, 9.0, 0.1,
+        clients=values | {"accuracy_initial": values["accuracy_personalized"]},
+    )  # fmt: skip
+
+
+def filled(table, store):
+    """Fill a store: `better` gains 0.1 with every client, `same` is the yardstick."""
+    draws = np.random.default_rng(3)
+    cells = {cell.row.name: cell for cell in table.cells("cpu")}
+    for number, trial in enumerate(tuning.trials(cells["better"])):
+        store.save(trial, run_of(trial, 0, [0.5 + 0.1 * (number == 1)]))
+    best = next(c for c in tuning.settled(store, table, "cpu") if c.row.name == "better")
+    cells["better"] = best
+    base = {seed: draws.uniform(0.4, 0.8, 30) for seed in range(3)}
+    for seed, values in base.items():
+        worse = values - draws.uniform(0.0, 0.3, 30)
+        for name, own in zip(NAMES, (values, worse, values + 0.1, values), strict=True):
+            store.save(cells[name], run_of(cells[name], seed, own))
+    return base
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """(table, store, accuracies of the yardstick by seed)."""
+    table, store = make_table(tmp_path, monkeypatch), Store(tmp_path / "results")
+    monkeypatch.setattr(html_page, "tables", lambda: {table.name: table})
+    return table, store, filled(table, store)
+
+
+def test_a_row_runs_with_the_best_of_its_trials(toy):
+    table, store, _ = toy
+    row = next(cell for cell in table.cells("cpu") if cell.row.name == "better")
+    tried = tuning.combinations(row.row, 3)
+    assert len(tried) == 3 == len({tuple(values.values()) for values in tried})
+    settings = next(c for c in tuning.settled(store, table, "cpu") if c.row.name == "better")
+    flat = settings.config(1)
+    assert {key: flat[key] for key in tried[1]} == tried[1], "the second trial was the best"
+    assert flat["evaluate-on"] == "test" and flat["validation-fraction"] == ""
+    trial = tuning.trials(row)[0].config(0)
+    assert trial["evaluate-on"] == "validation" and trial["validation-fraction"] == 0.2
+    assert tuning.untried(store, [row]) == []
+    empty = Store(store.folder / "none")
+    assert [cell.name for cell in tuning.untried(empty, [row])] == [
+        "better~0", "better~1", "better~2",
+    ]  # fmt: skip
+    assert [c.row.name for c in tuning.settled(empty, table, "cpu")] == [
+        "fedavg-ft", "local", "same",
+    ]  # fmt: skip
+
+
+def outcomes_of(toy):
+    table, store, _ = toy
+    cells = tuning.settled(store, table, "cpu")
+    return [Outcome(cell, [store.find(cell, seed) for seed in range(3)]) for cell in cells]
+
+
+def test_methods_are_compared_client_by_client(toy):
+    base = np.concatenate([*toy[2].values()])
+    lines = {x.name: x for x in comparison.compare(outcomes_of(toy), "fedavg-ft", "local")}
+    better, same, local = lines["better"], lines["same"], lines["local"]
+    assert better.mean == pytest.approx(100 * base.mean() + 10)
+    assert better.difference == pytest.approx(10) and better.verdict == "better"
+    assert better.difference_low == pytest.approx(10) == better.difference_high  # all gain alike
+    assert same.verdict == "level" and same.difference == 0 and same.p == 1.0
+    assert local.verdict == "worse" and local.below_yardstick == 100
+    assert better.below_alone == better.below_yardstick == 0
+    assert better.low < better.mean < better.high and better.megabytes == 3.0
+    assert better.decile == pytest.approx(
+        100 * np.mean([np.percentile(v + 0.1, 10) for v in toy[2].values()])
+    )
+    p = {"better": stats.wilcoxon(np.full(90, 0.1)).pvalue}
+    assert better.p >= p["better"] and better.p < 0.01  # adjusted for the number of methods
+    assert better.rank == 1.0 and same.rank == 2.5 == lines["fedavg-ft"].rank and local.rank == 4.0
+    said = comparison.sentence([*lines.values()], "fedavg-ft", "local")
+    assert said.startswith("1 of 2 methods beat fine-tuned FedAvg beyond the interval, 0 are below")
+    assert "better by 10.0 points at 1.00 of its bytes" in said
+
+
+def test_an_interval_covers_the_mean_as_often_as_it_says():
+    """Of 200 worlds with known mean some 95 % of the intervals must hold it; seeds differ too."""
+    draws, held = np.random.default_rng(0), 0
+    for _ in range(200):
+        seeds = draws.normal(0.5, 0.02, 8)
+        values = [draws.normal(seed, 0.1, 40) for seed in seeds]
+        low, high = comparison.interval(values)
+        held += low <= 0.5 <= high
+    assert 0.88 <= held / 200 <= 1.0
+
+
+def test_the_page_has_every_table_and_figure_and_no_script(toy, tmp_path):
+    table, store, _ = toy
+    path = tmp_path / "results.html"
+    html_page.write(store, path)
+    text = path.read_text()
+    assert "Toy &lt;b&gt;" in text and "<script" not in text and "http://" not in text
+    assert text.count("<svg") == text.count("<figure>") == 3  # difference, clients, bytes
+    assert "beat fine-tuned FedAvg beyond the interval" in text
+    assert "better, client 30: " in text, "a client's accuracy is shown on hover"
+    plain = replace(table, yardstick="", alone="")
+    part = html_page.section(store, plain)
+    assert part.heads[3:6] == ["ours", "published", "difference"]
+    assert any("published 70.00" in str(chart) for _, chart in part.figures)
+    untouched = html_page.section(Store(tmp_path / "none"), plain)
+    assert untouched.rows == [] and untouched.state.startswith("0 of 4 rows have run")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Chromium")
+def test_a_browser_shows_the_page_without_errors(toy, tmp_path):
+    path = tmp_path / "results.html"
+    html_page.write(toy[1], path)
+    done = subprocess.run(
+        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+         "--window-size=400,900", "--dump-dom", path.as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert done.stdout.count("<svg") == 3
+    assert not re.findall(r"CONSOLE.*", done.stderr)
