@@ -70,6 +70,6 @@ def test_methods_are_listed_in_a_hundred_columns_with_all_their_keys(capsys):
 
 
 def test_whoever_reads_only_the_first_line_sees_no_traceback():
-    command = f'"{sys.executable}" -m fedapps keys --markdown | head -n 1'
+    command = f'"{sys.executable}" -m fedapps keys | head -n 1'
     done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT)
-    assert (done.stdout, done.stderr) == ("| key | type | default | meaning |\n", "")
+    assert (done.stdout.split(), done.stderr) == (["key", "default", "meaning"], "")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedapps import cli, server_app
-from fedapps.core import config, project
+from fedapps.core import config, project, registry
 from fedapps.launcher import superlink
 from fedapps.launcher.superlink import SuperLink
 from fedapps.report.report import Report
@@ -99,9 +99,15 @@ def test_keys_can_be_looked_up_by_a_part_of_their_names(capsys):
 def test_methods_come_in_markdown_too(capsys):
     assert cli.main(["methods", "--markdown"]) == 0
     head, rule, *rows = capsys.readouterr().out.splitlines()
-    columns = head.count("|")
-    assert columns == 5 and rule == "|---" * (columns - 1) + "|"
-    assert len(rows) > 5 and {row.replace(r"\|", "").count("|") for row in rows} == {columns}
+    assert head == "| method | citation | exchanged | keys |" and rule == "|---|---|---|---|"
+    assert [row.split()[1] for row in rows] == list(registry.names())
+    assert {row.count("|") for row in rows} == {5}
+
+
+def test_keys_come_in_markdown_as_the_page_has_them(capsys):
+    assert cli.main(["keys", "--markdown"]) == 0
+    page = (ROOT / "docs" / "configuration.md").read_text("utf-8")
+    assert page.endswith(f"-->\n{capsys.readouterr().out}")
 
 
 # Running ------------------------------------------------------------------------------------------
