@@ -1,7 +1,6 @@
 """The ServerApp: check everything, then let the strategy run its rounds and the report end it."""
 
 import os
-import time
 from logging import ERROR
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from fedapps.core.flower import log as flower_log
 from fedapps.data import class_counts
 from fedapps.device.warm import shorten_backoff
 from fedapps.engine import privacy
+from fedapps.engine.ending import completed
 from fedapps.engine.failed_clients import FILE
 from fedapps.engine.rounds import Rounds
 from fedapps.report.report import Report
@@ -60,11 +60,8 @@ def run(grid: Grid, context: Context) -> Path:
     report = Report.create(settings.runs_dir, settings.run_name, settings, context.run_config)
     report.class_counts = counts
     nodes = node_registry(grid, space)
-    fleet = meet(nodes, space)
-    start = time.monotonic()
-    with log.to_file(report.folder / FILE):
-        rounds.run(grid, report, nodes, fleet)
-        report.finish(strategy.arrays, {"seconds": time.monotonic() - start})
+    with log.to_file(report.folder / FILE), completed(report, strategy):
+        rounds.run(grid, report, nodes, meet(nodes, space))
     return report.folder
 
 

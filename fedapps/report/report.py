@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,11 +10,13 @@ import numpy as np
 
 from fedapps.core import log, registry
 from fedapps.core.config import to_toml
+from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.method.figures import Figure
 from fedapps.report import columns, directory
+from fedapps.report.about import About
 from fedapps.report.progress import TimeLeft, progress_line
 from fedapps.report.rows import ClientEval, Means, RoundRow, class_table, means
 from fedapps.report.summary import plain, print_summary, summarize
@@ -55,6 +57,7 @@ class Report:
         directory.start(report.folder / "rounds.csv", [report._round_columns])
         directory.start(report.folder / "clients.csv", [report._client_columns])
         directory.start(report.folder / "events.csv", [columns.EVENT])
+        About.new().write(report.folder)
         log.info("run directory: %s", report.folder)
         return report
 
@@ -81,19 +84,41 @@ class Report:
         line = [round_, client, kind, " ".join(str(detail).split())]
         self._append("events.csv", [line])
 
-    def finish(self, arrays: Mapping[str, np.ndarray], extra: Mapping[str, object]) -> None:
+    def finish(
+        self, arrays: Mapping[str, np.ndarray], extra: Mapping[str, object], stopped: str = ""
+    ) -> None:
         """Write the shared model, class-wise accuracy, summary and plots; print the summary.
 
-        `extra` joins summary.json (NaN: null). A plot that fails costs an event, not the run.
+        `extra` joins summary.json (NaN: null), and so does why the run stopped early, if it did.
+        What cannot be written keeps nothing else from it; afterwards `RunError` tells the first
+        cause. A plot that fails costs an event, not the run.
         """
         seconds = time.monotonic() - self.started
         summary = summarize(self.settings, self.rows, self.figures, seconds) | plain(extra)
-        self._write("model.safetensors", directory.model_bytes(arrays))
-        self._write("classes.csv", directory.csv_text(class_table(self.last_evaluation)))
-        self._write("summary.json", json.dumps(summary, indent=2) + "\n")
-        self._plot()
-        print_summary(summary, self.settings, self.figures)
-        log.info("%s", self.folder)
+        summary |= {"finished": not stopped} | ({"stopped": stopped} if stopped else {})
+        classes = directory.csv_text(class_table(self.last_evaluation))
+        errors = [
+            *self._attempt(self._write, "model.safetensors", directory.model_bytes(arrays)),
+            *self._attempt(self._write, "classes.csv", classes),
+            *self._attempt(self._write, "summary.json", json.dumps(summary, indent=2) + "\n"),
+            *self._attempt(self._plot),
+        ]
+        if stopped:
+            done, total = len({row.round for row in self.rows}), self.settings.num_rounds
+            log.info("stopped after %s of %s rounds, which are in %s", done, total, self.folder)
+        else:
+            print_summary(summary, self.settings, self.figures)
+            log.info("%s", self.folder)
+        if errors:
+            raise errors[0]
+
+    def _attempt(self, write: Callable[..., None], *arguments: object) -> list[RunError]:
+        """Write something; return the error, if that fails."""
+        try:
+            write(*arguments)
+        except RunError as error:
+            return [error]
+        return []
 
     def _append(self, name: str, rows: directory.Rows) -> None:
         directory.append(self.folder / name, rows)
