@@ -25,6 +25,7 @@ from fedapps.core.schema import Scalar
 from fedapps.data import class_counts
 from fedapps.device.warm import shorten_backoff
 from fedapps.engine import privacy, resume
+from fedapps.engine.ending import completed
 from fedapps.engine.failed_clients import FILE
 from fedapps.engine.rounds import Rounds
 from fedapps.report.loggers import check_installed
@@ -68,11 +69,9 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     if counts is not None:
         report.hold(counts)
     try:
-        with log.to_file(report.folder / FILE), report.closing():
+        with log.to_file(report.folder / FILE), completed(report, strategy, plots):
             nodes = node_registry(grid, space)
-            fleet = meet(nodes, space)
-            rounds.run(grid, report, nodes, fleet)
-            report.finish(strategy.arrays, {"seconds": report.seconds}, plots)
+            rounds.run(grid, report, nodes, meet(nodes, space))
     except KeyboardInterrupt:
         raise KeyboardInterrupt(resume.interrupted(report)) from None
     return report.folder

@@ -2,8 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -161,22 +160,43 @@ class Report:
         self._append("events.csv", [line])
 
     def finish(
-        self, arrays: Mapping[str, np.ndarray], extra: Mapping[str, object], plots: bool = True
+        self,
+        arrays: Mapping[str, np.ndarray],
+        extra: Mapping[str, object],
+        stopped: str = "",
+        plots: bool = True,
     ) -> None:
         """Write the shared model, class-wise accuracy, summary and plots; print the summary.
 
-        `extra` joins summary.json (NaN: null). Without `plots` none are drawn, and no page. A plot
-        that fails costs an event, not the run.
+        `extra` joins summary.json (NaN: null), and so does why the run stopped early, if it did.
+        What cannot be written keeps nothing else from it; afterwards `RunError` tells the first
+        cause. Without `plots` none are drawn, and no page; one that fails costs an event.
         """
         summary = summarize(self.settings, self.rows, self.figures, self.seconds) | plain(extra)
-        self._write(directory.MODEL, directory.model_bytes(arrays))
-        self._write("summary.json", json.dumps(summary, indent=2) + "\n")
-        self._write_classes()
-        self._loggers.end(summary)
+        summary |= {"finished": not stopped} | ({"stopped": stopped} if stopped else {})
+        errors = [
+            *self._attempt(self._write, directory.MODEL, directory.model_bytes(arrays)),
+            *self._attempt(self._write, "summary.json", json.dumps(summary, indent=2) + "\n"),
+            *self._attempt(self._write_classes),
+        ]
+        self._loggers.end(None if stopped else summary)
         if plots:
-            self._plot()
-            self._draw_page()
-        print_summary(summary, self.settings, self.figures)
+            errors += [*self._attempt(self._plot), *self._attempt(self._draw_page)]
+        if stopped:
+            done, total = len({row.round for row in self.rows}), self.settings.num_rounds
+            log.info("stopped after %s of %s rounds, which are in %s", done, total, self.folder)
+        else:
+            print_summary(summary, self.settings, self.figures)
+        if errors:
+            raise errors[0]
+
+    def _attempt(self, write: Callable[..., None], *arguments: object) -> list[RunError]:
+        """Write something; return the error, if that fails."""
+        try:
+            write(*arguments)
+        except RunError as error:
+            return [error]
+        return []
 
     def _configure(self, flat_config: Mapping[str, Scalar]) -> None:
         """Write config.toml, which repeats the run, and resume.toml, which goes on with it."""
@@ -188,27 +208,14 @@ class Report:
         self.rows.append(row)
         self._time_left.add(row)
 
-    @contextmanager
-    def closing(self) -> Iterator[None]:
-        """Note in events.csv what ends the run inside of this before it has finished."""
-        try:
-            yield
-        except BaseException as error:
-            kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "run-failed"
-            reason = str(error) if isinstance(error, RunError) else _said(error)
-            with suppress(RunError):  # it may be that nothing can be written
-                self.event(self._last_round, "server", kind, reason)
-                self._loggers.end(None)
-                self._draw_page()
-            raise
-
     @property
-    def _last_round(self) -> int:
+    def last_round(self) -> int:
+        """The last round that is finished; 0: none."""
         return self.rows[-1].round if self.rows else 0
 
     def _logger_failed(self, name: str, error: Exception) -> None:
         log.warning("%s gets no more figures: %s", name, _said(error))
-        self.event(self._last_round, "server", "logger-failed", f"{name}: {_said(error)}")
+        self.event(self.last_round, "server", "logger-failed", f"{name}: {_said(error)}")
 
     def _append(self, name: str, rows: directory.Rows) -> None:
         directory.append(self.folder / name, rows)
@@ -226,7 +233,7 @@ class Report:
             self._page.write(registry.strategy_class(self.settings.strategy).plots, left)
         except Exception as error:
             log.info("page not written: %s", _said(error))
-            self.event(self._last_round, "server", "page-failed", _said(error))
+            self.event(self.last_round, "server", "page-failed", _said(error))
 
     def _plot(self) -> None:
         try:
@@ -237,7 +244,7 @@ class Report:
             plots.draw_all(self.folder, self.figures, method.plots)
         except Exception as error:
             log.info("plots not drawn: %s", _said(error))
-            self.event(self._last_round, "server", "plot-failed", _said(error))
+            self.event(self.last_round, "server", "plot-failed", _said(error))
 
 
 def _said(error: BaseException) -> str:
