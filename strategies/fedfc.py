@@ -77,9 +77,9 @@ class FedFC(SplitStrategy):
         return self.checked_cut(int(words[client % len(words)]), "cuts")
 
     def question(self) -> Question | None:
-        """Cuts by speed need to know it."""
-        auto = self.options.cuts.strip() == "auto"
-        return Question("layer-seconds", len(self.layout.names)) if auto else None
+        """Cuts by speed need to know it; a layer that takes longer than a step may is none."""
+        auto, most = self.options.cuts.strip() == "auto", self.settings.step_timeout
+        return Question("layer-seconds", len(self.layout.names), most) if auto else None
 
     def answered(self, answers: Mapping[int, list[float]]) -> None:
         """Choose the cuts by speed."""

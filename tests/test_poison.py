@@ -1,5 +1,7 @@
 """A client that sends what it likes: it is dropped for the round, and nothing else changes."""
 
+import csv
+import io
 import math
 from collections import Counter
 
@@ -8,11 +10,13 @@ import pytest
 from flwr.app import Array, ConfigRecord
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from safetensors.numpy import load_file
 
 from fedapps.core import config, registry
 from fedapps.engine.figures import SLACK, FigureChecks
 from fedapps.method.update import ClientUpdate
+from fedapps.report.directory import csv_text
 from fedapps.training.workspace import workspace
 from fedapps.wire.checks import invalid_values
 from fedapps.wire.serial_grid import SerialGrid
@@ -82,6 +86,21 @@ def announced(content):
     content[ARRAYS][KEY] = Array("float32", (2_500_000_000,), "numpy.ndarray", data)
 
 
+def described(**words):
+    """Flower's own description of an array, beside the header that comes with the values."""
+
+    def change(content):
+        array = content[ARRAYS][KEY]
+        told = {name: getattr(array, name) for name in ("dtype", "shape", "stype", "data")}
+        content[ARRAYS][KEY] = Array(**told | words)
+
+    return change
+
+
+def named(content):
+    content["x" * 2**23] = ConfigRecord()
+
+
 def figure(**figures):
     def change(content):
         for name, number in figures.items():
@@ -104,6 +123,10 @@ TRAIN = {
     "2**39": (figure(num_examples=2**39), f"num-examples = {2**39}: must be from 1 to "),
     "one more": (figure(num_examples=10**4), "num-examples = 10000: must be from 1 to "),
     "loss": (figure(loss=1e300), BROKEN + "a loss of 1e+300 over "),
+    "loss below 0": (figure(loss=-9e5), BROKEN + "a loss of -900000 over "),
+    "loss just below 0": (figure(loss=-1e-9), BROKEN + "a loss of -1e-09 over "),
+    "other dtype": (described(dtype="=float32"), f"{KEY} is called =float32("),
+    "other shape": (described(shape=(800,)), f"{KEY} is called float32(800,): expected "),
     "loss NaN": (figure(loss=math.nan), BROKEN + "a loss of nan over "),
     "no sample": (
         figure(loss=1.0, samples=0),
@@ -167,6 +190,16 @@ def test_so_it_is_with_other_methods_and_with_what_they_send_beside_the_model(
 EVALUATE = {
     "2**39": (figure(num_examples=2**39), f"num-examples = {2**39}: must be from 1 to "),
     "accuracy": (figure(accuracy_personalized=1.5), BROKEN + "Expected `float` <= 1.0"),
+    "accuracy 1": (
+        figure(accuracy_initial=1.0),
+        BROKEN + "accuracy_initial = 1: class_initial has",
+    ),
+    "accuracy 0": (
+        figure(accuracy_personalized=0.0),
+        BROKEN + "accuracy_personalized = 0: class_personalized has",
+    ),
+    "loss below 0": (figure(loss=-9e5), BROKEN + "loss = -900000: must be at least 0"),
+    "loss -inf": (figure(loss=-math.inf), BROKEN + "loss = -inf: must be at least 0"),
     "accuracy NaN": (figure(accuracy_initial=math.nan), BROKEN + "Expected `float` >= 0.0"),
     "extra": (figure(accuracy_without_head=-1.0), BROKEN + "Expected `float` >= 0.0"),
     "classes": (figure(class_total=[10**6, 0, 0]), BROKEN + "class_total must sum to "),
@@ -219,10 +252,19 @@ def test_nobody_scores_for_somebody_else(poisoned, read_csv):
     assert tables(read_csv, folder) == tables(read_csv, plain)
 
 
-@pytest.mark.parametrize("presum", ["true", "false"])
-def test_a_reply_that_is_too_large_costs_all_its_clients(presum, poisoned, read_csv):
+LARGE = {
+    "figures": figure(extra=[0.5] * 10**6),
+    "dtype": described(dtype="x" * 2**23),
+    "stype": described(stype="x" * 2**23),
+    "shape": described(shape=(1,) * 2**20),
+    "name of a record": named,
+}
+
+
+@pytest.mark.parametrize(("what", "presum"), [("figures", "true"), *((k, "false") for k in LARGE)])
+def test_a_reply_that_is_too_large_costs_all_its_clients(what, presum, poisoned, read_csv):
     """And no other SuperNode's."""
-    change = figure(extra=[0.5] * 10**6)
+    change = LARGE[what]
 
     def of_its_node(content):
         if METRICS in content:
@@ -248,6 +290,39 @@ def test_a_presummed_mean_weighs_no_more_than_the_samples_behind_it(poisoned, re
     folder = poisoned("train", change, "presum=true", supernodes=2)
     details = [event["detail"] for event in read_csv(folder, "events.csv")]
     assert details and all(detail.startswith("weight = ") for detail in details)
+
+
+FORMULAS = ["=HYPERLINK(1)", "+1", "-1+cmd", "@SUM(1)", "x; =1", "＝1"]  # noqa: RUF001
+
+
+@pytest.mark.parametrize("cause", FORMULAS)
+def test_what_a_client_says_is_no_formula_of_a_spreadsheet(cause, poisoned, read_csv):
+    """Neither where cells are separated by commas nor where they are by semicolons."""
+
+    def change(content):
+        absent(content)
+        content["failures"] = ConfigRecord({"clients": [BAD], "causes": [cause]})
+
+    details = [e["detail"] for e in read_csv(poisoned("train", change), "events.csv")]
+    assert len(details) == 2
+    for cell in (cell for detail in details for cell in detail.split(";")):
+        assert cell.strip()[0] in "'x"
+        assert cell.strip().lstrip("'") in cause
+
+
+@given(st.lists(st.one_of(st.text("=+-@;\t\r\n\"', 1a"), st.integers(), st.floats()), min_size=1))
+@example([-1, -2.5, "-3"])
+def test_cells_of_text_begin_no_formula_and_numbers_stay_as_they_are(cells):
+    (row,) = csv.reader(io.StringIO(csv_text([cells]), newline=""))
+    for cell, text in zip(cells, row, strict=True):
+        if isinstance(cell, str):
+            assert text.replace("'", "").split() == cell.replace("'", "").split()
+            assert not {"\t", "\r", "\n"} & {*text}
+            assert not any(
+                part.strip().startswith(("=", "+", "-", "@")) for part in text.split(";")
+            )
+        else:
+            assert repr(type(cell)(text)) == repr(cell)
 
 
 # What holds whatever comes ------------------------------------------------------------------------
@@ -297,9 +372,7 @@ def trainings(strategy, checks):
         {"samples": number, "batches": number, "skipped": few, "rejected": few}
         | {name: st.integers(0, largest) for name, largest in costs.items()}
     ).flatmap(
-        lambda known: st.floats(-1e6 * known["samples"], 1e6 * known["samples"]).map(
-            lambda loss: known | {"loss": loss}
-        )
+        lambda known: st.floats(0, 1e6 * known["samples"]).map(lambda loss: known | {"loss": loss})
     )
 
 
@@ -308,15 +381,16 @@ def evaluations(draw, strategy):
     """Figures of an evaluation that can be: its classes sum to the test samples."""
     labels = draw(st.lists(st.integers(0, CLASSES - 1), min_size=TESTED, max_size=TESTED))
     total = [labels.count(label) for label in range(CLASSES)]
+    initial, personalized = ([draw(st.integers(0, most)) for most in total] for _ in range(2))
     names = ("loss", "samples", "batches", "skipped", "rejected", "macs", "cost_paper")
     return {f"finetune_{name}": 0 for name in names} | {
         "num_train": draw(st.integers(0, strategy.count(BAD, "train"))),
-        "loss": draw(st.floats()),
-        "accuracy_initial": draw(st.floats(0, 1)),
-        "accuracy_personalized": draw(st.floats(0, 1)),
+        "loss": draw(st.one_of(st.floats(0), st.just(math.nan))),
+        "accuracy_initial": sum(initial) / TESTED,
+        "accuracy_personalized": sum(personalized) / TESTED,
         "class_total": total,
-        "class_initial": [draw(st.integers(0, most)) for most in total],
-        "class_personalized": [draw(st.integers(0, most)) for most in total],
+        "class_initial": initial,
+        "class_personalized": personalized,
     }
 
 
@@ -364,7 +438,7 @@ def test_figures_that_pass_can_harm_no_mean(strategy, checks):
 
     def check(done):
         assert 0 <= done.samples <= own and 0 <= done.batches <= own
-        assert abs(done.loss) <= 1e6 * done.samples
+        assert 0 <= done.loss <= 1e6 * done.samples
         assert 0 <= done.macs <= most * checks.sample_macs
         assert 0 <= done.cost_paper <= most * parameters
 
@@ -374,10 +448,29 @@ def test_figures_that_pass_can_harm_no_mean(strategy, checks):
     both_outcomes(trainings(strategy, checks), read, check)
 
 
+def test_a_method_can_have_losses_below_zero(strategy, checks, monkeypatch):
+    costs = dict.fromkeys(("skipped", "rejected", "macs", "cost_paper"), 0)
+    update = ClientUpdate(BAD, {}, 5, costs | {"loss": -6.0, "samples": 3, "batches": 1})
+    for least, largest, taken in ((0.0, 1e6, False), (-1.9, 1e6, False), (-2.0, 1e6, True),
+                                  (-math.inf, 1e6, True), (-math.inf, 1.9, False)):  # fmt: skip
+        changed = structs.replace(strategy.settings, max_value=largest)
+        monkeypatch.setattr(strategy, "settings", changed)
+        monkeypatch.setattr(type(strategy), "least_loss", least)
+        try:
+            assert checks.training(update, strategy.plan(1, BAD)).loss == -6.0
+        except ValueError as error:
+            assert not taken
+            assert str(error).startswith("a loss of -6 over 3 samples: at ")
+        else:
+            assert taken
+
+
 def test_scores_that_pass_can_harm_no_mean(strategy, checks):
     def check(scores):
         assert scores.client == BAD and sum(scores.class_total) == TESTED
-        assert 0 <= scores.accuracy_initial <= 1 and 0 <= scores.accuracy_personalized <= 1
+        assert abs(scores.accuracy_initial * TESTED - sum(scores.class_initial)) < 1e-3
+        assert abs(scores.accuracy_personalized * TESTED - sum(scores.class_personalized)) < 1e-3
+        assert not scores.loss < 0
         for right in (scores.class_initial, scores.class_personalized):
             pairs = zip(right, scores.class_total, strict=True)
             assert all(0 <= one <= total <= TESTED for one, total in pairs)

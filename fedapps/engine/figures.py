@@ -12,6 +12,7 @@ from fedapps.training.costs import TrainingStats
 from fedapps.training.plan import Plan
 from fedapps.wire.checks import invalid_loss
 
+ROUNDING = 1e-6  # of an accuracy beside the counts that it is made of
 SLACK = 1000  # how often the plan's own cost a method's further work may come on top
 
 
@@ -52,7 +53,8 @@ class FigureChecks:
             _at_most(name, getattr(done, name), samples)
         _at_most("macs", done.macs, most * self.sample_macs)
         _at_most("cost_paper", done.cost_paper, most * self.parameters)
-        problem = invalid_loss(done.loss, done.samples, self.strategy.settings.max_value)
+        least, limit = self.strategy.least_loss, self.strategy.settings.max_value
+        problem = invalid_loss(done.loss, done.samples, limit, least)
         if problem and not prefix:
             raise ValueError(problem)
         return replace(done, loss=0.0, samples=0) if problem else done
@@ -75,6 +77,14 @@ class FigureChecks:
                 raise ValueError(f"{key} must have {classes} entries")
             for count, total in zip(counts, scores.class_total, strict=True):
                 _at_most(key, count, total)
+        for when in ("initial", "personalized"):
+            told, right = getattr(scores, f"accuracy_{when}"), sum(getattr(scores, f"class_{when}"))
+            if abs(told - right / scores.num_test) > ROUNDING:
+                raise ValueError(
+                    f"accuracy_{when} = {told:g}: class_{when} has {right} of {scores.num_test}"
+                )
+        if scores.loss < 0:  # a cross entropy; NaN or infinite if personalization diverged
+            raise ValueError(f"loss = {scores.loss:g}: must be at least 0")
         return scores
 
 

@@ -1,5 +1,7 @@
 """What a strategy asks every client before round 1."""
 
+import math
+
 from fedapps.core import log
 from fedapps.core.errors import RunError
 from fedapps.method.strategy import BaseStrategy
@@ -19,8 +21,10 @@ def ask(strategy: BaseStrategy, fleet: Fleet, grid: StreamingGrid) -> None:
         return
     hosts, timeout = fleet.hosts(strategy.clients), strategy.settings.round_timeout
     answers, failures = ask_clients(grid, hosts, question.name, timeout)
-    valid = {c: v for c, v in answers.items() if len(v) == question.length and min(v) > 0}
-    cause = f"its answer is not {question.length} numbers above 0"
+    length, most = question.length, question.largest
+    valid = {c: v for c, v in answers.items() if len(v) == length and 0 < min(v) <= max(v) <= most}
+    cause = f"its answer is not {length} numbers above 0"
+    cause += f" and at most {most:g}" if most < math.inf else ""
     failures += [Failure(client, cause) for client in answers if client not in valid]
     failures.sort(key=lambda failure: failure.client)
     for failure in failures:

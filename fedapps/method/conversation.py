@@ -1,5 +1,6 @@
 """Hooks of the few methods that talk with clients beside the plan: before a run, or in a round."""
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -10,10 +11,14 @@ from fedapps.training.plan import Plan
 
 @dataclass(frozen=True)
 class Question:
-    """Something that every client is asked before round 1: its answer is `length` floats > 0."""
+    """Something that every client is asked before round 1: its answer is `length` floats > 0.
+
+    None of them is above `largest`.
+    """
 
     name: str
     length: int
+    largest: float = math.inf
 
 
 class Conversation:

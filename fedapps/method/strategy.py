@@ -48,6 +48,7 @@ class BaseStrategy(StrategyTools, Conversation, FlowerStrategy):
     final_phase: ClassVar[str] = ""  # name of a last phase: every client gets the final model
     clips_by_sample: ClassVar[bool] = True  # whether clip-mode "sample" fits its steps
     sends_its_model: ClassVar[bool] = True  # to the clients, so that server-data has an effect
+    least_loss: ClassVar[float] = 0.0  # of a sample; -inf where a loss of your own has no least
     needs_union: ClassVar[bool] = False  # whether the server itself trains on all clients' data
 
     options: MethodSettings

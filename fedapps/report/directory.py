@@ -19,6 +19,9 @@ Rows = Iterable[Iterable[object]]
 MODEL = "model.safetensors"  # the server's model
 SAMPLES = "samples.csv"  # who holds how many training samples of which class, if that is known
 
+# At the start of a cell, or behind what separates cells where a comma is decimal.
+_FORMULA = re.compile(r"(^|;)(\s*[=+\-@＝＋－＠])")  # noqa: RUF001
+
 
 def make(runs_dir: Path, run_name: str, what: str) -> Path:
     """Make the directory of a new run; if `run_name` is empty, its name is `what` and the time.
@@ -97,10 +100,20 @@ def lines(path: Path) -> list[dict[str, str]]:
 
 
 def csv_text(rows: Rows) -> str:
-    """Return rows as CSV; floats are read back as they were."""
+    """Return rows as CSV; floats are read back as they were, and no text is a formula."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)  # csv writes floats with repr
+    lines = ([harmless(c) if isinstance(c, str) else c for c in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows(lines)  # csv writes floats with repr
     return text.getvalue()
+
+
+def harmless(cell: str) -> str:
+    """Return a text that no spreadsheet runs, with an apostrophe before what begins a formula.
+
+    Clients have a say in the details of events, as with the text of an error.
+    """
+    line = re.sub(r"[\t\r\n]+", " ", cell)  # which may separate cells and rows
+    return _FORMULA.sub(r"\1'\2", line)
 
 
 def model_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:

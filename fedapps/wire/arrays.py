@@ -54,6 +54,9 @@ def _unpack(key: str, array: Array, shape: tuple[int, ...] | None, largest: floa
     if (found, fortran, dtype) != (shape, False, DTYPE):
         order = " in Fortran order" if fortran else ""
         raise BadMessage(f"{key} as {dtype}{found}{order}: expected float32{shape}")
+    if (array.dtype, array.shape) != (DTYPE.name, shape):  # Flower's own words, beside the header
+        told = f"{array.dtype[:20]}{array.shape[:5]}"
+        raise BadMessage(f"{key} is called {told}: expected float32{shape}")
     if len(array.data) - start != size:
         raise BadMessage(f"{len(array.data) - start} bytes of values for {key}: expected {size}")
     values = np.frombuffer(array.data, DTYPE, offset=start).reshape(shape)

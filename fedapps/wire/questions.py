@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedapps.core.errors import one_line
 from fedapps.method.update import Failure
+from fedapps.wire.checks import FIGURES_BYTES, BadMessage, check_size
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -51,6 +52,10 @@ def unpack_answers(
     if reply.has_error():
         cause = one_line(reply.error.reason or "")
         return {}, [Failure(client, cause) for client in asked]
+    try:
+        check_size(reply.content, FIGURES_BYTES * len(asked))
+    except BadMessage as error:
+        return {}, [Failure(client, str(error)) for client in asked]
     found: dict[int, list[float]] = {}
     failures = []
     for client in asked:  # what the reply says of others counts for nothing

@@ -68,7 +68,7 @@ def broke(reply):
     return unreadable(reply.metadata.reply_to_message_id, "Traceback\nno\x1b[31m luck")
 
 
-NO_TIMES = "its answer is not 4 numbers above 0"
+NO_TIMES = "its answer is not 4 numbers above 0 and at most 60"
 NO_NUMBERS = "its answer is not a list of finite numbers"
 
 
@@ -79,10 +79,23 @@ NO_NUMBERS = "its answer is not a list of finite numbers"
         (lied([1.0, 1.0]), NO_TIMES),
         (lied([1.0, 1.0, 1.0, math.nan]), NO_NUMBERS),
         (lied([1.0, 1.0, 1.0, 0.0]), NO_TIMES),
+        (lied([1.0, 1.0, 1.0, 1e300]), NO_TIMES),
+        (lied([61.0, 1.0, 1.0, 1.0]), NO_TIMES),
+        (lied([1.0] * 2**17), "a reply of 1048631 bytes: at most 1048576 were asked for"),
         (lied([100.0] * 4, client=1), NO_NUMBERS),
         (lied([1.0] * 4, client="x"), NO_NUMBERS),
     ],
-    ids=["error", "short", "nan", "zero", "another's", "nobody's"],
+    ids=[
+        "error",
+        "short",
+        "nan",
+        "zero",
+        "1e300",
+        "beyond step-timeout",
+        "too large",
+        "another's",
+        "nobody's",
+    ],
 )
 def test_a_client_that_does_not_tell_its_speed_gets_the_default_cut(change, cause, told, read_csv):
     """And what it says of another client does not count."""
