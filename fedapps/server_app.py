@@ -22,6 +22,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.flower import HttpGrid
 from fedapps.core.flower import log as flower_log
 from fedapps.core.schema import Scalar
+from fedapps.core.stopping import stoppable
 from fedapps.data import class_counts
 from fedapps.device.warm import shorten_backoff
 from fedapps.engine import privacy, resume
@@ -67,11 +68,13 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     report = _report(rounds, context.run_config)
     if counts is not None:
         report.hold(counts)
+    report.follow(strategy.arrays)
     try:
-        with log.to_file(report.folder / FILE), report.closing():
-            nodes = node_registry(grid, space)
-            fleet = meet(nodes, space)
-            rounds.run(grid, report, nodes, fleet)
+        with log.to_file(report.folder / FILE), stoppable():
+            with report.closing(plots):
+                nodes = node_registry(grid, space)
+                fleet = meet(nodes, space)
+                rounds.run(grid, report, nodes, fleet)
             report.finish(strategy.arrays, {"seconds": report.seconds}, plots)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(resume.interrupted(report)) from None

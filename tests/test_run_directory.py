@@ -1,13 +1,26 @@
 """The run directory under faults: what appends never creates, and what a stopped run leaves."""
 
+import contextlib
+import json
+import os
 import resource
 import shutil
+import signal
+import sys
+import threading
+from datetime import UTC, datetime, timedelta
+from importlib import metadata
 
 import pytest
+from flwr.supercore.exit import exit_handler
+from safetensors.numpy import load_file
 
 from fedapps import serial
+from fedapps.core import log, stopping
 from fedapps.core.errors import RunError
+from fedapps.engine.rounds import Rounds
 from fedapps.report import directory
+from fedapps.report.about import command
 from fedapps.report.report import Report
 
 RUN = 'strategy="fedper" num-clients=3 fraction-train=1.0 num-rounds=4 run-name="x"'
@@ -75,3 +88,188 @@ def test_a_table_never_holds_half_a_row(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert table.read_text("utf-8") == "a,b\n"
+
+
+# What a stopped run leaves
+
+FILES = {"run.json", "config.toml", "rounds.csv", "clients.csv", "classes.csv", "events.csv"}
+FILES |= {"summary.json", "model.safetensors", "log.txt", "clients"}
+
+
+@pytest.fixture
+def interrupted(monkeypatch, flat_config, tiny_npz):
+    """Return run(interrupt, keep_going=True) -> run directory; `interrupt` is called in round 3."""
+    configure = Rounds.configure_train
+
+    def run(interrupt, **options):
+        def then_interrupt(rounds, round_):
+            if round_ == 3:
+                interrupt()
+            return configure(rounds, round_)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Rounds, "configure_train", then_interrupt)
+            serial.run_serial(flat_config(tiny_npz, RUN), **options)
+
+    return run
+
+
+def check_left(folder, stopped, read_summary, read_rounds):
+    """All files of two rounds are there, and the summary says that it is not all."""
+    assert {path.name for path in folder.iterdir()} - {"plots"} == FILES
+    summary = read_summary(folder)
+    assert (summary["finished"], summary["stopped"], summary["round"]) == (False, stopped, 2)
+    assert [row["round"] for row in read_rounds(folder)] == [1, 2]
+    assert len(load_file(folder / "model.safetensors")) > 0
+
+
+def test_a_run_that_is_interrupted_leaves_what_it_has(
+    interrupted, tmp_path, read_summary, read_rounds, capsys
+):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(interrupt)
+    folder = tmp_path / "runs" / "x"
+    check_left(folder, "Ctrl-C", read_summary, read_rounds)
+    assert (folder / "plots" / "accuracy.png").stat().st_size > 1000
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"stopped after 2 of 4 rounds, which are in {folder}"
+
+
+def test_so_does_one_that_fails(interrupted, no_plots, tmp_path, read_summary, read_rounds):
+    def interrupt():
+        raise RunError("round 3: worker died (memory?): no\nreason")
+
+    with pytest.raises(RunError, match="worker died"):
+        interrupted(interrupt)
+    stopped = "round 3: worker died (memory?): no reason"
+    check_left(tmp_path / "runs" / "x", stopped, read_summary, read_rounds)
+
+
+def test_the_model_is_that_of_the_last_round(
+    interrupted, serial_run, tiny_npz, tmp_path, read_summary, read_rounds
+):
+    with pytest.raises(ZeroDivisionError):
+        interrupted(lambda: 1 / 0)
+    stopped = "ZeroDivisionError: division by zero"
+    check_left(tmp_path / "runs" / "x", stopped, read_summary, read_rounds)
+    shorter = serial_run(tiny_npz, RUN, 'num-rounds=2 run-name="y"')
+    model = (tmp_path / "runs" / "x" / "model.safetensors").read_bytes()
+    assert model == (shorter / "model.safetensors").read_bytes()
+
+
+def test_a_process_that_is_told_to_end_does_so_afterwards(
+    interrupted, no_plots, tmp_path, read_summary, read_rounds
+):
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as exit_:
+        interrupted(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert exit_.value.code == 128 + signal.SIGTERM
+    check_left(tmp_path / "runs" / "x", "SIGTERM", read_summary, read_rounds)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_signal_goes_on_to_flowers_own_handler(number, interrupted, no_plots, tmp_path):
+    summary = tmp_path / "runs" / "x" / "summary.json"
+    seen = []
+
+    def flowers(signalnum, frame):
+        seen.append((signalnum, summary.exists()))
+        sys.exit(0)
+
+    before = signal.signal(number, flowers)
+    try:
+        with pytest.raises(SystemExit) as exit_:
+            interrupted(lambda: os.kill(os.getpid(), number))
+        assert signal.getsignal(number) is flowers
+    finally:
+        signal.signal(number, before)
+    assert seen == [(number, True)] and exit_.value.code == 0
+
+
+def test_flowers_end_of_a_simulation_waits_for_what_it_leaves(
+    interrupted, no_plots, tmp_path, read_summary, read_rounds
+):
+    """There the run has a thread of its own, and the main thread gets the signals."""
+    there, ended = threading.Event(), threading.Event()
+
+    def interrupt():
+        there.set()
+        assert ended.wait(60)
+
+    def run():
+        with contextlib.suppress(SystemExit):
+            interrupted(interrupt)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert there.wait(60)
+    end_of_process = exit_handler.registered_exit_handlers[-1].exit_handler
+    ended.set()
+    end_of_process()
+    stopped = "Flower ended the process of the run"
+    check_left(tmp_path / "runs" / "x", stopped, read_summary, read_rounds)
+    thread.join(60)
+    end_of_process()  # of a run that is over, the next one is not told
+    stopping.check()
+
+
+def test_what_cannot_be_written_keeps_nothing_else_from_it(
+    serial_run, tiny_npz, tmp_path, monkeypatch, read_summary
+):
+    folder, create = tmp_path / "runs" / "x", Report.create
+
+    def and_block(*arguments):
+        report = create(*arguments)
+        for name in ("model.safetensors", "classes.csv"):
+            (folder / name).mkdir()
+        return report
+
+    monkeypatch.setattr(Report, "create", and_block)
+    with pytest.raises(RunError, match=r"^cannot write .*/model\.safetensors: Is a directory$"):
+        serial_run(tiny_npz, RUN)
+    assert read_summary(folder)["finished"] is True and read_summary(folder)["round"] == 4
+    assert not [*folder.glob(".*")]  # nor half of a file
+
+
+def test_a_full_disk_costs_the_log_and_nothing_else(tmp_path, capfd):
+    (tmp_path / "log.txt").symlink_to("/dev/full")
+    with log.to_file(tmp_path / "log.txt"):
+        log.info("a line")
+    assert capfd.readouterr() == ("a line\n", "")
+
+
+# What a run directory says from the start
+
+
+def test_versions_and_command_are_there_from_the_start(interrupted, no_plots, tmp_path):
+    about = {}
+
+    def interrupt():
+        about.update(json.loads((tmp_path / "runs" / "x" / "run.json").read_text("utf-8")))
+
+    begun = datetime.now(UTC)
+    interrupted(interrupt)
+    known = {name: metadata.version(name) for name in ("torch", "flwr", "numpy")}
+    assert known.items() <= about["versions"].items() and "python" in about["versions"]
+    assert abs(datetime.fromisoformat(about["started"]) - begun) < timedelta(minutes=5)
+    assert "pytest" in about["command"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (
+            ["/v/bin/python", "-m", "fedapps.serial", "--run-config", 'strategy="fedper" lr=0.1'],
+            """python -m fedapps.serial --run-config 'strategy="fedper" lr=0.1'""",
+        ),
+        (["/v/bin/python", "/v/bin/flwr-serverapp", "--token", "secret"], "flwr-serverapp"),
+        (["/v/bin/flower-superexec", "--auth", "secret"], "flower-superexec"),
+        ([], ""),
+    ],
+)
+def test_the_command_is_told_without_flowers_tokens(words, text):
+    assert command(words) == text

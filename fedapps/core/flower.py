@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from flwr.common.logger import log as log
     from flwr.supercore.constant import SYSTEM_MESSAGE_TYPE as SYSTEM_MESSAGE_TYPE
     from flwr.supercore.exit import ExitCode as ExitCode
+    from flwr.supercore.exit import add_exit_handler as add_exit_handler
     from flwr.supercore.exit import flwr_exit as flwr_exit
     from flwr.supercore.privacy_accounting import GaussianPrivacyEvent as GaussianPrivacyEvent
     from flwr.supercore.privacy_accounting import NeighboringRelation as NeighboringRelation
@@ -45,7 +46,7 @@ _MODULES = {
     "flwr.common.constant": ("ErrorCode",),
     "flwr.common.logger": ("log",),
     "flwr.supercore.constant": ("SYSTEM_MESSAGE_TYPE",),
-    "flwr.supercore.exit": ("ExitCode", "flwr_exit"),
+    "flwr.supercore.exit": ("ExitCode", "add_exit_handler", "flwr_exit"),
     "flwr.supercore.privacy_accounting": (
         "GaussianPrivacyEvent",
         "NeighboringRelation",

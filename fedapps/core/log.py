@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -54,6 +54,13 @@ class _Stdout(logging.StreamHandler[TextIO]):
         return sys.stdout
 
 
+class _File(logging.FileHandler):
+    """A file that a full disk keeps lines from, and nothing else."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Leave the line out: whatever else cannot be written says so."""
+
+
 @contextmanager
 def to_file(path: Path) -> Iterator[None]:
     """Also append everything, debug lines and tracebacks too, to a file, with time and level.
@@ -61,7 +68,7 @@ def to_file(path: Path) -> Iterator[None]:
     Raises `RunError` if the file cannot be written.
     """
     try:
-        handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+        handler = _File(path, encoding="utf-8", errors="backslashreplace")
     except OSError as failure:
         raise RunError(f"cannot write {path}: {failure.strerror or failure}") from failure
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -70,7 +77,8 @@ def to_file(path: Path) -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(handler)
-        handler.close()
+        with suppress(OSError):
+            handler.close()
 
 
 def has_file(path: Path) -> bool:

@@ -1,5 +1,7 @@
 """File run.json of a run directory: which run this is, and what it runs on."""
 
+import shlex
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
@@ -22,6 +24,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     started: str  # UTC, ISO 8601
+    command: str = ""
     versions: dict[str, str]
     attempt: int = 0
     resumed: int = 0
@@ -29,7 +32,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def new(cls) -> "About":
         """Return what a run says that begins now."""
-        return cls(id=uuid4().hex, started=_now(), versions=versions())
+        words = command(sys.orig_argv)
+        return cls(id=uuid4().hex, started=_now(), command=words, versions=versions())
 
     @classmethod
     def read(cls, run: Path) -> "About":
@@ -50,6 +54,16 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
         """Write it, before any client can hear of it; raises `RunError`."""
         content = msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
         write_whole(run / FILE, content, durable=True)
+
+
+def command(words: list[str]) -> str:
+    """Return the command of this process; of Flower's programs the name, as options hold tokens."""
+    program = next((Path(word).name for word in words[:3] if _is_flowers(word)), "")
+    return program or shlex.join([Path(words[0]).name, *words[1:]] if words else [])
+
+
+def _is_flowers(word: str) -> bool:
+    return Path(word).name.startswith(("flwr", "flower"))
 
 
 def _now() -> str:

@@ -9,6 +9,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError
 
+from fedapps.core import stopping
 from fedapps.core.errors import one_line
 from fedapps.core.flower import Run
 from fedapps.wire.replies import unreadable
@@ -93,7 +94,11 @@ class StreamingGrid(Grid):
         return self.grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
-        """Yield the replies that are there; one that cannot be read is an error reply, in time."""
+        """Yield the replies that are there; one that cannot be read is an error reply, in time.
+
+        Raises `Stopped` if the process is about to end.
+        """
+        stopping.check()
         for id_ in [*message_ids]:
             try:
                 replies = [*self.grid.pull_messages([id_])]
