@@ -22,10 +22,10 @@ from fedapps.core.errors import RunError
 from fedapps.core.flower import HttpGrid
 from fedapps.core.flower import log as flower_log
 from fedapps.core.schema import Scalar
+from fedapps.core.stopping import stoppable
 from fedapps.data import class_counts
 from fedapps.device.warm import shorten_backoff
 from fedapps.engine import privacy, resume
-from fedapps.engine.ending import completed
 from fedapps.engine.failed_clients import FILE
 from fedapps.engine.rounds import Rounds
 from fedapps.report.loggers import check_installed
@@ -68,10 +68,14 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     report = _report(rounds, context.run_config)
     if counts is not None:
         report.hold(counts)
+    report.follow(strategy.arrays)
     try:
-        with log.to_file(report.folder / FILE), completed(report, strategy, plots):
-            nodes = node_registry(grid, space)
-            rounds.run(grid, report, nodes, meet(nodes, space))
+        with log.to_file(report.folder / FILE), stoppable():
+            with report.closing(plots):
+                nodes = node_registry(grid, space)
+                fleet = meet(nodes, space)
+                rounds.run(grid, report, nodes, fleet)
+            report.finish(strategy.arrays, {"seconds": report.seconds}, plots)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(resume.interrupted(report)) from None
     return report.folder

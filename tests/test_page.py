@@ -6,14 +6,12 @@ import shutil
 import subprocess
 from argparse import ArgumentParser
 from html.parser import HTMLParser
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
 from fedapps.cli import report as report_command
 from fedapps.core.errors import RunError
-from fedapps.engine.ending import completed
 from fedapps.report import page
 from fedapps.report.page import facts
 from fedapps.report.page.plot import steps
@@ -148,11 +146,10 @@ def test_page_follows_a_run_and_tells_how_it_ended(tmp_path, monkeypatch):
     add_round(report, 1)
     assert "running" in texts_of(report.folder)
     assert any(text.startswith("round 1 of 3, about 0:01 left") for text in texts_of(report.folder))
-    strategy = SimpleNamespace(arrays={})
-    with pytest.raises(KeyboardInterrupt), completed(report, strategy):
+    with pytest.raises(KeyboardInterrupt), report.closing():
         raise KeyboardInterrupt
     assert "interrupted" in texts_of(report.folder)
-    with pytest.raises(RunError), completed(report, strategy):
+    with pytest.raises(RunError), report.closing():
         raise RunError("round 2: <all> failed")
     assert "after round 1 of 3: round 2: <all> failed" in texts_of(report.folder)
     folder = finished_run(tmp_path, name="two")

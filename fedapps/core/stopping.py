@@ -20,11 +20,14 @@ _told = threading.Event()
 
 
 class Stopped(SystemExit):
-    """The run has been told to stop; `why` says by what."""
+    """The run has been told to stop; its text says by what, its code is the exit status."""
 
     def __init__(self, why: str, status: int) -> None:
         super().__init__(status)
         self.why = why
+
+    def __str__(self) -> str:
+        return self.why
 
 
 def check() -> None:

@@ -24,7 +24,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     started: str  # UTC, ISO 8601
-    command: str
+    command: str = ""
     versions: dict[str, str]
     attempt: int = 0
     resumed: int = 0
@@ -32,9 +32,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def new(cls) -> "About":
         """Return what a run says that begins now."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        made_by = command(sys.orig_argv)
-        return cls(id=uuid4().hex, started=now, command=made_by, versions=versions())
+        words = command(sys.orig_argv)
+        return cls(id=uuid4().hex, started=_now(), command=words, versions=versions())
 
     @classmethod
     def read(cls, run: Path) -> "About":
@@ -65,3 +64,7 @@ def command(words: list[str]) -> str:
 
 def _is_flowers(word: str) -> bool:
     return Path(word).name.startswith(("flwr", "flower"))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

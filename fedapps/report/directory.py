@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress

@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
+from fedapps.core.stopping import Stopped
 from fedapps.method.figures import Figure
 from fedapps.report import columns, directory
 from fedapps.report.about import About
@@ -51,6 +53,7 @@ class Report:
     folder: Path
     settings: Settings
     class_counts: np.ndarray | None = None
+    model: Mapping[str, np.ndarray] = field(default_factory=dict)  # after the last whole round
     about: About = field(default_factory=About.new)
     rows: list[RoundRow] = field(default_factory=list)
     classes: list[list[int]] = field(default_factory=list)  # sums of the last evaluation
@@ -64,6 +67,7 @@ class Report:
         self._client_columns = columns.client_columns(self.figures)
         self._loggers = Loggers(self._logger_failed)
         self._page = LivePage(self.folder)
+        self._live: Mapping[str, np.ndarray] = {}
 
     @classmethod
     def create(
@@ -132,12 +136,17 @@ class Report:
         rows = [(int(c), int(k), int(class_counts[c, k])) for c, k in held]
         self._write(directory.SAMPLES, directory.csv_text([columns.SAMPLES, *rows]))
 
+    def follow(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take the server's model; its arrays are replaced as the run goes on."""
+        self._live, self.model = arrays, dict(arrays)
+
     def round(self, row: RoundRow) -> None:
         """Add a finished round to rounds.csv and print its progress line."""
         values = row.flat()
         line = [values.get(name) for name in self._round_columns]
         self._append("rounds.csv", [line])
         self._remember(row)
+        self.model = dict(self._live)
         self._loggers.round(row.round, values)
         left = self._time_left.after(row.round)
         log.info("%s", progress_line(row, self.settings.num_rounds, left))
@@ -163,40 +172,34 @@ class Report:
         self,
         arrays: Mapping[str, np.ndarray],
         extra: Mapping[str, object],
-        stopped: str = "",
         plots: bool = True,
+        stopped: str = "",
     ) -> None:
-        """Write the shared model, class-wise accuracy, summary and plots; print the summary.
+        """Write the shared model, class-wise accuracy, plots and summary; print the summary.
 
-        `extra` joins summary.json (NaN: null), and so does why the run stopped early, if it did.
-        What cannot be written keeps nothing else from it; afterwards `RunError` tells the first
-        cause. Without `plots` none are drawn, and no page; one that fails costs an event.
+        `extra` joins summary.json (NaN: null), and why the run stopped early, if it did. Without
+        `plots` none are drawn, and no page. A plot that fails costs an event, not the run. A file
+        that cannot be written keeps no other from it; afterwards `RunError` tells the first cause.
         """
-        summary = summarize(self.settings, self.rows, self.figures, self.seconds) | plain(extra)
-        summary |= {"finished": not stopped} | ({"stopped": stopped} if stopped else {})
         errors = [
-            *self._attempt(self._write, directory.MODEL, directory.model_bytes(arrays)),
-            *self._attempt(self._write, "summary.json", json.dumps(summary, indent=2) + "\n"),
-            *self._attempt(self._write_classes),
+            *_attempt(lambda: self._write(directory.MODEL, directory.model_bytes(arrays))),
+            *_attempt(self._write_classes),
+            *(_attempt(self._plot) if plots and (self.rows or not stopped) else []),
         ]
-        self._loggers.end(None if stopped else summary)
-        if plots:
-            errors += [*self._attempt(self._plot), *self._attempt(self._draw_page)]
+        why = stopped or "".join(str(error) for error in errors[:1])
+        summary = summarize(self.settings, self.rows, self.figures, self.seconds) | plain(extra)
+        summary |= {"finished": False, "stopped": why} if why else {"finished": True}
+        text = json.dumps(summary, indent=2) + "\n"
+        errors += _attempt(lambda: self._write("summary.json", text))
+        errors += _attempt(lambda: self._loggers.end(None if stopped else summary))
+        errors += _attempt(self._draw_page) if plots else []
         if stopped:
-            done, total = len({row.round for row in self.rows}), self.settings.num_rounds
+            done, total = self._last_round, self.settings.num_rounds
             log.info("stopped after %s of %s rounds, which are in %s", done, total, self.folder)
         else:
             print_summary(summary, self.settings, self.figures)
         if errors:
             raise errors[0]
-
-    def _attempt(self, write: Callable[..., None], *arguments: object) -> list[RunError]:
-        """Write something; return the error, if that fails."""
-        try:
-            write(*arguments)
-        except RunError as error:
-            return [error]
-        return []
 
     def _configure(self, flat_config: Mapping[str, Scalar]) -> None:
         """Write config.toml, which repeats the run, and resume.toml, which goes on with it."""
@@ -208,14 +211,28 @@ class Report:
         self.rows.append(row)
         self._time_left.add(row)
 
+    @contextmanager
+    def closing(self, plots: bool = True) -> Iterator[None]:
+        """Complete the directory if the run inside of this ends early, as its last round left it.
+
+        What ended it is noted in events.csv and goes on; what cannot be written then does not.
+        """
+        try:
+            yield
+        except BaseException as error:
+            by_hand = isinstance(error, KeyboardInterrupt | Stopped)
+            kind, reason = "interrupted" if by_hand else "run-failed", _cause(error)
+            _attempt(lambda: self.event(self._last_round, "server", kind, reason))
+            _attempt(lambda: self.finish(self.model, {}, plots, reason))
+            raise
+
     @property
-    def last_round(self) -> int:
-        """The last round that is finished; 0: none."""
+    def _last_round(self) -> int:
         return self.rows[-1].round if self.rows else 0
 
     def _logger_failed(self, name: str, error: Exception) -> None:
         log.warning("%s gets no more figures: %s", name, _said(error))
-        self.event(self.last_round, "server", "logger-failed", f"{name}: {_said(error)}")
+        self.event(self._last_round, "server", "logger-failed", f"{name}: {_said(error)}")
 
     def _append(self, name: str, rows: directory.Rows) -> None:
         directory.append(self.folder / name, rows)
@@ -233,7 +250,7 @@ class Report:
             self._page.write(registry.strategy_class(self.settings.strategy).plots, left)
         except Exception as error:
             log.info("page not written: %s", _said(error))
-            self.event(self.last_round, "server", "page-failed", _said(error))
+            self.event(self._last_round, "server", "page-failed", _said(error))
 
     def _plot(self) -> None:
         try:
@@ -244,7 +261,22 @@ class Report:
             plots.draw_all(self.folder, self.figures, method.plots)
         except Exception as error:
             log.info("plots not drawn: %s", _said(error))
-            self.event(self.last_round, "server", "plot-failed", _said(error))
+            self.event(self._last_round, "server", "plot-failed", _said(error))
+
+
+def _attempt(write: Callable[[], None]) -> list[RunError]:
+    """Write something; return what keeps it from being written, if anything does."""
+    try:
+        write()
+    except RunError as error:
+        return [error]
+    return []
+
+
+def _cause(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "Ctrl-C"
+    return str(error) if isinstance(error, RunError | Stopped) else _said(error)
 
 
 def _said(error: BaseException) -> str:
