@@ -1,5 +1,6 @@
 """What a run's settings say of it: what its numbers depend on, and what is not as by default."""
 
+import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,10 +54,14 @@ def counting(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 def changed(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return what a run does otherwise than its method by default, method, data and seed apart."""
+    by_default, found = usual(str(flat["strategy"])), counting(flat).items()
+    return {key: v for key, v in found if key not in NAMED and (key, v) not in by_default.items()}
+
+
+def usual(strategy: str) -> dict[str, Scalar]:
+    """Return what `counting` is of a run that sets nothing but its method, and other tables."""
     known = config.defaults()
-    usual = config.resolved(known) | counting(known | {"strategy": flat["strategy"]})
-    found = counting(flat).items()
-    return {key: v for key, v in found if key not in NAMED and (key, v) not in usual.items()}
+    return config.resolved(known) | counting(known | {"strategy": strategy})
 
 
 def data_name(dataset: Scalar) -> str:
@@ -64,11 +69,11 @@ def data_name(dataset: Scalar) -> str:
     return re.sub(r"[^\w.-]+", "-", Path(str(dataset)).stem)
 
 
-def name_of(flat: Mapping[str, Scalar]) -> str:
+def name_of(flat: Mapping[str, Scalar], unique: bool = False) -> str:
     """Return a name for a run's folder: method, data, what was changed, seed.
 
     `validation` stands there for samples that are not test samples. Where very much was changed,
-    the name says how much it leaves out.
+    the name says how much it leaves out, or with `unique` has a digest of all.
     """
     parts = [f"{flat['strategy']}-{data_name(flat['dataset'])}"]
     told = 0
@@ -79,8 +84,15 @@ def name_of(flat: Mapping[str, Scalar]) -> str:
             break
         parts.append(part)
         told += 1
-    parts += [f"and-{len(changes) - told}-more"] if told < len(changes) else []
+    if told < len(changes):
+        parts.append(digest(flat) if unique else f"and-{len(changes) - told}-more")
     return "-".join([*parts, f"s{flat['seed']}"])
+
+
+def digest(flat: Mapping[str, Scalar]) -> str:
+    """Return eight digits that differ where what a run's numbers depend on does."""
+    text = repr(sorted((key, str(value)) for key, value in counting(flat).items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def text_of(changes: Mapping[str, Scalar]) -> str:

@@ -71,6 +71,13 @@ def new_pair(
     return figure, upper, lower
 
 
+def new_panels(count: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
+    """Return an empty plot and its axes, side by side over the same y."""
+    figure = _new_figure(size)
+    axes = figure.subplots(1, count, sharey=True, squeeze=False)
+    return figure, list(axes[0])
+
+
 def whole_ticks(axis: Axis, most: int) -> None:
     """Put at most so many ticks on an axis, at whole numbers."""
     axis.set_major_locator(MaxNLocator(most, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))

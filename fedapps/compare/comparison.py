@@ -1,0 +1,106 @@
+"""Groups of runs held against each other: what differs, what to beware of, what is a finding."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from fedapps.compare.groups import Group, differing, grouped, shown
+from fedapps.compare.pairs import Pair, data_of, pairs
+from fedapps.compare.runs import Run, found, read
+from fedapps.core.errors import RunError
+from fedapps.core.words import number
+
+RESULT = "accuracy_personalized"  # the figure that differences are told of
+PACKAGES = ("torch", "numpy", "fedapps")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Groups, the keys that they differ in, their differences, and notes for the reader."""
+
+    groups: list[Group]
+    keys: list[str]
+    pairs: list[Pair]
+    notes: list[str]
+
+    @property
+    def figures(self) -> list[str]:
+        """The columns of mean accuracies that some run has, `_weighted` ones last."""
+        names = dict.fromkeys(
+            str(name)
+            for group in self.groups
+            for name, column in group.accuracies().items()
+            if column.notna().any() and name != f"{RESULT}_std"
+        )
+        return sorted(names, key=lambda name: name.endswith("_weighted"))
+
+
+def compare(folders: Iterable[Path]) -> Comparison:
+    """Compare run directories, or those in folders that hold some.
+
+    Raises `RunError` for a folder that is none, and if there are not two runs to compare.
+    """
+    runs = [read(folder) for folder in found(folders)]
+    groups = grouped(runs)
+    if len(runs) < 2:
+        raise RunError("nothing to compare: give at least two run directories")
+    if not groups:
+        raise RunError("nothing to compare: no run has scored a round yet")
+    return compared(runs)
+
+
+def compared(runs: Sequence[Run]) -> Comparison:
+    """Compare runs, of which one at least has scored a round."""
+    groups = grouped(runs)
+    return Comparison(groups, differing(groups), pairs(groups, RESULT), [*_notes(runs, groups)])
+
+
+def _notes(runs: Sequence[Run], groups: Sequence[Group]) -> Iterator[str]:
+    yield from _different_samples(groups)
+    lengths = {group.name: _length(group) for group in groups}
+    if len(set(lengths.values())) > 1:
+        yield f"not equally long: {_listed(lengths)}"
+    for group in groups:
+        if not group.finished:
+            wanted = group.settings["num-rounds"]
+            yield f"* {group.name} has not finished: figures of round {group.rounds[0]} of {wanted}"
+        for run in group.left_out:
+            why = "another run has that seed" if run.finished else "not finished"
+            yield f"{group.name} is without {run.folder.name}: {why}"
+    for run in runs:
+        if not len(run.scored):
+            yield f"{run.folder.name} is not there: it has scored no round yet"
+    yield from _versions([run for group in groups for run in group.runs])
+
+
+def _different_samples(groups: Sequence[Group]) -> Iterator[str]:
+    """Say which groups are scored on other samples than others, and by which settings."""
+    data = {group.name: dict(data_of(group)) for group in groups}
+    keys = dict.fromkeys(key for values in data.values() for key in values)
+    by_name = {group.name: group for group in groups}
+    for key in keys:
+        if len({values.get(key) for values in data.values()}) > 1:
+            values = {name: shown(group, key) for name, group in by_name.items()}
+            yield f"not the same samples: {key} is {_listed(values)}"
+
+
+def _listed(values: dict[str, str]) -> str:
+    """Write `20 (A, B), 10 (C)`."""
+    by_value = sorted(values.items(), key=lambda item: [*values.values()].index(item[1]))
+    return ", ".join(
+        f"{value} ({', '.join(name for name, _ in items)})"
+        for value, items in groupby(by_value, key=lambda item: item[1])
+    )
+
+
+def _length(group: Group) -> str:
+    rounds = group.settings["num-rounds"] if group.finished else group.rounds[0]
+    return number(int(rounds), "round")
+
+
+def _versions(runs: Sequence[Run]) -> Iterator[str]:
+    for package in PACKAGES:
+        known = {run.summary["versions"].get(package) for run in runs if "versions" in run.summary}
+        if len(known) > 1:
+            yield f"made with different versions of {package}: {', '.join(sorted(map(str, known)))}"

@@ -1,0 +1,125 @@
+"""One picture of a comparison: mean accuracies over rounds, with their spread over seeds."""
+
+from collections.abc import Iterator
+from itertools import cycle, product
+from pathlib import Path
+
+import matplotlib.style
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedapps.compare.comparison import RESULT, Comparison
+from fedapps.compare.groups import Group, label
+from fedapps.compare.table import headline, scored_on
+from fedapps.report.drawing import (
+    HEIGHT,
+    PALETTE,
+    STYLE,
+    WIDTH,
+    new_panels,
+    percent_limits,
+    save,
+    title,
+    whole_ticks,
+)
+
+PANELS = {"accuracy_initial": "initial", RESULT: "personalized"}
+COLOURS = PALETTE[:-1]  # yellow is too pale for a line
+STROKES = ("-", "--", ":", "-.")
+FEW = 25  # up to here every point of a line is marked
+LETTERS = 12  # of a legend, in an inch
+LINE = 0.2  # inches
+LONGEST = 60  # letters of what tells a group from the others; the table has all
+
+
+def write(comparison: Comparison, path: Path) -> None:
+    """Draw the curves into a file; raises `RunError` if it cannot be written."""
+    with matplotlib.style.context(["default", STYLE]):
+        save(draw(comparison), path)
+
+
+def draw(comparison: Comparison) -> Figure:
+    """A panel for each accuracy; runs that were scored once are points with bars of deviation."""
+    groups, panels = comparison.groups, _panels(comparison.groups)
+    labels = [_sign(group, comparison.keys) for group in groups]
+    once = all(len(group.curve(RESULT)) < 2 for group in groups)
+    width = WIDTH if len(panels) == 1 else 1.5 * WIDTH
+    columns = max(1, int(LETTERS * width / (6 + max(map(len, labels)))))
+    height = LINE * len(groups) if once else LINE * -(-len(groups) // columns)
+    figure, axes = new_panels(len(panels), (width, HEIGHT + height))
+    for axis, (name, text) in zip(axes, panels.items(), strict=True):
+        if once:
+            _draw_points(axis, groups, name, labels)
+            axis.set_xlabel(f"{text} accuracy (%)")
+        else:
+            _draw_lines(axis, groups, name, labels)
+            axis.set_xlabel("round")
+            axis.set_title(f"{text} accuracy (%)", loc="left", fontsize=9)
+    told = f"Mean over clients and seeds, on {scored_on(comparison)}"
+    if any(len(group.runs) > 1 for group in groups):
+        told += f"; {'bars' if once else 'bands'}: ± std over seeds"
+    if once:
+        axes[0].set_title(told, loc="left", fontsize=9)
+    else:
+        figure.legend(
+            *axes[0].get_legend_handles_labels(),
+            loc="outside lower left",
+            ncols=columns,
+            title=told,
+            alignment="left",
+        )
+    title(figure, headline(comparison))
+    return figure
+
+
+def _panels(groups: list[Group]) -> dict[str, str]:
+    curves = [[group.curve(name)["mean"] for name in PANELS] for group in groups]
+    if all(initial.equals(personalized) for initial, personalized in curves):
+        return {RESULT: "initial = personalized"}
+    return PANELS
+
+
+def _signs() -> Iterator[tuple[str, str]]:
+    """Yield colours and strokes, so that no two of the first lines look alike."""
+    return cycle((colour, stroke) for stroke, colour in product(STROKES, COLOURS))
+
+
+def _draw_lines(axes: Axes, groups: list[Group], name: str, labels: list[str]) -> None:
+    for group, text, (colour, stroke) in zip(groups, labels, _signs(), strict=False):
+        mean, low, high = _bounds(group.curve(name))
+        mark = "o" if len(mean) <= FEW else ""
+        axes.plot(mean.index, mean, stroke, color=colour, marker=mark, label=text)
+        if len(mean) == 1:
+            axes.errorbar(mean.index, mean, [mean - low, high - mean], color=colour, capsize=3)
+        elif len(group.runs) > 1:
+            axes.fill_between(mean.index, low, high, color=colour, alpha=0.14, linewidth=0)
+    percent_limits(axes)
+    whole_ticks(axes.xaxis, 10)
+
+
+def _draw_points(axes: Axes, groups: list[Group], name: str, labels: list[str]) -> None:
+    places = np.arange(len(groups))
+    for place, group, (colour, _) in zip(places, groups, _signs(), strict=False):
+        mean, low, high = _bounds(group.curve(name))
+        if len(mean):
+            axes.errorbar(
+                mean, place, xerr=[mean - low, high - mean], fmt="o", color=colour, capsize=3
+            )
+    axes.grid(True, axis="both")
+    axes.invert_yaxis() if not axes.yaxis_inverted() else None
+    axes.set_yticks(places, labels)
+    axes.set_ylim(len(groups) - 0.5, -0.5)
+
+
+def _sign(group: Group, keys: list[str]) -> str:
+    text = label(group, keys)
+    short = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    return f"{group.name}: {short} (n = {len(group.runs)})"
+
+
+def _bounds(curve: pd.DataFrame) -> tuple[pd.Series, pd.Series, pd.Series]:
+    """Return mean, mean - std and mean + std in percent, the last two within 0 to 100."""
+    mean, std = 100 * curve["mean"], 100 * curve["std"].fillna(0.0)
+    return mean, (mean - std).clip(0, 100), (mean + std).clip(0, 100)

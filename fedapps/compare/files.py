@@ -1,0 +1,72 @@
+"""What a comparison leaves behind: two tables and a picture."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from fedapps.compare.comparison import Comparison
+from fedapps.compare.groups import Group, seeds_text
+from fedapps.core.errors import RunError
+from fedapps.core.files import write_whole
+from fedapps.report.directory import csv_text
+
+ALWAYS = ("strategy", "dataset", "evaluate-on")
+
+
+def write(comparison: Comparison, folder: Path, kind: str) -> list[Path]:
+    """Write runs.csv, groups.csv and curves.<kind>; return them. Raises `RunError`."""
+    from fedapps.compare import (
+        curves,  # matplotlib takes a second that the tables need not wait for
+    )
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot make {folder}: {error.strerror or error}") from error
+    tables = {"runs.csv": runs_table(comparison), "groups.csv": groups_table(comparison)}
+    for name, rows in tables.items():
+        write_whole(folder / name, _csv(rows).encode())
+    picture = folder / f"curves.{kind}"
+    curves.write(comparison, picture)
+    return [*(folder / name for name in tables), picture]
+
+
+def runs_table(comparison: Comparison) -> list[dict[str, Any]]:
+    """Return a row for each run that has scored a round; `counts` says if its group has it."""
+    rows = []
+    for group in comparison.groups:
+        looked_at = dict(zip((run.folder for run in group.runs), group.rounds, strict=True))
+        for run in (*group.runs, *group.left_out):
+            round_ = looked_at.get(run.folder, int(run.scored.index[-1]))
+            told = {"group": group.name, "run": run.folder, **_settings(comparison, group)}
+            state = {"seed": run.seed, "finished": run.finished, "counts": run.folder in looked_at}
+            figures = run.scored.loc[round_]
+            rows.append(told | state | {"round": round_} | dict(figures) | run.costs(round_))
+    return rows
+
+
+def groups_table(comparison: Comparison) -> list[dict[str, Any]]:
+    """Return a row for each group: n, and mean and std (ddof=1) of each figure and cost."""
+    rows = []
+    for group in comparison.groups:
+        about = {"group": group.name, **_settings(comparison, group)}
+        about |= {"n": len(group.runs), "seeds": seeds_text(group.seeds)}
+        about |= {"finished": group.finished, "round": seeds_text(sorted(set(group.rounds)))}
+        for name, values in [*group.accuracies().items(), *group.costs().items()]:
+            about |= {f"{name}_mean": values.mean(), f"{name}_std": values.std(ddof=1)}
+        rows.append(about)
+    return rows
+
+
+def _settings(comparison: Comparison, group: Group) -> dict[str, Any]:
+    return {key: group.settings.get(key) for key in dict.fromkeys([*ALWAYS, *comparison.keys])}
+
+
+def _csv(rows: list[dict[str, Any]]) -> str:
+    """Return rows as CSV; what a row lacks, and what is not a number, is empty."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    return csv_text([columns, *([_cell(row.get(name)) for name in columns] for row in rows)])
+
+
+def _cell(value: Any) -> Any:
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,0 +1,114 @@
+"""Grids of runs: axes and seeds as people write them, and the run-config of each point."""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from fedapps.core import changes, config
+from fedapps.core.errors import RunError
+from fedapps.core.schema import Scalar
+from fedapps.core.words import did_you_mean
+
+NAMED_HERE = ("runs-dir", "run-name")  # a sweep has folders of its own
+EXAMPLE = """'lr=0.01,0.1' or 'strategy="fedper","fedbabu"'"""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A key and the values that it takes."""
+
+    key: str
+    values: tuple[Scalar, ...]
+
+    @classmethod
+    def read(cls, text: str) -> "Axis":
+        """Read `lr=0.01,0.1`: values are those of TOML, so a text in quotes may have commas.
+
+        Raises `RunError`.
+        """
+        key, _, listed = (part.strip() for part in text.partition("="))
+        known = config.defaults()
+        if key not in known:
+            hint = did_you_mean(key, known) if key else ""
+            raise RunError(f"axis {text}: unknown key {key}{hint}; write {EXAMPLE}")
+        if key in NAMED_HERE:
+            raise RunError(f"axis {text}: {key} is the sweep's own; --output says where runs go")
+        try:
+            values = tomllib.loads(f"values = [{listed}]")["values"]
+        except tomllib.TOMLDecodeError:
+            raise RunError(f"axis {text}: cannot read {listed}; {_advice(key, listed)}") from None
+        if not values or not all(isinstance(value, bool | int | float | str) for value in values):
+            raise RunError(f"axis {text}: needs values, with commas between; write {EXAMPLE}")
+        return cls(key, tuple(values))
+
+
+@dataclass(frozen=True)
+class Point:
+    """A run of a sweep: the name of its folder, its run-config, and those of its keys that vary."""
+
+    name: str
+    flat: Mapping[str, Scalar]
+    varied: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """What tells it from the others: `lr=0.01 strategy="fedper" seed=2`."""
+        keys = dict.fromkeys([*self.varied, "seed"])
+        return changes.text_of({key: self.flat[key] for key in keys})
+
+
+def read_seeds(text: str) -> list[int]:
+    """Read seeds as `0-2` or `0,3,7`; raises `RunError`."""
+    seeds: list[int] = []
+    for word in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", word)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last:
+            raise RunError(f"--seeds {text}: must be numbers as 0-2 or 0,3,7")
+        seeds += range(first, last + 1)
+    return list(dict.fromkeys(seeds))
+
+
+def points(axes: Sequence[Axis], base: Mapping[str, Scalar], seeds: Sequence[int]) -> list[Point]:
+    """Return all combinations, each checked; with the first seed first, so that a grid that is
+    not finished can be compared.
+
+    Combinations that are the same run (a key of another method) are there once. Raises `RunError`.
+    """
+    for key, count in ((axis.key, sum(a.key == axis.key for a in axes)) for axis in axes):
+        if count > 1:
+            raise RunError(f"axis {key}: is there {count} times; give all its values once")
+    if seeds and any(axis.key == "seed" for axis in axes):
+        raise RunError("axis seed: give seeds once, here or as --seeds")
+    found: dict[frozenset[tuple[str, Scalar]], Mapping[str, Scalar]] = {}
+    for flat in _combinations(axes, base, seeds):
+        config.read(flat)
+        found.setdefault(frozenset(changes.counting(flat).items()), flat)
+    names = [changes.name_of(flat, unique=True) for flat in found.values()]
+    return [
+        Point(
+            name if names.count(name) == 1 else f"{name}-{changes.digest(flat)}",
+            flat,
+            tuple(axis.key for axis in axes),
+        )
+        for name, flat in zip(names, found.values(), strict=True)
+    ]
+
+
+def _combinations(
+    axes: Sequence[Axis], base: Mapping[str, Scalar], seeds: Sequence[int]
+) -> Iterator[dict[str, Scalar]]:
+    for seed in seeds or [int(base["seed"])]:
+        for values in product(*(axis.values for axis in axes)):
+            chosen = dict(zip((axis.key for axis in axes), values, strict=True))
+            yield {**base, "seed": seed, **chosen}
+
+
+def _advice(key: str, listed: str) -> str:
+    words = [word.strip() for word in listed.split(",")]
+    if all(re.fullmatch(r"[A-Za-z][\w.-]*", word) for word in words):
+        quoted = ",".join(f'"{word}"' for word in words)
+        return f"texts need quotes, and the whole single ones: '{key}={quoted}'"
+    return f"write {EXAMPLE}"

@@ -1,0 +1,144 @@
+"""Runs that differ only in their seed, put together, and what tells groups from each other."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count, product
+from string import ascii_uppercase
+
+import pandas as pd
+
+from fedapps.compare.runs import SEED, Run
+from fedapps.core import changes
+from fedapps.core.schema import Scalar, literal
+
+MANY = 4  # keys
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of the same settings, one a seed in its order, and those that do not count.
+
+    `rounds` are those that the runs are looked at after: their last ones, or if they have not
+    finished, the last that all of them have scored.
+    """
+
+    name: str  # a letter
+    settings: Mapping[str, Scalar]  # without the seed
+    runs: tuple[Run, ...]
+    rounds: tuple[int, ...]
+    left_out: tuple[Run, ...]
+
+    @property
+    def finished(self) -> bool:
+        """Tell whether the runs that count came to their end."""
+        return all(run.finished for run in self.runs)
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of the runs that count, in their order."""
+        return [run.seed for run in self.runs]
+
+    def accuracies(self) -> pd.DataFrame:
+        """Return the accuracies of each run, by seed."""
+        return pd.DataFrame({run.seed: run.scored.loc[at] for run, at in self._looked_at()}).T
+
+    def costs(self) -> pd.DataFrame:
+        """Return the costs of each run up to its round, by seed."""
+        return pd.DataFrame({run.seed: run.costs(at) for run, at in self._looked_at()}).T
+
+    def curve(self, figure: str) -> pd.DataFrame:
+        """Return `mean` and `std` (ddof=1) over seeds of the rounds that all runs have scored."""
+        runs = [run.scored[figure] for run in self.runs if figure in run.scored]
+        values = pd.concat(runs, axis=1, join="inner").dropna() if runs else pd.DataFrame()
+        return pd.DataFrame({"mean": values.mean(axis=1), "std": values.std(axis=1, ddof=1)})
+
+    def _looked_at(self) -> Iterator[tuple[Run, int]]:
+        return zip(self.runs, self.rounds, strict=True)
+
+
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """Put runs together that differ only in the seed, in the order of their first runs.
+
+    Only finished runs count where there are some, and of several runs with one seed the first.
+    Runs that have scored no round yet are not there.
+    """
+    by_settings: dict[frozenset[tuple[str, Scalar]], list[Run]] = {}
+    for run in runs:
+        if len(run.scored):
+            rest = {key: value for key, value in run.settings.items() if key != SEED}
+            by_settings.setdefault(frozenset(rest.items()), []).append(run)
+    return [
+        _group(name, members) for name, members in zip(_names(), by_settings.values(), strict=False)
+    ]
+
+
+def differing(groups: Sequence[Group]) -> list[str]:
+    """Return the keys that groups differ in; where all do as their methods by default, in none."""
+    methods = {str(group.settings["strategy"]) for group in groups}
+    usual = {method: changes.usual(method) for method in methods}
+    keys = dict.fromkeys(key for group in groups for key in group.settings)
+    found = []
+    for key in keys:
+        values = {group.settings.get(key) for group in groups}
+        by_default = all(
+            group.settings[key] == usual[str(group.settings["strategy"])].get(key)
+            for group in groups
+            if key in group.settings
+        )
+        if len(values) > 1 and (key in changes.NAMED or not by_default):
+            found.append(key)
+    return found
+
+
+def shown(group: Group, key: str) -> str:
+    """Return a setting of a group as people read it; nothing where its method has no such key."""
+    value = group.settings.get(key)
+    if value is None:
+        return ""
+    return changes.data_name(value) if key == "dataset" else literal(value).strip('"')
+
+
+def label(group: Group, keys: Sequence[str]) -> str:
+    """Return what tells a group from the others: `fedper, lr=0.01`.
+
+    Where groups differ in many keys, what is as by default is left out.
+    """
+    by_default = changes.usual(str(group.settings["strategy"])) if len(keys) > MANY else {}
+    words = []
+    for key in keys:
+        text = shown(group, key)
+        if key in changes.NAMED:
+            words.append(text)
+        elif text and (key, group.settings[key]) not in by_default.items():
+            words.append(f"{key}={text}")
+    return ", ".join(words) or str(group.settings["strategy"])
+
+
+def seeds_text(seeds: Sequence[int]) -> str:
+    """Write numbers shortly: 0-2,7."""
+    parts: list[list[int]] = []
+    for seed in sorted(seeds):
+        if parts and seed == parts[-1][-1] + 1:
+            parts[-1].append(seed)
+        else:
+            parts.append([seed])
+    return ",".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
+
+
+def _group(name: str, members: Sequence[Run]) -> Group:
+    finished = [run for run in members if run.finished]
+    counted: dict[int, Run] = {}
+    for run in finished or members:
+        counted.setdefault(run.seed, run)
+    runs = tuple(sorted(counted.values(), key=lambda run: run.seed))
+    left_out = tuple(run for run in members if not any(run is other for other in runs))
+    ends = tuple(int(run.scored.index[-1]) for run in runs)
+    rounds = ends if finished else (min(ends),) * len(runs)
+    settings = {key: value for key, value in runs[0].settings.items() if key != SEED}
+    return Group(name, settings, runs, rounds, left_out)
+
+
+def _names() -> Iterator[str]:
+    """Yield A, B, ..., Z, AA, AB, ..."""
+    for length in count(1):
+        yield from map("".join, product(ascii_uppercase, repeat=length))

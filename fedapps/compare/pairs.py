@@ -1,0 +1,93 @@
+"""The difference of two groups with common seeds, and whether chance alone would make it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fedapps.compare.groups import Group
+
+ALL_PAIRS = 4  # with more groups, each is held against the first
+DATA = (
+    "evaluate-on",
+    "dataset",
+    "split",
+    "test-fraction",
+    "validation-fraction",
+    "partitioner",
+    "alpha",
+    "dirichlet-balance",
+    "shards-per-client",
+    "sizes",
+    "classes-per-client",
+    "num-clients",
+    "min-samples",
+    "evaluate-clients",
+)
+FEWEST = 3  # seeds without which there is no test
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Second minus first, seed by seed, in percentage points.
+
+    `interval` (95 %) and `p` are those of a paired t-test, None with fewer than `FEWEST` seeds or
+    if all differences are equal.
+    """
+
+    first: str
+    second: str
+    seeds: tuple[int, ...]
+    mean: float
+    std: float | None  # ddof=1; None of one seed
+    interval: tuple[float, float] | None = None
+    p: float | None = None
+
+
+def pairs(groups: Sequence[Group], figure: str) -> list[Pair]:
+    """Return the differences of groups that have seeds, data and scored samples in common."""
+    if len(groups) <= ALL_PAIRS:
+        return [*filter(None, (_pair(a, b, figure) for a, b in combinations(groups, 2)))]
+    return [*filter(None, (_pair(groups[0], other, figure) for other in groups[1:]))]
+
+
+def same_data(first: Group, second: Group) -> bool:
+    """Tell whether two groups have the same clients with the same scored samples."""
+    return dict(data_of(first)) == dict(data_of(second))
+
+
+def same_length(first: Group, second: Group) -> bool:
+    """Tell whether two groups have trained equally long."""
+    if first.finished and second.finished:  # one may add a phase of its own, or end early
+        return first.settings["num-rounds"] == second.settings["num-rounds"]
+    return set(first.rounds) == set(second.rounds)
+
+
+def data_of(group: Group) -> Iterator[tuple[str, object]]:
+    """Yield the settings that decide which samples are scored."""
+    on_validation = group.settings["evaluate-on"] == "validation"
+    for key in DATA if on_validation else [key for key in DATA if key != "validation-fraction"]:
+        yield key, group.settings.get(key)
+
+
+def _pair(first: Group, second: Group, figure: str) -> Pair | None:
+    if not (same_data(first, second) and same_length(first, second)):
+        return None
+    tables = [group.accuracies() for group in (first, second)]
+    if not all(figure in table for table in tables):
+        return None
+    both = pd.concat([100 * table[figure] for table in tables], axis=1, join="inner").dropna()
+    if both.empty:
+        return None
+    before, after = both.sort_index().to_numpy().T
+    values, seeds = after - before, tuple(int(seed) for seed in sorted(both.index))
+    names, mean = (first.name, second.name), float(values.mean())
+    std = float(values.std(ddof=1)) if len(values) > 1 else None
+    if len(values) < FEWEST or np.allclose(values, mean, rtol=0, atol=1e-9):
+        return Pair(*names, seeds, mean, std)
+    result = stats.ttest_rel(after, before)
+    low, high = result.confidence_interval(0.95)
+    return Pair(*names, seeds, mean, std, (float(low), float(high)), float(result.pvalue))

@@ -1,0 +1,173 @@
+"""A comparison as people read it: accuracies, costs, differences and notes in 100 columns."""
+
+from collections.abc import Callable, Iterator
+
+import pandas as pd
+from rich import box
+from rich.table import Table
+
+from fedapps.compare.comparison import RESULT, Comparison
+from fedapps.compare.groups import MANY, label, seeds_text, shown
+from fedapps.compare.pairs import ALL_PAIRS, FEWEST, Pair
+from fedapps.core.words import number
+from fedapps.report.console import console, readable
+from fedapps.report.progress import LINE_WIDTH
+from fedapps.report.units import clock, human, human_bytes
+
+
+def duration(seconds: float) -> str:
+    """Write seconds shortly."""
+    return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
+
+
+COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "bytes_down": ("down", human_bytes),
+    "bytes_up": ("up", human_bytes),
+    "bytes_eval": ("evaluation", human_bytes),
+    "train_macs": ("training MACs", human),
+    "cost_paper": ("paper cost", human),
+    "seconds": ("time", duration),
+    "failures": ("failures", lambda value: f"{value:g}"),
+}
+NAMED = 4  # up to so many methods or data sets are named
+FRAME = 24  # width of all columns but settings and accuracies
+CELL = 18  # width of an accuracy, with the space between columns
+
+
+def show(comparison: Comparison) -> None:
+    """Print a comparison."""
+    screen = console()
+    sign = readable("±", screen)
+    screen.print(headline(comparison), style="bold", soft_wrap=True)
+    spread = f", {sign} standard deviation over seeds"
+    several = any(len(group.runs) > 1 for group in comparison.groups)
+    screen.print(f"accuracies on {scored_on(comparison)}{spread if several else ''}")
+    screen.print(accuracies(comparison, sign))
+    screen.print("mean costs of a run")
+    screen.print(costs(comparison))
+    if comparison.pairs:
+        screen.print(f"{name_of(RESULT)} accuracy, difference seed by seed")
+        screen.print(differences(comparison, sign))
+    for note in [*_cautions(comparison), *comparison.notes]:
+        screen.print(note, soft_wrap=True)
+
+
+def headline(comparison: Comparison) -> str:
+    """Say what is compared: `fedper, fedbabu on digits, seeds 0-2, 20 rounds`."""
+    groups = comparison.groups
+
+    def named(key: str, noun: str) -> str:
+        values = [*dict.fromkeys(shown(group, key) for group in groups)]
+        return ", ".join(values) if len(values) <= NAMED else f"{len(values)} {noun}"
+
+    seeds = seeds_text(sorted({seed for group in groups for seed in group.seeds}))
+    rounds = {shown(group, "num-rounds") for group in groups}
+    words = [
+        f"{named('strategy', 'methods')} on {named('dataset', 'data sets')}",
+        f"seed {seeds}" if seeds.isdigit() else f"seeds {seeds}",
+        *(f"{only} rounds" for only in rounds if len(rounds) == 1),
+    ]
+    return ", ".join(words)
+
+
+def scored_on(comparison: Comparison) -> str:
+    """Say which samples were scored: `test samples`."""
+    kinds = {str(group.settings["evaluate-on"]) for group in comparison.groups}
+    return " or ".join(sorted(kinds)) + " samples"
+
+
+def accuracies(comparison: Comparison, sign: str) -> Table:
+    """Mean and standard deviation over seeds of each accuracy, in percent, a row a group."""
+    figures = [name for name in comparison.figures if not name.endswith("_weighted")]
+    table = Table(box=box.HORIZONTALS)
+    table.add_column("")
+    settings = _settings(comparison, LINE_WIDTH - FRAME - CELL * len(figures))
+    for title in settings:
+        table.add_column(title, overflow="fold")
+    table.add_column("seeds")
+    table.add_column("n", justify="right", no_wrap=True)
+    for name in figures:
+        table.add_column(f"{name_of(name)} %", justify="right", no_wrap=True)
+    for place, group in enumerate(comparison.groups):
+        values = group.accuracies().reindex(columns=figures)
+        table.add_row(
+            group.name,
+            *(cells[place] for cells in settings.values()),
+            seeds_text(group.seeds),
+            f"{len(group.runs)}{'' if group.finished else '*'}",
+            *(mean_and_std(100 * values[name], sign) for name in figures),
+        )
+    return table
+
+
+def costs(comparison: Comparison) -> Table:
+    """Means over seeds of what a run of each group has cost."""
+    table = Table(box=box.HORIZONTALS)
+    table.add_column("")
+    for title in ("rounds", *(title for title, _ in COSTS.values())):
+        table.add_column(title, justify="right")
+    for group in comparison.groups:
+        means = group.costs().mean()
+        cells = (say(means[name]) for name, (_, say) in COSTS.items())
+        table.add_row(group.name, seeds_text(sorted(set(group.rounds))), *cells)
+    return table
+
+
+def differences(comparison: Comparison, sign: str) -> Table:
+    """Differences seed by seed, in percentage points, and whether chance would make such."""
+    table = Table(box=box.HORIZONTALS)
+    table.add_column("")
+    for title in ("n", "points", "95 % interval", "p of a paired t-test"):
+        table.add_column(title, justify="right")
+    for pair in comparison.pairs:
+        spread = "" if pair.std is None else f" {sign} {pair.std:.2f}"
+        interval = "" if pair.interval is None else "{:+.2f} to {:+.2f}".format(*pair.interval)
+        table.add_row(
+            f"{pair.second} - {pair.first}",
+            str(len(pair.seeds)),
+            f"{pair.mean:+.2f}{spread}",
+            interval,
+            _chance(pair),
+        )
+    return table
+
+
+def mean_and_std(values: pd.Series, sign: str) -> str:
+    """Write `93.40 ± 0.51`, without the deviation of a single value, or nothing of none."""
+    known = values.dropna()
+    if known.empty:
+        return ""
+    spread = f" {sign} {known.std(ddof=1):.2f}" if len(known) > 1 else ""
+    return f"{known.mean():.2f}{spread}"
+
+
+def name_of(figure: str) -> str:
+    """Return the name of a column of accuracies: `without head`."""
+    return figure.removeprefix("accuracy_").replace("_", " ")
+
+
+def _settings(comparison: Comparison, width: int) -> dict[str, list[str]]:
+    """Return the columns of what groups differ in: one for each key if they fit, else one."""
+    groups = comparison.groups
+    columns = {key: [shown(group, key) for group in groups] for key in comparison.keys}
+    needed = sum(3 + max(map(len, [key, *cells])) for key, cells in columns.items())
+    if columns and needed <= width and len(columns) <= MANY:
+        return columns
+    return {"settings": [label(group, comparison.keys) for group in groups]}
+
+
+def _chance(pair: Pair) -> str:
+    if len(pair.seeds) < FEWEST:
+        return f"{number(len(pair.seeds), 'seed')}: no finding"
+    return "the same difference in all" if pair.p is None else f"{pair.p:.2g}"
+
+
+def _cautions(comparison: Comparison) -> Iterator[str]:
+    if len(comparison.keys) > MANY:
+        yield "settings that are not named are as by default"
+    if len(comparison.groups) > ALL_PAIRS and comparison.pairs:
+        first = comparison.groups[0].name
+        yield f"differences are from {first}, the first; name another run first to have its"
+    tests = sum(pair.p is not None for pair in comparison.pairs)
+    if tests > 1:
+        yield f"{tests} tests: hold each p against 0.05 / {tests} = {0.05 / tests:.2g}"
