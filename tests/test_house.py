@@ -24,6 +24,7 @@ FLOORS = (
     "server_app",
     "serial",
     "launch",
+    "compare",
     "cli",
     "__main__",
 )
