@@ -34,7 +34,8 @@ NOT_KEYS = {  # words with a hyphen that stand as code in the pages
     *("client-id", "state-dir"),  # a node-config's
     *("num-supernodes", "client-resources-num-cpus", "client-resources-num-gpus"),  # Flower's
     *("tiny-imagenet", "tiny-imagenet-200", "crop-flip", "train-warmup", "dp-accounting"),
-    *("clip-norm", "personal-layer", "plot-failed", "client-accuracy"),  # events and plots
+    *("clip-norm", "personal-layer", "plot-failed", "client-accuracy", "state-lost"),
+    *("run-failed", "page-failed", "logger-failed"),  # events and plots
     *("ca.crt", "clip-lr", "flower-supernode", "node-config", "run-config", "vgg16-bn"),
 }
 

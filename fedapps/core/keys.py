@@ -28,6 +28,11 @@ SECTIONS = {
         "[Split learning](split-learning.md) says when these keys are needed: mostly never.",
     ),
     "min-available": ("SuperNodes and output", "A run waits for SuperNodes, and leaves a folder."),
+    "checkpoint-every": (
+        "Stop and resume",
+        "[Stop, resume, look again](resume.md) says how a killed run goes on.",
+    ),
+    "loggers": ("Loggers", "[Results and figures](results-and-figures.md#loggers) has an example."),
     "dp": ("Differential privacy", "[Differential privacy](privacy.md) says what is guaranteed."),
     "methods": (
         "Methods",

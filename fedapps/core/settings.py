@@ -115,7 +115,7 @@ class Settings(MethodSettings, frozen=True):
     ]
     evaluate_rounds: Annotated[
         str,
-        doc("further rounds that are evaluated, as 190-199; clients do not personalize in these"),
+        doc("further rounds to evaluate, as 190-199; clients do not personalize in these"),
     ]
     evaluate_on: Annotated[
         Literal["test", "validation"],
@@ -169,7 +169,10 @@ class Settings(MethodSettings, frozen=True):
         doc("largest magnitude of a value in an update; one with a larger value is refused"),
     ]
     max_samples: Annotated[
-        Count, doc("most samples of a part that a device may claim; above, it is left out (device)")
+        Count,
+        doc(
+            "most samples that a device may claim for training, or for a test; with more it is left out"
+        ),
     ]
     round_timeout: Annotated[Positive, doc("seconds to wait for the replies of one round")]
     channel_address: Annotated[
@@ -195,17 +198,17 @@ class Settings(MethodSettings, frozen=True):
     ]
     resume: Annotated[
         str,
-        doc("run directory to go on in, or latest: the newest unfinished one of these settings"),
+        doc("run directory to go on with, or latest: the newest unfinished one of these settings"),
     ]
     keep_best: Annotated[
-        bool, doc("keep the model of the best round on validation samples, too, in best/")
+        bool, doc("also keep the model of the best round on validation samples, in best/")
     ]
     patience: Annotated[
         NonNegative,
-        doc("end after so many evaluations without a better one on validation samples; 0: never"),
+        doc("end after so many evaluations on validation samples that were not better; 0: never"),
     ]
     loggers: Annotated[
-        str, doc('further loggers of tensorboard, mlflow, wandb, as tensorboard,wandb; "": none')
+        str, doc('loggers among tensorboard, mlflow and wandb, as tensorboard,wandb; "": none')
     ]
     dp: PrivacySettings
     method: Annotated[Any, doc("settings of the method, from its own table")] = None
