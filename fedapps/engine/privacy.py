@@ -141,7 +141,7 @@ class Central(DifferentialPrivacy):
         """Draw as the accountant assumes, from all clients; those that are not there drop out."""
         s = self.settings
         draw = sample_poisson if self.dp.sampling == "poisson" else sample_clients
-        drawn = draw(self.seed, round_, s.num_clients, s.fraction_train)
+        drawn, there = draw(self.seed, round_, s.num_clients, s.fraction_train), {*there}
         return [client for client in drawn if client in there]
 
     def begin(self, plans: Mapping[int, Plan]) -> dict[str, str]:

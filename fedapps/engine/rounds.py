@@ -218,7 +218,7 @@ class Rounds:
         if not 0 < s.evaluate_clients < s.num_clients:
             return self.strategy.clients
         draws = generator(s.seed, "evaluate")
-        chosen = draws.choice(s.num_clients, s.evaluate_clients, replace=False).tolist()
+        chosen = {*draws.choice(s.num_clients, s.evaluate_clients, replace=False).tolist()}
         return [client for client in self.strategy.clients if client in chosen]
 
     # Receiving ----------------------------------------------------------------------------

@@ -1,12 +1,12 @@
 """Outputs of frozen layers, computed once and kept as long as the layers stay the same."""
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 
 import torch
 from torch import Tensor, nn
 
+from fedapps.core.cache import ByteCache
 from fedapps.models.layers import Slice, run
 from fedapps.training.batches import chunks
 
@@ -26,16 +26,14 @@ class FeatureCache:
     """
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._known: OrderedDict[Hashable, tuple[bytes, Tensor]] = OrderedDict()
+        self._known: ByteCache[tuple[bytes, Tensor]] = ByteCache(limit)
 
     def get(self, key: Hashable, state: bytes, compute: Callable[[], Tensor]) -> Tensor:
         """Return the known outputs if they are those of `state`, else compute and store them."""
-        known = self._known.pop(key, (b"", torch.empty(0)))
-        values = known[1] if known[0] == state else compute()
-        self._known[key] = (state, values)
-        while sum(outputs.nbytes for _, outputs in self._known.values()) > self.limit:
-            self._known.popitem(last=False)
+        before, values = self._known.get(key) or (None, torch.empty(0))
+        if before != state:
+            values = compute()
+            self._known.put(key, (state, values), values.nbytes)
         return values
 
 

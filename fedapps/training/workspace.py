@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fedapps import data, models
+from fedapps.core.cache import ByteCache
 from fedapps.core.config import DEVICE
 from fedapps.core.draws import generator
 from fedapps.core.errors import RunError
@@ -50,7 +51,7 @@ class Workspace:
         self.initial: Arrays = take(self.model, self.layout.keys_of(self.layout.names))
         self.model.to(self.device)
         self.model.to(memory_format=torch.channels_last)
-        self._clients: OrderedDict[tuple[int, str], Samples] = OrderedDict()
+        self._clients: ByteCache[Samples] = ByteCache(settings.cache_limit * MEBI, least=1)
         self._lock = Lock()  # clients of split learning run in threads
 
     @cached_property
@@ -124,13 +125,12 @@ class Workspace:
         """
         key = (client, part)
         with self._lock:
-            if key not in self._clients:
-                images, labels = self.dataset.tensors(getattr(self.share(client), part))
-                self._clients[key] = self._place(images, labels)
-            self._clients.move_to_end(key)
-            while self._held() > self.settings.cache_limit * MEBI and len(self._clients) > 1:
-                self._clients.popitem(last=False)
-            return self._clients[key]
+            if (known := self._clients.get(key)) is not None:
+                return known
+            images, labels = self.dataset.tensors(getattr(self.share(client), part))
+            samples = self._place(images, labels)
+            self._clients.put(key, samples, samples[0].nbytes)
+            return samples
 
     @cached_property
     def union(self) -> Samples:
@@ -151,9 +151,6 @@ class Workspace:
         """Bring samples to the device, channels last: convolutions are up to twice as fast so."""
         format_ = torch.channels_last if images.dim() == 4 else torch.preserve_format
         return images.to(self.device, memory_format=format_), labels.to(self.device)
-
-    def _held(self) -> int:
-        return sum(images.nbytes for images, _ in self._clients.values())
 
     def _build(self) -> nn.Sequential:
         s = self.settings

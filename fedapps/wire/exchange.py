@@ -1,5 +1,6 @@
 """An exchange with the SuperNodes: requests out, updates back in client order."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -74,7 +75,7 @@ class Exchange:
         one whose request nobody answered in time.
         """
         sent = {message.metadata.message_id: part for message, part in self._sent}
-        order = sorted(request.client for request in self.requests)
+        order = deque(sorted(request.client for request in self.requests))
         arrived: dict[int, ClientUpdate | None] = {}
         for reply in replies:
             part = sent.pop(reply.metadata.reply_to_message_id, None)
@@ -90,7 +91,7 @@ class Exchange:
                     cause = f"the reply's figures are broken: {one_line(str(error))}"
                     self.failures.append(Failure(update.client, cause))
             while order and order[0] in arrived:
-                if (ready := arrived.pop(order.pop(0))) is not None:
+                if (ready := arrived.pop(order.popleft())) is not None:
                     yield ready
         unanswered = [request.client for part in sent.values() for request in part]
         why = self.given_up()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heapreplace
 
 from fedapps.wire.requests import Request
 
@@ -53,9 +54,9 @@ def spread(
     node without work gets an empty part.
     """
     parts: list[list[Request]] = [[] for _ in nodes]
-    totals = [0.0] * len(nodes)
+    totals = [(0.0, number) for number in range(len(nodes))]  # a heap: the least loaded first
     for index in sorted(range(len(requests)), key=lambda i: -loads[i]):
-        least = totals.index(min(totals))
+        load, least = totals[0]
         parts[least].append(requests[index])
-        totals[least] += loads[index]
+        heapreplace(totals, (load + loads[index], least))
     return [sorted(part, key=lambda request: request.client) for part in parts]
