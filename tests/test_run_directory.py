@@ -98,25 +98,26 @@ FILES |= {"summary.json", "model.safetensors", "log.txt", "clients"}
 
 @pytest.fixture
 def interrupted(monkeypatch, flat_config, tiny_npz):
-    """Return run(interrupt, keep_going=True) -> run directory; `interrupt` is called in round 3."""
-    configure = Rounds.configure_train
+    """Return run(interrupt): a run that calls `interrupt` in round 3, trained and not scored."""
+    configure = Rounds.configure_evaluate
 
-    def run(interrupt, **options):
+    def run(interrupt):
         def then_interrupt(rounds, round_):
             if round_ == 3:
                 interrupt()
             return configure(rounds, round_)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Rounds, "configure_train", then_interrupt)
-            serial.run_serial(flat_config(tiny_npz, RUN), **options)
+            patch.setattr(Rounds, "configure_evaluate", then_interrupt)
+            serial.run_serial(flat_config(tiny_npz, RUN))
 
     return run
 
 
 def check_left(folder, stopped, read_summary, read_rounds):
     """All files of two rounds are there, and the summary says that it is not all."""
-    assert {path.name for path in folder.iterdir()} - {"plots"} == FILES
+    assert {path.name for path in folder.iterdir()} >= FILES
+    assert not [*folder.rglob(".*")]  # nor half of a file
     summary = read_summary(folder)
     assert (summary["finished"], summary["stopped"], summary["round"]) == (False, stopped, 2)
     assert [row["round"] for row in read_rounds(folder)] == [1, 2]
@@ -134,18 +135,19 @@ def test_a_run_that_is_interrupted_leaves_what_it_has(
     folder = tmp_path / "runs" / "x"
     check_left(folder, "Ctrl-C", read_summary, read_rounds)
     assert (folder / "plots" / "accuracy.png").stat().st_size > 1000
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"stopped after 2 of 4 rounds, which are in {folder}"
+    assert "interrupted" in (folder / "report.html").read_text("utf-8")
 
 
-def test_so_does_one_that_fails(interrupted, no_plots, tmp_path, read_summary, read_rounds):
+def test_so_does_one_that_fails(interrupted, no_plots, tmp_path, read_summary, read_rounds, capsys):
     def interrupt():
         raise RunError("round 3: worker died (memory?): no\nreason")
 
     with pytest.raises(RunError, match="worker died"):
         interrupted(interrupt)
     stopped = "round 3: worker died (memory?): no reason"
-    check_left(tmp_path / "runs" / "x", stopped, read_summary, read_rounds)
+    folder = tmp_path / "runs" / "x"
+    check_left(folder, stopped, read_summary, read_rounds)
+    assert capsys.readouterr().out.splitlines()[-1] == f"stopped after round 2 of 4, see {folder}"
 
 
 def test_the_model_is_that_of_the_last_round(
@@ -231,8 +233,10 @@ def test_what_cannot_be_written_keeps_nothing_else_from_it(
     monkeypatch.setattr(Report, "create", and_block)
     with pytest.raises(RunError, match=r"^cannot write .*/model\.safetensors: Is a directory$"):
         serial_run(tiny_npz, RUN)
-    assert read_summary(folder)["finished"] is True and read_summary(folder)["round"] == 4
-    assert not [*folder.glob(".*")]  # nor half of a file
+    summary = read_summary(folder)
+    assert (summary["finished"], summary["round"]) == (False, 4)
+    assert "model.safetensors: Is a directory" in summary["stopped"]
+    assert not [*folder.rglob(".*")]  # nor half of a file
 
 
 def test_a_full_disk_costs_the_log_and_nothing_else(tmp_path, capfd):

@@ -95,8 +95,8 @@ def interrupted(report: Report) -> str:
     if checkpoint.rounds(report.folder):
         how = f"fedapps serial -c {shlex.quote(str(report.folder / 'resume.toml'))}"
         return f"interrupted after round {done} of {total}; this goes on with it: {how}"
-    there = f"the figures of {number(done, 'round')}" if done else "no results yet"
-    return f"interrupted in round {done + 1} of {total}: {report.folder} has {there}, no model"
+    there = f"model and figures of {number(done, 'round')}" if done else "no results yet"
+    return f"interrupted in round {done + 1} of {total}: {report.folder} has {there}"
 
 
 def tell_dependence(folder: Path, strategy: BaseStrategy, done: int) -> None:

@@ -193,10 +193,7 @@ class Report:
         errors += _attempt(lambda: self._write("summary.json", text))
         errors += _attempt(lambda: self._loggers.end(None if stopped else summary))
         errors += _attempt(self._draw_page) if plots else []
-        if stopped:
-            done, total = self._last_round, self.settings.num_rounds
-            log.info("stopped after %s of %s rounds, which are in %s", done, total, self.folder)
-        else:
+        if not stopped:
             print_summary(summary, self.settings, self.figures)
         if errors:
             raise errors[0]
@@ -224,6 +221,9 @@ class Report:
             kind, reason = "interrupted" if by_hand else "run-failed", _cause(error)
             _attempt(lambda: self.event(self._last_round, "server", kind, reason))
             _attempt(lambda: self.finish(self.model, {}, plots, reason))
+            done, total = self._last_round, self.settings.num_rounds
+            if not isinstance(error, KeyboardInterrupt):  # of which the caller tells more
+                log.info("stopped after round %s of %s, see %s", done, total, self.folder)
             raise
 
     @property

@@ -129,8 +129,8 @@ def test_bad_input_is_one_line(options, capsys):
     assert (captured.out, captured.err) == ("", "error: lr = 0: must be float > 0\n")
 
 
-NOTHING = "interrupted in round 1 of 2: {} has no results yet, no model"
-FIGURES = "interrupted in round 2 of 2: {} has the figures of 1 round, no model"
+NOTHING = "interrupted in round 1 of 2: {} has no results yet"
+FIGURES = "interrupted in round 2 of 2: {} has model and figures of 1 round"
 GOES_ON = "interrupted after round 1 of 2; this goes on with it: fedapps serial -c {}/resume.toml"
 
 
