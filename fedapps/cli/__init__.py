@@ -4,6 +4,7 @@ First steps:
   fedapps serial                                  train FedBABU on handwritten digits
   fedapps methods                                 see what else there is
   fedapps serial -c 'strategy=fedper num-rounds=10'
+  fedapps compare RUN RUN                         two run directories side by side
   fedapps run -c 'strategy=fedper dataset=cifar10'
 """
 
@@ -43,6 +44,8 @@ COMMANDS = {
         Command("keys", "list all settings with defaults and meanings", "fedapps.cli.keys"),
     ],
     "Look at results": [
+        Command("compare", "put runs side by side: a table and a picture", "fedapps.cli.compare"),
+        Command("sweep", "run a grid of settings and seeds, and compare", "fedapps.cli.sweep"),
         Command("evaluate", "score a run anew, without training it", "fedapps.cli.evaluate"),
         Command("plot", "draw the plots of a run again, as png, svg or pdf", "fedapps.cli.plot"),
         Command("report", "write the page of a run, report.html, again", "fedapps.cli.report"),
