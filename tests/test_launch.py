@@ -203,7 +203,7 @@ class TestHome:
     def test_superlink_of_another_environment_is_refused(self, tmp_path, monkeypatch):
         link = SuperLink(1, 20001, tmp_path / "venv" / "bin")
         monkeypatch.setattr(superlink, "superlink", lambda home: link)
-        with pytest.raises(RunError, match=r"--stop --home"):
+        with pytest.raises(RunError, match=r"fedapps stop --home"):
             superlink.choose_port(tmp_path)
 
     def test_running_superlink_keeps_its_port(self, tmp_path, monkeypatch):
@@ -336,7 +336,7 @@ def test_stop_ends_the_family_and_nothing_else(tmp_path, monkeypatch, ignores):
     """A stand-in with a child in its session and one in a session of its own."""
     monkeypatch.setattr(processes, "KILL_AFTER", 0.5)
     log_file = tmp_path / "local-superlink" / "superlink.log"
-    nap = "import signal, time; signal.signal(15, {}); print('up', flush=True); time.sleep(120)"
+    nap = "import os, signal, time; signal.signal(15, {}); os.write(1, b'up\\n'); time.sleep(120)"
     nap = nap.format("signal.SIG_IGN" if ignores else "signal.SIG_DFL")
     program = tmp_path / "flower-superlink"
     program.write_text(

@@ -18,8 +18,8 @@ import clients
 import strategies
 from fedapps import models
 from fedapps.core import config, project, registry
-from fedapps.core.flower import flatten_dict
 from fedapps.core.keys import markdown, table
+from fedapps.core.options import flat as flatten_dict
 from fedapps.data import NAMES
 from fedapps.device import device
 from fedapps.method import BaseClient, BaseStrategy, Objective, Plan, Stage, rehearse

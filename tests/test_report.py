@@ -33,7 +33,7 @@ ROUND_COLUMNS = (
     "round,phase,clients,failures,train_loss,accuracy_initial,accuracy_without_head,"
     "accuracy_personalized,accuracy_personalized_std,accuracy_initial_weighted,"
     "accuracy_personalized_weighted,bytes_down,bytes_up,bytes_eval,train_macs,cost_paper,seconds,"
-    "accuracy_last_local,accuracy_last_local_weighted,epsilon,evaluated,accuracy_global,"
+    "accuracy_last_local,accuracy_last_local_weighted,epsilon,evaluated,accuracy_global,leak,"
     "decile_personalized,least_personalized,share_hurt,balanced_personalized"
 )
 
@@ -143,6 +143,7 @@ def test_evaluation_figures_against_pandas(tmp_path):
     means = flat_means(report.evaluation(4, results))
     assert means.pop("evaluated") == len(results)
     assert means.pop("accuracy_global") is None  # that nobody gave
+    assert means.pop("leak") is None
     figures = means
     table = pd.DataFrame([result.flat() for result in results])
     weights = table["num_test"] / table["num_test"].sum()
@@ -587,7 +588,7 @@ def test_a_method_that_cannot_be_loaded_is_no_matter_for_others(declare, monkeyp
     known = registry.names()
     monkeypatch.setattr(registry, "names", lambda: (*known, "absent"))
     names = [known.name for known in columns.known_figures()]
-    expected = ["accuracy_global", "accuracy_last_local", "accuracy_without_head", "toy"]
+    expected = ["accuracy_global", "accuracy_last_local", "accuracy_without_head", "leak", "toy"]
     assert sorted(names) == expected
 
 

@@ -4,6 +4,7 @@ First steps:
   fedapps serial                                  train FedBABU on handwritten digits
   fedapps methods                                 see what else there is
   fedapps serial -c 'strategy=fedper num-rounds=10'
+  fedapps compare RUN RUN                         two run directories side by side
   fedapps run -c 'strategy=fedper dataset=cifar10'
 """
 

@@ -170,9 +170,7 @@ class Settings(MethodSettings, frozen=True):
     ]
     max_samples: Annotated[
         Count,
-        doc(
-            "most samples that a device may claim for training, or for a test; with more it is left out"
-        ),
+        doc("most samples a device may claim, to train or to test; with more it is left out"),
     ]
     round_timeout: Annotated[Positive, doc("seconds to wait for the replies of one round")]
     channel_address: Annotated[

@@ -108,7 +108,7 @@ def choose_port(home: Path, port: int | None = None) -> int:
         if link.bin_dir.resolve() != bin_dir().resolve():
             raise RunError(
                 f"the SuperLink of {home} runs in {link.bin_dir.parent}, not in {sys.prefix}; end "
-                f"it first: python -m fedapps.launch --stop --home {shlex.quote(str(home))}"
+                f"it first: fedapps stop --home {shlex.quote(str(home))}"
             )
         return link.port
     if port is not None:

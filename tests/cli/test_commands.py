@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedapps import cli, server_app
-from fedapps.core import config, project, registry
+from fedapps.core import config, keys, project, registry
 from fedapps.launcher import superlink
 from fedapps.launcher.superlink import SuperLink
 from fedapps.report.report import Report
@@ -104,10 +104,9 @@ def test_methods_come_in_markdown_too(capsys):
     assert {row.count("|") for row in rows} == {5}
 
 
-def test_keys_come_in_markdown_as_the_page_has_them(capsys):
+def test_keys_come_in_markdown_as_their_page_has_them(capsys):
     assert cli.main(["keys", "--markdown"]) == 0
-    page = (ROOT / "docs" / "configuration.md").read_text("utf-8")
-    assert page.endswith(f"-->\n{capsys.readouterr().out}")
+    assert capsys.readouterr().out.splitlines() == [*keys.markdown()]
 
 
 # Running ------------------------------------------------------------------------------------------
@@ -238,3 +237,18 @@ def test_status_and_stop_without_a_superlink(tmp_path, capsys):
     there = f"no SuperLink of {tmp_path} is running"
     assert capsys.readouterr().out == f"{there}; `fedapps run` starts one\n{there}\n"
     assert list(tmp_path.iterdir()) == []
+
+
+# Runs that are there ------------------------------------------------------------------------------
+
+
+def test_evaluate_scores_a_run_with_other_settings(options, no_plots, capsys, read_csv):
+    assert cli.main(["serial", *options]) == 0
+    folder = Path(capsys.readouterr().out.splitlines()[-1])
+    assert cli.main(["evaluate", str(folder), "-c", "finetune-epochs=1 finetune-part=head"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(folder / "evaluation-1.csv")
+    (line,) = read_csv(folder, "evaluations.csv")
+    assert line["settings"] == 'finetune-epochs=1 finetune-part="head"'
+    assert len(read_csv(folder, "evaluation-1.csv")) == 4
+    assert cli.main(["evaluate", str(folder), "-c", "lr=0.5"]) == 1
+    assert capsys.readouterr().err.startswith("error: lr = 0.5 (the run has 0.05): would need ")
