@@ -51,13 +51,15 @@ class Deployment:
         self.port, self.proxy_port = free_port(), 0
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._begins: dict[str, int] = {}  # where the log of each process begins
-        self._handlers: dict[int, Any] = {}  # what they were before
+        self._handlers: dict[int, Any] = {}  # what they were before, and
+        self._umask = 0o077  # what that was
 
     def __enter__(self) -> "Deployment":
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                     self._handlers[number] = signal.signal(number, _leave)
+        self._umask = os.umask(0o077)  # keys, state and logs, also of what is started, are private
         try:
             self._prepare()
             self.start_superlink()
@@ -71,6 +73,7 @@ class Deployment:
         try:
             self.close()
         finally:
+            os.umask(self._umask)
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
 
@@ -208,8 +211,9 @@ class Deployment:
     # Inside -------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        for name in ("logs", "keys", "homes/operator", "devices"):
+        for name in ("logs", "keys", "homes", "homes/operator", "devices"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
+            (self.folder / name).chmod(0o700)
         self.script("certificates.sh", self.certificates, "127.0.0.1", "localhost")
         (self.home / "config.toml").write_text(
             f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\n'

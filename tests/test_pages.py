@@ -1,5 +1,6 @@
 """The pages are true: links lead somewhere, keys exist, commands are valid, and code runs."""
 
+import argparse
 import importlib
 import re
 import shlex
@@ -16,7 +17,7 @@ import torch
 
 import clients
 import strategies
-from fedapps import models
+from fedapps import cli, models
 from fedapps.core import config, project, registry
 from fedapps.core.keys import markdown, table
 from fedapps.core.options import flat as flatten_dict
@@ -138,6 +139,17 @@ def values(text):
             assert re.fullmatch(r"[^\s'\"\\\[\]{}]+", value), f"{word} needs quotes"
             found[key] = value
     return found
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_commands_and_their_options_exist(path):
+    known = {command.name: command for group in cli.COMMANDS.values() for command in group}
+    for name, *words in (words[1:] for words in commands(path) if words[0] == "fedapps"):
+        module = importlib.import_module(known[name].module)
+        if hasattr(module, "add_arguments") and words != ["-h"]:
+            parser = argparse.ArgumentParser()
+            module.add_arguments(parser)
+            parser.parse_args(words)  # ends the test at an option that is not there
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)

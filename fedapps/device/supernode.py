@@ -86,6 +86,7 @@ def leave(cause: str) -> NoReturn:
 
 def main() -> None:
     """Run a SuperNode; never returns."""
+    os.umask(0o077)  # what it and its processes write is for this user alone
     shorten_backoff()
     run = flower.command("flower-supernode")
     poll_sooner()
