@@ -16,7 +16,7 @@ from experiments import readings
 from experiments.estimate import Estimate
 from experiments.papers import Cell
 from experiments.store import Store, collect
-from experiments.workers import Worker
+from fedapps.compare.workers import Worker, stop
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
 from fedapps.report.units import clock
@@ -74,8 +74,7 @@ class Runner:
                         thread.join(REFRESH)
                         screen.refresh()
             finally:
-                for worker in self.workers:
-                    worker.stop()
+                stop(self.workers)
         return self.failed
 
     def remaining(self) -> float | None:
@@ -121,7 +120,8 @@ class Runner:
         self.active[number] = (job, folder, start)
         self.screen.started(number, job)
         flat = job.cell.config(job.seed) | self.extra | places
-        done = self.workers[number].run(flat, self.runs_dir / f"{name}.log")
+        log = self.runs_dir / f"{name}.log"
+        done = self.workers[number].run(flat, log, plots=False)
         run = collect(job.cell, job.seed, done, self.reads)
         self.store.save(job.cell, run)
         figure = run.figures.get(job.cell.row.reads)

@@ -23,6 +23,7 @@ FLOORS = (
     "client_app",  # from here on also modules that Flower and people start
     "server_app",
     "serial",
+    "compare",
     "launch",
     "compare",
     "cli",

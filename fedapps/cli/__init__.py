@@ -43,6 +43,10 @@ COMMANDS = {
         Command("models", "list the models: model=NAME", "fedapps.cli.models"),
         Command("keys", "list all settings with defaults and meanings", "fedapps.cli.keys"),
     ],
+    "Compare": [
+        Command("sweep", "a run for each combination of values and seeds", "fedapps.cli.sweep"),
+        Command("compare", "runs side by side: table, curves, CSV files", "fedapps.cli.compare"),
+    ],
     "Look at results": [
         Command("compare", "put runs side by side: table, plot, csv", "fedapps.cli.compare"),
         Command("sweep", "run a grid of settings and seeds, then compare", "fedapps.cli.sweep"),

@@ -1,37 +1,42 @@
-"""`fedapps compare RUN...`: runs side by side, as a table, a picture and two CSV files."""
+"""Compare runs: a table of their last figures and costs, a picture of their curves, two CSV files.
+
+Runs that differ only in their seed are put together as mean and standard deviation (n - 1). Where
+settings have seeds in common, their difference is told seed by seed, with a paired t-test.
+
+    fedapps compare ~/fedapps-runs/fedavg-* ~/fedapps-runs/fedper-*
+    fedapps compare ~/fedapps-runs/sweep --output figures --format pdf
+"""
 
 import argparse
 from pathlib import Path
 
+from fedapps.cli.chosen_model import path
 from fedapps.cli.plot import add_format
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Say what can be given."""
+    """Add the command's options."""
     parser.add_argument(
-        "runs",
-        type=Path,
-        nargs="+",
-        metavar="RUN",
-        help="a run directory, or a folder of them; runs that differ only in the seed are one row",
+        "runs", type=path, nargs="+", metavar="RUN", help="a run directory, or a folder of some"
     )
     parser.add_argument(
         "--output",
-        type=Path,
+        type=path,
         default=Path("comparison"),
         metavar="DIR",
-        help="where runs.csv, groups.csv and the picture are written [./comparison]",
+        help="where runs.csv, groups.csv and the picture are written [comparison]",
     )
     add_format(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the comparison and write its files; raises `RunError`."""
+    # what reads tables takes a second that the help need not wait for
     from fedapps.compare import files, table
     from fedapps.compare.comparison import compare
 
-    comparison = compare(path.expanduser() for path in options.runs)
+    comparison = compare(options.runs)
     table.show(comparison)
-    for path in files.write(comparison, options.output.expanduser(), options.format):
-        print(path)
+    for file in files.write(comparison, options.output, options.format):
+        print(file)
     return 0

@@ -1,86 +1,103 @@
-"""`fedapps sweep AXIS...`: a grid of runs, and their comparison."""
+"""Make a run for each combination of values and seeds, and compare them.
+
+Some run at a time, each in a process of its own. Started again with the same words, a sweep skips
+what is done and goes on with what is not.
+
+    fedapps sweep strategy=fedavg,fedper --seeds 0-2
+    fedapps sweep lr=0.01,0.03,0.1 --validation 0.2 -c strategy=fedper
+    fedapps sweep 'sizes="0.6,0.4","0.5,0.5"' -c 'partitioner=sizes num-clients=2'
+"""
 
 import argparse
-from pathlib import Path
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from fedapps.cli.chosen_model import path
 from fedapps.cli.plot import add_format
+from fedapps.core.errors import RunError
+from fedapps.core.options import Flat, add_run_config
 
-EXAMPLE = """fedapps sweep 'lr=0.01,0.1' 'strategy="fedper","fedbabu"' --seeds 0-2"""
+if TYPE_CHECKING:
+    from fedapps.compare.comparison import Comparison
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Say what can be given."""
+    """Add the command's options."""
     parser.add_argument(
-        "axes",
-        nargs="*",
-        metavar="AXIS",
-        help=f"a key and the values that it takes, texts in double quotes: {EXAMPLE}",
+        "axes", nargs="*", metavar="AXIS", help="a key and its values, as lr=0.01,0.1"
     )
+    add_run_config(parser)
     parser.add_argument(
-        "-c",
-        "--run-config",
-        action="append",
-        default=[],
-        metavar="'KEY=VALUE ...'|FILE",
-        help="what all runs have in common; may be given several times",
+        "--seeds", default="", metavar="0-2", help="seeds for each combination, as 0-2 or 0,3,7"
     )
-    parser.add_argument("--seeds", default="", metavar="0-2", help="each setting with each seed")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time [2]")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="runs at a time [2]")
     parser.add_argument(
         "--validation",
         type=float,
         metavar="0.2",
-        help="score on this share of each client's training samples, to choose settings by",
+        help="hold out this share of each client's training samples and score on it: to choose "
+        "settings without the test samples",
     )
     parser.add_argument(
         "--output",
-        type=Path,
+        type=path,
         metavar="DIR",
-        help="where runs are made, and their comparison; what is finished there is not run again "
-        "[sweep in runs-dir]",
+        help="where runs and their comparison are written [sweep in runs-dir]",
     )
     add_format(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the grid and compare; return 1 if a run failed, 130 on Ctrl-C. Raises `RunError`."""
+    """Run the grid and compare; 1 if a run failed. Raises `RunError`; Ctrl-C says how far it is."""
+    # what reads and draws takes seconds that the help need not wait for
     from fedapps.compare import files, table
     from fedapps.compare.comparison import compared
     from fedapps.compare.grid import Axis, points, read_seeds
     from fedapps.compare.runs import read
     from fedapps.compare.sweep import Sweep
     from fedapps.core import config
-    from fedapps.core.errors import RunError
 
     if options.jobs < 1:
         raise RunError(f"--jobs {options.jobs}: must be at least 1")
-    base = config.parse(["threads=1", *options.run_config]) | _scored(options.validation)
-    seeds = read_seeds(options.seeds) if options.seeds else []
-    grid = points([Axis.read(text) for text in options.axes], base, seeds)
-    folder = (options.output or Path(str(base["runs-dir"]), "sweep")).expanduser().absolute()
+    base = config.parse(["threads=1", *options.run_config]) | _scored_on(options.validation)
+    axes = [Axis.read(text) for text in options.axes]
+    grid = points(axes, base, read_seeds(options.seeds) if options.seeds else [])
+    folder = (options.output or path(str(base["runs-dir"])) / "sweep").absolute()
     sweep = Sweep(folder, grid, options.jobs)
     try:
         sweep.run()
     except KeyboardInterrupt:
         done = f"{len(sweep.finished)} of {len(grid)} runs are finished"
-        print(f"stopped; {done}; the same command goes on with the others")
-        return 130
-    if runs := [read(path) for path in sweep.finished]:
-        comparison = compared(runs)
+        raise KeyboardInterrupt(f"stopped, {done}; the same words go on with the others") from None
+    if sweep.finished:
+        comparison = compared([read(run) for run in sweep.finished])
         table.show(comparison)
-        for path in files.write(comparison, folder / "comparison", options.format):
-            print(path)
+        for file in files.write(comparison, folder / "comparison", options.format):
+            print(file)
+        if options.validation is not None:
+            print(_next(options, comparison, [axis.key for axis in axes]))
     for name, error in sweep.failed.items():
         print(f"failed: {name}: {error}")
     return 1 if sweep.failed else 0
 
 
-def _scored(validation: float | None) -> dict[str, bool | int | float | str]:
-    """Return what has runs scored on validation samples; raises `RunError`."""
-    from fedapps.core.errors import RunError
-
+def _scored_on(validation: float | None) -> Flat:
     if validation is None:
         return {}
     if not 0 < validation < 1:
         raise RunError(f"--validation {validation}: must be a share between 0 and 1, as 0.2")
     return {"validation-fraction": validation, "evaluate-on": "validation"}
+
+
+def _next(options: argparse.Namespace, comparison: "Comparison", keys: Sequence[str]) -> str:
+    """Say how the best settings are scored on test samples."""
+    from fedapps.compare.runs import RESULT
+    from fedapps.core.schema import literal
+
+    best = max(comparison.groups, key=lambda group: float(group.figures()[RESULT].mean()))
+    words = ["fedapps", "sweep"]
+    words += [f"{key}={literal(best.settings[key])}" for key in keys if key in best.settings]
+    words += [word for text in options.run_config for word in ("-c", text)]
+    words += ["--seeds", options.seeds] if options.seeds else []
+    return f"best on validation samples: {best.name}; on test samples, once: {shlex.join(words)}"

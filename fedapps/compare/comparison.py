@@ -7,11 +7,10 @@ from pathlib import Path
 
 from fedapps.compare.groups import Group, differing, grouped, shown
 from fedapps.compare.pairs import Pair, data_of, pairs
-from fedapps.compare.runs import Run, found, read
+from fedapps.compare.runs import RESULT, Run, found, read
 from fedapps.core.errors import RunError
 from fedapps.core.words import number
 
-RESULT = "accuracy_personalized"  # the figure that differences are told of
 PACKAGES = ("torch", "numpy", "fedapps")
 
 
@@ -25,15 +24,16 @@ class Comparison:
     notes: list[str]
 
     @property
-    def figures(self) -> list[str]:
-        """The columns of mean accuracies that some run has, `_weighted` ones last."""
+    def accuracies(self) -> list[str]:
+        """The columns of mean accuracies that some run has, but for those by samples."""
         names = dict.fromkeys(
             str(name)
             for group in self.groups
-            for name, column in group.accuracies().items()
-            if column.notna().any() and name != f"{RESULT}_std"
+            for name, column in group.figures().items()
+            if column.notna().any()
         )
-        return sorted(names, key=lambda name: name.endswith("_weighted"))
+        means = (name for name in names if name.startswith("accuracy_"))
+        return [name for name in means if not name.endswith(("_std", "_weighted"))]
 
 
 def compare(folders: Iterable[Path]) -> Comparison:

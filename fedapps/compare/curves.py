@@ -10,8 +10,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedapps.compare.comparison import RESULT, Comparison
+from fedapps.compare.comparison import Comparison
 from fedapps.compare.groups import Group, label
+from fedapps.compare.runs import RESULT
 from fedapps.compare.table import headline, scored_on
 from fedapps.report.drawing import (
     HEIGHT,

@@ -52,7 +52,7 @@ def groups_table(comparison: Comparison) -> list[dict[str, Any]]:
         about = {"group": group.name, **_settings(comparison, group)}
         about |= {"n": len(group.runs), "seeds": seeds_text(group.seeds)}
         about |= {"finished": group.finished, "round": seeds_text(sorted(set(group.rounds)))}
-        for name, values in [*group.accuracies().items(), *group.costs().items()]:
+        for name, values in [*group.figures().items(), *group.costs().items()]:
             about |= {f"{name}_mean": values.mean(), f"{name}_std": values.std(ddof=1)}
         rows.append(about)
     return rows

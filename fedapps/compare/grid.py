@@ -5,14 +5,15 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
-from fedapps.core import changes, config
+from fedapps.core import changes, config, options
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
 from fedapps.core.words import did_you_mean
 
 NAMED_HERE = ("runs-dir", "run-name")  # a sweep has folders of its own
-EXAMPLE = """'lr=0.01,0.1' or 'strategy="fedper","fedbabu"'"""
+EXAMPLE = """lr=0.01,0.1 or strategy=fedper,fedbabu or 'sizes="0.6,0.4","0.5,0.5"'"""
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Axis:
 
     @classmethod
     def read(cls, text: str) -> "Axis":
-        """Read `lr=0.01,0.1`: values are those of TOML, so a text in quotes may have commas.
+        """Read `lr=0.01,0.1`: a text in quotes may have commas, as in `sizes="0.6,0.4","0.5,0.5"`.
 
         Raises `RunError`.
         """
@@ -35,12 +36,9 @@ class Axis:
             raise RunError(f"axis {text}: unknown key {key}{hint}; write {EXAMPLE}")
         if key in NAMED_HERE:
             raise RunError(f"axis {text}: {key} is the sweep's own; --output says where runs go")
-        try:
-            values = tomllib.loads(f"values = [{listed}]")["values"]
-        except tomllib.TOMLDecodeError:
-            raise RunError(f"axis {text}: cannot read {listed}; {_advice(key, listed)}") from None
+        values = _values(listed)
         if not values or not all(isinstance(value, bool | int | float | str) for value in values):
-            raise RunError(f"axis {text}: needs values, with commas between; write {EXAMPLE}")
+            raise RunError(f"axis {text}: cannot read its values; write {EXAMPLE}")
         return cls(key, tuple(values))
 
 
@@ -106,9 +104,13 @@ def _combinations(
             yield {**base, "seed": seed, **chosen}
 
 
-def _advice(key: str, listed: str) -> str:
-    words = [word.strip() for word in listed.split(",")]
-    if all(re.fullmatch(r"[A-Za-z][\w.-]*", word) for word in words):
-        quoted = ",".join(f'"{word}"' for word in words)
-        return f"texts need quotes, and the whole single ones: '{key}={quoted}'"
-    return f"write {EXAMPLE}"
+def _values(listed: str) -> list[Any]:
+    """Return the values between commas, none if they cannot be read; words need no quotes."""
+    try:
+        values: list[Any] = tomllib.loads(f"values = [{listed}]")["values"]
+        return values
+    except tomllib.TOMLDecodeError:
+        try:
+            return [options.parse_option(f"x={word.strip()}")["x"] for word in listed.split(",")]
+        except (RunError, KeyError):
+            return []

@@ -38,8 +38,8 @@ class Group:
         """The seeds of the runs that count, in their order."""
         return [run.seed for run in self.runs]
 
-    def accuracies(self) -> pd.DataFrame:
-        """Return the accuracies of each run, by seed."""
+    def figures(self) -> pd.DataFrame:
+        """Return the figures of each run, by seed."""
         return pd.DataFrame({run.seed: run.scored.loc[at] for run, at in self._looked_at()}).T
 
     def costs(self) -> pd.DataFrame:
@@ -48,8 +48,7 @@ class Group:
 
     def curve(self, figure: str) -> pd.DataFrame:
         """Return `mean` and `std` (ddof=1) over seeds of the rounds that all runs have scored."""
-        runs = [run.scored[figure] for run in self.runs if figure in run.scored]
-        values = pd.concat(runs, axis=1, join="inner").dropna() if runs else pd.DataFrame()
+        values = pd.concat([run.curve(figure) for run in self.runs], axis=1, join="inner")
         return pd.DataFrame({"mean": values.mean(axis=1), "std": values.std(axis=1, ddof=1)})
 
     def _looked_at(self) -> Iterator[tuple[Run, int]]:

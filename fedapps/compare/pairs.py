@@ -76,7 +76,7 @@ def data_of(group: Group) -> Iterator[tuple[str, object]]:
 def _pair(first: Group, second: Group, figure: str) -> Pair | None:
     if not (same_data(first, second) and same_length(first, second)):
         return None
-    tables = [group.accuracies() for group in (first, second)]
+    tables = [group.figures() for group in (first, second)]
     if not all(figure in table for table in tables):
         return None
     both = pd.concat([100 * table[figure] for table in tables], axis=1, join="inner").dropna()

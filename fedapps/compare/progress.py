@@ -1,65 +1,91 @@
-"""How far a sweep is: a line for each run that ends, and on a terminal one for all that goes on."""
+"""How far a sweep is: a line for each run that ends, and bars on a terminal."""
 
 import csv
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
+
+from rich import progress as bars
+from rich.console import Console
 
 from fedapps.compare.grid import Point
+from fedapps.core.words import number
 from fedapps.report.units import clock
 
 
 @dataclass
 class Progress:
-    """Tells how far the runs of `todo` in `folder` are; `total` counts those done before, too."""
+    """Tells how far the runs of `todo` in `folder` are."""
 
     folder: Path
     todo: Sequence[Point]
-    total: int
     started: float = field(default_factory=time.monotonic)
-    ended: dict[str, str] = field(default_factory=dict)  # why a run failed, "" if it did not
 
-    def begin(self) -> None:
+    def __enter__(self) -> Self:
+        self.console = Console(highlight=False, markup=False, soft_wrap=True)
+        columns = (bars.TextColumn("{task.description}"), bars.BarColumn(20))
+        self.bars = bars.Progress(
+            *columns,
+            bars.MofNCompleteColumn(),
+            bars.TextColumn("{task.fields[left]}"),
+            console=self.console,
+            disable=not self.console.is_terminal,
+            transient=True,
+        )
+        self.before = {point.name: self._rounds(point) for point in self.todo}
+        self.ended: set[str] = set()
+        self.shown: dict[str, bars.TaskID] = {}
+        self.bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bars.stop()
+
+    def begin(self, total: int) -> None:
         """Say what there is to do."""
-        before = self.total - len(self.todo)
-        print(f"{self.total} runs in {self.folder}" + (f", {before} done before" if before else ""))
+        self.total, done = total, total - len(self.todo)
+        before = f", {done} of them done before" if done else ""
+        self.console.print(f"{number(total, 'run')} in {self.folder}{before}")
+        self.all = self.bars.add_task("all", total=total, completed=done, left="")
 
     def end(self, point: Point, error: str) -> None:
         """Say that a run has ended."""
-        self.ended[point.name] = error
+        self.ended.add(point.name)
+        if point.name in self.shown:
+            self.bars.remove_task(self.shown.pop(point.name))
         done = self.total - len(self.todo) + len(self.ended)
-        how = (
-            f"failed: {error}" if error else f"{_accuracy(self.folder / point.name)}{self._left()}"
-        )
-        self._write(f"{done}/{self.total} {point.label}: {how}\n")
+        how = f"failed: {error}" if error else _accuracy(self.folder / point.name)
+        self.bars.update(self.all, completed=done)
+        self.console.print(f"{done}/{self.total} {point.label}: {how}{self._left()}")
 
     def look(self) -> None:
-        """On a terminal, say how far all is."""
-        if sys.stdout.isatty():
-            shares = [self._share(point) for point in self.todo if point.name not in self.ended]
-            running = sum(share > 0 for share in shares)
-            self._write(f"{running} running{self._left()}")
-
-    def _write(self, text: str) -> None:
-        erase = "\r\x1b[K" if sys.stdout.isatty() else ""
-        print(erase + text, end="", flush=True)
+        """On a terminal, show how far the runs are."""
+        if not self.console.is_terminal:
+            return
+        for point in self.todo:
+            if point.name not in self.ended and self._rounds(point) > self.before[point.name]:
+                if point.name not in self.shown:
+                    rounds = int(point.flat["num-rounds"])
+                    self.shown[point.name] = self.bars.add_task(point.label, total=rounds, left="")
+                self.bars.update(self.shown[point.name], completed=self._rounds(point))
+        self.bars.update(self.all, left=self._left().lstrip(", "))
 
     def _left(self) -> str:
-        """Return how long the rest takes if it goes on as it did, nothing at the end."""
-        done = len(self.ended) + sum(
-            self._share(point) for point in self.todo if point.name not in self.ended
-        )
-        if not done or len(self.ended) == len(self.todo):
+        """Say how long the rest takes if all rounds take as long; nothing if that is not known."""
+        left = done = 0
+        for point in self.todo:
+            rounds = self._rounds(point)
+            done += rounds - self.before[point.name]
+            if point.name not in self.ended:
+                left += max(int(point.flat["num-rounds"]) - rounds, 0)
+        if not (left and done > 0):
             return ""
-        spent = time.monotonic() - self.started
-        return f", left {clock(spent * (len(self.todo) - done) / done)}"
+        return f", left {clock((time.monotonic() - self.started) * left / done)}"
 
-    def _share(self, point: Point) -> float:
-        """Return how much of a run is done, by its rounds."""
-        rows = _rows(self.folder / point.name)
-        return min(len(rows) / int(point.flat["num-rounds"]), 1.0)
+    def _rounds(self, point: Point) -> int:
+        return len(_rows(self.folder / point.name))
 
 
 def _rows(folder: Path) -> list[dict[str, str]]:

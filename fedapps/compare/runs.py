@@ -11,14 +11,16 @@ import pandas as pd
 from fedapps.core import changes, config
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
+from fedapps.report.summary import TOTALS
 
-TOTALS = ("failures", "bytes_down", "bytes_up", "bytes_eval", "train_macs", "cost_paper")
 SEED = "seed"
+RESULT = "accuracy_personalized"  # the figure that runs are held against each other by
+NO_FIGURES = {"round", "phase", "clients", "seconds", "evaluated", *TOTALS}  # in rounds.csv
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run: what its numbers depend on, its rounds, and its summary (empty: not finished)."""
+    """A run: what its numbers depend on, its rounds, and its summary (empty: it has none yet)."""
 
     folder: Path
     settings: Mapping[str, Scalar]
@@ -28,7 +30,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Tell whether the run came to its end."""
-        return bool(self.summary)
+        return _finished(self.summary)
 
     @property
     def seed(self) -> int:
@@ -37,9 +39,15 @@ class Run:
 
     @property
     def scored(self) -> pd.DataFrame:
-        """The accuracies of the evaluated rounds, by round."""
-        names = [name for name in self.rounds if str(name).startswith("accuracy_")]
-        return self.rounds.set_index("round")[names].dropna(subset=["accuracy_personalized"])
+        """The figures of the rounds in which clients were personalized and scored, by round."""
+        figures = self.rounds.set_index("round").drop(columns=NO_FIGURES, errors="ignore")
+        return figures.dropna(subset=[RESULT])
+
+    def curve(self, figure: str) -> pd.Series:
+        """Return a figure of all rounds that have it, by round."""
+        if figure not in self.rounds:
+            return pd.Series(dtype=float)
+        return self.rounds.set_index("round")[figure].dropna()
 
     def costs(self, round_: int) -> dict[str, float]:
         """Return what the rounds up to and with `round_` have cost, seconds too."""
@@ -54,14 +62,24 @@ def read(folder: Path) -> Run:
     flat = config.defaults() | config.stored(folder)
     try:
         rounds = pd.read_csv(folder / "rounds.csv")
-        path = folder / "summary.json"
-        summary = json.loads(path.read_text("utf-8")) if path.exists() else {}
-        needed = ["round", "seconds", "accuracy_initial", "accuracy_personalized", *TOTALS]
+        summary = _summary(folder)
+        needed = ["round", "seconds", "accuracy_initial", RESULT, *TOTALS]
         rounds = rounds.dropna(subset=["seconds"])  # the line that a run is about to write
         rounds[needed] = rounds[needed].astype(float)
     except (OSError, ValueError, KeyError) as error:  # ValueError: no CSV, no JSON, no number
-        raise RunError(f"{folder} is no run directory: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(
+            f"{folder} is no run directory: rounds.csv, summary.json: {reason}"
+        ) from error
     return Run(folder, changes.counting(flat), rounds.astype({"round": int}), summary)
+
+
+def has_finished(folder: Path) -> bool:
+    """Tell whether a folder has a run that came to its end."""
+    try:
+        return _finished(_summary(folder))
+    except (OSError, ValueError):
+        return False
 
 
 def found(folders: Iterable[Path]) -> Iterator[Path]:
@@ -74,3 +92,13 @@ def found(folders: Iterable[Path]) -> Iterator[Path]:
             if run.resolve() not in seen:
                 seen.add(run.resolve())
                 yield run
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    path = folder / "summary.json"
+    summary: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return summary
+
+
+def _finished(summary: Mapping[str, Any]) -> bool:
+    return bool(summary.get("finished", summary))  # earlier versions: at the end only

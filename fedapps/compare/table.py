@@ -6,9 +6,10 @@ import pandas as pd
 from rich import box
 from rich.table import Table
 
-from fedapps.compare.comparison import RESULT, Comparison
+from fedapps.compare.comparison import Comparison
 from fedapps.compare.groups import MANY, label, seeds_text, shown
 from fedapps.compare.pairs import ALL_PAIRS, FEWEST, Pair
+from fedapps.compare.runs import RESULT
 from fedapps.core.words import number
 from fedapps.report.console import console, readable
 from fedapps.report.progress import LINE_WIDTH
@@ -78,7 +79,7 @@ def scored_on(comparison: Comparison) -> str:
 
 def accuracies(comparison: Comparison, sign: str) -> Table:
     """Mean and standard deviation over seeds of each accuracy, in percent, a row a group."""
-    figures = [name for name in comparison.figures if not name.endswith("_weighted")]
+    figures = comparison.accuracies
     table = Table(box=box.HORIZONTALS)
     table.add_column("")
     settings = _settings(comparison, LINE_WIDTH - FRAME - CELL * len(figures))
@@ -89,7 +90,7 @@ def accuracies(comparison: Comparison, sign: str) -> Table:
     for name in figures:
         table.add_column(f"{name_of(name)} %", justify="right", no_wrap=True)
     for place, group in enumerate(comparison.groups):
-        values = group.accuracies().reindex(columns=figures)
+        values = group.figures().reindex(columns=figures)
         table.add_row(
             group.name,
             *(cells[place] for cells in settings.values()),

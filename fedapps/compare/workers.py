@@ -1,10 +1,11 @@
 """Processes that run one run-config after another on the serial engine, all output in a file."""
 
 import os
+import signal
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -14,6 +15,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
 
 SPAWN = get_context("spawn")  # torch and gRPC have threads, which a fork would lose
+PATIENCE = 10.0  # seconds that a run has to write down what there is when it is ended
 
 
 class Worker:
@@ -23,41 +25,52 @@ class Worker:
         self.process: BaseProcess | None = None
         self.pipe: Connection | None = None
 
-    def run(self, flat: Mapping[str, Scalar], log: Path) -> Path:
+    def run(self, flat: Mapping[str, Scalar], log: Path, plots: bool = True) -> Path:
         """Run a run-config there; return its run directory. Raises `RunError`."""
         if self.process is None or not self.process.is_alive() or self.pipe is None:
             self.pipe, theirs = SPAWN.Pipe()
             self.process = SPAWN.Process(target=_serve, args=(theirs,), daemon=True)
             self.process.start()
             theirs.close()
+        process = self.process
         try:
-            self.pipe.send((dict(flat), log))
+            self.pipe.send((dict(flat), log, plots))
             error, folder = self.pipe.recv()
         except (EOFError, OSError) as died:
-            self.process.join()
-            code = self.process.exitcode
+            process.join()
             self.process = None
-            raise RunError(f"the worker died (exit {code}, memory?); see {log}") from died
+            raise RunError(
+                f"the worker died (exit {process.exitcode}, memory?); see {log}"
+            ) from died
         if error:
             raise RunError(f"{error}; see {log}")
         return Path(folder)
 
     def stop(self) -> None:
         """End the process, also in the middle of a run."""
-        if self.process is not None:
-            self.process.terminate()
-            self.process.join()
-            self.process = None
+        stop([self])
+
+
+def stop(workers: Iterable[Worker]) -> None:
+    """End the processes, also in the middle of a run, which then writes down what there is."""
+    processes = [worker.process for worker in workers if worker.process is not None]
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join(PATIENCE)
+        process.kill()
+        process.join()
 
 
 def _serve(pipe: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which then ends this
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:
-            flat, log = pipe.recv()
+            flat, log, plots = pipe.recv()
         except EOFError:
             return
-        pipe.send(_run(flat, log))
+        pipe.send(_run(flat, log, plots))
 
 
 def _end_with_parent() -> None:
@@ -66,8 +79,11 @@ def _end_with_parent() -> None:
         os._exit(1)  # a run that nobody would collect
 
 
-def _run(flat: dict[str, Scalar], log: Path) -> tuple[str, str]:
-    """Return (error, run directory), one of them empty; what is printed goes to the file `log`."""
+def _run(flat: dict[str, Scalar], log: Path, plots: bool) -> tuple[str, str]:
+    """Return (error, run directory), one of them empty; what is printed goes to the file `log`.
+
+    A run that is told to stop ends the process.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
@@ -75,10 +91,10 @@ def _run(flat: dict[str, Scalar], log: Path) -> tuple[str, str]:
         try:
             from fedapps.serial import run_serial  # takes seconds, and only a worker needs it
 
-            return "", str(run_serial(flat, keep_going=False, plots=False))
+            return "", str(run_serial(flat, keep_going=False, plots=plots))
         except RunError as error:
             return str(error), ""
-        except BaseException as error:
+        except Exception as error:
             traceback.print_exc()
             return f"{type(error).__name__}: {error}", ""
         finally:
