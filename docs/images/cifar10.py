@@ -14,8 +14,8 @@ import pandas as pd
 
 GREY, BLUE, ORANGE = "#8a8f98", "#1f5fa8", "#d9822b"
 CURVES = (  # of which runs, which column, what it is called, colour, where that stands
-    ("fedper", "accuracy_initial", "FedPer: shared body, own head", BLUE, (14, -22)),
-    ("fedavg", "accuracy_personalized", "FedAvg, fine-tuned by each client", ORANGE, (0, 10)),
+    ("fedper", "accuracy_initial", "FedPer: shared body, own head", BLUE, (60, -30)),
+    ("fedavg", "accuracy_personalized", "FedAvg, fine-tuned by each client", ORANGE, (0, 22)),
     ("fedavg", "accuracy_initial", "FedAvg: one model for everybody", GREY, (0, 10)),
 )
 

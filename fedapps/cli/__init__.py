@@ -48,8 +48,6 @@ COMMANDS = {
         Command("compare", "runs side by side: table, curves, CSV files", "fedapps.cli.compare"),
     ],
     "Look at results": [
-        Command("compare", "put runs side by side: table, plot, csv", "fedapps.cli.compare"),
-        Command("sweep", "run a grid of settings and seeds, then compare", "fedapps.cli.sweep"),
         Command("evaluate", "score a run anew, without training it", "fedapps.cli.evaluate"),
         Command("plot", "draw the plots of a run again, as png, svg or pdf", "fedapps.cli.plot"),
         Command("report", "write the page of a run, report.html, again", "fedapps.cli.report"),
