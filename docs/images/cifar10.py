@@ -14,7 +14,7 @@ import pandas as pd
 
 GREY, BLUE, ORANGE = "#8a8f98", "#1f5fa8", "#d9822b"
 CURVES = (  # of which runs, which column, what it is called, colour, where that stands
-    ("fedper", "accuracy_initial", "FedPer: shared body, own head", BLUE, (60, -30)),
+    ("fedper", "accuracy_initial", "FedPer: shared body, own head", BLUE, (60, -12)),
     ("fedavg", "accuracy_personalized", "FedAvg, fine-tuned by each client", ORANGE, (0, 22)),
     ("fedavg", "accuracy_initial", "FedAvg: one model for everybody", GREY, (0, 10)),
 )
@@ -48,7 +48,11 @@ def main() -> None:
         right.plot(range(1, len(last) + 1), np.sort(100 * last[column]), color=colour, linewidth=2)
     seeds = len(runs["fedper"])
     left.set(xlabel="round", ylabel="accuracy (%)", ylim=(0, 100), xlim=(8, None), xticks=rounds)
-    left.set_title(f"mean over clients, {seeds} seeds (band: ± std)", fontsize=10.5, loc="left")
+    left.set_title(
+        "mean over clients" + (f", {seeds} seeds (band: ± std)" if seeds > 1 else ", seed 0"),
+        fontsize=10.5,
+        loc="left",
+    )
     right.set(xlabel="clients, from worst to best", ylim=(0, 100), xlim=(1, None))
     right.set_title("each client on its own test images, seed 0", fontsize=10.5, loc="left")
     for axes in (left, right):

@@ -80,8 +80,8 @@ def test_a_client_that_is_lost_on_the_channel_is_not_averaged(
 
     monkeypatch.setattr(Link, "done", late)
     folder = serial_run(
-        f'{tiny_npz} strategy="sflv2" num-clients=3 fraction-train=1.0 num-rounds=1 '
-        "step-timeout=0.75 evaluate-every=0"
+        f'{tiny_npz} strategy="sflv2" sflv2.order="batch" num-clients=3 fraction-train=1.0 '
+        "num-rounds=1 step-timeout=0.75 evaluate-every=0"
     )
     (row,) = read_rounds(folder)
     assert (row["clients"], row["failures"]) == (3, 1)
