@@ -46,9 +46,9 @@ def test_ray_gives_the_numbers_of_the_serial_engine(home, tmp_path, outcome, nod
 @pytest.mark.parametrize("strategy", ["fedper", "fedcmd", "feddyn"])
 def test_a_run_that_was_killed_in_one_process_goes_on_on_ray(home, tmp_path, strategy):
     """Its checkpoint of the second round is what is left of it."""
-    options = f'{RUN} strategy="{strategy}" num-rounds=4 runs-dir="{tmp_path}"'
-    whole = serial.run_serial(config.parse([options, 'run-name="whole"']))
-    killed = serial.run_serial(config.parse([options, 'num-rounds=2 run-name="killed"']))
+    options = [RUN, f'strategy="{strategy}" num-rounds=4 runs-dir="{tmp_path}"']
+    whole = serial.run_serial(config.parse([*options, 'run-name="whole"']))
+    killed = serial.run_serial(config.parse([*options, 'num-rounds=2 run-name="killed"']))
     federation = "num-supernodes=2 client-resources-num-cpus=1"
     more = [f'resume="{killed}" num-rounds=4']
     result = launch.launch(ROOT, more, federation, home=home)
