@@ -13,7 +13,7 @@ from fedapps.core.schema import Scalar
 from fedapps.core.words import did_you_mean
 
 NAMED_HERE = ("runs-dir", "run-name")  # a sweep has folders of its own
-EXAMPLE = """lr=0.01,0.1 or strategy=fedper,fedbabu or 'sizes="0.6,0.4","0.5,0.5"'"""
+EXAMPLE = """lr=0.01,0.1 or model=cnn,lenet5 or 'sizes="0.6,0.4","0.5,0.5"'"""
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ class Settings(MethodSettings, frozen=True):
     ]
     score_without_head: Annotated[
         bool,
-        doc("score the body alone, too: nearest mean feature of a class (fedbabu always does)"),
+        doc("score the body alone, too: nearest mean feature of a class (some methods always do)"),
     ]
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
