@@ -56,7 +56,7 @@ LAST_LOCAL = Figure(
 )
 WITHOUT_HEAD = Figure(
     "accuracy_without_head",
-    "accuracy of the nearest class template in the body's output (by the method, or `score-without-head`)",
+    "accuracy of the nearest class template in the body's output (method, `score-without-head`)",
     label="without head",
     after="accuracy_initial",
 )
