@@ -16,6 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 import clients
 import experiments
 import strategies
+from fedapps import data
 from fedapps.core import config, log, registry
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
@@ -23,9 +24,8 @@ from fedapps.core.flower import HttpGrid
 from fedapps.core.flower import log as flower_log
 from fedapps.core.schema import Scalar
 from fedapps.core.stopping import stoppable
-from fedapps.data import class_counts
 from fedapps.device.warm import shorten_backoff
-from fedapps.engine import privacy, resume
+from fedapps.engine import privacy, resume, unused
 from fedapps.engine.failed_clients import FILE
 from fedapps.engine.rounds import Rounds
 from fedapps.report.loggers import check_installed
@@ -60,11 +60,15 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     if settings.threads > (cores := os.cpu_count() or 1):
         log.warning("threads = %s on %s cores is slow", settings.threads, cores)
     space = workspace(settings)
-    counts = class_counts(space.dataset.labels, space.shares) if space.shares else None
+    for note in data.notes(space.dataset):
+        log.warning("%s", note)
+    counts = data.class_counts(space.dataset.labels, space.shares) if space.shares else None
     strategy_class = registry.strategy_class(settings.strategy)
     registry.client_class(settings.strategy)  # a missing twin ends the run here
     strategy = strategy_class(space)
     rounds = Rounds(strategy)  # which checks it, before there is a run directory
+    for note in unused.notes(strategy):
+        log.warning("%s", note)
     report = _report(rounds, context.run_config)
     if counts is not None:
         report.hold(counts)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from fedapps.method import (
+    FINETUNING,
     Arrays,
     BaseStrategy,
     ClientUpdate,
@@ -41,6 +42,11 @@ class APFL(BaseStrategy):
     figures = (Figure("accuracy_global", "accuracy of the shared model w", label="global"),)
     clips_by_sample = False
     options: Settings
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Nothing is trained in an evaluation; a fixed alpha_i is not learned."""
+        return FINETUNING if self.options.adaptive else ("apfl.alpha-steps", *FINETUNING)
 
     def plan(self, round_: int, client: int) -> Plan:
         """Train w; each step has a second gradient, that of the mixture, for v_i and alpha_i."""

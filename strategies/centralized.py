@@ -25,6 +25,7 @@ class Centralized(BaseStrategy):
     exchanges = "nothing"
     sends_its_model = False
     needs_union = True
+    unused = ("fraction-train",)
     options: Settings
 
     def setup(self) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from fedapps.method import AtLeastZero, BaseStrategy, Count, MethodSettings, Plan, doc
+from fedapps.method import FINETUNING, AtLeastZero, BaseStrategy, Count, MethodSettings, Plan, doc
 
 
 class Settings(MethodSettings, frozen=True):
@@ -27,6 +27,7 @@ class Ditto(BaseStrategy):
 
     citation = "Li et al. 2021"
     exchanges = "everything"
+    unused = FINETUNING
     options: Settings
 
     def plan(self, round_: int, client: int) -> Plan:

@@ -4,7 +4,16 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fedapps.method import AtLeastZero, BaseStrategy, Count, MethodSettings, Plan, Stage, doc
+from fedapps.method import (
+    FINETUNING,
+    AtLeastZero,
+    BaseStrategy,
+    Count,
+    MethodSettings,
+    Plan,
+    Stage,
+    doc,
+)
 
 
 class Settings(MethodSettings, frozen=True):
@@ -25,6 +34,7 @@ class FedALA(BaseStrategy):
 
     citation = "Zhang et al. 2023"
     exchanges = "everything"
+    unused = FINETUNING
     options: Settings
 
     def plan(self, round_: int, client: int) -> Plan:

@@ -1,5 +1,6 @@
 """FedAP: Lu et al., Personalized FL with Adaptive Batchnorm for Healthcare, 2022."""
 
+import math
 from typing import Annotated
 
 import msgspec
@@ -9,9 +10,9 @@ from fedapps.method import (
     Arrays,
     ClientUpdate,
     Fraction,
+    LastSent,
     MethodSettings,
     Plan,
-    RunError,
     WarmUp,
     doc,
     replace,
@@ -43,20 +44,23 @@ class FedAP(WarmUp):
     citation = "Lu et al. 2022"
     exchanges = "all but BatchNorm"
     sends_its_model = False
+    needs_norms = True
     options: Settings
 
     def setup(self) -> None:
         """Make room for every client's statistics."""
         super().setup()
-        if not self.layout.norms:
-            raise RunError(
-                f"fedap needs a model with BatchNorm, {self.settings.model} has none: "
-                "use one that has, as lenet5 or resnet18"
-            )
+        self.drawn: tuple[int, set[int]] = (0, set())
         clients = self.settings.num_clients
         self.state["known"] = np.zeros(clients, bool)
         for name, shape in self.statistics.items():
             self.state[name] = np.zeros((clients, *shape), np.float32)
+
+    def state_bytes(self) -> int:
+        """Every client's last model and statistics."""
+        clients = self.settings.num_clients
+        models = LastSent.nbytes(self.arrays, self.mixed_keys, clients)
+        return models + clients * 4 * sum(map(math.prod, self.statistics.values()))
 
     def warmup_rounds(self) -> int:
         """`warmup` of T."""
@@ -78,9 +82,15 @@ class FedAP(WarmUp):
             sends = self.statistics
         shared = self.layout.without_norms(names)
         plan = self.exchange(round_, shared, self.stage(round_, names))
-        if round_ == self.warmup + 1 and client not in super().select(round_):
+        if round_ == self.warmup + 1 and not self.trains(round_, client):
             plan = Plan(round=round_, download=shared, stages=(), upload=())
         return replace(plan, sends=sends)
+
+    def trains(self, round_: int, client: int) -> bool:
+        """Whether a client is drawn; a round draws once, though its plans ask for all clients."""
+        if self.drawn[0] != round_:
+            self.drawn = (round_, {*super().select(round_)})
+        return client in self.drawn[1]
 
     def download(self, round_: int, client: int, plan: Plan) -> Arrays:
         """The client's own mixture of last models, and once the pretrained BatchNorms."""

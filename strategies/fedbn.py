@@ -1,6 +1,6 @@
 """FedBN: Li et al., Federated Learning on Non-IID Features via Local Batch Normalization, 2021."""
 
-from fedapps.method import BaseStrategy, Plan, log
+from fedapps.method import BaseStrategy, Plan
 
 
 class FedBN(BaseStrategy):
@@ -8,16 +8,12 @@ class FedBN(BaseStrategy):
 
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`,
     B `batch-size`, eta `lr`.
-    BatchNorms are found by module type; on a model without any this is FedAvg.
+    BatchNorms are found by module type; a model without any is refused, as this would be FedAvg.
     """
 
     citation = "Li et al. 2021"
     exchanges = "all but BatchNorm"
-
-    def setup(self) -> None:
-        """Say so if nothing is local."""
-        if not self.layout.norms:
-            log.warning("fedbn: %s has no BatchNorm, so this is fedavg", self.settings.model)
+    needs_norms = True
 
     def plan(self, round_: int, client: int) -> Plan:
         """Train everything, exchange all but the BatchNorms."""

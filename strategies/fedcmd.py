@@ -8,6 +8,7 @@ from fedapps.method import (
     Arrays,
     ClientUpdate,
     EventPlot,
+    LastSent,
     MethodSettings,
     Plan,
     RunError,
@@ -79,6 +80,20 @@ class FedCMD(WarmUp):
         super().setup()
         self.fixed = self.fixed_layers()
         self.state["votes"] = np.zeros((self.warmup, len(self.layout.names)), int)
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """With fixed layers nobody votes, and the rest is averaged."""
+        votes = ("selection-fraction", "candidates", "label-encoding", "weighting")
+        return tuple(f"fedcmd.{key}" for key in votes) if self.options.layer else ()
+
+    def state_bytes(self) -> int:
+        """What mixtures need at most: with the first candidate as l*, and all layers after it."""
+        if self.options.layer or self.options.weighting != "cosine":
+            return 0
+        names = self.layout.names
+        mixed = self.layout.shared(names[names.index(self.candidates()[0]) :])
+        return LastSent.nbytes(self.arrays, mixed, self.settings.num_clients)
 
     # Phase 1 ------------------------------------------------------------------------------
 

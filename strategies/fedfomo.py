@@ -6,6 +6,7 @@ from typing import Annotated
 import numpy as np
 
 from fedapps.method import (
+    FINETUNING,
     Arrays,
     BaseStrategy,
     BelowOne,
@@ -45,6 +46,7 @@ class FedFomo(BaseStrategy):
     citation = "Zhang et al. 2021"
     exchanges = "all; M models down"
     sends_its_model = False
+    unused = FINETUNING
     options: Settings
 
     def setup(self) -> None:
@@ -58,6 +60,11 @@ class FedFomo(BaseStrategy):
         self.last.start({key: self.arrays[key] for key in self.keys}, clients)
         self.state["affinity"] = np.zeros((clients, clients))
         self.state["sent"] = np.zeros(clients, bool)
+
+    def state_bytes(self) -> int:
+        """Every client's last model, and all affinities."""
+        clients = self.settings.num_clients
+        return LastSent.nbytes(self.arrays, self.keys, clients) + 8 * clients**2
 
     def plan(self, round_: int, client: int) -> Plan:
         """Receive others' models, train one's own, send it and the affinities u_n."""

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fedapps.method import BaseStrategy, Count, MethodSettings, Plan, Stage, doc
+from fedapps.method import FINETUNING, BaseStrategy, Count, MethodSettings, Plan, Stage, doc
 
 
 class Settings(MethodSettings, frozen=True):
@@ -23,6 +23,7 @@ class FedRep(BaseStrategy):
 
     citation = "Collins et al. 2021"
     exchanges = "body"
+    unused = ("local-epochs", *FINETUNING)
     options: Settings
 
     def plan(self, round_: int, client: int) -> Plan:

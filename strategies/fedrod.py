@@ -1,6 +1,6 @@
 """FedROD: Chen, Chao, On Bridging Generic and Personalized FL for Image Classification, 2022."""
 
-from fedapps.method import BaseStrategy, Plan, Stage
+from fedapps.method import FINETUNING, BaseStrategy, Plan, Stage
 
 
 class FedROD(BaseStrategy):
@@ -14,6 +14,7 @@ class FedROD(BaseStrategy):
 
     citation = "Chen, Chao 2022"
     exchanges = "everything"
+    unused = FINETUNING
     clips_by_sample = False
 
     def plan(self, round_: int, client: int) -> Plan:

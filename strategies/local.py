@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fedapps.method import BaseStrategy, MethodSettings, Plan, Stage, doc
+from fedapps.method import FINETUNING, BaseStrategy, MethodSettings, Plan, Stage, doc
 
 
 class Settings(MethodSettings, frozen=True):
@@ -24,6 +24,11 @@ class Local(BaseStrategy):
     exchanges = "nothing"
     sends_its_model = False
     options: Settings
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Without `match-compute` all clients train, and nobody fine-tunes."""
+        return FINETUNING if self.options.match_compute else ("fraction-train", *FINETUNING)
 
     def select(self, round_: int) -> list[int]:
         """All clients; with `match-compute` those that the other methods would train."""

@@ -47,6 +47,12 @@ class PerFedAvg(BaseStrategy):
     clips_by_sample = False
     options: Settings
 
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """It personalizes by steps of its own; `delta` belongs to the Hessian-free rule."""
+        own = ("perfedavg.delta",) if self.options.mode == "fo" else ()
+        return ("finetune-epochs", "finetune-part", *own)
+
     def plan(self, round_: int, client: int) -> Plan:
         """E epochs of meta steps on everything; beta follows `lr-schedule`, alpha does not."""
         names, stage = self.layout.names, self.stage(round_, self.layout.names)

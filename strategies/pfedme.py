@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Annotated
 
 from fedapps.method import (
+    FINETUNING,
     Arrays,
     AtLeastZero,
     BaseStrategy,
@@ -47,6 +48,11 @@ class PFedMe(BaseStrategy):
             raise RunError(f"lr x pfedme.lambda = {c:g}: must be below 2, or w diverges")
         if c > 1:
             log.warning("lr x pfedme.lambda = %g is above 1: w overshoots theta", c)
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """R counts batches, not epochs; theta_i needs no fine-tuning."""
+        return ("local-epochs", *FINETUNING) if self.options.local_rounds else FINETUNING
 
     def plan(self, round_: int, client: int) -> Plan:
         """R batches, each K times. Weight decay belongs to f_i, so line 8 has none (our choice)."""

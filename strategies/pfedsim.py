@@ -9,6 +9,7 @@ from fedapps.method import (
     Arrays,
     ClientUpdate,
     Fraction,
+    LastSent,
     MethodSettings,
     Plan,
     WarmUp,
@@ -44,6 +45,11 @@ class PFedSim(WarmUp):
         """Make room for the heads of a round."""
         super().setup()
         self.heads: dict[int, Arrays] = {}  # of this round
+
+    def state_bytes(self) -> int:
+        """Every client's last body, and all similarities."""
+        clients = self.settings.num_clients
+        return LastSent.nbytes(self.arrays, self.body_keys, clients) + 8 * clients**2
 
     def warmup_rounds(self) -> int:
         """`warmup` of T."""

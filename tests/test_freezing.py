@@ -241,7 +241,6 @@ def test_per_sample_clipping_without_a_limit_is_ordinary_training(serial_run):
     ("options", "said"),
     [
         ('strategy="fedseq" fedseq.unfreeze-rounds="0,2,4" num-rounds=3', "1 of 3 parts stay froz"),
-        ('strategy="fedbn"', "cnn has no BatchNorm, so this is fedavg"),
         ('strategy="fedprox" prox-mu=0.0', "prox-mu = 0, so this is fedavg"),
         ('strategy="fedfomo" fedfomo.models=0', "every client trains alone"),
         ('strategy="perfreezeclip" perfreezeclip.freeze-ratio=1.0', "the body is never trained"),

@@ -17,6 +17,7 @@ A new set is one file in `fedapps.data.sources`, a new partitioner one in
 
 from fedapps.data.dataset import Dataset, Shape, declared
 from fedapps.data.loading import load
+from fedapps.data.notes import notes
 from fedapps.data.own import of_device, unlabelled
 from fedapps.data.partition import Share, class_counts, own_share, shares
 from fedapps.data.sources import NAMES
@@ -29,6 +30,7 @@ __all__ = [
     "class_counts",
     "declared",
     "load",
+    "notes",
     "of_device",
     "own_share",
     "shares",

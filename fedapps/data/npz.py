@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -57,6 +58,18 @@ class Array:
     dtype: np.dtype
     offset: int | None  # of the first value in the file; None: compressed or in Fortran order
 
+    def first(self, nbytes: int) -> np.ndarray:
+        """Return values from the beginning of the file, at most so many bytes, without axes."""
+        with (
+            reading(self.path),
+            zipfile.ZipFile(self.path) as archive,
+            archive.open(f"{self.key}.npy") as stream,
+        ):
+            _read_header(stream, self.key)
+            size = self.dtype.itemsize
+            data = stream.read(nbytes // size * size)
+        return np.frombuffer(data, self.dtype)
+
     @cached_property
     def whole(self) -> np.ndarray:
         """All values; kept, because a compressed member can only be read from its start."""
@@ -101,13 +114,7 @@ def _header(
     """Read a member's header and find its values in `file` if they are stored as they are."""
     key = info.filename.removesuffix(".npy")
     with archive.open(info) as stream:
-        read = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }.get(np.lib.format.read_magic(stream))
-        if read is None:
-            raise ValueError(f"{key} has an unknown format version")
-        shape, fortran, dtype = read(stream)
+        shape, fortran, dtype = _read_header(stream, key)
         start = stream.tell()
     if not dtype.hasobject and start + _bytes(shape, dtype) != info.file_size:
         raise ValueError(f"{key} does not have the size that its header announces")
@@ -116,6 +123,17 @@ def _header(
     file.seek(info.header_offset + 26)  # of the zip's local header: lengths of name and extra
     name, extra = struct.unpack("<HH", file.read(4))
     return Array(path, key, shape, dtype, info.header_offset + 30 + name + extra + start)
+
+
+def _read_header(stream: IO[bytes], key: str) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Read a member's header: shape, whether it is in Fortran order, dtype."""
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }.get(np.lib.format.read_magic(stream))
+    if read is None:
+        raise ValueError(f"{key} has an unknown format version")
+    return read(stream)
 
 
 def _bytes(shape: Sequence[int], dtype: np.dtype) -> int:

@@ -21,6 +21,11 @@ def check_strategy(strategy: BaseStrategy) -> None:
     if s.dataset == DEVICE and (strategy.needs_union or s.server_data):
         what = "server-data" if s.server_data else s.strategy
         raise RunError(f'{what} needs the data of all clients: not with dataset = "device"')
+    if strategy.needs_norms and not strategy.layout.norms:
+        raise RunError(
+            f"{s.strategy} needs a model with BatchNorm, {s.model} has none: "
+            "use one that has, as lenet5 or resnet18"
+        )
     if clip and clip.mode == "sample" and not strategy.clips_by_sample:
         raise RunError('clip-mode = "sample": not for the steps of this strategy; use "batch"')
 

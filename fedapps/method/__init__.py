@@ -44,7 +44,7 @@ from fedapps.method.conversation import Question
 from fedapps.method.figures import WITHOUT_HEAD, EventPlot, Figure
 from fedapps.method.mixtures import LastSent
 from fedapps.method.rehearsal import rehearse
-from fedapps.method.strategy import BaseStrategy
+from fedapps.method.strategy import FINETUNING, BaseStrategy
 from fedapps.method.update import SERVER, ClientUpdate, Failure, replace
 from fedapps.method.warmup import WarmUp, rounds_of
 from fedapps.models.layers import Arrays, Layout, Slice, put, run, take
@@ -58,6 +58,7 @@ from fedapps.training.plan import Clip, Plan, Stage
 from fedapps.training.templates import nearest_template
 
 __all__ = [
+    "FINETUNING",
     "SERVER",
     "WITHOUT_HEAD",
     "Arrays",

@@ -15,6 +15,11 @@ class LastSent:
     def __init__(self, state: Arrays) -> None:
         self.state = state
 
+    @staticmethod
+    def nbytes(arrays: Mapping[str, np.ndarray], keys: Iterable[str], clients: int) -> int:
+        """Return the bytes that it takes to keep some of such arrays of so many clients."""
+        return clients * sum(arrays[key].nbytes for key in keys)
+
     def start(self, arrays: Mapping[str, np.ndarray], clients: int) -> None:
         """Give every client the same arrays: what counts as sent before it sends anything."""
         for key, value in arrays.items():

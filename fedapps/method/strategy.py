@@ -21,6 +21,8 @@ from fedapps.models.layers import Arrays
 from fedapps.training.costs import TrainingStats
 from fedapps.training.plan import Plan, Stage
 
+FINETUNING = ("finetune-epochs", "finetune-lr", "finetune-part")  # keys of general fine-tuning
+
 
 class BaseStrategy(StrategyTools, Conversation, FlowerStrategy):
     """What a method does on the server. Only `plan` has to be written; FedAvg is the rest.
@@ -50,6 +52,7 @@ class BaseStrategy(StrategyTools, Conversation, FlowerStrategy):
     sends_its_model: ClassVar[bool] = True  # to the clients, so that server-data has an effect
     least_loss: ClassVar[float] = 0.0  # of a sample; -inf where a loss of your own has no least
     needs_union: ClassVar[bool] = False  # whether the server itself trains on all clients' data
+    needs_norms: ClassVar[bool] = False  # whether it is another method on a model without BatchNorm
 
     options: MethodSettings
 
@@ -57,6 +60,15 @@ class BaseStrategy(StrategyTools, Conversation, FlowerStrategy):
 
     def setup(self) -> None:
         """Check `options` (raise `RunError`) and make what the method keeps in `state`."""
+
+    def state_bytes(self) -> int:
+        """Return the bytes that `state` comes to, if it grows with the clients."""
+        return 0
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Keys that have no effect in this run, as `local-epochs`: who sets one is told."""
+        return ()
 
     @abstractmethod
     def plan(self, round_: int, client: int) -> Plan:

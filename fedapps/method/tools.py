@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedapps.core import registry
+from fedapps.core.memory import reserve
 from fedapps.core.schema import MethodSettings
 from fedapps.core.settings import Settings
 from fedapps.models.layers import Arrays, Layout, Slice, put, take
@@ -20,6 +21,7 @@ from fedapps.training.plan import Clip, Plan, Stage
 from fedapps.training.workspace import Workspace
 
 State = dict[str, Tensor]
+CHECKPOINT_COPIES = 2  # of the state, in memory while engine/checkpoint.py writes it
 
 
 class StrategyTools:
@@ -36,10 +38,23 @@ class StrategyTools:
         self.state: Arrays = {}
         self.devices: Mapping[int, Mapping[str, int]] = {}  # samples of clients with own data
         self.event: Callable[[int, int | str, str, str], None] = ignore_event
+        self._reserve_memory()
         self.setup()
 
     def setup(self) -> None:
         """A method's own beginning, once all of the above is set."""
+
+    def state_bytes(self) -> int:
+        """The bytes that a method's state comes to."""
+        return 0
+
+    def _reserve_memory(self) -> None:
+        """Tell of a large state before it is made; raises `RunError` for one that cannot fit."""
+        s = self.settings
+        copies = 1 + (CHECKPOINT_COPIES if s.checkpoint_every else 0)
+        what = f"{s.strategy}: what the server keeps of {s.num_clients} clients"
+        less = "fewer clients (num-clients), a smaller model, or checkpoint-every=0"
+        reserve(what, copies * self.state_bytes(), less)
 
     @property
     def clients(self) -> list[int]:

@@ -1,0 +1,49 @@
+"""Whether what a process is to hold fits into the memory that there is."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+from rich.filesize import decimal
+
+from fedapps.core import log
+from fedapps.core.errors import RunError
+
+TOLD_FROM = 10**9  # bytes
+CGROUPS = Path("/sys/fs/cgroup")
+# Of both versions: the limit, what is used, and the lines of `memory.stat` that can be had back.
+_FILES = (
+    ("memory.max", "memory.current", "memory.stat"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+)
+_CACHED = ("active_file", "inactive_file")
+
+
+def reserve(what: str, nbytes: int, instead: str) -> None:
+    """Say how much memory something large will take; raises `RunError` if there is too little.
+
+    `instead` is what to do about that.
+    """
+    if nbytes < TOLD_FROM:
+        return
+    there = available()
+    if nbytes > there:
+        raise RunError(
+            f"{what} needs {decimal(nbytes)} of memory, {decimal(there)} are there: {instead}"
+        )
+    log.info("note: %s needs %s of memory, %s are there", what, decimal(nbytes), decimal(there))
+
+
+def available() -> int:
+    """Return the bytes that this process may still take, of the machine or of its container."""
+    return max(0, min([psutil.virtual_memory().available, *_left_in_container()]))
+
+
+def _left_in_container() -> Iterator[int]:
+    for limit, used, stat in _FILES:
+        try:
+            most, now = int((CGROUPS / limit).read_text()), int((CGROUPS / used).read_text())
+            lines = [line.split() for line in (CGROUPS / stat).read_text().splitlines()]
+            yield most - now + sum(int(count) for name, count in lines if name in _CACHED)
+        except (OSError, ValueError):  # there is none, or no limit: "max"
+            continue

@@ -1,0 +1,49 @@
+"""What of a data set is probably a mistake, though a model can be trained on it."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fedapps.data.dataset import Dataset
+from fedapps.data.images import Images
+from fedapps.data.npz import Array
+
+LOOKED_AT = 2**22  # bytes from the beginning of each array of pixels
+SCALED = 16.0  # floats above this are no standardised pixels, but those of bytes
+MOST_LABELS = 10  # that are named
+
+
+def notes(dataset: Dataset) -> list[str]:
+    """Return a line for each thing that looks wrong; reads a few pixels."""
+    arrays = dataset.images.arrays if isinstance(dataset.images, Images) else ()
+    pixels = (note for array in arrays for note in _of_pixels(array))
+    return [*[*pixels][:1], *_of_labels(dataset)]
+
+
+def _of_pixels(array: Array) -> Iterator[str]:
+    values = array.first(LOOKED_AT)
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return
+    low, high = float(values.min()), float(values.max())
+    if array.dtype == np.uint8 and 0 < high <= 1:
+        yield (
+            f"{array.path}: {array.key}: uint8 pixels are 0 and 1, and will be divided by 255; "
+            "multiply them by 255, or store floats"
+        )
+    if array.dtype != np.uint8 and (low < 0 or high > 1):
+        yield (
+            f"{array.path}: {array.key}: float pixels from {low:g} to {high:g} are taken as they "
+            f"are, models expect 0..1{'; divide them by 255, or store uint8' * (high > SCALED)}"
+        )
+
+
+def _of_labels(dataset: Dataset) -> Iterator[str]:
+    there = np.unique(dataset.labels).tolist()
+    if there and len(there) < dataset.classes:
+        told = ",".join(map(str, there[:MOST_LABELS])) + ",..." * (len(there) > MOST_LABELS)
+        count, needed = dataset.classes, len(there)
+        yield (
+            f"{dataset.name}: only labels {told} of 0..{count - 1} occur, so the model has {count} "
+            f"outputs where {needed} would do; number them 0..{needed - 1}"
+        )

@@ -1,0 +1,56 @@
+"""Keys that somebody has set and that have no effect in the run."""
+
+from collections.abc import Iterator
+
+from fedapps.core.config import DEVICE, defaults
+from fedapps.core.schema import literal
+from fedapps.core.settings import Settings
+from fedapps.method.strategy import BaseStrategy
+
+PARTITIONERS = {  # the keys of each
+    "dirichlet": ("alpha", "dirichlet-balance", "min-samples"),
+    "shards": ("shards-per-client",),
+    "sizes": ("sizes",),
+    "classes": ("classes-per-client",),
+}
+OF_DEVICES = ("input-shape", "num-classes", "class-names", "client-state")
+SHARING_OUT = ("split", "test-fraction", "partitioner")
+
+
+def notes(strategy: BaseStrategy) -> list[str]:
+    """Return a line for each key that is not as by default and that nothing reads."""
+    settings, known = strategy.settings, defaults()
+    method = f"on {settings.strategy}"
+    unused = [*_general(settings), *((key, method) for key in strategy.unused)]
+    flat = dict(settings.flat)
+    return [
+        f"{key} = {literal(flat[key])} has no effect {why}"
+        for key, why in unused
+        if flat.get(key, known[key]) != known[key]
+    ]
+
+
+def _general(s: Settings) -> Iterator[tuple[str, str]]:
+    """Yield general keys that other keys leave without effect, and which do."""
+    own = s.dataset == DEVICE
+    for key in SHARING_OUT if own else OF_DEVICES:
+        yield key, f'with dataset = "{s.dataset}"' if own else f'without dataset = "{DEVICE}"'
+    for partitioner, keys in PARTITIONERS.items():
+        for key in keys:
+            if own:
+                yield key, f'with dataset = "{DEVICE}"'
+            elif s.partitioner != partitioner:
+                yield key, f'with partitioner = "{s.partitioner}"'
+    if s.split == "official" and not own:
+        yield "test-fraction", 'with split = "official"'
+    if not s.finetune_epochs:
+        yield from ((key, "with finetune-epochs = 0") for key in ("finetune-lr", "finetune-part"))
+    if not s.server_data:
+        yield "server-part", "with server-data = 0"
+    if s.clip_percentile == 100:
+        yield "clip-history", "with clip-percentile = 100"
+        if not s.max_norm:
+            yield "clip-mode", "without clip-percentile or max-norm"
+    if s.dp.mode != "none" and not s.dp.adaptive:
+        for key in ("target-quantile", "clip-lr", "count-noise"):
+            yield f"dp.{key}", "with dp.adaptive = false"

@@ -1,0 +1,230 @@
+"""What must not grow with the number of clients: work per client and round; memory is told."""
+
+import sys
+from collections import OrderedDict
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from fedapps.core import config, memory, registry
+from fedapps.core.cache import ByteCache
+from fedapps.core.errors import RunError
+from fedapps.engine.privacy import privacy
+from fedapps.engine.rounds import Rounds
+from fedapps.method import strategy as strategy_module
+from fedapps.method.mixtures import LastSent
+from fedapps.training.features import FeatureCache
+from fedapps.training.workspace import Workspace
+
+# Caches
+
+
+def test_a_cache_knows_its_bytes_and_drops_the_least_recently_used():
+    """Against one that counts."""
+    draws = np.random.default_rng(0)
+    cache, counted = ByteCache(100, least=1), OrderedDict()
+    for step in range(2000):
+        key, nbytes = int(draws.integers(12)), int(draws.integers(60))
+        if draws.random() < 0.5:
+            assert cache.get(key) == counted.get(key, (None,))[0]
+            if key in counted:
+                counted.move_to_end(key)
+            continue
+        cache.put(key, step, nbytes)
+        counted.pop(key, None)
+        counted[key] = (step, nbytes)
+        while sum(size for _, size in counted.values()) > 100 and len(counted) > 1:
+            counted.popitem(last=False)
+        assert cache.held == sum(size for _, size in counted.values()) and len(cache) == len(
+            counted
+        )
+
+
+@pytest.mark.parametrize(("least", "left"), [(0, 0), (1, 1)])
+def test_a_value_that_is_too_large_stays_only_if_it_must(least, left):
+    cache = ByteCache(10, least)
+    cache.put("x", "value", 11)
+    assert len(cache) == left and cache.held == 11 * left
+
+
+def calls(function):
+    """Count the calls of Python functions, and the steps of generators, that something takes."""
+    count = 0
+
+    def note(frame, event, argument):
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """Run-config of 400 clients, and its workspace."""
+    path = tmp_path_factory.mktemp("many") / "many.npz"
+    images, labels = np.zeros((800, 8, 8), np.uint8), np.arange(800) % 4
+    np.savez(path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    options = f'dataset="{path}" partitioner="iid" num-clients=400 device="cpu" strategy="fedavg"'
+    return options, Workspace(config.read(config.parse([options])))
+
+
+def test_data_of_a_client_that_are_there_take_the_same_work_whoever_else_is_there(many):
+    _, space = many
+    space.samples(0, "train")
+    alone = calls(lambda: space.samples(0, "train"))
+    for client in range(400):
+        space.samples(client, "train")
+    assert calls(lambda: space.samples(0, "train")) == alone
+    assert space._clients.held == 800 * 4 * 64 * 1.5  # 3 of 4 samples of each are for training
+
+
+def test_so_do_outputs_of_a_frozen_prefix():
+    cache, values = FeatureCache(2**20), torch.zeros(4)
+    cache.get(0, b"", lambda: values)
+    alone = calls(lambda: cache.get(0, b"", lambda: values))
+    for key in range(400):
+        cache.get(key, b"", lambda: values)
+    assert calls(lambda: cache.get(0, b"", lambda: values)) == alone
+
+
+# Who is drawn
+
+
+class Number(int):
+    """A number that counts how often any of its kind is compared."""
+
+    compared = 0
+
+    def __eq__(self, other):
+        Number.compared += 1
+        return int(self) == int(other)
+
+    def __hash__(self):
+        return hash(int(self))
+
+
+def test_choosing_clients_compares_each_of_them_a_few_times(many):
+    options, space = many
+    flat = config.parse([options, "evaluate-clients=200 fraction-train=0.5 dp.delta=1e-6"])
+    settings = config.read(flat | {"dp.mode": "central", "dp.sampling": "fixed"})
+    there = [Number(client) for client in range(400)]
+    evaluated = Rounds._evaluated(
+        SimpleNamespace(settings=settings, strategy=SimpleNamespace(clients=there))
+    )
+    assert len(evaluated) == 200 and Number.compared < 2000
+    Number.compared = 0
+    drawn = privacy(settings, space.layout, {}).select(1, [], there)
+    assert len(drawn) == 200 and Number.compared < 2000
+
+
+def test_fedap_draws_once_for_all_plans_of_a_round(many, monkeypatch):
+    options, _ = many
+    flat = config.parse(
+        [options, 'strategy="fedap" model="lenet5" num-rounds=2 fraction-train=0.5']
+    )
+    strategy = registry.strategy_class("fedap")(Workspace(config.read(flat)))
+    draw, draws = strategy_module.sample_clients, []
+
+    def noted(*arguments):
+        draws.append(draw(*arguments))
+        return draws[-1]
+
+    monkeypatch.setattr(strategy_module, "sample_clients", noted)
+    trained = [c for c in strategy.clients if strategy.personal_plan(2, c).stages]
+    assert len(draws) == 1 and trained == draws[0]
+
+
+# Memory
+
+GROWING = ("fedap", "fedcmd", "fedfomo", "pfedsim")
+
+
+@pytest.mark.parametrize("method", GROWING)
+def test_a_method_tells_the_bytes_of_its_state(method, flat_config, tiny_npz):
+    """Against what stands in the state when the warm-up is over."""
+    options = f'strategy="{method}" model="lenet5" num-clients=7 num-rounds=4 checkpoint-every=0'
+    space = Workspace(config.read(flat_config(tiny_npz, options)))
+    strategy = registry.strategy_class(method)(space)
+    if method == "fedcmd":  # the most that it can be: the first candidate is chosen
+        strategy.state["votes"][:, strategy.layout.names.index(strategy.candidates()[0])] = 1
+    if hasattr(strategy, "end_warmup"):
+        strategy.end_warmup()
+    kept = sum(value.nbytes for value in strategy.state.values())
+    assert kept * 0.99 <= strategy.state_bytes() <= kept * 1.01
+
+
+@pytest.mark.parametrize("method", GROWING)
+@pytest.mark.parametrize("checkpoints", [0, 1])
+def test_what_cannot_fit_is_refused_before_it_is_made(
+    method, checkpoints, flat_config, tiny_npz, monkeypatch, capsys
+):
+    def make(clients):
+        options = f'strategy="{method}" model="lenet5" checkpoint-every={checkpoints} num-clients=6'
+        space = Workspace(config.read(flat_config(tiny_npz, options)))
+        settings = msgspec.structs.replace(space.settings, num_clients=clients)
+        return registry.strategy_class(method)(space, settings)
+
+    one = make(6)
+    clients = 60_000
+    one.settings = msgspec.structs.replace(one.settings, num_clients=clients)
+    needed = one.state_bytes() * (3 if checkpoints else 1)
+    assert needed > 10**9
+
+    monkeypatch.setattr(LastSent, "start", lambda *_: pytest.fail("made before it was counted"))
+    monkeypatch.setattr(memory, "available", lambda: needed - 1)
+    with pytest.raises(RunError, match=rf"^{method}: what the server keeps of 60000 clients needs"):
+        make(clients)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_large_state_is_told(monkeypatch, capsys):
+    monkeypatch.setattr(memory, "available", lambda: 8 * 10**9)
+    memory.reserve("it", 999_999_999, "take less")
+    assert capsys.readouterr().out == ""
+    memory.reserve("it", 8 * 10**9, "take less")
+    assert capsys.readouterr().out == "note: it needs 8.0 GB of memory, 8.0 GB are there\n"
+    line = r"^it needs 8\.1 GB of memory, 8\.0 GB are there: take less$"
+    with pytest.raises(RunError, match=line):
+        memory.reserve("it", 8_100_000_000, "take less")
+
+
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        ({}, 10**15),
+        ({"memory.max": "max", "memory.current": "7", "memory.stat": ""}, 10**15),
+        ({"memory.max": "1000", "memory.current": "700", "memory.stat": "anon 9"}, 300),
+        (
+            {
+                "memory.max": "1000",
+                "memory.current": "700",
+                "memory.stat": "anon 9\ninactive_file 30\nactive_file 20\n",
+            },
+            350,
+        ),
+        (
+            {
+                "memory/memory.limit_in_bytes": "1000",
+                "memory/memory.usage_in_bytes": "1200",
+                "memory/memory.stat": "inactive_file 30",
+            },
+            0,
+        ),
+    ],
+)
+def test_a_container_may_have_less_than_its_machine(files, left, tmp_path, monkeypatch):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**15))
+    assert memory.available() == left
