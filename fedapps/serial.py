@@ -18,6 +18,7 @@ from pathlib import Path
 from fedapps.core.commands import execute
 from fedapps.core.errors import RunError
 from fedapps.core.options import Flat, add_run_config, parse_option
+from fedapps.core.paths import expanded
 
 # The parser stands here without the engine, whose libraries take seconds to load.
 
@@ -65,7 +66,7 @@ def run_serial(
 def absolute(run_config: Flat) -> Flat:
     """Resolve relative folders here, where the user typed them."""
     folders = {
-        key: os.path.abspath(os.path.expanduser(str(run_config[key])))
+        key: os.path.abspath(expanded(str(run_config[key]), key))
         for key in ("runs-dir", "data-root")
     }
     return run_config | folders

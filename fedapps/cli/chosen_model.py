@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedapps.core.errors import RunError
+from fedapps.core.paths import expanded
 
 if TYPE_CHECKING:
     from fedapps.device.personalized import Personalized
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 def path(text: str) -> Path:
     """Read a path of the command line; `~` is the home folder."""
-    return Path(text).expanduser()
+    return expanded(text)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:

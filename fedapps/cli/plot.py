@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from fedapps.core.paths import expanded
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Say what can be given."""
@@ -24,6 +26,6 @@ def run(options: argparse.Namespace) -> int:
     """Draw and say where; raises `RunError`."""
     from fedapps.report import plots
 
-    for path in plots.redraw(options.run.expanduser(), [options.format]):
+    for path in plots.redraw(expanded(str(options.run)), [options.format]):
         print(path)
     return 0

@@ -37,9 +37,8 @@ def execute(
         prog=prog, description=description, formatter_class=Paragraphs, allow_abbrev=False
     )
     add_arguments(parser)
-    options = parser.parse_args(arguments)
     try:
-        return run(options)
+        return run(parser.parse_args(arguments))
     except RunError as error:
         sys.stdout.flush()
         print(f"error: {error}", file=sys.stderr)

@@ -16,6 +16,7 @@ import tomli_w
 from fedapps.core import flower, options, project, registry
 from fedapps.core.errors import RunError
 from fedapps.core.options import parse_option
+from fedapps.core.paths import absolute, expanded
 from fedapps.core.privacy_settings import PrivacySettings
 from fedapps.core.schema import (
     Count,
@@ -135,7 +136,7 @@ def parse(texts: Sequence[str]) -> dict[str, Scalar]:
 def resumed_from(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return the run-config of the run directory that `resume` names; empty if it names none."""
     folder = str(changes.get("resume", ""))
-    return {} if folder in ("", LATEST) else stored(Path(folder).expanduser())
+    return {} if folder in ("", LATEST) else stored(expanded(folder, "resume"))
 
 
 def stored(folder: Path) -> dict[str, Scalar]:
@@ -201,10 +202,10 @@ def overridden(flat: Mapping[str, Scalar]) -> list[str]:
 
 def _check(settings: Settings) -> None:
     """Refuse values that do not fit each other."""
-    _check_folder("runs-dir", settings.runs_dir)
-    _check_folder("data-root", settings.data_root)
+    absolute(settings.runs_dir, "runs-dir")
+    absolute(settings.data_root, "data-root")
     if settings.channel_tls:
-        _check_folder("channel-tls", settings.channel_tls)
+        absolute(settings.channel_tls, "channel-tls")
     _ = settings.logger_names  # it is checked as it is read, like the next two
     if settings.dataset == DEVICE:
         _ = settings.shape, settings.names
@@ -222,9 +223,3 @@ def _check(settings: Settings) -> None:
             f"{chooses}: would choose by test samples; "
             'use validation-fraction=0.2 evaluate-on="validation"'
         )
-
-
-def _check_folder(key: str, value: str) -> None:
-    """Refuse a relative folder: every process would resolve it in a directory of its own."""
-    if not Path(value).expanduser().is_absolute():
-        raise RunError(f'{key} = "{value}": must be absolute or start with ~, as ~/{value}')

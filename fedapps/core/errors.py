@@ -10,7 +10,8 @@ class RunError(Exception):
     """A run cannot start or go on; its text is one line: what, which value, what is allowed."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        line = " ".join(message.split())
+        super().__init__(line.encode("utf-8", "backslashreplace").decode())  # it can be written
 
 
 def one_line(text: str) -> str:

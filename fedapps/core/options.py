@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedapps.core.errors import RunError
+from fedapps.core.paths import expanded
 
 Flat = dict[str, bool | int | float | str]
 NAME = "--run-config"
@@ -48,7 +49,7 @@ def parse_option(option: str, name: str = NAME) -> Flat:
     pairs = _PAIR.findall(option)
     rest = " ".join(_PAIR.sub(" ", option).split())
     if rest:
-        file = ", or the path of a .toml file" if Path(option).expanduser().exists() else ""
+        file = ", or the path of a .toml file" if _exists(option) else ""
         raise RunError(
             f"{name} {option}: cannot read {rest}; write key=value pairs without spaces around ="
             f"{file}"
@@ -101,7 +102,7 @@ def _scalar(key: str, value: object, where: str) -> bool | int | float | str:
 def _read_file(option: str, name: str) -> Flat:
     """Read a TOML file; its tables become keys as `fedper.personal-layers`."""
     try:
-        values = tomllib.loads(Path(option).expanduser().read_text("utf-8"))
+        values = tomllib.loads(expanded(option, name).read_text("utf-8"))
     except UnicodeDecodeError as error:
         raise RunError(f"{name} {option}: is no text file; must be TOML in UTF-8") from error
     except tomllib.TOMLDecodeError as error:
@@ -110,6 +111,13 @@ def _read_file(option: str, name: str) -> Flat:
         reason = error.strerror or error
         raise RunError(f"{name} {option}: cannot be read ({reason})") from error
     return {key: _scalar(key, value, f"{name} {option}") for key, value in flat(values).items()}
+
+
+def _exists(text: str) -> bool:
+    try:
+        return expanded(text).exists()
+    except (RunError, OSError):  # as a name that is too long
+        return False
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -9,6 +9,7 @@ import tomli_w
 from msgspec import Meta
 
 from fedapps.core.errors import RunError
+from fedapps.core.paths import problem_of
 
 Scalar = bool | int | float | str
 Count = Annotated[int, Meta(ge=1)]
@@ -45,6 +46,8 @@ def convert(values: Mapping[str, Any], cls: type[MethodSettings], prefix: str) -
     for key, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise RunError(f"{prefix}{key} = {value}: must be finite")
+        if isinstance(value, str) and (problem := problem_of(value)):
+            raise RunError(f"{prefix}{key} = {value!r}: {problem}")
     try:
         return msgspec.convert(dict(values), cls)
     except msgspec.ValidationError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedapps.core.errors import RunError
+from fedapps.core.paths import absolute, expanded
 from fedapps.core.words import nearest, number
 from fedapps.data.dataset import Dataset
 from fedapps.data.images import open_npz
@@ -24,9 +25,9 @@ def load(name: str, root: str) -> Dataset:
     archive. Raises `RunError`: unknown name, nothing to make it from, file with wrong contents.
     """
     if name.endswith(".npz"):
-        return of_user(_absolute("dataset", name))
+        return of_user(absolute(name, "dataset"))
     if name not in SOURCES and _is_path(name):
-        what = "is a folder" if Path(name).expanduser().is_dir() else "is no .npz file"
+        what = "is a folder" if expanded(name, "dataset").is_dir() else "is no .npz file"
         raise RunError(
             f'dataset = "{name}": {what}; own data is an .npz file with {", ".join(KEYS)}'
             ' (folders of pictures: only on devices, dataset = "device")'
@@ -37,7 +38,7 @@ def load(name: str, root: str) -> Dataset:
             f'dataset = "{name}": unknown, nearest is {close}; allowed: {", ".join(NAMES)},'
             " or the absolute path of an .npz file"
         )
-    path = _absolute("data-root", root) / f"{name}.npz"
+    path = absolute(root, "data-root") / f"{name}.npz"
     if not path.exists():
         _make(name, path)
     return _named(name, path)
@@ -60,14 +61,6 @@ def _named(name: str, path: Path) -> Dataset:
     if highest >= classes:
         raise RunError(f"{path}: label {highest} found; {name} has labels 0..{classes - 1}")
     return Dataset(name, classes, images.shape, labels, num_train, source.mean, source.std, images)
-
-
-def _absolute(key: str, value: str) -> Path:
-    """Expand `~` and refuse a relative path: each process would resolve it in its own folder."""
-    path = Path(os.path.expanduser(value))
-    if not path.is_absolute():
-        raise RunError(f'{key} = "{value}": must be absolute or start with ~, as ~/{value}')
-    return path
 
 
 def _make(name: str, path: Path) -> None:

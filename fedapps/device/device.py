@@ -22,6 +22,7 @@ from fedapps.core import log
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
+from fedapps.core.paths import absolute
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.device import personalized
@@ -207,7 +208,4 @@ def private(folder: Path) -> None:
 
 
 def _folder(node_config: Mapping[str, Scalar], key: str) -> Path:
-    path = Path(str(node_config[key])).expanduser()
-    if not path.is_absolute():
-        raise RunError(f'node-config: {key} = "{path}": must be absolute or start with ~')
-    return path
+    return absolute(str(node_config[key]), f"node-config: {key}")

@@ -12,6 +12,7 @@ from fedapps.core import config, log
 from fedapps.core.changes import INCIDENTAL
 from fedapps.core.config import LATEST
 from fedapps.core.errors import RunError
+from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar, literal
 from fedapps.core.settings import Settings
 from fedapps.core.words import number
@@ -70,7 +71,7 @@ def find(settings: Settings, flat: Mapping[str, Scalar]) -> Unfinished | None:
                 f'{settings.runs_dir}; name its directory, or start anew with resume=""'
             )
     else:
-        folder = Path(settings.resume).expanduser()
+        folder = expanded(settings.resume, "resume")
         if not folder.is_absolute():
             raise RunError(f'resume = "{folder}": must be absolute, start with ~, or be {LATEST}')
         _check_settings(folder, flat)
@@ -146,7 +147,7 @@ def _check_settings(folder: Path, flat: Mapping[str, Scalar]) -> None:
 
 def _unfinished(settings: Settings, flat: Mapping[str, Scalar]) -> Iterator[Path]:
     """Yield the unfinished runs of the same settings below `runs-dir`, newest first."""
-    runs = Path(settings.runs_dir).expanduser()
+    runs = expanded(settings.runs_dir, "runs-dir")
     folders = [path.parent for path in runs.glob(f"*/{checkpoint.FOLDER}")]
     folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for folder in folders[:MOST_LOOKED_AT]:

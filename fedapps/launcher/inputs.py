@@ -14,6 +14,7 @@ import tomli_w
 
 from fedapps.core.errors import RunError
 from fedapps.core.options import flat, parse_option, quoted
+from fedapps.core.paths import expanded
 from fedapps.core.words import did_you_mean
 
 BUNDLED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl", "LICENSE", ".gitignore"}
@@ -96,4 +97,4 @@ def refusal(app_dir: Path, options: Sequence[str]) -> str:
 
 
 def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().resolve())
+    return str(expanded(path).resolve())

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from fedapps.core.errors import RunError
+from fedapps.core.paths import expanded
 from fedapps.launcher.processes import end, living
 
 PORT = "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"
@@ -62,7 +63,7 @@ def stop(home: Path | None = None) -> bool:
 
 def flower_home(home: Path | None) -> Path:
     """Return the absolute path of a home; None is Flower's own."""
-    return (home or Path(os.environ.get("FLWR_HOME") or "~/.flwr")).expanduser().resolve()
+    return expanded(str(home or os.environ.get("FLWR_HOME") or "~/.flwr")).resolve()
 
 
 def log_of(home: Path | None) -> Path:

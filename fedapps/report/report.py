@@ -14,6 +14,7 @@ from fedapps.core import changes, log, registry
 from fedapps.core.config import to_toml
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
+from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.core.stopping import Stopped
@@ -78,7 +79,7 @@ class Report:
         Raises `RunError` if a named run exists, the folder cannot be made, or a logger of the
         run's settings cannot begin.
         """
-        path = Path(runs_dir).expanduser().absolute()
+        path = expanded(runs_dir, "runs-dir").absolute()
         name = changes.name_of(flat_config)
         report = cls(directory.make(path, run_name, name), settings)
         report._configure(flat_config)

@@ -14,7 +14,6 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import ClassVar
 
 import msgspec
@@ -22,6 +21,7 @@ import torch
 
 from fedapps.core import log
 from fedapps.core.errors import RunError
+from fedapps.core.paths import expanded
 from fedapps.method.strategy import BaseStrategy
 from fedapps.method.update import ClientUpdate, Failure
 from fedapps.models.layers import Arrays, Slice, put
@@ -72,7 +72,7 @@ class SplitStrategy(BaseStrategy):
             )
         for client in range(s.num_clients):  # a bad cut ends the run here
             self.cut(client)
-        self._tls = Path(s.channel_tls).expanduser() if s.channel_tls else None
+        self._tls = expanded(s.channel_tls, "channel-tls") if s.channel_tls else None
         self._certificate = read_certificate(self._tls) if self._tls else ""
         self._reach = reachable(s.channel_address, s.channel_reach)
         self._session: Session | None = None
