@@ -50,12 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the grid and compare; 1 if a run failed. Raises `RunError`; Ctrl-C says how far it is."""
-    # what reads and draws takes seconds that the help need not wait for
-    from fedapps.compare import files, table
-    from fedapps.compare.comparison import compared
+    # each import takes a second or more: that of tables and pictures can wait for the runs
     from fedapps.compare.grid import Axis, points, read_seeds
-    from fedapps.compare.runs import read
-    from fedapps.compare.sweep import Sweep
     from fedapps.core import config
 
     if options.jobs < 1:
@@ -64,6 +60,9 @@ def run(options: argparse.Namespace) -> int:
     axes = [Axis.read(text) for text in options.axes]
     grid = points(axes, base, read_seeds(options.seeds) if options.seeds else [])
     folder = (options.output or path(str(base["runs-dir"])) / "sweep").absolute()
+
+    from fedapps.compare.sweep import Sweep
+
     sweep = Sweep(folder, grid, options.jobs)
     try:
         sweep.run()
@@ -71,6 +70,10 @@ def run(options: argparse.Namespace) -> int:
         done = f"{len(sweep.finished)} of {len(grid)} runs are finished"
         raise KeyboardInterrupt(f"stopped, {done}; the same words go on with the others") from None
     if sweep.finished:
+        from fedapps.compare import files, table
+        from fedapps.compare.comparison import compared
+        from fedapps.compare.runs import read
+
         comparison = compared([read(run) for run in sweep.finished])
         table.show(comparison)
         for file in files.write(comparison, folder / "comparison", options.format):

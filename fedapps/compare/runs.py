@@ -40,14 +40,18 @@ class Run:
     @property
     def scored(self) -> pd.DataFrame:
         """The figures of the rounds in which clients were personalized and scored, by round."""
-        figures = self.rounds.set_index("round").drop(columns=NO_FIGURES, errors="ignore")
-        return figures.dropna(subset=[RESULT])
+        return self._by_round.drop(columns=NO_FIGURES, errors="ignore").dropna(subset=[RESULT])
 
     def curve(self, figure: str) -> pd.Series:
         """Return a figure of all rounds that have it, by round."""
         if figure not in self.rounds:
             return pd.Series(dtype=float)
-        return self.rounds.set_index("round")[figure].dropna()
+        return self._by_round[figure].dropna()
+
+    @property
+    def _by_round(self) -> pd.DataFrame:
+        """A row for each round: of one with two phases, the last."""
+        return self.rounds.drop_duplicates("round", keep="last").set_index("round")
 
     def costs(self, round_: int) -> dict[str, float]:
         """Return what the rounds up to and with `round_` have cost, seconds too."""
