@@ -30,6 +30,7 @@ BASE = (
 OWN = {
     "fedcmd": "fedcmd.selection-fraction=0.5",
     "lgfedavg": "lgfedavg.warmup-rounds=3",
+    "perfreezeclip": "local-epochs=2",  # frozen in one, not in the other
 }
 TABLES = ("rounds.csv", "clients.csv", "classes.csv", "events.csv")
 FILE_EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.truncate", "os.link")
