@@ -158,6 +158,10 @@ def test_a_base_method_that_cannot_be(refuse, base):
             "fedap needs a model with BatchNorm, cnn has none: use one that ",
         ),
         (
+            'strategy="fedbn"',
+            "fedbn needs a model with BatchNorm, cnn has none: use one that ",
+        ),
+        (
             'strategy="fedfomo" fedfomo.validation-fraction=0.0',
             "fedfomo needs a validation part: validation-fraction > 0, as 0.2",
         ),

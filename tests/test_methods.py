@@ -12,13 +12,13 @@ from safetensors.numpy import load_file
 from fedapps.core import config, registry
 from fedapps.models.layers import run
 from fedapps.training.workspace import Workspace
+from tests.support.methods import needed
 
 METHODS = registry.names()
-WITH = {"fedap": 'model="lenet5"'}  # what a method cannot do without
 
 
 def options(method: str, tiny: str) -> str:
-    return f'{tiny} strategy="{method}" local-epochs=2 {WITH.get(method, "")}'
+    return f'{tiny} strategy="{method}" local-epochs=2 {needed(method)}'
 
 
 def training_rows(rounds: list[dict[str, str]]) -> list[dict[str, str]]:

@@ -47,7 +47,6 @@ def test_clipping_reaches_every_training(tiny_npz, serial_run, read_model, fits)
     ("method", "down", "up", "evaluation"),
     [
         ("lgfedavg", [HEAD] * 3, [HEAD] * 3, HEAD),
-        ("fedbn", [ALL] * 3, [ALL] * 3, ALL),
         ("fedrod", [ALL] * 3, [ALL] * 3, ALL),
         ("pfedsim", [ALL, ALL, BODY], [ALL] * 3, BODY),  # warm-up, newcomers, then the body
         ("feddyn", [ALL] * 3, [ALL] * 3, ALL),

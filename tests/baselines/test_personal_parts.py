@@ -39,10 +39,7 @@ def test_lg_fedavg_after_a_warm_up(serial_run, fits, read_rounds, read_model):
         assert np.array_equal(value, warm[key]) == (not key.startswith("fc2."))
 
 
-def test_fedbn_keeps_batchnorms_and_is_fedavg_without_any(serial_run, fits):
-    one, two = serial_run('strategy="fedbn"'), serial_run('strategy="fedavg"')
-    assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
-    assert (one / "clients.csv").read_bytes() == (two / "clients.csv").read_bytes()
+def test_fedbn_keeps_batchnorms(serial_run, fits):
     serial_run('strategy="fedbn" model="lenet5"')
     client, state, _, update = fits[-1]
     modules = dict(client.model.named_modules())

@@ -7,6 +7,7 @@ from fedapps.core import config, registry
 from fedapps.serial import run_serial
 from fedapps.split.strategy import SplitStrategy
 from tests.deploy.helpers import outcome
+from tests.support.methods import needed
 
 pytestmark = pytest.mark.deployment
 
@@ -28,8 +29,7 @@ def deployment(tmp_path_factory):
 def test_every_method_runs_on_supernodes(strategy, deployment, tmp_path, tiny_npz):
     """Two rounds on two SuperNodes, split methods through their channel: the serial numbers."""
     run = [*ALL, tiny_npz, f'strategy="{strategy}" runs-dir="{tmp_path}" min-available=2']
-    if strategy == "fedap":
-        run.append('model="lenet5"')
+    run.append(needed(strategy))
     if issubclass(registry.strategy_class(strategy), SplitStrategy):
         run.append(f'channel-tls="{deployment.certificates}"')
     result = deployment.run(*run, 'run-name="real"')

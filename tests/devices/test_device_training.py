@@ -11,6 +11,7 @@ from fedapps.core import registry
 from fedapps.core.errors import RunError
 from fedapps.device import personalized
 from tests.devices.helpers import DEVICES, RUN, rounds
+from tests.support.methods import needed
 
 CENTRAL = [name for name in registry.names() if registry.strategy_class(name).needs_union]
 METHODS = [name for name in registry.names() if name not in CENTRAL]
@@ -41,8 +42,7 @@ def test_every_method_runs_on_devices(strategy, device_run, read_csv, nodes, mon
         save(path, client)
 
     monkeypatch.setattr(personalized, "save", check)
-    model = 'model="lenet5"' if strategy == "fedap" else ""
-    folder = device_run(f'strategy="{strategy}" local-epochs=2 {model}')
+    folder = device_run(f'strategy="{strategy}" local-epochs=2 {needed(strategy)}')
     trained = [row for row in read_csv(folder, "rounds.csv") if row["phase"] != "finetune"]
     assert [(row["clients"], row["failures"]) for row in trained] == [(str(DEVICES), "0")] * 2
     for node in nodes:
