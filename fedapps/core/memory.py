@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 from rich.filesize import decimal
 
 from fedapps.core import log
@@ -36,6 +35,8 @@ def reserve(what: str, nbytes: int, instead: str) -> None:
 
 def available() -> int:
     """Return the bytes that this process may still take, of the machine or of its container."""
+    import psutil  # a device, which asks nothing of the kind, need not load it
+
     return max(0, min([psutil.virtual_memory().available, *_left_in_container()]))
 
 
