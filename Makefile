@@ -26,6 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make run     install what is needed, run the app on Flower's simulation engine;"
 	@echo "             CONFIG='strategy=\"fedper\"' sets run-config keys, FEDERATION=... the engine"
+	@echo "             RESUME=1 goes on with the newest unfinished run of the same settings"
 	@echo "make stop    end the SuperLink that make run leaves in the background"
 	@echo "make test    run the tests; ARGS='-m \"not slow\"' leaves out the long ones"
 	@echo "make flower-matrix  run the engines' tests on the locked, the newest and the nightly Flower"
@@ -36,7 +37,7 @@ help:
 
 run: $(READY)
 	@$(PY) -m fedapps.launch . --home "$(HOME_DIR)" --federation-config "$$FEDERATION" \
-		--run-config 'runs-dir="$(CURDIR)/runs"' --run-config "$$CONFIG"
+		--run-config 'runs-dir="$(CURDIR)/runs"' --run-config "$$CONFIG" $(if $(RESUME),--resume)
 
 stop:
 	@if [ -x $(PY) ]; then $(PY) -m fedapps.launch --stop --home "$(HOME_DIR)"; \

@@ -4,7 +4,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from experiments import readings
 from experiments.estimate import Estimate
 from experiments.papers import Cell
-from experiments.store import Store, collect
+from experiments.store import Store, collect, numeric
 from fedapps.compare.workers import Worker, stop
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
@@ -115,11 +115,13 @@ class Runner:
     def _do(self, job: Job, number: int) -> None:
         started = time.strftime("%Y%m%d-%H%M%S")
         name = f"{job.cell.table.name}-{job.cell.name}-s{job.seed}-{started}"
-        folder, start = self.runs_dir / name, time.monotonic()
-        places = {"runs-dir": str(self.runs_dir), "run-name": name, "data-root": self.data_root}
+        places = {"runs-dir": str(self.runs_dir), "data-root": self.data_root}
+        flat = job.cell.config(job.seed) | self.extra | places
+        begun = interrupted(flat)
+        folder, start = begun or self.runs_dir / name, time.monotonic()
+        flat |= {"resume": str(begun)} if begun else {"run-name": name}
         self.active[number] = (job, folder, start)
         self.screen.started(number, job)
-        flat = job.cell.config(job.seed) | self.extra | places
         log = self.runs_dir / f"{name}.log"
         done = self.workers[number].run(flat, log, plots=False)
         run = collect(job.cell, job.seed, done, self.reads)
@@ -131,6 +133,15 @@ class Runner:
         left = self.remaining()
         rest = "" if left is None else f", left {clock(left)}"
         self.screen.say(f"{job.name}: {shown}in {took}{rest}")
+
+
+def interrupted(flat: Mapping[str, Scalar]) -> Path | None:
+    """Return the run directory of these settings whose run was interrupted, if there is one."""
+    from fedapps.core import config
+    from fedapps.engine import resume  # takes seconds, and only runs need it
+
+    folders = resume.unfinished(config.read(flat), flat)
+    return next((f for f in folders if numeric(config.stored(f)) == numeric(flat)), None)
 
 
 def rounds_done(folder: Path) -> int:

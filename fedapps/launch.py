@@ -28,7 +28,7 @@ from pathlib import Path
 
 from fedapps.core import log
 from fedapps.core.commands import execute
-from fedapps.core.options import add_home, add_run_config
+from fedapps.core.options import add_home, add_resume, add_run_config, chosen
 from fedapps.launcher import superlink
 from fedapps.launcher.inputs import merged, refusal, staged
 from fedapps.launcher.outcome import LaunchResult, parse_status
@@ -169,6 +169,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `fedapps run`."""
     parser.add_argument("app", nargs="?", type=Path, default=Path(), help="folder of the app [.]")
     add_run_config(parser)
+    add_resume(parser)
     parser.add_argument(
         "--federation-config",
         default="",
@@ -186,7 +187,7 @@ def run(options: argparse.Namespace) -> int:
     """Run as the options say; return the exit status. Raises `RunError`."""
     result = launch(
         options.app,
-        options.run_config,
+        chosen(options),
         options.federation_config,
         options.home,
         options.port,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fedapps.core.commands import execute
 from fedapps.core.errors import RunError
-from fedapps.core.options import Flat, add_run_config, parse_option
+from fedapps.core.options import Flat, add_resume, add_run_config, chosen, parse_option
 from fedapps.core.paths import expanded
 
 # The parser stands here without the engine, whose libraries take seconds to load.
@@ -75,6 +75,7 @@ def absolute(run_config: Flat) -> Flat:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `fedapps serial`."""
     add_run_config(parser)
+    add_resume(parser)
     parser.add_argument(
         "--num-supernodes",
         type=int,
@@ -106,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
         from fedapps.core import config
 
         nodes = [parse_option(text, "--node-config") for text in options.node_config]
-        run_config = absolute(config.parse(options.run_config))
+        run_config = absolute(config.parse(chosen(options)))
         print(run_serial(run_config, options.num_supernodes, nodes, options.keep_going))
     except KeyboardInterrupt as stop:  # the server tells what is there
         raise KeyboardInterrupt(str(stop) or "interrupted, nothing was written") from None

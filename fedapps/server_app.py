@@ -5,7 +5,8 @@ import fedapps.core.quiet  # noqa: F401, before what takes long
 # isort: split
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from logging import ERROR
 from pathlib import Path
 
@@ -69,32 +70,41 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     rounds = Rounds(strategy)  # which checks it, before there is a run directory
     for note in unused.notes(strategy):
         log.warning("%s", note)
-    report = _report(rounds, context.run_config)
-    if counts is not None:
-        report.hold(counts)
-    report.follow(strategy.arrays)
-    try:
-        with log.to_file(report.folder / FILE), stoppable():
-            with report.closing(plots):
-                nodes = node_registry(grid, space)
-                fleet = meet(nodes, space)
-                rounds.run(grid, report, nodes, fleet)
-            report.finish(strategy.arrays, {"seconds": report.seconds}, plots)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(resume.interrupted(report)) from None
+    with _reporting(rounds, context.run_config) as report:
+        if counts is not None:
+            report.hold(counts)
+        report.follow(strategy.arrays)
+        try:
+            with log.to_file(report.folder / FILE), stoppable():
+                with report.closing(plots):
+                    nodes = node_registry(grid, space)
+                    fleet = meet(nodes, space)
+                    rounds.run(grid, report, nodes, fleet)
+                report.finish(strategy.arrays, {"seconds": report.seconds}, plots)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(resume.interrupted(report)) from None
     return report.folder
 
 
-def _report(rounds: Rounds, flat: Mapping[str, Scalar]) -> Report:
-    """Make the directory of a new run, or go on in that of the run that `resume` names."""
+@contextmanager
+def _reporting(rounds: Rounds, flat: Mapping[str, Scalar]) -> Iterator[Report]:
+    """Make the directory of a new run, or go on in that of the run that `resume` names.
+
+    No other process goes on with it meanwhile.
+    """
     settings = rounds.settings
     unfinished = resume.find(settings, flat)
     if unfinished is None:
         if settings.checkpoint_every:
             resume.offer(settings, flat)
-        return Report.create(settings.runs_dir, settings.run_name, settings, flat)
-    unfinished.restore(rounds)
-    return Report.reopen(unfinished.folder, settings, flat, unfinished.checkpoint.progress)
+        report = Report.create(settings.runs_dir, settings.run_name, settings, flat)
+        with resume.alone(report.folder):
+            yield report
+        return
+    with resume.alone(unfinished.folder):
+        unfinished.restore(rounds)
+        at = unfinished.checkpoint.progress
+        yield Report.reopen(unfinished.folder, settings, flat, at)
 
 
 def node_registry(grid: Grid, space: Workspace) -> NodeRegistry:

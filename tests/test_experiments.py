@@ -16,6 +16,8 @@ from experiments.tuning import settled
 from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.report.columns import known_figures, round_columns
+from fedapps.report.report import Report
+from fedapps.serial import run_serial
 
 TINY = (
     'dataset="digits" num-clients=4 min-samples=4 alpha=1.0 num-rounds=3 fraction-train=0.5 '
@@ -186,6 +188,30 @@ def test_rows_run_side_by_side_once_and_one_that_fails_is_named(table, store, tm
     ], "a round of evaluate-rounds does not personalize"
     before = sorted((tmp_path / "runs").iterdir())
     assert made.run(jobs[:2]) == [] and sorted((tmp_path / "runs").iterdir()) == before
+
+
+@pytest.mark.slow
+def test_a_row_that_was_interrupted_goes_on(table, store, tmp_path, monkeypatch):
+    """In the directory that it had, to the figures that it would have had."""
+    job = Job(table.cells("smoke")[0], 0)
+    write = Report.round
+
+    def interrupt(report, row):
+        if row.round == 2:
+            raise KeyboardInterrupt
+        write(report, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Report, "round", interrupt)
+        places = {"runs-dir": str(tmp_path / "runs"), "run-name": "begun"}
+        with pytest.raises(KeyboardInterrupt):
+            run_serial(job.cell.config(0) | places, plots=False)
+    made = Runner(store, tmp_path / "runs", "~/fedapps-data", jobs=1, fresh=False)
+    assert made.run([job]) == []
+    folders = [path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()]
+    assert folders == ["begun"]
+    whole = run_serial(job.cell.config(0) | {"runs-dir": str(tmp_path / "whole")}, plots=False)
+    assert store.find(job.cell, 0).figures == collect(job.cell, 0, whole).figures
 
 
 def test_a_figure_has_students_interval_over_seeds():

@@ -14,12 +14,14 @@ from safetensors.numpy import load_file
 
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
+from fedapps.core.files import held
 from fedapps.engine import again, best, checkpoint
 from fedapps.engine.best import Best
 from fedapps.engine.checkpoint import Checkpoint, Progress, needed_after
 from fedapps.engine.recovery import SPENT
 from fedapps.engine.store import NONE, ClientStore
 from fedapps.report.about import About
+from fedapps.report.report import Report
 from fedapps.serial import run_serial
 from tests.support.killed import differences
 
@@ -91,6 +93,46 @@ def test_latest_is_the_newest_unfinished_run_of_the_same_settings(
     assert serial_run("num-rounds=4", 'resume="latest"') == folder
     with pytest.raises(RunError, match="no unfinished run of these settings"):
         serial_run("num-rounds=4", 'resume="latest"')  # now it is finished
+
+
+def test_what_runs_elsewhere_is_neither_offered_nor_gone_on_with(
+    interrupted, serial_run, monkeypatch, capsys
+):
+    keep_all(monkeypatch)
+    folder = interrupted()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    hold = (
+        "import fcntl, os, sys\n"
+        f"handle = os.open({str(folder)!r}, os.O_RDONLY)\n"
+        "fcntl.flock(handle, fcntl.LOCK_EX)\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    other = subprocess.Popen([sys.executable, "-c", hold], stdin=-1, stdout=-1, text=True)
+    with other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(RunError, match="this run is going on in another process"):
+            run_serial(config.parse([f'resume="{folder}"']))
+        with pytest.raises(RunError, match="no unfinished run of these settings"):
+            serial_run("num-rounds=4", 'resume="latest"')
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+        other.kill()
+    assert serial_run("num-rounds=4", 'resume="latest"') == folder  # however it has ended
+
+
+def test_a_run_holds_its_directory(serial_run, monkeypatch):
+    free, write = [], Report.round
+
+    def look(report, row):
+        with held(report.folder) as alone:
+            free.append(alone)
+        write(report, row)
+
+    monkeypatch.setattr(Report, "round", look)
+    folder = serial_run("num-rounds=2")
+    assert free == [False, False]
+    with held(folder) as alone:
+        assert alone
 
 
 def test_other_settings_are_named(interrupted, monkeypatch):

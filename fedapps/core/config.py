@@ -15,7 +15,7 @@ import tomli_w
 
 from fedapps.core import flower, options, project, registry
 from fedapps.core.errors import RunError
-from fedapps.core.options import parse_option
+from fedapps.core.options import LATEST, parse_option
 from fedapps.core.paths import absolute, expanded
 from fedapps.core.privacy_settings import PrivacySettings
 from fedapps.core.schema import (
@@ -58,7 +58,6 @@ __all__ = [  # all that others need to know of settings
 ]
 
 DEVICE = "device"  # as dataset: every client is a device with data of its own
-LATEST = "latest"  # as resume
 UNSET = ""  # value of a key with a default in [tool.fedapps.defaults]
 ALL_KEYS = "`fedapps keys` lists all keys"
 _REPEAT = "To repeat this run: flwr run . --run-config <this file>"

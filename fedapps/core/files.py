@@ -1,5 +1,6 @@
 """Files that are either there in full or not at all."""
 
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -45,6 +46,30 @@ def write_whole(path: Path, content: bytes | Callable[[Path], None], durable: bo
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[bool]:
+    """Hold a folder for what is done in here; gives False where somebody else holds it.
+
+    The system lets it go when the process ends, however that ends.
+    """
+    with writing(folder):
+        handle = os.open(folder, os.O_RDONLY)
+    try:
+        yield _locked(handle)
+    finally:
+        os.close(handle)
+
+
+def _locked(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system that knows no locks
+        return True
+    return True
 
 
 def _sync_folder(folder: Path) -> None:

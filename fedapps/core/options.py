@@ -5,6 +5,7 @@ needs no quotes, as `strategy=fedper`, because a shell takes them away from `-c 
 """
 
 import argparse
+import json
 import re
 import tomllib
 from collections import Counter
@@ -17,6 +18,7 @@ from fedapps.core.paths import expanded
 
 Flat = dict[str, bool | int | float | str]
 NAME = "--run-config"
+LATEST = "latest"  # as `resume`: the newest unfinished run of the same settings
 _PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")  # as in Flower's parse_config_args
 _BARE = re.compile(r"""[^\s'"\\\[\]{}]+""")  # a word that can only be a text if it is no number
 
@@ -32,6 +34,31 @@ def add_run_config(parser: argparse.ArgumentParser) -> None:
         help="settings as 'KEY=VALUE KEY=VALUE', or a .toml file of them; may be repeated, a later "
         "one wins. `fedapps keys` lists all keys",
     )
+
+
+def add_resume(parser: argparse.ArgumentParser) -> None:
+    """Add `--resume`, short for the key `resume`; see `chosen`."""
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const=LATEST,
+        default="",
+        metavar="RUN",
+        help="go on with the run of this directory; without one, with the newest unfinished run of "
+        "these settings",
+    )
+
+
+def chosen(options: argparse.Namespace) -> list[str]:
+    """Return the texts of all `-c` options, and what `--resume` adds to them.
+
+    Raises `RunError`.
+    """
+    if options.resume in ("", LATEST):
+        folder = options.resume
+    else:  # a relative path is meant from here
+        folder = str(expanded(options.resume, "--resume").absolute())
+    return [*options.run_config, *[f"resume={json.dumps(folder)}"] * bool(folder)]
 
 
 def add_home(parser: argparse.ArgumentParser) -> None:

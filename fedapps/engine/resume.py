@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from fedapps.core import config, log
 from fedapps.core.changes import INCIDENTAL
 from fedapps.core.config import LATEST
 from fedapps.core.errors import RunError
+from fedapps.core.files import held
 from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar, literal
 from fedapps.core.settings import Settings
@@ -64,11 +66,11 @@ def find(settings: Settings, flat: Mapping[str, Scalar]) -> Unfinished | None:
     if not settings.resume:
         return None
     if settings.resume == LATEST:
-        folder = next(_unfinished(settings, flat), None)
+        folder = next(unfinished(settings, flat), None)
         if folder is None:
             raise RunError(
                 f'resume = "{LATEST}": no unfinished run of these settings is in '
-                f'{settings.runs_dir}; name its directory, or start anew with resume=""'
+                f"{settings.runs_dir}; name its directory, or start anew without it"
             )
     else:
         folder = expanded(settings.resume, "resume")
@@ -78,23 +80,52 @@ def find(settings: Settings, flat: Mapping[str, Scalar]) -> Unfinished | None:
     return Unfinished(folder, checkpoint.load(folder))
 
 
+def unfinished(settings: Settings, flat: Mapping[str, Scalar]) -> Iterator[Path]:
+    """Yield the unfinished runs of the same settings below `runs-dir`, newest first."""
+    runs = expanded(settings.runs_dir, "runs-dir")
+    folders = [path.parent for path in runs.glob(f"*/{checkpoint.FOLDER}")]
+    folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    for folder in folders[:MOST_LOOKED_AT]:
+        if is_finished(folder) or not checkpoint.rounds(folder):
+            continue
+        try:
+            old = config.stored(folder)
+        except RunError:
+            continue
+        same_rounds = old.get("num-rounds") == flat["num-rounds"]
+        if same_rounds and not differences(old, flat) and _is_free(folder):
+            yield folder
+
+
 def offer(settings: Settings, flat: Mapping[str, Scalar]) -> None:
     """Say so if an unfinished run of the same settings could go on instead of a new one."""
-    for folder in _unfinished(settings, flat):
+    for folder in unfinished(settings, flat):
         done = checkpoint.rounds(folder)[-1]
         log.info(
-            'note: %s of the same settings stopped after round %s; resume="latest" goes on with it',
+            "note: %s of the same settings stopped after round %s; --resume goes on with it",
             folder,
             done,
         )
         return
 
 
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold the directory of a run, so that nobody goes on with it while it runs.
+
+    Raises `RunError` if it runs in another process.
+    """
+    with held(folder) as free:
+        if not free:
+            raise RunError(f"{folder}: this run is going on in another process; stop it first")
+        yield
+
+
 def interrupted(report: Report) -> str:
     """Say what there is of a run that the user has interrupted, and how it goes on."""
     done, total = (report.rows[-1].round if report.rows else 0), report.settings.num_rounds
     if checkpoint.rounds(report.folder):
-        how = f"fedapps serial -c {shlex.quote(str(report.folder / 'resume.toml'))}"
+        how = f"fedapps serial --resume {shlex.quote(str(report.folder))}"
         return f"interrupted after round {done} of {total}; this goes on with it: {how}"
     there = f"model and figures of {number(done, 'round')}" if done else "no results yet"
     return f"interrupted in round {done + 1} of {total}: {report.folder} has {there}"
@@ -145,18 +176,9 @@ def _check_settings(folder: Path, flat: Mapping[str, Scalar]) -> None:
         )
 
 
-def _unfinished(settings: Settings, flat: Mapping[str, Scalar]) -> Iterator[Path]:
-    """Yield the unfinished runs of the same settings below `runs-dir`, newest first."""
-    runs = expanded(settings.runs_dir, "runs-dir")
-    folders = [path.parent for path in runs.glob(f"*/{checkpoint.FOLDER}")]
-    folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    for folder in folders[:MOST_LOOKED_AT]:
-        if is_finished(folder) or not checkpoint.rounds(folder):
-            continue
-        try:
-            old = config.stored(folder)
-        except RunError:
-            continue
-        same_rounds = old.get("num-rounds") == flat["num-rounds"]
-        if same_rounds and not differences(old, flat):
-            yield folder
+def _is_free(folder: Path) -> bool:
+    try:
+        with held(folder) as free:
+            return free
+    except RunError:  # it is another user's, or gone
+        return False

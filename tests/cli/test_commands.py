@@ -130,7 +130,7 @@ def test_bad_input_is_one_line(options, capsys):
 
 NOTHING = "interrupted in round 1 of 2: {} has no results yet"
 FIGURES = "interrupted in round 2 of 2: {} has model and figures of 1 round"
-GOES_ON = "interrupted after round 1 of 2; this goes on with it: fedapps serial -c {}/resume.toml"
+GOES_ON = "interrupted after round 1 of 2; this goes on with it: fedapps serial --resume {}"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,8 @@ def test_ctrl_c_tells_what_a_serial_run_has_written(
     assert len(read_csv(folder, "rounds.csv")) == done
     monkeypatch.undo()
     if says == GOES_ON:
-        assert cli.main(["serial", "-c", f"{folder}/resume.toml"]) == 0
+        monkeypatch.chdir(folder.parent)
+        assert cli.main(["serial", "--resume", folder.name]) == 0
         assert len(read_csv(folder, "rounds.csv")) == 2
 
 

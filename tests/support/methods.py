@@ -5,5 +5,4 @@ from fedapps.core import registry
 
 def needed(method: str) -> str:
     """Return the run-config that a method needs beside a tiny one."""
-    norms = 'model="lenet5" ' if registry.strategy_class(method).needs_norms else ""
-    return norms + ("local-epochs=2" if method == "perfreezeclip" else "")
+    return 'model="lenet5"' if registry.strategy_class(method).needs_norms else ""
