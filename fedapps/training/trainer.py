@@ -68,7 +68,7 @@ class Trainer:
         """
         done, epoch = TrainingStats(), 0
         self.model.zero_grad()  # a client that failed may have left gradients
-        torch.manual_seed(draw.torch_seed())
+        self._seed(draw.torch_seed())
         anchor = self._anchor(stages, objective.anchor)
         for stage in stages:
             if stage.epochs and (stage.layers or objective.parameters):
@@ -224,6 +224,13 @@ class Trainer:
         norms = batch_norms(self.model.get_submodule(layer))
         of_batch = layer in trained or any(norm.running_mean is None for norm in norms)
         return self.profile.lone[layer] and of_batch
+
+    def _seed(self, seed: int) -> None:
+        """Seed what layers draw from, as dropout does."""
+        if next(self.model.parameters()).is_cpu:
+            torch.default_generator.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)  # takes milliseconds, in which it notes who has called
 
     def _anchor(
         self, stages: tuple[Stage, ...], given: Mapping[str, Tensor] | None
