@@ -77,8 +77,8 @@ def main() -> None:
                  test_labels=labels[few])  # fmt: skip
         rows = measured(
             [
-                f'dataset="{path}" runs-dir="{folder}" strategy="{options.strategy}" partitioner="iid"',
-                f"num-clients={options.clients} num-rounds={options.rounds} fraction-train=0.002",
+                f'dataset="{path}" runs-dir="{folder}" strategy="{options.strategy}"',
+                f"num-clients={options.clients} num-rounds={options.rounds} fraction-train=0.002 partitioner=iid",
                 'local-epochs=1 evaluate-every=1 evaluate-clients=20 threads=1 device="cpu"',
             ]
         )

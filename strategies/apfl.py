@@ -26,7 +26,7 @@ class Settings(MethodSettings, frozen=True):
     initial_alpha: Annotated[Fraction, doc("alpha_i, the share of v_i, before any learning")]
     adaptive: Annotated[bool, doc("learn alpha_i (Section 4.2)")]
     alpha_steps: Annotated[
-        Literal["batch", "round"], doc("learn alpha_i at every batch, or at the first of a round")
+        Literal["batch", "round"], doc("learn alpha_i at every batch, or only at a round's first")
     ]
 
 

@@ -19,11 +19,15 @@ from fedapps.method import (
 class Settings(MethodSettings, frozen=True):
     """FedALA's own keys."""
 
-    sample_percent: Annotated[int, Meta(ge=1, le=100), doc("s: percent of the data that train W")]
+    sample_percent: Annotated[
+        int, Meta(ge=1, le=100), doc("s: percentage of the data that W is learned on")
+    ]
     ala_layers: Annotated[Count, doc("p: how many of the last layers are mixed")]
     ala_lr: Annotated[AtLeastZero, doc("eta: learning rate of W")]
-    threshold: Annotated[AtLeastZero, doc("first W: stop when 10 losses deviate by less")]
-    max_epochs: Annotated[Count, doc("first W: stop after so many epochs")]
+    threshold: Annotated[
+        AtLeastZero, doc("learning the first W: stop when 10 losses deviate by less")
+    ]
+    max_epochs: Annotated[Count, doc("learning the first W: stop after this many epochs")]
 
 
 class FedALA(BaseStrategy):

@@ -44,11 +44,11 @@ class Settings(MethodSettings, frozen=True):
     ]
     weighting: Annotated[
         Literal["cosine", "uniform"],
-        doc("mix layers after the personal one by its similarity, or average them"),
+        doc("mix the layers after the personal one by its similarity, or average them"),
     ]
-    layer: Annotated[str, doc('personal layers that are fixed from round 1, as fc1,fc2; "": vote')]
+    layer: Annotated[str, doc('personal layers, fixed from round 1: fc1,fc2; "": vote')]
     other_layer: Annotated[str, doc("fixed personal layers of the clients in other-clients")]
-    other_clients: Annotated[str, doc("clients with other fixed layers, as 3,7,12")]
+    other_clients: Annotated[str, doc("clients to which other-layer applies: 3,7,12")]
 
 
 class FedCMD(WarmUp):

@@ -32,7 +32,7 @@ class Settings(OversampleSettings, frozen=True):
         ),
     ]
     weighting: Annotated[
-        Literal["plain", "samples"], doc("copies of a layer count alike, or by their samples")
+        Literal["plain", "samples"], doc("clients' copies of a layer count equally, or by samples")
     ]
 
 

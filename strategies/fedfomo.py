@@ -27,8 +27,8 @@ class Settings(MethodSettings, frozen=True):
     """FedFomo's own keys; its validation part is the general `validation-fraction`."""
 
     models: Annotated[NonNegative, doc("M: how many models of others a client gets at most")]
-    epsilon: Annotated[BelowOne, doc("probability in round 1 that they are random ones")]
-    epsilon_decay: Annotated[BelowOne, doc("what this probability loses in each round")]
+    epsilon: Annotated[BelowOne, doc("probability in round 1 that these models are random ones")]
+    epsilon_decay: Annotated[BelowOne, doc("how much this probability falls in each round")]
 
 
 class FedFomo(BaseStrategy):

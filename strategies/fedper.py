@@ -8,7 +8,7 @@ from fedapps.method import BaseStrategy, MethodSettings, Plan, Slice, doc
 class Settings(MethodSettings, frozen=True):
     """FedPer's own keys."""
 
-    personal_layers: Annotated[str, doc('layers that stay on the client, as fc1,fc2; "": the head')]
+    personal_layers: Annotated[str, doc('layers that stay on the client: fc1,fc2; "": the head')]
 
 
 class FedPer(BaseStrategy):

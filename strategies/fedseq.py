@@ -22,14 +22,15 @@ class Settings(MethodSettings, frozen=True):
     """FedSeq's own keys."""
 
     base: Annotated[
-        Literal["fedbabu", "fedavg", "fedper", "fedrep"], doc("method that the schedule is put on")
+        Literal["fedbabu", "fedavg", "fedper", "fedrep"],
+        doc("method that the schedule is applied to"),
     ]
     schedule: Annotated[
         Literal["vanilla", "anti"],
         doc("vanilla: unfreeze from the input side; anti: from the head"),
     ]
     unfreeze_rounds: Annotated[
-        str, doc('rounds that unfreeze a group, from 0, as 0,100,200; "": spread evenly')
+        str, doc('rounds that unfreeze a group, counted from 0: 0,100,200; "": spread evenly')
     ]
     groups: Annotated[NonNegative, doc("number K of groups of body layers; 0: one per layer")]
 

@@ -9,7 +9,7 @@ class Settings(MethodSettings, frozen=True):
     """Local-only's own keys."""
 
     match_compute: Annotated[
-        bool, doc("train clients only in rounds that select them (FedCMD's tables), else in all")
+        bool, doc("train a client only in rounds that select it (FedCMD's tables), not in all")
     ]
 
 

@@ -29,7 +29,9 @@ class Settings(MethodSettings, frozen=True):
     beta: Annotated[AtLeastZero, doc("beta: step of the server towards the mean of the clients")]
     inner_steps: Annotated[Count, doc("K: steps of theta_i on each batch")]
     inner_lr: Annotated[Positive, doc("eta_p: learning rate of theta_i")]
-    local_rounds: Annotated[NonNegative, doc("R: batches in a round; 0: those of local-epochs")]
+    local_rounds: Annotated[
+        NonNegative, doc("R: batches in a round; 0: as many as local-epochs gives")
+    ]
 
 
 class PFedMe(BaseStrategy):

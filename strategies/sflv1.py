@@ -20,7 +20,7 @@ class Settings(OversampleSettings, frozen=True):
     cut: Cut
     sync: Annotated[
         Literal["iteration", "round"],
-        doc("server parts share the mean gradient of each step, or are averaged at round end"),
+        doc("server parts take the mean gradient of each step, or are averaged after the round"),
     ]
 
 

@@ -20,7 +20,7 @@ class Settings(OversampleSettings, frozen=True):
     cut: Cut
     order: Annotated[
         Literal["client", "batch"],
-        doc("all epochs of one client, then of the next, or a batch of each client in turn"),
+        doc("client: all epochs of one, then of the next; batch: a batch of each in turn"),
     ]
 
 

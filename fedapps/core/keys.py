@@ -25,7 +25,7 @@ SECTIONS = {
     ),
     "channel-address": (
         "Split learning",
-        "[Split learning](split-learning.md) says when these keys are needed: mostly never.",
+        "[Split learning](split-learning.md) explains these keys; most runs do not need them.",
     ),
     "min-available": ("SuperNodes and output", "A run waits for SuperNodes, and leaves a folder."),
     "checkpoint-every": (

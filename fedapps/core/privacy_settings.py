@@ -20,7 +20,7 @@ class PrivacySettings(MethodSettings, frozen=True):
 
     mode: Annotated[
         Literal["none", "central", "local"],
-        doc("differential privacy: the server adds noise to the mean, or each client to its own"),
+        doc("who adds noise for differential privacy: the server, each client, or nobody"),
     ]
     clip_norm: Annotated[
         Positive, doc("S: largest L2 norm of a client's update, over all that it uploads")
@@ -28,18 +28,22 @@ class PrivacySettings(MethodSettings, frozen=True):
     noise_multiplier: Annotated[
         float,
         Meta(ge=0, le=1000),
-        doc("z: the noise on the sum of updates (local: on each) has deviation z S; 0: none"),
+        doc("z: noise on the sum of updates (local: on each) has deviation z S; 0: no noise"),
     ]
-    delta: Annotated[OpenFraction, doc("epsilon is computed for this delta; below 1 / num-clients")]
+    delta: Annotated[
+        OpenFraction, doc("the delta for which epsilon is computed; below 1 / num-clients")
+    ]
     sampling: Annotated[
         Literal["poisson", "fixed"],
-        doc("central: draw each client with probability m/N, or exactly m (a far larger epsilon)"),
+        doc("central: draw each client with probability m/N, or exactly m (far larger epsilon)"),
     ]
     adaptive: Annotated[bool, doc("central: let S follow a quantile of the updates' norms")]
     target_quantile: Annotated[
         Fraction, doc("adaptive: share of the updates that S should leave unclipped")
     ]
-    clip_lr: Annotated[Share, doc("adaptive: a round takes S to S exp(-clip-lr (share - target))")]
+    clip_lr: Annotated[
+        Share, doc("adaptive: each round multiplies S by exp(-clip-lr (share - target))")
+    ]
     count_noise: Annotated[
         AtLeastZero,
         doc("adaptive: deviation of the noise on the number of unclipped updates; 0: m/20"),

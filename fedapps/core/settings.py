@@ -32,23 +32,24 @@ class Settings(MethodSettings, frozen=True):
     strategy: Annotated[str, doc("the method; `fedapps methods` lists them")]
     dataset: Annotated[
         str,
-        doc("name of a data set, absolute path of an .npz file, or device: each has its own data"),
+        doc("name of a data set, absolute path of an .npz file, or device: clients have their own"),
     ]
     data_root: Annotated[str, doc("folder of the data sets, `~` allowed; downloads go there")]
-    input_shape: Annotated[str, doc("channels,height,width of the images on devices")]
+    input_shape: Annotated[str, doc("shape of the images on devices: channels,height,width")]
     num_classes: Annotated[Count, doc("number of classes on devices")]
     class_names: Annotated[
-        str, doc('names of the classes on devices, in order, as cat,dog; "": they are numbers')
+        str, doc('names of the classes on devices, in order: cat,dog; "": they are numbers')
     ]
     client_state: Annotated[
         Literal["keep", "reset"],
         doc("keep: a device goes on from an earlier run's personal layers; reset: it drops them"),
     ]
     split: Annotated[
-        Literal["merged", "official"], doc("share out train and test set as one, or each of them")
+        Literal["merged", "official"],
+        doc("merged: share out training and test set as one; official: each by itself"),
     ]
     test_fraction: Annotated[
-        OpenFraction, doc("share of a client's samples that are its test part (merged)")
+        OpenFraction, doc("share of a client's samples that become its test samples (merged)")
     ]
     validation_fraction: Annotated[
         BelowOne,
@@ -64,19 +65,23 @@ class Settings(MethodSettings, frozen=True):
     dirichlet_balance: Annotated[
         bool, doc("a client that has 1/N of all samples gets none of the next class (dirichlet)")
     ]
-    shards_per_client: Annotated[Count, doc("label-sorted shards per client (shards)")]
-    sizes: Annotated[str, doc("fraction of the samples per client, as 0.4,0.3,0.2,0.1 (sizes)")]
-    classes_per_client: Annotated[
-        str, doc("classes of each client, as 0-2/2-4/4-6/7-9 or 0,1/2,3 (classes)")
+    shards_per_client: Annotated[
+        Count, doc("how many shards of the samples, sorted by label, a client gets (shards)")
     ]
-    num_clients: Annotated[Count, doc("number N of clients, whatever the number of SuperNodes")]
-    min_samples: Annotated[int, Meta(ge=2), doc("fewest samples of a client (dirichlet)")]
+    sizes: Annotated[str, doc("share of the samples for each client: 0.4,0.3,0.2,0.1 (sizes)")]
+    classes_per_client: Annotated[
+        str, doc("classes of each client: 0-2/2-4/4-6/7-9 or 0,1/2,3 (classes)")
+    ]
+    num_clients: Annotated[
+        Count, doc("number N of clients; it may differ from the number of SuperNodes")
+    ]
+    min_samples: Annotated[int, Meta(ge=2), doc("fewest samples that a client may get (dirichlet)")]
     model: Annotated[str, doc("the model; `fedapps models` lists them with their layers")]
     head_layers: Annotated[Count, doc("how many of the last layers form the head")]
     num_rounds: Annotated[Count, doc("number T of rounds")]
     fraction_train: Annotated[Share, doc("share r of the clients that train in a round")]
     local_epochs: Annotated[Count, doc("epochs E of local training in a round")]
-    batch_size: Annotated[Count, doc("samples B per training step")]
+    batch_size: Annotated[Count, doc("number B of samples in a training step")]
     optimizer: Annotated[
         Literal["sgd", "adam", "adamw"],
         doc("optimizer of local training; adam, adamw: beta1 0.9, beta2 0.999, eps 1e-8"),
@@ -84,7 +89,7 @@ class Settings(MethodSettings, frozen=True):
     lr: Annotated[Positive, doc("learning rate")]
     lr_schedule: Annotated[
         Literal["constant", "step", "cosine"],
-        doc("step: times 0.1 after T/2 and after 3T/4 rounds; cosine: falls towards 0"),
+        doc("step: a tenth after T/2 rounds, a hundredth after 3T/4; cosine: falls towards 0"),
     ]
     momentum: Annotated[BelowOne, doc("momentum (sgd)")]
     weight_decay: Annotated[
@@ -94,28 +99,30 @@ class Settings(MethodSettings, frozen=True):
     clip_percentile: Annotated[
         float,
         Meta(ge=0, le=100),
-        doc("clip gradients at this percentile of the client's earlier norms; 100: do not"),
+        doc("clip gradients at this percentile of the client's earlier norms; 100: never"),
     ]
     max_norm: Annotated[AtLeastZero, doc("largest gradient norm of a step; 0: no limit")]
     clip_mode: Annotated[
         Literal["batch", "sample"], doc("clip the gradient of the batch, or that of each sample")
     ]
-    clip_history: Annotated[Count, doc("gradient norms that a client keeps for the percentile")]
+    clip_history: Annotated[
+        Count, doc("how many gradient norms a client keeps for clip-percentile")
+    ]
     augment: Annotated[
         Literal["none", "crop-flip"], doc("crop-flip: pad by 4 pixels, crop and flip at random")
     ]
     bn_stats: Annotated[
         Literal["shared", "local", "batch"],
-        doc("BatchNorm statistics travel, stay on each client, or are those of the batch"),
+        doc("BatchNorm statistics: shared ones travel, local ones stay, batch keeps none"),
     ]
-    bn_local: Annotated[bool, doc("keep BatchNorms on the client, parameters too")]
+    bn_local: Annotated[bool, doc("keep BatchNorms on the client, with their parameters")]
     seed: Annotated[int, Meta(ge=0, lt=2**32), doc("seed of everything that is random")]
     evaluate_every: Annotated[
         NonNegative, doc("rounds between evaluations; 0: evaluate only after the last round")
     ]
     evaluate_rounds: Annotated[
         str,
-        doc("further rounds to evaluate, as 190-199; clients do not personalize in these"),
+        doc("further rounds to evaluate: 190-199; clients do not personalize in these"),
     ]
     evaluate_on: Annotated[
         Literal["test", "validation"],
@@ -140,7 +147,7 @@ class Settings(MethodSettings, frozen=True):
     ]
     score_without_head: Annotated[
         bool,
-        doc("score the body alone, too: nearest mean feature of a class (some methods always do)"),
+        doc("also score the body alone, by the nearest class mean (some methods always do)"),
     ]
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
@@ -149,15 +156,15 @@ class Settings(MethodSettings, frozen=True):
     threads: Annotated[
         int,
         Meta(ge=1, le=64),
-        doc("torch threads per process; a run repeats exactly with the same number only"),
+        doc("PyTorch threads per process; a run repeats exactly only with the same number"),
     ]
     cache_limit: Annotated[
         NonNegative,
-        doc("MiB per process for clients' data, and as many for outputs of frozen layers"),
+        doc("MiB per process for clients' data, and as much again for outputs of frozen layers"),
     ]
     presum: Annotated[
         bool,
-        doc("SuperNodes send one mean of their clients, which changes the last digit of results"),
+        doc("a SuperNode sends one mean of its clients, which changes the last digit of results"),
     ]
     max_failures: Annotated[
         int,
@@ -166,25 +173,25 @@ class Settings(MethodSettings, frozen=True):
     ]
     max_value: Annotated[
         Positive,
-        doc("largest magnitude of a value in an update; one with a larger value is refused"),
+        doc("largest magnitude of a value in an update; an update above that is refused"),
     ]
     max_samples: Annotated[
         Count,
-        doc("most samples a device may claim, to train or to test; with more it is left out"),
+        doc("most training or test samples a device may claim; with more it is left out"),
     ]
     round_timeout: Annotated[Positive, doc("seconds to wait for the replies of one round")]
     channel_address: Annotated[
         str, doc("host:port where the server listens for split learning; port 0: any free one")
     ]
     channel_reach: Annotated[
-        str, doc('host:port that split clients connect to; "": that of channel-address')
+        str, doc('host:port that split clients connect to; "": the same as channel-address')
     ]
     channel_tls: Annotated[
         str, doc('folder with server.crt, server.key, ca.crt for that channel; "": no TLS')
     ]
     channel_nodes: Annotated[
         NonNegative,
-        doc("SuperNodes on which split clients train; 0: one in a simulation, else all"),
+        doc("SuperNodes on which split clients train; 0: one in a simulation, otherwise all"),
     ]
     join_timeout: Annotated[Positive, doc("seconds to wait for a split client to join a round")]
     step_timeout: Annotated[Positive, doc("seconds to wait for a split client's next batch")]
@@ -196,17 +203,17 @@ class Settings(MethodSettings, frozen=True):
     ]
     resume: Annotated[
         str,
-        doc("run directory to go on with, or latest: the newest unfinished one of these settings"),
+        doc("run directory to go on with, or latest: the newest unfinished one with these keys"),
     ]
     keep_best: Annotated[
         bool, doc("also keep the model of the best round on validation samples, in best/")
     ]
     patience: Annotated[
         NonNegative,
-        doc("end after so many evaluations on validation samples that were not better; 0: never"),
+        doc("end after this many validation scores in a row that were not better; 0: never"),
     ]
     loggers: Annotated[
-        str, doc('loggers among tensorboard, mlflow and wandb, as tensorboard,wandb; "": none')
+        str, doc('tensorboard, mlflow, wandb, or several: tensorboard,wandb; "": none')
     ]
     dp: PrivacySettings
     method: Annotated[Any, doc("settings of the method, from its own table")] = None

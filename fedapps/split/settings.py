@@ -15,9 +15,9 @@ class OversampleSettings(MethodSettings, frozen=True):
     """The keys of methods in which clients train at the same time."""
 
     oversample: Annotated[
-        bool, doc("a client with fewer batches takes its own again until all have as many")
+        bool, doc("a client with fewer batches repeats its own until all have equally many")
     ]
     oversample_limit: Annotated[
         Count,
-        doc("devices' batches under oversample, at most so many times their median (device)"),
+        doc("most batches of a device under oversample, as a multiple of the median (device)"),
     ]

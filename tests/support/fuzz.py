@@ -174,7 +174,7 @@ def config_file(folder: Path) -> Reader:
     flat = config.parse(['strategy="fedcmd" lr=0.5'])
     samples = [
         config.to_toml(flat).encode(),
-        b'lr = 0.5\n[fedprox]\nprox-mu = 0.1\n[dp]\ndelta = 1e-6',
+        b"lr = 0.5\n[fedprox]\nprox-mu = 0.1\n[dp]\ndelta = 1e-6",
     ]
 
     def read(data: bytes) -> object:
