@@ -78,8 +78,8 @@ def main() -> None:
         rows = measured(
             [
                 f'dataset="{path}" runs-dir="{folder}" strategy="{options.strategy}"',
-                f"num-clients={options.clients} num-rounds={options.rounds} fraction-train=0.002 partitioner=iid",
-                'local-epochs=1 evaluate-every=1 evaluate-clients=20 threads=1 device="cpu"',
+                f"num-clients={options.clients} num-rounds={options.rounds} fraction-train=0.002",
+                'partitioner="iid" local-epochs=1 evaluate-every=1 evaluate-clients=20 threads=1',
             ]
         )
     print("rounds".ljust(12) + "".join(name.rjust(15) for name in NAMES))
