@@ -56,8 +56,12 @@ def run(options: argparse.Namespace) -> int:
 
     if options.jobs < 1:
         raise RunError(f"--jobs {options.jobs}: must be at least 1")
-    base = config.parse(["threads=1", *options.run_config]) | _scored_on(options.validation)
+    scored = _scored_on(options.validation)
+    base = config.parse(["threads=1", *options.run_config]) | scored
     axes = [Axis.read(text) for text in options.axes]
+    for axis in axes:
+        if axis.key in scored:
+            raise RunError(f"axis {axis.key}: --validation sets it; leave one of them out")
     grid = points(axes, base, read_seeds(options.seeds) if options.seeds else [])
     folder = (options.output or path(str(base["runs-dir"])) / "sweep").absolute()
 

@@ -70,7 +70,8 @@ def _notes(runs: Sequence[Run], groups: Sequence[Group]) -> Iterator[str]:
             yield f"{group.name} is without {run.folder.name}: {why}"
     for run in runs:
         if not len(run.scored):
-            yield f"{run.folder.name} is not there: it has scored no round yet"
+            why = "none of its rounds was scored" if run.finished else "it has scored no round yet"
+            yield f"{run.folder.name} is not there: {why}"
     yield from _versions([run for group in groups for run in group.runs])
 
 

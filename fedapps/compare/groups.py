@@ -19,7 +19,7 @@ class Group:
     """Runs of the same settings, one a seed in its order, and those that do not count.
 
     `rounds` are those that the runs are looked at after: their last ones, or if they have not
-    finished, the last that all of them have scored.
+    finished, the last that all of them have scored; without such a round the furthest run counts.
     """
 
     name: str  # a letter
@@ -130,11 +130,18 @@ def _group(name: str, members: Sequence[Run]) -> Group:
     for run in finished or members:
         counted.setdefault(run.seed, run)
     runs = tuple(sorted(counted.values(), key=lambda run: run.seed))
+    if not finished and not _common_rounds(runs):
+        runs = (max(runs, key=lambda run: run.scored.index[-1]),)
     left_out = tuple(run for run in members if not any(run is other for other in runs))
     ends = tuple(int(run.scored.index[-1]) for run in runs)
-    rounds = ends if finished else (min(ends),) * len(runs)
+    rounds = ends if finished else (max(_common_rounds(runs)),) * len(runs)
     settings = {key: value for key, value in runs[0].settings.items() if key != SEED}
     return Group(name, settings, runs, rounds, left_out)
+
+
+def _common_rounds(runs: Sequence[Run]) -> set[int]:
+    """Return the rounds that all runs have scored."""
+    return set.intersection(*({int(round_) for round_ in run.scored.index} for run in runs))
 
 
 def _names() -> Iterator[str]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ class Run:
         """The run's seed."""
         return int(self.settings[SEED])
 
-    @property
+    @cached_property  # it is asked for again and again
     def scored(self) -> pd.DataFrame:
         """The figures of the rounds in which clients were personalized and scored, by round."""
         return self._by_round.drop(columns=NO_FIGURES, errors="ignore").dropna(subset=[RESULT])
@@ -48,7 +49,7 @@ class Run:
             return pd.Series(dtype=float)
         return self._by_round[figure].dropna()
 
-    @property
+    @cached_property
     def _by_round(self) -> pd.DataFrame:
         """A row for each round: of one with two phases, the last."""
         return self.rounds.drop_duplicates("round", keep="last").set_index("round")

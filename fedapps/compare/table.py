@@ -33,6 +33,7 @@ COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
 NAMED = 4  # up to so many methods or data sets are named
 FRAME = 24  # width of all columns but settings and accuracies
 CELL = 18  # width of an accuracy, with the space between columns
+NARROW = 20  # width of a column of settings below which they are lines of their own
 
 
 def show(comparison: Comparison) -> None:
@@ -44,6 +45,9 @@ def show(comparison: Comparison) -> None:
     several = any(len(group.runs) > 1 for group in comparison.groups)
     screen.print(f"accuracies on {scored_on(comparison)}{spread if several else ''}")
     screen.print(accuracies(comparison, sign))
+    if not _settings(comparison):
+        for group in comparison.groups:
+            screen.print(f"{group.name}: {label(group, comparison.keys)}", soft_wrap=True)
     screen.print("mean costs of a run")
     screen.print(costs(comparison))
     if comparison.pairs:
@@ -66,7 +70,7 @@ def headline(comparison: Comparison) -> str:
     words = [
         f"{named('strategy', 'methods')} on {named('dataset', 'data sets')}",
         f"seed {seeds}" if seeds.isdigit() else f"seeds {seeds}",
-        *(f"{only} rounds" for only in rounds if len(rounds) == 1),
+        *(number(int(only), "round") for only in rounds if len(rounds) == 1),
     ]
     return ", ".join(words)
 
@@ -82,7 +86,7 @@ def accuracies(comparison: Comparison, sign: str) -> Table:
     figures = comparison.accuracies
     table = Table(box=box.HORIZONTALS)
     table.add_column("")
-    settings = _settings(comparison, LINE_WIDTH - FRAME - CELL * len(figures))
+    settings = _settings(comparison)
     for title in settings:
         table.add_column(title, overflow="fold")
     table.add_column("seeds")
@@ -147,13 +151,19 @@ def name_of(figure: str) -> str:
     return figure.removeprefix("accuracy_").replace("_", " ")
 
 
-def _settings(comparison: Comparison, width: int) -> dict[str, list[str]]:
-    """Return the columns of what groups differ in: one for each key if they fit, else one."""
+def _settings(comparison: Comparison) -> dict[str, list[str]]:
+    """Return the columns of what groups differ in: one for each key if they fit, else one.
+
+    There is none where accuracies leave no room for it.
+    """
     groups = comparison.groups
+    width = LINE_WIDTH - FRAME - CELL * len(comparison.accuracies)
     columns = {key: [shown(group, key) for group in groups] for key in comparison.keys}
     needed = sum(3 + max(map(len, [key, *cells])) for key, cells in columns.items())
     if columns and needed <= width and len(columns) <= MANY:
         return columns
+    if width < NARROW:
+        return {}
     return {"settings": [label(group, comparison.keys) for group in groups]}
 
 

@@ -1,10 +1,12 @@
 """Run directories of any size, made by the report itself but without any training."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from fedapps.core import config
 from fedapps.report.report import Report
-from fedapps.report.rows import ClientEval, RoundRow
+from fedapps.report.rows import ClientEval, Means, RoundRow
 
 
 def begin_run(folder, *run_config, clients=5, classes=4, name="run"):
@@ -63,4 +65,49 @@ def finished_run(folder, *run_config, rounds=3, **size):
     return report.folder
 
 
+def scored_run(
+    folder,
+    name,
+    *run_config,
+    scores=((0.2, 0.4),),
+    costs=1,
+    phases=(),
+    finished=True,
+    **figures,
+):
+    """Return the directory of a run with given accuracies, of which nothing but tables is there.
+
+    `scores` are (initial, personalized) of each round, None where it was not evaluated, and
+    `figures` further accuracies of all of them. A round n costs (place + n) x `costs` of each cost,
+    the place in COSTS; the rounds in `phases` have a second line.
+    """
+    report = begin_run(folder, f"num-rounds={len(scores) or 1}", *run_config, name=name)
+    for number, score in enumerate(scores, 1):
+        means = Means()
+        if score is not None:
+            means = Means(
+                accuracy_initial=score[0],
+                accuracy_personalized=score[1],
+                accuracy_personalized_std=score[1] / 10,
+                figures=figures,
+            )
+        row = RoundRow(
+            round=number,
+            phase="train",
+            clients=5,
+            train_loss=1 / number,
+            means=means,
+            seconds=0.5 * number,
+            **{cost: costs * (place + number) for place, cost in enumerate(COSTS)},
+        )
+        report.round(row)
+        if number in phases:
+            later = Means(accuracy_initial=0.9, accuracy_personalized=0.95)
+            report.round(replace(row, phase="finetune", means=later))
+    if finished:
+        report.finish({"a": np.zeros(3, np.float32)}, {}, plots=False)
+    return report.folder
+
+
+COSTS = ("failures", "bytes_down", "bytes_up", "bytes_eval", "train_macs", "cost_paper")
 EVIL = """ValueError: </td></table><script>document.title = "taken"</script> "&amp; 'x'"""

@@ -1,0 +1,218 @@
+"""The figures of a comparison, printed and as CSV, against pandas and SciPy on rounds.csv."""
+
+import json
+import tomllib
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from tests.support.made_runs import COSTS, scored_run
+
+RESULT = "accuracy_personalized"
+METHODS = {"A": "fedavg", "B": "fedper", "C": "fedrep"}
+SEEDS = {"A": [0, 1, 2, 5], "B": [1, 2, 5, 7], "C": [2, 9]}
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    """Run directories of three methods, with seeds that they have in part in common."""
+    draws = np.random.default_rng(4)
+    folder = tmp_path_factory.mktemp("grid")
+    return [
+        scored_run(
+            folder,
+            f"{method}-{seed}",
+            f'strategy="{method}" seed={seed}',
+            scores=[None, *draws.uniform(0.1, 0.9, (2, 2))],
+            costs=1000 * (seed + 1),
+        )
+        for letter, method in METHODS.items()
+        for seed in SEEDS[letter]
+    ]
+
+
+def table_of(folders):
+    """Return a row for each run: its last figures and the sums of its costs."""
+    rows = []
+    for folder in folders:
+        rounds = pd.read_csv(folder / "rounds.csv")
+        last = rounds.iloc[-1].drop(["round", "phase", "clients", "evaluated", "seconds", *COSTS])
+        summary = json.loads((folder / "summary.json").read_text("utf-8"))
+        settings = tomllib.loads((folder / "config.toml").read_text("utf-8"))
+        told = {"run": str(folder), "strategy": settings["strategy"], "seed": settings["seed"]}
+        costs = rounds[[*COSTS]].sum()
+        rows.append({**told, **last, **costs, "seconds": summary["seconds"]})
+    return pd.DataFrame(rows).set_index("run")
+
+
+def equal(ours, theirs):
+    """Compare two columns of numbers, in which some may be missing."""
+    pd.testing.assert_series_equal(
+        ours.astype(float), theirs.astype(float), check_names=False, rtol=1e-12
+    )
+
+
+def test_each_run_has_its_last_figures_and_all_its_costs(grid, compare):
+    expected = table_of(grid)
+    ours = compare(*grid).runs.set_index("run")
+    assert ours.index.tolist() == expected.index.tolist()
+    for name in expected.columns.drop("strategy"):
+        equal(ours[name], expected[name])
+    assert ours["strategy"].tolist() == expected["strategy"].tolist()
+    assert ours["finished"].all() and ours["counts"].all() and set(ours["round"]) == {3}
+
+
+def test_runs_that_differ_only_in_the_seed_are_mean_and_standard_deviation(grid, compare):
+    figures = table_of(grid).set_index("strategy").drop(columns="seed").astype(float)
+    compared = compare(*reversed(grid))
+    ours = compared.groups.reset_index().set_index("strategy")
+    assert ours["group"].to_dict() == {"fedrep": "A", "fedper": "B", "fedavg": "C"}
+    grouped = figures.groupby(level=0)
+    for name in figures:
+        equal(ours[f"{name}_mean"].sort_index(), grouped[name].mean())
+        equal(ours[f"{name}_std"].sort_index(), grouped[name].std(ddof=1))
+    assert ours["n"].to_dict() == {"fedavg": 4, "fedper": 4, "fedrep": 2}
+    assert ours["seeds"].to_dict() == {"fedavg": "0-2,5", "fedper": "1-2,5,7", "fedrep": "2,9"}
+
+    percent = 100 * figures
+    printed = compared.cells("accuracies on test samples, ± standard deviation over seeds")
+    assert printed.pop("") == ["strategy", "seeds", "n", "initial %", "personalized %"]
+    for letter, method in zip("ABC", ("fedrep", "fedper", "fedavg"), strict=True):
+        row = [method, ours["seeds"][method], str(ours["n"][method])]
+        for name in ("accuracy_initial", RESULT):
+            values = percent.loc[method, name].to_numpy()
+            row.append(f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}")
+        assert printed[letter] == row
+
+
+def test_the_costs_are_means_over_seeds(made, compare):
+    scores = [(0.1, 0.2)] * 3
+    for seed, costs in ((0, 10**6), (1, 3 * 10**6)):
+        made(f"a{seed}", f"seed={seed}", scores=scores, costs=costs)
+    folder = made("b", "lr=0.5", scores=scores[:2], costs=10**9).parent
+    printed = compare(folder).cells("mean costs of a run")
+    head = ["rounds", "down", "up", "evaluation", "training MACs", "paper cost", "time"]
+    assert printed[""] == [*head, "failures"]
+    # of each round (place + round) x costs, the place in COSTS: over 3 rounds 3 x place + 6
+    means = {name: 2 * (3 * place + 6) for place, name in enumerate(COSTS)}
+    row = printed["A"]
+    assert row[:4] == ["3", *(f"{means[name]} MB" for name in COSTS[1:4])]
+    assert row[4:6] == [f"{means[name]} M" for name in COSTS[4:]]
+    assert float(row[7]) == means["failures"] * 10**6
+    assert printed["B"][:2] == ["2", "5 GB"]
+
+
+def test_of_a_round_with_two_phases_the_last_is_scored_and_both_cost(made, compare):
+    scores = [(0.1, 0.2), (0.3, 0.4)]
+    folders = [made("a", scores=scores, phases=[2]), made("b", "lr=0.5", scores=scores)]
+    runs = compare(*folders).runs.set_index("group")
+    assert runs.loc["A", "accuracy_initial"] == 0.9 and runs.loc["A", RESULT] == 0.95
+    for letter, folder, lines in zip("AB", folders, (3, 2), strict=True):
+        rounds = pd.read_csv(folder / "rounds.csv")
+        assert len(rounds) == lines
+        assert runs.loc[letter, "bytes_up"] == rounds["bytes_up"].sum()
+
+
+# Differences --------------------------------------------------------------------------------------
+
+
+def expected_difference(folders, first, second):
+    """Return the cells of a difference: n, points, interval, p."""
+    table = 100 * table_of(folders).pivot(index="seed", columns="strategy", values=RESULT)
+    values = (table[second] - table[first]).dropna().to_numpy(float)
+    cells = [str(len(values)), f"{values.mean():+.2f}"]
+    if len(values) > 1:
+        cells[1] += f" ± {values.std(ddof=1):.2f}"
+    if len(values) < 3:
+        return [*cells, f"{len(values)} seed{'s' * (len(values) > 1)}: no finding"]
+    half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
+    p = stats.ttest_1samp(values, 0).pvalue
+    return [*cells, f"{values.mean() - half:+.2f} to {values.mean() + half:+.2f}", f"{p:.2g}"]
+
+
+def test_differences_are_of_common_seeds_with_a_paired_t_test(grid, compare):
+    compared = compare(*grid)
+    printed = compared.cells("personalized accuracy, difference seed by seed")
+    assert printed.pop("") == ["n", "points", "95 % interval", "p of a paired t-test"]
+    assert printed.keys() == {"B - A", "C - A", "C - B"}
+    for name, cells in printed.items():
+        second, first = (METHODS[letter] for letter in name.split(" - "))
+        assert cells == expected_difference(grid, first, second), name
+    assert [cells[0] for cells in printed.values()] == ["3", "1", "1"]
+    assert "hold each p" not in compared.out  # of one test only
+
+
+def test_several_tests_are_told_and_equal_differences_are_no_test(made, compare):
+    draws = np.random.default_rng(0)
+    accuracies = draws.uniform(0.2, 0.5, (3, 4))
+    accuracies[2] = accuracies[0] + 0.25
+    for method, values in zip(METHODS.values(), accuracies, strict=True):
+        for seed, value in enumerate(values):
+            folder = made(
+                f"{method}{seed}", f'strategy="{method}" seed={seed}', scores=[(0.1, value)]
+            )
+    compared = compare(folder.parent)
+    printed = compared.cells("personalized accuracy, difference seed by seed")
+    assert printed["C - A"] == ["4", "+25.00 ± 0.00", "the same difference in all"]
+    runs = [*folder.parent.iterdir()]
+    assert printed["B - A"] == expected_difference(runs, "fedavg", "fedper")
+    assert "2 tests: hold each p against 0.05 / 2 = 0.025\n" in compared.out
+
+
+def test_more_than_four_groups_are_held_against_the_first(made, compare):
+    folders = [made(f"run{place}", f"lr=0.{place}") for place in range(1, 6)]
+    compared = compare(folders[2], *folders)
+    assert compared.out.startswith("fedcmd on digits, seed 0, 1 round\n")
+    printed = compared.cells("personalized accuracy, difference seed by seed")
+    assert printed.keys() == {"", "B - A", "C - A", "D - A", "E - A"}
+    assert compared.groups["lr"].tolist() == [0.3, 0.1, 0.2, 0.4, 0.5]
+    assert "differences are from A, the first; name another run first to have its\n" in compared.out
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "other"),
+    [("alpha", 0.3, 0.4), ("num-clients", 5, 6), ("evaluate-clients", 3, 4)],
+)
+def test_what_is_scored_on_other_samples_has_no_difference(made, compare, key, value, other):
+    folders = [made("a", f"{key}={value}"), made("b", f"{key}={other}")]
+    compared = compare(*folders)
+    assert "difference seed by seed" not in compared.out
+    assert f"not the same samples: {key} is {value} (A), {other} (B)\n" in compared.out
+
+
+# Settings -----------------------------------------------------------------------------------------
+
+
+def test_the_settings_that_differ_are_columns_and_nothing_else(made, compare):
+    folder = made("a", "strategy=fedavg lr=0.1 momentum=0.5").parent
+    made("b", "strategy=fedavg lr=0.2 momentum=0.5 threads=1 seed=3")
+    made("c", "strategy=fedper lr=0.1 momentum=0.5 fedcmd.selection-fraction=0.5")
+    compared = compare(folder)
+    printed = compared.cells("accuracies on test samples")
+    assert printed[""][:3] == ["strategy", "lr", "seeds"]
+    assert [printed[letter][:3] for letter in "ABC"] == [
+        ["fedavg", "0.1", "0"], ["fedavg", "0.2", "3"], ["fedper", "0.1", "0"],
+    ]  # fmt: skip
+    assert compared.groups["lr"].tolist() == [0.1, 0.2, 0.1]
+    assert not {"momentum", "threads"} & set(compared.groups)
+
+
+def test_where_many_settings_and_accuracies_differ_every_word_can_be_read(made, compare):
+    further = dict.fromkeys(
+        ("accuracy_last_local", "accuracy_without_head", "accuracy_global"), 0.25
+    )
+    keys = "alpha=0.{0} lr=0.{0} momentum=0.{0} batch-size={0} local-epochs={0} num-clients={0}"
+    for seed in (0, 1):
+        for number in (3, 4):
+            folder = made(
+                f"{number}-{seed}", f"{keys.format(number)} seed={seed}", **further
+            ).parent
+    compared = compare(folder)
+    for number in (3, 4):
+        for setting in keys.format(number).split():
+            assert setting in compared.out
+    assert compared.out.count("25.00 ± 0.00") == 6
+    printed = compared.cells("accuracies on test samples")
+    assert printed["A"][:2] == ["0-1", "2"] and len(printed["A"]) == 7

@@ -1,0 +1,213 @@
+"""Sweeps: which runs a grid makes, and what is left of one that was killed or has failures."""
+
+import fcntl
+import shlex
+import tomllib
+from collections import Counter
+from itertools import product
+
+import pandas as pd
+import pytest
+
+pytestmark = pytest.mark.slow
+
+TINY = (
+    "num-clients=4 num-rounds=2 model=lenet5 local-epochs=1 evaluate-every=1 finetune-epochs=1 "
+    "fraction-train=1.0 lr=0.05 device=cpu"
+)
+GRID = ["strategy=fedavg,fedper", "--seeds", "0-1"]
+METHODS, SEEDS = ("fedavg", "fedper"), (0, 1)
+
+
+@pytest.fixture(scope="module")
+def own(tiny_npz, tmp_path_factory):
+    """The options that every sweep has."""
+    return ["-c", tiny_npz, "-c", f"{TINY} data-root={tmp_path_factory.mktemp('data')}"]
+
+
+@pytest.fixture(scope="module")
+def whole(sweep, own, tmp_path_factory):
+    """(folder, what it said, its journal) of a sweep that nothing has disturbed."""
+    folder = tmp_path_factory.mktemp("whole") / "out"
+    journal = folder.parent / "journal"
+    said = sweep([*GRID, *own, "--output", folder], journal, meet=True, drawn=True)
+    return folder, said, journal.read_text().splitlines()
+
+
+def runs_in(folder):
+    """Return the run directories there by method and seed."""
+    found = {}
+    for path in folder.glob("*/config.toml"):
+        settings = tomllib.loads(path.read_text("utf-8"))
+        key = settings["strategy"], settings["seed"]
+        assert key not in found
+        found[key] = path.parent
+    return found
+
+
+def stored(folder):
+    """Return the files of a run: their bytes, and when they were written."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def untimed(table):
+    """Return a table without seconds and folders."""
+    return table.drop(columns=[name for name in table if "seconds" in name or name == "run"])
+
+
+def begun(lines):
+    """Count how often each run has begun."""
+    return Counter(line.split()[1] for line in lines if line.startswith("begin "))
+
+
+def test_a_grid_with_seeds_makes_each_combination_once_two_at_a_time(whole):
+    folder, said, journal = whole
+    assert (said["status"], said["err"]) == (0, "")
+    made = runs_in(folder)
+    assert made.keys() == set(product(METHODS, SEEDS))
+    assert begun(journal) == Counter(path.name for path in made.values())
+    at_once, most = 0, 0
+    for line in journal:
+        at_once += 1 if line.startswith("begin ") else -1
+        most = max(most, at_once)
+    assert (at_once, most) == (0, 2)
+    lines = said["out"].splitlines()
+    assert lines[0] == f"4 runs in {folder}"
+    assert [line.split()[0] for line in lines[1:5]] == ["1/4", "2/4", "3/4", "4/4"]
+    assert not [*(folder / "logs").glob("*.txt")]
+
+
+def test_a_sweep_ends_in_the_comparison_of_its_runs(whole):
+    folder, said, _ = whole
+    compared = said.compared(folder)
+    last = {
+        key: pd.read_csv(path / "rounds.csv").iloc[-1]["accuracy_personalized"]
+        for key, path in runs_in(folder).items()
+    }
+    head = compared.cells("accuracies on test samples")
+    for letter, method in zip("AB", METHODS, strict=True):
+        values = pd.Series([last[method, seed] for seed in SEEDS])
+        row = compared.groups.loc[letter]
+        assert (row["strategy"], row["n"], row["seeds"]) == (method, 2, "0-1")
+        assert row["accuracy_personalized_mean"] == pytest.approx(values.mean(), abs=1e-12)
+        assert row["accuracy_personalized_std"] == pytest.approx(values.std(), abs=1e-12)
+        assert head[letter][-1] == f"{100 * values.mean():.2f} ± {100 * values.std():.2f}"
+    assert (folder / "comparison" / "curves.png").stat().st_size > 1000
+
+
+def test_a_killed_sweep_goes_on_and_ends_as_if_it_had_not_been(whole, sweep, own, tmp_path):
+    """It is killed when one run has finished while another stands between its two rounds."""
+    folder, journal = tmp_path / "out", tmp_path / "journal"
+    words = [*GRID, *own, "--output", folder]
+    killed = sweep(words, journal, hold="fedper", until="1/4 ")
+    assert killed["status"] == -9
+    before = runs_in(folder)
+    done = {key: path for key, path in before.items() if (path / "summary.json").exists()}
+    (broken,) = (path for key, path in before.items() if key == ("fedper", 0))
+    assert ("fedavg", 0) in done and ("fedper", 0) not in done
+    assert len(pd.read_csv(broken / "rounds.csv")) == 1
+    files = {key: stored(path) for key, path in done.items()}
+
+    first = len(journal.read_text().splitlines())
+    again = sweep(words, journal)
+    assert (again["status"], again["err"]) == (0, "")
+    counted = f", {len(done)} of them done before"
+    assert again["out"].splitlines()[0] == f"4 runs in {folder}{counted}"
+    after = runs_in(folder)
+    assert after.keys() == set(product(METHODS, SEEDS))
+    assert all(after[key] == path for key, path in before.items())
+    assert {key: stored(path) for key, path in done.items()} == files
+    rerun = begun(journal.read_text().splitlines()[first:])
+    assert rerun == Counter(path.name for key, path in after.items() if key not in done)
+    log = (broken / "log.txt").read_text("utf-8")
+    assert [log.count(f" round {number}/2 ") for number in (1, 2)] == [1, 1]
+
+    undisturbed, said, _ = whole
+    ours, theirs = again.compared(folder), said.compared(undisturbed)
+    for name in ("runs", "groups"):
+        pd.testing.assert_frame_equal(
+            untimed(getattr(ours, name)), untimed(getattr(theirs, name)), check_exact=True
+        )
+    for heading in ("accuracies on test samples", "personalized accuracy, difference"):
+        assert ours.cells(heading) == theirs.cells(heading)
+
+
+def test_a_finished_sweep_runs_nothing_again(whole, sweep, own, tmp_path):
+    folder, said, _ = whole
+    before = {key: stored(path) for key, path in runs_in(folder).items()}
+    words = [*GRID, *own, "--output", folder, "--format", "svg"]
+    again = sweep(words, tmp_path / "journal", drawn=True)
+    assert again["status"] == 0 and not (tmp_path / "journal").exists()
+    assert again["out"].splitlines()[0] == f"4 runs in {folder}, 4 of them done before"
+    assert {key: stored(path) for key, path in runs_in(folder).items()} == before
+    pd.testing.assert_frame_equal(again.compared(folder).runs, said.compared(folder).runs)
+    assert "<svg" in (folder / "comparison" / "curves.svg").read_text("utf-8")
+
+
+def test_the_folder_of_a_sweep_is_refused_to_another_one_and_to_other_settings(whole, sweep, own):
+    folder, _, _ = whole
+    with (folder / "logs" / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        other = sweep([*GRID, *own, "--output", folder], "/dev/null")
+    assert (other["status"], other["out"]) == (1, "")
+    told = "another sweep works there; wait for it or take another --output"
+    assert other["err"] == f"error: {folder}: {told}\n"
+
+    changed = runs_in(folder)["fedper", 1] / "config.toml"
+    settings = changed.read_text("utf-8")
+    changed.write_text(settings.replace("lr = 0.05", "lr = 0.06"))
+    other = sweep([*GRID, *own, "--output", folder], "/dev/null")
+    changed.write_text(settings)
+    assert (other["status"], other["out"]) == (1, "")
+    told = "has a run of other settings: lr is 0.06 there and 0.05 here; take another --output"
+    assert other["err"] == f"error: {changed.parent} {told}\n"
+
+
+def test_a_point_that_fails_costs_that_point_only(sweep, own, tmp_path):
+    """One run dies with its worker, one cannot be made, and the last one is as it should be."""
+    folder, journal = tmp_path / "out", tmp_path / "journal"
+    words = ["num-clients=5,1000,4", *own, "--output", folder, "--jobs", 1]
+    said = sweep(words, journal, die="num-clients=5")
+    assert (said["status"], said["err"]) == (1, "")
+    lines = said["out"].splitlines()
+    assert [line[:3] for line in lines[1:4]] == ["1/3", "2/3", "3/3"]
+    assert [": failed: " in line for line in lines[1:4]] == [True, True, False]
+    died, refused = (line for line in lines if line.startswith("failed: "))
+    assert died.startswith("failed: num-clients=5 seed=0: the worker died (exit -9, memory?); see ")
+    assert refused.startswith("failed: num-clients=1000 seed=0: ")
+    for line in (died, refused):
+        assert (folder / "logs" / line.rpartition("/")[2]).is_file()
+    assert sum(begun(journal.read_text().splitlines()).values()) == 3
+
+    journal.unlink()
+    again = sweep(words, journal)  # nobody dies: only what cannot be is left
+    assert again["status"] == 1 and sum(begun(journal.read_text().splitlines()).values()) == 2
+    assert len([line for line in again["out"].splitlines() if line.startswith("failed: ")]) == 1
+    compared = again.compared(folder)
+    assert sorted(compared.groups["num-clients"]) == [4, 5]
+    assert all(pd.read_csv(path / "rounds.csv")["round"].tolist() == [1, 2]
+               for path in compared.runs["run"].map(type(folder)))  # fmt: skip
+
+
+def test_settings_are_chosen_on_validation_samples(sweep, own, tmp_path):
+    folder = tmp_path / "out"
+    words = ["lr=0.2,0.00001", "--validation", 0.25, *own, "--output", folder]
+    said = sweep(words, tmp_path / "journal")
+    assert (said["status"], said["err"]) == (0, "")
+    compared = said.compared(folder)
+    assert compared.cells("accuracies on validation samples").keys() == {"", "A", "B"}
+    assert set(compared.runs["evaluate-on"]) == {"validation"}
+    for path in compared.runs["run"]:
+        settings = tomllib.loads((folder / path / "config.toml").read_text("utf-8"))
+        assert (settings["evaluate-on"], settings["validation-fraction"]) == ("validation", 0.25)
+        clients = pd.read_csv(folder / path / "clients.csv")
+        held = clients[clients["round"] == 2]
+        trained = pd.read_csv(folder / path / "samples.csv").groupby("client")["num_train"].sum()
+        assert (held["num_test"].to_numpy() < trained.to_numpy()).all()
+    means = compared.groups["accuracy_personalized_mean"]
+    best, lr = means.idxmax(), compared.groups["lr"][means.idxmax()]
+    (line,) = (line for line in said["out"].splitlines() if line.startswith("best "))
+    told, _, command = line.partition(", once: ")
+    assert told == f"best on validation samples: {best}; on test samples"
+    assert shlex.split(command) == ["fedapps", "sweep", f"lr={lr}", *own]

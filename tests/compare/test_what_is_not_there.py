@@ -1,0 +1,174 @@
+"""Runs without an end, without scores or of other rounds, folders that are no runs; pictures."""
+
+import pandas as pd
+import pytest
+from matplotlib.image import imread
+
+from fedapps import cli
+
+LONG = [(0.1, 0.2), (0.2, 0.3), (0.3, 0.4)]
+
+
+# No runs ------------------------------------------------------------------------------------------
+
+
+def test_folders_that_are_no_runs_are_named(made, refused, tmp_path):
+    run, empty, file = made("a"), tmp_path / "empty", tmp_path / "file"
+    empty.mkdir()
+    file.write_text("x")
+    told = "is no run directory: config.toml:"
+    missing = tmp_path / "missing"
+    assert refused("compare", run, missing) == f"{missing} {told} No such file or directory"
+    assert refused("compare", run, empty) == f"{empty} {told} No such file or directory"
+    assert refused("compare", file, run) == f"{file} {told} Not a directory"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("rounds.csv", ""),
+        ("rounds.csv", "round,seconds\n1,2\n"),
+        ("rounds.csv", None),
+        ("summary.json", "{"),
+        ("config.toml", "lr = "),
+        ("config.toml", "\x00"),
+    ],
+)
+def test_a_damaged_run_is_named(made, refused, name, text):
+    run, other = made("a"), made("b", "lr=0.5")
+    (run / name).unlink()
+    if text is not None:
+        (run / name).write_text(text)
+    assert refused("compare", other, run).startswith(f"{run} is no run directory: ")
+
+
+def test_one_run_is_nothing_to_compare(made, refused):
+    run = made("a")
+    line = "nothing to compare: give at least two run directories"
+    assert refused("compare", run) == refused("compare", run, run.parent) == line
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(made, tmp_path, capsys):
+    folder = made("a").parent
+    made("b", "lr=0.5")
+    (tmp_path / "file").write_text("x")
+    assert cli.main(["compare", str(folder), "--output", str(tmp_path / "file" / "in")]) == 1
+    line = f"error: cannot make {tmp_path}/file/in: Not a directory\n"
+    assert capsys.readouterr().err == line
+
+
+# No end, no scores --------------------------------------------------------------------------------
+
+
+def test_of_an_unfinished_run_the_last_scored_round_counts_and_it_is_told(made, compare):
+    folders = [
+        made("a", scores=LONG),
+        made("b", "lr=0.5 num-rounds=9", scores=[*LONG[:2], None], finished=False),
+    ]
+    compared = compare(*folders)
+    printed = compared.cells("accuracies on test samples")
+    assert printed["A"][-3:] == ["1", "30.00", "40.00"]
+    assert printed["B"][-3:] == ["1*", "20.00", "30.00"]
+    assert "* B has not finished: figures of round 2 of 9\n" in compared.out
+    assert "difference seed by seed" not in compared.out  # not equally long
+    assert "not equally long: 3 rounds (A), 2 rounds (B)\n" in compared.out
+    runs = compared.runs.set_index("group")
+    assert runs["finished"].to_dict() == {"A": True, "B": False}
+    assert runs["round"].to_dict() == {"A": 3, "B": 2}
+    rounds = pd.read_csv(folders[1] / "rounds.csv")
+    for cost in ("bytes_up", "seconds"):
+        assert runs.loc["B", cost] == rounds[cost][:2].sum()
+
+
+def test_finished_runs_count_without_those_of_their_group_that_are_not(made, compare):
+    folder = made("a", scores=LONG).parent
+    made("b", "seed=1", scores=LONG, finished=False)
+    made("c", scores=[*LONG[:2], (0.9, 0.9)])  # settings and seed of the first
+    made("d", "lr=0.5", scores=LONG)
+    compared = compare(folder)
+    assert compared.cells("accuracies on test samples")["A"][-3:] == ["1", "30.00", "40.00"]
+    assert "A is without b: not finished\n" in compared.out
+    assert "A is without c: another run has that seed\n" in compared.out
+    counts = {run.rpartition("/")[2]: c for run, c in compared.runs[["run", "counts"]].to_numpy()}
+    assert counts == {"a": True, "b": False, "c": False, "d": True}
+
+
+def test_unfinished_runs_of_a_group_are_looked_at_after_a_round_that_all_have_scored(made, compare):
+    """In one of them an evaluation failed, so the earlier of their last rounds is not common."""
+    folders = [
+        made("a", "seed=0 num-rounds=9", scores=[*LONG[:2], None, LONG[2]], finished=False),
+        made("b", "seed=1 num-rounds=9", scores=[LONG[0], *LONG[:2]], finished=False),
+        made(
+            "c", "seed=2 num-rounds=9", scores=[None, LONG[2], *[None] * 2, LONG[0]], finished=False
+        ),
+        made("d", "lr=0.5", scores=LONG),
+    ]
+    row = compare(*folders).groups.loc["A"]
+    assert (row["n"], str(row["round"])) == (3, "2")
+    values = pd.Series([0.3, 0.2, 0.4])
+    assert row["accuracy_personalized_mean"] == pytest.approx(values.mean())
+    assert row["accuracy_personalized_std"] == pytest.approx(values.std())
+
+
+def test_unfinished_runs_without_a_common_round_are_the_furthest_alone(made, compare):
+    folders = [
+        made("a", "num-rounds=9", scores=[LONG[0], None], finished=False),
+        made("b", "seed=1 num-rounds=9", scores=[None, LONG[1]], finished=False),
+        made("d", "lr=0.5", scores=LONG),
+    ]
+    compared = compare(*folders)
+    assert compared.groups.loc["A", ["n", "seeds", "round"]].tolist() == [1, 1, 2]
+    assert "A is without a: not finished\n" in compared.out
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_run_without_scores_is_told_and_not_there(made, compare, refused, finished):
+    bare = made("bare", scores=[None, None], finished=finished)
+    assert refused("compare", bare, bare.parent / "bare", made("none", "lr=0.5", scores=[])) == (
+        "nothing to compare: no run has scored a round yet"
+    )
+    compared = compare(bare, made("a"))
+    why = "none of its rounds was scored" if finished else "it has scored no round yet"
+    assert f"bare is not there: {why}\n" in compared.out
+    assert compared.groups.index.tolist() == ["A"] and len(compared.runs) == 1
+
+
+def test_a_line_that_is_being_written_does_not_count(made, compare):
+    folders = [made("a", scores=LONG, finished=False), made("b", "lr=0.5", scores=LONG)]
+    with (folders[0] / "rounds.csv").open("a") as file:
+        file.write("4,train,5,0,0.2,0.3")
+    assert compare(*folders).runs["round"].tolist() == [3, 3]
+
+
+def test_accuracies_that_a_run_lacks_are_empty_cells(made, compare):
+    folders = [made("a", accuracy_global=0.75), made("b", "lr=0.5")]
+    compared = compare(*folders)
+    printed = compared.cells("accuracies on test samples")
+    assert printed[""][-1] == "global %"
+    assert printed["A"][-3:] == ["20.00", "40.00", "75.00"]
+    assert printed["B"][-2:] == ["20.00", "40.00"]
+    assert compared.groups["accuracy_global_mean"].isna().to_dict() == {"A": False, "B": True}
+
+
+# Pictures -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "begins"), [("png", b"\x89PNG\r\n"), ("svg", b"<?xml"), ("pdf", b"%PDF-")]
+)
+def test_the_curves_are_written_in_each_format(made, compare, tmp_path, kind, begins):
+    """Groups have different evaluated rounds, one of them a single one."""
+    folder = made("a", scores=LONG).parent
+    made("b", "seed=1", scores=LONG)
+    made("c", "evaluate-every=2", scores=[None, LONG[1], LONG[2]])
+    made("d", "evaluate-every=0", scores=[None, None, LONG[2]])
+    compared = compare(folder, "--format", kind, drawn=True)
+    picture = tmp_path / "comparison" / f"curves.{kind}"
+    named = [f"{tmp_path}/comparison/{name}" for name in ("runs.csv", "groups.csv", picture.name)]
+    assert compared.out.splitlines()[-3:] == named
+    assert picture.read_bytes().startswith(begins) and picture.stat().st_size > 5000
+    if kind == "png":
+        assert imread(picture)[..., :3].std() > 0.05  # something is drawn there
+    if kind == "svg":
+        text = picture.read_text("utf-8")
+        assert all(f"<!-- {letter}: " in text for letter in "ABC")
