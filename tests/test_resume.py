@@ -37,7 +37,7 @@ def test_every_method_killed_three_times_is_as_if_it_had_not_been(methods, tmp_p
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [result["method"] for result in found] == methods
+    assert [result["method"] for result in found] == [*methods]
     assert [result for result in found if result["differs"]] == []
 
 

@@ -1,8 +1,10 @@
-"""What a method cannot do without, for tests of all methods."""
+"""What a method needs to run, or to run within seconds, for tests of all methods."""
 
 from fedapps.core import registry
 
 
 def needed(method: str) -> str:
     """Return the run-config that a method needs beside a tiny one."""
+    if method == "pfedme":
+        return "pfedme.local-rounds=3"
     return 'model="lenet5"' if registry.strategy_class(method).needs_norms else ""
