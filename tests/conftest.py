@@ -4,6 +4,8 @@ import argparse
 import csv
 import json
 import os
+from itertools import compress
+from operator import not_
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -37,6 +39,16 @@ BASE = (
     'num-clients=6 model="cnn" num-rounds=2 fraction-train=0.5 local-epochs=1 batch-size=32 '
     'lr=0.05 evaluate-every=1 finetune-epochs=1 seed=0 threads=1 device="cpu"'
 )
+
+ONLY_WHEN_ASKED_FOR = ("deployment", "long")  # with -m
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out what takes many minutes, unless the expression of `-m` names it."""
+    left_out = [mark for mark in ONLY_WHEN_ASKED_FOR if mark not in config.option.markexpr]
+    is_left_out = [any(map(item.get_closest_marker, left_out)) for item in items]
+    config.hook.pytest_deselected(items=[*compress(items, is_left_out)])
+    items[:] = compress(items, map(not_, is_left_out))
 
 
 @pytest.fixture(autouse=True, scope="session")

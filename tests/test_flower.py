@@ -1,6 +1,7 @@
 """The same run through `flwr run` on Ray and on the serial engine: the same numbers."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from fedapps import launch, serial
 from fedapps.core import config
 from tests.support.killed import differences
 
+LONG = partial(pytest.param, marks=pytest.mark.long)
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # one run on Ray at a time
 
 ROOT = Path(__file__).parent.parent
@@ -29,7 +31,7 @@ def outcome(untimed_rounds):
     return read
 
 
-@pytest.mark.parametrize(("nodes", "cpus"), [(2, 1), (1, 2), (5, 1)])
+@pytest.mark.parametrize(("nodes", "cpus"), [(2, 1), LONG(1, 2), LONG(5, 1)])
 def test_ray_gives_the_numbers_of_the_serial_engine(home, tmp_path, outcome, nodes, cpus):
     """2 SuperNodes on two actors (where there are 2 cores), 1 on one actor, 5 on two actors."""
     mine = serial.run_serial(config.parse([f'{RUN} runs-dir="{tmp_path}" run-name="serial"']))
@@ -43,7 +45,7 @@ def test_ray_gives_the_numbers_of_the_serial_engine(home, tmp_path, outcome, nod
     assert outcome(tmp_path / "ray") == outcome(mine)
 
 
-@pytest.mark.parametrize("strategy", ["fedper", "fedcmd", "feddyn"])
+@pytest.mark.parametrize("strategy", ["fedper", LONG("fedcmd"), LONG("feddyn")])
 def test_a_run_that_was_killed_in_one_process_goes_on_on_ray(home, tmp_path, strategy):
     """Its checkpoint of the second round is what is left of it."""
     options = [RUN, f'strategy="{strategy}" num-rounds=4 runs-dir="{tmp_path}"']
@@ -56,7 +58,7 @@ def test_a_run_that_was_killed_in_one_process_goes_on_on_ray(home, tmp_path, str
     assert differences(whole, killed) == []
 
 
-@pytest.mark.parametrize("spread", [0, 2])
+@pytest.mark.parametrize("spread", [LONG(0), 2])
 def test_split_learning_on_ray_gives_the_numbers_of_the_serial_engine(
     home, tmp_path, outcome, spread
 ):

@@ -31,9 +31,10 @@ GROUPS = [METHODS[start::3] for start in range(3)]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.long)])
 @pytest.mark.parametrize("methods", GROUPS, ids=["a", "b", "c"])
-def test_every_method_killed_three_times_is_as_if_it_had_not_been(methods, tmp_path):
-    command = [sys.executable, "-m", "tests.support.killed", str(tmp_path), "3", *methods]
+def test_every_method_that_was_killed_is_as_if_it_had_not_been(methods, kills, tmp_path):
+    command = [sys.executable, "-m", "tests.support.killed", str(tmp_path), str(kills), *methods]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
