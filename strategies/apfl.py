@@ -33,7 +33,9 @@ class Settings(MethodSettings, frozen=True):
 class APFL(BaseStrategy):
     """FedAvg with a plain mean for w; each client predicts with alpha_i v_i + (1 - alpha_i) w.
 
-    Symbols: K of N clients `fraction-train`, tau `local-epochs`, eta `lr`, alpha_i `initial-alpha`.
+    Symbols: K of N clients `fraction-train`, T tau `num-rounds` x steps (tau is counted in steps,
+    we count `local-epochs`), B `batch-size`, eta `lr`, alpha_i `initial-alpha`. Clipping and
+    `prox-mu` act on w alone.
     Our choices: alpha_i is learned by default, and nothing is trained in an evaluation.
     """
 

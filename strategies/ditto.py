@@ -19,8 +19,8 @@ class Settings(MethodSettings, frozen=True):
 class Ditto(BaseStrategy):
     """FedAvg for w; beside it every client trains a personal v_i near w (Algorithm 1).
 
-    Symbols: T `num-rounds`, r `fraction-train`, E `local-epochs`, B `batch-size`, eta `lr`,
-    lambda `lambda`; v_i is trained for `personal-epochs`.
+    Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`, B `batch-size`,
+    eta `lr`, lambda `lambda`; v_i is trained for `personal-epochs`.
     What is evaluated is v_i, which needs no download and no further fine-tuning. The pull towards
     w is the trainer's proximal term: `add_proximal` in fedapps/training/gradients.py.
     """

@@ -33,6 +33,8 @@ class Settings(MethodSettings, frozen=True):
 class FedALA(BaseStrategy):
     """FedAvg; before training a client mixes the shared model with its own (Algorithm 1).
 
+    Symbols: N `num-clients`, T `num-rounds`, rho `fraction-train`, E `local-epochs`,
+    B `batch-size`, the local learning rate `lr`; the others stand at their keys.
     An evaluation learns its mixture in a copy, and clients learn it only if selected: our choices.
     """
 

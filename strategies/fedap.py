@@ -38,7 +38,8 @@ class FedAP(WarmUp):
     training data. They are taken once: the first round after the warm-up asks all N clients, and
     a later round asks those that failed to answer. Every client starts from the pretrained model,
     which some libraries throw away.
-    State: `inputs/<BatchNorm>` [N, 2, channels], `known` [N], and `last/<key>`.
+    State: `inputs/<BatchNorm>` [N, 2, channels], `known` [N], and `last/<key>` with
+    `last_trained` [N].
     """
 
     citation = "Lu et al. 2022"

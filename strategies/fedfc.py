@@ -39,12 +39,13 @@ class Settings(OversampleSettings, frozen=True):
 class FedFC(SplitStrategy):
     """The server joins the clients' features where they arrive and learns from all at once.
 
-    Symbols: K `num-clients`, E `local-epochs`, B `batch-size`, eta `lr`, c_k `cuts`.
+    Symbols: K of N `num-clients` `fraction-train`, rounds `num-rounds`, E `local-epochs`,
+    B `batch-size`, eta `lr`, c_k `cuts`.
     Algorithm 1, the clients' side, is in fedapps/split/client.py.
     Where the paper is silent, we chose these rules: the loss is the mean over all joined samples;
     a client with fewer batches waits for the next epoch, unless `oversample` is true; the copies
-    of a layer count alike, unless `weighting` is "samples"; momentum (0.9), and a VGG16 without
-    BatchNorm, dropout and augmentation, are those of experiments/configs/fedfc-cifar10.toml.
+    of a layer count alike, unless `weighting` is "samples"; momentum is 0.9 and the model has no
+    BatchNorm, dropout or augmentation (experiments/configs/fedfc-cifar10.toml, with a narrow VGG).
     With cuts "auto" every client reports how long its layers take. The slowest client gets the
     default cut, and each other one the deepest cut with which it is not slower than that. A client
     that reports nothing gets the default. (The paper leaves this choice open.)

@@ -35,7 +35,12 @@ class Settings(MethodSettings, frozen=True):
 
 
 class PFedMe(BaseStrategy):
-    """A shared w and personal theta_i; our choices: who is not selected rests, weights are n_i."""
+    """A shared w and personal theta_i; our choices: who is not selected rests, weights are n_i.
+
+    Symbols: N `num-clients`, T `num-rounds`, S of N `fraction-train`, R `local-rounds`,
+    K `inner-steps`, eta `lr`, eta_p `inner-lr`, |D| `batch-size`. Line 8 is a step of the run's
+    optimizer: with `momentum`, `optimizer`, `prox-mu` or clipping it is no longer the paper's.
+    """
 
     citation = "Dinh et al. 2020"
     exchanges = "everything"

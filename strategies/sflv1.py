@@ -27,11 +27,12 @@ class Settings(OversampleSettings, frozen=True):
 class SFLv1(SplitStrategy):
     """A server part for each client, all in parallel; client parts are averaged with n_k.
 
-    Symbols: K `num-clients`, E `local-epochs`, B `batch-size`, eta `lr`; layers 1..`cut` are on
-    the clients, whose side is in fedapps/split/client.py.
+    Symbols: K of N `num-clients` `fraction-train`, rounds `num-rounds`, E `local-epochs`,
+    B `batch-size`, eta `lr`; layers 1..`cut` are on the clients, whose side is in
+    fedapps/split/client.py.
     With sync "iteration" (as the FedFC paper describes it) the server parts stay equal. One part
     therefore stands for all: it steps along the mean of the gradients of all clients that sent a
-    batch in this iteration.
+    batch in this iteration. Only its BatchNorm statistics differ from theirs: it sees each batch.
     """
 
     citation = "Thapa et al. 2022"

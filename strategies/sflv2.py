@@ -27,8 +27,9 @@ class Settings(OversampleSettings, frozen=True):
 class SFLv2(SplitStrategy):
     """One server part takes the clients' batches one after the other, in a random order.
 
-    Symbols: K `num-clients`, E `local-epochs`, B `batch-size`, eta `lr`; layers 1..`cut` are on
-    the clients, whose side is in fedapps/split/client.py.
+    Symbols: K of N `num-clients` `fraction-train`, rounds `num-rounds`, E `local-epochs`,
+    B `batch-size`, eta `lr`; layers 1..`cut` are on the clients, whose side is in
+    fedapps/split/client.py.
     With `order = client` the server trains all E epochs of one client before those of the next;
     the clients' order is drawn anew in each round. So does the released code, and so we read the
     FedFC paper's remark that SFLv2 "only remembered the smashed data from the latest client" (our

@@ -143,6 +143,18 @@ def test_other_settings_are_named(interrupted, monkeypatch):
         run_serial(config.parse([f'resume="{folder}" lr=0.01']))
 
 
+@pytest.mark.parametrize("name", ["rounds.csv", "clients.csv"])
+def test_tables_of_another_version_get_no_lines_of_this_one(name, interrupted, monkeypatch):
+    keep_all(monkeypatch)
+    folder = interrupted()
+    head, _, rest = (folder / name).read_text().partition("\n")
+    text = f"{head.rpartition(',')[0]},older\n{rest}"
+    (folder / name).write_text(text)
+    with pytest.raises(RunError, match=f"{name}: has other columns than this version"):
+        run_serial(config.parse([f'resume="{folder}"']))
+    assert (folder / name).read_text() == text
+
+
 def test_more_rounds_are_those_of_a_longer_run(serial_run):
     longer = serial_run('num-rounds=5 strategy="ditto"')
     folder = serial_run('num-rounds=3 strategy="ditto"')

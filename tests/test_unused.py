@@ -33,17 +33,18 @@ OTHER = {  # values that are not the defaults
 OWN = {  # settings of a method with which more of its keys have no effect
     "fedavg": ['partitioner="iid" finetune-epochs=0 server-data=0.2'],
     "local": ["local.match-compute=true"],
-    "perfedavg": ['perfedavg.mode="fo"'],
+    "perfedavg": ['perfedavg.mode="fo"', "finetune-epochs=0"],
+    "perfreezeclip": ['clip-mode="sample" max-norm=0.5 clip-percentile=100'],
     "apfl": ["apfl.adaptive=false"],
     "fedcmd": ['fedcmd.layer="fc2"'],
 }
 
 
 def told(flat):
-    """The keys that would be named if each had another value, from a run's own objects."""
+    """The keys that would be named if each had another value."""
     settings = config.read(flat)
     strategy = registry.strategy_class(settings.strategy)(Workspace(settings))
-    return {*strategy.unused, *(key for key, _ in unused._general(settings))}
+    return {key for key, _ in unused.told(strategy)}
 
 
 CASES = [(name, extra) for name in registry.names() for extra in ["", *OWN.get(name, [])]]

@@ -6,21 +6,17 @@ from pathlib import Path
 
 import torch
 
-from fedapps.core import config, log, registry
+from fedapps.core import config, log
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 from fedapps.core.schema import Scalar, literal
 from fedapps.core.words import did_you_mean
-from fedapps.engine import checkpoint
 from fedapps.engine.figures import FigureChecks
-from fedapps.engine.recovery import Recovery
+from fedapps.engine.finished import FinishedRun
 from fedapps.engine.resume import differences
-from fedapps.engine.store import ClientStore
-from fedapps.method.strategy import BaseStrategy
 from fedapps.report import columns, directory
 from fedapps.report.rows import ClientEval, means
-from fedapps.training.workspace import workspace
 
 # What may differ from the run: how clients are personalized, and which are scored on what.
 ALLOWED = {"evaluate-on", "finetune-epochs", "finetune-lr", "finetune-part", "threads", "device"}
@@ -47,26 +43,17 @@ def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
     if settings.dataset == DEVICE:
         raise RunError(f"{run}: its clients are devices; what they keep is on them")
     torch.set_num_threads(settings.threads)
-    strategy = registry.strategy_class(settings.strategy)(workspace(settings))
-    found = checkpoint.load(run)
-    Recovery(settings).restore(run, found, strategy)
-    scores = _scores(run, strategy, found.progress.round)
-    return _write(run, found.progress.round, scores, changes)
+    finished = FinishedRun.open(run, changes)
+    return _write(run, finished.round, _scores(finished), changes)
 
 
-def _scores(run: Path, strategy: BaseStrategy, round_: int) -> list[ClientEval]:
+def _scores(finished: FinishedRun) -> list[ClientEval]:
     """Personalize and score the clients one after the other, as the engine has them do it."""
-    space, checks = strategy.workspace, FigureChecks(strategy)
-    make = registry.client_class(strategy.settings.strategy)
-    scores = []
-    for client in strategy.clients:
-        plan = strategy.evaluation_plan(round_, client)
-        state = ClientStore(run / "clients" / str(client)).load(round_ + 1)
-        update = make(space, client, dict(state)).score_round(
-            plan, strategy.download(round_, client, plan)
-        )
+    checks, scores = FigureChecks(finished.strategy), []
+    for number in finished.strategy.clients:
+        _, update, plan = finished.score(number)
         scores.append(checks.evaluation(update, plan).scores)
-        log.debug("client %s: %s", client, scores[-1].accuracy_personalized)
+        log.debug("client %s: %s", number, scores[-1].accuracy_personalized)
     return scores
 
 

@@ -5,6 +5,7 @@ client = run.client(7)  # personalized again, on its own data, as the last evalu
 client.predict(images)
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +17,17 @@ from safetensors.numpy import load_file
 from fedapps.core import config, registry
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError, one_line
+from fedapps.core.schema import Scalar
 from fedapps.engine import checkpoint
 from fedapps.engine.recovery import Recovery
 from fedapps.engine.store import ClientStore
 from fedapps.method.client import BaseClient
 from fedapps.method.strategy import BaseStrategy
+from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import Arrays, put
 from fedapps.report import directory
 from fedapps.report.directory import MODEL
+from fedapps.training.plan import Plan
 from fedapps.training.workspace import Workspace, workspace
 
 
@@ -38,12 +42,13 @@ class FinishedRun:
     whole: bool  # whether what the method keeps on the server beside the model is there, too
 
     @classmethod
-    def open(cls, folder: Path) -> "FinishedRun":
+    def open(cls, folder: Path, changes: Mapping[str, Scalar] | None = None) -> "FinishedRun":
         """Read a run directory as its last checkpoint, or else its end, has left it.
 
-        Raises `RunError` if it has neither, or if it cannot be read.
+        `changes` are keys of its run-config that are others now. Raises `RunError` if it has
+        neither, or if it cannot be read.
         """
-        flat = config.defaults() | config.stored(folder)
+        flat = config.defaults() | config.stored(folder) | dict(changes or {})
         if flat["device"] == "cuda" and not torch.cuda.is_available():
             flat["device"] = "cpu"
         settings = config.read(flat)
@@ -81,8 +86,7 @@ class FinishedRun:
     def client(self, number: int) -> BaseClient:
         """Return a client with the model that it was scored with last.
 
-        It gets what the server sent it then, starts from what it keeps, and personalizes itself on
-        its own data with the same random numbers. Raises `RunError` if there is no such client.
+        Raises `RunError` if there is no such client.
         """
         settings = self.space.settings
         if settings.dataset == DEVICE:
@@ -92,17 +96,26 @@ class FinishedRun:
             )
         if not 0 <= number < settings.num_clients:
             raise RunError(f"--client {number}: must be 0 to {settings.num_clients - 1}")
+        return self.score(number)[0]
+
+    def score(self, number: int) -> tuple[BaseClient, ClientUpdate, Plan]:
+        """Personalize and score a client; return it, its figures, and the plan that it followed.
+
+        It gets what the server sent it then, starts from what it keeps, and personalizes itself on
+        its own data with the same random numbers. Raises `RunError` if the server's part is lost.
+        """
+        name = self.strategy.settings.strategy
         if not self.whole:
             raise RunError(
-                f"{self.folder}: has no checkpoint, and {settings.strategy} needs what the server "
-                "keeps; run it again with checkpoint-every=1"
+                f"{self.folder}: has no checkpoint, and {name} needs what the server keeps; "
+                "run it again with checkpoint-every=1"
             )
         plan = self.strategy.evaluation_plan(self.round, number)
         store = ClientStore(self.folder / "clients" / str(number))
-        make = registry.client_class(settings.strategy)
-        client: BaseClient = make(self.space, number, dict(store.load(self.round + 1)))
-        client.score_round(plan, self.strategy.download(self.round, number, plan))
-        return client
+        state = dict(store.load(self.round + 1))
+        client: BaseClient = registry.client_class(name)(self.space, number, state)
+        update = client.score_round(plan, self.strategy.download(self.round, number, plan))
+        return client, update, plan
 
 
 def _read(path: Path) -> Arrays:

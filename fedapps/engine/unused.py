@@ -20,14 +20,26 @@ SHARING_OUT = ("split", "test-fraction", "partitioner")
 def notes(strategy: BaseStrategy) -> list[str]:
     """Return a line for each key that is not as by default and that nothing reads."""
     settings, known = strategy.settings, defaults()
-    method = f"on {settings.strategy}"
-    unused = [*_general(settings), *((key, method) for key in strategy.unused)]
     flat = dict(settings.flat)
     return [
         f"{key} = {literal(flat[key])} has no effect {why}"
-        for key, why in unused
+        for key, why in told(strategy)
         if flat.get(key, known[key]) != known[key]
     ]
+
+
+def told(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
+    """Yield the keys that nothing reads in a run, and where that is so."""
+    yield from _general(strategy.settings)
+    yield from _finetuning(strategy)
+    yield from ((key, f"on {strategy.settings.strategy}") for key in strategy.unused)
+
+
+def _finetuning(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
+    """Yield keys of general fine-tuning, where there is none; a method may have another."""
+    has_own = type(strategy).finetuning is not BaseStrategy.finetuning
+    if not strategy.settings.finetune_epochs and not has_own:
+        yield from ((key, "with finetune-epochs = 0") for key in ("finetune-lr", "finetune-part"))
 
 
 def _general(s: Settings) -> Iterator[tuple[str, str]]:
@@ -43,11 +55,9 @@ def _general(s: Settings) -> Iterator[tuple[str, str]]:
                 yield key, f'with partitioner = "{s.partitioner}"'
     if s.split == "official" and not own:
         yield "test-fraction", 'with split = "official"'
-    if not s.finetune_epochs:
-        yield from ((key, "with finetune-epochs = 0") for key in ("finetune-lr", "finetune-part"))
     if not s.server_data:
         yield "server-part", "with server-data = 0"
-    if s.clip_percentile == 100:
+    if s.clip_percentile == 100 and not (s.max_norm and s.clip_mode == "sample"):
         yield "clip-history", "with clip-percentile = 100"
         if not s.max_norm:
             yield "clip-mode", "without clip-percentile or max-norm"

@@ -100,6 +100,15 @@ def lines(path: Path) -> list[dict[str, str]]:
         raise RunError(f"cannot read {path}: {error}") from error
 
 
+def columns_of(path: Path) -> tuple[str, ...]:
+    """Return the columns of a table; raises `RunError`."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return tuple(next(csv.reader(file), ()))
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {path}: {error}") from error
+
+
 def csv_text(rows: Rows) -> str:
     """Return rows as CSV; floats are read back as they were, and no text is a formula."""
     text = io.StringIO()

@@ -105,6 +105,15 @@ class Report:
         Raises `RunError` if its files cannot be read or written.
         """
         report = cls(folder, settings)
+        for name, wanted in (
+            ("rounds.csv", report._round_columns),
+            ("clients.csv", report._client_columns),
+        ):
+            if directory.columns_of(folder / name) != wanted:
+                raise RunError(
+                    f"{folder / name}: has other columns than this version of fedapps writes; go "
+                    "on with the version that run.json names"
+                )
         report._configure(flat_config)
         for name, size in state.tables.items():
             directory.truncate(folder / name, size)
