@@ -19,7 +19,10 @@ from fedapps.report import columns, directory
 from fedapps.report.rows import ClientEval, means
 
 # What may differ from the run: how clients are personalized, and which are scored on what.
-ALLOWED = {"evaluate-on", "finetune-epochs", "finetune-lr", "finetune-part", "threads", "device"}
+ALLOWED = {
+    *("evaluate-on", "finetune-epochs", "finetune-lr", "finetune-part", "score-without-head"),
+    *("threads", "device"),
+}
 TABLE = "evaluations.csv"  # a line per evaluation
 
 
