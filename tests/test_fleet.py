@@ -675,6 +675,18 @@ def test_who_did_not_fit_is_asked_again_and_not_waited_for(capsys):
     assert capsys.readouterr().out.count("left out") == 1
 
 
+def test_who_says_another_client_when_asked_again_does_not_take_its_place(capsys):
+    grid = FakeGrid(polls=[[owner(1, 0), owner(2, 1)], [owner(1, 1)]], nodes=[[1, 2]])
+    registry = make_registry(grid)
+    fleet = registry.wait_for_nodes()
+    assert {client: bound.node for client, bound in fleet.bound.items()} == {0: 1, 1: 2}
+    registry.recheck([0], fleet)
+    registry.wait_for_nodes()
+    fleet = registry.wait_for_nodes()
+    assert {client: bound.node for client, bound in fleet.bound.items()} == {1: 2}
+    assert "left out: SuperNode 1, client 1" in capsys.readouterr().out
+
+
 def test_too_few_because_they_do_not_fit_says_why():
     grid = FakeGrid(polls=[[owner(1, 7)]], nodes=[[1]])
     registry = NodeRegistry(StreamingGrid(grid), 1, 0.1, 3, simulated=False)

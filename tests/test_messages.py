@@ -24,6 +24,7 @@ from fedapps.method.update import ClientUpdate, Failure
 from fedapps.models.layers import Layout
 from fedapps.training.channel import Channel
 from fedapps.training.plan import Plan, Stage
+from fedapps.wire import replies
 from fedapps.wire.arrays import unpack_arrays
 from fedapps.wire.checks import BadMessage
 from fedapps.wire.hello import pack_greeting
@@ -317,6 +318,29 @@ def test_a_broken_array_drops_exactly_its_client(name):
     assert clients == [1, 3]
     assert [failure.client for failure in failures] == [2]
     assert failures[0].cause.startswith(cause)
+
+
+def test_a_side_of_thousands_of_digits_is_refused_in_words():
+    """Python prints no integer of more than 4,300 digits, but reads one in hexadecimal."""
+    text = "{'descr': '<f4', 'fortran_order': False, 'shape': (0x" + "f" * 4000 + ",)}"
+    data = npy_of(text, b"").ljust(4 * 5000 + 200, b"\0")
+    record = ArrayRecord({"big": raw(data, shape=(5000,))})
+    with pytest.raises(BadMessage, match=r"big as float32.*impossible length"):
+        unpack_arrays(record, {"big": (5000,)})
+
+
+def test_a_fault_in_reading_costs_the_client_that_sent_it(monkeypatch):
+    read = replies._unpack_update
+
+    def fail(request, *arguments):
+        if request.client == 2:
+            raise IndexError("nobody thought of this")
+        return read(request, *arguments)
+
+    monkeypatch.setattr(replies, "_unpack_update", fail)
+    clients, failures = unpack_with(lambda content: None)
+    assert (clients, [failure.client for failure in failures]) == ([1, 3], [2])
+    assert failures[0].cause == "its reply cannot be read (IndexError)"
 
 
 @given(st.integers(0, 151), st.integers(0, 255))

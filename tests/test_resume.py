@@ -4,8 +4,10 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -153,6 +155,27 @@ def test_tables_of_another_version_get_no_lines_of_this_one(name, interrupted, m
     with pytest.raises(RunError, match=f"{name}: has other columns than this version"):
         run_serial(config.parse([f'resume="{folder}"']))
     assert (folder / name).read_text() == text
+
+
+def test_a_checkpoint_names_no_file_but_the_tables_of_its_run(interrupted, tmp_path, monkeypatch):
+    keep_all(monkeypatch)
+    folder, victim = interrupted(), tmp_path / "runs" / "mine.txt"
+    victim.write_text("mine")
+    there = checkpoint.load(folder)
+    tables = there.progress.tables | {"../mine.txt": 0}
+    progress = msgspec.structs.replace(there.progress, tables=tables)
+    checkpoint.save(folder, replace(there, progress=progress))
+    with pytest.raises(RunError, match=r"mine\.txt is no table of a run"):
+        for path in (folder / "checkpoint").glob("round-000001*"):
+            path.unlink()
+        run_serial(config.parse([f'resume="{folder}"']))
+    assert victim.read_text() == "mine"
+
+
+def test_what_is_personal_is_not_for_other_users(serial_run):
+    folder = serial_run('strategy="fedper"')
+    private = [folder / "checkpoint", folder / "clients", *(folder / "clients").iterdir()]
+    assert len(private) > 2 and {path.stat().st_mode & 0o077 for path in private} == {0}
 
 
 def test_more_rounds_are_those_of_a_longer_run(serial_run):

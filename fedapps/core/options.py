@@ -102,7 +102,7 @@ def _is_bare(text: str) -> bool:
     """Tell whether a value is a text without its quotes."""
     try:
         tomllib.loads(f"x = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # a number of thousands of digits, [[[[...
         return _BARE.fullmatch(text) is not None
     return False
 
@@ -112,7 +112,7 @@ def _value(key: str, text: str, where: str) -> object:
         return text
     try:
         return tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         what = f"{key} is no number, true, false or text; write a text in quotes"
         raise RunError(f"""{where}: {what}, as '{key}="..."'""") from error
 
@@ -132,7 +132,7 @@ def _read_file(option: str, name: str) -> Flat:
         values = tomllib.loads(expanded(option, name).read_text("utf-8"))
     except UnicodeDecodeError as error:
         raise RunError(f"{name} {option}: is no text file; must be TOML in UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{name} {option}: is no TOML file ({error})") from error
     except OSError as error:
         reason = error.strerror or error

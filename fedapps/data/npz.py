@@ -20,11 +20,14 @@ from fedapps.core.files import parsing
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 MEMBERS = (*KEYS, "val_images", "val_labels", "images")  # what is read if it is there
 
+MOST_VALUES = 2**48  # along an axis
+
 # What zipfile and numpy raise when bytes are not what they should be.
 _UNREADABLE = (
     OSError,
     ValueError,
     EOFError,
+    MemoryError,
     RuntimeError,
     SyntaxError,
     tokenize.TokenError,
@@ -133,7 +136,10 @@ def _read_header(stream: IO[bytes], key: str) -> tuple[tuple[int, ...], bool, np
     }.get(np.lib.format.read_magic(stream))
     if read is None:
         raise ValueError(f"{key} has an unknown format version")
-    return read(stream)
+    shape, fortran, dtype = read(stream)
+    if not all(0 <= side < MOST_VALUES for side in shape):
+        raise ValueError(f"{key} has an impossible shape")
+    return shape, fortran, dtype
 
 
 def _bytes(shape: Sequence[int], dtype: np.dtype) -> int:

@@ -9,6 +9,8 @@ import numpy as np
 from fedapps.core.errors import RunError
 from fedapps.data.dataset import Shape
 
+MOST_PIXELS = 2**24  # of a picture; a small file can announce many more
+
 
 @dataclass(frozen=True)
 class Pictures:
@@ -68,6 +70,9 @@ def _picture(file: Path, mode: str = "RGB") -> np.ndarray:
 
     try:
         with Image.open(file) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise ValueError(f"{image.width}x{image.height} pixels are too many")
             return np.asarray(image.convert(mode))
-    except (OSError, ValueError, SyntaxError) as error:  # SyntaxError: a broken PNG chunk
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        # SyntaxError: a broken PNG chunk
         raise RunError(f"{file}: cannot be read as a picture ({error})") from error

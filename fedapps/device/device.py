@@ -19,7 +19,7 @@ import torch
 
 from fedapps import data
 from fedapps.core import log
-from fedapps.core.config import DEVICE
+from fedapps.core.config import DEVICE, defaults
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 from fedapps.core.paths import absolute
@@ -98,11 +98,17 @@ class Device:
     def store(self, space: Workspace, info: RoundInfo) -> "DeviceStore":
         """Return where this client's state in a run is; a new run keeps or resets an earlier one.
 
-        Of a run that was resumed the state is that of the round after which it goes on.
+        Of a run that was resumed the state is that of the round after which it goes on. A run in
+        which other layers could be personal, by the method's own keys, finds no state of this one:
+        a server must not have a layer uploaded that an earlier run has promised to leave here.
         Raises `RunError` if another client has its state in the same folder.
         """
-        layers = json.dumps(sorted(space.layout.shapes.items())).encode()
-        settings, digest = space.settings, hashlib.sha256(layers).hexdigest()[:8]
+        settings = space.settings
+        values, prefix = defaults() | dict(settings.flat), f"{settings.strategy}."
+        own = {key: value for key, value in values.items() if key.startswith(prefix)}
+        about = [space.layout.shapes, own, settings.bn_local, settings.bn_stats]
+        text = json.dumps(about, sort_keys=True).encode()
+        digest = hashlib.sha256(text).hexdigest()[:8]
         folder = self.state_dir / f"{settings.strategy}-{settings.model}-{digest}"
         claim(self.state_dir)
         private(folder)

@@ -23,7 +23,7 @@ from fedapps.core.files import write_whole
 from fedapps.engine.best import Best
 from fedapps.engine.store import NONE
 from fedapps.models.layers import Arrays
-from fedapps.report.report import ReportState
+from fedapps.report.report import GROWING, ReportState
 
 FOLDER = "checkpoint"
 KEPT = 2  # files: the last one, and the one before it
@@ -93,7 +93,7 @@ def save(run: Path, checkpoint: Checkpoint) -> None:
     """
     folder = run / FOLDER
     try:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)  # a method's state may tell of single clients
     except OSError as error:
         raise RunError(f"cannot make {folder}: {error.strerror or error}") from error
     write_whole(_path(folder, checkpoint.progress.round), checkpoint.pack(), durable=True)
@@ -154,6 +154,8 @@ def _reading(what: str) -> Iterator[None]:
 def _check_tables(run: Path, tables: Mapping[str, int]) -> None:
     """Raise ValueError if a table is shorter than it was: what is missing cannot be made again."""
     for name, size in tables.items():
+        if name not in GROWING:
+            raise ValueError(f"{name} is no table of a run")
         with _reading(name):
             there = (run / name).stat().st_size
         if there < size:

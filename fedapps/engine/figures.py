@@ -4,9 +4,9 @@ from dataclasses import dataclass, fields, replace
 
 import msgspec
 
+from fedapps.method.figures import LAST_LOCAL, WITHOUT_HEAD, Figure
 from fedapps.method.strategy import BaseStrategy
 from fedapps.method.update import ClientUpdate
-from fedapps.report.columns import known_figures
 from fedapps.report.rows import ClientEval
 from fedapps.training.costs import TrainingStats
 from fedapps.training.plan import Plan
@@ -66,7 +66,7 @@ class FigureChecks:
     def scores(self, update: ClientUpdate) -> ClientEval:
         """Read the scores of an evaluation."""
         samples, metrics = update.num_examples, update.metrics
-        scores = ClientEval.read(update.client, samples, metrics, known_figures())
+        scores = ClientEval.read(update.client, samples, metrics, self._figures())
         _at_most("num_train", scores.num_train, self.strategy.count(update.client, "train"))
         if sum(scores.class_total) != scores.num_test:
             raise ValueError(f"class_total must sum to {scores.num_test}, the test samples")
@@ -86,6 +86,13 @@ class FigureChecks:
         if scores.loss < 0:  # a cross entropy; NaN or infinite if personalization diverged
             raise ValueError(f"loss = {scores.loss:g}: must be at least 0")
         return scores
+
+    def _figures(self) -> list[Figure]:
+        """Return the figures that a client of this run can give; of others it is not asked."""
+        s = self.strategy.settings
+        keys = {LAST_LOCAL: s.score_last, WITHOUT_HEAD: s.score_without_head}
+        general = [figure for figure, wanted in keys.items() if wanted]
+        return [*dict.fromkeys([*self.strategy.figures, *general])]
 
 
 def _at_most(name: str, value: int, most: int) -> None:

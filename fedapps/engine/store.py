@@ -102,7 +102,8 @@ class ClientStore:
         run = self.folder.parent.parent
         if not run.is_dir():
             raise RunError(f"cannot write {self.folder}: {run} is gone")
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.parent.mkdir(mode=0o700, exist_ok=True)  # personal layers are nobody else's
+        self.folder.mkdir(mode=0o700, exist_ok=True)
 
     def _versions(self) -> list[int]:
         paths = self.folder.glob("round-*.safetensors")

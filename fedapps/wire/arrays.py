@@ -53,7 +53,7 @@ def _unpack(key: str, array: Array, shape: tuple[int, ...] | None, largest: floa
     found, fortran, dtype, start = _npy_header(key, array.data)
     if (found, fortran, dtype) != (shape, False, DTYPE):
         order = " in Fortran order" if fortran else ""
-        raise BadMessage(f"{key} as {dtype}{found}{order}: expected float32{shape}")
+        raise BadMessage(f"{key} as {dtype}{_told(found)}{order}: expected float32{shape}")
     if (array.dtype, array.shape) != (DTYPE.name, shape):  # Flower's own words, beside the header
         told = f"{array.dtype[:20]}{array.shape[:5]}"
         raise BadMessage(f"{key} is called {told}: expected float32{shape}")
@@ -63,6 +63,11 @@ def _unpack(key: str, array: Array, shape: tuple[int, ...] | None, largest: floa
     if problem := invalid_values(values, largest):
         raise BadMessage(f"values in {key} are {problem}")
     return values
+
+
+def _told(shape: tuple[int, ...]) -> object:
+    """Return a foreign shape as it can be printed: Python refuses to print very long numbers."""
+    return shape if all(abs(side) < 2**63 for side in shape) else "(a side of impossible length)"
 
 
 def _npy_header(key: str, data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:

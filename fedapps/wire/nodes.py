@@ -105,7 +105,10 @@ class NodeRegistry:
         self._asked |= {id_: (node, now) for id_, node in zip(ids, new, strict=True) if id_}
         for reply in self.grid.pull_messages([*self._asked]):
             node, _ = self._asked.pop(reply.metadata.reply_to_message_id)
-            self._hellos[node] = hello = unpack_hello(reply)
+            hello, before = unpack_hello(reply), self._hellos.get(node)
+            if before and (before.problem or before.client != hello.client):
+                del self._hellos[node]  # to the end: who has had a client's id for longer keeps it
+            self._hellos[node] = hello
             self._recheck.discard(node)
             if self.simulated:
                 if reply.has_error() and not self.complete:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from flwr.app import ConfigRecord, Error, Message, Metadata, MetricRecord, RecordDict
 
+from fedapps.core import log
 from fedapps.core.errors import one_line
 from fedapps.core.flower import SYSTEM_MESSAGE_TYPE, ErrorCode, make_message
 from fedapps.method.update import ClientUpdate, Failure, Metrics
@@ -104,6 +105,10 @@ def unpack_reply(
             left -= update.weight
         except BadMessage as error:
             failures.append(Failure(request.client, one_line(str(error))))
+        except Exception as error:  # what nobody thought of costs this client, not the run
+            log.debug("client %s: a reply that cannot be read", request.client, exc_info=True)
+            cause = f"its reply cannot be read ({type(error).__name__})"
+            failures.append(Failure(request.client, cause))
     return updates, failures
 
 

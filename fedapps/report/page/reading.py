@@ -96,6 +96,6 @@ def _config(path: Path) -> dict[str, Any]:
 def _object(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(_text(path) or "{}")
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
