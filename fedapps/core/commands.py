@@ -4,6 +4,7 @@ import argparse
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from fedapps.core.errors import RunError
 
@@ -22,6 +23,16 @@ class Paragraphs(argparse.RawDescriptionHelpFormatter):
         return textwrap.indent("\n\n".join(filled), indent)
 
 
+class Parser(argparse.ArgumentParser):
+    """Says where settings belong if some stand by themselves, the commonest slip of all."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with the message and status 2."""
+        if message.startswith("unrecognized arguments") and "=" in message:
+            message += "; settings stand behind -c, several in one pair of quotes: -c 'a=1 b=2'"
+        super().error(message)
+
+
 def execute(
     prog: str,
     description: str | None,
@@ -33,7 +44,7 @@ def execute(
 
     An error of the user's is one line. A `KeyboardInterrupt` may carry a text, which is told.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=prog, description=description, formatter_class=Paragraphs, allow_abbrev=False
     )
     add_arguments(parser)

@@ -141,6 +141,8 @@ def resumed_from(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
 def stored(folder: Path) -> dict[str, Scalar]:
     """Read the run-config of a run directory, flat; raises `RunError` if it is none."""
     path = folder / "config.toml"
+    if not folder.exists():
+        raise RunError(f"{folder} is no run directory: there is no such folder")
     try:
         return options.flat(tomllib.loads(path.read_text("utf-8")))
     except (OSError, ValueError) as error:  # of TOML and of UTF-8, too

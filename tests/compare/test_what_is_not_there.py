@@ -18,7 +18,8 @@ def test_folders_that_are_no_runs_are_named(made, refused, tmp_path):
     file.write_text("x")
     told = "is no run directory: config.toml:"
     missing = tmp_path / "missing"
-    assert refused("compare", run, missing) == f"{missing} {told} No such file or directory"
+    none = f"{missing} is no run directory: there is no such folder"
+    assert refused("compare", run, missing) == none
     assert refused("compare", run, empty) == f"{empty} {told} No such file or directory"
     assert refused("compare", file, run) == f"{file} {told} Not a directory"
 
