@@ -14,7 +14,7 @@ from tests.deploy.helpers import DEPLOY, PATIENCE, flower
 
 # A message's process tells what it is like, instead of asking a SuperNode for the message.
 TELL = """if True:
-    import atexit, json, multiprocessing, random, signal, sys
+    import atexit, fcntl, json, multiprocessing, random, signal, sys
     from flwr.supernode import cli
 
     def tell():
@@ -24,7 +24,12 @@ TELL = """if True:
         facts["random"] = [random.random(), __import__("numpy").random.rand()]
         import fedapps.client_app
         facts["app"] = sorted(sys.modules)
-        atexit.register(lambda: print(json.dumps(facts, default=str), flush=True))
+        atexit.register(say, json.dumps(facts, default=str))
+
+    def say(line):
+        with open(__file__) as mine:  # a pipe mixes long lines of two processes
+            fcntl.flock(mine, fcntl.LOCK_EX)
+            print(line, flush=True)
 
     cli.flwr_clientapp = tell
 """
