@@ -54,7 +54,7 @@ VARIANTS = {
     "sflv1": ('sflv1.sync="round"',),
     "sflv2": ("sflv2.oversample=true", 'sflv2.order="batch"'),
 }
-NEEDED = {"fedap"}  # methods that do not run with the base settings alone
+NEEDED = {"fedap", "fedbn"}  # methods that do not run with the base settings alone
 
 
 def main() -> int:

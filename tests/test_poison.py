@@ -201,7 +201,6 @@ EVALUATE = {
     "loss below 0": (figure(loss=-9e5), BROKEN + "loss = -900000: must be at least 0"),
     "loss -inf": (figure(loss=-math.inf), BROKEN + "loss = -inf: must be at least 0"),
     "accuracy NaN": (figure(accuracy_initial=math.nan), BROKEN + "Expected `float` >= 0.0"),
-    "extra": (figure(accuracy_without_head=-1.0), BROKEN + "Expected `float` >= 0.0"),
     "classes": (figure(class_total=[10**6, 0, 0]), BROKEN + "class_total must sum to "),
     "right": (figure(class_personalized=[10**6] * 3), BROKEN + "class_personalized = 1000000: "),
     "negative": (figure(class_initial=[-1, 0, 0]), BROKEN + "Expected `int` >= 0"),
@@ -248,6 +247,13 @@ def test_a_personalization_that_diverged_keeps_its_accuracies(loss, poisoned, re
 
 def test_nobody_scores_for_somebody_else(poisoned, read_csv):
     folder = poisoned("evaluate", figure(client=0, num_test=1), "num-rounds=1")
+    plain = poisoned("evaluate", figure(), "num-rounds=1")
+    assert tables(read_csv, folder) == tables(read_csv, plain)
+
+
+def test_figures_that_a_run_does_not_ask_for_are_not_taken(poisoned, read_csv):
+    claims = figure(accuracy_without_head=1.0, accuracy_last_local=1.0, leak=1.0)
+    folder = poisoned("evaluate", claims, "num-rounds=1")
     plain = poisoned("evaluate", figure(), "num-rounds=1")
     assert tables(read_csv, folder) == tables(read_csv, plain)
 
