@@ -19,6 +19,7 @@ from flwr.clientapp import ClientApp
 from fedapps.core import log, registry
 from fedapps.core.config import DEVICE, read
 from fedapps.core.errors import RunError, one_line
+from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.device.device import Device, device_workspace
@@ -138,7 +139,7 @@ def _results(
 
 def _log_folder(context: Context, info: RequestHeader) -> Path:
     """Return where tracebacks go: a device trusts no path of the server's."""
-    return Path(str(context.node_config.get("state-dir", info.run_dir))).expanduser()
+    return expanded(str(context.node_config.get("state-dir", info.run_dir)), "state-dir")
 
 
 def ray_workers() -> int:

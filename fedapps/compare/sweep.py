@@ -4,7 +4,6 @@ What has finished is not run again, and what was ended goes on from its last che
 command goes on where a sweep has ended.
 """
 
-import fcntl
 import queue
 import shutil
 import signal
@@ -20,6 +19,7 @@ from fedapps.compare.runs import has_finished
 from fedapps.compare.workers import Worker, stop
 from fedapps.core import changes, config
 from fedapps.core.errors import RunError
+from fedapps.core.files import held, writing
 from fedapps.core.schema import Scalar, literal
 from fedapps.engine import checkpoint
 
@@ -104,19 +104,14 @@ class Sweep:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold a folder for this process; raises `RunError` if another one has it."""
-    try:
+    """Make and hold a folder for this process; raises `RunError` if another one has it."""
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
-    except OSError as error:
-        raise RunError(f"cannot write {folder}: {error.strerror or error}") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+    with held(folder) as free:
+        if not free:
             raise RunError(
                 f"{folder.parent}: another sweep works there; wait for it or take another --output"
-            ) from error
+            )
         yield
 
 

@@ -5,7 +5,6 @@ needs no quotes, as `strategy=fedper`, because a shell takes them away from `-c 
 """
 
 import argparse
-import json
 import re
 import tomllib
 from collections import Counter
@@ -15,6 +14,7 @@ from typing import Any
 
 from fedapps.core.errors import RunError
 from fedapps.core.paths import expanded
+from fedapps.core.schema import literal
 
 Flat = dict[str, bool | int | float | str]
 NAME = "--run-config"
@@ -58,7 +58,7 @@ def chosen(options: argparse.Namespace) -> list[str]:
         folder = options.resume
     else:  # a relative path is meant from here
         folder = str(expanded(options.resume, "--resume").absolute())
-    return [*options.run_config, *[f"resume={json.dumps(folder)}"] * bool(folder)]
+    return [*options.run_config, *[f"resume={literal(folder)}"] * bool(folder)]
 
 
 def add_home(parser: argparse.ArgumentParser) -> None:

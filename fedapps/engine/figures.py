@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields, replace
 
 import msgspec
 
-from fedapps.method.figures import LAST_LOCAL, WITHOUT_HEAD, Figure
+from fedapps.method.figures import GENERAL, Figure
 from fedapps.method.strategy import BaseStrategy
 from fedapps.method.update import ClientUpdate
 from fedapps.report.rows import ClientEval
@@ -89,9 +89,8 @@ class FigureChecks:
 
     def _figures(self) -> list[Figure]:
         """Return the figures that a client of this run can give; of others it is not asked."""
-        s = self.strategy.settings
-        keys = {LAST_LOCAL: s.score_last, WITHOUT_HEAD: s.score_without_head}
-        general = [figure for figure, wanted in keys.items() if wanted]
+        settings = self.strategy.settings
+        general = [figure for key, figure in GENERAL.items() if getattr(settings, key)]
         return [*dict.fromkeys([*self.strategy.figures, *general])]
 
 

@@ -5,14 +5,9 @@ from collections.abc import Iterator
 from fedapps.core.config import DEVICE, defaults
 from fedapps.core.schema import literal
 from fedapps.core.settings import Settings
+from fedapps.data.partitioners import PARTITIONERS
 from fedapps.method.strategy import BaseStrategy
 
-PARTITIONERS = {  # the keys of each
-    "dirichlet": ("alpha", "dirichlet-balance", "min-samples"),
-    "shards": ("shards-per-client",),
-    "sizes": ("sizes",),
-    "classes": ("classes-per-client",),
-}
 OF_DEVICES = ("input-shape", "num-classes", "class-names", "client-state")
 SHARING_OUT = ("split", "test-fraction", "partitioner")
 
@@ -47,12 +42,11 @@ def _general(s: Settings) -> Iterator[tuple[str, str]]:
     own = s.dataset == DEVICE
     for key in SHARING_OUT if own else OF_DEVICES:
         yield key, f'with dataset = "{s.dataset}"' if own else f'without dataset = "{DEVICE}"'
-    for partitioner, keys in PARTITIONERS.items():
-        for key in keys:
-            if own:
-                yield key, f'with dataset = "{DEVICE}"'
-            elif s.partitioner != partitioner:
-                yield key, f'with partitioner = "{s.partitioner}"'
+    read = () if own else PARTITIONERS[s.partitioner].keys
+    why = f'with dataset = "{DEVICE}"' if own else f'with partitioner = "{s.partitioner}"'
+    for key in dict.fromkeys(key for other in PARTITIONERS.values() for key in other.keys):
+        if key not in read:
+            yield key, why
     if s.split == "official" and not own:
         yield "test-fraction", 'with split = "official"'
     if not s.server_data:

@@ -60,7 +60,8 @@ WITHOUT_HEAD = Figure(
     label="without head",
     after="accuracy_initial",
 )
-GENERAL = (LAST_LOCAL, WITHOUT_HEAD)  # figures that a run-config key brings, whatever the method
+# Figures that a key of the run-config brings, whatever the method.
+GENERAL = {"score_last": LAST_LOCAL, "score_without_head": WITHOUT_HEAD}
 
 
 def given(figures: Iterable[Figure], metrics: Mapping[str, Any]) -> dict[str, float]:

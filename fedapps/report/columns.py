@@ -56,7 +56,7 @@ def known_figures() -> tuple[Figure, ...]:
     Raises `RunError` if two methods declare different figures of one name.
     """
     known: dict[str, Figure] = {}
-    for figure in chain(GENERAL, *map(_figures_of, registry.names())):
+    for figure in chain(GENERAL.values(), *map(_figures_of, registry.names())):
         if known.setdefault(figure.name, figure) != figure:
             raise RunError(f"figure {figure.name}: two methods declare it differently; rename one")
     return tuple(known.values())

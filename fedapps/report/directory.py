@@ -5,10 +5,11 @@ import io
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 import safetensors.numpy
@@ -93,18 +94,21 @@ def sync(path: Path) -> int:
 
 def lines(path: Path) -> list[dict[str, str]]:
     """Read a table, a dictionary by columns for each line; raises `RunError`."""
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
-    except (OSError, ValueError) as error:
-        raise RunError(f"cannot read {path}: {error}") from error
+    with _reading(path) as file:
+        return list(csv.DictReader(file))
 
 
 def columns_of(path: Path) -> tuple[str, ...]:
     """Return the columns of a table; raises `RunError`."""
+    with _reading(path) as file:
+        return tuple(next(csv.reader(file), ()))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[TextIO]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return tuple(next(csv.reader(file), ()))
+            yield file
     except (OSError, ValueError) as error:
         raise RunError(f"cannot read {path}: {error}") from error
 

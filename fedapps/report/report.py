@@ -66,6 +66,8 @@ class Report:
         self._time_left = TimeLeft(self.settings.num_rounds, self.settings.evaluate_every)
         self._round_columns = columns.round_columns(self.figures)
         self._client_columns = columns.client_columns(self.figures)
+        heads = (self._round_columns, self._client_columns, columns.EVENT)
+        self._heads = dict(zip(GROWING, heads, strict=True))
         self._loggers = Loggers(self._logger_failed)
         self._page = LivePage(self.folder)
         self._live: Mapping[str, np.ndarray] = {}
@@ -83,9 +85,8 @@ class Report:
         name = changes.name_of(flat_config)
         report = cls(directory.make(path, run_name, name), settings)
         report._configure(flat_config)
-        directory.start(report.folder / "rounds.csv", [report._round_columns])
-        directory.start(report.folder / "clients.csv", [report._client_columns])
-        directory.start(report.folder / "events.csv", [columns.EVENT])
+        for name, head in report._heads.items():
+            directory.start(report.folder / name, [head])
         report.about = About.new()
         report.about.write(report.folder)
         report._loggers.begin(settings.logger_names, report.folder, flat_config)
@@ -105,11 +106,8 @@ class Report:
         Raises `RunError` if its files cannot be read or written.
         """
         report = cls(folder, settings)
-        for name, wanted in (
-            ("rounds.csv", report._round_columns),
-            ("clients.csv", report._client_columns),
-        ):
-            if directory.columns_of(folder / name) != wanted:
+        for name, head in report._heads.items():
+            if directory.columns_of(folder / name) != head:
                 raise RunError(
                     f"{folder / name}: has other columns than this version of fedapps writes; go "
                     "on with the version that run.json names"
