@@ -18,12 +18,12 @@ from flwr.clientapp import ClientApp
 
 from fedapps.core import log, registry
 from fedapps.core.config import DEVICE, read
-from fedapps.core.errors import RunError, one_line
+from fedapps.core.errors import DIVERGED, RunError, one_line
 from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.device.device import Device, device_workspace
-from fedapps.engine.failed_clients import DIVERGED, DivergedError, record
+from fedapps.engine.failed_clients import DivergedError, record
 from fedapps.engine.store import ClientStore
 from fedapps.engine.versions import LOADED, SAVED
 from fedapps.method.aggregation import weighted_mean

@@ -1,7 +1,9 @@
 """FedFC: Chung et al., Federated Learning with Features Concatenate for Heterogeneous Clients,
 CMC 2023."""
 
+import math
 from collections.abc import Iterator, Mapping
+from statistics import median_low
 from typing import Annotated, Literal
 
 import numpy as np
@@ -12,13 +14,20 @@ from fedapps.method import (
     SERVER,
     Arrays,
     ClientUpdate,
+    Count,
     Question,
     RunError,
     doc,
     replace,
     weighted_mean,
 )
-from fedapps.split import BatchGradients, OversampleSettings, Smashed, SplitStrategy
+from fedapps.split import (
+    BatchGradients,
+    OversampleSettings,
+    Smashed,
+    SplitStrategy,
+    implausible,
+)
 
 
 class Settings(OversampleSettings, frozen=True):
@@ -30,6 +39,9 @@ class Settings(OversampleSettings, frozen=True):
             'layers on the clients: 4 for all; 2,4,7,10 for each; auto: by their speed; "": 4, or '
             "half the layers if these are fewer"
         ),
+    ]
+    slowest_limit: Annotated[
+        Count, doc("with cuts auto: most that the slowest client counts, in medians of all clients")
     ]
     weighting: Annotated[
         Literal["plain", "samples"], doc("clients' copies of a layer count equally, or by samples")
@@ -48,7 +60,9 @@ class FedFC(SplitStrategy):
     BatchNorm, dropout or augmentation (experiments/configs/fedfc-cifar10.toml, with a narrow VGG).
     With cuts "auto" every client reports how long its layers take. The slowest client gets the
     default cut, and each other one the deepest cut with which it is not slower than that. A client
-    that reports nothing gets the default. (The paper leaves this choice open.)
+    slower than `slowest-limit` medians gets fewer layers instead, so that nobody makes all others
+    as slow as it says it is; one that reports nothing gets the default. (The paper leaves this
+    choice open.)
     State: `cuts` [N], those chosen by speed (0: the default).
     """
 
@@ -61,10 +75,20 @@ class FedFC(SplitStrategy):
         self.state["cuts"] = np.zeros(self.settings.num_clients, int)
         super().setup()
 
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Nobody is the slowest where speeds are not asked for."""
+        return super().unused if self.auto else (*super().unused, "fedfc.slowest-limit")
+
+    @property
+    def auto(self) -> bool:
+        """Whether cuts are by speed."""
+        return self.options.cuts.strip() == "auto"
+
     def cut(self, client: int) -> int:
         """Return the number of layers on a client."""
         text = self.options.cuts.replace(" ", "")
-        if text == "auto":
+        if self.auto:
             return self.checked_cut(int(self.state["cuts"][client]))
         words = text.split(",") if text else ["0"]
         if not all(word.isdecimal() for word in words) or len(words) not in (
@@ -79,28 +103,33 @@ class FedFC(SplitStrategy):
 
     def question(self) -> Question | None:
         """Cuts by speed need to know it; a layer that takes longer than a step may is none."""
-        auto, most = self.options.cuts.strip() == "auto", self.settings.step_timeout
-        return Question("layer-seconds", len(self.layout.names), most) if auto else None
+        most = self.settings.step_timeout
+        return Question("layer-seconds", len(self.layout.names), most) if self.auto else None
 
     def answered(self, answers: Mapping[int, list[float]]) -> None:
         """Choose the cuts by speed."""
-        for client, cut in deepest(answers, self.checked_cut(0)).items():
+        for client, cut in deepest(
+            answers, self.checked_cut(0), self.options.slowest_limit
+        ).items():
             self.state["cuts"][client] = cut
         for client in self.clients:
             self.event(0, client, "cut", str(self.cut(client)))
 
     def step(self, round_: int, wave: list[Smashed]) -> BatchGradients:
         """Algorithm 2: join smashed data layer by layer, one loss, one backward, one step."""
-        x, labels = None, []
+        x, joined = None, []
         for layer in self.part.layers:
             held = self.layout.names[: self.layout.names.index(layer)]
             joining = [s for s in wave if self.cut(s.client) == len(held)]
             features = ([] if x is None else [x]) + [s.data for s in joining]
-            labels += [s.labels for s in joining]
+            joined += joining
             if features:
                 x = self.part.run(torch.cat(features), [layer])
-        assert x is not None
-        loss = cross_entropy(x, torch.cat(labels))
+        if x is None:
+            return {}
+        if refused := implausible(x, joined):
+            return refused | self.step(round_, [s for s in wave if s.client not in refused])
+        loss = cross_entropy(x, torch.cat([s.labels for s in joined]))
         loss.backward()
         self.part.step()
         return {s.client: s.gradient(loss) for s in wave}
@@ -127,13 +156,17 @@ class FedFC(SplitStrategy):
                 yield ClientUpdate(SERVER, self.part.arrays([layer]), passed, weight=weight)
 
 
-def deepest(seconds: Mapping[int, list[float]], default: int) -> dict[int, int]:
+def deepest(
+    seconds: Mapping[int, list[float]], default: int, most: float = math.inf
+) -> dict[int, int]:
     """Return each client's deepest cut with which it is not slower than the slowest at `default`.
 
-    `seconds[client][l]` is how long a step through layer l (from 0) takes alone.
+    `seconds[client][l]` is how long a step through layer l (from 0) takes alone. The slowest
+    counts up to `most` medians; a client that takes longer than that for one layer gets one.
     """
-    limit = max(sum(times[:default]) for times in seconds.values())
+    totals = [sum(times[:default]) for times in seconds.values()]
+    limit = min(max(totals), most * median_low(totals))
     return {
-        client: max(c for c in range(1, len(times)) if sum(times[:c]) <= limit)
+        client: max([1, *(c for c in range(1, len(times)) if sum(times[:c]) <= limit)])
         for client, times in seconds.items()
     }

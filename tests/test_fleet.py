@@ -663,6 +663,20 @@ def test_who_never_answers_is_waited_for_once(monkeypatch):
     assert greeted(grid) == [1, 2, 2], "asked again, as it may have been started anew"
 
 
+def test_who_comes_again_and_again_and_says_nothing_holds_up_less_each_time(monkeypatch):
+    """SuperNode 2 leaves after each round and comes as another one: 60 + 30 + 15 s, not 60 each."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
+    monkeypatch.setattr(nodes_module, "time", clock)
+    grid = FakeGrid(polls=[[owner(1, 0)]])
+    registry, waits = NodeRegistry(StreamingGrid(grid), 1, 1000.0, 3, False, 10), []
+    for mute in (2, 3, 4, 4):
+        grid.nodes, start = [[1, mute]], clock.now
+        assert registry.wait_for_nodes().nodes == [1]
+        waits.append(clock.now - start)
+    assert waits == pytest.approx([60, 30, 15, 0], abs=1)
+
+
 def test_who_did_not_fit_is_asked_again_and_not_waited_for(capsys):
     grid = FakeGrid(polls=[[owner(1, 0), owner(2, 7)], [], [owner(2, 1)]], nodes=[[1, 2]])
     registry = make_registry(grid)

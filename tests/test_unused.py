@@ -28,6 +28,10 @@ OTHER = {  # values that are not the defaults
     "sizes": "0.5,0.2,0.2,0.1",
     "clip-history": 3,
     "clip-mode": "sample",
+    "fedfc.oversample-limit": 1,
+    "sflv1.oversample-limit": 1,
+    "sflv2.oversample-limit": 1,
+    "fedfc.slowest-limit": 1,
     "server-part": "body",
 }
 OWN = {  # settings of a method with which more of its keys have no effect

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from logging import LogRecord
 
+DIVERGED = "training diverged"  # begins the cause where a client's numbers are none any more
+
 
 class RunError(Exception):
     """A run cannot start or go on; its text is one line: what, which value, what is allowed."""

@@ -267,14 +267,16 @@ class Settings(MethodSettings, frozen=True):
 
     @property
     def further_rounds(self) -> frozenset[int]:
-        """The rounds of `evaluate-rounds`; raises `RunError`."""
+        """The rounds of `evaluate-rounds` that the run has; raises `RunError`."""
         try:
             spans = [span(word) for word in self.evaluate_rounds.split(",") if word]
         except ValueError:
             raise RunError(
                 f'evaluate-rounds = "{self.evaluate_rounds}": must be rounds, as 190-199 or 50,100'
             ) from None
-        return frozenset(round_ for rounds in spans for round_ in rounds)
+        end = self.num_rounds + 1  # what lies beyond is none of this run's
+        own = [range(rounds.start, min(rounds.stop, end)) for rounds in spans]
+        return frozenset(round_ for rounds in own for round_ in rounds)
 
     def round_lr(self, round_: int) -> float:
         """Learning rate in round `round_` (from 1); steps apply after T//2 and 3T//4 rounds."""

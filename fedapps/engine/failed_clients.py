@@ -13,7 +13,6 @@ from fedapps.core import log
 from fedapps.core.errors import RunError
 
 FILE = "log.txt"
-DIVERGED = "training diverged"  # begins the cause where a client's numbers are none any more
 MOST_BYTES = 2**25  # after which a log gets no more tracebacks
 _raising = False
 

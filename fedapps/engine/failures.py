@@ -4,9 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fedapps.core import log
-from fedapps.core.errors import RunError
+from fedapps.core.errors import DIVERGED, RunError
 from fedapps.core.settings import Settings
-from fedapps.engine.failed_clients import DIVERGED
 from fedapps.method.update import Failure
 
 DEVICE_TIMES = 3  # how often in a row all devices that were asked may fail

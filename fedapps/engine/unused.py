@@ -49,6 +49,8 @@ def _general(s: Settings) -> Iterator[tuple[str, str]]:
             yield key, why
     if s.split == "official" and not own:
         yield "test-fraction", 'with split = "official"'
+    if s.evaluate_rounds and not s.further_rounds:
+        yield "evaluate-rounds", f"with num-rounds = {s.num_rounds}"
     if not s.server_data:
         yield "server-part", "with server-data = 0"
     if s.clip_percentile == 100 and not (s.max_norm and s.clip_mode == "sample"):

@@ -61,8 +61,8 @@ class Listener(Protocol):
     def joined(self, client: int, stream: Stream) -> bool:
         """`client` has joined with its token; False if that was used up by now."""
 
-    def arrived(self, frame: Frame, tensors: dict[str, Tensor]) -> None:
-        """A frame of a client that has joined."""
+    def arrived(self, frame: Frame, tensors: dict[str, Tensor]) -> bool:
+        """A frame of a client that has joined; False ends the stream."""
 
     def broken(self, client: int, reason: str) -> None:
         """The stream of a client that has joined has ended."""
@@ -196,8 +196,7 @@ def _take(session: Listener, stream: Stream, frame: Frame, tensors: dict[str, Te
     if client not in stream.clients:
         session.refused(client, "sent data without having joined")
         return False
-    session.arrived(frame, tensors)
-    return True
+    return session.arrived(frame, tensors)
 
 
 def _fits(session: Listener, client: int, given: str | bytes | None) -> bool:

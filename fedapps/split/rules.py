@@ -1,16 +1,20 @@
 """What a round of split learning exchanges, and what is due: batches, gradients, their limits."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
+from fedapps.core.errors import DIVERGED
 from fedapps.split.frames import Frame
 from fedapps.wire.checks import LARGEST, invalid_values
+
+LARGEST_LOSS = 100.0  # most that a batch's loss may be, as a multiple of that of guessing
 
 
 @dataclass(frozen=True)
@@ -33,10 +37,14 @@ class Smashed:
 
 @dataclass(frozen=True)
 class BatchGradient:
-    """What a client gets back for a batch: the gradient of its smashed data, and the loss."""
+    """What a client gets back for a batch: the gradient of its smashed data, and the loss.
+
+    `refused` says why the server has not learned from the batch; empty if it has.
+    """
 
     gradient: Tensor
     loss: float
+    refused: str = ""
 
 
 BatchGradients = dict[int, BatchGradient]  # by client
@@ -102,6 +110,26 @@ class Rules:
         if labels.min() < 0 or labels.max() >= self.classes:
             return f"sent a label outside 0..{self.classes - 1}"
         return ""
+
+
+def implausible(logits: Tensor, wave: Sequence[Smashed]) -> BatchGradients:
+    """Return an answer to each batch of a wave that nobody should learn from; mostly none.
+
+    `logits` [n, classes] are those of all samples of the wave, in its order. Features that are far
+    too large give a loss that is far too large, and one step along its gradient would ruin the
+    server's layers for everybody: what is not below `LARGEST_LOSS` times ln(classes) is refused.
+    """
+    labels = torch.cat([smashed.labels for smashed in wave])
+    losses = cross_entropy(logits.detach(), labels, reduction="none")
+    most = LARGEST_LOSS * math.log(max(2, logits.shape[1]))
+    answers = {}
+    for smashed, own in zip(wave, losses.split([len(s.labels) for s in wave]), strict=True):
+        loss = float(own.mean())
+        if not loss < most:
+            reason = f"{DIVERGED}: a batch's loss is {loss:.6g} on the server, at most {most:.6g}"
+            nothing = torch.zeros_like(smashed.data)
+            answers[smashed.client] = BatchGradient(nothing, loss, reason)
+    return answers
 
 
 def levelled(batches: Mapping[int, int], limit: float = math.inf) -> dict[int, int]:

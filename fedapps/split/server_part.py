@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedapps.models.layers import Arrays, Slice, take
-from fedapps.split.rules import BatchGradient, Smashed
+from fedapps.split.rules import BatchGradient, Smashed, implausible
 from fedapps.training.costs import Costs
 from fedapps.training.optimizers import optimizer
 from fedapps.training.plan import Stage
@@ -40,8 +40,11 @@ class ServerPart:
         return x
 
     def backward(self, smashed: Smashed) -> BatchGradient:
-        """Add the gradients of one client's batch loss (mean over its samples)."""
-        loss = cross_entropy(self.run(smashed.data, self.layers), smashed.labels)
+        """Add the gradients of one client's batch loss (mean over its samples), if plausible."""
+        logits = self.run(smashed.data, self.layers)
+        if refused := implausible(logits, [smashed]):
+            return refused[smashed.client]
+        loss = cross_entropy(logits, smashed.labels)
         loss.backward()
         return smashed.gradient(loss)
 
@@ -56,6 +59,10 @@ class ServerPart:
         moved = [p.numel() for p in self.space.model.parameters() if p.grad is not None]
         self.cost_paper += batches * sum(moved)
         self._optimizer.step()
+
+    def is_finite(self) -> bool:
+        """Tell whether the layers are still numbers: training them may have diverged."""
+        return all(bool(value.isfinite().all()) for value in self.space.model.state_dict().values())
 
     def arrays(self, layers: Iterable[str] | None = None) -> Arrays:
         """Copy the values of some of the layers (of all)."""

@@ -4,7 +4,6 @@ The channel's threads hand in what arrives; one thread serves the round. It take
 batches in waves: all of the same (epoch, batch) together.
 """
 
-import math
 import queue
 import secrets
 import time
@@ -15,7 +14,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from fedapps.core.errors import RunError, one_line
+from fedapps.core.errors import one_line
 from fedapps.models.layers import Arrays
 from fedapps.split.channel import Stream
 from fedapps.split.frames import Frame
@@ -75,19 +74,22 @@ class Session:
         self._inbox.put(note)
         return True
 
-    def arrived(self, frame: Frame, tensors: dict[str, Tensor]) -> None:
-        """Take a frame of a client that has joined; more than can be due are not even kept."""
+    def arrived(self, frame: Frame, tensors: dict[str, Tensor]) -> bool:
+        """Take a frame of a client that has joined; False: it sends more than can be due."""
+        client = frame.client
         with self._lock:
-            if self._closed or self._queued[frame.client] >= MAX_QUEUED:
-                return
-            self._queued[frame.client] += 1
+            if self._closed or self._queued[client] >= MAX_QUEUED:
+                return False
+            self._queued[client] += 1
 
         def note() -> None:
-            with self._lock:
-                self._queued[frame.client] -= 1
+            if client not in self.lost:  # who is out has no more frames to send than these
+                with self._lock:
+                    self._queued[client] -= 1
             self._take(frame, tensors)
 
         self._inbox.put(note)
+        return True
 
     def broken(self, client: int, reason: str) -> None:
         """The stream of a client has ended, which is right only if it was done."""
@@ -140,11 +142,11 @@ class Session:
             yield sorted(wave, key=lambda smashed: smashed.client)
 
     def send(self, gradients: BatchGradients) -> None:
-        """Send gradients back; raises `RunError` if the server's layers have diverged."""
+        """Send gradients back; a client whose batch was refused is out of this round."""
         for client, result in gradients.items():
-            if not math.isfinite(result.loss):
-                wave = ", ".join(map(str, sorted(gradients)))
-                raise RunError(f"the server's layers diverged (clients {wave}): use a smaller lr")
+            if result.refused:
+                self.drop(client, result.refused)
+                continue
             self.bytes_down += result.gradient.nbytes
             frame = Frame("gradient", client, loss=result.loss)
             self._streams[client].send(frame, {"gradient": result.gradient})

@@ -20,7 +20,8 @@ import msgspec
 import torch
 
 from fedapps.core import log
-from fedapps.core.errors import RunError
+from fedapps.core.config import DEVICE
+from fedapps.core.errors import DIVERGED, RunError
 from fedapps.core.paths import expanded
 from fedapps.method.strategy import BaseStrategy
 from fedapps.method.update import ClientUpdate, Failure
@@ -28,6 +29,7 @@ from fedapps.models.layers import Arrays, Slice, put
 from fedapps.split.address import is_loopback, reachable, read_certificate
 from fedapps.split.channel import ChannelServer
 from fedapps.split.leak import LEAK
+from fedapps.split.plans import least_cut, recycling, through
 from fedapps.split.rules import BatchGradients, Rules, Smashed, frame_limit, levelled
 from fedapps.split.server_part import ServerPart
 from fedapps.split.session import Session
@@ -77,6 +79,15 @@ class SplitStrategy(BaseStrategy):
         self._reach = reachable(s.channel_address, s.channel_reach)
         self._session: Session | None = None
         self._work: Future[None] | None = None
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """The limit of oversample is for devices: of all others the samples are known."""
+        options, s = self.options, self.settings
+        if not isinstance(options, OversampleSettings):
+            return ()
+        limited = options.oversample and s.dataset == DEVICE
+        return () if limited else (f"{s.strategy}.oversample-limit",)
 
     # Hooks of a split method --------------------------------------------------------------
 
@@ -194,7 +205,7 @@ class SplitStrategy(BaseStrategy):
         if isinstance(self.options, OversampleSettings) and self.options.oversample:
             limit = self.options.oversample_limit if self.devices else math.inf  # others are known
             counts = levelled(counts, limit)
-            plans = {client: _recycling(plan, counts[client]) for client, plan in plans.items()}
+            plans = {client: recycling(plan, counts[client]) for client, plan in plans.items()}
         self._session = Session(self._rules(plans, counts))
         self.prepare(round_, plans)
         self._channel.begin(self._session)
@@ -208,13 +219,12 @@ class SplitStrategy(BaseStrategy):
             relay=self.relays,
         )
         tokens = self._session.tokens
-        return {client: _through(plan, channel, tokens[client]) for client, plan in plans.items()}
+        return {c: through(plan, channel, tokens[c]) for c, plan in plans.items()}
 
     def train_nodes(self, nodes: list[int], workers: int) -> list[int]:
         """In a simulation clients train on one SuperNode, unless `channel-nodes` says other."""
         wanted = self.settings.channel_nodes or (1 if workers else len(nodes))
-        at_once = min(workers, len(nodes))
-        if workers > 0 and at_once < wanted:
+        if workers > 0 and (at_once := min(workers, len(nodes))) < wanted:
             raise RunError(
                 f"channel-nodes = {wanted}: {wanted} SuperNodes must work at the same time, here "
                 f"{at_once} can; use channel-nodes=1, or fedapps run with --federation-config "
@@ -238,6 +248,11 @@ class SplitStrategy(BaseStrategy):
         arrived = [*updates]
         self.served()
         lost = self._session.lost if self._session else {}
+        if self._session and not all(
+            part.is_finite() for part in self.parts()
+        ):  # what clients learned is worthless
+            ruined = f"{DIVERGED}: the server's layers are not finite after the round"
+            lost = dict.fromkeys([update.client for update in arrived], ruined) | lost
         for update in arrived:
             reason = lost.get(update.client)
             yield Failure(update.client, reason) if reason is not None else update
@@ -283,18 +298,3 @@ class SplitStrategy(BaseStrategy):
     def _smashed_shape(self, plan: Plan) -> tuple[int, ...]:
         following = self.layout.names[len(plan.stages[0].layers)]
         return self.workspace.trainer.profile.shapes[following]
-
-
-def least_cut(plans: Mapping[int, Plan]) -> int:
-    """Return the number of layers on the client that has fewest."""
-    return min(len(plan.stages[0].layers) for plan in plans.values())
-
-
-def _recycling(plan: Plan, batches: int) -> Plan:
-    stage = msgspec.structs.replace(plan.stages[0], batches=batches)
-    return msgspec.structs.replace(plan, stages=(stage,))
-
-
-def _through(plan: Plan, channel: Channel, token: str) -> Plan:
-    own = msgspec.structs.replace(channel, token=token)
-    return msgspec.structs.replace(plan, channel=own)

@@ -44,11 +44,13 @@ class NodeRegistry:
         self._recheck: set[int] = set()
         self._rejected: dict[int, str] = {}  # by node: why
         self._reported: set[str] = set()
+        self._patience = HELLO_WAIT
 
     def wait_for_nodes(self) -> Fleet:
         """Wait for `at_least` SuperNodes, and for newcomers to say who they are.
 
         Those that did not fit are asked again, and so are those to recheck, but not waited for.
+        Each time that newcomers have let it wait in vain, the next ones get half as long.
         In a simulation a node also tells how many there will be, since they register one by one.
         Raises `RunError` if there are too few after `timeout` seconds.
         """
@@ -62,11 +64,13 @@ class NodeRegistry:
             fleet = self._fleet(nodes)
             now = time.monotonic()
             unknown = [node for node in nodes if node not in self._hellos]
-            newcomers = [node for node in unknown if now - self._came[node] < HELLO_WAIT]
+            newcomers = [node for node in unknown if now - self._came[node] < self._patience]
             late = now - start > self.timeout or (self.closed and nodes and not newcomers)
             enough = len(fleet.nodes) >= self.at_least
             if enough and (late or not newcomers):
                 self.complete = True
+                if any(self._came[node] >= start for node in unknown):
+                    self._patience /= 2
                 return fleet
             if late:
                 raise RunError(self._too_few(fleet))

@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from fedapps.core.errors import RunError
 from fedapps.split.client import SplitClient
@@ -60,3 +61,39 @@ def test_a_run_in_which_all_clients_fail_ends(serial_run, tiny_npz, monkeypatch)
         "round 1: 3 of 3 clients failed (all failed); client 0: ValueError: of client 0"
     )
     assert time.monotonic() - start < SOON
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fedfc",
+        "sflv1",
+        'sflv1" sflv1.sync="round',
+        "sflv2",
+        'sflv2" sflv2.order="batch',
+        "splitlearning",
+    ],
+)
+def test_a_client_whose_features_would_ruin_the_server_costs_itself(
+    serial_run, tiny_npz, read_csv, read_model, monkeypatch, method
+):
+    """Features of +-1e6 with random labels: finite, below max-value, and far from what can be."""
+    loss, draws = SplitClient.loss, torch.Generator().manual_seed(0)
+
+    def lie(client, logits, labels):
+        if client.client == 1:
+            signs = 2 * torch.randint(0, 2, logits.shape, generator=draws) - 1
+            logits, labels = (
+                logits * 0 + 1e6 * signs,
+                labels[torch.randperm(len(labels), generator=draws)],
+            )
+        return loss(client, logits, labels)
+
+    monkeypatch.setattr(SplitClient, "loss", lie)
+    folder = serial_run(tiny_npz, RUN, f'strategy="{method}" num-rounds=2')
+    events = read_csv(folder, "events.csv")
+    assert [(e["round"], e["client"], e["kind"]) for e in events] == [
+        ("1", "1", "failure"), ("2", "1", "failure"),
+    ]  # fmt: skip
+    assert all("training diverged: a batch's loss is " in e["detail"] for e in events)
+    assert all(np.abs(value).max() < 10 for value in read_model(folder).values())

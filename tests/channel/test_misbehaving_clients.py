@@ -136,6 +136,49 @@ def test_a_client_that_never_stops_does_not_keep_the_round_open(world):
     check_mean_of_updates(result, [0, 2])
 
 
+@pytest.mark.parametrize("cuts", ["1", "1,2,1"])
+def test_features_that_would_ruin_the_servers_layers_are_not_learned_from(world, cuts):
+    """They are finite and below max-value; one step along their gradient is far too large."""
+    strategy, draws = world(f'fedfc.cuts="{cuts}"'), torch.Generator().manual_seed(0)
+
+    def misbehave(plan):
+        with joined(plan) as link:
+            link.begin()
+            odd = batch(strategy, classes=3)
+            odd["data"] = 1e6 * (2 * torch.rand(odd["data"].shape, generator=draws) - 1)
+            link.connection.send(Frame("data", BAD), odd)
+            link.connection.receive(BAD, "gradient", LONG)
+
+    result = play(strategy, misbehave)
+    reason = result.session.lost.pop(BAD)
+    assert re.match(
+        r"training diverged: a batch's loss is \d.* on the server, at most 109\.861$", reason
+    )
+    assert reason in str(result.outcome)
+    check_as_without(result, world(f'fedfc.cuts="{cuts}"'))
+
+
+def test_who_is_out_and_goes_on_sending_loses_the_stream(world):
+    """The others start when it has, so that the end of the round is not what ends the stream."""
+    strategy, told = world(), Event()
+
+    def misbehave(plan):
+        with joined(plan) as link:
+            link.connection.send(Frame("gradient", BAD))
+            with pytest.raises(ChannelError, match="dropped this client: sent gradient out of"):
+                link.begin()
+            for _ in range(3):
+                link.connection.send(Frame("data", BAD), batch(strategy))
+            try:
+                link.begin()
+            finally:
+                told.set()
+
+    result = play(strategy, misbehave, begin=told)
+    assert str(result.outcome) == "the server ended the channel"
+    check_as_without(result, world())
+
+
 def test_bytes_that_are_no_frame_cost_their_stream_only(world):
     strategy = world()
 

@@ -2,15 +2,15 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedapps.core.errors import RunError
 from fedapps.split.channel import Stream
 from fedapps.split.frames import Frame
-from fedapps.split.rules import BatchGradient, Rules
+from fedapps.split.rules import LARGEST_LOSS, BatchGradient, Rules, Smashed, implausible
 from fedapps.split.session import Session
 from tests.support.split_rounds import LONG
 
@@ -58,8 +58,8 @@ def test_only_steps_that_a_client_has_are_taken(epoch, batch):
 def test_more_frames_than_can_be_due_are_not_kept():
     """A client that floods the server's memory while it computes; one frame at a time is due."""
     session = both_joined()
-    for _ in range(50):
-        session.arrived(Frame("data", 0), pairs())
+    taken = [session.arrived(Frame("data", 0), pairs()) for _ in range(50)]
+    assert taken == [True] * 2 + [False] * 48
     assert session._inbox.qsize() == 2 + 2  # joins, and two frames
     session.arrived(Frame("data", 1), pairs())
     assert [smashed.client for smashed in next(session.waves([0, 1]))] == [1]
@@ -89,7 +89,32 @@ def test_a_client_that_comes_too_late_is_refused():
     assert not session.joined(1, Stream())
 
 
-def test_a_diverged_server_says_so():
+def test_a_client_whose_batch_was_refused_is_out():
     session = both_joined()
-    with pytest.raises(RunError, match=r"the server's layers diverged \(clients 0, 1\)"):
-        session.send(dict.fromkeys((0, 1), BatchGradient(torch.ones(4, 2), math.nan)))
+    session.arrived(Frame("data", 0), pairs())
+    session.arrived(Frame("data", 1), pairs())
+    next(session.waves([0, 1]))
+    gradient = torch.ones(4, 2)
+    session.send({0: BatchGradient(gradient, 1e9, "too large"), 1: BatchGradient(gradient, 1.0)})
+    assert session.lost == {0: "too large"} and session.bytes_down == gradient.nbytes
+
+
+@pytest.mark.parametrize("worst", [3e2, 1e30, math.inf, math.nan])
+def test_batches_that_nobody_should_learn_from(worst):
+    """Client 1's loss is far above that of guessing, log 4, as NumPy has it."""
+    logits = np.array([[0, 1, 2, 3], [0, 0, 0, 0], [1, 1, 1, -worst]], np.float32)
+    labels = np.array([0, 1, 3])
+    shifted = logits[:2] - logits[:2].max(1, keepdims=True)
+    own = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(2), labels[:2]]
+    assert own.mean() < LARGEST_LOSS * np.log(4) < 3e2
+    data = torch.ones(2, 5)
+    wave = [
+        Smashed(0, (0, 0), data, torch.tensor(labels[:2])),
+        Smashed(1, (0, 0), data[:1], torch.tensor(labels[2:])),
+    ]
+    assert implausible(torch.tensor(logits[:2]), wave[:1]) == {}
+    (refused,) = implausible(torch.tensor(logits), wave).items()
+    client, answer = refused
+    assert client == 1 and torch.equal(answer.gradient, torch.zeros(1, 5))
+    assert answer.refused.startswith("training diverged: a batch's loss is ")
+    assert answer.refused.endswith(" on the server, at most 138.629")  # 100 log 4

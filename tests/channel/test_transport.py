@@ -37,6 +37,7 @@ class Echo:
     def arrived(self, frame, tensors):
         self.largest = max(self.largest, *(tensor.nbytes for tensor in tensors.values()), 0)
         self.streams[frame.client].send(frame, tensors)
+        return True
 
     def broken(self, client, reason):
         self.ends[client] = reason

@@ -17,6 +17,14 @@ def test_auto_cuts_are_no_slower_than_the_slowest_at_the_default():
     assert deepest(seconds, default=2) == {0: 2, 1: 3, 2: 2}
 
 
+def test_nobody_makes_all_others_as_slow_as_it_says_it_is():
+    """The first claims a minute a layer; with the limit it counts three medians of 2 s."""
+    seconds = {0: [60.0] * 4} | {client: [1.0, 1.0, 3.0, 3.0] for client in (1, 2, 3, 4)}
+    assert deepest(seconds, default=2) == {0: 2, 1: 3, 2: 3, 3: 3, 4: 3}
+    assert deepest(seconds, default=2, most=3) == {0: 1, 1: 3, 2: 3, 3: 3, 4: 3}
+    assert deepest(seconds, default=2, most=2) == {0: 1, 1: 2, 2: 2, 3: 2, 4: 2}
+
+
 def test_auto_cuts_are_measured_once_and_noted(serial_run, tiny_npz, read_csv):
     folder = serial_run(f'{tiny_npz} strategy="fedfc" fedfc.cuts="auto" num-clients=3')
     cuts = [row for row in read_csv(folder, "events.csv") if row["kind"] == "cut"]
