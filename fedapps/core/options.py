@@ -14,7 +14,6 @@ from typing import Any
 
 from fedapps.core.errors import RunError
 from fedapps.core.paths import expanded
-from fedapps.core.schema import literal
 
 Flat = dict[str, bool | int | float | str]
 NAME = "--run-config"
@@ -58,6 +57,8 @@ def chosen(options: argparse.Namespace) -> list[str]:
         folder = options.resume
     else:  # a relative path is meant from here
         folder = str(expanded(options.resume, "--resume").absolute())
+    from fedapps.core.schema import literal  # imports msgspec, which help does without
+
     return [*options.run_config, *[f"resume={literal(folder)}"] * bool(folder)]
 
 

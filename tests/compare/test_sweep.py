@@ -1,6 +1,5 @@
 """Sweeps: which runs a grid makes, and what is left of one that was killed or has failures."""
 
-import fcntl
 import shlex
 import tomllib
 from collections import Counter
@@ -8,6 +7,8 @@ from itertools import product
 
 import pandas as pd
 import pytest
+
+from fedapps.core.files import held
 
 pytestmark = pytest.mark.slow
 
@@ -147,8 +148,7 @@ def test_a_finished_sweep_runs_nothing_again(whole, sweep, own, tmp_path):
 
 def test_the_folder_of_a_sweep_is_refused_to_another_one_and_to_other_settings(whole, sweep, own):
     folder, _, _ = whole
-    with (folder / "logs" / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with held(folder / "logs"):
         other = sweep([*GRID, *own, "--output", folder], "/dev/null")
     assert (other["status"], other["out"]) == (1, "")
     told = "another sweep works there; wait for it or take another --output"

@@ -31,6 +31,7 @@ from tests.deploy.helpers import (
     trusting,
     wait_for,
 )
+from tests.support.clock import until
 
 
 def test_the_template_is_a_valid_configuration(pki, tmp_path):
@@ -82,8 +83,8 @@ def test_workers_of_a_proxy_that_root_starts_are_not_root(way, pki, tmp_path, mo
         os.chown(folder, someone.pw_uid, someone.pw_gid)
     else:
         monkeypatch.setenv("PROXY_USER", "daemon")
-    with serve_proxy(folder, pki, "127.0.0.1:9"):
-        assert _worker(folder) == (someone.pw_uid, someone.pw_gid)
+    with serve_proxy(folder, pki, "127.0.0.1:9"):  # it is root until it has begun
+        until(lambda: _worker(folder) == (someone.pw_uid, someone.pw_gid))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="2026-11-21: only root can choose whom nginx runs as")
