@@ -38,12 +38,7 @@ def run_serial(
     that fails costs that client, as on other engines; else its error is raised (`ClientError`).
     Plots take a second or two, which many short runs can do without.
     """
-    from flwr.app import Context, RecordDict
-
-    from fedapps import client_app, server_app
     from fedapps.core import config
-    from fedapps.engine.failed_clients import raising
-    from fedapps.wire.serial_grid import DeviceGrid, SerialGrid
 
     if num_supernodes < 1:
         raise RunError(f"--num-supernodes {num_supernodes}: must be at least 1")
@@ -52,6 +47,14 @@ def run_serial(
     if wanted > num_supernodes:  # the run would wait for ever
         text = f"must be at most --num-supernodes {num_supernodes}"
         raise RunError(f"min-available = {wanted}: {text}")
+
+    # the engine takes seconds to load, which a bad setting need not wait for
+    from flwr.app import Context, RecordDict
+
+    from fedapps import client_app, server_app
+    from fedapps.engine.failed_clients import raising
+    from fedapps.wire.serial_grid import DeviceGrid, SerialGrid
+
     if node_configs:
         grid: SerialGrid = DeviceGrid(client_app.app, run_config, node_configs)
     else:

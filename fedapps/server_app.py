@@ -49,6 +49,7 @@ def main(grid: Grid, context: Context) -> None:
         raise
 
 
+@log.remembering()
 def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     """Run what the run-config asks for; return the run directory. Raises `RunError`."""
     check_packages()

@@ -44,6 +44,15 @@ def test_a_run_that_keeps_going_has_each_traceback_once(serial_run, tiny_npz, re
     assert text.count("in before_training") == 2 and "round 2, client 1, train failed" in text
 
 
+def test_the_log_has_what_was_said_before_the_run_had_a_directory(serial_run, tiny_npz):
+    """Each run what was said in it: notes of keys without effect come before the first line."""
+    folder, other = serial_run(tiny_npz, ONE, "clip-history=7"), serial_run(tiny_npz, ONE)
+    note = "WARNING clip-history = 7 has no effect with clip-percentile = 100\n"
+    text = (folder / "log.txt").read_text("utf-8")
+    assert note in text.partition("round 1/")[0] and text.count(note) == 1
+    assert "clip-history" not in (other / "log.txt").read_text("utf-8")
+
+
 def test_a_message_that_nobody_can_work_on_has_a_traceback(
     serial_run, tiny_npz, monkeypatch, tmp_path
 ):

@@ -187,6 +187,16 @@ def test_more_rounds_are_those_of_a_longer_run(serial_run):
         run_serial(config.parse([f'resume="{folder}" num-rounds=4']))
 
 
+def test_a_run_that_has_all_its_rounds_says_so(serial_run, capsys):
+    folder = serial_run("num-rounds=2")
+    before = (folder / "model.safetensors").read_bytes()
+    capsys.readouterr()
+    run_serial(config.parse([f'resume="{folder}" num-rounds=2']))
+    line = f"run directory: {folder}, has done its 2 rounds; num-rounds makes it longer"
+    assert capsys.readouterr().out.splitlines()[0] == line
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
 def test_more_rounds_where_the_learning_rate_depends_on_them_are_warned_of(serial_run, capsys):
     folder = serial_run('num-rounds=2 lr-schedule="cosine"')
     run_serial(config.parse([f'resume="{folder}" num-rounds=3']))

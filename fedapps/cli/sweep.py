@@ -80,7 +80,8 @@ def run(options: argparse.Namespace) -> int:
 
         comparison = compared([read(run) for run in sweep.finished])
         table.show(comparison)
-        for file in files.write(comparison, folder / "comparison", options.format):
+        place = files.free(folder / "comparison", comparison)
+        for file in files.write(comparison, place, options.format):
             print(file)
         if options.validation is not None:
             print(_next(options, comparison, [axis.key for axis in axes]))

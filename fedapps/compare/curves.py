@@ -30,6 +30,7 @@ PANELS = {"accuracy_initial": "initial", RESULT: "personalized"}
 COLOURS = PALETTE[:-1]  # yellow is too pale for a line
 STROKES = ("-", "--", ":", "-.")
 FEW = 25  # up to here every point of a line is marked
+NARROWEST = 10.0  # points of accuracy that the axis of a single evaluation shows at least
 LETTERS = 12  # of a legend, in an inch
 LINE = 0.2  # inches
 LONGEST = 60  # letters of what tells a group from the others; the table has all
@@ -108,8 +109,16 @@ def _draw_points(axes: Axes, groups: list[Group], name: str, labels: list[str]) 
             axes.errorbar(
                 mean, place, xerr=[mean - low, high - mean], fmt="o", color=colour, capsize=3
             )
+            spread = f" ± {100 * std:.1f}" if (std := group.curve(name)["std"].iloc[-1]) > 0 else ""
+            told = f"{mean.iloc[-1]:.1f}{spread}"
+            axes.annotate(
+                told, (mean.iloc[-1], place), (0, 6), textcoords="offset points", ha="center",
+                fontsize=8,
+            )  # fmt: skip
     axes.grid(True, axis="both")
-    axes.invert_yaxis() if not axes.yaxis_inverted() else None
+    low, high = np.array(axes.get_xlim(), float)
+    space = max(0.0, NARROWEST - (high - low)) / 2  # differences of a tenth must not look large
+    axes.set_xlim(max(low - space, 0), min(high + space, 101))
     axes.set_yticks(places, labels)
     axes.set_ylim(len(groups) - 0.5, -0.5)
 

@@ -1,5 +1,6 @@
 """What a comparison leaves behind: two tables and a picture."""
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from fedapps.compare.comparison import Comparison
 from fedapps.compare.groups import Group, seeds_text
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
-from fedapps.report.directory import csv_text
+from fedapps.report.directory import csv_text, lines
 
 ALWAYS = ("strategy", "dataset", "evaluate-on")
 
@@ -29,6 +30,21 @@ def write(comparison: Comparison, folder: Path, kind: str) -> list[Path]:
     picture = folder / f"curves.{kind}"
     curves.write(comparison, picture)
     return [*(folder / name for name in tables), picture]
+
+
+def free(folder: Path, comparison: Comparison) -> Path:
+    """Return the first of `folder`, `folder-2`, ... without a comparison of other runs.
+
+    Raises `RunError` if a table there cannot be read.
+    """
+    runs = [run for group in comparison.groups for run in (*group.runs, *group.left_out)]
+    mine = {str(run.folder) for run in runs}
+    for number in itertools.count(2):
+        table = folder / "runs.csv"
+        if not table.exists() or {line["run"] for line in lines(table)} <= mine:
+            break
+        folder = folder.with_name(f"{folder.name.removesuffix(f'-{number - 1}')}-{number}")
+    return folder
 
 
 def runs_table(comparison: Comparison) -> list[dict[str, Any]]:

@@ -14,6 +14,8 @@ from fedapps.compare.grid import Point
 from fedapps.core.words import number
 from fedapps.report.units import clock
 
+MINUTE = 60.0  # seconds between lines where there is no terminal
+
 
 @dataclass
 class Progress:
@@ -36,6 +38,7 @@ class Progress:
         )
         self.before = {point.name: self._rounds(point) for point in self.todo}
         self.ended: set[str] = set()
+        self.told = self.started
         self.shown: dict[str, bars.TaskID] = {}
         self.bars.start()
         return self
@@ -61,8 +64,9 @@ class Progress:
         self.console.print(f"{done}/{self.total} {point.label}: {how}{self._left()}")
 
     def look(self) -> None:
-        """On a terminal, show how far the runs are."""
+        """Show how far the runs are: on a terminal at once, else with a line a minute."""
         if not self.console.is_terminal:
+            self._tell()
             return
         for point in self.todo:
             if point.name not in self.ended and self._rounds(point) > self.before[point.name]:
@@ -71,6 +75,17 @@ class Progress:
                     self.shown[point.name] = self.bars.add_task(point.label, total=rounds, left="")
                 self.bars.update(self.shown[point.name], completed=self._rounds(point))
         self.bars.update(self.all, left=self._left().lstrip(", "))
+
+    def _tell(self) -> None:
+        if time.monotonic() - self.told < MINUTE:
+            return
+        self.told = time.monotonic()
+        on = [point for point in self.todo if point.name not in self.ended]
+        far = [(point.label, self._rounds(point), self.before[point.name]) for point in on]
+        rounds = [f"{label} in round {now + 1}" for label, now, before in far if now > before]
+        if rounds:
+            done = self.total - len(on)
+            self.console.print(f"{done}/{self.total} done, {', '.join(rounds)}{self._left()}")
 
     def _left(self) -> str:
         """Say how long the rest takes if all rounds take as long; nothing if that is not known."""

@@ -61,17 +61,45 @@ class _File(logging.FileHandler):
         """Leave the line out: whatever else cannot be written says so."""
 
 
+class _Early(logging.Handler):
+    """Keeps what is said before there is a file for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record."""
+        self.records.append(record)
+
+
+@contextmanager
+def remembering() -> Iterator[None]:
+    """Keep what is said until `to_file` writes it, too."""
+    early = _Early()
+    logger.addHandler(early)
+    try:
+        yield
+    finally:
+        logger.removeHandler(early)
+
+
 @contextmanager
 def to_file(path: Path) -> Iterator[None]:
     """Also append everything, debug lines and tracebacks too, to a file, with time and level.
 
-    Raises `RunError` if the file cannot be written.
+    What was said before while `remembering` comes first. Raises `RunError` if the file cannot be
+    written.
     """
     try:
         handler = _File(path, encoding="utf-8", errors="backslashreplace")
     except OSError as failure:
         raise RunError(f"cannot write {path}: {failure.strerror or failure}") from failure
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    for early in [h for h in logger.handlers if isinstance(h, _Early)]:
+        logger.removeHandler(early)
+        for record in early.records:
+            handler.handle(record)
     logger.addHandler(handler)
     try:
         yield

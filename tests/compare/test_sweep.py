@@ -4,10 +4,14 @@ import shlex
 import tomllib
 from collections import Counter
 from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
+from fedapps.compare import progress
+from fedapps.compare.grid import Point
 from fedapps.core.files import held
 
 pytestmark = pytest.mark.slow
@@ -144,6 +148,36 @@ def test_a_finished_sweep_runs_nothing_again(whole, sweep, own, tmp_path):
     assert {key: stored(path) for key, path in runs_in(folder).items()} == before
     pd.testing.assert_frame_equal(again.compared(folder).runs, said.compared(folder).runs)
     assert "<svg" in (folder / "comparison" / "curves.svg").read_text("utf-8")
+
+
+def test_the_comparison_of_another_sweep_in_the_same_folder_stays(whole, sweep, own, tmp_path):
+    folder, _, _ = whole
+    before = stored(folder / "comparison")
+    words = ["strategy=fedper", "--seeds", "0-1", *own, "--output", folder]
+    for _ in range(2):  # the second time it is its own
+        assert sweep(words, tmp_path / "journal", drawn=True)["status"] == 0
+        assert stored(folder / "comparison") == before
+        table = pd.read_csv(folder / "comparison-2" / "runs.csv")
+        assert {Path(run) for run in table["run"]} == {
+            path for (method, _), path in runs_in(folder).items() if method == "fedper"
+        }
+    assert not (folder / "comparison-3").exists()
+
+
+def test_without_a_terminal_a_line_a_minute_says_how_far_runs_are(tmp_path, monkeypatch, capsys):
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(progress, "time", clock)
+    todo = [Point(name, {"num-rounds": 10, "seed": name}) for name in ("a", "b")]
+    (tmp_path / "a").mkdir()
+    with progress.Progress(tmp_path, todo, started=0.0) as shown:
+        shown.begin(3)
+        capsys.readouterr()
+        for seconds, rounds in ((59, 1), (60, 2), (119, 3), (120, 4)):
+            clock.now = seconds
+            (tmp_path / "a" / "rounds.csv").write_text("round\n" + "1\n" * rounds)
+            shown.look()
+    lines, a = capsys.readouterr().out.splitlines(), todo[0].label
+    assert lines == [f"1/3 done, {a} in round 3, left 9:00", f"1/3 done, {a} in round 5, left 8:00"]
 
 
 def test_the_folder_of_a_sweep_is_refused_to_another_one_and_to_other_settings(whole, sweep, own):
