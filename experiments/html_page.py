@@ -7,7 +7,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
-from experiments import charts, comparison
+from experiments import charts, yardstick
 from experiments.cells import Figure, Outcome, best_scale, outcomes
 from experiments.curves import curves_of
 from experiments.page_template import TEMPLATE
@@ -160,15 +160,15 @@ def _bytes(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:
 
 def _compared(part: Section, table: Table, done: list[Outcome]) -> None:
     """Fill in the comparison with the yardstick."""
-    lines = comparison.compare(done, table.yardstick, table.alone)
+    lines = yardstick.compare(done, table.yardstick, table.alone)
     if not lines:
         part.state += f"; the comparison needs {table.yardstick} and {table.alone}"
         return
-    part.said = comparison.sentence(lines, table.yardstick, table.alone)
-    if (alike := comparison.same_ranks(done)) is not None:
+    part.said = yardstick.sentence(lines, table.yardstick, table.alone)
+    if (alike := yardstick.same_ranks(done)) is not None:
         part.said += f" Friedman's test that all rank alike: p = {alike:.2g}."
-    part.heads = comparison.HEADS
-    part.rows = [comparison.texts(line) for line in lines]
+    part.heads = yardstick.HEADS
+    part.rows = [yardstick.texts(line) for line in lines]
     bars = [
         charts.Bar(line.name, line.difference, line.difference_low, line.difference_high)
         for line in lines

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from experiments import comparison
+from experiments import yardstick
 from experiments.cells import Outcome, best_scale, outcomes
 from experiments.curves import curves_of
 from experiments.papers import HERE, Table, tables
@@ -22,13 +22,13 @@ def markdown(store: Store, table: Table) -> Iterator[str]:
     )
     yield ""
     found = [outcome for outcome in outcomes(store, table, scale) if outcome.runs]
-    compared = comparison.compare(found, table.yardstick, table.alone) if table.yardstick else []
+    compared = yardstick.compare(found, table.yardstick, table.alone) if table.yardstick else []
     if compared:
-        yield comparison.sentence(compared, table.yardstick, table.alone)
+        yield yardstick.sentence(compared, table.yardstick, table.alone)
         yield ""
-        yield f"| {' | '.join(comparison.HEADS)} |"
-        yield "|---" * len(comparison.HEADS) + "|"
-        yield from (f"| {' | '.join(comparison.texts(line))} |" for line in compared)
+        yield f"| {' | '.join(yardstick.HEADS)} |"
+        yield "|---" * len(yardstick.HEADS) + "|"
+        yield from (f"| {' | '.join(yardstick.texts(line))} |" for line in compared)
     elif found:
         yield "| row | seeds | reading | ours | published | difference | s/round |"
         yield "|---|---|---|---|---|---|---|"

@@ -45,7 +45,7 @@ def test_ray_gives_the_numbers_of_the_serial_engine(home, tmp_path, outcome, nod
     assert outcome(tmp_path / "ray") == outcome(mine)
 
 
-@pytest.mark.parametrize("strategy", ["fedper", LONG("fedcmd"), LONG("feddyn")])
+@pytest.mark.parametrize("strategy", [LONG("fedper"), LONG("fedcmd"), LONG("feddyn")])
 def test_a_run_that_was_killed_in_one_process_goes_on_on_ray(home, tmp_path, strategy):
     """Its checkpoint of the second round is what is left of it."""
     options = [RUN, f'strategy="{strategy}" num-rounds=4 runs-dir="{tmp_path}"']
@@ -71,7 +71,8 @@ def test_split_learning_on_ray_gives_the_numbers_of_the_serial_engine(
     assert outcome(tmp_path / "ray") == outcome(mine)
 
 
-def test_too_few_workers_for_split_clients_are_named_at_once(home, tmp_path):
+@pytest.mark.long
+def test_too_few_workers_for_split_clients_end_a_run_on_ray(home, tmp_path):
     """Five SuperNodes on two cores: as many actors as CPUs, and the cure in the message."""
     options = [f'{SPLIT} channel-nodes=5 runs-dir="{tmp_path}"']
     config_ = "num-supernodes=5 client-resources-num-cpus=1 init-args-num-cpus=2"

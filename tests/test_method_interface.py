@@ -5,11 +5,14 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import pytest
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
 import fedapps.method
 from fedapps.core import config, registry
+from fedapps.core.errors import RunError
+from fedapps.engine.rounds import Rounds
 from fedapps.method import BaseClient, BaseStrategy, put, rehearse
 from fedapps.training.workspace import Workspace
 
@@ -33,6 +36,29 @@ def test_a_pair_is_flowers_strategy_and_client():
         strategy, client = registry.strategy_class(name), registry.client_class(name)
         assert issubclass(strategy, BaseStrategy) and issubclass(strategy, Strategy)
         assert issubclass(client, BaseClient) and issubclass(client, NumPyClient)
+
+
+@pytest.mark.parametrize("client", [0, 2])
+def test_a_plan_that_cannot_be_ends_the_run_before_a_client_starts(
+    client, flat_config, tiny_npz, monkeypatch
+):
+    """Whichever client has it, in the last round as in the first."""
+    space = Workspace(config.read(flat_config(tiny_npz, 'strategy="fedper" num-clients=3')))
+    strategy = registry.strategy_class("fedper")(space)
+    Rounds(strategy)
+    good, last = type(strategy).plan, space.settings.num_rounds
+
+    def plan(self, round_, number):
+        made = good(self, round_, number)
+        stages = tuple(
+            msgspec.structs.replace(s, layers=("conv1", "fc:norms")) for s in made.stages
+        )
+        odd = (round_, number) == (last, client)
+        return msgspec.structs.replace(made, stages=stages) if odd else made
+
+    monkeypatch.setattr(type(strategy), "plan", plan)
+    with pytest.raises(RunError, match="fc:norms"):
+        Rounds(strategy)
 
 
 def test_flowers_fit_and_evaluate_are_the_rounds_of_a_client(flat_config, tiny_npz):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments import comparison, html_page, papers, tuning
+from experiments import html_page, papers, tuning, yardstick
 from experiments.cells import Outcome
 from experiments.store import Run, Store, numeric
 
@@ -100,7 +100,7 @@ def outcomes_of(toy):
 
 def test_methods_are_compared_client_by_client(toy):
     base = np.concatenate([*toy[2].values()])
-    lines = {x.name: x for x in comparison.compare(outcomes_of(toy), "fedavg-ft", "local")}
+    lines = {x.name: x for x in yardstick.compare(outcomes_of(toy), "fedavg-ft", "local")}
     better, same, local = lines["better"], lines["same"], lines["local"]
     assert better.mean == pytest.approx(100 * base.mean() + 10)
     assert better.difference == pytest.approx(10) and better.verdict == "better"
@@ -115,7 +115,7 @@ def test_methods_are_compared_client_by_client(toy):
     p = {"better": stats.wilcoxon(np.full(90, 0.1)).pvalue}
     assert better.p >= p["better"] and better.p < 0.01  # adjusted for the number of methods
     assert better.rank == 1.0 and same.rank == 2.5 == lines["fedavg-ft"].rank and local.rank == 4.0
-    said = comparison.sentence([*lines.values()], "fedavg-ft", "local")
+    said = yardstick.sentence([*lines.values()], "fedavg-ft", "local")
     assert said.startswith("1 of 2 methods beat fine-tuned FedAvg beyond the interval, 0 are below")
     assert "better by 10.0 points at 1.00 of its bytes" in said
 
@@ -126,7 +126,7 @@ def test_an_interval_covers_the_mean_as_often_as_it_says():
     for _ in range(200):
         seeds = draws.normal(0.5, 0.02, 8)
         values = [draws.normal(seed, 0.1, 40) for seed in seeds]
-        low, high = comparison.interval(values)
+        low, high = yardstick.interval(values)
         held += low <= 0.5 <= high
     assert 0.88 <= held / 200 <= 1.0
 
