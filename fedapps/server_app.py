@@ -5,6 +5,7 @@ import fedapps.core.quiet  # noqa: F401, before what takes long
 # isort: split
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from logging import ERROR
@@ -25,7 +26,7 @@ from fedapps.core.flower import HttpGrid
 from fedapps.core.flower import log as flower_log
 from fedapps.core.schema import Scalar
 from fedapps.core.stopping import stoppable
-from fedapps.device.warm import shorten_backoff
+from fedapps.device.warm import end_with_parent, shorten_backoff
 from fedapps.engine import privacy, resume, unused
 from fedapps.engine.failed_clients import FILE
 from fedapps.engine.rounds import Rounds
@@ -42,6 +43,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run one federated training; whatever makes it impossible is one line and a failed run."""
+    end_with_parent(sys.argv)
     try:
         log.info("%s", run(grid, context))
     except RunError as error:

@@ -44,6 +44,24 @@ def test_every_method_that_was_killed_is_as_if_it_had_not_been(methods, kills, t
     assert [result for result in found if result["differs"]] == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("share", "methods"),
+    [(13, ["fedper"]), pytest.param(1, ["fedbabu", "fedper", "fedcmd"], marks=pytest.mark.long)],
+)
+def test_a_run_whose_disk_was_full_is_as_if_it_had_not_been(share, methods, tmp_path):
+    """At every write, or every 13th, from which on all fail: one line says so, nothing is lost."""
+    command = [sys.executable, "-m", "tests.support.full_disk", str(tmp_path), str(share), *methods]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [result["method"] for result in found] == methods
+    for result in found:
+        assert result["differs"] == {} and len(result["said"]) >= 80 // share
+        for said in result["said"].values():
+            assert said.startswith("error: ") and "No space left on device" in said
+
+
 # Which run, and with which settings ---------------------------------------------------------
 
 

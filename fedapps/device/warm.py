@@ -12,14 +12,18 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module, metadata
+from threading import Thread
 
 import numpy as np
 
 LIBRARIES = ("flwr.clientapp", "msgspec", "numpy.random", "safetensors.torch", "torch")
 PULLS = "flwr.supercore.inflatable.inflatable_utils"
 INITIAL_BACKOFF = 0.02  # seconds
+GRACE = 30.0  # seconds that are left to a process when the one that started it has ended
 
 
 def shorten_backoff() -> None:
@@ -42,6 +46,29 @@ def shorten_backoff() -> None:
         return
     for default in defaults:
         default["initial_backoff"] = INITIAL_BACKOFF
+
+
+def end_with_parent(words: list[str]) -> None:
+    """End this process soon after the one that Flower's option `--parent-pid` names has ended.
+
+    Flower asks it to stop, by a signal that a main thread which waits for other threads never
+    sees. If these try to reach whom there is no more, they would do so for ever, and hold the
+    directory of the run.
+    """
+    if "--parent-pid" not in words:
+        return
+    parent = int(words[words.index("--parent-pid") + 1])
+
+    def watch() -> None:
+        with suppress(ProcessLookupError):
+            while True:
+                with suppress(PermissionError):  # it is there
+                    os.kill(parent, 0)
+                time.sleep(1.0)
+        time.sleep(GRACE)
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def clientapp() -> Callable[[], None] | None:
@@ -86,6 +113,7 @@ def run(command: list[str], function: Callable[[], None] | None) -> None:
         os.execvp(command[0], command)
     np.random.seed()  # as in a new process; Python's `random` sees to that itself
     sys.argv = command
+    end_with_parent(command)
     function()
 
 

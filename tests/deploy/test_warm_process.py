@@ -137,3 +137,32 @@ executor.launch(spec)
     before, after, *told = messages(code)
     assert (before, after) == (0, 1)
     assert ["torch" in facts["modules"] for facts in told] == [True, True]
+
+
+@pytest.mark.parametrize("starts", ["warm.run(words, stay)", "warm.end_with_parent(words); stay()"])
+def test_what_is_blocked_ends_when_nobody_is_left_who_started_it(starts):
+    """Flower's signal does not reach a main thread that waits for another one."""
+    parent = subprocess.Popen(["sleep", "1000"])
+    program = f"""if True:
+        import threading
+        from flwr.supercore.app_utils import start_parent_process_monitor
+        from fedapps.device import warm
+
+        def stay():
+            start_parent_process_monitor({parent.pid})
+            print("on", flush=True)
+            threading.Event().wait()
+
+        warm.GRACE, words = 0.5, ["x", "--token", "t", "--parent-pid", "{parent.pid}"]
+        {starts}
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    blocked = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert blocked.stdout.readline() == "on\n" and blocked.poll() is None
+        parent.kill()
+        parent.wait()
+        assert blocked.wait(PATIENCE) == 1
+    finally:
+        parent.kill()
+        blocked.kill()
