@@ -21,7 +21,7 @@ from fedapps.core import config, log
 from fedapps.engine.recovery import Recovery
 from fedapps.serial import run_serial
 
-COMMON = 'evaluate-every=0 score-last=false threads=1 device="cpu"'
+COMMON = 'evaluate-every=0 evaluate-clients=1 score-last=false threads=1 device="cpu"'
 SETTINGS = {
     "lenet5": (
         "experiments/configs/fedcmd-cifar10.toml",
