@@ -68,11 +68,36 @@ def test_a_client_that_fails_twice_is_one():
     judge.apply(1, "train", [Failure(0, "a"), Failure(0, "b")], 2, 1, False)
 
 
+def diverged(*clients):
+    return [Failure(c, "FloatingPointError: training diverged: fc is not finite") for c in clients]
+
+
+@pytest.mark.parametrize("devices", [True, False])
+def test_a_run_ends_in_which_training_diverges_at_most_clients_though_one_goes_on(devices):
+    """Whoever has spoiled the model may go on answering; a round of others counts anew."""
+    judge = policy()
+    for round_, failures in enumerate((diverged(0, 1, 2), diverged(0, 1), diverged(0, 1, 2)), 1):
+        judge.apply(round_, "train", failures, 4, len(failures), devices)
+        judge.apply(round_, "evaluate", [], 4, len(failures), devices)
+    judge.apply(4, "train", diverged(1, 2, 3), 4, 3, devices)
+    line = (
+        r"^round 5: training diverged at 3 of 4 clients, at more than half for 3 rounds in a row; c"
+    )
+    with pytest.raises(RunError, match=line):
+        judge.apply(5, "train", diverged(0, 1, 2), 4, 3, devices)
+
+
+def test_other_failures_of_most_clients_do_not_end_a_run():
+    judge = policy()
+    for round_ in range(1, 6):
+        judge.apply(round_, "train", [Failure(c, "no luck") for c in (0, 1, 2)], 4, 3, True)
+
+
 @pytest.mark.parametrize("max_norm", [0.0, 5.0])
 def test_training_that_diverges_gets_advice_once(capsys, max_norm):
     judge = policy(max_norm=max_norm)
     other = Failure(0, "ValueError: no luck")
-    bad = [Failure(c, "FloatingPointError: training diverged: fc is not finite") for c in (1, 2)]
+    bad = diverged(1, 2)
     for round_, failures in enumerate(([other], [other, *bad], bad), 1):
         with contextlib.suppress(RunError):
             judge.apply(round_, "train", failures, 4, 2, True)

@@ -159,15 +159,20 @@ def test_the_model_is_that_of_the_last_round(
     assert model == (shorter / "model.safetensors").read_bytes()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_process_that_is_told_to_end_does_so_afterwards(
-    interrupted, no_plots, tmp_path, read_summary, read_rounds
+    number, interrupted, no_plots, tmp_path, read_summary, read_rounds
 ):
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as exit_:
-        interrupted(lambda: os.kill(os.getpid(), signal.SIGTERM))
-    assert exit_.value.code == 128 + signal.SIGTERM
-    check_left(tmp_path / "runs" / "x", "SIGTERM", read_summary, read_rounds)
-    assert signal.getsignal(signal.SIGTERM) is before
+    """By another process, or because its terminal was closed."""
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as exit_:
+            interrupted(lambda: os.kill(os.getpid(), number))
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
+    assert exit_.value.code == 128 + number
+    check_left(tmp_path / "runs" / "x", number.name, read_summary, read_rounds)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

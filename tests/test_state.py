@@ -3,6 +3,7 @@
 import os
 import re
 import stat
+import subprocess
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedapps.core import files
 from fedapps.core.errors import RunError
-from fedapps.core.files import write_whole
+from fedapps.core.files import remove_left_over, write_whole
 from fedapps.device import device
 from fedapps.engine import store as state
 from fedapps.engine.store import ClientStore
@@ -179,6 +180,19 @@ def test_what_a_killed_process_left_is_not_read(store):
     store.save(2, number(2))
     store.save(3, number(3))
     assert store.load(4)["x"] == 3
+
+
+def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    (tmp_path / "own").mkdir()
+    names = {n: tmp_path / "own" / f".x.{n}.tmp" for n in (gone.pid, os.getpid(), 10**30, "mine")}
+    for path in names.values():
+        path.write_bytes(b"half")
+    (tmp_path / "x.safetensors").write_bytes(b"whole")
+    remove_left_over(tmp_path)
+    left = {path for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {names[os.getpid()], names["mine"], tmp_path / "x.safetensors"}
 
 
 def test_data_are_on_disk_before_the_name_is(store, monkeypatch):

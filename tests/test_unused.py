@@ -28,6 +28,7 @@ OTHER = {  # values that are not the defaults
     "sizes": "0.5,0.2,0.2,0.1",
     "clip-history": 3,
     "clip-mode": "sample",
+    "bn-local": True,
     "fedfc.oversample-limit": 1,
     "sflv1.oversample-limit": 1,
     "sflv2.oversample-limit": 1,
@@ -111,6 +112,11 @@ def test_only_what_somebody_set_is_told(options, lines, data_root):
             "float pixels from 0 to 255 are taken as they are, models expect 0..1; divide them by ",
         ),
         (
+            np.linspace(0, 65535, 144, dtype=np.float32).reshape(9, 4, 4),
+            [0, 1, 2] * 3,
+            "models expect 0..1; divide them by 65535",
+        ),
+        (
             np.linspace(-2, 2, 144, dtype=np.float32).reshape(9, 4, 4),
             [0, 1, 2] * 3,
             "float pixels from -2 to 2 are taken as they are, models expect 0..1",
@@ -133,3 +139,11 @@ def test_data_that_are_probably_a_mistake_are_told(images, labels, line, tmp_pat
     np.savez(path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
     found = notes(load(str(path), ""))
     assert [line in note for note in found] == [True] * bool(line)
+
+
+def test_classes_that_nobody_can_learn_are_told(tmp_path):
+    images, path = np.full((6, 4, 4), 7, np.uint8), tmp_path / "own.npz"
+    labels = {"train_labels": np.array([0, 1] * 3), "test_labels": np.array([0, 1, 2] * 2)}
+    np.savez(path, train_images=images, test_images=images, **labels)
+    (found,) = notes(load(str(path), ""))
+    assert "labels 2 occur in the test part only" in found

@@ -48,6 +48,25 @@ def write_whole(path: Path, content: bytes | Callable[[Path], None], durable: bo
             temporary.unlink(missing_ok=True)
 
 
+def remove_left_over(folder: Path) -> None:
+    """Remove what `write_whole` left half written below a folder in processes that were killed."""
+    for path in folder.rglob(".*.tmp"):
+        process = path.name.split(".")[-2]
+        if process.isdecimal() and not _lives(int(process)):
+            with suppress(OSError):  # another process removes it, too
+                path.unlink()
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
+
+
 @contextmanager
 def held(folder: Path) -> Iterator[bool]:
     """Hold a folder for what is done in here; gives False where somebody else holds it.

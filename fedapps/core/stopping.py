@@ -64,7 +64,7 @@ def _by_signals() -> Iterator[None]:
         came.append(number)
         raise Stopped(signal.Signals(number).name, 128 + number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the last: a closed terminal
         handler = signal.getsignal(number)
         if handler not in (None, signal.SIG_IGN, signal.default_int_handler):
             before[number] = signal.signal(number, stop)

@@ -34,16 +34,31 @@ def _of_pixels(array: Array) -> Iterator[str]:
     if array.dtype != np.uint8 and (low < 0 or high > 1):
         yield (
             f"{array.path}: {array.key}: float pixels from {low:g} to {high:g} are taken as they "
-            f"are, models expect 0..1{'; divide them by 255, or store uint8' * (high > SCALED)}"
+            f"are, models expect 0..1{_cure(high)}"
         )
+
+
+def _cure(high: float) -> str:
+    if high <= SCALED:
+        return ""
+    return "; divide them by 255, or store uint8" if high <= 255 else f"; divide them by {high:g}"
 
 
 def _of_labels(dataset: Dataset) -> Iterator[str]:
     there = np.unique(dataset.labels).tolist()
+    trained, tested = np.split(dataset.labels, [dataset.num_train])
+    if len(trained) and (new := np.setdiff1d(tested, trained).tolist()):
+        yield (
+            f"{dataset.name}: labels {_some(new)} occur in the test part only; with split = "
+            '"official" nobody learns them'
+        )
     if there and len(there) < dataset.classes:
-        told = ",".join(map(str, there[:MOST_LABELS])) + ",..." * (len(there) > MOST_LABELS)
         count, needed = dataset.classes, len(there)
         yield (
-            f"{dataset.name}: only labels {told} of 0..{count - 1} occur, so the model has {count} "
-            f"outputs where {needed} would do; number them 0..{needed - 1}"
+            f"{dataset.name}: only labels {_some(there)} of 0..{count - 1} occur, so the model has "
+            f"{count} outputs where {needed} would do; number them 0..{needed - 1}"
         )
+
+
+def _some(labels: list[int]) -> str:
+    return ",".join(map(str, labels[:MOST_LABELS])) + ",..." * (len(labels) > MOST_LABELS)

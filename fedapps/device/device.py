@@ -21,7 +21,7 @@ from fedapps import data
 from fedapps.core import log
 from fedapps.core.config import DEVICE, defaults
 from fedapps.core.errors import RunError
-from fedapps.core.files import write_whole
+from fedapps.core.files import remove_left_over, write_whole
 from fedapps.core.paths import absolute
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
@@ -117,6 +117,7 @@ class Device:
         before, now = store.state_run(), StateRun(run, self.client, info.attempt)
         if before == now:
             return store
+        remove_left_over(folder)
         if before and before.run == run:
             if before.client != self.client:
                 raise RunError(

@@ -9,6 +9,7 @@ from fedapps.core.settings import Settings
 from fedapps.method.update import Failure
 
 DEVICE_TIMES = 3  # how often in a row all devices that were asked may fail
+DIVERGED_TIMES = 3  # how often in a row training may diverge at more than half of the clients
 ANY = "any"  # training and evaluation together, as they follow each other
 
 
@@ -30,13 +31,16 @@ class FailurePolicy:
 
     A single device may be all that was asked, so devices may all fail for a while. Training counts
     apart from evaluation, too: a model that nobody can train any more can still be scored. A run
-    whose last round is over and in which nobody ever succeeded has failed in any case.
+    whose last round is over and in which nobody ever succeeded has failed in any case, and so has
+    one in which training diverges at most clients, several times in a row: whoever has spoiled the
+    model may go on answering.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._in_a_row = Counter[str]()  # times that all failed, by kind
         self._succeeded = set[str]()
+        self._diverged_in_a_row = 0  # times that training diverged at more than half
         self._advised = False
         self._first_round = 0  # that it has seen; a run that goes on had others before
 
@@ -55,7 +59,7 @@ class FailurePolicy:
         """
         self._first_round = self._first_round or round_
         if kind == "train":
-            self._advise(round_, failures, asked)
+            self._diverging(round_, failures, asked)
         all_failed = bool(asked) and len({failure.client for failure in failures}) == asked
         if all_failed:
             self._in_a_row.update((kind, ANY))
@@ -75,9 +79,17 @@ class FailurePolicy:
             f"client {first.client}: {first.cause}"
         )
 
-    def _advise(self, round_: int, failures: Sequence[Failure], asked: int) -> None:
-        """Say once in a run what helps against training that diverges."""
-        diverged = sum(DIVERGED in failure.cause for failure in failures)
+    def _diverging(self, round_: int, failures: Sequence[Failure], asked: int) -> None:
+        """Say once in a run what helps against training that diverges; end one that only does."""
+        causes = [failure for failure in failures if DIVERGED in failure.cause]
+        diverged = len({failure.client for failure in causes})
+        self._diverged_in_a_row = self._diverged_in_a_row + 1 if 2 * diverged > asked else 0
+        if diverged < asked and self._diverged_in_a_row >= DIVERGED_TIMES:
+            raise RunError(
+                f"round {round_}: training diverged at {diverged} of {asked} clients, at more than "
+                f"half for {DIVERGED_TIMES} rounds in a row; client {causes[0].client}: "
+                f"{causes[0].cause}"
+            )
         if not diverged or self._advised:
             return
         self._advised = True

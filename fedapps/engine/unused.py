@@ -26,6 +26,9 @@ def notes(strategy: BaseStrategy) -> list[str]:
 def told(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
     """Yield the keys that nothing reads in a run, and where that is so."""
     yield from _general(strategy.settings)
+    if not strategy.layout.norms:
+        why = f'with model = "{strategy.settings.model}", which has no BatchNorm'
+        yield from ((key, why) for key in ("bn-local", "bn-stats"))
     yield from _finetuning(strategy)
     yield from ((key, f"on {strategy.settings.strategy}") for key in strategy.unused)
 
