@@ -82,6 +82,7 @@ def main() -> None:
                 f'dataset="{path}" runs-dir="{folder}" strategy="{options.strategy}"',
                 f"num-clients={options.clients} num-rounds={options.rounds} fraction-train=0.002",
                 'partitioner="iid" local-epochs=1 evaluate-every=1 evaluate-clients=20 threads=1',
+                "cache-limit=0",  # or samples of clients that are new fill it, up to this limit
             ]
         )
     print("rounds".ljust(12) + "".join(name.rjust(15) for name in NAMES))
