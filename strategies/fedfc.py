@@ -21,13 +21,7 @@ from fedapps.method import (
     replace,
     weighted_mean,
 )
-from fedapps.split import (
-    BatchGradients,
-    OversampleSettings,
-    Smashed,
-    SplitStrategy,
-    implausible,
-)
+from fedapps.split import BatchGradients, OversampleSettings, Smashed, SplitStrategy
 
 
 class Settings(OversampleSettings, frozen=True):
@@ -41,7 +35,7 @@ class Settings(OversampleSettings, frozen=True):
         ),
     ]
     slowest_limit: Annotated[
-        Count, doc("with cuts auto: most that the slowest client counts, in medians of all clients")
+        Count, doc("with cuts auto: a client slower than so many medians does not set the pace")
     ]
     weighting: Annotated[
         Literal["plain", "samples"], doc("clients' copies of a layer count equally, or by samples")
@@ -127,7 +121,7 @@ class FedFC(SplitStrategy):
                 x = self.part.run(torch.cat(features), [layer])
         if x is None:
             return {}
-        if refused := implausible(x, joined):
+        if refused := self.part.refused(x, joined):
             return refused | self.step(round_, [s for s in wave if s.client not in refused])
         loss = cross_entropy(x, torch.cat([s.labels for s in joined]))
         loss.backward()

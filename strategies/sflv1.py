@@ -58,9 +58,14 @@ class SFLv1(SplitStrategy):
                 self.own[client].step()
             return gradients
         gradients = {s.client: self.part.backward(s) for s in wave}
-        self.part.scale(1 / len(wave))
-        self.part.step(batches=len(wave))
+        if learned := sum(not answer.refused for answer in gradients.values()):
+            self.part.scale(1 / learned)
+            self.part.step(batches=learned)
         return gradients
+
+    def part_of(self, client: int) -> ServerPart:
+        """Each client has its own, or one stands for all."""
+        return self.part if self.options.sync == "iteration" else self.own[client]
 
     def parts(self) -> list[ServerPart]:
         """The parts that were trained."""

@@ -677,6 +677,18 @@ def test_who_comes_again_and_again_and_says_nothing_holds_up_less_each_time(monk
     assert waits == pytest.approx([60, 30, 15, 0], abs=1)
 
 
+def test_mute_supernodes_that_come_by_turns_hold_up_no_longer_than_one(monkeypatch):
+    """Every 40 s another one: each is there for less than a newcomer may take."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
+    monkeypatch.setattr(nodes_module, "time", clock)
+    grid = FakeGrid(polls=[[owner(1, 0)]])
+    grid.get_node_ids = lambda: [1, 2 + int(clock.now // 40)]
+    registry = NodeRegistry(StreamingGrid(grid), 1, 1000.0, 3, False, 10)
+    assert registry.wait_for_nodes().nodes == [1]
+    assert clock.now == pytest.approx(60, abs=1)
+
+
 def test_who_did_not_fit_is_asked_again_and_not_waited_for(capsys):
     grid = FakeGrid(polls=[[owner(1, 0), owner(2, 7)], [], [owner(2, 1)]], nodes=[[1, 2]])
     registry = make_registry(grid)

@@ -210,7 +210,7 @@ def test_a_run_that_has_all_its_rounds_says_so(serial_run, capsys):
     before = (folder / "model.safetensors").read_bytes()
     capsys.readouterr()
     run_serial(config.parse([f'resume="{folder}" num-rounds=2']))
-    line = f"run directory: {folder}, has done its 2 rounds; num-rounds makes it longer"
+    line = f"run directory: {folder}, has all its 2 rounds; more num-rounds make it longer"
     assert capsys.readouterr().out.splitlines()[0] == line
     assert (folder / "model.safetensors").read_bytes() == before
 

@@ -114,7 +114,7 @@ def test_only_what_somebody_set_is_told(options, lines, data_root):
         (
             np.linspace(0, 65535, 144, dtype=np.float32).reshape(9, 4, 4),
             [0, 1, 2] * 3,
-            "models expect 0..1; divide them by 65535",
+            "models expect 0..1; divide them by the largest value that a pixel can have, as 65535",
         ),
         (
             np.linspace(-2, 2, 144, dtype=np.float32).reshape(9, 4, 4),

@@ -118,7 +118,9 @@ def _draw_points(axes: Axes, groups: list[Group], name: str, labels: list[str]) 
     axes.grid(True, axis="both")
     low, high = np.array(axes.get_xlim(), float)
     space = max(0.0, NARROWEST - (high - low)) / 2  # differences of a tenth must not look large
-    axes.set_xlim(max(low - space, 0), min(high + space, 101))
+    low, high = low - space, high + space
+    beyond = max(0.0, -low) - max(0.0, high - 101)
+    axes.set_xlim(max(0.0, low + beyond), min(101.0, high + beyond))
     axes.set_yticks(places, labels)
     axes.set_ylim(len(groups) - 0.5, -0.5)
 

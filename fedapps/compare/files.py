@@ -33,7 +33,7 @@ def write(comparison: Comparison, folder: Path, kind: str) -> list[Path]:
 
 
 def free(folder: Path, comparison: Comparison) -> Path:
-    """Return the first of `folder`, `folder-2`, ... without a comparison of other runs.
+    """Return the first of `folder`, `folder-2`, ... without runs that this comparison lacks.
 
     Raises `RunError` if a table there cannot be read.
     """
@@ -41,7 +41,7 @@ def free(folder: Path, comparison: Comparison) -> Path:
     mine = {str(run.folder) for run in runs}
     for number in itertools.count(2):
         table = folder / "runs.csv"
-        if not table.exists() or {line["run"] for line in lines(table)} <= mine:
+        if not table.exists() or {line.get("run") for line in lines(table)} <= mine:
             break
         folder = folder.with_name(f"{folder.name.removesuffix(f'-{number - 1}')}-{number}")
     return folder

@@ -81,8 +81,12 @@ class Progress:
             return
         self.told = time.monotonic()
         on = [point for point in self.todo if point.name not in self.ended]
-        far = [(point.label, self._rounds(point), self.before[point.name]) for point in on]
-        rounds = [f"{label} in round {now + 1}" for label, now, before in far if now > before]
+        far = [(point, self._rounds(point)) for point in on]
+        rounds = [
+            f"{point.label} in round {min(now + 1, int(point.flat['num-rounds']))}"
+            for point, now in far
+            if now > self.before[point.name]
+        ]
         if rounds:
             done = self.total - len(on)
             self.console.print(f"{done}/{self.total} done, {', '.join(rounds)}{self._left()}")

@@ -63,7 +63,8 @@ def stop(workers: Iterable[Worker]) -> None:
 
 
 def _serve(pipe: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which then ends this
+    for number in (signal.SIGINT, signal.SIGHUP):  # those of a terminal are the parent's,
+        signal.signal(number, signal.SIG_IGN)  # which then ends this
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:

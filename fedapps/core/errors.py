@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from logging import LogRecord
 
-DIVERGED = "training diverged"  # begins the cause where a client's numbers are none any more
+DIVERGED = "training diverged"  # begins the cause where a client's numbers are not finite any more
 
 
 class RunError(Exception):

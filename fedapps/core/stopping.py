@@ -60,7 +60,8 @@ def _by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
     def stop(number: int, frame: FrameType | None) -> None:
-        restore()  # a second one ends the process at once
+        restore()  # a second one ends the process at once, but for
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # that of a terminal, which often comes twice
         came.append(number)
         raise Stopped(signal.Signals(number).name, 128 + number)
 

@@ -41,7 +41,9 @@ def _of_pixels(array: Array) -> Iterator[str]:
 def _cure(high: float) -> str:
     if high <= SCALED:
         return ""
-    return "; divide them by 255, or store uint8" if high <= 255 else f"; divide them by {high:g}"
+    if high <= 255:
+        return "; divide them by 255, or store uint8"
+    return "; divide them by the largest value that a pixel can have, as 65535"
 
 
 def _of_labels(dataset: Dataset) -> Iterator[str]:
@@ -49,8 +51,8 @@ def _of_labels(dataset: Dataset) -> Iterator[str]:
     trained, tested = np.split(dataset.labels, [dataset.num_train])
     if len(trained) and (new := np.setdiff1d(tested, trained).tolist()):
         yield (
-            f"{dataset.name}: labels {_some(new)} occur in the test part only; with split = "
-            '"official" nobody learns them'
+            f"{dataset.name}: labels {_some(new)} occur in the test part only; nobody learns them "
+            'if split = "official"'
         )
     if there and len(there) < dataset.classes:
         count, needed = dataset.classes, len(there)

@@ -35,7 +35,7 @@ def check_strategy(strategy: BaseStrategy) -> None:
 
 
 def check_plans(strategy: BaseStrategy) -> None:
-    """Make clients' first and last plans, so that a bad one ends the run before a client starts."""
+    """Make first and last plans, of 100 clients at most: a bad one ends the run at its start."""
     s = strategy.settings
     checked: list[Plan] = []  # mostly one of each round: clients' plans are alike
     for round_, client in product((1, s.num_rounds), range(min(s.num_clients, MOST_CHECKED))):

@@ -32,8 +32,8 @@ class FailurePolicy:
     A single device may be all that was asked, so devices may all fail for a while. Training counts
     apart from evaluation, too: a model that nobody can train any more can still be scored. A run
     whose last round is over and in which nobody ever succeeded has failed in any case, and so has
-    one in which training diverges at most clients, several times in a row: whoever has spoiled the
-    model may go on answering.
+    one in which training diverges at more than half of the clients, several times in a row: whoever
+    has spoiled the model may go on answering.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -13,7 +13,7 @@ from fedapps.core import config, log
 from fedapps.core.changes import INCIDENTAL
 from fedapps.core.config import LATEST
 from fedapps.core.errors import RunError
-from fedapps.core.files import held, remove_left_over
+from fedapps.core.files import held
 from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar, literal
 from fedapps.core.settings import Settings
@@ -57,7 +57,8 @@ class Unfinished:
         rounds.recovery.restore(self.folder, self.checkpoint, rounds.strategy)
         for folder in (self.folder / "clients").glob("*"):  # of a simulation
             ClientStore(folder).roll_back(done)
-        remove_left_over(self.folder)
+        for left in self.folder.rglob(".*.tmp"):  # half of a file, from the process that was killed
+            left.unlink(missing_ok=True)
 
 
 def find(settings: Settings, flat: Mapping[str, Scalar]) -> Unfinished | None:

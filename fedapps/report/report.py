@@ -129,7 +129,9 @@ class Report:
             log.info("run directory: %s, goes on after round %s", folder, state.round)
         else:
             done = number(state.round, "round")
-            log.info("run directory: %s, has done its %s; num-rounds makes it longer", folder, done)
+            log.info(
+                "run directory: %s, has all its %s; more num-rounds make it longer", folder, done
+            )
         return report
 
     @property

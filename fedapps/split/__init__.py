@@ -1,7 +1,7 @@
 """Split learning: clients hold the first layers of the model, the server the others."""
 
 from fedapps.split.client import SplitClient
-from fedapps.split.rules import BatchGradients, Smashed, implausible
+from fedapps.split.rules import BatchGradients, Smashed
 from fedapps.split.server_part import ServerPart
 from fedapps.split.session import Session
 from fedapps.split.settings import Cut, OversampleSettings
@@ -16,5 +16,4 @@ __all__ = [
     "Smashed",
     "SplitClient",
     "SplitStrategy",
-    "implausible",
 ]

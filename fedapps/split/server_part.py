@@ -1,13 +1,14 @@
 """The layers that the server of split learning trains in a round."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedapps.models.layers import Arrays, Slice, take
-from fedapps.split.rules import BatchGradient, Smashed, implausible
+from fedapps.split.rules import BatchGradient, BatchGradients, Smashed, implausible
 from fedapps.training.costs import Costs
 from fedapps.training.optimizers import optimizer
 from fedapps.training.plan import Stage
@@ -18,7 +19,8 @@ from fedapps.training.workspace import Workspace
 class ServerPart:
     """Consecutive layers that the server trains in one round, with an optimizer of their own.
 
-    `samples[layer]` counts what passed through, `cost_paper` parameters times batches.
+    `samples[layer]` counts what passed through and was learned from, `cost_paper` parameters times
+    batches.
     """
 
     space: Workspace
@@ -30,19 +32,37 @@ class ServerPart:
     def __post_init__(self) -> None:
         parameters = self.space.trainer.freeze_all_but(self.layers)
         self.samples = dict.fromkeys(self.layers, 0)
+        self._passed: Counter[str] = Counter()  # since it was last asked what is refused
+        self._buffers: list[Tensor] = []  # as they were then
         self._optimizer = optimizer([*parameters.values()], self.stage)
 
     def run(self, x: Tensor, layers: Iterable[str]) -> Tensor:
         """Run some of the layers on their input [b, ...]."""
+        if not self._passed:
+            self._buffers = [buffer.clone() for buffer in self.space.model.buffers()]
         for name in layers:
             x = self.space.model.get_submodule(name)(x)
-            self.samples[name] += len(x)
+            self._passed[name] += len(x)
         return x
+
+    def refused(self, logits: Tensor, wave: Sequence[Smashed]) -> BatchGradients:
+        """Return the answers to batches that are not learned from (`implausible`), mostly none.
+
+        If there are any, the run of the wave has left no trace: no count, no statistics.
+        """
+        passed, self._passed = self._passed, Counter()
+        if refused := implausible(logits, wave):
+            for buffer, before in zip(self.space.model.buffers(), self._buffers, strict=True):
+                buffer.copy_(before)
+        else:
+            for name, count in passed.items():
+                self.samples[name] += count
+        return refused
 
     def backward(self, smashed: Smashed) -> BatchGradient:
         """Add the gradients of one client's batch loss (mean over its samples), if plausible."""
         logits = self.run(smashed.data, self.layers)
-        if refused := implausible(logits, [smashed]):
+        if refused := self.refused(logits, [smashed]):
             return refused[smashed.client]
         loss = cross_entropy(logits, smashed.labels)
         loss.backward()

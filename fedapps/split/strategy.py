@@ -112,6 +112,10 @@ class SplitStrategy(BaseStrategy):
         """Return all parts that the server trains in this round."""
         return [self.part]
 
+    def part_of(self, client: int) -> ServerPart:
+        """Return the part that a client has trained with."""
+        return self.part
+
     @abstractmethod
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
         """Return new values of clients' and server's layers; the server's have been trained."""
@@ -248,21 +252,18 @@ class SplitStrategy(BaseStrategy):
         arrived = [*updates]
         self.served()
         lost = self._session.lost if self._session else {}
-        if self._session and not all(
-            part.is_finite() for part in self.parts()
-        ):  # what clients learned is worthless
-            ruined = f"{DIVERGED}: the server's layers are not finite after the round"
-            lost = dict.fromkeys([update.client for update in arrived], ruined) | lost
         for update in arrived:
             reason = lost.get(update.client)
+            if reason is None and not self.part_of(update.client).is_finite():
+                reason = f"{DIVERGED}: the server's layers are not finite after the round"
             yield Failure(update.client, reason) if reason is not None else update
 
     def end_round(self, round_: int) -> tuple[int, int]:
         """Note who was refused; return the bytes (down, up) that the channel has moved."""
         self.served()
-        session, self._session = self._session, None
-        if session is None:
+        if (session := self._session) is None:
             return 0, 0
+        self._session = None
         for client, reason in session.refusals():
             log.info("round %s: refused a stream (client %s): %s", round_, client, reason)
             self.event(round_, client, "refused", reason)
@@ -296,5 +297,4 @@ class SplitStrategy(BaseStrategy):
         )
 
     def _smashed_shape(self, plan: Plan) -> tuple[int, ...]:
-        following = self.layout.names[len(plan.stages[0].layers)]
-        return self.workspace.trainer.profile.shapes[following]
+        return self.workspace.trainer.profile.shapes[self.layout.names[len(plan.stages[0].layers)]]

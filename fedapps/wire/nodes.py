@@ -1,5 +1,6 @@
 """Who is there: SuperNodes that come are greeted, those that leave are forgotten."""
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -54,7 +55,7 @@ class NodeRegistry:
         In a simulation a node also tells how many there will be, since they register one by one.
         Raises `RunError` if there are too few after `timeout` seconds.
         """
-        start, next_line = time.monotonic(), FIRST_LINE
+        start, next_line, enough_since = time.monotonic(), FIRST_LINE, math.inf
         asked = self._asked.items()
         self._asked = {id_: (n, at) for id_, (n, at) in asked if start - at < HELLO_WAIT}
         self._recheck |= self._rejected.keys()
@@ -67,6 +68,8 @@ class NodeRegistry:
             newcomers = [node for node in unknown if now - self._came[node] < self._patience]
             late = now - start > self.timeout or (self.closed and nodes and not newcomers)
             enough = len(fleet.nodes) >= self.at_least
+            enough_since = min(enough_since, now) if enough else math.inf
+            late = late or now - enough_since >= self._patience
             if enough and (late or not newcomers):
                 self.complete = True
                 if any(self._came[node] >= start for node in unknown):

@@ -2,10 +2,10 @@
 
     python -m tests.support.full_disk FOLDER SHARE METHOD...
 
-One run goes through; others find the disk full at every SHARE-th write below their directory. Such
-a run must end with one line that says so, and when it is resumed be as the one that went through.
-What is printed is a line of JSON for each method, with what was said at each instant. It is a
-process of its own because it forks.
+One run goes through; others find the disk full at every SHARE-th write: a file below their
+directory that is opened to be written, or gets another name. Such a run must end with one line that
+says so, and when it is resumed be as the one that went through. What is printed is a line of JSON
+for each method, with what was said at each instant. It is a process of its own because it forks.
 """
 
 import errno
@@ -27,7 +27,8 @@ WRITES = os.O_WRONLY | os.O_RDWR
 def run_until_full(options: list[str], watched: Path, full_at: int) -> str:
     """Run in a forked process; return its error, or how many writes it came past if it had none.
 
-    From the write `full_at` on, counted from 1, all writes fail; 0: none does.
+    From the write `full_at` on, counted from 1, each fails; 0: none does. What is open already, as
+    log.txt, stays writable.
     """
     reading, writing = os.pipe()
     child = os.fork()
