@@ -64,7 +64,7 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     if settings.threads > (cores := os.cpu_count() or 1):
         log.warning("threads = %s on %s cores is slow", settings.threads, cores)
     space = workspace(settings)
-    for note in data.notes(space.dataset):
+    for note in data.notes(space.dataset, settings.split):
         log.warning("%s", note)
     counts = data.class_counts(space.dataset.labels, space.shares) if space.shares else None
     strategy_class = registry.strategy_class(settings.strategy)

@@ -241,10 +241,10 @@ def test_more_supernodes_wanted_than_there_are(refuse, monkeypatch):
 # Data ---------------------------------------------------------------------------------------------
 
 
-def test_two_clients_for_one_sample(refuse, make_npz, tmp_path):
-    path = make_npz(tmp_path / "one.npz", train=1, test=3)
-    line = refuse(quoted(path), 'num-clients=2 split="official"')
-    assert line.startswith("num-clients = 2: 2 clients for 1 sample; a client needs at least 2")
+def test_more_clients_than_samples(refuse, make_npz, tmp_path):
+    path = make_npz(tmp_path / "few.npz", train=3, test=3)
+    line = refuse(quoted(path), 'num-clients=4 split="official"')
+    assert line.startswith("num-clients = 4: 4 clients for 3 samples; a client needs at least 2")
 
 
 def test_one_class_is_nothing_to_learn(refuse, make_npz, tmp_path):

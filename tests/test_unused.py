@@ -137,7 +137,7 @@ def test_data_that_are_probably_a_mistake_are_told(images, labels, line, tmp_pat
     path = tmp_path / "own.npz"
     labels = np.array(labels)
     np.savez(path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
-    found = notes(load(str(path), ""))
+    found = notes(load(str(path), ""), "official")
     assert [line in note for note in found] == [True] * bool(line)
 
 
@@ -145,5 +145,6 @@ def test_classes_that_nobody_can_learn_are_told(tmp_path):
     images, path = np.full((6, 4, 4), 7, np.uint8), tmp_path / "own.npz"
     labels = {"train_labels": np.array([0, 1] * 3), "test_labels": np.array([0, 1, 2] * 2)}
     np.savez(path, train_images=images, test_images=images, **labels)
-    (found,) = notes(load(str(path), ""))
+    (found,) = notes(load(str(path), ""), "official")
     assert "labels 2 occur in the test part only" in found
+    assert notes(load(str(path), ""), "merged") == []

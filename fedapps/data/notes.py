@@ -13,11 +13,12 @@ SCALED = 16.0  # floats above this are no standardised pixels, but those of byte
 MOST_LABELS = 10  # that are named
 
 
-def notes(dataset: Dataset) -> list[str]:
-    """Return a line for each thing that looks wrong; reads a few pixels."""
+def notes(dataset: Dataset, split: str) -> list[str]:
+    """Return a line for each thing that looks wrong, with the key `split`; reads a few pixels."""
     arrays = dataset.images.arrays if isinstance(dataset.images, Images) else ()
     pixels = (note for array in arrays for note in _of_pixels(array))
-    return [*[*pixels][:1], *_of_labels(dataset)]
+    unknown = _of_unknown(dataset) if split == "official" else ()
+    return [*[*pixels][:1], *unknown, *_of_labels(dataset)]
 
 
 def _of_pixels(array: Array) -> Iterator[str]:
@@ -46,14 +47,14 @@ def _cure(high: float) -> str:
     return "; divide them by the largest value that a pixel can have, as 65535"
 
 
-def _of_labels(dataset: Dataset) -> Iterator[str]:
-    there = np.unique(dataset.labels).tolist()
+def _of_unknown(dataset: Dataset) -> Iterator[str]:
     trained, tested = np.split(dataset.labels, [dataset.num_train])
     if len(trained) and (new := np.setdiff1d(tested, trained).tolist()):
-        yield (
-            f"{dataset.name}: labels {_some(new)} occur in the test part only; nobody learns them "
-            'if split = "official"'
-        )
+        yield f"{dataset.name}: labels {_some(new)} occur in the test part only: nobody learns them"
+
+
+def _of_labels(dataset: Dataset) -> Iterator[str]:
+    there = np.unique(dataset.labels).tolist()
     if there and len(there) < dataset.classes:
         count, needed = dataset.classes, len(there)
         yield (
