@@ -71,6 +71,7 @@ def sweep(words, journal, hold="", die="", until="", meet=False, drawn=False):
 def arrange(journal, hold, die, holds, barrier):
     """Have the runs of this process's workers do what `sweep` says."""
     run, serve, write = serial.run_serial, workers._serve, Report.round
+    inherited = []  # kept: whoever flushes them at last waits, too
 
     def note(what, flat):
         name = flat["run-name"] or Path(str(flat["resume"])).name
@@ -95,6 +96,11 @@ def arrange(journal, hold, die, holds, barrier):
         write(report, row)
 
     def serve_(pipe):
+        # A fork finds the streams locked for ever if another thread was just printing.
+        inherited.extend((sys.stdout, sys.stderr))
+        sys.stdout, sys.stderr = (
+            os.fdopen(n, "w", encoding="utf-8", closefd=False) for n in (1, 2)
+        )
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as in a process that was spawned
         serve(pipe)
 
