@@ -81,9 +81,9 @@ class FedFC(SplitStrategy):
 
     def cut(self, client: int) -> int:
         """Return the number of layers on a client."""
-        text = self.options.cuts.replace(" ", "")
         if self.auto:
             return self.checked_cut(int(self.state["cuts"][client]))
+        text = self.options.cuts.replace(" ", "")
         words = text.split(",") if text else ["0"]
         if not all(word.isdecimal() for word in words) or len(words) not in (
             1,
@@ -102,9 +102,8 @@ class FedFC(SplitStrategy):
 
     def answered(self, answers: Mapping[int, list[float]]) -> None:
         """Choose the cuts by speed."""
-        for client, cut in deepest(
-            answers, self.checked_cut(0), self.options.slowest_limit
-        ).items():
+        most = self.options.slowest_limit
+        for client, cut in deepest(answers, self.checked_cut(0), most).items():
             self.state["cuts"][client] = cut
         for client in self.clients:
             self.event(0, client, "cut", str(self.cut(client)))

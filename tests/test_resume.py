@@ -59,7 +59,7 @@ def test_a_run_whose_disk_was_full_is_as_if_it_had_not_been(share, methods, tmp_
     for result in found:
         assert result["differs"] == {} and len(result["said"]) >= 40 // share
         for said in result["said"].values():
-            assert said.startswith("error: ") and "No space left on device" in said
+            assert said.startswith("RunError: ") and "No space left on device" in said
 
 
 # Which run, and with which settings ---------------------------------------------------------

@@ -31,6 +31,7 @@ COLOURS = PALETTE[:-1]  # yellow is too pale for a line
 STROKES = ("-", "--", ":", "-.")
 FEW = 25  # up to here every point of a line is marked
 NARROWEST = 10.0  # points of accuracy that the axis of a single evaluation shows at least
+TOP = 101.0  # percent, with room for a mark at 100
 LETTERS = 12  # of a legend, in an inch
 LINE = 0.2  # inches
 LONGEST = 60  # letters of what tells a group from the others; the table has all
@@ -116,13 +117,17 @@ def _draw_points(axes: Axes, groups: list[Group], name: str, labels: list[str]) 
                 fontsize=8,
             )  # fmt: skip
     axes.grid(True, axis="both")
-    low, high = np.array(axes.get_xlim(), float)
-    space = max(0.0, NARROWEST - (high - low)) / 2  # differences of a tenth must not look large
-    low, high = low - space, high + space
-    beyond = max(0.0, -low) - max(0.0, high - 101)
-    axes.set_xlim(max(0.0, low + beyond), min(101.0, high + beyond))
+    axes.set_xlim(*_widened(*np.array(axes.get_xlim(), float)))
     axes.set_yticks(places, labels)
     axes.set_ylim(len(groups) - 0.5, -0.5)
+
+
+def _widened(low: float, high: float) -> tuple[float, float]:
+    """Return limits in percent, far enough apart that differences of a tenth do not look large."""
+    low, high = max(low, 0.0), min(high, TOP)
+    width = max(high - low, NARROWEST)
+    low = min(max((low + high - width) / 2, 0.0), TOP - width)
+    return low, low + width
 
 
 def _sign(group: Group, keys: list[str]) -> str:

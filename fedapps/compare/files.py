@@ -39,12 +39,13 @@ def free(folder: Path, comparison: Comparison) -> Path:
     """
     runs = [run for group in comparison.groups for run in (*group.runs, *group.left_out)]
     mine = {str(run.folder) for run in runs}
-    for number in itertools.count(2):
-        table = folder / "runs.csv"
-        if not table.exists() or {line.get("run") for line in lines(table)} <= mine:
-            break
-        folder = folder.with_name(f"{folder.name.removesuffix(f'-{number - 1}')}-{number}")
-    return folder
+    others = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
+    return next(
+        place
+        for place in itertools.chain([folder], others)
+        if not (table := place / "runs.csv").exists()
+        or {line.get("run") for line in lines(table)} <= mine
+    )
 
 
 def runs_table(comparison: Comparison) -> list[dict[str, Any]]:

@@ -50,21 +50,13 @@ def write_whole(path: Path, content: bytes | Callable[[Path], None], durable: bo
 
 def remove_left_over(folder: Path) -> None:
     """Remove what `write_whole` left half written below a folder in processes that were killed."""
+    import psutil  # not for all who write files
+
     for path in folder.rglob(".*.tmp"):
         process = path.name.split(".")[-2]
-        if process.isdecimal() and not _lives(int(process)):
+        if process.isdecimal() and int(process) not in psutil.pids():
             with suppress(OSError):  # another process removes it, too
                 path.unlink()
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except PermissionError:
-        return True
-    except (ProcessLookupError, OverflowError):
-        return False
-    return True
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import TextIO
 
@@ -24,6 +25,8 @@ LEVELS = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
+MOST_EARLY = 10_000  # lines that wait for a file
+NEVER = logging.CRITICAL + 1  # no line is as important as to be written before there is one
 logger = logging.getLogger("fedapps")
 # The logger's own methods: a record carries the place in the code that calls them.
 debug, info, warning = logger.debug, logger.info, logger.warning
@@ -61,22 +64,10 @@ class _File(logging.FileHandler):
         """Leave the line out: whatever else cannot be written says so."""
 
 
-class _Early(logging.Handler):
-    """Keeps what is said before there is a file for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record."""
-        self.records.append(record)
-
-
 @contextmanager
 def remembering() -> Iterator[None]:
     """Keep what is said until `to_file` writes it, too."""
-    early = _Early()
+    early = MemoryHandler(MOST_EARLY, flushLevel=NEVER, flushOnClose=False)
     logger.addHandler(early)
     try:
         yield
@@ -96,10 +87,10 @@ def to_file(path: Path) -> Iterator[None]:
     except OSError as failure:
         raise RunError(f"cannot write {path}: {failure.strerror or failure}") from failure
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    for early in [h for h in logger.handlers if isinstance(h, _Early)]:
+    for early in [h for h in logger.handlers if isinstance(h, MemoryHandler)]:
         logger.removeHandler(early)
-        for record in early.records:
-            handler.handle(record)
+        early.setTarget(handler)
+        early.flush()
     logger.addHandler(handler)
     try:
         yield

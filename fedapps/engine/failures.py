@@ -1,7 +1,7 @@
 """What is done about clients that fail: advice, and the end of the run if too many do."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fedapps.core import log
 from fedapps.core.errors import DIVERGED, RunError
@@ -59,7 +59,9 @@ class FailurePolicy:
         """
         self._first_round = self._first_round or round_
         if kind == "train":
-            self._diverging(round_, failures, asked)
+            causes = {f.client: f.cause for f in reversed(failures) if DIVERGED in f.cause}
+            self._end_if_most_diverge(round_, causes, asked)
+            self._advise(round_, len(causes), asked)
         all_failed = bool(asked) and len({failure.client for failure in failures}) == asked
         if all_failed:
             self._in_a_row.update((kind, ANY))
@@ -79,17 +81,19 @@ class FailurePolicy:
             f"client {first.client}: {first.cause}"
         )
 
-    def _diverging(self, round_: int, failures: Sequence[Failure], asked: int) -> None:
-        """Say once in a run what helps against training that diverges; end one that only does."""
-        causes = [failure for failure in failures if DIVERGED in failure.cause]
-        diverged = len({failure.client for failure in causes})
-        self._diverged_in_a_row = self._diverged_in_a_row + 1 if 2 * diverged > asked else 0
-        if diverged < asked and self._diverged_in_a_row >= DIVERGED_TIMES:
+    def _end_if_most_diverge(self, round_: int, causes: Mapping[int, str], asked: int) -> None:
+        """Raise `RunError` if it has been so for long; that all do is a matter of `apply`."""
+        most = 2 * len(causes) > asked
+        self._diverged_in_a_row = self._diverged_in_a_row + 1 if most else 0
+        if len(causes) < asked and self._diverged_in_a_row >= DIVERGED_TIMES:
+            client = min(causes)
             raise RunError(
-                f"round {round_}: training diverged at {diverged} of {asked} clients, at more than "
-                f"half for {DIVERGED_TIMES} rounds in a row; client {causes[0].client}: "
-                f"{causes[0].cause}"
+                f"round {round_}: training diverged at {len(causes)} of {asked} clients, at more "
+                f"than half for {DIVERGED_TIMES} rounds in a row; client {client}: {causes[client]}"
             )
+
+    def _advise(self, round_: int, diverged: int, asked: int) -> None:
+        """Say once in a run what helps against training that diverges."""
         if not diverged or self._advised:
             return
         self._advised = True

@@ -69,8 +69,7 @@ class NodeRegistry:
             late = now - start > self.timeout or (self.closed and nodes and not newcomers)
             enough = len(fleet.nodes) >= self.at_least
             enough_since = min(enough_since, now) if enough else math.inf
-            late = late or now - enough_since >= self._patience
-            if enough and (late or not newcomers):
+            if enough and (late or not newcomers or now - enough_since >= self._patience):
                 self.complete = True
                 if any(self._came[node] >= start for node in unknown):
                     self._patience /= 2

@@ -3,6 +3,8 @@
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -37,34 +39,45 @@ def kill(deployment, name):  # noqa: F811
         child.kill()
 
 
-def some_time_after_round_2(folder):
-    """At any point of round 3 or 4: in training, in aggregation, while something is written."""
-    wait_for(lambda: 2 in checkpoint.rounds(folder), "no second round")
-    seconds = random.uniform(0, 3)
-    print(f"killed {seconds:.3f} s later")
-    time.sleep(seconds)
+@contextmanager
+def going(strategy, devices, deployment, runs):  # noqa: F811
+    """A run of all devices, at any point of its round 3 or 4: in training, aggregation, writing.
+
+    Gives its settings, its directory, and `ended`, which waits for it. What comes after it is
+    compared by `is_as_if_nothing_had_happened`.
+    """
+    devices.start(*range(DEVICES))
+    run = [RUN, f'strategy="{strategy}" num-rounds=5 runs-dir="{runs}"']
+    with ThreadPoolExecutor(1) as background:
+        ended = background.submit(deployment.run, *run, 'run-name="real"').result
+        wait_for(lambda: 2 in checkpoint.rounds(runs / "real"), "no second round")
+        seconds = random.uniform(0, 3)
+        print(f"killed {seconds:.3f} s later")
+        time.sleep(seconds)
+        yield SimpleNamespace(settings=run, folder=runs / "real", ended=ended)
+
+
+def is_as_if_nothing_had_happened(run, devices, deployment):  # noqa: F811
+    """Resume it; its files are those of one that went through on the serial engine."""
+    result = deployment.run(f'resume="{run.folder}"')
+    assert result.completed, result.error
+    mine = devices.serial(range(DEVICES), *run.settings, 'run-name="serial"')
+    assert outcome(run.folder) == outcome(mine)
+    assert differences(mine, run.folder) == []
+    return True
 
 
 @pytest.mark.parametrize("strategy", ["perfreezeclip", "fedper", "feddyn"])
 def test_a_server_app_that_is_killed(strategy, devices, deployment, tmp_path):  # noqa: F811
-    """A device is killed and started again while nothing runs."""
-    devices.start(*range(DEVICES))
-    folder = tmp_path / "real"
-    run = [RUN, f'strategy="{strategy}" num-rounds=5 runs-dir="{tmp_path}"']
-    with ThreadPoolExecutor(1) as background:
-        going = background.submit(deployment.run, *run, 'run-name="real"')
-        some_time_after_round_2(folder)
+    """A device is killed and started again while nothing runs; its states are the same, too."""
+    with going(strategy, devices, deployment, tmp_path) as run:
         kill(deployment, "flwr-serverapp")
-        assert not going.result().completed
+        assert not run.ended().completed
     process = deployment.processes[devices.name(1)]
     process.kill()
     process.wait()
     devices.restart(1)
-    result = deployment.run(f'resume="{folder}"')
-    assert result.completed, result.error
-    mine = devices.serial(range(DEVICES), *run, 'run-name="serial"')
-    assert outcome(folder) == outcome(mine)
-    assert differences(mine, folder) == []
+    assert is_as_if_nothing_had_happened(run, devices, deployment)
     for client in range(DEVICES):
         states = sorted(devices.state(client).rglob("round-*.safetensors"))
         theirs = sorted((devices.serial_states / str(client)).rglob("round-*.safetensors"))
@@ -73,30 +86,20 @@ def test_a_server_app_that_is_killed(strategy, devices, deployment, tmp_path):  
             assert path.read_bytes() == other.read_bytes()
 
 
-@pytest.mark.parametrize("strategy", ["fedper"])
-def test_a_superlink_that_is_killed(strategy, devices, deployment, tmp_path):  # noqa: F811
+def test_a_superlink_that_is_killed(devices, deployment, tmp_path):  # noqa: F811
     """And nothing else: the ServerApp and the devices find out by themselves.
 
     The new SuperLink has no database, so it knows nobody: the devices are registered again.
     """
-    devices.start(*range(DEVICES))
-    folder = tmp_path / "real"
-    run = [RUN, f'strategy="{strategy}" num-rounds=5 runs-dir="{tmp_path}"']
-    with ThreadPoolExecutor(1) as background:
-        going = background.submit(deployment.run, *run, 'run-name="real"')
-        some_time_after_round_2(folder)
+    with going("fedper", devices, deployment, tmp_path) as run:
         link = deployment.processes["superlink"]
         below = psutil.Process(link.pid).children(recursive=True)
         link.kill()
         link.wait()
         with pytest.raises(RunError, match="Connection to the SuperLink is unavailable"):
-            going.result()
+            run.ended()
     assert psutil.wait_procs(below, PATIENCE)[1] == [], "what the SuperLink started goes on"
     devices.stop()
     deployment.start_superlink()
     devices.start(*range(DEVICES))
-    result = deployment.run(f'resume="{folder}"')
-    assert result.completed, result.error
-    mine = devices.serial(range(DEVICES), *run, 'run-name="serial"')
-    assert differences(mine, folder) == []
-    assert outcome(folder) == outcome(mine)
+    assert is_as_if_nothing_had_happened(run, devices, deployment)

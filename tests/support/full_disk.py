@@ -9,16 +9,13 @@ for each method, with what was said at each instant. It is a process of its own 
 """
 
 import errno
-import json
 import os
 import sys
 from pathlib import Path
 
-from fedapps.core import config, log
-from fedapps.core.errors import RunError
-from fedapps.report.report import Report
+from fedapps.core import config
 from fedapps.serial import run_serial
-from tests.support.killed import BASE, OWN, data, differences, in_child
+from tests.support.killed import BASE, OWN, data, differences, forked, in_child, tell
 
 CHANGES = ("os.rename", "os.mkdir", "os.truncate", "os.link")
 WRITES = os.O_WRONLY | os.O_RDWR
@@ -30,24 +27,13 @@ def run_until_full(options: list[str], watched: Path, full_at: int) -> str:
     From the write `full_at` on, counted from 1, each fails; 0: none does. What is open already, as
     log.txt, stays writable.
     """
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child:
-        os.close(writing)
-        with os.fdopen(reading) as pipe:
-            said = pipe.read()
-        os.waitpid(child, 0)
-        return said
-    try:
+
+    def work() -> str:
         count = fill(watched, full_at)
         run_serial(config.parse(options))
-        said = str(count[0])
-    except RunError as error:
-        said = f"error: {error}"
-    except BaseException as error:
-        said = f"{type(error).__name__}: {error}"
-    os.write(writing, said.encode())
-    os._exit(0)
+        return str(count[0])
+
+    return forked(work)[1]
 
 
 def fill(watched: Path, full_at: int) -> list[int]:
@@ -83,11 +69,4 @@ def check(folder: Path, method: str, share: int) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    Report._plot = lambda report: None  # pictures and pages take longer than a tiny run
-    Report._draw_page = lambda report, left=None: None
-    sys.stdout, out = open(os.devnull, "w"), sys.stdout  # noqa: SIM115 (until the end)
-    log.set_level("error")
-    where, step, *methods = sys.argv[1:]
-    for name in methods:
-        found = check(Path(where), name, int(step))
-        print(json.dumps({"method": name} | found), file=out, flush=True)
+    tell(check)

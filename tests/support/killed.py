@@ -14,6 +14,7 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -57,26 +58,35 @@ def in_child(options: list[str], watched: Path, kill_at: int = 0) -> int:
 
     It is killed before the instant `kill_at`, counted from 1; 0: never.
     """
+
+    def work() -> str:
+        count = count_instants(watched, kill_at)
+        run_serial(config.parse(options), keep_going=False)
+        return str(count[0])
+
+    status, said = forked(work)
+    if status == -signal.SIGKILL:
+        return 0
+    if status:
+        raise RuntimeError(said)
+    return int(said)
+
+
+def forked(work: Callable[[], str]) -> tuple[int, str]:
+    """Do something in a forked process; return its status, and what it returned or raised."""
     reading, writing = os.pipe()
     child = os.fork()
     if child:
         os.close(writing)
         with os.fdopen(reading) as pipe:
             said = pipe.read()
-        _, status = os.waitpid(child, 0)
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-            return 0
-        if status:
-            raise RuntimeError(said)
-        return int(said)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
     try:
-        count = count_instants(watched, kill_at)
-        run_serial(config.parse(options), keep_going=False)
-        os.write(writing, str(count[0]).encode())
-        os._exit(0)
+        said, status = work(), 0
     except BaseException as error:
-        os.write(writing, f"{type(error).__name__}: {error}".encode())
-        os._exit(1)
+        said, status = f"{type(error).__name__}: {error}", 1
+    os.write(writing, said.encode())
+    os._exit(status)
 
 
 def count_instants(watched: Path, kill_at: int) -> list[int]:
@@ -150,15 +160,17 @@ def check(folder: Path, method: str, kills: int) -> dict[str, object]:
     return {"differs": differences(whole, killed), "instants": instants, "killed": places}
 
 
-if __name__ == "__main__":
+def tell(check: Callable[[Path, str, int], dict[str, object]]) -> None:
+    """Print what a check found, as JSON, for each method of the command line and nothing else."""
     Report._plot = lambda report: None  # pictures and pages take longer than a tiny run
     Report._draw_page = lambda report, left=None: None
     sys.stdout, out = open(os.devnull, "w"), sys.stdout  # noqa: SIM115 (until the end)
     log.set_level("error")
-    where, times, *methods = sys.argv[1:]
-    for name in methods:
-        print(
-            json.dumps({"method": name} | check(Path(where), name, int(times))),
-            file=out,
-            flush=True,
-        )
+    folder, number, *methods = sys.argv[1:]
+    for method in methods:
+        found = {"method": method} | check(Path(folder), method, int(number))
+        print(json.dumps(found), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    tell(check)
