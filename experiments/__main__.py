@@ -46,7 +46,6 @@ def run(options: argparse.Namespace) -> int:
         runs_dir=options.runs_dir.expanduser().resolve(),
         data_root=options.data_root,
         jobs=options.jobs,
-        fresh=options.scale != "smoke",
         reads=readings.wanted(tables().values()),
     )
     trials = [runner.Job(trial, first_seed(trial)) for trial in untried(store, cells)]

@@ -45,7 +45,6 @@ class Runner:
     runs_dir: Path
     data_root: str
     jobs: int = 1
-    fresh: bool = True  # a new process for each run
     reads: set[str] = field(default_factory=set)
     extra: dict[str, Scalar] = field(default_factory=dict)
 
@@ -109,8 +108,6 @@ class Runner:
                 self.active.pop(number, None)
                 self.left.pop(job, None)
                 self.screen.advance()
-                if self.fresh:
-                    self.workers[number].stop()
 
     def _do(self, job: Job, number: int) -> None:
         started = time.strftime("%Y%m%d-%H%M%S")

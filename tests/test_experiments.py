@@ -172,7 +172,7 @@ def test_nobody_runs_what_another_process_holds(table, store):
 def test_rows_run_side_by_side_once_and_one_that_fails_is_named(table, store, tmp_path, capfd):
     bad = papers.Cell(table, papers.Row("bad", 'strategy="fedap"'), "hot", "smoke")  # no BatchNorm
     jobs = [Job(cell, 0) for cell in (*table.cells("smoke"), bad)]
-    made = Runner(store, tmp_path / "runs", "~/fedapps-data", jobs=2, fresh=False, reads={READ})
+    made = Runner(store, tmp_path / "runs", "~/fedapps-data", jobs=2, reads={READ})
     assert made.run(jobs) == ["t bad@hot s0"]
     assert "BatchNorm" in capfd.readouterr().err
     runs = {run.cell: run for run in Store(store.folder).runs()}
@@ -206,7 +206,7 @@ def test_a_row_that_was_interrupted_goes_on(table, store, tmp_path, monkeypatch)
         places = {"runs-dir": str(tmp_path / "runs"), "run-name": "begun"}
         with pytest.raises(KeyboardInterrupt):
             run_serial(job.cell.config(0) | places, plots=False)
-    made = Runner(store, tmp_path / "runs", "~/fedapps-data", jobs=1, fresh=False)
+    made = Runner(store, tmp_path / "runs", "~/fedapps-data", jobs=1)
     assert made.run([job]) == []
     folders = [path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()]
     assert folders == ["begun"]

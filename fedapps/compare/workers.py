@@ -46,10 +46,6 @@ class Worker:
             raise RunError(f"{error}; see {log}")
         return Path(folder)
 
-    def stop(self) -> None:
-        """End the process, also in the middle of a run."""
-        stop([self])
-
 
 def stop(workers: Iterable[Worker]) -> None:
     """End the processes, also in the middle of a run, which then writes down what there is."""

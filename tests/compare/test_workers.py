@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from fedapps.compare.workers import Worker
+from fedapps.compare.workers import Worker, stop
 from fedapps.core.errors import RunError
 
 pytestmark = pytest.mark.slow
@@ -21,7 +21,7 @@ def test_a_worker_does_one_run_after_the_other_as_in_this_process(
         folder = worker.run(flat_config(*options), log, plots=False)
         assert worker.process is process and process.is_alive()
     finally:
-        worker.stop()
+        stop([worker])
     assert not process.is_alive()
     assert len(pd.read_csv(folder / "rounds.csv")) == 2
     assert " round 2/2 " in f" {log.read_text('utf-8')}".replace("\n", " ")
