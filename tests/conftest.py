@@ -15,14 +15,17 @@ from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import HealthCheck, settings
 from safetensors.numpy import load_file
 
-from fedapps import client_app, launch
+from fedapps import launch
 from fedapps.core import config
+from fedapps.data.sources.digits import DIGITS
 from fedapps.report.report import Report
 from fedapps.serial import run_serial
 from fedapps.split import channel, session
 from fedapps.split import strategy as split_strategy
 from fedapps.training.workspace import Workspace
 from tests.support.clock import Clock
+from tests.support.fits import recorded_fits
+from tests.support.tiny import BASE
 
 # No files beside the sources, and no failure because the machine is busy.
 settings.register_profile(
@@ -33,12 +36,6 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("fedapps")
-
-BASE = (
-    'dataset="digits" split="merged" test-fraction=0.25 partitioner="dirichlet" alpha=1.0 '
-    'num-clients=6 model="cnn" num-rounds=2 fraction-train=0.5 local-epochs=1 batch-size=32 '
-    'lr=0.05 evaluate-every=1 finetune-epochs=1 seed=0 threads=1 device="cpu"'
-)
 
 ONLY_WHEN_ASKED_FOR = ("deployment", "long")  # with -m
 
@@ -59,8 +56,11 @@ def flower_identity():
 
 @pytest.fixture(scope="session")
 def data_root(tmp_path_factory):
-    """Folder of data sets, shared by the tests of one process: digits is made once."""
-    return tmp_path_factory.mktemp("data")
+    """Folder of data sets, shared by the tests of one process: `digits` has every third image."""
+    root = tmp_path_factory.mktemp("data")
+    thinned = {name: array[::3] for name, array in DIGITS.make(root).items()}
+    np.savez(root / "digits.npz", **thinned)
+    return root
 
 
 @pytest.fixture
@@ -96,25 +96,10 @@ def serial_run(flat_config, no_plots):
 
 
 @pytest.fixture
-def fits(monkeypatch):
+def fits():
     """Record every local training: (client, its state afterwards, request, update)."""
-    records, clients = [], []
-    make, fit = client_app._client, client_app._fit
-
-    def remember(*arguments):
-        clients.append(make(*arguments))
-        return clients[-1]
-
-    def record(space, request, store):
-        update = fit(space, request, store)
-        # split clients run in threads: the last one made need not be this one
-        client = next(made for made in reversed(clients) if made.client == request.client)
-        records.append((client, dict(client.state), request, update))
-        return update
-
-    monkeypatch.setattr(client_app, "_client", remember)
-    monkeypatch.setattr(client_app, "_fit", record)
-    return records
+    with recorded_fits() as records:
+        yield records
 
 
 # Ray neither joins a cluster that somebody has started here, nor ends workers because others need

@@ -11,8 +11,11 @@ from safetensors.numpy import load_file
 
 from fedapps.core import config, registry
 from fedapps.models.layers import run
+from fedapps.serial import run_serial
 from fedapps.training.workspace import Workspace
+from tests.support.fits import recorded_fits
 from tests.support.methods import needed
+from tests.support.tiny import BASE
 
 METHODS = registry.names()
 
@@ -37,7 +40,21 @@ def through_channel(client, plan):
     return steps * (features + 8) + relayed, steps * features + relayed
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.fixture(scope="module", params=METHODS)
+def method(request):
+    """Each method."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def once(method, tiny_npz, tmp_path_factory):
+    """A run of the method on one SuperNode: its directory, and its local trainings."""
+    runs = tmp_path_factory.mktemp("once")
+    flat = config.parse([BASE, options(method, tiny_npz), f'runs-dir="{runs}"'])
+    with recorded_fits() as fits:
+        return run_serial(flat, plots=False), fits
+
+
 def test_documented(method):
     strategy, client = registry.strategy_class(method), registry.client_class(method)
     assert strategy.citation and strategy.exchanges
@@ -45,22 +62,19 @@ def test_documented(method):
     config.read(config.defaults() | {"strategy": method})
 
 
-@pytest.mark.parametrize("method", METHODS)
 def test_same_numbers_again_and_on_any_number_of_supernodes(
-    method, serial_run, tiny_npz, untimed_rounds
+    method, once, serial_run, tiny_npz, untimed_rounds
 ):
-    folders = [serial_run(options(method, tiny_npz), num_supernodes=n) for n in (1, 1, 2, 5)]
-    first = folders[0]
+    first, _ = once
     assert [row["round"] for row in training_rows(untimed_rounds(first))] == ["1", "2"]
-    for other in folders[1:]:
+    for other in [serial_run(options(method, tiny_npz), num_supernodes=n) for n in (2, 5)]:
         assert untimed_rounds(other) == untimed_rounds(first)
         for name in ("clients.csv", "classes.csv", "events.csv", "model.safetensors"):
             assert (other / name).read_bytes() == (first / name).read_bytes(), name
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_bytes_frozen_and_personal_parts(method, serial_run, fits, tiny_npz, untimed_rounds):
-    folder = serial_run(options(method, tiny_npz))
+def test_bytes_frozen_and_personal_parts(once, untimed_rounds):
+    folder, fits = once
     for row in training_rows(untimed_rounds(folder)):
         of_round = [r for r in fits if r[2].plan.round == int(row["round"])]
         assert int(row["clients"]) == len(of_round)
@@ -85,7 +99,6 @@ def test_bytes_frozen_and_personal_parts(method, serial_run, fits, tiny_npz, unt
                 np.testing.assert_array_equal(update.arrays[key], request.arrays[key])
 
 
-@pytest.mark.parametrize("method", METHODS)
 def test_personal_state_survives_in_the_store(method, serial_run, fits, tiny_npz):
     folder = serial_run(options(method, tiny_npz), "num-rounds=3 fraction-train=1.0")
     last = {client.client: state for client, state, *_ in fits}
@@ -100,11 +113,8 @@ def test_personal_state_survives_in_the_store(method, serial_run, fits, tiny_npz
             np.testing.assert_array_equal(stored[key], value.numpy())
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_server_never_touches_what_no_client_sends(
-    method, serial_run, fits, tiny_npz, untimed_rounds, read_model
-):
-    folder = serial_run(options(method, tiny_npz))
+def test_server_never_touches_what_no_client_sends(once, untimed_rounds, read_model):
+    folder, fits = once
     if not fits:  # no client trains: the server's own training is all there is
         assert all(row["clients"] == "0" for row in training_rows(untimed_rounds(folder)))
         return

@@ -29,8 +29,19 @@ def test_the_same_folder_serves_again_with_the_same_keys(quiet, tmp_path, monkey
     assert told == [("supernode", "register", key, "local")] * 2  # a SuperLink knows no earlier one
 
 
+@pytest.fixture
+def hangup():
+    """Return set(handler), for SIGHUP until the test ends: the tests, too, may run with nohup."""
+    before = signal.getsignal(signal.SIGHUP)
+    yield lambda handler: signal.signal(signal.SIGHUP, handler)
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_deployment_takes_a_signal_and_gives_it_back(number, quiet, tmp_path, monkeypatch):
+def test_a_deployment_takes_a_signal_and_gives_it_back(
+    number, quiet, hangup, tmp_path, monkeypatch
+):
+    hangup(signal.SIG_DFL)
     before = signal.getsignal(number)
     with Deployment(tmp_path):
         assert signal.getsignal(number) is not before
@@ -45,13 +56,10 @@ def test_a_deployment_takes_a_signal_and_gives_it_back(number, quiet, tmp_path, 
     assert signal.getsignal(number) is before
 
 
-def test_nohup_keeps_a_deployment_running(quiet, tmp_path):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with Deployment(tmp_path):
-            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
+def test_nohup_keeps_a_deployment_running(quiet, hangup, tmp_path):
+    hangup(signal.SIG_IGN)
+    with Deployment(tmp_path):
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def test_its_runs_ask_no_proxy_for_the_superlink(tmp_path, monkeypatch):

@@ -1,0 +1,31 @@
+"""The local trainings of a run, seen from outside."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from fedapps import client_app
+
+
+@contextmanager
+def recorded_fits() -> Iterator[list[tuple]]:
+    """Record every local training in here: (client, its state afterwards, request, update)."""
+    records, clients = [], []
+    make, fit = client_app._client, client_app._fit
+
+    def remember(*arguments):
+        clients.append(make(*arguments))
+        return clients[-1]
+
+    def record(space, request, store):
+        update = fit(space, request, store)
+        # split clients run in threads: the last one made need not be this one
+        client = next(made for made in reversed(clients) if made.client == request.client)
+        records.append((client, dict(client.state), request, update))
+        return update
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client_app, "_client", remember)
+        patch.setattr(client_app, "_fit", record)
+        yield records
