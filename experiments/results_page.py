@@ -10,6 +10,8 @@ from experiments.store import Store
 from experiments.tidy import write_csv
 from fedapps.core.errors import RunError
 
+NOT_RUN = "Not run yet."
+
 
 def markdown(store: Store, table: Table) -> Iterator[str]:
     """Yield the lines of a table of RESULTS.md."""
@@ -37,7 +39,7 @@ def markdown(store: Store, table: Table) -> Iterator[str]:
         if table.follows:
             yield from progress(store, table, scale)
     else:
-        yield "Not run yet."
+        yield NOT_RUN
     total = len(table.cells(scale))
     yield ""
     if found and len(found) < total:
@@ -84,17 +86,22 @@ def progress(store: Store, table: Table, scale: str) -> Iterator[str]:
 
 
 def report(store: Store) -> None:
-    """Write the tables into RESULTS.md, each between its two marks; prose outside stays."""
+    """Write the tables into RESULTS.md, each between its two marks.
+
+    Prose outside stays, and so do figures of before where no row has run yet.
+    """
     write_csv(store)
     path = HERE / "RESULTS.md"
     text = path.read_text("utf-8")
     for table in tables().values():
         begin, end = f"<!-- {table.name} -->", f"<!-- end of {table.name} -->"
         before, found, rest = text.partition(begin)
-        _, closed, after = rest.partition(end)
+        section, closed, after = rest.partition(end)
         if not (found and closed):
             raise RunError(f"RESULTS.md: has no {begin} ... {end}; add the two lines")
-        text = "\n".join([before + begin, *markdown(store, table), end + after])
+        lines = [*markdown(store, table)]
+        if NOT_RUN not in lines or NOT_RUN in section or not section.strip():
+            text = "\n".join([before + begin, *lines, end + after])
     path.write_text(text, "utf-8")
     from experiments import html_page
 
