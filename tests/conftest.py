@@ -37,7 +37,7 @@ settings.register_profile(
 )
 settings.load_profile("fedapps")
 
-ONLY_WHEN_ASKED_FOR = ("deployment", "long")  # with -m
+ONLY_WHEN_ASKED_FOR = ("deployment", "long", "thorough")  # with -m
 
 
 def pytest_collection_modifyitems(config, items):

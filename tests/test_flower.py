@@ -1,7 +1,6 @@
 """The same run through `flwr run` on Ray and on the serial engine: the same numbers."""
 
 import os
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,8 +8,8 @@ import pytest
 from fedapps import launch, serial
 from fedapps.core import config
 from tests.support.killed import differences
+from tests.support.marks import LONG, THOROUGH
 
-LONG = partial(pytest.param, marks=pytest.mark.long)
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # one run on Ray at a time
 
 ROOT = Path(__file__).parent.parent
@@ -58,7 +57,7 @@ def test_a_run_that_was_killed_in_one_process_goes_on_on_ray(home, tmp_path, str
     assert differences(whole, killed) == []
 
 
-@pytest.mark.parametrize("spread", [LONG(0), 2])
+@pytest.mark.parametrize("spread", [LONG(0), THOROUGH(2)])
 def test_split_learning_on_ray_gives_the_numbers_of_the_serial_engine(
     home, tmp_path, outcome, spread
 ):

@@ -16,10 +16,12 @@ from fedapps.training.draw import Draw
 from fedapps.training.evaluation import score
 from fedapps.training.plan import Clip, Stage
 from fedapps.training.workspace import Workspace, pick_device
+from tests.support.marks import THOROUGH
 from tests.support.methods import needed
 from tests.support.pretended_gpu import DEVICE, Gpu
 
 METHODS = registry.names()
+SOME = {"apfl", "fedala", "fedavg", "fedbabu", "fedcmd", "fedfc", "perfreezeclip", "pfedsim"}
 WITH = {"perfreezeclip": "local-epochs=2"}  # it cannot divide one
 VARIANTS = [
     'strategy="fedavg" augment="crop-flip" momentum=0.9 weight-decay=0.01 score-last=true',
@@ -73,7 +75,13 @@ def test_the_pretended_gpu_is_a_device_of_its_own(gpu):
 
 @pytest.mark.parametrize(
     "options",
-    [f'strategy="{method}" {WITH.get(method) or needed(method)}' for method in METHODS] + VARIANTS,
+    [
+        (pytest.param if method in SOME else THOROUGH)(
+            f'strategy="{method}" {WITH.get(method) or needed(method)}'
+        )
+        for method in METHODS
+    ]
+    + [*map(THOROUGH, VARIANTS)],
 )
 def test_a_run_on_the_pretended_gpu_gives_the_same_numbers(options, serial_run, tiny_npz, gpu):
     run = partial(serial_run, tiny_npz, "evaluate-every=0", options)

@@ -386,6 +386,7 @@ class TestReal:
         assert ended.error == "unknown key num-round, did you mean num-rounds?"
         assert superlink.superlink(home) == link
 
+    @pytest.mark.thorough
     def test_ctrl_c_leaves_the_run_and_stop_ends_it(self, home):
         command = [sys.executable, "-m", "fedapps.launch", str(EMPTY_APP), "--home", str(home)]
         command += ["--run-config", "num-rounds=1000 sleep=0.2", "--federation-config", FEDERATION]

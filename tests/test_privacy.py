@@ -35,6 +35,7 @@ from fedapps.training.channel import Channel
 from fedapps.training.plan import Plan
 from fedapps.training.privacy import check_plan, clipped_difference, postprocess, privatize
 from fedapps.training.workspace import Workspace
+from tests.support.marks import THOROUGH
 
 PAGE = (Path(__file__).parent.parent / "docs" / "privacy.md").read_text("utf-8")
 SHAPES = {"conv1.weight": (6, 4), "fc1.weight": (3, 5), "fc1.bias": (3,)}
@@ -422,7 +423,7 @@ def adapted(norms, rounds, **changes):
     return np.array(history)
 
 
-@pytest.mark.parametrize("first", [1e-3, 50.0])
+@pytest.mark.parametrize("first", [THOROUGH(1e-3), 50.0])
 @pytest.mark.parametrize("target", [0.1, 0.5, 0.9])
 def test_s_converges_to_the_quantile_of_norms(target, first):
     norms = np.random.default_rng(1).lognormal(size=200)
@@ -660,7 +661,7 @@ def replayed(fits, layout, m, seed=0):
     return model, norms
 
 
-@pytest.mark.parametrize("method", ["fedper", "fedseq", "fedbn"])
+@pytest.mark.parametrize("method", ["fedper", THOROUGH("fedseq"), THOROUGH("fedbn")])
 def test_a_whole_run_is_what_numpy_makes_of_its_updates(
     method, serial_run, fits, tiny_npz, read_model, read_rounds
 ):

@@ -26,16 +26,20 @@ from fedapps.report.about import About
 from fedapps.report.report import Report
 from fedapps.serial import run_serial
 from tests.support.killed import differences
+from tests.support.marks import LONG, THOROUGH
 
 ROOT = Path(__file__).parent.parent
 METHODS = registry.names()
-GROUPS = [METHODS[start::3] for start in range(3)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.long)])
-@pytest.mark.parametrize("methods", GROUPS, ids=["a", "b", "c"])
-def test_every_method_that_was_killed_is_as_if_it_had_not_been(methods, kills, tmp_path):
+@pytest.mark.parametrize(
+    ("kills", "methods"),
+    [(3, ["fedper", "fedcmd", "feddyn", "fedfc"])]
+    + [THOROUGH(3, METHODS[start::2], id=f"3-all-{start}") for start in range(2)]
+    + [LONG(20, METHODS[start::2], id=f"20-all-{start}") for start in range(2)],
+)
+def test_a_method_that_was_killed_is_as_if_it_had_not_been(kills, methods, tmp_path):
     command = [sys.executable, "-m", "tests.support.killed", str(tmp_path), str(kills), *methods]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -47,7 +51,7 @@ def test_every_method_that_was_killed_is_as_if_it_had_not_been(methods, kills, t
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("share", "methods"),
-    [(13, ["fedper"]), pytest.param(1, ["fedbabu", "fedper", "fedcmd"], marks=pytest.mark.long)],
+    [THOROUGH(13, ["fedper"]), LONG(1, ["fedbabu", "fedper", "fedcmd"])],
 )
 def test_a_run_whose_disk_was_full_is_as_if_it_had_not_been(share, methods, tmp_path):
     """At every write, or every 13th, from which on all fail: one line says so, nothing is lost."""

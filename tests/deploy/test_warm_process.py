@@ -103,6 +103,7 @@ def test_a_fork_is_like_a_new_process(messages):
         assert facts["stdin"] == ""
 
 
+@pytest.mark.thorough
 def test_a_process_that_is_to_install_the_app_is_started_as_flower_does(messages):
     without, facts = messages("print(+(forks.warm is None))", runtime_dependency_install=True)
     assert without == 1
@@ -110,6 +111,7 @@ def test_a_process_that_is_to_install_the_app_is_started_as_flower_does(messages
     assert facts["argv"][1:] == [*WORDS, "--allow-runtime-dependency-installation"]
 
 
+@pytest.mark.thorough
 def test_what_is_forked_is_started_again_if_it_was_killed(messages):
     """By a kernel that is short of memory, say; once before that is seen, and once after."""
     code = """
@@ -125,6 +127,7 @@ executor.launch(spec)
     assert ["torch" in facts["modules"] for facts in told].count(True) == 1
 
 
+@pytest.mark.thorough
 def test_what_is_forked_rests_when_no_message_comes_and_its_forks_go_on(messages):
     code = """
 executor.reconcile()
