@@ -19,7 +19,7 @@ class Estimate:
         and model, then from anything at this scale; for each round one takes.
         """
         wanted = numeric(cell.config(seed))
-        runs = [run for run in self.store.runs() if run.scale == cell.scale]
+        runs = [run for run in self.store.runs() if run.scale == cell.scale and run.figures]
         alike = [run for run in runs if (run.table, run.cell) == (cell.table.name, cell.name)]
         for keys in (("strategy", "dataset", "model", "local-epochs"), ("dataset", "model")):
             alike = alike or [run for run in runs if _agree(run, wanted, keys)]

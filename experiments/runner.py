@@ -15,9 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from experiments import readings
 from experiments.estimate import Estimate
 from experiments.papers import Cell
-from experiments.store import Store, collect, numeric
+from experiments.store import Store, collect, failed_trial, numeric
 from fedapps.compare.workers import Worker, stop
-from fedapps.core.errors import RunError
+from fedapps.core.errors import DIVERGED, RunError
 from fedapps.core.schema import Scalar
 from fedapps.report.units import clock
 
@@ -120,16 +120,21 @@ class Runner:
         self.active[number] = (job, folder, start)
         self.screen.started(number, job)
         log = self.runs_dir / f"{name}.log"
-        done = self.workers[number].run(flat, log, plots=False)
-        run = collect(job.cell, job.seed, done, self.reads)
+        try:
+            done = self.workers[number].run(flat, log, plots=False)
+            run = collect(job.cell, job.seed, done, self.reads)
+        except RunError as error:
+            if not job.cell.suffix or DIVERGED not in str(error):
+                raise
+            run = failed_trial(job.cell, job.seed, f"{error}".partition("; see ")[0])
         self.store.save(job.cell, run)
         figure = run.figures.get(job.cell.row.reads)
-        shown = "" if figure is None else f"{100 * figure:.2f} % "
+        shown = run.note if figure is None else f"{100 * figure:.2f} %"
         took = clock(time.monotonic() - start)
         self.left.pop(job, None)
         left = self.remaining()
         rest = "" if left is None else f", left {clock(left)}"
-        self.screen.say(f"{job.name}: {shown}in {took}{rest}")
+        self.screen.say(f"{job.name}: {shown} in {took}{rest}")
 
 
 def interrupted(flat: Mapping[str, Scalar]) -> Path | None:

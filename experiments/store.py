@@ -199,6 +199,22 @@ def collect(cell: Cell, seed: int, folder: Path, reads: Collection[str] = ()) ->
     )
 
 
+def failed_trial(cell: Cell, seed: int, cause: str) -> Run:
+    """Return a trial of settings with which training diverges: it has no figures, only a note."""
+    return Run(
+        table=cell.table.name,
+        cell=cell.name,
+        scale=cell.scale,
+        seed=seed,
+        config=numeric(cell.config(seed)),
+        figures={},
+        costs={},
+        seconds=0.0,
+        seconds_per_round=0.0,
+        note=cause,
+    )
+
+
 def _number(text: str | None) -> float | None:
     value = float(text) if text else None
     return int(value) if value is not None and value.is_integer() and abs(value) > 1 else value

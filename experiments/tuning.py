@@ -2,9 +2,10 @@
 
 A row with `search` names lists of values of some keys. Eight of their combinations (a draw without
 replacement, the same in every place) run as trials, `row~0` to `row~7`: on the table's first seed,
-trained without and scored on 20 % of each client's training samples, so no test sample is seen.
-The one with the best mean of the row's reading is what the row runs with. A library's sampler would
-draw its first ten trials at random, too, so none is needed for eight.
+trained without and scored on 20 % of each client's training samples, so no test sample is seen. The
+one with the best mean of the row's reading is what the row runs with; one whose training diverges
+is the worst. A library's sampler would draw its first ten trials at random, too, so none is needed
+for eight.
 """
 
 from collections.abc import Iterable, Iterator
@@ -49,7 +50,7 @@ def chosen(store: Store, cell: Cell) -> str | None:
         run = store.find(trial, first_seed(cell))
         if run is None:
             return None
-        score = run.figures[cell.row.reads]
+        score = run.figures.get(cell.row.reads, -1.0)  # none: training diverges with these
         if best is None or score > best[0]:
             best = score, _text(values)
     return best[1] if best else None

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from experiments import __main__ as runner
 from experiments import html_page, papers, readings
 from experiments.cells import Figure
 from experiments.runner import Job, Runner, check
-from experiments.store import Run, Store, collect, numeric
-from experiments.tuning import settled
+from experiments.store import Run, Store, collect, failed_trial, numeric
+from experiments.tuning import chosen, settled, trials
+from fedapps.compare.workers import Worker
 from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.report.columns import known_figures, round_columns
@@ -189,6 +191,33 @@ def test_rows_run_side_by_side_once_and_one_that_fails_is_named(table, store, tm
     ], "a round of evaluate-rounds does not personalize"
     before = sorted((tmp_path / "runs").iterdir())
     assert made.run(jobs[:2]) == [] and sorted((tmp_path / "runs").iterdir()) == before
+
+
+def test_a_trial_whose_training_diverges_has_run_and_a_row_has_not(
+    table, store, tmp_path, monkeypatch
+):
+    def diverge(*_, **__):
+        raise RunError("round 1: all failed; client 2: training diverged; see FILE")
+
+    monkeypatch.setattr(Worker, "run", diverge)
+    cell = table.cells("smoke")[0]
+    trial = replace(cell, suffix="~0", extra="lr=9.0")
+    made = Runner(store, tmp_path / "runs", "~/fedapps-data")
+    assert made.run([Job(trial, 0), Job(cell, 0)]) == ["t avg@hot s0"]
+    assert store.find(cell, 0) is None
+    kept = Store(store.folder).find(trial, 0)
+    assert kept.figures == {} and kept.note.endswith("client 2: training diverged")
+
+
+def test_settings_are_those_of_the_best_trial_and_never_such_that_diverge(table, store):
+    row = papers.Row("x", 'strategy="fedper"', READ, search={"lr": [0.1, 1.0, 10.0]})
+    cell = replace(table.cells("smoke")[0], row=row)
+    scores = {0.1: {READ: 0.6}, 1.0: {READ: 0.7}, 10.0: {}}
+    for trial in trials(cell):
+        assert chosen(store, cell) is None
+        diverged = failed_trial(trial, 0, "training diverged")
+        store.save(trial, replace(diverged, figures=scores[trial.config(0)["lr"]]))
+    assert chosen(store, cell) == "lr=1.0"
 
 
 @pytest.mark.slow
