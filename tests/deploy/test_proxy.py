@@ -66,10 +66,13 @@ def test_a_wrong_argument_of_the_proxy_is_one_line(arguments, line, pki, tmp_pat
 
 
 def _worker(folder):
-    """User id and group id of a proxy's worker process."""
-    pid = int((folder / "nginx.pid").read_text())
-    child = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0]
-    owner = Path(f"/proc/{child}").stat()
+    """User id and group id of a proxy's worker process; None as long as there is none."""
+    try:  # nginx listens before it has a file of its id, and that before it has a worker
+        pid = int((folder / "nginx.pid").read_text())
+        child = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0]
+        owner = Path(f"/proc/{child}").stat()
+    except (FileNotFoundError, ValueError, IndexError):
+        return None
     return owner.st_uid, owner.st_gid
 
 
@@ -95,6 +98,7 @@ def test_workers_that_are_root_are_warned_of(pki, tmp_path):
         process = subprocess.Popen(command, stderr=errors, env=os.environ | HERE)
     try:
         wait_for(port, process)
+        until(lambda: _worker(tmp_path / "nginx"))
         assert _worker(tmp_path / "nginx") == (0, 0)
     finally:
         process.terminate()
