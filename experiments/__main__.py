@@ -103,7 +103,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of finished rows")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="tables, rows and which are done")
-    commands.add_parser("report", help="write the tables of RESULTS.md from the results")
+    report = commands.add_parser("report", help="write RESULTS.md and the page of results")
+    report.add_argument("tables", nargs="*", default=["all"], help="tables of RESULTS.md [all]")
     _add_run(commands.add_parser("run", help="run rows of tables that are not done yet"))
     config = commands.add_parser("config", help="print the run-config of a row, to run it alone")
     config.add_argument("table")
@@ -165,7 +166,7 @@ def _do(options: argparse.Namespace) -> int:
     else:
         from experiments.results_page import report
 
-        report(store)
+        report(store, pick(options.tables))
     return 0
 
 

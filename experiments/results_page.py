@@ -1,11 +1,11 @@
 """RESULTS.md: each table between its two marks, in Markdown."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from experiments import yardstick
 from experiments.cells import Outcome, best_scale, outcomes
 from experiments.curves import curves_of
-from experiments.papers import HERE, Table, tables
+from experiments.papers import HERE, Table
 from experiments.store import Store
 from experiments.tidy import write_csv
 from fedapps.core.errors import RunError
@@ -85,15 +85,15 @@ def progress(store: Store, table: Table, scale: str) -> Iterator[str]:
         yield f"| {name} | {seed} | {' | '.join(shown)} |"
 
 
-def report(store: Store) -> None:
-    """Write the tables into RESULTS.md, each between its two marks.
+def report(store: Store, chosen: Iterable[Table]) -> None:
+    """Write some tables into RESULTS.md, each between its two marks, and the page of all results.
 
     Prose outside stays, and so do figures of before where no row has run yet.
     """
     write_csv(store)
     path = HERE / "RESULTS.md"
     text = path.read_text("utf-8")
-    for table in tables().values():
+    for table in chosen:
         begin, end = f"<!-- {table.name} -->", f"<!-- end of {table.name} -->"
         before, found, rest = text.partition(begin)
         section, closed, after = rest.partition(end)
