@@ -101,7 +101,8 @@ def strangers():
 def refused(calls):
     """Wait for the end of streams; tell whether each was refused for want of a token."""
     ends = {(call.code(), call.details()) for call in calls}
-    return ends == {(grpc.StatusCode.UNAUTHENTICATED, REFUSED)}
+    assert ends == {(grpc.StatusCode.UNAUTHENTICATED, REFUSED)}
+    return True
 
 
 def test_idle_streams_without_a_token_keep_nobody_waiting(strangers):
