@@ -100,7 +100,7 @@ def report(store: Store, chosen: Iterable[Table]) -> None:
         if not (found and closed):
             raise RunError(f"RESULTS.md: has no {begin} ... {end}; add the two lines")
         lines = [*markdown(store, table)]
-        if NOT_RUN not in lines or NOT_RUN in section or not section.strip():
+        if NOT_RUN not in lines or not section.strip():
             text = "\n".join([before + begin, *lines, end + after])
     path.write_text(text, "utf-8")
     from experiments import html_page

@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +55,10 @@ class Run:
     scale: str
     seed: int
     config: dict[str, Scalar]
-    figures: dict[str, float]
-    costs: dict[str, float]
-    seconds: float
-    seconds_per_round: float
+    figures: dict[str, float] = field(default_factory=dict)
+    costs: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    seconds_per_round: float = 0.0
     rounds: dict[str, list[float | None]] = field(default_factory=dict)
     clients: dict[str, list[float]] = field(default_factory=dict)
     events: dict[str, int] = field(default_factory=dict)
@@ -181,12 +181,8 @@ def collect(cell: Cell, seed: int, folder: Path, reads: Collection[str] = ()) ->
         for line in readings.table_of(folder / "events.csv")
         if line["detail"].isidentifier()
     )
-    return Run(
-        table=cell.table.name,
-        cell=cell.name,
-        scale=cell.scale,
-        seed=seed,
-        config=numeric(flat),
+    return replace(
+        _nothing_of(cell, seed),
         figures=readings.figures(folder, flat, own, reads),
         costs={name: summary[f"total_{name}"] for name in COSTS},
         seconds=round(summary["seconds"], 1),
@@ -201,18 +197,11 @@ def collect(cell: Cell, seed: int, folder: Path, reads: Collection[str] = ()) ->
 
 def failed_trial(cell: Cell, seed: int, cause: str) -> Run:
     """Return a trial of settings with which training diverges: it has no figures, only a note."""
-    return Run(
-        table=cell.table.name,
-        cell=cell.name,
-        scale=cell.scale,
-        seed=seed,
-        config=numeric(cell.config(seed)),
-        figures={},
-        costs={},
-        seconds=0.0,
-        seconds_per_round=0.0,
-        note=cause,
-    )
+    return replace(_nothing_of(cell, seed), note=cause)
+
+
+def _nothing_of(cell: Cell, seed: int) -> Run:
+    return Run(cell.table.name, cell.name, cell.scale, seed, numeric(cell.config(seed)))
 
 
 def _number(text: str | None) -> float | None:

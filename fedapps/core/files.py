@@ -52,9 +52,10 @@ def remove_left_over(folder: Path) -> None:
     """Remove what `write_whole` left half written below a folder in processes that were killed."""
     import psutil  # not for all who write files
 
+    running = psutil.pids()
     for path in folder.rglob(".*.tmp"):
         process = path.name.split(".")[-2]
-        if process.isdecimal() and int(process) not in psutil.pids():
+        if process.isdecimal() and int(process) not in running:
             with suppress(OSError):  # another process removes it, too
                 path.unlink()
 
