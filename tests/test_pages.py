@@ -29,7 +29,7 @@ from fedapps.report import columns
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md")])
-LINKING = sorted({*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("*/*.md")})
+LINKING = sorted({*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("[!.]*/*.md")})
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.M | re.S)
 NOT_KEYS = {  # words with a hyphen that stand as code in the pages
     *("client-id", "state-dir"),  # a node-config's
