@@ -7,7 +7,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
-from experiments import charts, yardstick
+from experiments import charts, tuning, yardstick
 from experiments.cells import Figure, Outcome, best_scale, outcomes
 from experiments.curves import curves_of
 from experiments.page_template import TEMPLATE
@@ -39,6 +39,8 @@ class Section:
     rows: list[list[str]] = field(default_factory=list)
     figures: list[tuple[str, Markup]] = field(default_factory=list)
     said: str = ""
+    chosen_heads: list[str] = field(default_factory=list)
+    chosen: list[list[str]] = field(default_factory=list)
 
 
 def write(store: Store, path: Path) -> None:
@@ -86,6 +88,8 @@ def section(store: Store, table: Table) -> Section:
         return part
     if table.yardstick:
         _compared(part, table, done)
+        part.chosen_heads = tuning.HEADS
+        part.chosen = [*tuning.texts(store, (outcome.cell for outcome in done))]
     else:
         part.heads = ["row", "seeds", "reading", "ours", "published", "difference", "note"]
         part.rows = [row for outcome in done for row in _rows(outcome)]

@@ -53,7 +53,16 @@ svg text { fill: var(--soft); font-size: 12.5px; }
 """
 
 TEMPLATE = (
-    """<!doctype html>
+    """{% macro grid(label, heads, rows) %}
+<div class="scroll" tabindex="0" role="region" aria-label="{{ label }}"><table>
+<thead><tr>{% for head in heads %}<th>{{ head }}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for row in rows %}
+<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}
+</tbody></table></div>
+{% endmacro %}
+<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -82,13 +91,11 @@ counts unless a reading says <i>best</i>. Nothing was tuned on test data.</p>
 <p class="soft">{{ part.about|ticks }}</p>
 {% if part.said %}<p class="said">{{ part.said }}</p>{% endif %}
 {% if part.rows %}
-<div class="scroll" tabindex="0" role="region" aria-label="{{ part.title }}"><table>
-<thead><tr>{% for head in part.heads %}<th>{{ head }}</th>{% endfor %}</tr></thead>
-<tbody>
-{% for row in part.rows %}
-<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}
-</tbody></table></div>
+{{ grid(part.title, part.heads, part.rows) }}
+{% endif %}
+{% if part.chosen %}
+<p class="soft">Settings of each method, the best of its trials on validation parts:</p>
+{{ grid(part.title ~ ': settings', part.chosen_heads, part.chosen) }}
 {% endif %}
 <div class="figures">
 {% for caption, chart in part.figures %}

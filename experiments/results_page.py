@@ -1,8 +1,8 @@
 """RESULTS.md: each table between its two marks, in Markdown."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from experiments import yardstick
+from experiments import tuning, yardstick
 from experiments.cells import Outcome, best_scale, outcomes
 from experiments.curves import curves_of
 from experiments.papers import HERE, Table
@@ -31,6 +31,7 @@ def markdown(store: Store, table: Table) -> Iterator[str]:
         yield f"| {' | '.join(yardstick.HEADS)} |"
         yield "|---" * len(yardstick.HEADS) + "|"
         yield from (f"| {' | '.join(yardstick.texts(line))} |" for line in compared)
+        yield from _chosen(store, found)
     elif found:
         yield "| row | seeds | reading | ours | published | difference | s/round |"
         yield "|---|---|---|---|---|---|---|"
@@ -62,6 +63,17 @@ def _lines(outcome: Outcome) -> Iterator[str]:
             f"| {name} | {seeds if not place else ''} | {words(reading.reads)} | {figure.text()} "
             f"| {published} | {difference} | {last} |"
         )
+
+
+def _chosen(store: Store, found: Sequence[Outcome]) -> Iterator[str]:
+    """Yield a table of the settings that were chosen."""
+    yield ""
+    yield "Their settings, the best of the trials on validation parts:"
+    yield ""
+    yield f"| {' | '.join(tuning.HEADS)} |"
+    yield "|---" * len(tuning.HEADS) + "|"
+    for name, settings, *reached in tuning.texts(store, (outcome.cell for outcome in found)):
+        yield f"| {name} | `{settings}` | {' | '.join(reached)} |"
 
 
 def words(reads: str) -> str:

@@ -19,6 +19,8 @@ from fedapps.core.draws import generator
 from fedapps.core.schema import literal
 
 VALIDATION = 'validation-fraction=0.2 evaluate-on="validation"'
+DIVERGED = -1.0
+HEADS = ["method", "settings", "validation accuracy", "of all trials"]
 
 
 def combinations(row: Row, most: int) -> list[dict[str, Any]]:
@@ -42,17 +44,27 @@ def first_seed(cell: Cell) -> int:
     return seeds(cell.table.scales[cell.scale].seeds)[0]
 
 
-def chosen(store: Store, cell: Cell) -> str | None:
-    """Return the best trial's settings as a run-config; None if not all trials have run."""
-    best: tuple[float, str] | None = None
+def scores(store: Store, cell: Cell) -> dict[str, float | None]:
+    """Return the settings of each trial and what they reached on the validation parts (a fraction).
+
+    None: the trial has not run; `DIVERGED`: its training diverges.
+    """
+    found: dict[str, float | None] = {}
     tried = combinations(cell.row, cell.table.scales[cell.scale].trials)
     for trial, values in zip(trials(cell), tried, strict=True):
         run = store.find(trial, first_seed(cell))
-        if run is None:
+        found[_text(values)] = run.figures.get(cell.row.reads, DIVERGED) if run else None
+    return found
+
+
+def chosen(store: Store, cell: Cell) -> str | None:
+    """Return the best trial's settings as a run-config; None if not all trials have run."""
+    best: tuple[float, str] | None = None
+    for settings, score in scores(store, cell).items():
+        if score is None:
             return None
-        score = run.figures.get(cell.row.reads, -1.0)  # none: training diverges with these
         if best is None or score > best[0]:
-            best = score, _text(values)
+            best = score, settings
     return best[1] if best else None
 
 
@@ -74,6 +86,24 @@ def untried(store: Store, cells: Iterable[Cell]) -> list[Cell]:
         for trial in trials(cell)
         if store.find(trial, first_seed(cell)) is None
     ]
+
+
+def texts(store: Store, cells: Iterable[Cell]) -> Iterator[list[str]]:
+    """Yield a line under `HEADS` for each of some settled cells whose settings were chosen."""
+    for cell in cells:
+        if cell.row.search:
+            reached = scores(store, replace(cell, extra=""))
+            whole = sorted(
+                100 * score for score in reached.values() if score not in (None, DIVERGED)
+            )
+            diverged = len(reached) - len(whole)
+            yield [
+                cell.row.name,
+                cell.extra,
+                f"{whole[-1]:.1f}",
+                f"{whole[0]:.1f} to {whole[-1]:.1f}"
+                + (f", {diverged} diverged" if diverged else ""),
+            ]
 
 
 def _text(values: dict[str, Any]) -> str:

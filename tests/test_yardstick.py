@@ -11,6 +11,7 @@ from scipy import stats
 
 from experiments import html_page, papers, tuning, yardstick
 from experiments.cells import Outcome
+from experiments.results_page import markdown
 from experiments.store import Run, Store, numeric
 
 NAMES = ("fedavg-ft", "local", "better", "same")
@@ -90,6 +91,18 @@ def test_a_row_runs_with_the_best_of_its_trials(toy):
     assert [c.row.name for c in tuning.settled(empty, table, "cpu")] == [
         "fedavg-ft", "local", "same",
     ]  # fmt: skip
+
+
+def test_the_settings_that_were_chosen_are_published(toy):
+    table, store, _ = toy
+    lines = [*tuning.texts(store, tuning.settled(store, table, "cpu"))]
+    row = next(row for row in table.rows if row.name == "better")
+    second = " ".join(f"{key}={value}" for key, value in tuning.combinations(row, 3)[1].items())
+    assert lines == [["better", second, "60.0", "50.0 to 60.0"]]
+    page = "\n".join(markdown(store, table))
+    assert f"| better | `{second}` | 60.0 | 50.0 to 60.0 |" in page
+    section = html_page.section(store, table)
+    assert section.chosen == lines
 
 
 def outcomes_of(toy):
