@@ -5,7 +5,7 @@
 
 Each version runs every method on the serial engine in a process of its own, with its own
 `python -m fedapps.serial`. Compared are rounds.csv (without seconds), clients.csv, classes.csv and
-events.csv, column by column of the older version, the server's model, and the store of every
+events.csv, column by column of the older version, the server's model, and the newest state of every
 client. The exit status is 0 if all is the same; else the first difference of each run is named.
 """
 
@@ -19,8 +19,10 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from safetensors import deserialize
 from sklearn.datasets import load_digits
 
 ROOT = Path(__file__).parent.parent
@@ -178,11 +180,17 @@ def table(path: Path) -> dict[str, list[str]]:
 
 
 def differing_files(old: Path, new: Path) -> Iterator[str]:
-    """Name the model and client files that are not the same bytes."""
+    """Name the model and the newest client files whose tensors are not the same.
 
-    def files(folder: Path) -> dict[str, bytes]:
-        found = folder.rglob("*.safetensors")
-        return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+    Metadata, and how many older versions of a client's file stay, are no numbers.
+    """
+
+    def files(folder: Path) -> dict[str, dict[str, Any]]:
+        newest = {path.parent: path for path in sorted(folder.rglob("*.safetensors"))}
+        return {
+            str(path.relative_to(folder)): dict(deserialize(path.read_bytes()))
+            for path in newest.values()
+        }
 
     before, now = files(old), files(new)
     for name in sorted(before.keys() | now.keys()):
