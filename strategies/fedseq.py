@@ -54,8 +54,9 @@ class FedSeq(BaseStrategy):
     options: Settings
 
     def setup(self) -> None:
-        """Cut the body into parts, and take the base method's plans."""
+        """Cut the body into parts, and take the base method's plans and figures."""
         self.base = self.other(self.options.base)
+        self.figures = self.base.figures
         body = self.layout.body
         if self.options.groups > len(body):
             raise RunError(

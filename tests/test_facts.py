@@ -54,6 +54,12 @@ def test_fedbabu_without_head_is_the_nearest_template_of_the_body(
     assert shown == pytest.approx(np.mean(accuracies), abs=1e-12)
 
 
+def test_fedseq_gives_the_figures_of_its_base(serial_run, untimed_rounds):
+    body = 'strategy="fedseq" fedseq.groups=1 fedseq.base="fedbabu"'
+    one, two = (untimed_rounds(serial_run(text))[-1] for text in (body, 'strategy="fedbabu"'))
+    assert one["accuracy_without_head"] == two["accuracy_without_head"] != ""
+
+
 def test_fedprox_with_mu_0_is_fedavg(serial_run, untimed_rounds):
     prox = serial_run('strategy="fedprox" fedprox.prox-mu=0.0')
     average = serial_run('strategy="fedavg"')

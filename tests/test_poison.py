@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from fedapps.core import config, registry
 from fedapps.engine.figures import SLACK, FigureChecks
+from fedapps.method.rehearsal import rehearse
 from fedapps.method.update import ClientUpdate
 from fedapps.report.directory import csv_text
 from fedapps.training.workspace import workspace
@@ -497,3 +498,14 @@ def test_what_a_client_keeps_may_be_larger_than_what_it_may_send(serial_run, tin
     assert not (folder / "events.csv").exists() or "diverged" not in (
         folder / "events.csv"
     ).read_text("utf-8")
+
+
+def test_a_figure_that_the_method_does_not_declare_is_told_once(strategy, capsys):
+    pair = registry.strategy_class("fedavg"), registry.client_class("fedavg")
+    metrics = rehearse(*pair, strategy.settings).evaluate(BAD)
+    checks, given = FigureChecks(strategy), {"kindness": 1.0, "state-saved": 1}
+    for more in ({}, given, given):
+        update = ClientUpdate(BAD, {}, sum(metrics["class_total"]), metrics | more)
+        assert checks.scores(update).figures == {}
+    told = "warning: clients give kindness, which is no figure of fedavg: it is left out"
+    assert capsys.readouterr().out.splitlines() == [told]

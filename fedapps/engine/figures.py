@@ -1,9 +1,13 @@
 """What a client's figures can be: everything that it claims is checked before it is used."""
 
+from collections.abc import Set
 from dataclasses import dataclass, fields, replace
 
 import msgspec
 
+from fedapps.core import log
+from fedapps.core.errors import one_line
+from fedapps.engine.versions import LOADED, SAVED
 from fedapps.method.figures import GENERAL, Figure
 from fedapps.method.strategy import BaseStrategy
 from fedapps.method.update import ClientUpdate
@@ -14,6 +18,13 @@ from fedapps.wire.checks import invalid_loss
 
 ROUNDING = 1e-6  # of an accuracy beside the counts that it is made of
 SLACK = 1000  # how often the plan's own cost a method's further work may come on top
+# What every evaluation gives.
+KNOWN = {
+    *(field.name for field in fields(ClientEval)),
+    *(f"finetune_{field.name}" for field in fields(TrainingStats)),
+    LOADED,
+    SAVED,
+}
 
 
 @dataclass(frozen=True)
@@ -34,6 +45,7 @@ class FigureChecks:
         space = self.strategy.workspace
         self.sample_macs = 3 * space.trainer.profile.forward_macs(space.layout.names)
         self.parameters = space.layout.count(space.layout.names)
+        self.told = False
 
     def training(self, update: ClientUpdate, plan: Plan, prefix: str = "") -> TrainingStats:
         """Read what a training did.
@@ -65,8 +77,9 @@ class FigureChecks:
 
     def scores(self, update: ClientUpdate) -> ClientEval:
         """Read the scores of an evaluation."""
-        samples, metrics = update.num_examples, update.metrics
-        scores = ClientEval.read(update.client, samples, metrics, self._figures())
+        samples, metrics, figures = update.num_examples, update.metrics, self._figures()
+        self._tell_undeclared(metrics.keys() - KNOWN - {figure.name for figure in figures})
+        scores = ClientEval.read(update.client, samples, metrics, figures)
         _at_most("num_train", scores.num_train, self.strategy.count(update.client, "train"))
         if sum(scores.class_total) != scores.num_test:
             raise ValueError(f"class_total must sum to {scores.num_test}, the test samples")
@@ -92,6 +105,13 @@ class FigureChecks:
         settings = self.strategy.settings
         general = [figure for key, figure in GENERAL.items() if getattr(settings, key)]
         return [*dict.fromkeys([*self.strategy.figures, *general])]
+
+    def _tell_undeclared(self, names: Set[str]) -> None:
+        """Say once that a figure has no column: who wrote the method forgot to declare it."""
+        if names and not self.told:
+            self.told = True
+            method, name = self.strategy.settings.strategy, one_line(min(names))
+            log.warning("clients give %s, which is no figure of %s: it is left out", name, method)
 
 
 def _at_most(name: str, value: int, most: int) -> None:

@@ -45,7 +45,7 @@ class BaseStrategy(StrategyTools, Conversation, FlowerStrategy):
 
     citation: ClassVar[str] = ""  # of the paper, for `python -m fedapps methods`
     exchanges: ClassVar[str] = ""  # what travels, in a few words
-    figures: ClassVar[tuple[Figure, ...]] = ()  # that its clients give beside loss and accuracy
+    figures: tuple[Figure, ...] = ()  # that its clients give beside loss and accuracy
     plots: ClassVar[tuple[EventPlot, ...]] = ()  # drawn from its events
     final_phase: ClassVar[str] = ""  # name of a last phase: every client gets the final model
     clips_by_sample: ClassVar[bool] = True  # whether clip-mode "sample" fits its steps
