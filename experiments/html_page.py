@@ -24,6 +24,7 @@ PAPERS = {  # a table's name begins with that of its paper
     "fedseq": "FedSeq",
     "perfreezeclip": "PerFreezeClip",
 }
+MOST_LINES = 8  # of a chart: there are so many colors
 
 
 @dataclass
@@ -139,7 +140,7 @@ def _curves(store: Store, table: Table, scale: str) -> Iterator[tuple[str, Marku
 def _clients(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:
     """Yield a chart of the clients' accuracies, worst first, one line a row."""
     lines = {}
-    for outcome in done[:8]:
+    for outcome in done[:MOST_LINES]:
         clients = outcome.runs[0].clients
         reads = outcome.cell.row.reads
         name = "accuracy_personalized" if "personalized" in reads else "accuracy_initial"
@@ -148,7 +149,8 @@ def _clients(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:
             lines[outcome.cell.name] = [(float(n), value) for n, value in enumerate(values, 1)]
     if lines:
         chart = charts.lines_chart("clients", "client, worst first", "%", lines, ranks=True)
-        yield "Accuracy of each client at the end, worst first, %", _keyed(lines, chart)
+        some = f" (the first {MOST_LINES} rows)" if len(done) > MOST_LINES else ""
+        yield f"Accuracy of each client at the end, worst first, %{some}", _keyed(lines, chart)
 
 
 def _bytes(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:

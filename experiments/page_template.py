@@ -23,11 +23,11 @@ article { background: var(--card); border: 1px solid var(--line); border-radius:
   padding: 14px 16px; margin: 0 0 16px; min-width: 0; }
 code { font: 13px ui-monospace, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
 .said { font-weight: 600; }
-.scroll { overflow: auto; max-height: 460px; margin: 8px 0; }
+.scroll { overflow: auto; max-height: 760px; margin: 8px 0; }
 table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; }
-th, td { padding: 4px 12px; text-align: right; white-space: nowrap; }
-th { position: sticky; top: 0; background: var(--card); color: var(--soft);
-  box-shadow: inset 0 -1px var(--line); }
+th, td { padding: 4px 10px; text-align: right; white-space: nowrap; }
+th { white-space: normal; vertical-align: bottom; position: sticky; top: 0;
+  background: var(--card); color: var(--soft); box-shadow: inset 0 -1px var(--line); }
 td { border-top: 1px solid var(--line); }
 th:first-child, td:first-child, th:last-child, td:last-child { text-align: left; }
 .figures { display: grid; gap: 16px;

@@ -72,8 +72,8 @@ def _chosen(store: Store, found: Sequence[Outcome]) -> Iterator[str]:
     yield ""
     yield f"| {' | '.join(tuning.HEADS)} |"
     yield "|---" * len(tuning.HEADS) + "|"
-    for name, settings, *reached in tuning.texts(store, (outcome.cell for outcome in found)):
-        yield f"| {name} | `{settings}` | {' | '.join(reached)} |"
+    for *reached, settings in tuning.texts(store, (outcome.cell for outcome in found)):
+        yield f"| {' | '.join(reached)} | `{settings}` |"
 
 
 def words(reads: str) -> str:

@@ -20,7 +20,7 @@ from fedapps.core.schema import literal
 
 VALIDATION = 'validation-fraction=0.2 evaluate-on="validation"'
 DIVERGED = -1.0
-HEADS = ["method", "settings", "validation accuracy", "of all trials"]
+HEADS = ["method", "validation accuracy", "of all trials", "settings"]
 
 
 def combinations(row: Row, most: int) -> list[dict[str, Any]]:
@@ -99,10 +99,10 @@ def texts(store: Store, cells: Iterable[Cell]) -> Iterator[list[str]]:
             diverged = len(reached) - len(whole)
             yield [
                 cell.row.name,
-                cell.extra,
                 f"{whole[-1]:.1f}",
                 f"{whole[0]:.1f} to {whole[-1]:.1f}"
                 + (f", {diverged} diverged" if diverged else ""),
+                cell.extra,
             ]
 
 
