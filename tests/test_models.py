@@ -192,6 +192,26 @@ def test_padding_only_where_the_papers_form_does_not_fit(name, size, padding):
     assert [conv.padding for conv in convs(model)] == [(padding, padding)] * 2
 
 
+@pytest.mark.parametrize("name", ["cnn", "lenet5", "conv4", "vgg-tiny", "vgg-tiny-bn"])
+def test_pooling_before_relu_gives_the_bits_of_relu_before_pooling(name):
+    """Whole numbers make many equal maxima, some below zero: the same one must be taken."""
+    ours, papers = (build(name, (3, 32, 32), 10, seed=0) for _ in range(2))
+    for layer in papers.children():
+        if "pool" in dict(layer.named_children()):
+            layer.pool, layer.relu = layer.relu, layer.pool  # what runs first is now ReLU
+    images = torch.randint(-2, 3, (16, 3, 32, 32), generator=torch.Generator().manual_seed(0))
+    seen = []
+    for model in (ours, papers):
+        with torch.no_grad():
+            for conv in convs(model):
+                conv.weight.copy_((conv.weight * 30).round())
+        output = model(images.float())
+        output.square().sum().backward()
+        seen.append([output, *(parameter.grad for parameter in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
+    assert all(gradient.any() for gradient in seen[0]), "else nothing is compared"
+
+
 @pytest.mark.parametrize("size", [8, 15, 16, 64])
 def test_conv4_drops_only_the_poolings_that_do_not_fit(size):
     pools = [m for m in on_meta("conv4", (3, size, size), 10).modules() if type(m) is nn.MaxPool2d]

@@ -36,16 +36,22 @@ def conv_layer(
     inputs: int,
     outputs: int,
     kernel: int,
-    after: Modules,
+    after: Modules | None = None,
     *,
     padding: int,
     bn: bool = False,
     bias: bool = True,
+    pool: bool = False,
 ) -> nn.Sequential:
-    """Return a layer: convolution [- BatchNorm] - ReLU, then the modules `after`."""
+    """Return a layer: convolution [- BatchNorm] - ReLU [- maxpool2], then the modules `after`.
+
+    The maximum is taken before ReLU: that gives the same outputs and gradients, bit for bit, and
+    ReLU has a quarter of the work.
+    """
     conv = nn.Conv2d(inputs, outputs, kernel, padding=padding, bias=bias)
     norm = {"bn": nn.BatchNorm2d(outputs)} if bn else {}
-    return chain(conv=conv, **norm, relu=nn.ReLU(inplace=True), **after)
+    halved = {"pool": nn.MaxPool2d(2)} if pool else {}
+    return chain(conv=conv, **norm, **halved, relu=nn.ReLU(inplace=True), **(after or {}))
 
 
 def fc_layer(inputs: int, outputs: int) -> nn.Sequential:
@@ -56,11 +62,6 @@ def fc_layer(inputs: int, outputs: int) -> nn.Sequential:
 def classifier(inputs: int, classes: int) -> nn.Sequential:
     """Return the last layer, which returns logits [N, classes]."""
     return chain(fc=nn.Linear(inputs, classes))
-
-
-def pool() -> Modules:
-    """Max pooling, [N, C, H, W] -> [N, C, H/2, W/2]."""
-    return {"pool": nn.MaxPool2d(2)}
 
 
 def flatten() -> Modules:

@@ -10,7 +10,6 @@ from fedapps.models.blocks import (
     conv_layer,
     fc_layer,
     flatten,
-    pool,
     two_conv5,
 )
 
@@ -24,8 +23,8 @@ def cnn(shape: Shape, classes: int) -> nn.Sequential:
     channels, height, width = shape
     padding, pixels = two_conv5(height, width)
     return chain(
-        conv1=conv_layer(channels, 32, 5, pool(), padding=padding),
-        conv2=conv_layer(32, 64, 5, pool() | flatten(), padding=padding),
+        conv1=conv_layer(channels, 32, 5, padding=padding, pool=True),
+        conv2=conv_layer(32, 64, 5, flatten(), padding=padding, pool=True),
         fc1=fc_layer(64 * pixels, 512),
         fc2=classifier(512, classes),
     )

@@ -10,7 +10,6 @@ from fedapps.models.blocks import (
     classifier,
     conv_layer,
     flatten,
-    pool,
 )
 
 
@@ -23,9 +22,10 @@ def conv4(shape: Shape, classes: int) -> nn.Sequential:
     layers: Modules = {}
     for i in range(1, 5):
         pools = min(height, width) > 1
-        after = (pool() if pools else {}) | (flatten() if i == 4 else {})
-        inputs = channels if i == 1 else 64
-        layers[f"conv{i}"] = conv_layer(inputs, 64, 3, after, padding=1, bn=True, bias=False)
+        inputs, after = channels if i == 1 else 64, flatten() if i == 4 else {}
+        layers[f"conv{i}"] = conv_layer(
+            inputs, 64, 3, after, padding=1, bn=True, bias=False, pool=pools
+        )
         if pools:
             height, width = height // 2, width // 2
     return chain(**layers, fc=classifier(64 * height * width, classes))

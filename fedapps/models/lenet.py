@@ -16,7 +16,6 @@ from fedapps.models.blocks import (
     conv_layer,
     fc_layer,
     flatten,
-    pool,
     two_conv5,
 )
 
@@ -31,8 +30,8 @@ def lenet5(shape: Shape, classes: int, *, hidden: tuple[int, ...]) -> nn.Sequent
     padding, pixels = two_conv5(height, width)
     widths = (16 * pixels, *hidden)
     return chain(
-        conv1=conv_layer(channels, 6, 5, pool(), padding=padding, bn=True),
-        conv2=conv_layer(6, 16, 5, pool() | flatten(), padding=padding, bn=True),
+        conv1=conv_layer(channels, 6, 5, padding=padding, bn=True, pool=True),
+        conv2=conv_layer(6, 16, 5, flatten(), padding=padding, bn=True, pool=True),
         **{f"fc{i}": fc_layer(*pair) for i, pair in enumerate(pairwise(widths), 1)},
         classifier=classifier(widths[-1], classes),
     )

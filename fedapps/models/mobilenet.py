@@ -26,7 +26,7 @@ def mobilenet(shape: Shape, classes: int) -> nn.Sequential:
         f"block{i}": _separable(*pair, 2 if i in halving else 1, average() if i == 13 else {})
         for i, pair in enumerate(pairwise(widths), 1)
     }
-    conv1 = conv_layer(shape[0], 32, 3, {}, padding=1, bn=True, bias=False)
+    conv1 = conv_layer(shape[0], 32, 3, padding=1, bn=True, bias=False)
     return chain(conv1=conv1, **blocks, fc=classifier(1024, classes))
 
 

@@ -25,7 +25,7 @@ def resnet18(shape: Shape, classes: int) -> nn.Sequential:
         f"block{i}": _residual(a, b, 1 if a == b else 2, average() if i == 8 else {})
         for i, (a, b) in enumerate(pairwise(widths), 1)
     }
-    conv1 = conv_layer(shape[0], 64, 3, {}, padding=1, bn=True, bias=False)
+    conv1 = conv_layer(shape[0], 64, 3, padding=1, bn=True, bias=False)
     return chain(conv1=conv1, **blocks, fc=classifier(512, classes))
 
 

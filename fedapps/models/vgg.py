@@ -19,7 +19,6 @@ from fedapps.models.blocks import (
     classifier,
     conv_layer,
     fc_layer,
-    pool,
 )
 
 
@@ -39,8 +38,10 @@ def vgg(
         channels += [width] * depth
     layers: Modules = {}
     for i, pair in enumerate(pairwise(channels), 1):
-        after = (pool() if i in ends else {}) | (average() if i == 13 else {})
-        layers[f"conv{i}"] = conv_layer(*pair, 3, after, padding=1, bn=bn, bias=not bn)
+        after = average() if i == 13 else {}
+        layers[f"conv{i}"] = conv_layer(
+            *pair, 3, after, padding=1, bn=bn, bias=not bn, pool=i in ends
+        )
     fcs = {"fc1": fc_layer(widths[-1], hidden), "fc2": fc_layer(hidden, hidden)}
     return chain(**layers, **fcs, fc3=classifier(hidden, classes)).apply(_kaiming)
 
