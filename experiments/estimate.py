@@ -16,19 +16,23 @@ class Estimate:
         """Return the seconds of a run; None if nothing at this scale has run.
 
         Best known from the same cell with another seed, then from the same method on the same data
-        and model, then from anything at this scale; for each round one takes.
+        and model, from the same table, the same data and model, then from anything at this scale.
+        What counts is the median round: a pause of the machine is no work.
         """
         wanted = numeric(cell.config(seed))
         runs = [run for run in self.store.runs() if run.scale == cell.scale and run.figures]
         alike = [run for run in runs if (run.table, run.cell) == (cell.table.name, cell.name)]
-        for keys in (("strategy", "dataset", "model", "local-epochs"), ("dataset", "model")):
-            alike = alike or [run for run in runs if _agree(run, wanted, keys)]
+        for agree in (
+            lambda run: _agree(run, wanted, "strategy", "dataset", "model", "local-epochs"),
+            lambda run: run.table == cell.table.name,
+            lambda run: _agree(run, wanted, "dataset", "model"),
+        ):
+            alike = alike or [run for run in runs if agree(run)]
         alike = alike or runs
         if not alike:
             return None
-        per_round = statistics.median(run.seconds / int(run.config["num-rounds"]) for run in alike)
-        return per_round * int(wanted["num-rounds"])
+        return statistics.median(run.seconds_per_round for run in alike) * int(wanted["num-rounds"])
 
 
-def _agree(run: Run, wanted: Config, keys: tuple[str, ...]) -> bool:
+def _agree(run: Run, wanted: Config, *keys: str) -> bool:
     return all(run.config.get(key) == wanted.get(key) for key in keys)

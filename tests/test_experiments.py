@@ -11,6 +11,7 @@ from filelock import FileLock
 from experiments import __main__ as runner
 from experiments import html_page, papers, readings
 from experiments.cells import Figure
+from experiments.estimate import Estimate
 from experiments.runner import Job, Runner, check
 from experiments.store import Run, Store, collect, failed_trial, numeric
 from experiments.tuning import chosen, settled, trials
@@ -106,6 +107,19 @@ def test_a_cell_lays_row_column_and_scale_over_the_base(table):
         table.cells("smoke", "pre")
     with pytest.raises(RunError, match="no scale paper; there is smoke"):
         table.cells("paper")
+
+
+def test_a_run_is_estimated_by_the_median_round_of_those_most_like_it(table, store):
+    avg, per = table.cells("smoke")
+    left = Estimate(store)
+    assert left.seconds(avg, 0) is None
+    far = replace(run_of(per, 0), table="elsewhere")
+    store.save(per, replace(far, config=far.config | {"model": "conv4"}, seconds_per_round=50.0))
+    assert left.seconds(avg, 0) == 3 * 50.0, "better than nothing"
+    store.save(per, run_of(per, 0, seconds_per_round=7.0))
+    assert left.seconds(avg, 0) == 3 * 7.0, "another row of the table"
+    store.save(avg, run_of(avg, 0, seconds_per_round=2.0, seconds=9e4))
+    assert left.seconds(avg, 1) == 3 * 2.0, "the row itself, however long the machine was paused"
 
 
 def test_seeds_are_spans_and_lists():
