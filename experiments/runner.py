@@ -78,14 +78,17 @@ class Runner:
 
     def remaining(self) -> float | None:
         """Return the seconds that the rest will take, None if nothing like it has run."""
-        jobs = [*self.left]
-        seconds = [self.estimate.seconds(job.cell, job.seed) for job in jobs]
-        known = [value for value in seconds if value is not None]
-        if not known and jobs:
+        seconds = {job: self.estimate.seconds(job.cell, job.seed) for job in [*self.left]}
+        known = [value for value in seconds.values() if value is not None]
+        if not known and seconds:
             return None
-        total = sum(value if value is not None else sum(known) / len(known) for value in seconds)
-        spent = sum(time.monotonic() - start for _, _, start in [*self.active.values()])
-        return max(total - spent, 0.0) / self.jobs
+        now = time.monotonic()
+        spent = {job: now - start for job, _, start in [*self.active.values()]}
+        rest = [
+            max((sum(known) / len(known) if value is None else value) - spent.get(job, 0.0), 0.0)
+            for job, value in seconds.items()
+        ]
+        return max([sum(rest) / self.jobs, *rest])
 
     def _work(self, todo: "queue.SimpleQueue[Job]", number: int) -> None:
         while True:

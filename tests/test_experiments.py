@@ -2,6 +2,7 @@
 
 import csv
 import json
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -120,6 +121,23 @@ def test_a_run_is_estimated_by_the_median_round_of_those_most_like_it(table, sto
     assert left.seconds(avg, 0) == 3 * 7.0, "another row of the table"
     store.save(avg, run_of(avg, 0, seconds_per_round=2.0, seconds=9e4))
     assert left.seconds(avg, 1) == 3 * 2.0, "the row itself, however long the machine was paused"
+
+
+def test_a_row_that_takes_longer_than_estimated_takes_nothing_off_the_others(
+    table, store, tmp_path, monkeypatch
+):
+    jobs = [Job(cell, seed) for seed in (0, 1) for cell in table.cells("smoke")]
+    made = Runner(store, tmp_path, "", jobs=2)
+    known = dict(zip([(job.cell.name, job.seed) for job in jobs], (60, 30, 90, None), strict=True))
+    made.estimate = Estimate(store)
+    monkeypatch.setattr(made.estimate, "seconds", lambda cell, seed: known[cell.name, seed])
+    made.left = dict.fromkeys(jobs)
+    made.active = {0: (jobs[0], tmp_path, time.monotonic() - 1000)}
+    assert made.remaining() == pytest.approx((30 + 90 + 60) / 2, abs=1)
+    made.left = dict.fromkeys(jobs[:3])
+    assert made.remaining() == pytest.approx(90, abs=1), "one row is done by one process"
+    made.left = {}
+    assert made.remaining() == 0
 
 
 def test_seeds_are_spans_and_lists():
