@@ -182,7 +182,7 @@ def table(path: Path) -> dict[str, list[str]]:
 def differing_files(old: Path, new: Path) -> Iterator[str]:
     """Name the model and the newest client files whose tensors are not the same.
 
-    Metadata, and how many older versions of a client's file stay, are no numbers.
+    Metadata and the number of older versions kept are not compared.
     """
 
     def files(folder: Path) -> dict[str, dict[str, Any]]:

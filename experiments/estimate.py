@@ -16,8 +16,8 @@ class Estimate:
         """Return the seconds of a run; None if nothing at this scale has run.
 
         Best known from the same cell with another seed, then from the same method on the same data
-        and model, from the same table, the same data and model, then from anything at this scale.
-        What counts is the median round: a pause of the machine is no work.
+        and model, then from the same table, then from the same data and model, then from anything
+        at this scale. A run counts at most twice its median round: more is a pause, no work.
         """
         wanted = numeric(cell.config(seed))
         runs = [run for run in self.store.runs() if run.scale == cell.scale and run.figures]
@@ -31,7 +31,11 @@ class Estimate:
         alike = alike or runs
         if not alike:
             return None
-        return statistics.median(run.seconds_per_round for run in alike) * int(wanted["num-rounds"])
+        per_round = [
+            min(run.seconds / int(run.config["num-rounds"]), 2 * run.seconds_per_round)
+            for run in alike
+        ]
+        return statistics.median(per_round) * int(wanted["num-rounds"])
 
 
 def _agree(run: Run, wanted: Config, *keys: str) -> bool:

@@ -24,7 +24,7 @@ PAPERS = {  # a table's name begins with that of its paper
     "fedseq": "FedSeq",
     "perfreezeclip": "PerFreezeClip",
 }
-MOST_LINES = 8  # of a chart: there are so many colors
+MOST_LINES = 8  # in a chart: as many as there are colors
 
 
 @dataclass
@@ -149,7 +149,7 @@ def _clients(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:
             lines[outcome.cell.name] = [(float(n), value) for n, value in enumerate(values, 1)]
     if lines:
         chart = charts.lines_chart("clients", "client, worst first", "%", lines, ranks=True)
-        some = f" (the first {MOST_LINES} rows)" if len(done) > MOST_LINES else ""
+        some = f" (first {MOST_LINES} rows of the table's file)" if len(done) > MOST_LINES else ""
         yield f"Accuracy of each client at the end, worst first, %{some}", _keyed(lines, chart)
 
 

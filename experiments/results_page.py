@@ -10,21 +10,22 @@ from experiments.store import Store
 from experiments.tidy import write_csv
 from fedapps.core.errors import RunError
 
-NOT_RUN = "Not run yet."
-
 
 def markdown(store: Store, table: Table) -> Iterator[str]:
-    """Yield the lines of a table of RESULTS.md."""
+    """Yield the lines of a table of RESULTS.md; none if no row of it has run."""
     scale = best_scale(store, table)
+    found = [outcome for outcome in outcomes(store, table, scale) if outcome.runs]
+    if not found:
+        return
+    compared = yardstick.compare(found, table.yardstick, table.alone) if table.yardstick else []
+    spread = "" if compared else " `±` is half a 95 % interval over seeds."
     yield f"## {table.title}"
     yield ""
     yield (
-        f"{table.source}. {table.note} Percent; `±` is half a 95 % interval over seeds; base: "
-        f"`{table.base_file.name}`, scale `{scale}`."
+        f"{table.source}. {table.note} Percent.{spread} Base: `{table.base_file.name}`, "
+        f"scale `{scale}`."
     )
     yield ""
-    found = [outcome for outcome in outcomes(store, table, scale) if outcome.runs]
-    compared = yardstick.compare(found, table.yardstick, table.alone) if table.yardstick else []
     if compared:
         yield yardstick.sentence(compared, table.yardstick, table.alone)
         yield ""
@@ -32,18 +33,16 @@ def markdown(store: Store, table: Table) -> Iterator[str]:
         yield "|---" * len(yardstick.HEADS) + "|"
         yield from (f"| {' | '.join(yardstick.texts(line))} |" for line in compared)
         yield from _chosen(store, found)
-    elif found:
+    else:
         yield "| row | seeds | reading | ours | published | difference | s/round |"
         yield "|---|---|---|---|---|---|---|"
         for outcome in found:
             yield from _lines(outcome)
         if table.follows:
             yield from progress(store, table, scale)
-    else:
-        yield NOT_RUN
     total = len(table.cells(scale))
     yield ""
-    if found and len(found) < total:
+    if len(found) < total:
         yield f"{len(found)} of {total} rows have run."
         yield ""
     yield f"Repeat with `python -m experiments run {table.name} --scale {scale}`."
@@ -108,11 +107,10 @@ def report(store: Store, chosen: Iterable[Table]) -> None:
     for table in chosen:
         begin, end = f"<!-- {table.name} -->", f"<!-- end of {table.name} -->"
         before, found, rest = text.partition(begin)
-        section, closed, after = rest.partition(end)
+        _, closed, after = rest.partition(end)
         if not (found and closed):
             raise RunError(f"RESULTS.md: has no {begin} ... {end}; add the two lines")
-        lines = [*markdown(store, table)]
-        if NOT_RUN not in lines or not section.strip():
+        if lines := [*markdown(store, table)]:
             text = "\n".join([before + begin, *lines, end + after])
     path.write_text(text, "utf-8")
     from experiments import html_page

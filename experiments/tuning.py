@@ -20,7 +20,7 @@ from fedapps.core.schema import literal
 
 VALIDATION = 'validation-fraction=0.2 evaluate-on="validation"'
 DIVERGED = -1.0
-HEADS = ["method", "validation accuracy", "of all trials", "settings"]
+HEADS = ["method", "reading", "validation accuracy", "range over trials", "settings"]
 
 
 def combinations(row: Row, most: int) -> list[dict[str, Any]]:
@@ -92,18 +92,15 @@ def texts(store: Store, cells: Iterable[Cell]) -> Iterator[list[str]]:
     """Yield a line under `HEADS` for each of some settled cells whose settings were chosen."""
     for cell in cells:
         if cell.row.search:
-            reached = scores(store, replace(cell, extra=""))
-            whole = sorted(
-                100 * score for score in reached.values() if score not in (None, DIVERGED)
+            reached = [score for score in scores(store, cell).values() if score is not None]
+            whole = sorted(100 * score for score in reached if score != DIVERGED)
+            diverged = (
+                [f"{len(reached) - len(whole)} diverged"] if len(whole) < len(reached) else []
             )
-            diverged = len(reached) - len(whole)
-            yield [
-                cell.row.name,
-                f"{whole[-1]:.1f}",
-                f"{whole[0]:.1f} to {whole[-1]:.1f}"
-                + (f", {diverged} diverged" if diverged else ""),
-                cell.extra,
-            ]
+            span = [f"{whole[0]:.1f} to {whole[-1]:.1f}"] if whole else []
+            best = f"{whole[-1]:.1f}" if whole else "-"
+            reads = cell.row.reads.removeprefix("accuracy_")
+            yield [cell.row.name, reads, best, ", ".join(span + diverged), cell.extra]
 
 
 def _text(values: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from experiments.cells import Outcome
 from fedapps.core.draws import generator
 from fedapps.core.words import number
 
-RESAMPLES = 2000
+RESAMPLES = 10_000
 Accuracies = Sequence[np.ndarray]  # of each seed, by client
 
 
@@ -91,12 +91,12 @@ def compare(outcomes: Sequence[Outcome], yardstick: str, alone: str) -> list[Lin
 
 def interval(values: Accuracies) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of the mean over seeds of the mean over clients."""
-    draws, count = generator(0, "bootstrap"), len(values)
-    means = np.array(  # [seeds, resamples]: clients drawn anew within a seed
-        [v[draws.integers(0, len(v), (RESAMPLES, len(v)))].mean(axis=1) for v in values]
-    )
-    seeds = draws.integers(0, count, (RESAMPLES, count))
-    low, high = np.percentile(means[seeds, np.arange(RESAMPLES)[:, None]].mean(axis=1), [2.5, 97.5])
+    draws, shape = generator(0, "bootstrap"), (RESAMPLES, len(values))
+    # [seeds, resamples, places]: a seed that is drawn twice has other clients in each place
+    means = np.array([v[draws.integers(0, len(v), (*shape, len(v)))].mean(axis=2) for v in values])
+    seeds = draws.integers(0, len(values), shape)
+    drawn = np.take_along_axis(means, seeds[None], axis=0)[0]
+    low, high = np.percentile(drawn.mean(axis=1), [2.5, 97.5])
     return float(low), float(high)
 
 

@@ -507,5 +507,5 @@ def test_a_figure_that_the_method_does_not_declare_is_told_once(strategy, capsys
     for more in ({}, given, given):
         update = ClientUpdate(BAD, {}, sum(metrics["class_total"]), metrics | more)
         assert checks.scores(update).figures == {}
-    told = "warning: clients give kindness, which is no figure of fedavg: it is left out"
+    told = "warning: clients give kindness, which fedavg does not declare: left out"
     assert capsys.readouterr().out.splitlines() == [told]

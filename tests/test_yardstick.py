@@ -12,7 +12,7 @@ from scipy import stats
 from experiments import html_page, papers, tuning, yardstick
 from experiments.cells import Outcome
 from experiments.results_page import markdown
-from experiments.store import Run, Store, numeric
+from experiments.store import Run, Store, failed_trial, numeric
 
 NAMES = ("fedavg-ft", "local", "better", "same")
 CHROMIUM = Path("/usr/bin/chromium")
@@ -93,16 +93,18 @@ def test_a_row_runs_with_the_best_of_its_trials(toy):
     ]  # fmt: skip
 
 
-def test_the_settings_that_were_chosen_are_published(toy):
+def test_the_settings_that_were_chosen_are_published(toy, tmp_path):
     table, store, _ = toy
+    *_, third = tuning.trials(next(c for c in table.cells("cpu") if c.row.name == "better"))
+    store.save(third, failed_trial(third, 0, "training diverged"))
     lines = [*tuning.texts(store, tuning.settled(store, table, "cpu"))]
     row = next(row for row in table.rows if row.name == "better")
     second = " ".join(f"{key}={value}" for key, value in tuning.combinations(row, 3)[1].items())
-    assert lines == [["better", "60.0", "50.0 to 60.0", second]]
+    assert lines == [["better", "personalized", "60.0", "50.0 to 60.0, 1 diverged", second]]
     page = "\n".join(markdown(store, table))
-    assert f"| better | 60.0 | 50.0 to 60.0 | `{second}` |" in page
-    section = html_page.section(store, table)
-    assert section.chosen == lines
+    assert f"| better | personalized | 60.0 | 50.0 to 60.0, 1 diverged | `{second}` |" in page
+    html_page.write(store, tmp_path / "page.html")
+    assert f"<td>{second}</td>" in (tmp_path / "page.html").read_text()
 
 
 def outcomes_of(toy):
@@ -133,15 +135,16 @@ def test_methods_are_compared_client_by_client(toy):
     assert "better by 10.0 points at 1.00 of its bytes" in said
 
 
-def test_an_interval_covers_the_mean_as_often_as_it_says():
+def test_an_interval_covers_the_mean_as_often_as_it_says(monkeypatch):
     """Of 200 worlds with known mean some 95 % of the intervals must hold it; seeds differ too."""
+    monkeypatch.setattr(yardstick, "RESAMPLES", 1000)
     draws, held = np.random.default_rng(0), 0
     for _ in range(200):
         seeds = draws.normal(0.5, 0.02, 8)
         values = [draws.normal(seed, 0.1, 40) for seed in seeds]
         low, high = yardstick.interval(values)
         held += low <= 0.5 <= high
-    assert 0.88 <= held / 200 <= 1.0
+    assert 0.9 <= held / 200 <= 0.985
 
 
 def test_the_page_has_every_table_and_figure_and_no_script(toy, tmp_path):

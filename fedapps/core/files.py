@@ -52,8 +52,9 @@ def remove_left_over(folder: Path) -> None:
     """Remove what `write_whole` left half written below a folder in processes that were killed."""
     import psutil  # not for all who write files
 
-    running = psutil.pids()
-    for path in folder.rglob(".*.tmp"):
+    left = [*folder.rglob(".*.tmp")]
+    running = psutil.pids()  # after the look: who writes a file that was seen is among them
+    for path in left:
         process = path.name.split(".")[-2]
         if process.isdecimal() and int(process) not in running:
             with suppress(OSError):  # another process removes it, too

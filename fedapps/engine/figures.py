@@ -107,11 +107,11 @@ class FigureChecks:
         return [*dict.fromkeys([*self.strategy.figures, *general])]
 
     def _tell_undeclared(self, names: Set[str]) -> None:
-        """Say once that a figure has no column: who wrote the method forgot to declare it."""
+        """Say once which figures are left out: whoever wrote the method may miss them."""
         if names and not self.told:
             self.told = True
-            method, name = self.strategy.settings.strategy, one_line(min(names))
-            log.warning("clients give %s, which is no figure of %s: it is left out", name, method)
+            method, listed = self.strategy.settings.strategy, one_line(", ".join(sorted(names)))
+            log.warning("clients give %s, which %s does not declare: left out", listed, method)
 
 
 def _at_most(name: str, value: int, most: int) -> None:

@@ -43,10 +43,10 @@ def conv_layer(
     bias: bool = True,
     pool: bool = False,
 ) -> nn.Sequential:
-    """Return a layer: convolution [- BatchNorm] - ReLU [- maxpool2], then the modules `after`.
+    """Return a layer: convolution [- BatchNorm] [- maxpool2] - ReLU, then the modules `after`.
 
-    The maximum is taken before ReLU: that gives the same outputs and gradients, bit for bit, and
-    ReLU has a quarter of the work.
+    The papers pool after ReLU. That gives the same outputs and gradients, bit for bit, and ReLU
+    has four times the work.
     """
     conv = nn.Conv2d(inputs, outputs, kernel, padding=padding, bias=bias)
     norm = {"bn": nn.BatchNorm2d(outputs)} if bn else {}
