@@ -40,7 +40,6 @@ class Section:
     rows: list[list[str]] = field(default_factory=list)
     figures: list[tuple[str, Markup]] = field(default_factory=list)
     said: str = ""
-    chosen_heads: list[str] = field(default_factory=list)
     chosen: list[list[str]] = field(default_factory=list)
 
 
@@ -57,6 +56,7 @@ def write(store: Store, path: Path) -> None:
     page = environment.from_string(TEMPLATE).render(
         groups={title: parts for title, parts in groups.items() if parts},
         waiting=[part for part in found.values() if not part.rows],
+        chosen_heads=tuning.HEADS,
         done=len(runs),
         scales=", ".join(dict.fromkeys(run.scale for run in runs)) or "none yet",
     )
@@ -89,7 +89,6 @@ def section(store: Store, table: Table) -> Section:
         return part
     if table.yardstick:
         _compared(part, table, done)
-        part.chosen_heads = tuning.HEADS
         part.chosen = [*tuning.texts(store, (outcome.cell for outcome in done))]
     else:
         part.heads = ["row", "seeds", "reading", "ours", "published", "difference", "note"]

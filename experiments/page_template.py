@@ -95,7 +95,7 @@ counts unless a reading says <i>best</i>. Nothing was tuned on test data.</p>
 {% endif %}
 {% if part.chosen %}
 <p class="soft">Settings of each method, the best of its trials on validation parts:</p>
-{{ grid(part.title ~ ': settings', part.chosen_heads, part.chosen) }}
+{{ grid(part.title ~ ': settings', chosen_heads, part.chosen) }}
 {% endif %}
 <div class="figures">
 {% for caption, chart in part.figures %}

@@ -29,13 +29,11 @@ def markdown(store: Store, table: Table) -> Iterator[str]:
     if compared:
         yield yardstick.sentence(compared, table.yardstick, table.alone)
         yield ""
-        yield f"| {' | '.join(yardstick.HEADS)} |"
-        yield "|---" * len(yardstick.HEADS) + "|"
+        yield from _heads(yardstick.HEADS)
         yield from (f"| {' | '.join(yardstick.texts(line))} |" for line in compared)
         yield from _chosen(store, found)
     else:
-        yield "| row | seeds | reading | ours | published | difference | s/round |"
-        yield "|---|---|---|---|---|---|---|"
+        yield from _heads(("row", "seeds", "reading", "ours", "published", "difference", "s/round"))
         for outcome in found:
             yield from _lines(outcome)
         if table.follows:
@@ -64,13 +62,18 @@ def _lines(outcome: Outcome) -> Iterator[str]:
         )
 
 
+def _heads(heads: Sequence[str]) -> Iterator[str]:
+    """Yield the first two lines of a table."""
+    yield f"| {' | '.join(heads)} |"
+    yield "|---" * len(heads) + "|"
+
+
 def _chosen(store: Store, found: Sequence[Outcome]) -> Iterator[str]:
     """Yield a table of the settings that were chosen."""
     yield ""
     yield "Their settings, the best of the trials on validation parts:"
     yield ""
-    yield f"| {' | '.join(tuning.HEADS)} |"
-    yield "|---" * len(tuning.HEADS) + "|"
+    yield from _heads(tuning.HEADS)
     for *reached, settings in tuning.texts(store, (outcome.cell for outcome in found)):
         yield f"| {' | '.join(reached)} | `{settings}` |"
 
@@ -83,9 +86,8 @@ def words(reads: str) -> str:
 def progress(store: Store, table: Table, scale: str) -> Iterator[str]:
     """Yield a table of the followed column: last and best round, and the first at a threshold."""
     yield ""
-    heads = [f"first round at {threshold} %" for threshold in table.thresholds]
-    yield f"| row | seed | last | best round | {' | '.join(heads)} |"
-    yield "|---|---|---|---|" + "---|" * len(heads)
+    reached = (f"first round at {threshold} %" for threshold in table.thresholds)
+    yield from _heads(("row", "seed", "last", "best round", *reached))
     for (name, seed), curve in curves_of(store, table, scale).items():
         best = max(curve, key=lambda round_: curve[round_])
         first = [

@@ -19,7 +19,7 @@ from fedapps.core.draws import generator
 from fedapps.core.schema import literal
 
 VALIDATION = 'validation-fraction=0.2 evaluate-on="validation"'
-DIVERGED = -1.0
+WORST = -1.0  # the score of a trial whose training diverges
 HEADS = ["method", "reading", "validation accuracy", "range over trials", "settings"]
 
 
@@ -47,13 +47,13 @@ def first_seed(cell: Cell) -> int:
 def scores(store: Store, cell: Cell) -> dict[str, float | None]:
     """Return the settings of each trial and what they reached on the validation parts (a fraction).
 
-    None: the trial has not run; `DIVERGED`: its training diverges.
+    None: the trial has not run; `WORST`: its training diverges.
     """
     found: dict[str, float | None] = {}
     tried = combinations(cell.row, cell.table.scales[cell.scale].trials)
     for trial, values in zip(trials(cell), tried, strict=True):
         run = store.find(trial, first_seed(cell))
-        found[_text(values)] = run.figures.get(cell.row.reads, DIVERGED) if run else None
+        found[_text(values)] = run.figures.get(cell.row.reads, WORST) if run else None
     return found
 
 
@@ -93,7 +93,7 @@ def texts(store: Store, cells: Iterable[Cell]) -> Iterator[list[str]]:
     for cell in cells:
         if cell.row.search:
             reached = [score for score in scores(store, cell).values() if score is not None]
-            whole = sorted(100 * score for score in reached if score != DIVERGED)
+            whole = sorted(100 * score for score in reached if score != WORST)
             diverged = (
                 [f"{len(reached) - len(whole)} diverged"] if len(whole) < len(reached) else []
             )
