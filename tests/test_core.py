@@ -2,6 +2,7 @@
 
 import logging
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -184,3 +185,29 @@ def test_the_nearest_word():
 
 def test_a_number_has_its_noun():
     assert [words.number(n, "client") for n in (0, 1, 2)] == ["0 clients", "1 client", "2 clients"]
+
+
+# Memory -------------------------------------------------------------------------------------------
+
+FAULTS = """
+import resource, numpy as np
+from fedapps.core.memory import keep_freed
+if {kept}:
+    keep_freed()
+def work():
+    kept = [np.ones(6_000_000) for _ in range(3)]  # 48 MB each, more than glibc keeps
+work()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+work()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator (2026-11-22)")
+def test_memory_that_is_freed_is_used_again():
+    """Else each of its pages, at most 2 MiB, is cleared and counted as a fault."""
+    given_back, kept = (
+        int(subprocess.check_output([sys.executable, "-c", FAULTS.format(kept=kept)], cwd=ROOT))
+        for kept in (False, True)
+    )
+    assert given_back >= 3 * 48e6 / 2**21 > 10 > kept

@@ -16,6 +16,7 @@ from fedapps.core.cache import ByteCache
 from fedapps.core.config import DEVICE
 from fedapps.core.draws import generator
 from fedapps.core.errors import RunError
+from fedapps.core.memory import keep_freed
 from fedapps.core.settings import Settings
 from fedapps.data import Share, own_share, shares
 from fedapps.models.layers import Arrays, Layout, Slice, layout_of, take
@@ -40,6 +41,7 @@ class Workspace:
     def __init__(
         self, settings: Settings, dataset: data.Dataset | None = None, client: int | None = None
     ) -> None:
+        keep_freed()
         self.settings = settings
         self.dataset = dataset or _load(settings)
         self.client = client
