@@ -39,9 +39,10 @@ class Figure:
         """Ours less the published figure."""
         return None if self.published is None else self.mean - self.published
 
-    def text(self) -> str:
-        """The mean, with the interval if there is one."""
-        return f"{self.mean:.2f}" + ("" if self.half is None else f" ± {self.half:.2f}")
+    def text(self, sign: str = "") -> str:
+        """The mean, with the interval if there is one; `sign="+"` shows the sign of both kinds."""
+        mean = f"{self.mean:{sign}.2f}"
+        return mean if self.half is None else f"{mean} ± {self.half:.2f}"
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,14 @@ class Outcome:
     cell: Cell
     runs: Sequence[Run]
 
+    def by_seed(self, reading: Reading) -> dict[int, float]:
+        """Return a reading of the runs that have it, in percent."""
+        key = reading.reads
+        return {run.seed: 100 * run.figures[key] for run in self.runs if key in run.figures}
+
     def figure(self, reading: Reading) -> Figure | None:
         """Return a reading over the seeds; None where no run has it."""
-        values = tuple(
-            100 * r.figures[reading.reads] for r in self.runs if reading.reads in r.figures
-        )
+        values = tuple(self.by_seed(reading).values())
         return Figure(values, reading.published_in(self.cell.column)) if values else None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
-from experiments import charts, tuning, yardstick
+from experiments import charts, claims, tuning, yardstick
 from experiments.cells import Figure, Outcome, best_scale, outcomes
 from experiments.curves import curves_of
 from experiments.page_template import TEMPLATE
@@ -57,6 +57,8 @@ def write(store: Store, path: Path) -> None:
         groups={title: parts for title, parts in groups.items() if parts},
         waiting=[part for part in found.values() if not part.rows],
         chosen_heads=tuning.HEADS,
+        claim_heads=claims.HEADS,
+        claims=[judgement.texts() for judgement in claims.judged(store, tables().values())],
         done=len(runs),
         scales=", ".join(dict.fromkeys(run.scale for run in runs)) or "none yet",
     )

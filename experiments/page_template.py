@@ -80,9 +80,18 @@ TEMPLATE = (
 <p>Every figure was measured by this code; what the papers published stands beside it. Percent;
 <i>±</i> is half a 95 % interval over seeds. {{ done }} runs, scale {{ scales }}. The last round
 counts unless a reading says <i>best</i>. Nothing was tuned on test data.</p>
-<nav>{% for title in groups %}
+<nav>{% if claims %}<a href="#claims">Claims</a>{% endif %}
+{% for title in groups %}
 <a href="#{{ title|replace(' ', '-') }}">{{ title }}</a>
 {% endfor %}</nav>
+{% if claims %}
+<h2 id="claims">What the papers claim, and what came out</h2>
+<article>
+<p class="soft">Differences of two rows in points, seed by seed; <i>±</i> is half a 95 % interval
+over the seeds. <i>Yes</i>: the interval lies above zero.</p>
+{{ grid('claims', claim_heads, claims) }}
+</article>
+{% endif %}
 {% for title, parts in groups.items() %}
 <h2 id="{{ title|replace(' ', '-') }}">{{ title }}</h2>
 {% for part in parts %}

@@ -14,6 +14,8 @@ changes it further, so that a cell is a row in a column; a table without columns
                             also (further readings of the same runs: reads, published),
                             columns (patterns of those it has a cell in), note,
                             search (key = list of values: chosen on validation parts)
+    [[claims]]              says, better (a row), than (rows that it is claimed to be better than),
+                            reads (what is compared; the rows' own readings): `claims.py`
     yardstick, alone        rows that all others are compared with, client by client
     follows, thresholds     a column of rounds.csv to draw over rounds; percent to reach
 """
@@ -68,6 +70,20 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """All that is read of its runs, the main one first."""
         return (Reading(self.reads, self.published), *self.also)
 
+    def reading(self, reads: str) -> Reading:
+        """Return one by its name, with what was published for it; the main one if it has none."""
+        known = {reading.reads: reading for reading in self.readings}
+        return known.get(reads or self.reads, Reading(reads))
+
+
+class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Something that a paper says, or that we ask: a row is better than others."""
+
+    says: str
+    better: str
+    than: tuple[str, ...]
+    reads: str = ""
+
 
 class Scale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How large a table is run, and which part of it."""
@@ -115,6 +131,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scales: dict[str, Scale] = {}
     follows: str = ""
     thresholds: tuple[int, ...] = ()
+    claims: tuple[Claim, ...] = ()
     yardstick: str = ""
     alone: str = ""
 
@@ -133,6 +150,7 @@ class Table:
     scales: Mapping[str, Scale] = field(default_factory=dict)
     follows: str = ""  # a column of rounds.csv of which every round is shown
     thresholds: Sequence[int] = ()  # percent: the first round that reaches it is reported
+    claims: Sequence[Claim] = ()
     yardstick: str = ""
     alone: str = ""
 
@@ -184,6 +202,9 @@ def tables() -> dict[str, Table]:
         names = [row.name for row in read.rows]
         if len(set(names)) != len(names):
             raise RunError(f"{path.name}: two rows have the same name")
+        for name in (name for claim in read.claims for name in (claim.better, *claim.than)):
+            if name not in names:
+                raise RunError(f"{path.name}: a claim names row {name}{did_you_mean(name, names)}")
         fields: dict[str, Any] = msgspec.structs.asdict(read)
         found[path.stem] = Table(name=path.stem, **fields)
     return found

@@ -1,11 +1,11 @@
-"""RESULTS.md: each table between its two marks, in Markdown."""
+"""RESULTS.md: each table and the claims between their two marks, in Markdown."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from experiments import tuning, yardstick
+from experiments import claims, tuning, yardstick
 from experiments.cells import Outcome, best_scale, outcomes
 from experiments.curves import curves_of
-from experiments.papers import HERE, Table
+from experiments.papers import HERE, Table, tables
 from experiments.store import Store
 from experiments.tidy import write_csv
 from fedapps.core.errors import RunError
@@ -98,8 +98,25 @@ def progress(store: Store, table: Table, scale: str) -> Iterator[str]:
         yield f"| {name} | {seed} | {' | '.join(shown)} |"
 
 
+def _claims(store: Store) -> Iterator[str]:
+    """Yield a table of the claims that can be held against runs."""
+    if found := [*claims.judged(store, tables().values())]:
+        yield from _heads(claims.HEADS)
+        yield from (f"| {' | '.join(judgement.texts())} |" for judgement in found)
+
+
+def _replaced(text: str, name: str, lines: Sequence[str]) -> str:
+    """Put lines between the two marks of a name; none: what is there stays."""
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise RunError(f"RESULTS.md: has no {begin} ... {end}; add the two lines")
+    return "\n".join([before + begin, *lines, end + after]) if lines else text
+
+
 def report(store: Store, chosen: Iterable[Table]) -> None:
-    """Write some tables into RESULTS.md, each between its two marks, and the page of all results.
+    """Write some tables and all claims into RESULTS.md, and the page of all results.
 
     Prose outside stays, and so do figures of before where no row has run yet.
     """
@@ -107,14 +124,8 @@ def report(store: Store, chosen: Iterable[Table]) -> None:
     path = HERE / "RESULTS.md"
     text = path.read_text("utf-8")
     for table in chosen:
-        begin, end = f"<!-- {table.name} -->", f"<!-- end of {table.name} -->"
-        before, found, rest = text.partition(begin)
-        _, closed, after = rest.partition(end)
-        if not (found and closed):
-            raise RunError(f"RESULTS.md: has no {begin} ... {end}; add the two lines")
-        if lines := [*markdown(store, table)]:
-            text = "\n".join([before + begin, *lines, end + after])
-    path.write_text(text, "utf-8")
+        text = _replaced(text, table.name, [*markdown(store, table)])
+    path.write_text(_replaced(text, "claims", [*_claims(store)]), "utf-8")
     from experiments import html_page
 
     html_page.write(store, HERE / "results.html")

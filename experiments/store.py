@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from glob import escape, glob
 from pathlib import Path
 from typing import Any
 
@@ -100,31 +101,37 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.defaults = config.resolved(config.defaults())
-        self._read: dict[Path, Run] = {}
+        self._read: dict[str, Run] = {}  # by path
 
     def runs(self) -> list[Run]:
         """Return all runs, by scale, table and name."""
-        paths = sorted(self.folder.glob("*/*/*.json"))
+        paths = sorted(glob(f"{escape(str(self.folder))}/*/*/*.json"))
         for path in paths:
             if path not in self._read:
-                self._read[path] = Run(**json.loads(path.read_text("utf-8")))
+                self._read_again(path)
         return [self._read[path] for path in paths]
 
     def find(self, cell: Cell, seed: int) -> Run | None:
         """Return a run of a cell's config and seed, if there is one."""
         wanted = numeric(cell.config(seed))
-        own = self._read_again(self.path(cell, seed))
-        for run in ([own] if own else []) + self.runs():
-            if run.scale == cell.scale and same(run.config, wanted, self.defaults):
-                return run
-        return None
+
+        def fits(run: Run) -> bool:
+            alike = run.scale == cell.scale and run.seed == seed  # told at once
+            return alike and same(run.config, wanted, self.defaults)
+
+        path = self.path(cell, seed)
+        if path.exists() and fits(own := self._read_again(str(path))):
+            return own
+        return next(filter(fits, self.runs()), None)
 
     def stale(self, cell: Cell, seed: int) -> tuple[Run, list[str]] | None:
         """Return the run of this name that had another config, and the keys that changed."""
-        run = self._read_again(self.path(cell, seed))
-        wanted = numeric(cell.config(seed))
-        changed = differences(run.config, wanted, self.defaults) if run else []
-        return (run, changed) if run and changed else None
+        path = self.path(cell, seed)
+        if not path.exists():
+            return None
+        run = self._read_again(str(path))
+        changed = differences(run.config, numeric(cell.config(seed)), self.defaults)
+        return (run, changed) if changed else None
 
     def path(self, cell: Cell, seed: int) -> Path:
         """Return where the run of a cell lies."""
@@ -135,7 +142,7 @@ class Store:
         path = self.path(cell, run.seed)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, _text(asdict(run)).encode())
-        self._read[path] = run
+        self._read[str(path)] = run
 
     @contextmanager
     def claimed(self, cell: Cell, seed: int) -> Iterator[bool]:
@@ -158,10 +165,8 @@ class Store:
         finally:
             lock.release()
 
-    def _read_again(self, path: Path) -> Run | None:
-        if not path.exists():
-            return None
-        self._read[path] = Run(**json.loads(path.read_text("utf-8")))
+    def _read_again(self, path: str) -> Run:
+        self._read[path] = Run(**json.loads(Path(path).read_text("utf-8")))
         return self._read[path]
 
 

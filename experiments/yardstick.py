@@ -7,6 +7,7 @@ bootstrap intervals over seeds and, within each, over clients.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from scipy import stats
@@ -91,13 +92,29 @@ def compare(outcomes: Sequence[Outcome], yardstick: str, alone: str) -> list[Lin
 
 def interval(values: Accuracies) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of the mean over seeds of the mean over clients."""
-    draws, shape = generator(0, "bootstrap"), (RESAMPLES, len(values))
+    drawn, seeds = _draws(tuple(map(len, values)), RESAMPLES)
     # [seeds, resamples, places]: a seed that is drawn twice has other clients in each place
-    means = np.array([v[draws.integers(0, len(v), (*shape, len(v)))].mean(axis=2) for v in values])
-    seeds = draws.integers(0, len(values), shape)
-    drawn = np.take_along_axis(means, seeds[None], axis=0)[0]
-    low, high = np.percentile(drawn.mean(axis=1), [2.5, 97.5])
+    means = np.array([(counts @ v) / len(v) for counts, v in zip(drawn, values, strict=True)])
+    chosen = np.take_along_axis(means, seeds[None], axis=0)[0]
+    low, high = np.percentile(chosen.mean(axis=1), [2.5, 97.5])
     return float(low), float(high)
+
+
+@cache
+def _draws(clients: tuple[int, ...], resamples: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """Draw, for as many `clients` in each seed, what all intervals are made of.
+
+    Returns how often a client is drawn, uint8 [resamples, places, clients] for each seed, and which
+    seed stands in a place, [resamples, places]; there are as many places as seeds.
+    """
+    draws, shape = generator(0, "bootstrap"), (resamples, len(clients))
+    counts = []
+    for count in clients:
+        first = count * np.arange(np.prod(shape)).reshape(*shape, 1)
+        drawn = draws.integers(0, count, (*shape, count)) + first
+        many = np.bincount(drawn.ravel(), minlength=count * np.prod(shape))
+        counts.append(many.reshape(*shape, count).astype(np.uint8))
+    return counts, draws.integers(0, len(clients), shape)
 
 
 def same_ranks(outcomes: Sequence[Outcome]) -> float | None:

@@ -1,4 +1,4 @@
-"""The comparison of methods, settings chosen on validation parts, and the page of results."""
+"""The comparison of methods, settings chosen on validation parts, claims, the page of results."""
 
 import re
 import subprocess
@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments import html_page, papers, tuning, yardstick
+from experiments import claims, html_page, papers, tuning, yardstick
 from experiments.cells import Outcome
 from experiments.results_page import markdown
 from experiments.store import Run, Store, failed_trial, numeric
+from fedapps.core.errors import RunError
 
 NAMES = ("fedavg-ft", "local", "better", "same")
 CHROMIUM = Path("/usr/bin/chromium")
@@ -33,7 +34,9 @@ def make_table(tmp_path, monkeypatch):
         for name in NAMES
     )
     scales = {"cpu": papers.Scale(seeds="0-2", trials=3)}
-    marks = {"yardstick": "fedavg-ft", "alone": "local"}
+    claim = papers.Claim("<all> are better", "better", ("fedavg-ft", "local"))
+    ours = papers.Claim("ours", "local", ("same",), reads="accuracy_personalized")
+    marks = {"yardstick": "fedavg-ft", "alone": "local", "claims": (claim, ours)}
     return papers.Table("benchmark-toy", "Toy <b>", "base", rows=rows, scales=scales, **marks)
 
 
@@ -69,6 +72,7 @@ def toy(tmp_path, monkeypatch):
     """(table, store, accuracies of the yardstick by seed)."""
     table, store = make_table(tmp_path, monkeypatch), Store(tmp_path / "results")
     monkeypatch.setattr(html_page, "tables", lambda: {table.name: table})
+    monkeypatch.setattr(yardstick, "RESAMPLES", 1000)
     return table, store, filled(table, store)
 
 
@@ -135,6 +139,50 @@ def test_methods_are_compared_client_by_client(toy):
     assert "better by 10.0 points at 1.00 of its bytes" in said
 
 
+def test_claims_are_held_against_paired_seeds(toy):
+    table, store, base = toy
+    sure, more, less = claims.judged(store, [table])
+    assert sure.rows == "better - fedavg-ft" and sure.seeds == (0, 1, 2)
+    assert (
+        sure.gap.text("+") == "+10.00 ± 0.00" and sure.gap.published == 0 and sure.verdict == "yes"
+    )
+    cells = {cell.row.name: cell for cell in tuning.settled(store, table, "cpu")}
+    alone = [np.mean(store.find(cells["local"], s).clients["accuracy_personalized"]) for s in base]
+    gaps = 100 * (np.array(alone) - [values.mean() for values in base.values()])
+    low, high = stats.ttest_1samp(gaps, 0).confidence_interval()
+    assert (less.gap.mean - less.gap.half, less.gap.mean + less.gap.half) == pytest.approx(
+        (low, high)
+    )
+    assert less.says == "ours" and high < 0
+    assert (more.verdict, less.verdict) == ("yes", "no, the reverse")
+    level = replace(table, claims=(papers.Claim("", "same", ("fedavg-ft",)),))
+    assert [x.verdict for x in claims.judged(store, [level])] == ["not told apart"]
+
+
+def test_a_claim_needs_runs_of_both_rows_and_more_than_one_seed(toy, tmp_path):
+    table, store, _ = toy
+    cells = {cell.row.name: cell for cell in tuning.settled(store, table, "cpu")}
+    other = Store(tmp_path / "other")
+    other.save(cells["local"], store.find(cells["local"], 0))
+    assert [*claims.judged(other, [table])] == []
+    other.save(cells["same"], store.find(cells["same"], 1))
+    assert [*claims.judged(other, [table])] == [], "no seed in common"
+    other.save(cells["same"], store.find(cells["same"], 0))
+    (one,) = claims.judged(other, [table])
+    assert one.verdict == "one seed" and one.gap.half is None and "±" not in one.texts()[3]
+
+
+def test_a_claim_about_a_row_that_there_is_not_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(papers, "HERE", tmp_path)
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "toy.toml").write_text(
+        'title = "Toy"\nbase = "base"\nsource = ""\n[[rows]]\nname = "fedrep"\n'
+        '[[claims]]\nsays = ""\nbetter = "fedrep"\nthan = ["fedper", "fedrepp"]\n'
+    )
+    with pytest.raises(RunError, match=r"^toy.toml: a claim names row fedper"):
+        papers.tables()
+
+
 def test_an_interval_covers_the_mean_as_often_as_it_says(monkeypatch):
     """Of 200 worlds with known mean some 95 % of the intervals must hold it; seeds differ too."""
     monkeypatch.setattr(yardstick, "RESAMPLES", 1000)
@@ -155,6 +203,7 @@ def test_the_page_has_every_table_and_figure_and_no_script(toy, tmp_path):
     assert "Toy &lt;b&gt;" in text and "<script" not in text and "http://" not in text
     assert text.count("<svg") == text.count("<figure>") == 3  # difference, clients, bytes
     assert "beat fine-tuned FedAvg beyond the interval" in text
+    assert "<td>&lt;all&gt; are better</td>" in text and 'href="#claims"' in text
     assert "better, client 30: " in text, "a client's accuracy is shown on hover"
     plain = replace(table, yardstick="", alone="")
     part = html_page.section(store, plain)

@@ -1,0 +1,72 @@
+"""What the papers claim, held against the runs: is a row better than another?
+
+Seeds are paired (who holds which samples, who is drawn and the initial model depend on the seed
+alone), so the difference of two rows is taken seed by seed. Its 95 % interval is Student's over
+the seeds; one seed decides nothing.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from experiments.cells import Figure, Outcome, best_scale, outcomes
+from experiments.papers import Claim, Table
+from experiments.store import Store
+
+HEADS = ("claim", "table", "rows", "difference", "published", "seeds", "came out")
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A claim about two rows; `gap` is their difference, in points, over the seeds of both."""
+
+    says: str
+    table: str
+    rows: str
+    seeds: tuple[int, ...]
+    gap: Figure
+
+    @property
+    def verdict(self) -> str:
+        """Whether the difference is above zero, below it, or cannot be told from it."""
+        if self.gap.half is None:
+            return "one seed"
+        if abs(self.gap.mean) <= self.gap.half:
+            return "not told apart"
+        return "yes" if self.gap.mean > 0 else "no, the reverse"
+
+    def texts(self) -> list[str]:
+        """Return the cells of its line."""
+        published = "" if self.gap.published is None else f"{self.gap.published:+.2f}"
+        seeds = ",".join(map(str, self.seeds))
+        gap = self.gap.text("+")
+        return [self.says, self.table, self.rows, gap, published, seeds, self.verdict]
+
+
+def judged(store: Store, known: Iterable[Table]) -> Iterator[Judgement]:
+    """Yield a judgement for each claim whose two rows have run with a seed, in each column."""
+    for table in known:
+        if not table.claims:
+            continue
+        ran = outcomes(store, table, best_scale(store, table))
+        found = {(o.cell.row.name, o.cell.column): o for o in ran if o.runs}
+        for claim in table.claims:
+            for name in claim.than:
+                for column in table.columns or [""]:
+                    pair = found.get((claim.better, column)), found.get((name, column))
+                    if pair[0] and pair[1] and (judgement := _judge(claim, pair[0], pair[1])):
+                        yield judgement
+
+
+def _judge(claim: Claim, better: Outcome, other: Outcome) -> Judgement | None:
+    """Compare two outcomes; None where they have no seed in common that has the reading."""
+    readings = better.cell.row.reading(claim.reads), other.cell.row.reading(claim.reads)
+    ours, theirs = better.by_seed(readings[0]), other.by_seed(readings[1])
+    seeds = tuple(sorted(ours.keys() & theirs.keys()))
+    if not seeds:
+        return None
+    column = better.cell.column
+    said = [reading.published_in(column) for reading in readings]
+    published = None if said[0] is None or said[1] is None else said[0] - said[1]
+    gap = Figure(tuple(ours[seed] - theirs[seed] for seed in seeds), published)
+    rows = f"{better.cell.row.name} - {other.cell.row.name}" + (f" @ {column}" if column else "")
+    return Judgement(claim.says, better.cell.table.name, rows, seeds, gap)
