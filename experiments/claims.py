@@ -12,7 +12,7 @@ from experiments.cells import Figure, Outcome, best_scale, outcomes
 from experiments.papers import Claim, Table
 from experiments.store import Store
 
-HEADS = ("claim", "table", "rows", "difference", "published", "seeds", "came out")
+HEADS = ("claim", "came out", "difference", "published", "rows", "seeds", "table")
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,18 @@ class Judgement:
     def texts(self) -> list[str]:
         """Return the cells of its line."""
         published = "" if self.gap.published is None else f"{self.gap.published:+.2f}"
-        seeds = ",".join(map(str, self.seeds))
-        gap = self.gap.text("+")
-        return [self.says, self.table, self.rows, gap, published, seeds, self.verdict]
+        gap, seeds = self.gap.text("+"), str(len(self.seeds))
+        return [self.says, self.verdict, gap, published, self.rows, seeds, self.table]
+
+
+def lines(store: Store, known: Iterable[Table]) -> list[list[str]]:
+    """Return the lines under `HEADS`; each claim of a table is named in its first line."""
+    found = [judgement.texts() for judgement in judged(store, known)]
+    named = [(line[0], line[-1]) for line in found]
+    for number in range(len(found) - 1, 0, -1):
+        if named[number] == named[number - 1]:
+            found[number][0] = ""
+    return found
 
 
 def judged(store: Store, known: Iterable[Table]) -> Iterator[Judgement]:

@@ -30,6 +30,8 @@ th { white-space: normal; vertical-align: bottom; position: sticky; top: 0;
   background: var(--card); color: var(--soft); box-shadow: inset 0 -1px var(--line); }
 td { border-top: 1px solid var(--line); }
 th:first-child, td:first-child, th:last-child, td:last-child { text-align: left; }
+.claims td:nth-child(-n+2), .claims th:nth-child(-n+2) { text-align: left; }
+.claims td:first-child { white-space: normal; min-width: 11em; }
 .figures { display: grid; gap: 16px;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 460px), 1fr)); }
 figure { margin: 8px 0 0; min-width: 0; } figcaption { font-size: 13.5px; font-weight: 600; }
@@ -86,7 +88,7 @@ counts unless a reading says <i>best</i>. Nothing was tuned on test data.</p>
 {% endfor %}</nav>
 {% if claims %}
 <h2 id="claims">What the papers claim, and what came out</h2>
-<article>
+<article class="claims">
 <p class="soft">Differences of two rows in points, seed by seed; <i>±</i> is half a 95 % interval
 over the seeds. <i>Yes</i>: the interval lies above zero.</p>
 {{ grid('claims', claim_heads, claims) }}

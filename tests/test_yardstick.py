@@ -155,6 +155,7 @@ def test_claims_are_held_against_paired_seeds(toy):
     )
     assert less.says == "ours" and high < 0
     assert (more.verdict, less.verdict) == ("yes", "no, the reverse")
+    assert [line[0] for line in claims.lines(store, [table])] == ["<all> are better", "", "ours"]
     level = replace(table, claims=(papers.Claim("", "same", ("fedavg-ft",)),))
     assert [x.verdict for x in claims.judged(store, [level])] == ["not told apart"]
 
@@ -169,7 +170,7 @@ def test_a_claim_needs_runs_of_both_rows_and_more_than_one_seed(toy, tmp_path):
     assert [*claims.judged(other, [table])] == [], "no seed in common"
     other.save(cells["same"], store.find(cells["same"], 0))
     (one,) = claims.judged(other, [table])
-    assert one.verdict == "one seed" and one.gap.half is None and "±" not in one.texts()[3]
+    assert one.verdict == "one seed" and one.gap.half is None and "±" not in one.texts()[2]
 
 
 def test_a_claim_about_a_row_that_there_is_not_is_refused(tmp_path, monkeypatch):
