@@ -41,14 +41,14 @@ class Judgement:
         return [self.says, self.verdict, gap, published, self.rows, seeds, self.table]
 
 
-def lines(store: Store, known: Iterable[Table]) -> list[list[str]]:
-    """Return the lines under `HEADS`; each claim of a table is named in its first line."""
-    found = [judgement.texts() for judgement in judged(store, known)]
-    named = [(line[0], line[-1]) for line in found]
-    for number in range(len(found) - 1, 0, -1):
-        if named[number] == named[number - 1]:
-            found[number][0] = ""
-    return found
+def lines(store: Store, known: Iterable[Table]) -> Iterator[list[str]]:
+    """Yield the lines under `HEADS`; each claim of a table is named in its first line."""
+    before = None
+    for judgement in judged(store, known):
+        says, *rest = judgement.texts()
+        named = (says, judgement.table)
+        yield ["" if named == before else says, *rest]
+        before = named
 
 
 def judged(store: Store, known: Iterable[Table]) -> Iterator[Judgement]:

@@ -58,7 +58,7 @@ def write(store: Store, path: Path) -> None:
         waiting=[part for part in found.values() if not part.rows],
         chosen_heads=tuning.HEADS,
         claim_heads=claims.HEADS,
-        claims=claims.lines(store, tables().values()),
+        claims=[*claims.lines(store, tables().values())],
         done=len(runs),
         scales=", ".join(dict.fromkeys(run.scale for run in runs)) or "none yet",
     )

@@ -100,7 +100,7 @@ def progress(store: Store, table: Table, scale: str) -> Iterator[str]:
 
 def _claims(store: Store) -> Iterator[str]:
     """Yield a table of the claims that can be held against runs."""
-    if lines := claims.lines(store, tables().values()):
+    if lines := [*claims.lines(store, tables().values())]:
         yield from _heads(claims.HEADS)
         yield from (f"| {' | '.join(line)} |" for line in lines)
 
