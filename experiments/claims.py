@@ -78,4 +78,5 @@ def _judge(claim: Claim, better: Outcome, other: Outcome) -> Judgement | None:
     published = None if said[0] is None or said[1] is None else said[0] - said[1]
     gap = Figure(tuple(ours[seed] - theirs[seed] for seed in seeds), published)
     rows = f"{better.cell.row.name} - {other.cell.row.name}" + (f" @ {column}" if column else "")
+    rows += f" ({claim.reads})" if claim.reads else ""
     return Judgement(claim.says, better.cell.table.name, rows, seeds, gap)

@@ -154,6 +154,7 @@ def test_claims_are_held_against_paired_seeds(toy):
         (low, high)
     )
     assert less.says == "ours" and high < 0
+    assert less.rows == "local - same (accuracy_personalized)"
     assert (more.verdict, less.verdict) == ("yes", "no, the reverse")
     assert [line[0] for line in claims.lines(store, [table])] == ["<all> are better", "", "ours"]
     level = replace(table, claims=(papers.Claim("", "same", ("fedavg-ft",)),))
