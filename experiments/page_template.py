@@ -90,7 +90,7 @@ counts unless a reading says <i>best</i>. Nothing was tuned on test data.</p>
 <h2 id="claims">What the papers claim, and what came out</h2>
 <article class="claims">
 <p class="soft">Differences of two rows in points, seed by seed; <i>±</i> is half a 95 % interval
-over the seeds. <i>Yes</i>: the interval lies above zero.</p>
+over the seeds. <i>Yes</i>: the interval lies above zero. <i>Ours</i>: our own question.</p>
 {{ grid('claims', claim_heads, claims) }}
 </article>
 {% endif %}

@@ -14,8 +14,9 @@ changes it further, so that a cell is a row in a column; a table without columns
                             also (further readings of the same runs: reads, published),
                             columns (patterns of those it has a cell in), note,
                             search (key = list of values: chosen on validation parts)
-    [[claims]]              says, better (a row), than (rows that it is claimed to be better than),
-                            reads (what is compared; the rows' own readings): `claims.py`
+    [[claims]]              says (of the paper; `ours: ` begins a question of ours), better (a row),
+                            than (rows that it should be better than), reads (what is compared;
+                            the rows' own readings): `claims.py`
     yardstick, alone        rows that all others are compared with, client by client
     follows, thresholds     a column of rounds.csv to draw over rounds; percent to reach
 """
