@@ -11,7 +11,8 @@
 
 A table is a TOML file in experiments/tables (its fields: experiments/papers.py). Rows run side by
 side in processes of their own; a finished one lies in experiments/results at once, with its config,
-and is not run again until its config changes. Several terminals, and machines that share that
+and is not run again until its config changes. Rows that differ only in how clients are personalized
+are trained once. Several terminals, and machines that share that
 folder, can run the same tables: none does what another is doing.
 """
 
@@ -67,15 +68,20 @@ def run(options: argparse.Namespace) -> int:
 
 def _announce(store: Store, jobs: Sequence[runner.Job], side_by_side: int) -> int:
     """Print what would run and how long that would take."""
-    estimate, total = Estimate(store), 0.0
+    estimate, total, known = Estimate(store), 0.0, True
+    undone = [job for job in jobs if not store.find(job.cell, job.seed)]
+    trained = {first for first, *_ in runner.groups(undone)}
     for job in jobs:
-        if store.find(job.cell, job.seed):
+        if job not in undone:
             print(f"done      {job.name}")
-            continue
-        seconds = estimate.seconds(job.cell, job.seed)
-        total += seconds or 0.0
-        print(f"{'unknown' if seconds is None else clock(seconds):9} {job.name}")
-    print(f"{clock(total / side_by_side)} with --jobs {side_by_side}")
+        elif job not in trained:  # its training is that of a job above
+            print(f"scored    {job.name}")
+        else:
+            seconds = estimate.seconds(job.cell, job.seed)
+            total, known = total + (seconds or 0.0), known and seconds is not None
+            print(f"{'unknown' if seconds is None else clock(seconds):9} {job.name}")
+    least = "" if known else "at least "
+    print(f"{least}{clock(total / side_by_side)} with --jobs {side_by_side}")
     return 0
 
 

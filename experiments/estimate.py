@@ -13,11 +13,11 @@ class Estimate:
         self.store = store
 
     def seconds(self, cell: Cell, seed: int) -> float | None:
-        """Return the seconds of a run; None if nothing at this scale has run.
+        """Return the seconds of a run; None if nothing like it has run at this scale.
 
         Best known from the same cell with another seed, then from the same method on the same data
-        and model, then from the same table, then from the same data and model, then from anything
-        at this scale. A run counts at most twice its median round: more is a pause, no work.
+        and model, then from the same table, then from the same data and model. A run counts at
+        most twice its median round: more is a pause, no work.
         """
         wanted = numeric(cell.config(seed))
         runs = [run for run in self.store.runs() if run.scale == cell.scale and run.figures]
@@ -28,7 +28,6 @@ class Estimate:
             lambda run: _agree(run, wanted, "dataset", "model"),
         ):
             alike = alike or [run for run in runs if agree(run)]
-        alike = alike or runs
         if not alike:
             return None
         per_round = [

@@ -4,7 +4,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -12,7 +12,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from experiments import readings
+from experiments import readings, rescoring
 from experiments.estimate import Estimate
 from experiments.papers import Cell
 from experiments.store import Store, collect, failed_trial, numeric
@@ -52,11 +52,12 @@ class Runner:
         """Do all that nobody has done or is doing; a failed one does not end the others."""
         self.failed: list[str] = []
         self.active: dict[int, tuple[Job, Path, float]] = {}
-        todo: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        todo: queue.SimpleQueue[list[Job]] = queue.SimpleQueue()
         open_jobs = [job for job in jobs if self.store.find(job.cell, job.seed) is None]
-        for job in open_jobs:
-            todo.put(job)
-        self.left = dict.fromkeys(open_jobs)
+        self.left: dict[Job, None] = {}  # those that will train, which takes nearly all the time
+        for first, *others in groups(open_jobs):
+            todo.put([first, *others])
+            self.left[first] = None
         self.estimate = Estimate(self.store)
         self.workers = [Worker() for _ in range(self.jobs)]
         threads = [
@@ -90,27 +91,31 @@ class Runner:
         ]
         return max([sum(rest) / self.jobs, *rest])
 
-    def _work(self, todo: "queue.SimpleQueue[Job]", number: int) -> None:
+    def _work(self, todo: "queue.SimpleQueue[list[Job]]", number: int) -> None:
         while True:
             try:
-                job = todo.get_nowait()
+                group = todo.get_nowait()
             except queue.Empty:
                 return
-            try:
-                with self.store.claimed(job.cell, job.seed) as free:
-                    if not free:
-                        self.screen.say(f"{job.name}: runs in another process")
-                    elif self.store.find(job.cell, job.seed) is None:
-                        self._do(job, number)
-                    else:
-                        self.screen.say(f"{job.name}: done meanwhile")
-            except Exception as error:
-                self.failed.append(job.name)
-                self.screen.say(f"error: {job.name}: {error}")
-            finally:
-                self.active.pop(number, None)
-                self.left.pop(job, None)
-                self.screen.advance()
+            for job in group:
+                self._try(job, number)
+
+    def _try(self, job: Job, number: int) -> None:
+        try:
+            with self.store.claimed(job.cell, job.seed) as free:
+                if not free:
+                    self.screen.say(f"{job.name}: runs in another process")
+                elif self.store.find(job.cell, job.seed) is None:
+                    self._do(job, number)
+                else:
+                    self.screen.say(f"{job.name}: done meanwhile")
+        except Exception as error:
+            self.failed.append(job.name)
+            self.screen.say(f"error: {job.name}: {error}")
+        finally:
+            self.active.pop(number, None)
+            self.left.pop(job, None)
+            self.screen.advance()
 
     def _do(self, job: Job, number: int) -> None:
         started = time.strftime("%Y%m%d-%H%M%S")
@@ -122,10 +127,14 @@ class Runner:
         flat |= {"resume": str(begun)} if begun else {"run-name": name}
         self.active[number] = (job, folder, start)
         self.screen.started(number, job)
-        log = self.runs_dir / f"{name}.log"
+        log, worker = self.runs_dir / f"{name}.log", self.workers[number]
         try:
-            done = self.workers[number].run(flat, log, plots=False)
-            run = collect(job.cell, job.seed, done, self.reads)
+            if not begun and (base := rescoring.trained(flat, self.runs_dir)):
+                clients = worker.call(log, rescoring.score, base, flat)
+                run = rescoring.rescored(job.cell, job.seed, base, clients)
+            else:
+                done = worker.run(flat, log, plots=False)
+                run = collect(job.cell, job.seed, done, self.reads)
         except RunError as error:
             if not job.cell.suffix or DIVERGED not in str(error):
                 raise
@@ -138,6 +147,14 @@ class Runner:
         left = self.remaining()
         rest = "" if left is None else f", left {clock(left)}"
         self.screen.say(f"{job.name}: {shown} in {took}{rest}")
+
+
+def groups(jobs: Iterable[Job]) -> list[list[Job]]:
+    """Put jobs with the same training together: one process trains for the first of them."""
+    found: dict[str, list[Job]] = {}
+    for job in jobs:
+        found.setdefault(rescoring.training(job.cell.config(job.seed)), []).append(job)
+    return [*found.values()]
 
 
 def interrupted(flat: Mapping[str, Scalar]) -> Path | None:

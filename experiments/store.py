@@ -180,7 +180,7 @@ def collect(cell: Cell, seed: int, folder: Path, reads: Collection[str] = ()) ->
     seconds = sorted(float(line["seconds"]) for line in rounds)
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
     shown = [line for line in rounds if line["accuracy_initial"]]
-    curves = {name: [_number(line.get(name)) for line in shown] for name in PER_ROUND}
+    curves = {name: [number(line.get(name)) for line in shown] for name in PER_ROUND}
     events = Counter(
         f"{line['kind']} {line['detail']}"
         for line in readings.table_of(folder / "events.csv")
@@ -192,9 +192,9 @@ def collect(cell: Cell, seed: int, folder: Path, reads: Collection[str] = ()) ->
         costs={name: summary[f"total_{name}"] for name in COSTS},
         seconds=round(summary["seconds"], 1),
         seconds_per_round=round(seconds[len(seconds) // 2], 3),
-        rounds={"round": [_number(line["round"]) for line in shown]}
+        rounds={"round": [number(line["round"]) for line in shown]}
         | {name: values for name, values in curves.items() if any(v is not None for v in values)},
-        clients={name: [_number(line[name]) or 0 for line in last] for name in PER_CLIENT},
+        clients={name: [number(line[name]) or 0 for line in last] for name in PER_CLIENT},
         events=dict(events),
         versions=summary["versions"],
     )
@@ -209,7 +209,8 @@ def _nothing_of(cell: Cell, seed: int) -> Run:
     return Run(cell.table.name, cell.name, cell.scale, seed, numeric(cell.config(seed)))
 
 
-def _number(text: str | None) -> float | None:
+def number(text: str | None) -> float | None:
+    """Read a cell of a table; None for an empty one."""
     value = float(text) if text else None
     return int(value) if value is not None and value.is_integer() and abs(value) > 1 else value
 

@@ -13,14 +13,17 @@ from experiments import __main__ as runner
 from experiments import html_page, papers, readings
 from experiments.cells import Figure
 from experiments.estimate import Estimate
-from experiments.runner import Job, Runner, check
+from experiments.rescoring import PERSONAL, trained
+from experiments.runner import Job, Runner, check, groups
 from experiments.store import Run, Store, collect, failed_trial, numeric
 from experiments.tuning import chosen, settled, trials
 from fedapps.compare.workers import Worker
 from fedapps.core import config
 from fedapps.core.errors import RunError
+from fedapps.engine import again
 from fedapps.report.columns import known_figures, round_columns
 from fedapps.report.report import Report
+from fedapps.report.summary import versions
 from fedapps.serial import run_serial
 from tests.support.marks import THOROUGH
 
@@ -116,7 +119,9 @@ def test_a_run_is_estimated_by_those_most_like_it(table, store):
     assert left.seconds(avg, 0) is None
     far = replace(run_of(per, 0), table="elsewhere")
     store.save(per, replace(far, config=far.config | {"model": "conv4"}, seconds=45.0))
-    assert left.seconds(avg, 0) == 2 * 3 * 1.0, "better than nothing"
+    assert left.seconds(avg, 0) is None, "another model tells nothing"
+    store.save(per, far)
+    assert left.seconds(avg, 0) == 2 * 3 * 1.0, "the same data and model"
     store.save(per, run_of(per, 0, seconds_per_round=7.0, seconds=24.0))
     assert left.seconds(avg, 0) == 24.0, "another row of the table, with its evaluation"
     store.save(avg, run_of(avg, 0, seconds_per_round=2.0, seconds=9e4))
@@ -274,6 +279,59 @@ def test_a_row_that_was_interrupted_goes_on(table, store, tmp_path, monkeypatch)
     assert folders == ["begun"]
     whole = run_serial(job.cell.config(0) | {"runs-dir": str(tmp_path / "whole")}, plots=False)
     assert store.find(job.cell, 0).figures == collect(job.cell, 0, whole).figures
+
+
+def personalizing(table):
+    """Three jobs with the same training, and one with another."""
+    row = papers.Row("x", 'strategy="fedbabu" evaluate-rounds="" score-without-head=true')
+    cell = replace(table.cells("smoke")[0], row=row)
+    tried = ("finetune-epochs=1", 'finetune-epochs=2 finetune-part="head"', "finetune-epochs=0")
+    last = 'evaluate-rounds=""'  # the scale's config lies over the row's
+    cells = [replace(cell, extra=f"{last} {t}", suffix=f"-{n}") for n, t in enumerate(tried)]
+    other = replace(cell, extra=f"{last} finetune-epochs=1 lr=0.2", suffix="-other")
+    return [Job(cell, 0) for cell in (cells[0], other, *cells[1:])]
+
+
+@pytest.mark.slow
+def test_rows_that_differ_in_their_personalization_are_trained_once(table, store, tmp_path):
+    """To the figures, curves and clients that they have when each is run alone."""
+    jobs = personalizing(table)
+    assert Runner(store, tmp_path / "runs", "~/fedapps-data").run(jobs) == []
+    folders = {path.parent.name[:5] for path in (tmp_path / "runs").glob("*/summary.json")}
+    assert folders == {"t-x@h"} and len([*(tmp_path / "runs").glob("*/summary.json")]) == 2
+    for job in (jobs[0], *jobs[2:]):
+        alone = run_serial(
+            job.cell.config(0) | {"runs-dir": str(tmp_path / job.cell.suffix)}, plots=False
+        )
+        whole, found = collect(job.cell, 0, alone), store.find(job.cell, 0)
+        for name in ("config", "figures", "costs", "rounds", "clients", "versions"):
+            assert getattr(found, name) == getattr(whole, name), (job.name, name)
+        assert bool(found.note) == (job is not jobs[0])
+
+
+def test_only_runs_with_the_same_training_and_versions_are_scored_again(table, tmp_path):
+    jobs = personalizing(table)
+    assert groups(jobs) == [[jobs[0], *jobs[2:]], [jobs[1]]]
+    extras = [job.cell.extra.replace('""', '"1"') for job in jobs]
+    early = [Job(replace(j.cell, extra=extra), 0) for j, extra in zip(jobs, extras, strict=True)]
+    assert [len(group) for group in groups(early)] == [1, 1, 1, 1], "their curves differ, too"
+    flat = jobs[0].cell.config(0)
+    base = tmp_path / "runs" / "base"
+    base.mkdir(parents=True)
+    (base / "config.toml").write_text(config.to_toml(flat), "utf-8")
+    (base / "rounds.csv").write_text("round\n1\n2\n3\n")
+    for found, expected in ((versions(), base), (versions() | {"torch": "1.0"}, None)):
+        (base / "summary.json").write_text(json.dumps({"versions": found}))
+        assert trained(flat, tmp_path / "runs") == expected
+    (base / "summary.json").write_text(json.dumps({"versions": versions()}))
+    assert trained(jobs[1].cell.config(0), tmp_path / "runs") is None
+    assert trained(early[0].cell.config(0), tmp_path / "runs") is None
+    (base / "rounds.csv").write_text("round\n1\n2\n3\n4\n")  # one of a phase at the end
+    assert trained(flat, tmp_path / "runs") is None
+
+
+def test_what_may_differ_is_what_a_finished_run_can_be_scored_with():
+    assert set(PERSONAL) == again.ALLOWED - {"threads", "device"}
 
 
 def test_a_figure_has_students_interval_over_seeds():

@@ -1,11 +1,11 @@
-"""Processes that run one run-config after another on the serial engine, all output in a file."""
+"""Processes that do one piece of work after another, as a serial run; all output in a file."""
 
 import os
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -27,6 +27,10 @@ class Worker:
 
     def run(self, flat: Mapping[str, Scalar], log: Path, plots: bool = True) -> Path:
         """Run a run-config there; return its run directory. Raises `RunError`."""
+        return self.call(log, _run, dict(flat), plots)
+
+    def call(self, log: Path, work: Callable[..., Path], *arguments: object) -> Path:
+        """Return what a module's function returns there. Raises `RunError`."""
         if self.process is None or not self.process.is_alive() or self.pipe is None:
             self.pipe, theirs = SPAWN.Pipe()
             self.process = SPAWN.Process(target=_serve, args=(theirs,), daemon=True)
@@ -34,8 +38,8 @@ class Worker:
             theirs.close()
         process = self.process
         try:
-            self.pipe.send((dict(flat), log, plots))
-            error, folder = self.pipe.recv()
+            self.pipe.send((log, work, arguments))
+            error, path = self.pipe.recv()
         except (EOFError, OSError) as died:
             process.join()
             self.process = None
@@ -44,7 +48,7 @@ class Worker:
             ) from died
         if error:
             raise RunError(f"{error}; see {log}")
-        return Path(folder)
+        return Path(path)
 
 
 def stop(workers: Iterable[Worker]) -> None:
@@ -64,10 +68,10 @@ def _serve(pipe: Connection) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:
-            flat, log, plots = pipe.recv()
+            log, work, arguments = pipe.recv()
         except EOFError:
             return
-        pipe.send(_run(flat, log, plots))
+        pipe.send(_do(log, work, arguments))
 
 
 def _end_with_parent() -> None:
@@ -76,8 +80,14 @@ def _end_with_parent() -> None:
         os._exit(1)  # a run that nobody would collect
 
 
-def _run(flat: dict[str, Scalar], log: Path, plots: bool) -> tuple[str, str]:
-    """Return (error, run directory), one of them empty; what is printed goes to the file `log`.
+def _run(flat: dict[str, Scalar], plots: bool) -> Path:
+    from fedapps.serial import run_serial  # takes seconds, and only a worker needs it
+
+    return run_serial(flat, keep_going=False, plots=plots)
+
+
+def _do(log: Path, work: Callable[..., Path], arguments: tuple[object, ...]) -> tuple[str, str]:
+    """Return (error, path), one of them empty; what is printed goes to the file `log`.
 
     A run that is told to stop ends the process.
     """
@@ -86,9 +96,7 @@ def _run(flat: dict[str, Scalar], log: Path, plots: bool) -> tuple[str, str]:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         try:
-            from fedapps.serial import run_serial  # takes seconds, and only a worker needs it
-
-            return "", str(run_serial(flat, keep_going=False, plots=plots))
+            return "", str(work(*arguments))
         except RunError as error:
             return str(error), ""
         except Exception as error:

@@ -64,8 +64,7 @@ def _write(run: Path, round_: int, scores: list[ClientEval], changes: Mapping[st
     figures = columns.known_figures()
     names = columns.client_columns(figures)
     lines = [{"round": round_} | score.flat() for score in scores]
-    number = 1 + len(list(run.glob("evaluation-*.csv")))
-    path = run / f"evaluation-{number}.csv"
+    number, path = _claimed(run)
     table = [names, *([line.get(name) for name in names] for line in lines)]
     write_whole(path, directory.csv_text(table).encode())
     mean = means(scores, figures)
@@ -74,9 +73,11 @@ def _write(run: Path, round_: int, scores: list[ClientEval], changes: Mapping[st
     values = vars(mean) | dict(mean.figures)
     line |= {name: values.get(name) for name in columns.MEANS}
     line |= {name: values.get(name) for f in figures for name in f.columns}
+    line |= {name: values.get(name) for name in columns.SPREAD}
     if not (run / TABLE).exists():
         write_whole(run / TABLE, directory.csv_text([line.keys()]).encode())
-    directory.append(run / TABLE, [line.values()])
+    known = directory.columns_of(run / TABLE)  # an earlier version wrote fewer
+    directory.append(run / TABLE, [[line.get(name) for name in known]])
     log.info(
         "evaluation %s of round %s%s: accuracy %.4f -> %.4f",
         number,
@@ -87,3 +88,16 @@ def _write(run: Path, round_: int, scores: list[ClientEval], changes: Mapping[st
     )
     log.info("%s", os.fspath(path))
     return path
+
+
+def _claimed(run: Path) -> tuple[int, Path]:
+    """Create the next free table, so that another process takes the one after it."""
+    number = 1
+    while True:
+        path = run / f"evaluation-{number}.csv"
+        try:
+            path.open("x").close()
+        except FileExistsError:
+            number += 1
+        else:
+            return number, path
