@@ -27,21 +27,21 @@ def training(flat: Mapping[str, Scalar]) -> str:
 
     A run that is also scored before its end has one of its own: its curves depend on all keys.
     """
-    own = numeric(flat)
-    early = own["evaluate-every"] or own["evaluate-rounds"]
+    own, early = numeric(flat), _is_scored_early(flat)
     return json.dumps({key: own[key] for key in own if early or key not in PERSONAL})
 
 
 def trained(flat: Mapping[str, Scalar], runs_dir: Path) -> Path | None:
     """Return a finished run directory below `runs_dir` with the training of a run-config.
 
-    It has the versions that a new one would have, and a row for each round and none beside them.
+    It has the versions that a new one would have, a checkpoint of its end, and a row for each round
+    and none beside them: its costs are those of training.
     """
     from fedapps.report.summary import versions  # takes a moment, and only runs need it
 
-    wanted = training(flat)
-    if numeric(flat)["evaluate-every"] or numeric(flat)["evaluate-rounds"]:
+    if _is_scored_early(flat) or not flat["checkpoint-every"]:
         return None
+    wanted = training(flat)
     for path in sorted(runs_dir.glob("*/summary.json")):
         try:
             known = json.loads(path.read_text("utf-8"))
@@ -69,11 +69,13 @@ def rescored(cell: Cell, seed: int, base: Path, clients: Path) -> Run:
     lines = table_of(base / "evaluations.csv")
     line = next(line for line in lines if line["evaluation"] == evaluation)
     found = {name: float(text) for name, text in line.items() if text and name != "settings"}
-    if found["round"] != int(run.config["num-rounds"]):
-        raise RunError(f"{base}: was scored after round {found['round']:.0f}, not after its last")
     told = {name for name in found if "accuracy_" in name or name in run.figures}
     figures = {name: found[name] for name in told}
     figures |= {f"best {name}": figures[name] for name in told if f"best {name}" in run.figures}
     curves: dict[str, list[float | None]] = {n: [found[n]] for n in PER_ROUND if n in found}
     columns = {name: [number(row[name]) or 0 for row in table_of(clients)] for name in PER_CLIENT}
     return replace(run, figures=figures, rounds=run.rounds | curves, clients=columns, note=NOTE)
+
+
+def _is_scored_early(flat: Mapping[str, Scalar]) -> bool:
+    return bool(flat["evaluate-every"] or flat["evaluate-rounds"])

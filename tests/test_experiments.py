@@ -326,6 +326,9 @@ def test_only_runs_with_the_same_training_and_versions_are_scored_again(table, t
     (base / "summary.json").write_text(json.dumps({"versions": versions()}))
     assert trained(jobs[1].cell.config(0), tmp_path / "runs") is None
     assert trained(early[0].cell.config(0), tmp_path / "runs") is None
+    (base / "config.toml").write_text(config.to_toml(flat | {"checkpoint-every": 0}), "utf-8")
+    assert trained(flat | {"checkpoint-every": 0}, tmp_path / "runs") is None
+    (base / "config.toml").write_text(config.to_toml(flat), "utf-8")
     (base / "rounds.csv").write_text("round\n1\n2\n3\n4\n")  # one of a phase at the end
     assert trained(flat, tmp_path / "runs") is None
 
