@@ -11,9 +11,9 @@
 
 A table is a TOML file in experiments/tables (its fields: experiments/papers.py). Rows run side by
 side in processes of their own; a finished one lies in experiments/results at once, with its config,
-and is not run again until its config changes. Rows that differ only in how clients are personalized
-are trained once. Several terminals, and machines that share that folder, can run the same tables:
-none does what another is doing.
+and is not run again until its config changes. Rows of one `run` that differ only in how clients are
+personalized are trained once. Several terminals, and machines that share that folder, can run the
+same tables: none runs a row that another is running.
 """
 
 import argparse

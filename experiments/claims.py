@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from experiments.cells import Figure, Outcome, best_scale, outcomes
-from experiments.papers import Claim, Table
+from experiments.papers import SCALES, Claim, Table
 from experiments.store import Store
 
-HEADS = ("claim", "came out", "difference", "published", "rows", "seeds", "table")
+SMOKE = SCALES[0]  # shows that a table runs, and nothing else
+HEADS = ("claim", "rows", "came out", "difference", "published", "seeds", "table")
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Judgement:
         """Return the cells of its line."""
         published = "" if self.gap.published is None else f"{self.gap.published:+.2f}"
         gap, seeds = self.gap.text("+"), str(len(self.seeds))
-        return [self.says, self.verdict, gap, published, self.rows, seeds, self.table]
+        return [self.says, self.rows, self.verdict, gap, published, seeds, self.table]
 
 
 def lines(store: Store, known: Iterable[Table]) -> Iterator[list[str]]:
@@ -52,11 +53,15 @@ def lines(store: Store, known: Iterable[Table]) -> Iterator[list[str]]:
 
 
 def judged(store: Store, known: Iterable[Table]) -> Iterator[Judgement]:
-    """Yield a judgement for each claim whose two rows have run with a seed, in each column."""
+    """Yield a judgement for each claim whose two rows have run with a seed, in each column.
+
+    A table is judged at the largest scale at which something of it has run, but never at `smoke`.
+    """
     for table in known:
-        if not table.claims:
+        scale = best_scale(store, table)
+        if not table.claims or scale == SMOKE:
             continue
-        ran = outcomes(store, table, best_scale(store, table))
+        ran = outcomes(store, table, scale)
         found = {(o.cell.row.name, o.cell.column): o for o in ran if o.runs}
         for claim in table.claims:
             for name in claim.than:
@@ -78,5 +83,7 @@ def _judge(claim: Claim, better: Outcome, other: Outcome) -> Judgement | None:
     published = None if said[0] is None or said[1] is None else said[0] - said[1]
     gap = Figure(tuple(ours[seed] - theirs[seed] for seed in seeds), published)
     rows = f"{better.cell.row.name} - {other.cell.row.name}" + (f" @ {column}" if column else "")
-    rows += f" ({claim.reads})" if claim.reads else ""
+    read = [reading.reads.removeprefix("accuracy_") for reading in readings]
+    if claim.reads or read[0] != read[1]:  # else the table says it
+        rows += f" ({' - '.join(dict.fromkeys(read))})"
     return Judgement(claim.says, better.cell.table.name, rows, seeds, gap)

@@ -30,7 +30,7 @@ th { white-space: normal; vertical-align: bottom; position: sticky; top: 0;
   background: var(--card); color: var(--soft); box-shadow: inset 0 -1px var(--line); }
 td { border-top: 1px solid var(--line); }
 th:first-child, td:first-child, th:last-child, td:last-child { text-align: left; }
-.claims td:nth-child(-n+2), .claims th:nth-child(-n+2) { text-align: left; }
+.claims td:nth-child(-n+3), .claims th:nth-child(-n+3) { text-align: left; }
 .claims td:first-child { white-space: normal; min-width: 11em; }
 .figures { display: grid; gap: 16px;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 460px), 1fr)); }
@@ -89,8 +89,10 @@ counts unless a reading says <i>best</i>. Nothing was tuned on test data.</p>
 {% if claims %}
 <h2 id="claims">What the papers claim, and what came out</h2>
 <article class="claims">
-<p class="soft">Differences of two rows in points, seed by seed; <i>±</i> is half a 95 % interval
-over the seeds. <i>Yes</i>: the interval lies above zero. <i>Ours</i>: our own question.</p>
+<p class="soft">Is one row of a table better than another? <i>Ours</i>: our question, not a
+paper's. An empty cell repeats the claim above. The difference is in percentage points, over the
+seeds that both have; <i>±</i> is half a 95 % interval. <i>Yes</i>: it lies above zero; <i>not told
+apart</i>: it holds zero. Intervals are not corrected for the number of lines.</p>
 {{ grid('claims', claim_heads, claims) }}
 </article>
 {% endif %}

@@ -1,8 +1,8 @@
-"""Rows that differ in their personalization only are trained once and scored for each.
+"""Rows that differ in their personalization only are trained once in a sweep, and scored for each.
 
 A run that is scored at its end alone has the same training whatever its clients do after it:
-fine-tuning for one epoch or for twenty, of the head or of all. FedBABU's table of fine-tuning speed
-is so made of one trained model, as in the paper.
+fine-tuning for one epoch or for twenty, of the head or of all. So FedBABU's table of fine-tuning
+speed needs one trained model for each method and column, as in the paper.
 """
 
 import json
@@ -14,44 +14,29 @@ from experiments.papers import Cell
 from experiments.readings import table_of
 from experiments.store import PER_CLIENT, PER_ROUND, Run, collect, number, numeric
 from fedapps.core import config
-from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
+from fedapps.report.columns import SPREAD, accuracy_columns, known_figures
 
 # Those of `fedapps.engine.again.ALLOWED` that numbers depend on.
 PERSONAL = ("evaluate-on", "finetune-epochs", "finetune-lr", "finetune-part", "score-without-head")
-NOTE = "trained once with rows that differ in their personalization"
+NOTE = "not trained: a run with the same training was scored again"
 
 
 def training(flat: Mapping[str, Scalar]) -> str:
-    """Return a text that is the same for run-configs with the same training.
+    """Return a text that is the same for run-configs whose runs can be made of one training.
 
-    A run that is also scored before its end has one of its own: its curves depend on all keys.
+    Not of a run that is scored before its end, or on some clients only, or keeps no checkpoint of
+    its end: it has a training of its own.
     """
-    own, early = numeric(flat), _is_scored_early(flat)
-    return json.dumps({key: own[key] for key in own if early or key not in PERSONAL})
+    own = numeric(flat)
+    early = flat["evaluate-every"] or flat["evaluate-rounds"] or flat["evaluate-clients"]
+    alone = early or not flat["checkpoint-every"]
+    return json.dumps({key: own[key] for key in own if alone or key not in PERSONAL})
 
 
-def trained(flat: Mapping[str, Scalar], runs_dir: Path) -> Path | None:
-    """Return a finished run directory below `runs_dir` with the training of a run-config.
-
-    It has the versions that a new one would have, a checkpoint of its end, and a row for each round
-    and none beside them: its costs are those of training.
-    """
-    from fedapps.report.summary import versions  # takes a moment, and only runs need it
-
-    if _is_scored_early(flat) or not flat["checkpoint-every"]:
-        return None
-    wanted = training(flat)
-    for path in sorted(runs_dir.glob("*/summary.json")):
-        try:
-            known = json.loads(path.read_text("utf-8"))
-            same = training(config.defaults() | config.stored(path.parent)) == wanted
-        except (OSError, ValueError, RunError):
-            continue  # another's, of an earlier version, or half written
-        rows = table_of(path.parent / "rounds.csv") if same else []
-        if len(rows) == flat["num-rounds"] and known.get("versions") == versions():
-            return path.parent
-    return None
+def can_be_scored_again(base: Path, flat: Mapping[str, Scalar]) -> bool:
+    """Tell whether a finished run has rows of its rounds alone: its costs are those of training."""
+    return len(table_of(base / "rounds.csv")) == flat["num-rounds"]
 
 
 def score(base: Path, flat: Mapping[str, Scalar]) -> Path:
@@ -64,18 +49,16 @@ def score(base: Path, flat: Mapping[str, Scalar]) -> Path:
 
 def rescored(cell: Cell, seed: int, base: Path, clients: Path) -> Run:
     """Return the run of a cell: the training of `base`, scored as the table `clients` says."""
-    run = collect(cell, seed, base)
-    evaluation = clients.stem.partition("-")[2]
+    run, evaluation = collect(cell, seed, base), clients.stem.partition("-")[2]
     lines = table_of(base / "evaluations.csv")
-    line = next(line for line in lines if line["evaluation"] == evaluation)
+    line = [line for line in lines if line["evaluation"] == evaluation][-1]
     found = {name: float(text) for name, text in line.items() if text and name != "settings"}
-    told = {name for name in found if "accuracy_" in name or name in run.figures}
-    figures = {name: found[name] for name in told}
-    figures |= {f"best {name}": figures[name] for name in told if f"best {name}" in run.figures}
-    curves: dict[str, list[float | None]] = {n: [found[n]] for n in PER_ROUND if n in found}
+    told = {reading.reads for reading in cell.row.readings} | set(SPREAD)
+    figures = {n: v for n, v in run.figures.items() if n.removeprefix("best ") not in line}
+    figures |= {n: v for n, v in found.items() if "accuracy_" in n or n in told}
+    best = {n for n in accuracy_columns(known_figures()) if n in found}
+    figures |= {f"best {name}": found[name] for name in best}
+    curves = {n: v for n, v in run.rounds.items() if n not in line or n == "round"}
+    curves |= {name: [found[name]] for name in PER_ROUND if name in found}
     columns = {name: [number(row[name]) or 0 for row in table_of(clients)] for name in PER_CLIENT}
-    return replace(run, figures=figures, rounds=run.rounds | curves, clients=columns, note=NOTE)
-
-
-def _is_scored_early(flat: Mapping[str, Scalar]) -> bool:
-    return bool(flat["evaluate-every"] or flat["evaluate-rounds"])
+    return replace(run, figures=figures, rounds=curves, clients=columns, note=NOTE)

@@ -97,16 +97,21 @@ class Runner:
                 group = todo.get_nowait()
             except queue.Empty:
                 return
+            base: Path | None = None
             for job in group:
-                self._try(job, number)
+                base = self._try(job, number, base) or base
 
-    def _try(self, job: Job, number: int) -> None:
+    def _try(self, job: Job, number: int, base: Path | None) -> Path | None:
+        """Do a job, if nobody else does, and return the directory of its run if it has trained.
+
+        `base` is that of a run with the same training.
+        """
         try:
             with self.store.claimed(job.cell, job.seed) as free:
                 if not free:
                     self.screen.say(f"{job.name}: runs in another process")
                 elif self.store.find(job.cell, job.seed) is None:
-                    self._do(job, number)
+                    return self._do(job, number, base)
                 else:
                     self.screen.say(f"{job.name}: done meanwhile")
         except Exception as error:
@@ -116,8 +121,9 @@ class Runner:
             self.active.pop(number, None)
             self.left.pop(job, None)
             self.screen.advance()
+        return None
 
-    def _do(self, job: Job, number: int) -> None:
+    def _do(self, job: Job, number: int, base: Path | None) -> Path | None:
         started = time.strftime("%Y%m%d-%H%M%S")
         name = f"{job.cell.table.name}-{job.cell.name}-s{job.seed}-{started}"
         places = {"runs-dir": str(self.runs_dir), "data-root": self.data_root}
@@ -128,8 +134,9 @@ class Runner:
         self.active[number] = (job, folder, start)
         self.screen.started(number, job)
         log, worker = self.runs_dir / f"{name}.log", self.workers[number]
+        done: Path | None = None
         try:
-            if not begun and (base := rescoring.trained(flat, self.runs_dir)):
+            if base and not begun and rescoring.can_be_scored_again(base, flat):
                 clients = worker.call(log, rescoring.score, base, flat)
                 run = rescoring.rescored(job.cell, job.seed, base, clients)
             else:
@@ -147,6 +154,7 @@ class Runner:
         left = self.remaining()
         rest = "" if left is None else f", left {clock(left)}"
         self.screen.say(f"{job.name}: {shown} in {took}{rest}")
+        return done
 
 
 def groups(jobs: Iterable[Job]) -> list[list[Job]]:

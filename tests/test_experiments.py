@@ -13,7 +13,7 @@ from experiments import __main__ as runner
 from experiments import html_page, papers, readings
 from experiments.cells import Figure
 from experiments.estimate import Estimate
-from experiments.rescoring import PERSONAL, trained
+from experiments.rescoring import PERSONAL, can_be_scored_again
 from experiments.runner import Job, Runner, check, groups
 from experiments.store import Run, Store, collect, failed_trial, numeric
 from experiments.tuning import chosen, settled, trials
@@ -23,7 +23,6 @@ from fedapps.core.errors import RunError
 from fedapps.engine import again
 from fedapps.report.columns import known_figures, round_columns
 from fedapps.report.report import Report
-from fedapps.report.summary import versions
 from fedapps.serial import run_serial
 from tests.support.marks import THOROUGH
 
@@ -98,6 +97,8 @@ def test_every_cell_of_every_table_is_a_valid_run_config():
     columns = round_columns(known_figures())
     for table, scale in papers.by_scale(papers.tables().values()):
         check([Job(cell, 0) for cell in table.cells(scale)], columns)
+        for reads in (claim.reads for claim in table.claims if claim.reads):
+            readings.check(reads, columns)
 
 
 def test_a_cell_lays_row_column_and_scale_over_the_base(table):
@@ -283,9 +284,13 @@ def test_a_row_that_was_interrupted_goes_on(table, store, tmp_path, monkeypatch)
 
 def personalizing(table):
     """Three jobs with the same training, and one with another."""
-    row = papers.Row("x", 'strategy="fedbabu" evaluate-rounds="" score-without-head=true')
+    row = papers.Row("x", 'strategy="fedbabu"', also=(papers.Reading("train_loss"),))
     cell = replace(table.cells("smoke")[0], row=row)
-    tried = ("finetune-epochs=1", 'finetune-epochs=2 finetune-part="head"', "finetune-epochs=0")
+    tried = (
+        "finetune-epochs=1",
+        'finetune-epochs=2 finetune-part="head" score-without-head=true',
+        "finetune-epochs=0 finetune-lr=0.3",
+    )
     last = 'evaluate-rounds=""'  # the scale's config lies over the row's
     cells = [replace(cell, extra=f"{last} {t}", suffix=f"-{n}") for n, t in enumerate(tried)]
     other = replace(cell, extra=f"{last} finetune-epochs=1 lr=0.2", suffix="-other")
@@ -293,12 +298,17 @@ def personalizing(table):
 
 
 @pytest.mark.slow
-def test_rows_that_differ_in_their_personalization_are_trained_once(table, store, tmp_path):
+@pytest.mark.parametrize("strategy", ["fedbabu", "fedavg"])
+def test_rows_that_differ_in_their_personalization_are_trained_once(
+    table, store, tmp_path, strategy
+):
     """To the figures, curves and clients that they have when each is run alone."""
-    jobs = personalizing(table)
+    jobs = [
+        Job(replace(job.cell, row=replace_row(job.cell.row, strategy)), 0)
+        for job in personalizing(table)
+    ]
     assert Runner(store, tmp_path / "runs", "~/fedapps-data").run(jobs) == []
-    folders = {path.parent.name[:5] for path in (tmp_path / "runs").glob("*/summary.json")}
-    assert folders == {"t-x@h"} and len([*(tmp_path / "runs").glob("*/summary.json")]) == 2
+    assert len([*(tmp_path / "runs").glob("*/summary.json")]) == 2
     for job in (jobs[0], *jobs[2:]):
         alone = run_serial(
             job.cell.config(0) | {"runs-dir": str(tmp_path / job.cell.suffix)}, plots=False
@@ -307,30 +317,38 @@ def test_rows_that_differ_in_their_personalization_are_trained_once(table, store
         for name in ("config", "figures", "costs", "rounds", "clients", "versions"):
             assert getattr(found, name) == getattr(whole, name), (job.name, name)
         assert bool(found.note) == (job is not jobs[0])
+        assert "train_loss" in found.figures
+    store.path(jobs[0].cell, 0).unlink()
+    assert Runner(Store(store.folder), tmp_path / "runs", "~/fedapps-data").run(jobs) == []
+    assert len([*(tmp_path / "runs").glob("*/summary.json")]) == 3, "what is lost is run again"
 
 
-def test_only_runs_with_the_same_training_and_versions_are_scored_again(table, tmp_path):
+def replace_row(row, strategy):
+    """Return a row with another strategy."""
+    return papers.Row(row.name, f'strategy="{strategy}"', also=row.also)
+
+
+@pytest.mark.parametrize(
+    "alone", ["evaluate-every=2", 'evaluate-rounds="1"', "evaluate-clients=2", "checkpoint-every=0"]
+)
+def test_runs_that_are_more_than_a_training_and_its_end_are_trained_each(table, alone):
     jobs = personalizing(table)
     assert groups(jobs) == [[jobs[0], *jobs[2:]], [jobs[1]]]
-    extras = [job.cell.extra.replace('""', '"1"') for job in jobs]
-    early = [Job(replace(j.cell, extra=extra), 0) for j, extra in zip(jobs, extras, strict=True)]
-    assert [len(group) for group in groups(early)] == [1, 1, 1, 1], "their curves differ, too"
-    flat = jobs[0].cell.config(0)
-    base = tmp_path / "runs" / "base"
-    base.mkdir(parents=True)
-    (base / "config.toml").write_text(config.to_toml(flat), "utf-8")
-    (base / "rounds.csv").write_text("round\n1\n2\n3\n")
-    for found, expected in ((versions(), base), (versions() | {"torch": "1.0"}, None)):
-        (base / "summary.json").write_text(json.dumps({"versions": found}))
-        assert trained(flat, tmp_path / "runs") == expected
-    (base / "summary.json").write_text(json.dumps({"versions": versions()}))
-    assert trained(jobs[1].cell.config(0), tmp_path / "runs") is None
-    assert trained(early[0].cell.config(0), tmp_path / "runs") is None
-    (base / "config.toml").write_text(config.to_toml(flat | {"checkpoint-every": 0}), "utf-8")
-    assert trained(flat | {"checkpoint-every": 0}, tmp_path / "runs") is None
-    (base / "config.toml").write_text(config.to_toml(flat), "utf-8")
-    (base / "rounds.csv").write_text("round\n1\n2\n3\n4\n")  # one of a phase at the end
-    assert trained(flat, tmp_path / "runs") is None
+    key = alone.partition("=")[0]
+    extras = [job.cell.extra.replace('evaluate-rounds=""', "") for job in jobs]
+    rest = "" if key == "evaluate-rounds" else 'evaluate-rounds=""'
+    cells = [
+        replace(job.cell, extra=f"{extra} {rest} {alone}")
+        for job, extra in zip(jobs, extras, strict=True)
+    ]
+    assert [len(group) for group in groups([Job(cell, 0) for cell in cells])] == [1, 1, 1, 1]
+
+
+def test_a_run_with_a_row_beside_its_rounds_is_not_scored_again(tmp_path):
+    (tmp_path / "rounds.csv").write_text("round\n1\n2\n3\n")
+    assert can_be_scored_again(tmp_path, {"num-rounds": 3})
+    (tmp_path / "rounds.csv").write_text("round\n1\n2\n3\n3\n")  # fine-tuning, of FedSeq
+    assert not can_be_scored_again(tmp_path, {"num-rounds": 3})
 
 
 def test_what_may_differ_is_what_a_finished_run_can_be_scored_with():

@@ -154,9 +154,17 @@ def test_claims_are_held_against_paired_seeds(toy):
         (low, high)
     )
     assert less.says == "ours" and high < 0
-    assert less.rows == "local - same (accuracy_personalized)"
+    assert less.rows == "local - same (personalized)"
     assert (more.verdict, less.verdict) == ("yes", "no, the reverse")
     assert [line[0] for line in claims.lines(store, [table])] == ["<all> are better", "", "ours"]
+    mixed = papers.Row("mixed", 'strategy="local"', "accuracy_initial")
+    apart = replace(
+        table, rows=(*table.rows[:1], mixed), claims=(papers.Claim("", "mixed", NAMES[:1]),)
+    )
+    own = store.find(cells["local"], 0)
+    store.save(apart.cells("cpu")[1], replace(own, cell="mixed", figures={"accuracy_initial": 0.5}))
+    (line,) = claims.judged(store, [apart])
+    assert line.rows == "mixed - fedavg-ft (initial - personalized)", "it is told"
     level = replace(table, claims=(papers.Claim("", "same", ("fedavg-ft",)),))
     assert [x.verdict for x in claims.judged(store, [level])] == ["not told apart"]
 
@@ -171,7 +179,7 @@ def test_a_claim_needs_runs_of_both_rows_and_more_than_one_seed(toy, tmp_path):
     assert [*claims.judged(other, [table])] == [], "no seed in common"
     other.save(cells["same"], store.find(cells["same"], 0))
     (one,) = claims.judged(other, [table])
-    assert one.verdict == "one seed" and one.gap.half is None and "±" not in one.texts()[2]
+    assert one.verdict == "one seed" and one.gap.half is None and "±" not in one.texts()[3]
 
 
 def test_a_claim_about_a_row_that_there_is_not_is_refused(tmp_path, monkeypatch):

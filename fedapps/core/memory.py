@@ -18,21 +18,22 @@ _FILES = (
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
 )
 _CACHED = ("active_file", "inactive_file")
-_KEPT = 2**30  # bytes
+_LARGEST = 2**30  # bytes of a block
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as in glibc's malloc.h
 
 
 def keep_freed() -> None:
-    """Have the C library keep what is freed, up to 1 GiB, for what is allocated next.
+    """Have the C library keep what is freed for what is allocated next.
 
     glibc gives large blocks back to the system at once. Each training step with large activations
     then waits until the same pages are cleared again, a sixth of its time with conv4
-    (benchmarks/memory.py). Other C libraries are left as they are.
+    (benchmarks/memory.py). The process keeps as much as it has had at most. Other C libraries are
+    left as they are.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt:
-        mallopt(_TRIM_THRESHOLD, _KEPT)
-        mallopt(_MMAP_THRESHOLD, _KEPT)
+    # Either option alone would end glibc's own adjustment; before 2.35 it takes 32 MiB at most.
+    if mallopt and any(mallopt(_MMAP_THRESHOLD, size) for size in (_LARGEST, _LARGEST // 32)):
+        mallopt(_TRIM_THRESHOLD, _LARGEST)
 
 
 def reserve(what: str, nbytes: int, instead: str) -> None:
