@@ -31,7 +31,9 @@ th { white-space: normal; vertical-align: bottom; position: sticky; top: 0;
 td { border-top: 1px solid var(--line); }
 th:first-child, td:first-child, th:last-child, td:last-child { text-align: left; }
 .claims td:nth-child(-n+3), .claims th:nth-child(-n+3) { text-align: left; }
-.claims td:first-child { white-space: normal; min-width: 11em; }
+.claims td:nth-child(-n+2) { white-space: normal; min-width: 8em; }
+.claims td:first-child { width: 30%; min-width: 10em; } .claims td:nth-child(2) { width: 24%; }
+.claims .scroll { max-height: none; }
 .figures { display: grid; gap: 16px;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 460px), 1fr)); }
 figure { margin: 8px 0 0; min-width: 0; } figcaption { font-size: 13.5px; font-weight: 600; }
