@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from experiments import readings, rescoring
 from experiments.estimate import Estimate
 from experiments.papers import Cell
-from experiments.store import Store, collect, failed_trial, numeric
+from experiments.store import Run, Store, collect, failed_trial, numeric
 from fedapps.compare.workers import Worker, stop
 from fedapps.core.errors import DIVERGED, RunError
 from fedapps.core.schema import Scalar
@@ -134,27 +134,30 @@ class Runner:
         self.active[number] = (job, folder, start)
         self.screen.started(number, job)
         log, worker = self.runs_dir / f"{name}.log", self.workers[number]
-        done: Path | None = None
+        trained: Path | None = None
         try:
             if base and not begun and rescoring.can_be_scored_again(base, flat):
                 clients = worker.call(log, rescoring.score, base, flat)
                 run = rescoring.rescored(job.cell, job.seed, base, clients)
             else:
-                done = worker.run(flat, log, plots=False)
-                run = collect(job.cell, job.seed, done, self.reads)
+                trained = worker.run(flat, log, plots=False)
+                run = collect(job.cell, job.seed, trained, self.reads)
         except RunError as error:
             if not job.cell.suffix or DIVERGED not in str(error):
                 raise
             run = failed_trial(job.cell, job.seed, f"{error}".partition("; see ")[0])
         self.store.save(job.cell, run)
+        self._tell(job, run, time.monotonic() - start)
+        return trained
+
+    def _tell(self, job: Job, run: Run, seconds: float) -> None:
+        """Print what came out and how long the rest will take."""
         figure = run.figures.get(job.cell.row.reads)
         shown = run.note if figure is None else f"{100 * figure:.2f} %"
-        took = clock(time.monotonic() - start)
         self.left.pop(job, None)
         left = self.remaining()
         rest = "" if left is None else f", left {clock(left)}"
-        self.screen.say(f"{job.name}: {shown} in {took}{rest}")
-        return done
+        self.screen.say(f"{job.name}: {shown} in {clock(seconds)}{rest}")
 
 
 def groups(jobs: Iterable[Job]) -> list[list[Job]]:
