@@ -12,7 +12,7 @@ from pathlib import Path
 
 from experiments.papers import Cell
 from experiments.readings import table_of
-from experiments.store import PER_CLIENT, PER_ROUND, Run, collect, number, numeric
+from experiments.store import PER_ROUND, Run, client_columns, collect, numeric
 from fedapps.core import config
 from fedapps.core.schema import Scalar
 from fedapps.report.columns import SPREAD, accuracy_columns, known_figures
@@ -60,5 +60,5 @@ def rescored(cell: Cell, seed: int, base: Path, clients: Path) -> Run:
     figures |= {f"best {name}": found[name] for name in best}
     curves = {n: v for n, v in run.rounds.items() if n not in line or n == "round"}
     curves |= {name: [found[name]] for name in PER_ROUND if name in found}
-    columns = {name: [number(row[name]) or 0 for row in table_of(clients)] for name in PER_CLIENT}
-    return replace(run, figures=figures, rounds=curves, clients=columns, note=NOTE)
+    scored = client_columns(table_of(clients))
+    return replace(run, figures=figures, rounds=curves, clients=scored, note=NOTE)

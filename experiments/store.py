@@ -9,7 +9,7 @@ long as it has its default. The figures of a file can be made again from its con
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from glob import escape, glob
@@ -180,7 +180,7 @@ def collect(cell: Cell, seed: int, folder: Path, reads: Collection[str] = ()) ->
     seconds = sorted(float(line["seconds"]) for line in rounds)
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
     shown = [line for line in rounds if line["accuracy_initial"]]
-    curves = {name: [number(line.get(name)) for line in shown] for name in PER_ROUND}
+    curves = {name: [_number(line.get(name)) for line in shown] for name in PER_ROUND}
     events = Counter(
         f"{line['kind']} {line['detail']}"
         for line in readings.table_of(folder / "events.csv")
@@ -192,12 +192,17 @@ def collect(cell: Cell, seed: int, folder: Path, reads: Collection[str] = ()) ->
         costs={name: summary[f"total_{name}"] for name in COSTS},
         seconds=round(summary["seconds"], 1),
         seconds_per_round=round(seconds[len(seconds) // 2], 3),
-        rounds={"round": [number(line["round"]) for line in shown]}
+        rounds={"round": [_number(line["round"]) for line in shown]}
         | {name: values for name, values in curves.items() if any(v is not None for v in values)},
-        clients={name: [number(line[name]) or 0 for line in last] for name in PER_CLIENT},
+        clients=client_columns(last),
         events=dict(events),
         versions=summary["versions"],
     )
+
+
+def client_columns(lines: Sequence[Mapping[str, str]]) -> dict[str, list[float]]:
+    """Return what is kept of the clients of one evaluation, by columns."""
+    return {name: [_number(line[name]) or 0 for line in lines] for name in PER_CLIENT}
 
 
 def failed_trial(cell: Cell, seed: int, cause: str) -> Run:
@@ -209,7 +214,7 @@ def _nothing_of(cell: Cell, seed: int) -> Run:
     return Run(cell.table.name, cell.name, cell.scale, seed, numeric(cell.config(seed)))
 
 
-def number(text: str | None) -> float | None:
+def _number(text: str | None) -> float | None:
     """Read a cell of a table; None for an empty one."""
     value = float(text) if text else None
     return int(value) if value is not None and value.is_integer() and abs(value) > 1 else value
