@@ -22,6 +22,10 @@ class FedCMDClient(BaseClient):
         kept = self.kept().keys() & self.layout.shared(self.layout.names)
         return self.layout.slice(key.partition(".")[0] for key in kept)
 
+    def of_one_run(self) -> tuple[str, ...]:
+        """Where clients vote, phase 1 of the next run is about the whole model again."""
+        return () if self.options.layer else ("model/",)
+
     def after_training(self, plan: Plan) -> Costs:
         """Send what the plan asks for: scores in phase 1, weights and biases of l* in phase 2."""
         if "phi/layer" in plan.sends:

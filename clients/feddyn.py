@@ -12,6 +12,10 @@ class FedDynClient(BaseClient):
 
     options: Settings
 
+    def of_one_run(self) -> tuple[str, ...]:
+        """g_i belongs to the server's mean of all g_i, which starts at 0 in every run."""
+        return ("g/",)
+
     def objective(self, phase: str) -> Objective:
         """The dynamic regulariser's linear term; personalization is plain SGD."""
         if phase != "train":

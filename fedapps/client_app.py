@@ -24,8 +24,9 @@ from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.device.device import Device, device_workspace
 from fedapps.engine.failed_clients import DivergedError, record
-from fedapps.engine.store import ClientStore
+from fedapps.engine.store import EARLIER_RUN, ClientStore
 from fedapps.engine.versions import LOADED, SAVED
+from fedapps.method import local
 from fedapps.method.aggregation import weighted_mean
 from fedapps.method.client import BaseClient
 from fedapps.method.tools import State
@@ -176,7 +177,7 @@ def _work_on(
 def _fit(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate:
     """Train from the state before this round; store what changed, unless training diverged."""
     version, before = store.load_version(request.plan.round)
-    client = _client(space, request, before)
+    client = _client(space, request, version, before)
     update = client.train_round(request.plan, request.arrays)
     kept = {key: value.numpy() for key, value in client.state.items()}
     if problem := _diverged(space, update.arrays | update.extras, kept, update.metrics):
@@ -204,7 +205,7 @@ def _diverged(space: Workspace, sent: Arrays, kept: Arrays, metrics: Mapping) ->
 def _evaluate(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate:
     """Evaluate with the state after this round."""
     version, state = store.load_version(request.plan.round + 1)
-    client = _client(space, request, state)
+    client = _client(space, request, version, state)
     update = client.score_round(request.plan, request.arrays)
     store.save_personalized(client)
     return state_told(update, version, saved=False)
@@ -216,8 +217,12 @@ def state_told(update: ClientUpdate, version: int, saved: bool) -> ClientUpdate:
     return dataclasses.replace(update, metrics=update.metrics | told)
 
 
-def _client(space: Workspace, request: Request, state: State) -> BaseClient:
-    return registry.client_class(space.settings.strategy)(space, request.client, dict(state))
+def _client(space: Workspace, request: Request, version: int, state: State) -> BaseClient:
+    make = registry.client_class(space.settings.strategy)
+    client = make(space, request.client, dict(state))
+    if version == EARLIER_RUN:
+        local.begin(client)
+    return client
 
 
 def presummed(updates: list[ClientUpdate]) -> list[ClientUpdate]:

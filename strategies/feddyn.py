@@ -32,7 +32,7 @@ class FedDyn(BaseStrategy):
     The quadratic term is kept (some libraries drop it). It is the trainer's proximal term
     (`add_proximal` in fedapps/training/gradients.py), and `prox-mu` adds to its weight.
     State: `hbar/<key>` (float64), the mean of all clients' g_i as long as no reply is lost after
-    its client has stored g_i. BatchNorm statistics are averaged.
+    its client has stored g_i, and no client loses its g_i. BatchNorm statistics are averaged.
     """
 
     citation = "Acar et al. 2021"

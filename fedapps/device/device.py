@@ -26,7 +26,7 @@ from fedapps.core.paths import absolute
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.device import personalized
-from fedapps.engine.store import ClientStore
+from fedapps.engine.store import EARLIER_RUN, ClientStore
 from fedapps.method.client import BaseClient
 from fedapps.training.workspace import Workspace
 from fedapps.wire.hello import Hello
@@ -99,14 +99,14 @@ class Device:
         """Return where this client's state in a run is; a new run keeps or resets an earlier one.
 
         Of a run that was resumed the state is that of the round after which it goes on. A run in
-        which other layers could be personal, by the method's own keys, finds no state of this one:
-        a server must not have a layer uploaded that an earlier run has promised to leave here.
-        Raises `RunError` if another client has its state in the same folder.
+        which other layers could be personal, by `head-layers` or the method's own keys, finds no
+        state of this one: a server must not have a layer uploaded that an earlier run has promised
+        to leave here. Raises `RunError` if another client has its state in the same folder.
         """
         settings = space.settings
         values, prefix = defaults() | dict(settings.flat), f"{settings.strategy}."
         own = {key: value for key, value in values.items() if key.startswith(prefix)}
-        about = [space.layout.shapes, own, settings.bn_local, settings.bn_stats]
+        about = [space.layout.shapes, space.layout.head, own, settings.bn_local, settings.bn_stats]
         text = json.dumps(about, sort_keys=True).encode()
         digest = hashlib.sha256(text).hexdigest()[:8]
         folder = self.state_dir / f"{settings.strategy}-{settings.model}-{digest}"
@@ -158,7 +158,7 @@ class DeviceStore(ClientStore):
 
     def advice(self, round_: int) -> str:
         """Name a state of an earlier run and how to be rid of it."""
-        if max((v for v in self._versions() if v < round_), default=None) != 0:
+        if max((v for v in self._versions() if v < round_), default=None) != EARLIER_RUN:
             return ""
         return f'; it began from {self.folder}: remove that, or client-state = "reset"'
 

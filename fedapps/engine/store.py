@@ -22,6 +22,7 @@ from fedapps.core.files import write_whole
 
 VERSIONS = 2  # of each client's state that are kept at least
 NONE = -1  # the version of a client that has no state
+EARLIER_RUN = 0  # of a device's state that an earlier run has left to this one
 _DIGEST = "blake2b"  # key of the file's metadata
 
 
@@ -80,14 +81,14 @@ class ClientStore:
     def begin(self, from_newest: bool) -> int | None:
         """Begin a new run with the newest version as the state before round 1, or with none.
 
-        Return the round of the version that was found, 0 for one that was such a beginning.
+        Return the round of the version that was found, `EARLIER_RUN` for such a beginning.
         """
         newest = max(self._versions(), default=None)
         for version in self._versions():
             if version != newest or not from_newest:
                 self._path(version).unlink(missing_ok=True)
         if newest is not None and from_newest:
-            self._path(newest).replace(self._path(0))
+            self._path(newest).replace(self._path(EARLIER_RUN))
         return newest
 
     def advice(self, round_: int) -> str:

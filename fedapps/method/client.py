@@ -51,6 +51,13 @@ class BaseClient(ClientTools, FlowerClient):
         kept = {*self.layout.personal(plan.upload), *self.layout.keys_of(plan.also_keep)}
         return sorted(kept & trained)
 
+    def of_one_run(self) -> tuple[str, ...]:
+        """Return the prefixes of `state` that mean nothing in a device's next run (none).
+
+        That run begins without them: its model starts anew, as does what the server keeps.
+        """
+        return ()
+
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of a batch (logits [b, classes], labels [b])."""
         return cross_entropy(logits, labels)

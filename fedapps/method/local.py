@@ -20,6 +20,9 @@ from fedapps.training.templates import nearest_template
 if TYPE_CHECKING:
     from fedapps.method.client import BaseClient
 
+NORMS = "norms/"  # prefix of the norms that clipping has seen, by the layers of their stage
+LAST = "last/"  # of the model as the last local training left it (`score-last`)
+
 
 def train(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
     """Train as the plan says; return the upload, the sample count and metrics.
@@ -40,10 +43,10 @@ def train(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
     for layers, threshold in thresholds.items():
         if threshold.remembers:
             norms = torch.tensor(threshold.arrived, dtype=torch.float64)
-            client.state[f"norms/{'+'.join(layers)}"] = norms
+            client.state[NORMS + "+".join(layers)] = norms
     layout = client.layout
     if client.settings.score_last and plan.stages:
-        client.remember("last/", client.last_local())
+        client.remember(LAST, client.last_local())
     upload = take(client.model, layout.shared(plan.upload))
     metrics: Metrics = {"train_loss": done.mean_loss}
     done.spend(client.after_training(plan))
@@ -89,6 +92,12 @@ def score(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
     return ClientUpdate(client.client, {}, int(initial.total.sum()), metrics | figures)
 
 
+def begin(client: "BaseClient") -> None:
+    """Begin a run with what an earlier one left on this device: its personal layers."""
+    over = (NORMS, LAST, *client.of_one_run())
+    client.state = {key: kept for key, kept in client.state.items() if not key.startswith(over)}
+
+
 def receive(client: "BaseClient", plan: Plan, received: Arrays) -> None:
     """Make the model: what was downloaded, else what the client kept, else the initial one."""
     client.received = received
@@ -106,7 +115,7 @@ def _refuse_leak(client: "BaseClient", plan: Plan) -> None:
 
 def _past_norms(client: "BaseClient", stage: Stage) -> list[float]:
     """Gradient norms of the client's earlier steps on the same layers."""
-    norms = client.state.get(f"norms/{'+'.join(stage.layers)}", torch.empty(0))
+    norms = client.state.get(NORMS + "+".join(stage.layers), torch.empty(0))
     return norms.tolist()
 
 
@@ -115,7 +124,7 @@ def _score_last(client: "BaseClient", initial: Score) -> float:
 
     The personalized model is in place again afterwards.
     """
-    last = client.kept("last/")
+    last = client.kept(LAST)
     if not last:
         return initial.accuracy
     personalized = take(client.model, last)

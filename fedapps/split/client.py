@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedapps.core.errors import one_line
+from fedapps.method import local
 from fedapps.method.client import BaseClient
 from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import Arrays, Slice, put, take
@@ -111,7 +112,7 @@ class SplitClient(BaseClient):
 
     def extra_scores(self) -> dict[str, float]:
         """Whether the server tells features by whose they are: the figure `leak`."""
-        own = self.kept("last/")
+        own = self.kept(local.LAST)
         if not own or self.workspace.client is not None:  # a device has nobody else's images
             return {}
         images = self.foreign_images()

@@ -45,6 +45,36 @@ def test_personal_layers_survive_a_new_run_with_keep_and_not_with_reset(
     assert capsys.readouterr().out.count("resets state; found the state of round 1") == DEVICES
 
 
+def test_what_belongs_to_the_run_before_is_left_behind(device_run, nodes):
+    """FedDyn's server begins with a mean of 0, and norms of another model's say little."""
+    run = 'strategy="feddyn" clip-percentile=50 client-state="keep"'
+    device_run(run)
+    folder = Path(nodes[1]["state-dir"])
+    before = newest(folder)
+    assert any(value.any() for key, value in before.items() if key.startswith("g/"))
+    device_run(
+        run, "num-rounds=1 lr=1e-30"
+    )  # the model does not move, so g_i - alpha (theta - w) = 0
+    after = newest(folder)
+    assert not any(value.any() for key, value in after.items() if key.startswith("g/"))
+    norms = [key for key in before if key.startswith("norms/")]
+    assert norms
+    for key in norms:  # two rounds of the same steps, then one
+        assert 2 * len(after[key]) == len(before[key])
+
+
+def test_clients_that_vote_for_a_personal_layer_vote_again_in_a_new_run(
+    device_run, nodes, read_csv
+):
+    run = 'strategy="fedcmd" fedcmd.selection-fraction=0.5 fraction-train=1.0 client-state="keep"'
+    device_run(run)
+    assert any(key.startswith("model/") for key in newest(Path(nodes[1]["state-dir"])))
+    events = read_csv(device_run(run), "events.csv")
+    assert not [event for event in events if event["kind"] == "failure"]
+    votes = [event["client"] for event in events if event["kind"] == "vote"]
+    assert sorted(votes) == ["0", "1", "2"]
+
+
 def test_a_directory_of_the_same_name_is_another_run(device_run, nodes, capsys):
     """A device knows a run by its id: a new run is new though an old one had its name."""
     folder = device_run('strategy="fedper" run-name="mine"')
