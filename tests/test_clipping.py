@@ -55,11 +55,10 @@ def test_no_step_is_longer_than_its_threshold_and_short_ones_are_untouched(seed,
 
 
 def test_without_a_percentile_the_limit_alone_counts_and_nothing_is_kept():
-    threshold = Threshold(clip(100.0, 2.0))
-    assert [threshold.after(norm) for norm in (1.0, 5.0, 0.1)] == [2.0, 2.0, 2.0]
-    assert not threshold.arrived
-    by_sample = Threshold(clip(100.0, 9.0, mode="sample"))  # a sample may exceed all means
-    assert [by_sample.after(norm) for norm in (1.0, 5.0, 0.1)] == [1.0, 5.0, 5.0]
+    for mode in ("batch", "sample"):
+        threshold = Threshold(clip(100.0, 2.0, mode=mode))
+        assert [threshold.after(norm) for norm in (1.0, 5.0, 0.1)] == [2.0, 2.0, 2.0]
+        assert not threshold.arrived
 
 
 def test_percentile_100_never_changes_a_bit_and_the_first_step_is_its_own_threshold():
@@ -80,8 +79,8 @@ def test_a_norm_that_is_not_finite_rejects_the_step_and_leaves_the_history(bad):
 
 
 @pytest.mark.parametrize("trained", [("conv1", "conv2", "fc1", "fc2"), ("conv2", "fc1"), ("fc2",)])
-@pytest.mark.parametrize("percentile", [30.0, 100.0])
-def test_per_sample_clipping_equals_one_backward_per_sample(trained, percentile):
+@pytest.mark.parametrize(("percentile", "most"), [(30.0, None), (99.0, None), (100.0, 1.5)])
+def test_per_sample_clipping_equals_one_backward_per_sample(trained, percentile, most):
     model = models.build("cnn", (1, 8, 8), 10, seed=1)
     for name, layer in model.named_children():
         layer.requires_grad_(name in trained)
@@ -95,19 +94,21 @@ def test_per_sample_clipping_equals_one_backward_per_sample(trained, percentile)
         each.append(torch.autograd.grad(loss, parameters))
     norms = np.array([float(torch.cat([g.flatten() for g in gs]).double().norm()) for gs in each])
     history = [0.1, 0.2]
-    limit = np.percentile([*history, norms.mean()], percentile)
+    limit = most or np.percentile([*history, norms.mean()], percentile)
+    assert (norms > limit).any()
     factors = np.minimum(1, limit / norms)
     expected = [
         sum(float(f) * gs[k] for f, gs in zip(factors, each, strict=True)) / 7
         for k in range(len(parameters))
     ]
-    threshold = Threshold(clip(percentile, mode="sample"), history)
+    threshold = Threshold(clip(percentile, most, mode="sample"), history)
     samples = SampleGradients(model)
     assert samples.clip(cross_entropy(model(x), y), threshold)
     samples.close()
     for parameter, value in zip(parameters, expected, strict=True):
         torch.testing.assert_close(parameter.grad, value, rtol=1e-4, atol=1e-6)
-    assert threshold.arrived[-1] == pytest.approx(norms.mean(), rel=1e-5)
+    remembered = history if most else [*history, norms.mean()]
+    assert [*threshold.arrived] == pytest.approx(remembered, rel=1e-5)
 
 
 def test_sample_mode_refuses_a_trained_batchnorm():

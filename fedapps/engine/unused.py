@@ -56,7 +56,7 @@ def _general(s: Settings) -> Iterator[tuple[str, str]]:
         yield "evaluate-rounds", f"with num-rounds = {s.num_rounds}"
     if not s.server_data:
         yield "server-part", "with server-data = 0"
-    if s.clip_percentile == 100 and not (s.max_norm and s.clip_mode == "sample"):
+    if s.clip_percentile == 100:
         yield "clip-history", "with clip-percentile = 100"
         if not s.max_norm:
             yield "clip-mode", "without clip-percentile or max-norm"

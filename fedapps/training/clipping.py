@@ -30,8 +30,8 @@ class Threshold:
 
     @property
     def remembers(self) -> bool:
-        """Whether history matters: a batch never exceeds the maximum of norms with its own."""
-        return self.clip.percentile < 100 or self.clip.mode == "sample"
+        """Whether history matters: percentile 100 is none, and `max_norm` alone counts."""
+        return self.clip.percentile < 100
 
     def after(self, norm: float) -> float:
         """Add the norm of one more step and return the step's threshold c_t."""
