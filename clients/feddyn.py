@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from fedapps.method import Backward, BaseClient, Costs, Objective, Plan, Samples, take
+from fedapps.method import Backward, BaseClient, Costs, Objective, Plan, Samples
 from strategies.feddyn import Settings
 
 
@@ -32,9 +32,9 @@ class FedDynClient(BaseClient):
         return Objective(self.loss, gradients=gradients)
 
     def after_training(self, plan: Plan) -> Costs:
-        """g_i -= alpha (theta_i - w)."""
+        """g_i -= alpha (theta_i - w), by the theta_i that the server gets: it has their mean."""
         keys = [key for key in self.received if key in self.layout.parameters]
-        g, theta, alpha = self.kept("g/"), take(self.model, keys), self.options.strength
+        g, theta, alpha = self.kept("g/"), self.upload, self.options.strength
         moved = {key: theta[key].astype(np.float64) - self.received[key] for key in keys}
         self.remember("g/", {key: g.get(key, 0.0) - alpha * moved[key] for key in keys})
         return Costs()

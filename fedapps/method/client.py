@@ -28,7 +28,8 @@ class BaseClient(ClientTools, FlowerClient):
     - `state`: what the client kept from earlier rounds, tensors by name; `kept` and `remember`
       read and write entries under a prefix. Nothing of an evaluation is kept.
     - `train(plan, phase, objective)`: trains once more, with stages of one's own.
-    - `received`: the arrays of this round by name; `sends`: put here what the plan's `sends` names.
+    - `received`: the arrays of this round by name; `upload`: in `after_training`, those that leave
+      the client, with the noise of local privacy; `sends`: put here what the plan's `sends` names.
     """
 
     options: MethodSettings

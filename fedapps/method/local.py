@@ -47,14 +47,14 @@ def train(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
     layout = client.layout
     if client.settings.score_last and plan.stages:
         client.remember(LAST, client.last_local())
-    upload = take(client.model, layout.shared(plan.upload))
+    exact = take(client.model, layout.shared(plan.upload))
+    client.upload = privatize(client.settings, layout, plan, client.client, received, exact)
     metrics: Metrics = {"train_loss": done.mean_loss}
     done.spend(client.after_training(plan))
-    upload = privatize(client.settings, layout, plan, client.client, received, upload)
     size = len(client.train_data[1])
     return ClientUpdate(
         client.client,
-        upload,
+        client.upload,
         size,
         metrics | dataclasses.asdict(done),
         float(size),

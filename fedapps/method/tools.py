@@ -130,6 +130,7 @@ class ClientTools:
         self.settings = settings or workspace.settings
         self.options = self.settings.method
         self.received: Arrays = {}
+        self.upload: Arrays = {}
         self.sends: Arrays = {}
         self.setup()
 

@@ -46,10 +46,15 @@ def test_feddyn(small, serial_run, flat_config, fits, read_model):
         assert_close(final(fits, client)[0], g[client], "g/")
 
 
-def test_feddyn_hbar_is_the_mean_memory_of_all_clients(tiny_npz, serial_run, fits, strategy):
-    serial_run(tiny_npz, 'strategy="feddyn" num-rounds=5')
+@pytest.mark.parametrize("privacy", ["", ' dp.mode="local" dp.clip-norm=0.1'])
+def test_feddyn_hbar_is_the_mean_memory_of_all_clients(
+    tiny_npz, serial_run, fits, strategy, privacy
+):
+    serial_run(tiny_npz, 'strategy="feddyn" num-rounds=5' + privacy)
     memories = {client.client: state for client, state, *_ in fits}
-    for name, hbar in strategy[-1].state.items():
+    means = {k: v for k, v in strategy[-1].state.items() if k.startswith("hbar/")}
+    assert means
+    for name, hbar in means.items():
         key = name.replace("hbar/", "g/")
         total = sum(state[key].numpy() for state in memories.values())
         np.testing.assert_allclose(hbar, total / 6, atol=1e-12, rtol=0)
