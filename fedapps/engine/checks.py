@@ -52,6 +52,7 @@ def _check_plan(strategy: BaseStrategy, plan: Plan) -> None:
     for name in (name for layers in trained for name in layers if ":" in name):
         raise RunError(f"layer {name}: a stage trains whole layers")
     check_plan(strategy.settings, strategy.layout, plan)
+    _check_server_data(strategy, plan)
     if strategy.settings.presum and plan.sends:
         raise RunError("presum = true: this strategy needs every client's update; use false")
     for stage in plan.stages:
@@ -59,6 +60,19 @@ def _check_plan(strategy: BaseStrategy, plan: Plan) -> None:
             strategy.workspace.trainer.check(stage)
         except ValueError as error:
             raise RunError(str(error)) from error
+
+
+def _check_server_data(strategy: BaseStrategy, plan: Plan) -> None:
+    """Refuse to train a model on the server that no client has: with layers of its start in it."""
+    layout = strategy.layout
+    trained = {key for stage in plan.stages for key in layout.keys_of(stage.layers)}
+    own = [key for key in layout.personal(plan.upload) if key in trained & layout.parameters]
+    if strategy.settings.server_data and own:
+        layers = ", ".join(dict.fromkeys(key.partition(".")[0] for key in own))
+        raise RunError(
+            f"server-data: clients train {layers} for themselves, and the server would train the "
+            "rest with values that nobody uses; use 0, or a method that shares all that it trains"
+        )
 
 
 def check_aggregate(round_: int, new: Mapping[str, np.ndarray], layout: Layout) -> Arrays:
