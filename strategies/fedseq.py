@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from fedapps.method import (
+    FINETUNING,
     BaseStrategy,
     MethodSettings,
     NonNegative,
@@ -74,6 +75,11 @@ class FedSeq(BaseStrategy):
                 rounds,
                 ",".join(map(str, late)),
             )
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """What the base method has no use for; the fine-tuning is not the base's."""
+        return tuple(key for key in self.base.unused if key not in FINETUNING)
 
     def active(self, round_: int) -> Slice:
         """A(t): parts with t >= t_k, t = round - 1, from the input (vanilla) or the head (anti)."""

@@ -42,6 +42,7 @@ OWN = {  # settings of a method with which more of its keys have no effect
     "perfreezeclip": ['clip-mode="sample" max-norm=0.5 clip-percentile=100'],
     "apfl": ["apfl.adaptive=false"],
     "fedcmd": ['fedcmd.layer="fc2"'],
+    "fedseq": ['fedseq.base="fedrep"'],
 }
 
 
@@ -87,6 +88,10 @@ def test_what_is_said_to_have_no_effect_has_none(
         (
             'strategy="ditto" finetune-epochs=2',
             ["finetune-epochs = 2 has no effect on ditto"],
+        ),
+        (
+            'strategy="fedseq" fedseq.base="fedrep" local-epochs=3 finetune-epochs=2',
+            ["local-epochs = 3 has no effect on fedseq"],
         ),
         (
             "finetune-epochs=0 finetune-lr=0.5",
