@@ -25,7 +25,10 @@ class TwoHeads(nn.Module):
 
 
 class FedRODClient(BaseClient):
-    """The personal head starts as the initial head and is kept as `personal/<key>`."""
+    """The personal head starts as the initial head and is kept as `personal/<key>`.
+
+    Clipping and `prox-mu` act on the shared model alone, not on the personal head.
+    """
 
     @cached_property
     def personal_head(self) -> nn.Sequential:
