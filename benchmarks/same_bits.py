@@ -1,7 +1,7 @@
 """Do two versions of the project compute the same? Every method, byte for byte.
 
-    python -m benchmarks.same_bits --against v0.1.0            # this checkout against a commit
-    python -m benchmarks.same_bits --against HEAD~1 --methods fedper,ditto --seeds 0
+    python -m benchmarks.same_bits --against HEAD~1            # this checkout against a commit
+    python -m benchmarks.same_bits --against HEAD --methods fedper,ditto --seeds 0
 
 Each version runs every method on the serial engine in a process of its own, with its own
 `python -m fedapps.serial`. Compared are rounds.csv (without seconds), clients.csv, classes.csv and
