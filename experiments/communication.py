@@ -27,17 +27,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def sent(results: Results) -> dict[str, tuple[float, float]]:
-    """Return bytes (down, up) of each method over those of FedAvg in both directions.
+    """Return bytes (down, up) of each cell over those of FedAvg, in both directions, in its column.
 
-    Raises `RunError` where FedAvg has no result.
+    Raises `RunError` where FedAvg has no result in any column.
     """
-    if REFERENCE not in results:
-        raise RunError(f"the table has no result of {REFERENCE} to compare with")
-    reference = sum(results[REFERENCE][key] for key in ("bytes_down", "bytes_up"))
-    return {
-        name: (row["bytes_down"] / reference, row["bytes_up"] / reference)
-        for name, row in results.items()
+    whole = {
+        column: row["bytes_down"] + row["bytes_up"]
+        for (name, column), row in ((_parts(cell), row) for cell, row in results.items())
+        if name == REFERENCE
     }
+    if not whole:
+        raise RunError(f"the table has no result of {REFERENCE} to compare with")
+    return {
+        cell: (row["bytes_down"] / whole[column], row["bytes_up"] / whole[column])
+        for cell, row in results.items()
+        if (column := _parts(cell)[1]) in whole
+    }
+
+
+def _parts(cell: str) -> tuple[str, str]:
+    """Return the row and the column ("": there is one only) of a cell's name."""
+    row, _, column = cell.partition("@")
+    return row, column
 
 
 def results_of(store: Store, table: papers.Table, scale: str) -> Results:

@@ -10,7 +10,7 @@ import pytest
 from filelock import FileLock
 
 from experiments import __main__ as runner
-from experiments import html_page, papers, readings
+from experiments import communication, html_page, papers, readings
 from experiments.cells import Figure
 from experiments.estimate import Estimate
 from experiments.rescoring import PERSONAL, can_be_scored_again
@@ -383,7 +383,13 @@ def test_communication_beside_fedavg(tmp_path, monkeypatch, capsys):
         ["fedfomo", "2,500.0", "500.0", "300.0%"],
     ]
     assert path.read_bytes().startswith(b"\x89PNG")
-    del rows["fedavg"]
+    rows |= {f"{row}@small": {"bytes_down": 4, "bytes_up": 0} for row in ("fedavg", "fedper")}
+    rows["fedper@large"] = {"bytes_down": 9, "bytes_up": 9}
+    shares = communication.sent(rows)  # each with FedAvg of its own column, if there is one
+    assert shares.keys() == rows.keys() - {"fedper@large"}
+    assert shares["fedper@small"] == (1.0, 0.0)
+    for name in ("fedavg", "fedavg@small"):
+        del rows[name]
     assert runner.main(["communication", "fedcmd-cifar10"]) == 1
     assert "no result of fedavg" in capsys.readouterr().err
 
