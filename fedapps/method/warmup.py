@@ -19,7 +19,9 @@ class WarmUp(BaseStrategy):
     """FedAvg on the whole model for `self.warmup` rounds (phase `train-warmup`), then another plan.
 
     What is personal then starts from the server's model at the end of the warm-up: a client gets
-    it with its first round after that, and with its evaluations until then.
+    it with its first round after that, and with its evaluations until then. Who gets it is known
+    from the updates that arrive: a client whose first one was lost gets it again, and one that has
+    lost its state (event `state-lost`) goes on from initial values.
     """
 
     def setup(self) -> None:
