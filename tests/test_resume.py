@@ -245,6 +245,15 @@ def test_a_run_without_checkpoints(serial_run):
         run_serial(config.parse([f'resume="{folder}" num-rounds=3']))
 
 
+def test_a_run_that_goes_on_keeps_its_checkpoints(serial_run, read_csv):
+    """Or whoever reads the run would take the last old one for the run's end."""
+    folder = serial_run("num-rounds=2")
+    with pytest.raises(RunError, match="checkpoint-every = 0: a run that goes on"):
+        run_serial(config.parse([f'resume="{folder}" num-rounds=3 checkpoint-every=0']))
+    assert checkpoint.rounds(folder) == [1, 2]
+    assert len(read_csv(folder, "rounds.csv")) == 2  # it is as it was
+
+
 # Broken files -------------------------------------------------------------------------------
 
 

@@ -46,9 +46,15 @@ class Unfinished:
     def restore(self, rounds: Rounds) -> None:
         """Put the rounds of a run where the checkpoint is; later states of clients go.
 
-        Raises `RunError` if its rounds are not those of the run, or fewer than it has done.
+        Raises `RunError` if its rounds are not those of the run, or fewer than it has done, or if
+        it would write no checkpoints: the one that is there would pass for the run's end.
         """
         done, settings = self.checkpoint.progress.round, rounds.settings
+        if not settings.checkpoint_every:
+            raise RunError(
+                "checkpoint-every = 0: a run that goes on writes checkpoints, as evaluate, predict "
+                "and export read its last one; give 1 or more"
+            )
         if settings.num_rounds < done:
             raise RunError(
                 f"num-rounds = {settings.num_rounds}: the run has {done} rounds; give more"
