@@ -404,6 +404,17 @@ def test_patience_ends_a_run(serial_run, read_csv, monkeypatch):
     assert json.loads((folder / "summary.json").read_text())["round"] == 5
 
 
+def test_rounds_in_which_nobody_personalizes_choose_nothing(serial_run, read_csv, monkeypatch):
+    after = Best.after
+    scores = {2: 0.5, 3: 0.1, 4: 0.6, 5: 0.9, 6: 0.7}
+    monkeypatch.setattr(Best, "after", lambda self, r, score: after(self, r, scores[r]))
+    options = 'num-rounds=6 patience=1 keep-best=true evaluate-every=2 evaluate-rounds="3,5"'
+    folder = serial_run(options, 'validation-fraction=0.2 evaluate-on="validation"')
+    scored = [row["round"] for row in read_csv(folder, "rounds.csv") if row["accuracy_initial"]]
+    assert scored == ["2", "3", "4", "5", "6"]  # the third did not end it
+    assert checkpoint.load(folder).progress.best == Best(0.7, 6, 0)
+
+
 @pytest.mark.parametrize("key", ["keep-best=true", "patience=2"])
 def test_test_samples_choose_nothing(key, serial_run):
     with pytest.raises(RunError, match="would choose by test samples"):

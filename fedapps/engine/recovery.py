@@ -92,7 +92,7 @@ class Recovery:
     def after_round(
         self, round_: int, strategy: BaseStrategy, report: Report, score: float | None
     ) -> None:
-        """Write a checkpoint if one is due; `score` is that of an evaluation, if there was one.
+        """Write a checkpoint if one is due; `score` is that of personalized clients, if any.
 
         Raises `EarlyStop` if `patience` is at its end.
         """

@@ -120,9 +120,8 @@ class Rounds:
     def configure_evaluate(self, round_: int) -> list[Message]:
         """Make the evaluation messages of a round that is to be evaluated, else none."""
         round_ += self.recovery.done
-        every, last = self.settings.evaluate_every, round_ == self.settings.num_rounds
-        due = last or (every > 0 and round_ % every == 0)
-        final = self.strategy.final_phase if last else ""
+        due = self._due(round_)
+        final = self.strategy.final_phase if round_ == self.settings.num_rounds else ""
         clients = self.strategy.clients if final else self._evaluated()
         plans = {c: self.strategy.evaluation_plan(round_, c) for c in clients if due}
         if not due and round_ in self.settings.further_rounds:  # no stages: nobody personalizes
@@ -143,14 +142,13 @@ class Rounds:
         self._handle_failures(round_, "evaluate")
         for update in updates:
             self.recovery.see(round_, update, self.report)
-        if updates:
-            scores = [update.figures.scores for update in updates]
+        if scores := [update.figures.scores for update in updates]:
             self.totals.means = self.report.evaluation(round_, scores)
         if self.totals.phase:
             for update in updates:
                 self.totals.add(update.figures.finetuned)
         self.report.round(self.totals.row(round_, self.strategy.phase(round_)))
-        score = self.totals.means.accuracy_personalized
+        score = self.totals.means.accuracy_personalized if self._due(round_) else None
         self.recovery.after_round(round_, self.strategy, self.report, score)
 
     # Who is there -------------------------------------------------------------------------
@@ -212,6 +210,11 @@ class Rounds:
         trained = size * math.ceil(self.strategy.count(client, "train") / size)
         scored = self.strategy.count(client, self.settings.evaluate_on)
         return scored + 3.0 * epochs * trained
+
+    def _due(self, round_: int) -> bool:
+        """Tell whether clients personalize in a round's evaluation; only then it is compared."""
+        every = self.settings.evaluate_every
+        return round_ == self.settings.num_rounds or (every > 0 and round_ % every == 0)
 
     def _evaluated(self) -> list[int]:
         s = self.settings
