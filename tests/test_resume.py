@@ -394,6 +394,27 @@ def test_the_best_round_is_kept_with_its_personal_layers(serial_run, read_csv):
         assert all(np.array_equal(kept[key], wanted[key]) for key in kept)
 
 
+def test_a_run_that_stopped_before_its_best_round_was_kept_keeps_it(serial_run, monkeypatch):
+    scores, after, keep = {1: 0.5, 2: 0.9, 3: 0.1}, Best.after, best.keep
+    monkeypatch.setattr(Best, "after", lambda self, r, score: after(self, r, scores[r]))
+    options = 'num-rounds={} keep-best=true validation-fraction=0.2 evaluate-on="validation"'
+    wanted = load_file(serial_run(options.format(2)) / "best/model.safetensors")
+
+    def full(run, round_, arrays):
+        if round_ == 2:
+            raise RunError("the disk is full")
+        keep(run, round_, arrays)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(best, "keep", full)
+        with pytest.raises(RunError, match="the disk is full"):
+            serial_run(options.format(3), 'run-name="stopped"')
+    folder = serial_run(options.format(3), 'resume="latest"')
+    assert folder.name == "stopped"
+    kept = load_file(folder / "best/model.safetensors")
+    assert all(np.array_equal(kept[key], wanted[key]) for key in wanted)
+
+
 def test_patience_ends_a_run(serial_run, read_csv, monkeypatch):
     scores = iter([0.5, 0.6, 0.6, 0.1, 0.2, 0.9])
     after = Best.after

@@ -101,12 +101,13 @@ class Recovery:
         if chooses:
             self.best = self.best.after(round_, score)
         ends = chooses and 0 < s.patience <= self.best.since and not last
+        if s.keep_best and chooses and self.best.round == round_:
+            # before the checkpoint, from which on this round is not done again
+            best.keep(report.folder, round_, strategy.arrays)
         if s.checkpoint_every and (round_ % s.checkpoint_every == 0 or last or ends):
             state = msgspec.structs.asdict(report.state(round_))
             progress = Progress(**state, versions=self.versions.of, best=self.best)
             checkpoint.save(report.folder, Checkpoint(progress, strategy.arrays, strategy.state))
-        if s.keep_best and chooses and self.best.round == round_:
-            best.keep(report.folder, round_, strategy.arrays)
         if ends:
             log.info(
                 "no better round than %s in %s evaluations: the run ends",
