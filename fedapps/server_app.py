@@ -96,18 +96,16 @@ def _reporting(rounds: Rounds, flat: Mapping[str, Scalar]) -> Iterator[Report]:
     No other process goes on with it meanwhile.
     """
     settings = rounds.settings
-    unfinished = resume.find(settings, flat)
-    if unfinished is None:
+    folder = resume.find(settings, flat)
+    if folder is None:
         if settings.checkpoint_every:
             resume.offer(settings, flat)
         report = Report.create(settings.runs_dir, settings.run_name, settings, flat)
         with resume.alone(report.folder):
             yield report
         return
-    with resume.alone(unfinished.folder):
-        unfinished.restore(rounds)
-        at = unfinished.checkpoint.progress
-        yield Report.reopen(unfinished.folder, settings, flat, at)
+    with resume.alone(folder):
+        yield Report.reopen(folder, settings, flat, resume.restore(folder, rounds))
 
 
 def node_registry(grid: Grid, space: Workspace) -> NodeRegistry:

@@ -20,6 +20,7 @@ from fedapps.core.files import held
 from fedapps.engine import again, best, checkpoint
 from fedapps.engine.best import Best
 from fedapps.engine.checkpoint import Checkpoint, Progress, needed_after
+from fedapps.engine.finished import FinishedRun
 from fedapps.engine.recovery import SPENT
 from fedapps.engine.store import NONE, ClientStore
 from fedapps.report.about import About
@@ -269,6 +270,18 @@ def test_of_a_broken_checkpoint_the_one_before_is_taken(damage, serial_run, tmp_
     run_serial(config.parse([f'resume="{folder}"']))
     assert "round-000003.fedapps is passed over" in capsys.readouterr().out
     assert differences(whole, folder) == []
+
+
+def test_who_only_reads_a_run_deletes_nothing(serial_run, capsys):
+    """It may be on: a checkpoint that cannot be read now may be one that is new."""
+    folder = serial_run("num-rounds=2")
+    (folder / "checkpoint/round-000002.fedapps").write_bytes(b"x")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert FinishedRun.open(folder).round == 1
+    with held(folder), pytest.raises(RunError, match="is going on in another process"):
+        run_serial(config.parse([f'resume="{folder}"']))
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert capsys.readouterr().out.count("is passed over") == 1  # the second one read nothing
 
 
 def test_no_whole_checkpoint_is_an_error(serial_run):

@@ -104,8 +104,7 @@ def save(run: Path, checkpoint: Checkpoint) -> None:
 def load(run: Path) -> Checkpoint:
     """Return the newest whole checkpoint of the run in folder `run`; raises `RunError` if none is.
 
-    A broken one is passed over with a warning. Newer files than the one that is returned are
-    deleted, so that the rounds after it are written anew.
+    A broken one is passed over with a warning.
     """
     problems: list[str] = []
     for round_ in reversed(rounds(run)):
@@ -117,13 +116,17 @@ def load(run: Path) -> Checkpoint:
             problems.append(f"{path.name}: {error}")
             log.warning("checkpoint %s is passed over: %s", path.name, error)
             continue
-        for broken in rounds(run):
-            if broken > round_:
-                _path(run / FOLDER, broken).unlink(missing_ok=True)
         return checkpoint
     if problems:
         raise RunError(f'resume = "{run}": no checkpoint can be used ({"; ".join(problems)})')
     raise RunError(f'resume = "{run}": there is no checkpoint of a finished round')
+
+
+def roll_back(run: Path, round_: int) -> None:
+    """Delete the checkpoints after a round: the run goes on from there and writes them anew."""
+    for later in rounds(run):
+        if later > round_:
+            _path(run / FOLDER, later).unlink(missing_ok=True)
 
 
 def rounds(run: Path) -> list[int]:

@@ -4,7 +4,6 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -19,7 +18,7 @@ from fedapps.core.schema import Scalar, literal
 from fedapps.core.settings import Settings
 from fedapps.core.words import number
 from fedapps.engine import checkpoint
-from fedapps.engine.checkpoint import Checkpoint
+from fedapps.engine.checkpoint import Progress
 from fedapps.engine.rounds import Rounds
 from fedapps.engine.store import ClientStore
 from fedapps.method.strategy import BaseStrategy
@@ -36,39 +35,34 @@ FREE = (INCIDENTAL - {"device", "presum", "threads"}) | {
 MOST_LOOKED_AT = 100  # run directories, the newest ones
 
 
-@dataclass(frozen=True)
-class Unfinished:
-    """A run directory and the checkpoint from which its run goes on."""
+def restore(folder: Path, rounds: Rounds) -> Progress:
+    """Put the rounds of a run where its checkpoint is; later ones and later states of clients go.
 
-    folder: Path
-    checkpoint: Checkpoint
-
-    def restore(self, rounds: Rounds) -> None:
-        """Put the rounds of a run where the checkpoint is; later states of clients go.
-
-        Raises `RunError` if its rounds are not those of the run, or fewer than it has done, or if
-        it would write no checkpoints: the one that is there would pass for the run's end.
-        """
-        done, settings = self.checkpoint.progress.round, rounds.settings
-        if not settings.checkpoint_every:
-            raise RunError(
-                "checkpoint-every = 0: a run that goes on writes checkpoints, as evaluate, predict "
-                "and export read its last one; give 1 or more"
-            )
-        if settings.num_rounds < done:
-            raise RunError(
-                f"num-rounds = {settings.num_rounds}: the run has {done} rounds; give more"
-            )
-        tell_dependence(self.folder, rounds.strategy, done)
-        rounds.recovery.restore(self.folder, self.checkpoint, rounds.strategy)
-        for folder in (self.folder / "clients").glob("*"):  # of a simulation
-            ClientStore(folder).roll_back(done)
-        for left in self.folder.rglob(".*.tmp"):  # half of a file, from the process that was killed
-            left.unlink(missing_ok=True)
+    For whoever holds the folder (`alone`). Raises `RunError` if it has no checkpoint, if its rounds
+    are not those of the run, or fewer than it has done, or if it would write no checkpoints: the
+    one that is there would pass for the run's end.
+    """
+    found, settings = checkpoint.load(folder), rounds.settings
+    done = found.progress.round
+    if not settings.checkpoint_every:
+        raise RunError(
+            "checkpoint-every = 0: a run that goes on writes checkpoints, as evaluate, predict "
+            "and export read its last one; give 1 or more"
+        )
+    if settings.num_rounds < done:
+        raise RunError(f"num-rounds = {settings.num_rounds}: the run has {done} rounds; give more")
+    tell_dependence(folder, rounds.strategy, done)
+    rounds.recovery.restore(folder, found, rounds.strategy)
+    checkpoint.roll_back(folder, done)
+    for client in (folder / "clients").glob("*"):  # of a simulation
+        ClientStore(client).roll_back(done)
+    for left in folder.rglob(".*.tmp"):  # half of a file, from the process that was killed
+        left.unlink(missing_ok=True)
+    return found.progress
 
 
-def find(settings: Settings, flat: Mapping[str, Scalar]) -> Unfinished | None:
-    """Return the run that `resume` names; None if it names none. Raises `RunError`."""
+def find(settings: Settings, flat: Mapping[str, Scalar]) -> Path | None:
+    """Return the run directory that `resume` names; None if it names none. Raises `RunError`."""
     if not settings.resume:
         return None
     if settings.resume == LATEST:
@@ -83,7 +77,7 @@ def find(settings: Settings, flat: Mapping[str, Scalar]) -> Unfinished | None:
         if not folder.is_absolute():
             raise RunError(f'resume = "{folder}": must be absolute, start with ~, or be {LATEST}')
         _check_settings(folder, flat)
-    return Unfinished(folder, checkpoint.load(folder))
+    return folder
 
 
 def unfinished(settings: Settings, flat: Mapping[str, Scalar]) -> Iterator[Path]:
