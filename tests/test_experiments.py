@@ -352,7 +352,7 @@ def test_a_run_with_a_row_beside_its_rounds_is_not_scored_again(tmp_path):
 
 
 def test_what_may_differ_is_what_a_finished_run_can_be_scored_with():
-    assert set(PERSONAL) == again.ALLOWED - {"threads", "device"}
+    assert set(PERSONAL) == again.ALLOWED - {"threads", "device", "data-root"}
 
 
 def test_a_figure_has_students_interval_over_seeds():

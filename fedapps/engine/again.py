@@ -14,14 +14,13 @@ from fedapps.core.schema import Scalar, literal
 from fedapps.core.words import did_you_mean
 from fedapps.engine.figures import FigureChecks
 from fedapps.engine.finished import FinishedRun
-from fedapps.engine.resume import differences
 from fedapps.report import columns, directory
 from fedapps.report.rows import ClientEval, means
 
-# What may differ from the run: how clients are personalized, and which are scored on what.
+# What may differ from the run: how clients are personalized and scored, and where.
 ALLOWED = {
     *("evaluate-on", "finetune-epochs", "finetune-lr", "finetune-part", "score-without-head"),
-    *("threads", "device"),
+    *("threads", "device", "data-root"),
 }
 TABLE = "evaluations.csv"  # a line per evaluation
 
@@ -31,18 +30,22 @@ def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
 
     `changes` are keys of the run-config; all others are those of the run. What is written is
     `evaluation-1.csv` (columns as in clients.csv) and a line of `evaluations.csv`. Raises
-    `RunError` for changes that would have changed the training, and for runs of devices.
+    `RunError` for other changes, which would need another training or have no effect, and for runs
+    of devices.
     """
     before = config.defaults() | config.stored(run)
     for key in changes:
         if key not in before:
             raise RunError(f"unknown key {key}{did_you_mean(key, before)}")
-    flat = before | dict(changes)
-    foreign = [text for text in differences(before, flat) if text.split()[0] not in ALLOWED]
+    foreign = [
+        f"{key} = {literal(changes[key])} (the run has {literal(before[key])})"
+        for key in sorted(changes.keys() - ALLOWED)
+        if changes[key] != before[key]
+    ]
     if foreign:
         allowed = ", ".join(sorted(ALLOWED))
         raise RunError(f"{', '.join(foreign)}: would need another training; allowed: {allowed}")
-    settings = config.read(flat)
+    settings = config.read(before | dict(changes))
     if settings.dataset == DEVICE:
         raise RunError(f"{run}: its clients are devices; what they keep is on them")
     torch.set_num_threads(settings.threads)

@@ -1,6 +1,7 @@
 """The command `fedapps`: its help, its table of commands, and what each of them does."""
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -253,3 +254,11 @@ def test_evaluate_scores_a_run_with_other_settings(options, no_plots, capsys, re
     assert len(read_csv(folder, "evaluation-1.csv")) == 4
     assert cli.main(["evaluate", str(folder), "-c", "lr=0.5"]) == 1
     assert capsys.readouterr().err.startswith("error: lr = 0.5 (the run has 0.05): would need ")
+    own = "lr=0.05"
+    others = "num-rounds=500 evaluate-clients=1 checkpoint-every=0"
+    assert cli.main(["evaluate", str(folder), "-c", f"{others} {own}"]) == 1
+    refused = capsys.readouterr().err
+    for key, value in (("checkpoint-every", 1), ("evaluate-clients", 0), ("num-rounds", 2)):
+        assert re.search(rf"{key} = \d+ \(the run has {value}\)", refused)
+    assert "lr = " not in refused
+    assert len(read_csv(folder, "evaluations.csv")) == 1
