@@ -1,9 +1,15 @@
 """A killed run goes on as if nothing had happened; what cannot be used is said, or passed over."""
 
+import errno
+import fcntl
 import json
+import os
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -475,3 +481,48 @@ def test_another_look_at_a_run_is_its_own_evaluation(method, serial_run, read_cs
     ]
     with pytest.raises(RunError, match=r"lr = 0\.5 .*another training"):
         again.evaluate(folder, {"lr": 0.5})
+
+
+def test_two_evaluations_at_once_both_get_their_line(serial_run, read_csv):
+    """One has made the table and is about to write its line when the other comes."""
+    folder = serial_run("num-rounds=1")
+    with ThreadPoolExecutor(1) as other, (folder / again.TABLE).open("w") as table:
+        fcntl.flock(table, fcntl.LOCK_EX)
+        done = other.submit(again.evaluate, folder, {})
+        while not (own := folder / "evaluation-1.csv").exists() or not own.read_text():
+            time.sleep(0.01)
+        time.sleep(0.1)
+        table.write("evaluation,settings\n7,mine\n")
+        table.flush()
+        fcntl.flock(table, fcntl.LOCK_UN)
+        done.result(60)
+    lines = read_csv(folder, again.TABLE)
+    assert [(line["evaluation"], line["settings"]) for line in lines] == [("7", "mine"), ("1", "")]
+
+
+@pytest.mark.parametrize("name", ["evaluation-1.csv", again.TABLE])
+def test_an_evaluation_that_cannot_be_written_is_a_line_and_leaves_nothing(
+    name, serial_run, monkeypatch
+):
+    folder = serial_run("num-rounds=1")
+    scored, score = [], FinishedRun.score
+    monkeypatch.setattr(FinishedRun, "score", lambda *own: scored.append(own) or score(*own))
+    before = {*folder.iterdir()}
+    with refused(folder / name), pytest.raises(RunError, match=f"cannot write .*{name}: Permiss"):
+        again.evaluate(folder, {})
+    assert {*folder.iterdir()} == before
+    assert bool(scored) == (name == again.TABLE)  # nobody is scored for a table that cannot be
+
+
+@contextmanager
+def refused(path):
+    """Let nobody open a file to write it, not even root."""
+    on = [True]
+
+    def hook(event, arguments):
+        if on and event == "open" and arguments[0] == str(path) and arguments[2] & os.O_CREAT:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    sys.addaudithook(hook)  # which stays
+    yield
+    on.clear()

@@ -75,6 +75,22 @@ def held(folder: Path) -> Iterator[bool]:
         os.close(handle)
 
 
+@contextmanager
+def appending(table: Path) -> Iterator[bool]:
+    """Hold a table that several processes append to; gives whether it is empty, as one just made.
+
+    Others wait until it is let go. Raises `RunError` if it cannot be written.
+    """
+    with writing(table):
+        handle = os.open(table, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        with suppress(OSError):  # a file system that knows no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield not os.fstat(handle).st_size
+    finally:
+        os.close(handle)
+
+
 def _locked(handle: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

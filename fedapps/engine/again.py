@@ -1,15 +1,18 @@
 """Score a saved run anew, with another personalization, without training it again."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 import torch
 
 from fedapps.core import config, log
+from fedapps.core.changes import text_of
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
-from fedapps.core.files import write_whole
+from fedapps.core.files import appending, write_whole, writing
 from fedapps.core.schema import Scalar, literal
 from fedapps.core.words import did_you_mean
 from fedapps.engine.figures import FigureChecks
@@ -50,7 +53,10 @@ def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
         raise RunError(f"{run}: its clients are devices; what they keep is on them")
     torch.set_num_threads(settings.threads)
     finished = FinishedRun.open(run, changes)
-    return _write(run, finished.round, _scores(finished), changes)
+    with _claimed(run) as (number, path):
+        line = {"evaluation": number, "round": finished.round, "settings": text_of(changes)}
+        _write(path, _scores(finished), line)
+    return path
 
 
 def _scores(finished: FinishedRun) -> list[ClientEval]:
@@ -63,44 +69,49 @@ def _scores(finished: FinishedRun) -> list[ClientEval]:
     return scores
 
 
-def _write(run: Path, round_: int, scores: list[ClientEval], changes: Mapping[str, Scalar]) -> Path:
+def _write(path: Path, scores: list[ClientEval], line: dict[str, object]) -> None:
+    """Write the table of the clients, and the line of the evaluation with their means."""
     figures = columns.known_figures()
     names = columns.client_columns(figures)
-    lines = [{"round": round_} | score.flat() for score in scores]
-    number, path = _claimed(run)
-    table = [names, *([line.get(name) for name in names] for line in lines)]
+    rows = [{"round": line["round"]} | score.flat() for score in scores]
+    table = [names, *([row.get(name) for name in names] for row in rows)]
     write_whole(path, directory.csv_text(table).encode())
     mean = means(scores, figures)
-    settings = " ".join(f"{key}={literal(value)}" for key, value in changes.items())
-    line = {"evaluation": number, "round": round_, "settings": settings}
     values = vars(mean) | dict(mean.figures)
     line |= {name: values.get(name) for name in columns.MEANS}
     line |= {name: values.get(name) for f in figures for name in f.columns}
     line |= {name: values.get(name) for name in columns.SPREAD}
-    if not (run / TABLE).exists():
-        write_whole(run / TABLE, directory.csv_text([line.keys()]).encode())
-    known = directory.columns_of(run / TABLE)  # an earlier version wrote fewer
-    directory.append(run / TABLE, [[line.get(name) for name in known]])
+    overview = path.with_name(TABLE)
+    with appending(overview) as empty:
+        if empty:
+            directory.append(overview, [line.keys()])
+        known = directory.columns_of(overview)  # an earlier version wrote fewer
+        directory.append(overview, [[line.get(name) for name in known]])
     log.info(
         "evaluation %s of round %s%s: accuracy %.4f -> %.4f",
-        number,
-        round_,
-        f" with {settings}" if settings else "",
+        line["evaluation"],
+        line["round"],
+        f" with {line['settings']}" if line["settings"] else "",
         mean.accuracy_initial,
         mean.accuracy_personalized,
     )
     log.info("%s", os.fspath(path))
-    return path
 
 
-def _claimed(run: Path) -> tuple[int, Path]:
-    """Create the next free table, so that another process takes the one after it."""
-    number = 1
-    while True:
+@contextmanager
+def _claimed(run: Path) -> Iterator[tuple[int, Path]]:
+    """Create the next free table, so that another process takes the one after it.
+
+    It goes if what fills it fails. Raises `RunError` if nothing can be written there.
+    """
+    for number in count(1):
         path = run / f"evaluation-{number}.csv"
-        try:
+        with writing(path), suppress(FileExistsError):
             path.open("x").close()
-        except FileExistsError:
-            number += 1
-        else:
-            return number, path
+            break
+    try:
+        yield number, path
+    except BaseException:  # Ctrl-C, too
+        with suppress(OSError):
+            path.unlink()
+        raise
