@@ -207,7 +207,8 @@ def _evaluate(space: Workspace, request: Request, store: ClientStore) -> ClientU
     version, state = store.load_version(request.plan.round + 1)
     client = _client(space, request, version, state)
     update = client.score_round(request.plan, request.arrays)
-    store.save_personalized(client)
+    if not request.plan.unpersonalized:
+        store.save_personalized(client)
     return state_told(update, version, saved=False)
 
 

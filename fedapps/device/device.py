@@ -16,6 +16,7 @@ from threading import Lock
 
 import msgspec
 import torch
+from torch import nn
 
 from fedapps import data
 from fedapps.core import log
@@ -163,8 +164,21 @@ class DeviceStore(ClientStore):
         return f'; it began from {self.folder}: remove that, or client-state = "reset"'
 
     def save_personalized(self, client: BaseClient) -> None:
-        """Write the model that the client has been scored with after its personalization."""
-        personalized.save(self.folder.parent / personalized.FILE, client)
+        """Write the model that the client has been scored with after its personalization.
+
+        One that diverged is of no use, so the file stays as it is.
+        """
+        path = self.folder.parent / personalized.FILE
+        if broken := _not_finite(client.module()):
+            log.warning("personalization diverged (%s): %s is not written", broken, path)
+        else:
+            personalized.save(path, client)
+
+
+def _not_finite(module: nn.Module) -> str:
+    """Name an entry of a module that has NaN or infinite values; "" if none has."""
+    found = module.state_dict().items()
+    return next((key for key, value in found if not torch.isfinite(value).all()), "")
 
 
 @lru_cache(maxsize=64)  # a SuperNode has one; the serial engine has several in a process

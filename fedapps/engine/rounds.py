@@ -124,11 +124,8 @@ class Rounds:
         final = self.strategy.final_phase if round_ == self.settings.num_rounds else ""
         clients = self.strategy.clients if final else self._evaluated()
         plans = {c: self.strategy.evaluation_plan(round_, c) for c in clients if due}
-        if not due and round_ in self.settings.further_rounds:  # no stages: nobody personalizes
-            plans = {
-                c: msgspec.structs.replace(self.strategy.evaluation_plan(round_, c), stages=())
-                for c in clients
-            }
+        if not due and round_ in self.settings.further_rounds:  # in which nobody personalizes
+            plans = {c: self.strategy.evaluation_plan(round_, c).without_stages() for c in clients}
         messages = self._send(round_, plans, "evaluate")
         self.totals.bytes_eval = self._payload()
         if final:

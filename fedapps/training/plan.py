@@ -49,7 +49,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     A client keeps what it trained and did not upload, and what is in `also_keep` though it was
     uploaded. `receives` and `sends` name extra arrays (float32) that travel down and up, with
     their shapes; a name has a "/", which no entry of a model has. A plan with a `channel` is run on
-    the trained layers alone, at the same time as the others of its message.
+    the trained layers alone, at the same time as the others of its message. One that is
+    `unpersonalized` has lost its stages: what it scores is not what the client would predict with.
     """
 
     round: int
@@ -60,6 +61,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     receives: dict[str, tuple[int, ...]] = {}
     sends: dict[str, tuple[int, ...]] = {}
     channel: Channel | None = None
+    unpersonalized: bool = False
+
+    def without_stages(self) -> "Plan":
+        """Return the plan of an evaluation in which the client scores and does not personalize."""
+        return msgspec.structs.replace(self, stages=(), unpersonalized=bool(self.stages))
 
     def down(self, layout: Layout) -> tuple[str, ...]:
         """Return the names of all arrays that travel to the client, in order."""

@@ -8,8 +8,10 @@ import torch
 from safetensors.numpy import load_file
 
 from fedapps.__main__ import main
+from fedapps.core import registry
 from fedapps.core.errors import RunError
 from fedapps.device import personalized
+from fedapps.report.report import Report
 
 
 @pytest.mark.parametrize("strategy", ["fedper", "fedrod", "ditto", "fedbabu"])
@@ -35,6 +37,57 @@ def test_predict_has_the_accuracy_that_the_run_reported(
     assert "--client 1: clients of this run are devices" in capsys.readouterr().err
     assert main(["export", str(folder), "--output", str(tmp_path / "shared.safetensors")]) == 0
     assert personalized.load(tmp_path / "shared.safetensors").about.names == ("ant", "bee", "cat")
+
+
+@pytest.fixture
+def models(nodes, monkeypatch):
+    """The bytes of the second device's model after each round."""
+    found, write = [], Report.round
+
+    def look(report, row):
+        write(report, row)
+        found.append((Path(nodes[1]["state-dir"]) / personalized.FILE).read_bytes())
+
+    monkeypatch.setattr(Report, "round", look)
+    return found
+
+
+def test_a_round_without_personalization_leaves_the_personalized_model(device_run, models):
+    rounds = 'num-rounds=4 evaluate-every=3 evaluate-rounds="1-4"'
+    options = f'strategy="fedbabu" finetune-epochs=2 {rounds}'
+    device_run(options.replace("every=3", "every=1").replace("-rounds=4", "-rounds=1"))
+    (before,) = models
+    device_run(options)
+    first, second, third, last = models[1:]
+    assert first == second == before
+    assert len({second, third, last}) == 3
+
+
+def test_a_model_that_nobody_fine_tunes_is_written_in_each_evaluation(device_run, models):
+    options = 'strategy="fedper" finetune-epochs=0 num-rounds=3 evaluate-every=1'
+    device_run(options)
+    device_run(options.replace("every=1", "every=0"), 'evaluate-rounds="1-2"')
+    assert len(set(models[:3])) == 3 and len(set(models[3:])) == 3
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_personalization_that_diverged_leaves_the_model(
+    value, device_run, models, monkeypatch, capsys
+):
+    cls = registry.client_class("fedbabu")
+    personalize = cls.personalize
+
+    def diverge(self, plan):
+        done = personalize(self, plan)
+        if plan.round == 2:
+            self.model.fc2.fc.bias.data[0] = value
+        return done
+
+    monkeypatch.setattr(cls, "personalize", diverge)
+    device_run('strategy="fedbabu" num-rounds=3 evaluate-every=1')
+    first, second, third = models
+    assert first == second != third
+    assert "personalization diverged (fc2.fc.bias): " in capsys.readouterr().out
 
 
 def test_images_of_another_shape_are_refused(device_run, nodes, make_npz, tmp_path, capsys):
