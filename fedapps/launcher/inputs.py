@@ -89,8 +89,9 @@ def refusal(app_dir: Path, options: Sequence[str]) -> str:
         return f"unknown key {key}{did_you_mean(key, known)}"
     if known != config.defaults():  # another app, or another version of this one
         return ""
-    try:
-        config.read_general(dict(ChainMap(*reversed(changes), known)))
+    given = dict(ChainMap(*reversed(changes)))
+    try:  # a run that goes on has its own settings below those that are given
+        config.read_general(known | config.resumed_from(given) | given)
     except RunError as error:
         return str(error)
     return ""

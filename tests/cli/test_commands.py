@@ -13,6 +13,7 @@ import pytest
 from fedapps import cli, server_app
 from fedapps.core import config, keys, project, registry
 from fedapps.launcher import superlink
+from fedapps.launcher.inputs import refusal
 from fedapps.launcher.superlink import SuperLink
 from fedapps.report.report import Report
 
@@ -178,6 +179,18 @@ def test_a_run_that_cannot_be_is_refused_before_flower_starts(tmp_path, capsys):
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith('error: strategy = "fedpr": must be one of ')
     assert line.endswith("(did you mean fedper?)") and not home.exists()
+
+
+def test_what_a_run_that_goes_on_may_change_is_seen_beside_its_own_settings(tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    own = config.parse(['validation-fraction=0.2 evaluate-on="validation"'])
+    (folder / "config.toml").write_text(config.to_toml(own))
+    resume = f'resume="{folder}"'
+    assert refusal(ROOT, ["patience=5", resume]) == ""
+    assert refusal(ROOT, [resume, "patience=5 evaluate-on=test"]).startswith("patience = 5: would ")
+    assert refusal(ROOT, ["patience=5"]).startswith("patience = 5: would ")
+    assert "is no run directory" in refusal(ROOT, [f'resume="{tmp_path}"'])
 
 
 # Flower's SuperLink -------------------------------------------------------------------------------
