@@ -24,24 +24,27 @@ from fedapps.core.words import did_you_mean
 
 
 class Command(NamedTuple):
-    """A line of the help, and the module that does it."""
+    """A line of the help, and the module that does it; some print, and that is all they do."""
 
     name: str
     meaning: str
     module: str
+    prints: bool = False
 
 
 COMMANDS = {
     "Train": [
         Command("serial", "run in this process: starts within seconds", "fedapps.serial"),
         Command("run", "run on Flower's engine: several workers, GPUs, devices", "fedapps.launch"),
-        Command("status", "show the SuperLink that `run` uses, and its runs", "fedapps.cli.status"),
+        Command(
+            "status", "show the SuperLink that `run` uses, and its runs", "fedapps.cli.status", True
+        ),
         Command("stop", "end that SuperLink and all that it started", "fedapps.cli.stop"),
     ],
     "Choose": [
-        Command("methods", "list the methods: strategy=NAME", "fedapps.cli.methods"),
-        Command("models", "list the models: model=NAME", "fedapps.cli.models"),
-        Command("keys", "list all settings with defaults and meanings", "fedapps.cli.keys"),
+        Command("methods", "list the methods: strategy=NAME", "fedapps.cli.methods", True),
+        Command("models", "list the models: model=NAME", "fedapps.cli.models", True),
+        Command("keys", "list all settings with defaults and meanings", "fedapps.cli.keys", True),
     ],
     "Compare": [
         Command("sweep", "a run for each combination of values and seeds", "fedapps.cli.sweep"),
@@ -69,22 +72,30 @@ directory, which holds tables, plots and the trained model.\
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the words say (None: those of the process); return the exit status."""
-    if arguments is None:
-        arguments = sys.argv[1:]
-        if hasattr(signal, "SIGPIPE"):  # `... | head` ends it without a traceback
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    name, *words = [*arguments] or ["--help"]
+    own = arguments is None
+    name, *words = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
+    known = {command.name: command for group in COMMANDS.values() for command in group}
+    if own and (name not in known or known[name].prints):
+        end_with_reader()
     if name in ("-h", "--help"):
         print(overview())
         return 0
     if name == "--version":
         return version()
-    known = {command.name: command for group in COMMANDS.values() for command in group}
     if name not in known:
         hint = did_you_mean(name, known)
         print(f"error: no command {name}{hint}; `fedapps -h` lists them", file=sys.stderr)
         return 2
     return perform(known[name], words)
+
+
+def end_with_reader() -> None:
+    """Have `... | head` end the process without a traceback.
+
+    Not where connections are: each that its other end closes would end the process without a word.
+    """
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 def perform(command: Command, words: Sequence[str]) -> int:

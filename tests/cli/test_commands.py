@@ -50,6 +50,17 @@ def test_the_script_and_the_module_are_the_same(capsys):
     assert out == capsys.readouterr().out == f"fedapps {project.version()}\n"
 
 
+def test_a_closed_connection_does_not_end_what_has_some(monkeypatch, capsys):
+    ended, name = set(), ""
+    monkeypatch.setattr(cli, "perform", lambda command, words: 0)
+    monkeypatch.setattr(cli.signal, "signal", lambda number, action: ended.add(name))
+    for name in (*COMMANDS, "--help"):
+        monkeypatch.setattr(sys, "argv", ["fedapps", name])
+        assert cli.main() == 0
+    assert ended.isdisjoint({"serial", "run", "supernode", "sweep", "experiments", "stop"})
+    assert ended >= {"--help", "methods", "models", "keys", "status"}
+
+
 def test_help_loads_nothing_that_takes_long():
     """In a process of its own: the help of every command, one after the other."""
     program = """
