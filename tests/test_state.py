@@ -2,8 +2,10 @@
 
 import os
 import re
+import resource
 import stat
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -151,11 +153,11 @@ def test_what_is_loaded_is_no_window_to_the_file(store):
 def test_a_failed_write_leaves_the_old_state_and_no_rest(store, monkeypatch):
     store.save(1, number(1))
 
-    def half(tensors, path, about):
-        path.write_bytes(b"half a file")
+    def half(path, content):
+        path.write_text(content[:20].hex())
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(state, "save_file", half)
+    monkeypatch.setattr(Path, "write_bytes", half)
     with pytest.raises(RunError, match="No space left"):
         store.save(2, number(2))
     assert names(store) == ["round-000001.safetensors"]
@@ -266,3 +268,18 @@ def test_a_private_folder_may_hold_what_it_likes(tmp_path):
     (folder / "a").write_text("")
     device.claim(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_state_that_the_disk_does_not_take_is_a_line_and_leaves_the_old_one(tmp_path):
+    """Its file may not grow so far: what a full disk says, with another reason."""
+    store = ClientStore(tmp_path / "clients/7")
+    store.save(1, {"x": torch.ones(3)})
+    before, limits = {*tmp_path.rglob("*")}, resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limits[1]))
+    try:
+        with pytest.raises(RunError, match=r"cannot write .*round-000002.*: File too large"):
+            store.save(2, {"x": torch.ones(2**20)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {*tmp_path.rglob("*")} == before
+    assert store.load(9)["x"].tolist() == [1, 1, 1]

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from fedapps import data
@@ -67,7 +67,7 @@ class Personalized(nn.Module):
 def save(path: Path, client: BaseClient) -> None:
     """Write the model that `client` predicts with; the old one stays until the new one is there."""
     about, module = metadata(client.workspace, client.client), client.module()
-    write_whole(path, lambda temporary: _save_tensors(module, about, temporary), durable=True)
+    write_whole(path, _packed(module, about), durable=True)
 
 
 def of_run(run: FinishedRun, client: int | None) -> Personalized:
@@ -179,7 +179,7 @@ def export(model: Personalized, path: Path) -> None:
 
 
 def _safetensors(model: Personalized, path: Path) -> None:
-    _save_tensors(model.module, model.about, path)
+    path.write_bytes(_packed(model.module, model.about))
 
 
 def _program(model: Personalized, path: Path) -> None:
@@ -209,9 +209,10 @@ def _example(model: Personalized) -> Tensor:
     return torch.rand(2, *model.about.shape, generator=torch.Generator().manual_seed(0))
 
 
-def _save_tensors(module: nn.Module, about: ModelMetadata, path: Path) -> None:
+def _packed(module: nn.Module, about: ModelMetadata) -> bytes:
+    """Return the content of the file; safetensors' own writing knows no OSError."""
     tensors = {
         key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
         for key, value in module.state_dict().items()
     }
-    save_file(tensors, path, {"fedapps": msgspec.json.encode(about).decode()})
+    return save_tensors(tensors, {"fedapps": msgspec.json.encode(about).decode()})

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from fedapps.core.errors import RunError
@@ -65,7 +65,7 @@ class ClientStore:
             for key, value in state.items()
         }
         about = {_DIGEST: _digest(tensors)}
-        write_whole(self._path(round_), lambda path: save_file(tensors, path, about), durable=True)
+        write_whole(self._path(round_), save(tensors, about), durable=True)
         kept = sorted(v for v in self._versions() if v <= round_)
         oldest = kept[-VERSIONS:][0]
         if self.needed != NONE:
