@@ -487,6 +487,13 @@ def test_learning_rate_steps_after_half_and_three_quarters_of_the_rounds():
     assert rates == pytest.approx([1, 1, 1, 0.1, 0.1, 0.01, 0.01])
 
 
+@pytest.mark.parametrize(("rounds", "rates"), [(1, [1]), (2, [1, 0.01]), (3, [1, 0.1, 0.01])])
+def test_the_first_round_has_the_whole_learning_rate(rounds, rates):
+    settings = read(lr=1.0, lr_schedule="step", num_rounds=rounds)
+    found = [settings.round_lr(round_) for round_ in range(1, rounds + 1)]
+    assert found == pytest.approx(rates)
+
+
 def test_learning_rate_falls_as_a_cosine_from_lr_towards_0():
     settings = read(lr=2.0, lr_schedule="cosine", num_rounds=4)
     rates = [settings.round_lr(round_) for round_ in range(1, 5)]

@@ -279,10 +279,11 @@ class Settings(MethodSettings, frozen=True):
         return frozenset(round_ for rounds in own for round_ in rounds)
 
     def round_lr(self, round_: int) -> float:
-        """Learning rate in round `round_` (from 1); steps apply after T//2 and 3T//4 rounds."""
+        """Learning rate in round `round_` (from 1); steps come after T//2 and 3T//4, at least 1."""
         done, total = round_ - 1, self.num_rounds
         if self.lr_schedule == "step":
-            return self.lr * 0.1 ** ((done >= total // 2) + (done >= 3 * total // 4))
+            steps = max(1, total // 2), max(1, 3 * total // 4)
+            return self.lr * 0.1 ** sum(done >= step for step in steps)
         if self.lr_schedule == "cosine":
             return self.lr * 0.5 * (1 + math.cos(math.pi * done / total))
         return self.lr
