@@ -78,7 +78,9 @@ def launch(
         for attempt in range(1, STARTS + 1):
             run_id, lines = _stream(target, app, words)
             failed = any(map(_START_FAILED.search, lines))
-            if failed and new:  # Flower killed what was making it, and none would start on a part
+            # Flower killed what was making it, and none would start on a part. Where one lives, it
+            # is that of another `fedapps run`, which began in the new home at the same time.
+            if failed and new and superlink.superlink(home) is None:
                 database.unlink(missing_ok=True)
             if run_id or attempt == STARTS or not failed:
                 break

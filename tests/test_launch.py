@@ -11,6 +11,7 @@ import textwrap
 import tomllib
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fedapps import launch
@@ -260,10 +261,17 @@ class TestLaunch:
         ended = launch.launch(EMPTY_APP, home=tmp_path, echo=echoed.append)
         assert ended.status == "not started" and len(echoed) == 2 * launch.STARTS - 1
 
-    @pytest.mark.parametrize("before", [False, True])
-    def test_a_half_made_database_does_not_stop_the_next_start(self, before, flwr, tmp_path):
-        """Flower kills a SuperLink that is slow; none starts on what that one has left."""
+    @pytest.mark.parametrize(("before", "lives"), [(False, False), (True, False), (False, True)])
+    def test_a_half_made_database_does_not_stop_the_next_start(
+        self, before, lives, flwr, tmp_path, monkeypatch
+    ):
+        """Flower kills a SuperLink that is slow; none starts on what that one has left.
+
+        It is another's if a SuperLink lives there in the end: two began in a new home at once.
+        """
         database = superlink.database_of(tmp_path)
+        if not lives:
+            monkeypatch.setattr(superlink, "superlink", lambda home: None)
         flwr(f"""
             from pathlib import Path
             database = Path({str(database)!r})
@@ -275,8 +283,8 @@ class TestLaunch:
         if before:  # a whole one, with the runs of before
             database.touch()
         ended = launch.launch(EMPTY_APP, home=tmp_path, echo=lambda line: None)
-        assert ended.lines[0] == ("there" if before else "none")
-        assert database.exists() == before
+        assert ended.lines[0] == ("there" if before or lives else "none")  # at the last start
+        assert database.exists() == (before or lives)
 
     def test_broken_log_is_not_the_end_of_the_run(self, flwr, tmp_path):
         running = LISTED.replace("finished:failed", "running")
@@ -323,6 +331,27 @@ class TestLaunch:
         assert f"FLWR_HOME={tmp_path} " in echoed[1] and echoed[1].endswith(
             f"flwr stop 7 {connection}".strip()
         )
+
+
+def test_a_home_that_cannot_be_made_is_a_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"cannot write .*superlink\.log: Not a directory"):
+        superlink.environment(tmp_path / "file/home")
+
+
+def test_a_process_of_somebody_else_is_a_line(monkeypatch):
+    def denied(process, number):
+        raise psutil.AccessDenied(process.pid)
+
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(psutil.Process, "send_signal", denied)
+            with pytest.raises(RunError, match=f"process {other.pid} is another user's"):
+                processes.end([other.pid])
+    finally:
+        other.kill()
+        other.wait()
 
 
 def test_stop_without_a_superlink(tmp_path, capsys):

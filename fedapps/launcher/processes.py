@@ -8,6 +8,8 @@ from contextlib import suppress
 
 import psutil
 
+from fedapps.core.errors import RunError
+
 KILL_AFTER = 5.0  # seconds between asking processes to end and ending them
 
 
@@ -62,6 +64,14 @@ def _grown(family: set[int], sessions: set[int]) -> list[psutil.Process]:
 
 
 def _send(process: psutil.Process, number: int) -> None:
-    """Send a signal, unless the process is gone (psutil knows if its id has a new owner)."""
+    """Send a signal, unless the process is gone (psutil knows if its id has a new owner).
+
+    Raises `RunError` if it is another user's.
+    """
     with suppress(psutil.NoSuchProcess):
-        process.send_signal(number)
+        try:
+            process.send_signal(number)
+        except psutil.AccessDenied as error:
+            raise RunError(
+                f"process {process.pid} is another user's: only they can end it"
+            ) from error

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from fedapps.core.errors import RunError
+from fedapps.core.files import writing
 from fedapps.core.paths import expanded
 from fedapps.launcher.processes import end, living
 
@@ -90,7 +91,8 @@ def environment(home: Path | None, port: int | None = None, own: bool = True) ->
     if home is not None:
         env["FLWR_HOME"] = str(flower_home(home))
     if home is not None and own:
-        log_of(home).parent.mkdir(parents=True, exist_ok=True)
+        with writing(log_of(home)):
+            log_of(home).parent.mkdir(parents=True, exist_ok=True)
         env[PORT] = str(choose_port(home, port))
     elif port is not None:
         env[PORT] = str(port)
