@@ -24,7 +24,7 @@ from fedapps.core.words import did_you_mean
 
 
 class Command(NamedTuple):
-    """A line of the help, and the module that does it; some print, and that is all they do."""
+    """A line of the help, and the module that does it; what `prints` may end with its reader."""
 
     name: str
     meaning: str
@@ -48,7 +48,9 @@ COMMANDS = {
     ],
     "Compare": [
         Command("sweep", "a run for each combination of values and seeds", "fedapps.cli.sweep"),
-        Command("compare", "runs side by side: table, curves, CSV files", "fedapps.cli.compare"),
+        Command(
+            "compare", "runs side by side: table, curves, CSV files", "fedapps.cli.compare", True
+        ),
     ],
     "Look at results": [
         Command("evaluate", "score a run anew, without training it", "fedapps.cli.evaluate"),
@@ -56,7 +58,7 @@ COMMANDS = {
         Command("report", "write the page of a run, report.html, again", "fedapps.cli.report"),
     ],
     "Use what was trained": [
-        Command("predict", "classify images with a trained model", "fedapps.cli.predict"),
+        Command("predict", "classify images with a trained model", "fedapps.cli.predict", True),
         Command("export", "write a trained model to a file", "fedapps.cli.export"),
     ],
     "Papers and devices": [
