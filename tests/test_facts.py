@@ -181,6 +181,40 @@ def test_evaluation_happens_only_when_asked_and_always_last(serial_run, read_csv
     assert {c for r, c in clients if r == "2"} == {c for r, c in clients if r == "5"}
 
 
+def test_nobody_is_personalized_in_a_further_round(serial_run, read_csv, untimed_rounds):
+    options = 'strategy="fedbabu" num-rounds=4 evaluate-every=2 finetune-epochs=2'
+    folder = serial_run(options, 'evaluate-rounds="1,3"')
+    personalized = [
+        name for name in untimed_rounds(folder)[0] if "personalized" in name or name == "share_hurt"
+    ]
+    assert len(personalized) == 7
+    for row in untimed_rounds(folder):
+        assert row["accuracy_initial"] and row["evaluated"]
+        assert {bool(row[name]) for name in personalized} == {row["round"] in ("2", "4")}
+    for row in read_csv(folder, "clients.csv"):
+        assert row["accuracy_initial"]
+        assert bool(row["accuracy_personalized"]) == (row["round"] in ("2", "4"))
+    plain = [row for row in untimed_rounds(serial_run(options)) if row["round"] in ("2", "4")]
+    costs = ("bytes_eval",)
+    for mine, theirs in zip(untimed_rounds(folder)[1::2], plain, strict=True):
+        assert {k: v for k, v in mine.items() if k not in costs} == {
+            k: v for k, v in theirs.items() if k not in costs
+        }
+
+
+def test_the_clients_that_are_scored_are_those_of_every_method(serial_run, read_csv):
+    """FedSeq's last phase personalizes all clients, and is scored on those that others are."""
+    options = "num-rounds=2 evaluate-clients=2 finetune-epochs=1"
+    scored = {}
+    for method in ("fedbabu", "fedseq"):
+        folder = serial_run(f'strategy="{method}" {options}')
+        scored[method] = {row["client"] for row in read_csv(folder, "clients.csv")}
+        last = read_csv(folder, "rounds.csv")[-1]
+        assert last["evaluated"] == "2"
+    assert last["clients"] == "6" and last["phase"] != "train"  # FedSeq's last phase is one of all
+    assert scored["fedseq"] == scored["fedbabu"] and len(scored["fedseq"]) == 2
+
+
 def test_validation_samples_are_neither_trained_on_nor_test_samples(serial_run, read_csv):
     sizes = {}
     for part in ("test", "validation"):

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+import pandas as pd
+
 from fedapps.compare.groups import Group, differing, grouped, shown
-from fedapps.compare.pairs import Pair, data_of, pairs
+from fedapps.compare.pairs import Pair, data_of, pairs, same_data
 from fedapps.compare.runs import RESULT, Run, found, read
 from fedapps.core.errors import RunError
 from fedapps.core.words import number
@@ -58,6 +60,7 @@ def compared(runs: Sequence[Run]) -> Comparison:
 
 def _notes(runs: Sequence[Run], groups: Sequence[Group]) -> Iterator[str]:
     yield from _different_samples(groups)
+    yield from _different_clients(groups)
     lengths = {group.name: _length(group) for group in groups}
     if len(set(lengths.values())) > 1:
         yield f"not equally long: {_listed(lengths)}"
@@ -84,6 +87,16 @@ def _different_samples(groups: Sequence[Group]) -> Iterator[str]:
         if len({values.get(key) for values in data.values()}) > 1:
             values = {name: shown(group, key) for name, group in by_name.items()}
             yield f"not the same samples: {key} is {_listed(values)}"
+
+
+def _different_clients(groups: Sequence[Group]) -> Iterator[str]:
+    """Say of which seeds groups with the same data are means over other clients."""
+    alike = [group for group in groups if same_data(group, groups[0])]
+    counts = pd.DataFrame({group.name: group.evaluated() for group in alike})
+    for seed, row in counts.iterrows():
+        known = {str(name): str(int(count)) for name, count in row.dropna().items()}
+        if len(set(known.values())) > 1:
+            yield f"not the same clients: seed {seed} is scored on {_listed(known)}"
 
 
 def _listed(values: dict[str, str]) -> str:

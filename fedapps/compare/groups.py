@@ -42,6 +42,12 @@ class Group:
         """Return the figures of each run, by seed."""
         return pd.DataFrame({run.seed: run.scored.loc[at] for run, at in self._looked_at()}).T
 
+    def evaluated(self) -> pd.Series:
+        """Return how many clients the figures of each run are means of, by seed."""
+        return pd.Series(
+            {run.seed: run.evaluated(at) for run, at in self._looked_at()}, dtype=float
+        )
+
     def costs(self) -> pd.DataFrame:
         """Return the costs of each run up to its round, by seed."""
         return pd.DataFrame({run.seed: run.costs(at) for run, at in self._looked_at()}).T

@@ -80,6 +80,8 @@ def _pair(first: Group, second: Group, figure: str) -> Pair | None:
     if not all(figure in table for table in tables):
         return None
     both = pd.concat([100 * table[figure] for table in tables], axis=1, join="inner").dropna()
+    counts = pd.concat([group.evaluated() for group in (first, second)], axis=1).loc[both.index]
+    both = both[counts.nunique(axis=1) <= 1]  # else some clients are in one mean only
     if both.empty:
         return None
     before, after = both.sort_index().to_numpy().T

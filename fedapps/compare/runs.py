@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fedapps.core import changes, config
@@ -42,6 +43,11 @@ class Run:
     def scored(self) -> pd.DataFrame:
         """The figures of the rounds in which clients were personalized and scored, by round."""
         return self._by_round.drop(columns=NO_FIGURES, errors="ignore").dropna(subset=[RESULT])
+
+    def evaluated(self, round_: int) -> float:
+        """Return how many clients were scored in a round; NaN if the run's version did not say."""
+        counts = self._by_round.get("evaluated", pd.Series(dtype=float))
+        return float(counts.get(round_, np.nan))
 
     def curve(self, figure: str) -> pd.Series:
         """Return a figure of all rounds that have it, by round."""

@@ -139,13 +139,15 @@ class Rounds:
         self._handle_failures(round_, "evaluate")
         for update in updates:
             self.recovery.see(round_, update, self.report)
-        if scores := [update.figures.scores for update in updates]:
-            self.totals.means = self.report.evaluation(round_, scores)
+        due, those = self._due(round_), {*self._evaluated()}  # a final phase is one of all clients
+        if scores := [u.figures.scores for u in updates if u.client in those]:
+            shown = scores if due else [score.initial_only() for score in scores]
+            self.totals.means = self.report.evaluation(round_, shown)
         if self.totals.phase:
             for update in updates:
                 self.totals.add(update.figures.finetuned)
         self.report.round(self.totals.row(round_, self.strategy.phase(round_)))
-        score = self.totals.means.accuracy_personalized if self._due(round_) else None
+        score = self.totals.means.accuracy_personalized
         self.recovery.after_round(round_, self.strategy, self.report, score)
 
     # Who is there -------------------------------------------------------------------------
@@ -275,7 +277,7 @@ class Rounds:
         shared = {name.partition(":")[0] for name in strategy.plan(round_, 0).upload}
         names = tuple(name for name in part if name in shared)
         stage = msgspec.structs.replace(strategy.stage(round_, names, epochs=1), prox_mu=0.0)
-        return strategy.train_here(round_, strategy.workspace.server_samples, stage)
+        return strategy.train_here(round_, strategy.workspace.server_samples, stage).costs_only()
 
     def _handle_failures(self, round_: int, kind: str) -> None:
         """Note failures; end the run if there are too many."""

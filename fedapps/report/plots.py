@@ -75,6 +75,7 @@ def _pictures(
 ) -> Iterator[tuple[str, Picture]]:
     rounds, clients = (pd.read_csv(folder / name) for name in ("rounds.csv", "clients.csv"))
     evaluated = evaluated_rounds(rounds)
+    clients = clients.dropna(subset=["accuracy_personalized"])  # of rounds that personalize
     clients = clients[clients["round"] == clients["round"].max()]
     caption = Caption.read(folder, int(rounds["round"].max()) if len(rounds) else 0, len(clients))
     if len(evaluated):

@@ -69,9 +69,9 @@ def _join(parts: Iterable[str]) -> str:
 
 def _accuracy(row: RoundRow) -> str:
     initial, personalized = row.means.accuracy_initial, row.means.accuracy_personalized
-    if initial is None or personalized is None:
-        return " " * 18
-    return f"acc {initial:.3f} -> {personalized:.3f}"
+    before = "" if initial is None else f"acc {initial:.3f}"
+    after = "" if personalized is None else f" -> {personalized:.3f}"
+    return f"{before + after:18}"
 
 
 def _loss(value: float) -> str:

@@ -175,8 +175,10 @@ class Report:
         lines = [[flat.get(name) for name in self._client_columns] for flat in values]
         self._append("clients.csv", lines)
         self._loggers.evaluation(round_, values)
-        self.classes = class_sums(ordered)
-        return means(ordered, self.figures)
+        found = means(ordered, self.figures)
+        if found.accuracy_personalized is not None or not ordered:
+            self.classes = class_sums(ordered)
+        return found
 
     def event(self, round_: int, client: int | str, kind: str, detail: str) -> None:
         """Add a line to events.csv; `client` is "server" for what the server did."""

@@ -17,7 +17,8 @@ class ClientEval:
     """One client's evaluation on its own test split, as far as one can tell without its data.
 
     The class counts are test samples of each class and how many of them were classified right;
-    `figures` are those that this client gave.
+    `figures` are those that this client gave. `accuracy_personalized` is None in a round in which
+    nobody personalizes.
     """
 
     client: int
@@ -25,7 +26,7 @@ class ClientEval:
     num_test: NonNegative
     loss: float  # of a personalization that diverged: not finite; it stands for itself only
     accuracy_initial: Fraction
-    accuracy_personalized: Fraction
+    accuracy_personalized: Fraction | None
     class_total: Sequence[NonNegative]
     class_initial: Sequence[NonNegative]
     class_personalized: Sequence[NonNegative]
@@ -39,6 +40,10 @@ class ClientEval:
         known = {f.name: metrics[f.name] for f in fields(cls) if f.name in metrics}
         about = {"client": client, "num_test": num_test, "figures": given(figures, metrics)}
         return msgspec.convert(known | about, cls)
+
+    def initial_only(self) -> "ClientEval":
+        """Return the scores of a round in which nobody personalizes."""
+        return replace(self, accuracy_personalized=None)
 
     def flat(self) -> dict[str, Any]:
         """Return the values by their columns in clients.csv."""
@@ -112,10 +117,11 @@ class RoundRow:
 
 
 def means(results: Sequence[ClientEval], figures: Iterable[Figure]) -> Means:
-    """Return the means over the clients of one evaluation."""
-    personalized = [result.accuracy_personalized for result in results]
+    """Return the means over the clients of one evaluation, in which all personalize or none."""
     initial = [result.accuracy_initial for result in results]
     sizes = [result.num_test for result in results]
+    done = [(r, r.accuracy_personalized) for r in results if r.accuracy_personalized is not None]
+    personalized = [accuracy for _, accuracy in done]
     figure_means: dict[str, float | None] = {}
     for figure in figures:
         figure_means |= _figure_means(results, figure)
@@ -128,8 +134,8 @@ def means(results: Sequence[ClientEval], figures: Iterable[Figure]) -> Means:
         evaluated=len(results) or None,
         decile_personalized=float(np.percentile(personalized, 10)) if personalized else None,
         least_personalized=min(personalized, default=None),
-        share_hurt=_mean([float(b < a) for a, b in zip(initial, personalized, strict=True)]),
-        balanced_personalized=_mean([_balanced(result) for result in results]),
+        share_hurt=_mean([float(after < result.accuracy_initial) for result, after in done]),
+        balanced_personalized=_mean([_balanced(result) for result, _ in done]),
         figures=figure_means,
     )
 

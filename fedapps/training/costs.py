@@ -5,7 +5,7 @@ seconds to start; the tests hold the two against each other).
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,10 @@ class TrainingStats(Costs):
     def mean_loss(self) -> float:
         """Mean loss per sample over all steps; NaN if there was none."""
         return self.loss / self.samples if self.samples else float("nan")
+
+    def costs_only(self) -> "TrainingStats":
+        """Return what the training cost, without its loss: it is no client's."""
+        return replace(self, loss=0.0, samples=0)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,16 @@ def _grad_of(part, p, x, y):
     return {k: v if part == "full" or k.startswith("body") else 0 * v for k, v in g.items()}
 
 
+def test_the_loss_of_a_round_is_that_of_its_clients(serial_run, untimed_rounds):
+    """In round 1 clients train alike, whatever the server does after them."""
+    plain, shared = (
+        untimed_rounds(serial_run(f'strategy="fedavg" {option} server-part="full"'))[0]
+        for option in ("server-data=0.0", "server-data=0.5")
+    )
+    assert plain["train_loss"] == shared["train_loss"]
+    assert int(plain["train_macs"]) < int(shared["train_macs"])
+
+
 @pytest.mark.parametrize("part", ["full", "body", "head"])
 def test_centralized_trains_a_part(serial_run, read_model, workspace_of, part):
     folder = serial_run(f'strategy="centralized" centralized.trainable="{part}"')

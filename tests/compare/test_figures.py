@@ -182,6 +182,19 @@ def test_what_is_scored_on_other_samples_has_no_difference(made, compare, key, v
     assert f"not the same samples: {key} is {value} (A), {other} (B)\n" in compared.out
 
 
+def test_means_over_other_clients_have_no_difference(made, compare):
+    """A client of one run has failed in the evaluation of seed 1."""
+    scored = [("fedavg", 0, 5), ("fedavg", 1, 5), ("fedper", 0, 5), ("fedper", 1, 4)]
+    folders = [
+        made(f"{method}-{seed}", f'strategy="{method}" seed={seed}', evaluated=clients)
+        for method, seed, clients in scored
+    ]
+    compared = compare(*folders)
+    assert "not the same clients: seed 1 is scored on 5 (A), 4 (B)\n" in compared.out
+    printed = compared.cells("personalized accuracy, difference seed by seed")
+    assert printed["B - A"][0] == "1"  # seed is left
+
+
 # Settings -----------------------------------------------------------------------------------------
 
 

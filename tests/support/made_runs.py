@@ -73,6 +73,7 @@ def scored_run(
     costs=1,
     phases=(),
     finished=True,
+    evaluated=None,
     **figures,
 ):
     """Return the directory of a run with given accuracies, of which nothing but tables is there.
@@ -89,6 +90,7 @@ def scored_run(
                 accuracy_initial=score[0],
                 accuracy_personalized=score[1],
                 accuracy_personalized_std=score[1] / 10,
+                evaluated=evaluated,
                 figures=figures,
             )
         row = RoundRow(
