@@ -99,13 +99,20 @@ def _scored_on(validation: float | None) -> Flat:
 
 
 def _next(options: argparse.Namespace, comparison: "Comparison", keys: Sequence[str]) -> str:
-    """Say how the best settings are scored on test samples."""
-    from fedapps.compare.runs import RESULT
+    """Say how the best settings are scored on test samples; only those with all seeds can be it."""
+    from fedapps.compare.groups import seeds_text
+    from fedapps.compare.runs import RESULT, SEED
     from fedapps.core.schema import literal
 
-    best = max(comparison.groups, key=lambda group: float(group.figures()[RESULT].mean()))
+    seeds = {seed for group in comparison.groups for seed in group.seeds}
+    whole = [group for group in comparison.groups if set(group.seeds) == seeds]
+    if not whole:
+        return "best on validation samples: none, as no settings have finished with all seeds"
+    best = max(whole, key=lambda group: float(group.figures()[RESULT].mean()))
     words = ["fedapps", "sweep"]
     words += [f"{key}={literal(best.settings[key])}" for key in keys if key in best.settings]
     words += [word for text in options.run_config for word in ("-c", text)]
-    words += ["--seeds", options.seeds] if options.seeds else []
-    return f"best on validation samples: {best.name}; on test samples, once: {shlex.join(words)}"
+    words += ["--seeds", seeds_text([*seeds])] if options.seeds or SEED in keys else []
+    fewer = ", ".join(group.name for group in comparison.groups if group not in whole)
+    which = f"{best.name}, {fewer} left out for want of seeds" if fewer else best.name
+    return f"best on validation samples: {which}; on test samples, once: {shlex.join(words)}"

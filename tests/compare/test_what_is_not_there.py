@@ -1,10 +1,15 @@
 """Runs without an end, without scores or of other rounds, folders that are no runs; pictures."""
 
+from argparse import Namespace
+
 import pandas as pd
 import pytest
 from matplotlib.image import imread
 
 from fedapps import cli
+from fedapps.cli import sweep
+from fedapps.compare.comparison import compared
+from fedapps.compare.runs import read
 
 LONG = [(0.1, 0.2), (0.2, 0.3), (0.3, 0.4)]
 
@@ -173,3 +178,24 @@ def test_the_curves_are_written_in_each_format(made, compare, tmp_path, kind, be
     if kind == "svg":
         text = picture.read_text("utf-8")
         assert all(f"<!-- {letter}: " in text for letter in "ABC")
+
+
+def test_settings_without_all_seeds_are_not_the_best_on_validation(made):
+    """The lucky seed of settings that diverge with the others would win."""
+    runs = [
+        made(f"{lr}-{seed}", f"lr={lr} seed={seed}", scores=[(0.1, score)])
+        for lr, seed, score in ((0.05, 0, 0.8), (0.05, 1, 0.7), (0.05, 2, 0.6), (1.0, 0, 0.75))
+    ]
+    options = Namespace(run_config=["strategy=fedcmd"], seeds="0-2")
+    said = sweep._next(options, compared([*map(read, runs)]), ["lr"])
+    assert said == (
+        "best on validation samples: A, B left out for want of seeds; on test samples, once: "
+        "fedapps sweep lr=0.05 -c strategy=fedcmd --seeds 0-2"
+    )
+    options.seeds = ""  # they are an axis
+    said = sweep._next(options, compared([*map(read, runs[:3])]), ["seed", "lr"])
+    assert said.endswith(
+        " A; on test samples, once: fedapps sweep lr=0.05 -c strategy=fedcmd --seeds 0-2"
+    )
+    said = sweep._next(options, compared([read(runs[1]), read(runs[3])]), ["seed", "lr"])
+    assert said.endswith("none, as no settings have finished with all seeds")
