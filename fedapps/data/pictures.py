@@ -72,6 +72,8 @@ def _picture(file: Path, mode: str = "RGB") -> np.ndarray:
         with Image.open(file) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise ValueError(f"{image.width}x{image.height} pixels are too many")
+            if image.mode.startswith(("I", "F")):  # of 16 or 32 bits, which `convert` cuts off
+                raise ValueError("more than 8 bits a pixel; save it with 8, or floats in an .npz")
             return np.asarray(image.convert(mode))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         # SyntaxError: a broken PNG chunk

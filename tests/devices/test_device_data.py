@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
+from PIL import Image
 
 from fedapps import data
 from fedapps.core import config
@@ -138,6 +139,18 @@ def test_a_folder_of_pictures_is_data(tmp_path):
     assert data.of_device(folder, (3, 8, 8), ["cat", "dog", "owl"]).tensors(np.arange(2))[0].shape
     with pytest.raises(RunError, match="owl: is no class of the run"):
         data.of_device(folder, (1, 8, 8), ["cat", "dog"])
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
+def test_pictures_of_more_than_8_bits_are_refused(tmp_path, kind):
+    """Pillow would cut them off at 255: an X-ray becomes almost white."""
+    folder = put(tmp_path / "own", ["cat", "dog"])
+    suffix = "png" if kind == np.uint16 else "tiff"
+    deep = folder / "train" / "cat" / "0.png"
+    Image.fromarray(np.full((8, 8), 4000, kind)).save(deep, format=suffix)
+    for shape in ((1, 8, 8), (3, 8, 8)):
+        with pytest.raises(RunError, match=r"0.png: cannot be read .*more than 8 bits a pixel"):
+            data.of_device(folder, shape, ["cat", "dog"])
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 240.0), (-0.5, 1.0), (0.0, 1.0), (0.25, 0.5)])
