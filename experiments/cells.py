@@ -64,8 +64,13 @@ class Outcome:
 
 
 def outcomes(store: Store, table: Table, scale: str) -> Iterator[Outcome]:
-    """Yield the cells of a table at a scale whose settings are known, also those without a run."""
-    chosen = range(max(seeds(table.scales[scale].seeds)) + 1)
+    """Yield the cells of a table at a scale whose settings are known, also those without a run.
+
+    Their runs are those of the table's seeds, and of others that it has run with.
+    """
+    own = range(max(seeds(table.scales[scale].seeds)) + 1)
+    there = {run.seed for run in store.runs() if (run.table, run.scale) == (table.name, scale)}
+    chosen = sorted(there.union(own))
     for cell in settled(store, table, scale):
         runs = (store.find(cell, seed) for seed in chosen)
         yield Outcome(cell, [run for run in runs if run])

@@ -155,12 +155,15 @@ def _clients(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:
 
 
 def _bytes(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:
-    """Yield a chart of bytes sent in training, in percent of FedAvg's."""
-    costs = {o.cell.row.name: o.runs[0].costs for o in done}
-    reference = next((name for name in ("fedavg", "fedavg-ft") if name in costs), None)
-    sent = {name: cost["bytes_up"] + cost["bytes_down"] for name, cost in costs.items() if cost}
-    if reference and sent.get(reference) and len(sent) > 2:
-        shares = {name: 100 * value / sent[reference] for name, value in sent.items()}
+    """Yield a chart of bytes sent in training, in percent of FedAvg's in the same column."""
+    costs = [(o.cell, o.runs[0].costs) for o in done if o.runs[0].costs]
+    sent = [(cell, cost["bytes_up"] + cost["bytes_down"]) for cell, cost in costs]
+    whole: dict[str, float] = {}
+    for name in ("fedavg-ft", "fedavg"):
+        whole |= {cell.column: value for cell, value in sent if cell.row.name == name and value}
+    those = [(cell, value) for cell, value in sent if cell.column in whole]
+    if len(those) > 2:
+        shares = {cell.name: 100 * value / whole[cell.column] for cell, value in those}
         bars = [charts.Bar(name, v, v, v) for name, v in sorted(shares.items(), key=lambda i: i[1])]
         yield "Bytes of training, % of FedAvg's", charts.rows_chart("bytes", "%", bars)
 
@@ -172,6 +175,8 @@ def _compared(part: Section, table: Table, done: list[Outcome]) -> None:
         part.state += f"; the comparison needs {table.yardstick} and {table.alone}"
         return
     part.said = yardstick.sentence(lines, table.yardstick, table.alone)
+    if left := yardstick.left_out(done, lines):
+        part.said += f" {left}"
     if (alike := yardstick.same_ranks(done)) is not None:
         part.said += f" Friedman's test that all rank alike: p = {alike:.2g}."
     part.heads = yardstick.HEADS

@@ -9,6 +9,7 @@ from experiments.papers import HERE, Table, tables
 from experiments.store import Store
 from experiments.tidy import write_csv
 from fedapps.core.errors import RunError
+from fedapps.core.files import write_whole
 
 
 def markdown(store: Store, table: Table) -> Iterator[str]:
@@ -31,6 +32,9 @@ def markdown(store: Store, table: Table) -> Iterator[str]:
         yield ""
         yield from _heads(yardstick.HEADS)
         yield from (f"| {' | '.join(yardstick.texts(line))} |" for line in compared)
+        if said := yardstick.left_out(found, compared):
+            yield ""
+            yield said
         yield from _chosen(store, found)
     else:
         yield from _heads(("row", "seeds", "reading", "ours", "published", "difference", "s/round"))
@@ -125,7 +129,7 @@ def report(store: Store, chosen: Iterable[Table]) -> None:
     text = path.read_text("utf-8")
     for table in chosen:
         text = _replaced(text, table.name, [*markdown(store, table)])
-    path.write_text(_replaced(text, "claims", [*_claims(store)]), "utf-8")
+    write_whole(path, _replaced(text, "claims", [*_claims(store)]).encode())
     from experiments import html_page
 
     html_page.write(store, HERE / "results.html")

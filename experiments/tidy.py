@@ -1,9 +1,11 @@
 """results/<scale>.csv: a line for each run, with all figures, for whoever reads tables."""
 
 import csv
+import io
 from pathlib import Path
 
 from experiments.store import COSTS, Run, Store
+from fedapps.core.files import write_whole
 
 ABOUT = ("table", "row", "column", "scale", "seed", "strategy", "rounds", "config")
 SPENT = ("seconds", "seconds_per_round", *COSTS)
@@ -17,10 +19,11 @@ def write_csv(store: Store) -> list[Path]:
         those = [run for run in runs if run.scale == scale]
         figures = dict.fromkeys(name for run in those for name in sorted(run.figures))
         path = store.folder / f"{scale}.csv"
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, (*ABOUT, *figures, *SPENT), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(line(run) for run in those)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, (*ABOUT, *figures, *SPENT), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(line(run) for run in those)
+        write_whole(path, text.getvalue().encode())
         written.append(path)
     return written
 

@@ -144,6 +144,14 @@ def sentence(lines: Sequence[Line], yardstick: str, alone: str) -> str:
     return f"{text} {'; '.join(costs)}." if costs else text
 
 
+def left_out(outcomes: Sequence[Outcome], lines: Sequence[Line]) -> str:
+    """Name the methods that have run, but not with all seeds that are compared; "": none."""
+    shown = {line.name for line in lines}
+    seeds = {o.cell.row.name: ",".join(str(run.seed) for run in o.runs) for o in outcomes}
+    texts = [f"{name} (has seeds {seeds[name]})" for name in seeds if name not in shown]
+    return f"Not compared, for want of seeds: {', '.join(texts)}." if texts else ""
+
+
 def _ratio(value: float, base: float) -> str:
     return f"{value / base:.2f}" if base else "-"
 

@@ -1,5 +1,6 @@
 """The comparison of methods, settings chosen on validation parts, claims, the page of results."""
 
+import errno
 import re
 import subprocess
 from dataclasses import replace
@@ -10,9 +11,10 @@ import pytest
 from scipy import stats
 
 from experiments import claims, html_page, papers, tuning, yardstick
-from experiments.cells import Outcome
+from experiments.cells import Outcome, outcomes
 from experiments.results_page import markdown
 from experiments.store import Run, Store, failed_trial, numeric
+from experiments.tidy import write_csv
 from fedapps.core.errors import RunError
 
 NAMES = ("fedavg-ft", "local", "better", "same")
@@ -137,6 +139,55 @@ def test_methods_are_compared_client_by_client(toy):
     said = yardstick.sentence([*lines.values()], "fedavg-ft", "local")
     assert said.startswith("1 of 2 methods beat fine-tuned FedAvg beyond the interval, 0 are below")
     assert "better by 10.0 points at 1.00 of its bytes" in said
+
+
+def test_a_method_without_all_seeds_is_named_and_not_compared(toy, tmp_path):
+    table, store, _ = toy
+    (store.folder / "cpu" / table.name / "better-s2.json").unlink()
+    lines = "\n".join(markdown(Store(store.folder), table))
+    assert "0 of 1 method beat" in lines and "| better | 6" not in lines
+    assert "Not compared, for want of seeds: better (has seeds 0,1)." in lines
+    path = tmp_path / "results.html"
+    html_page.write(Store(store.folder), path)
+    assert "Not compared, for want of seeds: better (has seeds 0,1)." in path.read_text()
+
+
+def test_seeds_beyond_the_tables_own_count(toy):
+    table, store, _ = toy
+    plain = replace(table, yardstick="", alone="")
+    (cell,) = (cell for cell in plain.cells("cpu") if cell.row.name == "same")
+    store.save(cell, run_of(cell, 5, [0.25]))
+    (outcome,) = (o for o in outcomes(store, plain, "cpu") if o.cell.row.name == "same")
+    assert [run.seed for run in outcome.runs] == [0, 1, 2, 5]
+
+
+def test_bytes_are_held_against_fedavg_in_the_same_column(toy):
+    """FedAvg sends 3 MB in one column and 9 MB in the other, where it is the only row so far."""
+    table, _, _ = toy
+    cells = [papers.Cell(table, papers.Row(row, 'strategy="local"'), column, "cpu")
+             for row in ("fedavg", "better", "same") for column in ("few", "many")]  # fmt: skip
+    done = [Outcome(cell, [run_of(cell, 0, [0.5] * 4)]) for cell in cells
+            if cell.row.name == "fedavg" or cell.column == "few"]  # fmt: skip
+    many = next(o for o in done if o.cell.column == "many").runs[0].costs
+    many |= {"bytes_up": 4e6, "bytes_down": 5e6}
+    ((_, chart),) = html_page._bytes(done)
+    titles = re.findall(r"<title>(.*?)</title>", str(chart))
+    assert "better@few: 100.00" in titles and "fedavg@many: 100.00" in titles
+
+
+def test_tables_that_cannot_be_written_stay_whole(toy, monkeypatch):
+    _, store, _ = toy
+    (path,) = write_csv(store)
+    before = path.read_bytes()
+    assert before.count(b"\n") == 1 + len(store.runs())
+
+    def full(self, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(RunError, match=r"cannot write .*cpu\.csv: No space left"):
+        write_csv(store)
+    assert path.read_bytes() == before
 
 
 def test_claims_are_held_against_paired_seeds(toy):
