@@ -28,6 +28,7 @@ from pathlib import Path
 
 from fedapps.core import log
 from fedapps.core.commands import execute
+from fedapps.core.errors import RunError
 from fedapps.core.options import add_home, add_resume, add_run_config, chosen
 from fedapps.launcher import superlink
 from fedapps.launcher.inputs import merged, refusal, staged
@@ -41,6 +42,7 @@ from fedapps.launcher.superlink import (
     stop,
 )
 
+PATIENCE = 180.0  # seconds without an answer after which a run's status is unknown
 STARTS = 3  # Flower gives its SuperLink 15 s to start, too little on a cold or busy machine
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -148,8 +150,12 @@ def _stream(target: _Target, app: Path, words: Sequence[str]) -> tuple[int, list
 
 
 def _outcome(target: _Target, run_id: int) -> tuple[str, str]:
-    """Ask until the run has ended; return status and details."""
-    pause = 1.0
+    """Ask until the run has ended; return status and details.
+
+    The log breaks off when a connection does, so an answer may be missing too, for a while. Raises
+    `RunError` if it stays away.
+    """
+    pause, answered, status = 1.0, time.monotonic(), "unknown"
     while True:
         if target.lost():
             log_file = superlink.log_of(target.home)
@@ -158,7 +164,15 @@ def _outcome(target: _Target, run_id: int) -> tuple[str, str]:
             [flwr(), "ls", *target.named, "--run-id", str(run_id), "--format", "json"],
             env=target.env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
         )  # fmt: skip
-        status, details = parse_status(answer.stdout)
+        try:
+            status, details = parse_status(answer.stdout)
+            answered = time.monotonic()
+        except RunError as error:
+            if time.monotonic() - answered > PATIENCE:
+                raise RunError(
+                    f"{error}; run {run_id} may go on, ask again with flwr ls"
+                ) from error
+            details = ""
         if status.startswith("finished"):
             return status, details
         if pause == 1.0:

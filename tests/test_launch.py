@@ -113,7 +113,14 @@ class TestParse:
         assert (status, details) == ("finished:failed", f"{TRACE}round 2 fails as asked")
 
     @pytest.mark.parametrize(
-        ("output", "says"), [(NOT_LISTED, "Run ID not found"), ("", "no answer"), ("boo", "boo")]
+        ("output", "says"),
+        [
+            (NOT_LISTED, "Run ID not found"),
+            ("", "no answer"),
+            ("boo", "boo"),
+            ('{"success": tr', "success"),
+            ('{"success": true, "runs": []}', "no such answer is known"),
+        ],
     )
     def test_no_status(self, output, says):
         with pytest.raises(RunError, match=says):
@@ -301,6 +308,25 @@ class TestLaunch:
         ended = launch.launch(EMPTY_APP, home=tmp_path, echo=echoed.append)
         assert ended.status == "finished:failed"
         assert echoed[-1] == "the log broke off, run 7 is running; waiting for its end"
+
+    def test_an_answer_that_fails_is_asked_for_again(self, flwr, tmp_path, monkeypatch):
+        """The connection that ended the log is often gone for `flwr ls`, too."""
+        monkeypatch.setattr(launch.time, "sleep", lambda pause: None)
+        flwr(f"""
+            from pathlib import Path
+            asked = Path({str(tmp_path / "asked")!r})
+            if "run" in sys.argv:
+                print("Successfully started run 7")
+            else:
+                print({LISTED!r} if asked.exists() else {NOT_LISTED!r})
+                asked.touch()
+        """)
+        ended = launch.launch(EMPTY_APP, home=tmp_path, echo=lambda line: None)
+        assert ended.status == "finished:failed"
+        (tmp_path / "asked").unlink()
+        monkeypatch.setattr(launch, "PATIENCE", -1.0)
+        with pytest.raises(RunError, match=r"Run ID not found.*run 7 may go on"):
+            launch.launch(EMPTY_APP, home=tmp_path, echo=lambda line: None)
 
     def test_dead_superlink_loses_the_run(self, flwr, tmp_path, monkeypatch):
         flwr("print('Successfully started run 7')")

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,15 +46,23 @@ class LaunchResult:
 
 
 def parse_status(output: str) -> tuple[str, str]:
-    """Return status and details from what `flwr ls --run-id N --format json` printed."""
-    run = answer_of(output)["runs"][0]
-    return run["status"], run["status-details"]
+    """Return status and details from what `flwr ls --run-id N --format json` printed.
+
+    Raises `RunError` if it is no answer.
+    """
+    try:
+        run = answer_of(output)["runs"][0]
+        return run["status"], run["status-details"]
+    except (LookupError, TypeError) as error:
+        raise RunError(f"flwr ls: no such answer is known: {output.strip()}") from error
 
 
 def answer_of(output: str) -> dict[str, Any]:
     """Return what `flwr ls --format json` printed; raises `RunError` if it is no answer."""
     start = output.find("{")
-    answer: dict[str, Any] = json.loads(output[start:]) if start >= 0 else {}
+    answer: dict[str, Any] = {}
+    with suppress(ValueError):  # it is no JSON, or only the begin of it
+        answer = json.loads(output[start:]) if start >= 0 else {}
     if not answer.get("success"):
         raise RunError(f"flwr ls: {answer.get('error-message', output) or 'no answer'}")
     return answer
