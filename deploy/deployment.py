@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedapps.core.errors import RunError, one_line
+from fedapps.core.options import quoted
 from fedapps.launch import launch
 from fedapps.launcher.outcome import LaunchResult
 from fedapps.launcher.processes import end
@@ -29,6 +30,7 @@ from fedapps.launcher.superlink import bin_dir, environment
 HERE = Path(__file__).parent
 NAME = "local"  # the SuperLink's name in the operator's config.toml
 SUPERNODE = (sys.executable, "-m", "fedapps.device.supernode")
+_REFERENCE = "For more information, visit"  # Flower's last line, below the one that says why
 READY = 300.0  # seconds for a process to be there; on a busy machine a start takes minutes
 PORTS = range(12_000, 32_000)
 QUICK = {
@@ -131,7 +133,7 @@ class Deployment:
             superlink=f"127.0.0.1:{port or self.proxy_port}",
             root_certificates=self.certificates / "ca.crt",
             auth_supernode_private_key=self.folder / "keys" / f"{name}.key",
-            node_config=f"{node_config} {own}".strip(),
+            node_config=quoted(f"{node_config} {own}".strip()),
             port=free_port(),
         )
         return self.start(name, [*self.program, *options], **env)
@@ -230,7 +232,8 @@ class Deployment:
         raise RunError(f"{name} did not start: {self._last_line(name)}")
 
     def _last_line(self, name: str) -> str:
-        return one_line(self._printed(name))
+        lines = self._printed(name).splitlines()
+        return one_line("\n".join(line for line in lines if not line.startswith(_REFERENCE)))
 
     def _printed(self, name: str) -> str:
         return self.log(name).read_bytes()[self._begins[name] :].decode(errors="replace")

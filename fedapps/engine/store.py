@@ -102,7 +102,10 @@ class ClientStore:
         """Make the folder, in a run directory that is there: one that is gone is not made anew."""
         run = self.folder.parent.parent
         if not run.is_dir():
-            raise RunError(f"cannot write {self.folder}: {run} is gone")
+            raise RunError(
+                f"cannot write {self.folder}: {run} is gone, or on another machine; put runs-dir "
+                "on storage that all machines share"
+            )
         self.folder.parent.mkdir(mode=0o700, exist_ok=True)  # personal layers are nobody else's
         self.folder.mkdir(mode=0o700, exist_ok=True)
 

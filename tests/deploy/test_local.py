@@ -1,11 +1,14 @@
 """A deployment on one machine: its keys, its signals, its runs."""
 
 import signal
+import sys
 
 import pytest
+from flwr.common.config import parse_config_args
 
 from deploy import deployment
 from deploy.deployment import Deployment
+from fedapps.cli import supernode
 from fedapps.core.errors import RunError
 
 
@@ -68,3 +71,34 @@ def test_its_runs_ask_no_proxy_for_the_superlink(tmp_path, monkeypatch):
     Deployment(tmp_path).run("a=1")
     assert seen["extra_env"]["NO_PROXY"] == "127.0.0.1"
     assert seen["extra_env"]["FLWR_TELEMETRY_ENABLED"] == "0"
+
+
+BARE = 'client-id=0 data=/data/a.npz state-dir="/var/lib/x y" workers=2'
+READ = {"client-id": 0, "data": "/data/a.npz", "state-dir": "/var/lib/x y", "workers": 2}
+
+
+def test_a_node_config_without_quotes_reaches_flower_as_it_is_read_here(tmp_path, monkeypatch):
+    monkeypatch.setattr(Deployment, "start", lambda self, name, command: command)
+    command = Deployment(tmp_path).supernode("device-0", BARE)
+    assert parse_config_args([command[command.index("--node-config") + 1]]) == READ
+
+
+@pytest.mark.parametrize("words", [["--node-config", BARE], [f"--node-config={BARE}"]])
+def test_fedapps_supernode_takes_it_too(words, monkeypatch):
+    monkeypatch.setattr("fedapps.device.supernode.main", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["fedapps"])
+    supernode.hand_on(["--insecure", *words, "--superlink", "127.0.0.1:1"])
+    told = " ".join(sys.argv)
+    assert sys.argv[:2] == ["flower-supernode", "--insecure"] and told.endswith("127.0.0.1:1")
+    config = told.partition("--node-config")[2].partition(" --superlink")[0]
+    assert parse_config_args([config[1:]]) == READ
+
+
+def test_the_reason_of_a_failed_start_is_not_flowers_link(tmp_path):
+    made = Deployment(tmp_path)
+    (tmp_path / "logs").mkdir()
+    made._begins["device-0"] = 0
+    made.log("device-0").write_text(
+        "ERROR: the format is wrong\nFor more information, visit: <https://example.org>\n"
+    )
+    assert made._last_line("device-0") == "ERROR: the format is wrong"
