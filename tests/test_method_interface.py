@@ -2,18 +2,21 @@
 
 import doctest
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import numpy as np
 import pytest
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
+from torch.nn import BatchNorm2d
+from torch.nn.functional import cross_entropy
 
 import fedapps.method
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.engine.rounds import Rounds
-from fedapps.method import BaseClient, BaseStrategy, put, rehearse
+from fedapps.method import BaseClient, BaseStrategy, Costs, put, rehearse, replace
 from fedapps.training.workspace import Workspace
 
 FEDAPPS = Path(fedapps.method.__file__).parent.parent
@@ -109,3 +112,79 @@ def test_a_client_says_which_model_its_last_local_one_is(flat_config, tiny_npz):
     images, labels = client.test_data
     right = (client.predict(images).argmax(1) == labels).double().mean().item()
     assert scored["accuracy_last_local"] == right != scored["accuracy_initial"]
+
+
+class HeadThenBody(BaseStrategy):
+    """Two stages on different layers, as in FedRep."""
+
+    def plan(self, round_, client):
+        stages = (self.stage(round_, self.layout.head, 1), self.stage(round_, self.layout.body, 1))
+        return self.exchange(round_, self.layout.names, *stages)
+
+
+class Curious(BaseClient):
+    """Looks at the received model as an author may: its gradients, its mode, its counters."""
+
+    seen: ClassVar[list] = []
+
+    def before_training(self, plan):
+        images, labels = self.train_data
+        cross_entropy(self.predict(images), labels).backward()
+        numbers = {key: value.sum().item() for key, value in self.model.state_dict().items()}
+        asking = {key: p.grad.norm().item() for key, p in self.model.named_parameters()}
+        self.seen.append((self.client, numbers, asking, self.model.training))
+        return Costs()
+
+
+def test_hooks_find_the_model_alike_whoever_had_it_before(flat_config, tiny_npz):
+    """Of a cumulative mean (`momentum=None`), what a client computes rests on a counter too."""
+    made = config.read(flat_config(tiny_npz, 'model="lenet5" fraction-train=1'))
+    seen = {}
+    for order in ((0, 1), (1, 0)):
+        run = rehearse(HeadThenBody, Curious, made)
+        for module in run.strategy.workspace.model.modules():
+            if isinstance(module, BatchNorm2d):
+                module.momentum = None
+        Curious.seen = []
+        for client in order:
+            update = run.train(client, run.strategy.plan(1, client))
+            (_, *found) = Curious.seen.pop()
+            seen.setdefault(client, []).append((found, update.arrays))
+    for first, second in seen.values():
+        assert first[0] == second[0] and not first[0][2], "in eval mode"
+        assert all(np.array_equal(first[1][key], second[1][key]) for key in first[1])
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_each_stage_is_clipped_as_it_says(flat_config, tiny_npz, free):
+    """A step of at most lr x mu: both stages clipped stay within that, one of them does not."""
+    keys = "max-norm=0.001 lr=0.1 batch-size=8 fraction-train=1 num-clients=2"
+    made = config.read(flat_config(tiny_npz, keys))
+
+    class Twice(BaseStrategy):
+        unclipped = ()
+
+        def plan(self, round_, client):
+            stage = self.stage(round_, self.layout.names, epochs=1)
+            loose = replace(stage, clip=None)
+            stages = [loose if place in self.unclipped else stage for place in (0, 1)]
+            return self.exchange(round_, self.layout.names, *stages)
+
+    def moved():
+        run = rehearse(Twice, BaseClient, made)
+        update = run.train(0, run.strategy.plan(1, 0))
+        gaps = [update.arrays[k] - run.strategy.arrays[k] for k in update.arrays]
+        return np.sqrt(sum(np.sum(gap**2) for gap in gaps)), update.metrics["batches"]
+
+    norm, steps = moved()
+    assert 0 < norm <= 1.001 * steps * 0.1 * 0.001
+    Twice.unclipped = (free,)
+    norm, steps = moved()
+    assert norm > 2 * steps * 0.1 * 0.001
+
+
+def test_a_slice_that_names_a_part_twice_has_its_keys_once(flat_config, tiny_npz):
+    space = Workspace(config.read(flat_config(tiny_npz, 'model="lenet5"')))
+    layout = space.layout
+    twice = (*layout.body, *layout.norms_of(layout.names))
+    assert layout.keys_of(twice) == layout.keys_of(layout.body)

@@ -8,12 +8,12 @@ import torch
 
 from fedapps.method.figures import LAST_LOCAL, WITHOUT_HEAD
 from fedapps.method.update import ClientUpdate, Metrics
-from fedapps.models.layers import Arrays, put, take
+from fedapps.models.layers import Arrays, Slice, put, take
 from fedapps.training.clipping import Threshold
 from fedapps.training.costs import TrainingStats
 from fedapps.training.evaluation import Score
 from fedapps.training.evaluation import score as score_on
-from fedapps.training.plan import Plan, Stage
+from fedapps.training.plan import Clip, Plan
 from fedapps.training.privacy import privatize
 from fedapps.training.templates import nearest_template
 
@@ -32,7 +32,9 @@ def train(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
     _refuse_leak(client, plan)
     receive(client, plan, received)
     thresholds = {
-        stage.layers: Threshold(stage.clip, _past_norms(client, stage))
+        (stage.layers, stage.clip): Threshold(
+            stage.clip, _past_norms(client, stage.layers, stage.clip)
+        )
         for stage in plan.stages
         if stage.clip
     }
@@ -40,10 +42,10 @@ def train(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
     done = client.train(plan, "train", client.objective("train"), thresholds)
     done.spend(before)
     client.remember("model/", take(client.model, client.keeps(plan)))
-    for layers, threshold in thresholds.items():
+    for (layers, clip), threshold in thresholds.items():
         if threshold.remembers:
             norms = torch.tensor(threshold.arrived, dtype=torch.float64)
-            client.state[NORMS + "+".join(layers)] = norms
+            client.state[_norms_of(layers, clip)] = norms
     layout = client.layout
     if client.settings.score_last and plan.stages:
         client.remember(LAST, client.last_local())
@@ -99,7 +101,12 @@ def begin(client: "BaseClient") -> None:
 
 
 def receive(client: "BaseClient", plan: Plan, received: Arrays) -> None:
-    """Make the model: what was downloaded, else what the client kept, else the initial one."""
+    """Make the model: what was downloaded, else what the client kept, else the initial one.
+
+    Whoever used it before in this process leaves no trace: hooks find it in eval mode, with all
+    parameters asking for gradients.
+    """
+    client.workspace.reset()
     client.received = received
     downloaded = {key: received[key] for key in client.layout.shared(plan.download)}
     put(client.model, client.workspace.initial | client.kept() | downloaded)
@@ -113,10 +120,14 @@ def _refuse_leak(client: "BaseClient", plan: Plan) -> None:
         raise PermissionError(f"the plan uploads {', '.join(leak)}: personal layers")
 
 
-def _past_norms(client: "BaseClient", stage: Stage) -> list[float]:
-    """Gradient norms of the client's earlier steps on the same layers."""
-    norms = client.state.get(NORMS + "+".join(stage.layers), torch.empty(0))
+def _past_norms(client: "BaseClient", layers: Slice, clip: Clip) -> list[float]:
+    """Gradient norms of the client's earlier steps on the same layers, clipped alike."""
+    norms = client.state.get(_norms_of(layers, clip), torch.empty(0))
     return norms.tolist()
+
+
+def _norms_of(layers: Slice, clip: Clip) -> str:
+    return f"{NORMS}{'+'.join(layers)}/{clip.percentile:g}-{clip.mode}-{clip.history}"
 
 
 def _score_last(client: "BaseClient", initial: Score) -> float:

@@ -13,7 +13,7 @@ from fedapps.core.schema import MethodSettings
 from fedapps.core.settings import Settings
 from fedapps.models.layers import Arrays, Layout, Slice, put, take
 from fedapps.training.batches import Samples
-from fedapps.training.clipping import Threshold
+from fedapps.training.clipping import Thresholds
 from fedapps.training.costs import TrainingStats
 from fedapps.training.draw import Draw
 from fedapps.training.objective import Objective
@@ -108,7 +108,10 @@ class StrategyTools:
         return done
 
     def other(self, name: str) -> Any:
-        """Return the strategy of another method for the same run, to build on."""
+        """Return the strategy of another method for the same run, for its plans and figures.
+
+        Its arrays and state are its own: what rests on them, as `aggregate`, is not for use here.
+        """
         return registry.strategy_class(name)(self.workspace, self.settings.of(name))
 
 
@@ -162,7 +165,7 @@ class ClientTools:
         plan: Plan,
         phase: str,
         objective: Objective,
-        thresholds: Mapping[Slice, Threshold] | None = None,
+        thresholds: Thresholds | None = None,
         data: Samples | None = None,
     ) -> TrainingStats:
         """Execute the plan's stages on the model; `phase` names the random numbers.
@@ -186,6 +189,9 @@ class ClientTools:
         self.state |= {prefix + key: torch.from_numpy(value) for key, value in arrays.items()}
 
     def other(self, name: str) -> Any:
-        """Return the client of another method for the same round, to build on."""
+        """Return the client of another method for the same round, for what its model decides.
+
+        It shares model, data and state; what is received and sent is this client's alone.
+        """
         make = registry.client_class(name)
         return make(self.workspace, self.client, self.state, self.settings.of(name))

@@ -111,8 +111,9 @@ class Layout:
             raise RunError(f'{key} = "{text}": {error}') from error
 
     def keys_of(self, layers: Slice) -> tuple[str, ...]:
-        """Return all floating-point keys of a slice, in model order."""
-        return tuple(key for item in self.slice(layers) for key in self._keys_of(item))
+        """Return all floating-point keys of a slice, each once, in model order."""
+        keys = (key for item in self.slice(layers) for key in self._keys_of(item))
+        return tuple(dict.fromkeys(keys))
 
     def _keys_of(self, item: str) -> tuple[str, ...]:
         name, part = _split(item)

@@ -1,7 +1,7 @@
 """The client of split learning: it trains its layers against gradients from the channel."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,12 +13,12 @@ from fedapps.core.errors import one_line
 from fedapps.method import local
 from fedapps.method.client import BaseClient
 from fedapps.method.update import ClientUpdate
-from fedapps.models.layers import Arrays, Slice, put, take
+from fedapps.models.layers import Arrays, put, take
 from fedapps.split.connection import ChannelError, Connection, connection
 from fedapps.split.frames import Frame
 from fedapps.training.batches import Samples, chunks
 from fedapps.training.channel import Channel
-from fedapps.training.clipping import Threshold
+from fedapps.training.clipping import Thresholds
 from fedapps.training.costs import TrainingStats
 from fedapps.training.objective import Objective
 from fedapps.training.plan import Plan
@@ -99,7 +99,7 @@ class SplitClient(BaseClient):
         plan: Plan,
         phase: str,
         objective: Objective,
-        thresholds: Mapping[Slice, Threshold] | None = None,
+        thresholds: Thresholds | None = None,
         data: Samples | None = None,
     ) -> TrainingStats:
         """Wait for the server's word before the first batch."""

@@ -7,13 +7,14 @@ and at most `max_norm`: c_t = min(tau_t, mu); g <- g min(1, c_t / ||g||) (PerFre
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
 from torch.nn.grad import conv2d_weight
 
+from fedapps.models.layers import Slice
 from fedapps.training.plan import Clip
 
 Supported = nn.Linear | nn.Conv2d
@@ -50,6 +51,9 @@ class Threshold:
         high = min(low + 1, len(self._sorted) - 1)
         below, above = self._sorted[low], self._sorted[high]
         return below + (above - below) * (position - low)
+
+
+Thresholds = Mapping[tuple[Slice, Clip], Threshold]  # by the layers of a stage and its clipping
 
 
 def clip_batch(gradients: list[Tensor], threshold: Threshold) -> bool:

@@ -19,7 +19,7 @@ from fedapps.models.layers import Layout, Slice
 from fedapps.models.norms import batch_norms
 from fedapps.training.augment import windows
 from fedapps.training.batches import Samples, epoch_batches, grouped
-from fedapps.training.clipping import SampleGradients, Threshold
+from fedapps.training.clipping import SampleGradients, Threshold, Thresholds
 from fedapps.training.costs import Profile, TrainingStats, is_cacheable
 from fedapps.training.draw import Draw
 from fedapps.training.features import FeatureCache, digest, features
@@ -53,15 +53,15 @@ class Trainer:
         stages: tuple[Stage, ...],
         draw: Draw,
         objective: Objective = PLAIN,
-        thresholds: Mapping[Slice, Threshold] | None = None,
+        thresholds: Thresholds | None = None,
         cache_key: Hashable = None,
     ) -> TrainingStats:
         """Execute `stages` one after the other on data (float [n, C, H, W], int64 [n]).
 
         Epochs are counted over all stages, so that the shuffles of a round do not depend on how
-        it is cut into stages. `thresholds` holds the clipping history by trained layers and is
-        updated. `cache_key` names the data, so that features of a prefix that stays the same
-        serve later rounds too; None: they serve one stage.
+        it is cut into stages. `thresholds` holds the clipping history by trained layers and
+        clipping, and is updated. `cache_key` names the data, so that features of a prefix that
+        stays the same serve later rounds too; None: they serve one stage.
 
         Raises `RunError` for a layer that the model does not have, ValueError for a stage that
         cannot be executed as it says (`check`, `Stage.passes`).
@@ -243,11 +243,11 @@ class Trainer:
         }
 
 
-def _threshold(stage: Stage, known: Mapping[Slice, Threshold]) -> Threshold | None:
+def _threshold(stage: Stage, known: Thresholds) -> Threshold | None:
     """Return what clips a stage; None: nothing, as where none of the model's layers is trained."""
-    if not stage.layers:
+    if not (stage.layers and stage.clip):
         return None
-    return known.get(stage.layers, Threshold(stage.clip) if stage.clip else None)
+    return known.get((stage.layers, stage.clip)) or Threshold(stage.clip)
 
 
 def _check_passes(passes: int, stage: Stage) -> None:

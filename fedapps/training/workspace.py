@@ -51,6 +51,8 @@ class Workspace:
             self.model, settings.head_layers, settings.bn_stats, settings.bn_local
         )
         self.initial: Arrays = take(self.model, self.layout.keys_of(self.layout.names))
+        state = self.model.state_dict()
+        self._counters = {key: state[key].clone() for key in state.keys() - self.initial.keys()}
         self.model.to(self.device)
         self.model.to(memory_format=torch.channels_last)
         self._clients: ByteCache[Samples] = ByteCache(settings.cache_limit * MEBI, least=1)
@@ -84,6 +86,18 @@ class Workspace:
         for key, value in self.initial.items():
             digest.update(key.encode() + np.ascontiguousarray(value).tobytes())
         return digest.hexdigest()[:16]
+
+    def reset(self) -> None:
+        """Have the model as in a new process, but for its weights, whoever used it before.
+
+        It is in eval mode, its parameters ask for gradients and have none, and the counters of
+        BatchNorms, which no array carries, are as at first.
+        """
+        self.model.eval().requires_grad_(True)
+        self.model.zero_grad()
+        state = self.model.state_dict() if self._counters else {}
+        for key in state.keys() & self._counters.keys():
+            state[key].copy_(self._counters[key])
 
     def part(self, layers: Slice) -> "Workspace":
         """Return the same run for one that holds consecutive `layers` only, in a model of its own.
