@@ -1,7 +1,9 @@
 """The fleet: work is spread evenly, replies come as they come, updates leave in client order."""
 
 import itertools
+import math
 import time
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -618,9 +620,13 @@ def test_too_few_nodes_end_the_run_after_the_timeout():
 
 
 def test_a_node_that_never_answers_ends_the_run_after_the_timeout():
-    grid = FakeGrid(nodes=[[1]])
-    with pytest.raises(RunError, match=r"^0 of 1 SuperNodes after 0\.1 s \(min-available\)$"):
+    grid = FakeGrid(nodes=[[1, 2, 3, 4, 5]])
+    with pytest.raises(RunError) as caught:
         meet(grid, timeout=0.1)
+    assert str(caught.value) == (
+        "0 of 1 SuperNodes after 0.1 s (min-available); no answer from SuperNode 1, SuperNode 2, "
+        "SuperNode 3, 2 more: see what is printed there"
+    )
 
 
 def test_a_node_that_cannot_start_ends_the_run_with_its_reason():
@@ -663,11 +669,86 @@ def test_who_never_answers_is_waited_for_once(monkeypatch):
     assert greeted(grid) == [1, 2, 2], "asked again, as it may have been started anew"
 
 
-def test_who_comes_again_and_again_and_says_nothing_holds_up_less_each_time(monkeypatch):
-    """SuperNode 2 leaves after each round and comes as another one: 60 + 30 + 15 s, not 60 each."""
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of the greetings, which runs only while nobody has anything to do."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
     monkeypatch.setattr(nodes_module, "time", clock)
+    return clock
+
+
+class LateGrid(FakeGrid):
+    """SuperNodes 1 and 2; each greeting of the second is answered after `delay` seconds.
+
+    `answers` are its answers; None: that greeting is lost. Then it says that it is client 1.
+    """
+
+    def __init__(self, clock, answers, delay=0.0):
+        super().__init__(nodes=[[1, 2]])
+        self.clock, self.answers, self.delay, self.due = clock, [*answers], delay, {}
+
+    def push_messages(self, messages):
+        ids = super().push_messages(messages)
+        for id_, message in zip(ids, messages, strict=True):
+            node, late = message.metadata.dst_node_id, 0.0
+            answer = owner(node, node - 1)
+            if node == 2:
+                late = self.delay
+                answer = self.answers.pop(0) if self.answers else answer
+            if answer:
+                self.due[id_] = self.clock.now + late, answer({node: message})
+        return ids
+
+    def pull_messages(self, message_ids):
+        (id_,) = message_ids
+        at, _ = self.due.get(id_, (math.inf, None))
+        return [self.due.pop(id_)[1]] if at <= self.clock.now else []
+
+
+@pytest.mark.parametrize("failures", [1, 3])
+@pytest.mark.parametrize("kind", ["error", "problem", "lost"])
+def test_who_fails_its_greeting_is_asked_again_while_the_server_waits(clock, kind, failures):
+    failing = {"error": error(2), "problem": owner(2, 1, problem="no such file"), "lost": None}
+    grid = LateGrid(clock, [failing[kind]] * failures)
+    registry = NodeRegistry(StreamingGrid(grid), 2, 1000.0, 2, False, 10)
+    assert list(registry.wait_for_nodes().bound) == [0, 1]
+    assert greeted(grid) == [1] + [2] * (1 + failures)
+    assert clock.now == pytest.approx(60 * failures, abs=2)
+
+
+@pytest.mark.parametrize("delay", [70, 150])
+def test_who_answers_late_is_heard_although_it_was_asked_again(clock, delay):
+    """Its process may take longer to load the data than it is waited for, each time."""
+    grid = LateGrid(clock, [], delay)
+    registry = NodeRegistry(StreamingGrid(grid), 2, 1000.0, 2, False, 10)
+    assert list(registry.wait_for_nodes().bound) == [0, 1]
+    assert clock.now == pytest.approx(delay, abs=2)
+
+
+def test_what_answers_an_earlier_greeting_than_the_last_answer_counts_for_nothing(clock):
+    """The first process is given up at last, when another one has long said who it is."""
+    grid = LateGrid(clock, [None])
+    registry = NodeRegistry(StreamingGrid(grid), 2, 1000.0, 2, False, 10)
+    there = registry.wait_for_nodes()
+    lost = next(m for m in grid.pushed if m.metadata.dst_node_id == 2)
+    grid.due[lost.metadata.message_id] = clock.now, error(2)({2: lost})
+    assert registry.wait_for_nodes() == registry.wait_for_nodes() == there
+
+
+def test_who_never_answers_is_not_asked_for_more_answers_than_three(clock):
+    grid = LateGrid(clock, [None] * 1000)
+    asked = []
+    pull = grid.pull_messages
+    grid.pull_messages = lambda ids: asked.append((clock.now, *ids)) or pull(ids)
+    with pytest.raises(RunError, match=r"; no answer from SuperNode 2: see what is printed there$"):
+        NodeRegistry(StreamingGrid(grid), 2, 1000.0, 2, False, 10).wait_for_nodes()
+    assert greeted(grid).count(2) == pytest.approx(1000 / 60, abs=1)
+    assert max(Counter(at for at, _ in asked).values()) <= nodes_module.GREETINGS + 1
+
+
+def test_who_comes_again_and_again_and_says_nothing_holds_up_less_each_time(clock):
+    """SuperNode 2 leaves after each round and comes as another one: 60 + 30 + 15 s, not 60 each."""
     grid = FakeGrid(polls=[[owner(1, 0)]])
     registry, waits = NodeRegistry(StreamingGrid(grid), 1, 1000.0, 3, False, 10), []
     for mute in (2, 3, 4, 4):
@@ -677,11 +758,8 @@ def test_who_comes_again_and_again_and_says_nothing_holds_up_less_each_time(monk
     assert waits == pytest.approx([60, 30, 15, 0], abs=1)
 
 
-def test_mute_supernodes_that_come_by_turns_hold_up_no_longer_than_one(monkeypatch):
+def test_mute_supernodes_that_come_by_turns_hold_up_no_longer_than_one(clock):
     """Every 40 s another one: each is there for less than a newcomer may take."""
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
-    monkeypatch.setattr(nodes_module, "time", clock)
     grid = FakeGrid(polls=[[owner(1, 0)]])
     grid.get_node_ids = lambda: [1, 2 + int(clock.now // 40)]
     registry = NodeRegistry(StreamingGrid(grid), 1, 1000.0, 3, False, 10)

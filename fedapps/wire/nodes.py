@@ -14,6 +14,7 @@ from fedapps.wire.hello import Hello, pack_greeting, unpack_hello
 FIRST_LINE = 5.0  # seconds after which a wait is told; then whenever it has doubled
 PARTS = ("train", "test", "validation")
 HELLO_WAIT = 60.0  # seconds that a newcomer may take to say who it is before a round goes on
+GREETINGS = 3  # to a SuperNode that does not answer, HELLO_WAIT apart, whose answers still count
 
 
 class NodeRegistry:
@@ -50,16 +51,18 @@ class NodeRegistry:
     def wait_for_nodes(self) -> Fleet:
         """Wait for `at_least` SuperNodes, and for newcomers to say who they are.
 
-        Those that did not fit are asked again, and so are those to recheck, but not waited for.
+        Those that did not fit or did not answer are asked again, once per `HELLO_WAIT`: somebody
+        may repair them meanwhile. They and those to recheck are not waited for.
         Each time that newcomers have let it wait in vain, the next ones get half as long.
         In a simulation a node also tells how many there will be, since they register one by one.
         Raises `RunError` if there are too few after `timeout` seconds.
         """
         start, next_line, enough_since = time.monotonic(), FIRST_LINE, math.inf
-        asked = self._asked.items()
-        self._asked = {id_: (n, at) for id_, (n, at) in asked if start - at < HELLO_WAIT}
-        self._recheck |= self._rejected.keys()
+        next_recheck = start
         while True:
+            if time.monotonic() >= next_recheck:
+                self._recheck |= self._rejected.keys()
+                next_recheck = time.monotonic() + HELLO_WAIT
             nodes = sorted(self.grid.get_node_ids())
             self._greet(nodes)
             fleet = self._fleet(nodes)
@@ -75,7 +78,7 @@ class NodeRegistry:
                     self._patience /= 2
                 return fleet
             if late:
-                raise RunError(self._too_few(fleet))
+                raise RunError(self._too_few(fleet, unknown))
             if now - start > next_line:
                 next_line = 2 * (now - start)
                 log.info("%s", self._waiting(fleet, len(newcomers), now - start))
@@ -100,17 +103,18 @@ class NodeRegistry:
             del self._came[gone]
             self._hellos.pop(gone, None)
         self._asked = {id_: (n, at) for id_, (n, at) in self._asked.items() if n in self._came}
-        waiting = {node for node, _ in self._asked.values()}
+        now = time.monotonic()
+        waiting = {node for node, at in self._asked.values() if now - at < HELLO_WAIT}
         known = self._hellos.keys() - self._recheck
         new = [node for node in nodes if node not in waiting and node not in known]
-        now = time.monotonic()
         for node in new:
             self._came.setdefault(node, now)
         ask = [pack_greeting(node) for node in new]
         ids = list(self.grid.push_messages(ask)) if ask else []
         self._asked |= {id_: (node, now) for id_, node in zip(ids, new, strict=True) if id_}
-        for reply in self.grid.pull_messages([*self._asked]):
-            node, _ = self._asked.pop(reply.metadata.reply_to_message_id)
+        for reply in self.grid.pull_messages([*self._asked]):  # the oldest first
+            node, asked_at = self._asked.pop(reply.metadata.reply_to_message_id)
+            self._forget_greetings(asked_at, node)  # what answers them is out of date
             hello, before = unpack_hello(reply), self._hellos.get(node)
             if before and (before.problem or before.client != hello.client):
                 del self._hellos[node]  # to the end: who has had a client's id for longer keeps it
@@ -120,6 +124,15 @@ class NodeRegistry:
                 if reply.has_error() and not self.complete:
                     raise RunError(f"a SuperNode could not start: {hello.problem}")
                 self.at_least = max(self.at_least, hello.nodes)
+        self._forget_greetings(now - GREETINGS * HELLO_WAIT)
+
+    def _forget_greetings(self, until: float, node: int | None = None) -> None:
+        """Wait no more for answers to what was asked `until` then: of all SuperNodes or of one."""
+        self._asked = {
+            id_: (asked, at)
+            for id_, (asked, at) in self._asked.items()
+            if at > until or node not in (None, asked)
+        }
 
     def _fleet(self, nodes: Sequence[int]) -> Fleet:
         """Return those of `nodes` that fit, the first one of each client."""
@@ -173,11 +186,17 @@ class NodeRegistry:
             log.info("left out: %s", reason)
         self._reported.add(reason)
 
-    def _too_few(self, fleet: Fleet) -> str:
-        """Say how many there are, and who was left out; of many the first three."""
+    def _too_few(self, fleet: Fleet, unknown: list[int]) -> str:
+        """Say how many there are, who was left out, and who is there but did not answer."""
         count = f"{len(fleet.nodes)} of {self.at_least} SuperNodes"
         waited = "" if self.closed else f" after {self.timeout:g} s"
-        reasons = list(self._rejected.values())
-        more = [f"{len(reasons) - 3} more"] if len(reasons) > 3 else []
-        rejected = f"; left out: {'; '.join(reasons[:3] + more)}" if reasons else ""
-        return f"{count}{waited} (min-available){rejected}"
+        reasons = "; ".join(_first_three([*self._rejected.values()]))
+        rejected = f"; left out: {reasons}" if reasons else ""
+        silent = ", ".join(_first_three([f"SuperNode {node}" for node in unknown]))
+        mute = f"; no answer from {silent}: see what is printed there" if silent else ""
+        return f"{count}{waited} (min-available){rejected}{mute}"
+
+
+def _first_three(names: list[str]) -> list[str]:
+    """Return the first three, and how many more there are."""
+    return names[:3] + ([f"{len(names) - 3} more"] if len(names) > 3 else [])
