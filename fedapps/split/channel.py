@@ -42,6 +42,7 @@ class Stream:
     def __init__(self) -> None:
         self.outbox: queue.Queue[bytes | None] = queue.Queue()
         self.clients: set[int] = set()
+        self.late: set[int] = set()  # have been told that they came too late, and may say a word
 
     def send(self, frame: Frame, tensors: Tensors | None = None) -> None:
         """Queue a frame."""
@@ -60,6 +61,12 @@ class Listener(Protocol):
 
     def joined(self, client: int, stream: Stream) -> bool:
         """`client` has joined with its token; False if that was used up by now."""
+
+    def missed(self, client: int) -> str | None:
+        """Return the token of a client that was given up before it joined, until it is told."""
+
+    def told(self, client: int) -> str:
+        """Return why a client that comes too late was given up, once; else ""."""
 
     def arrived(self, frame: Frame, tensors: dict[str, Tensor]) -> bool:
         """A frame of a client that has joined; False ends the stream."""
@@ -121,7 +128,7 @@ class ChannelServer:
     def _handler(self, metadata: Mapping[str, str | bytes]) -> grpc.RpcMethodHandler:
         """Return what a stream is answered with; called before it has a thread."""
         session, client = self._session, _number(metadata.get(CLIENT))
-        if session is None or not _fits(session, client, metadata.get(TOKEN)):
+        if session is None or not _fits(session.token(client), metadata.get(TOKEN)):
             if session is not None:
                 session.refused(client, REFUSED)
             return grpc.stream_stream_rpc_method_handler(_turn_away)
@@ -187,11 +194,9 @@ def _take(session: Listener, stream: Stream, frame: Frame, tensors: dict[str, Te
     """Handle one frame; False ends the stream."""
     client = frame.client
     if frame.kind == "join" and client not in stream.clients:
-        if not _fits(session, client, frame.text) or not session.joined(client, stream):
-            session.refused(client, REFUSED)
-            stream.send(Frame("drop", client, text=REFUSED))
-            return False
-        stream.clients.add(client)
+        return _join(session, stream, frame)
+    if client in stream.late and frame.kind == "failed":
+        stream.late.remove(client)
         return True
     if client not in stream.clients:
         session.refused(client, "sent data without having joined")
@@ -199,9 +204,27 @@ def _take(session: Listener, stream: Stream, frame: Frame, tensors: dict[str, Te
     return session.arrived(frame, tensors)
 
 
-def _fits(session: Listener, client: int, given: str | bytes | None) -> bool:
-    """Tell whether this is the token of a client that has not used it."""
-    token = session.token(client)
+def _join(session: Listener, stream: Stream, frame: Frame) -> bool:
+    """Let a client take part through the stream of another one; False ends the stream.
+
+    One that comes too late costs only itself. It is told why, once for its token, and may send one
+    frame more, with which it gives up: so nobody can keep a stream busy in this way.
+    """
+    client = frame.client
+    if _fits(session.token(client), frame.text) and session.joined(client, stream):
+        stream.clients.add(client)
+        return True
+    if _fits(session.missed(client), frame.text) and (reason := session.told(client)):
+        stream.late.add(client)
+        stream.send(Frame("drop", client, text=reason))
+        return True
+    session.refused(client, REFUSED)
+    stream.send(Frame("drop", client, text=REFUSED))
+    return False
+
+
+def _fits(token: str | None, given: str | bytes | None) -> bool:
+    """Tell whether a client has given the token that it has to."""
     given = given.encode() if isinstance(given, str) else given
     return token is not None and given is not None and compare_digest(token.encode(), given)
 

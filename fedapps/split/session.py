@@ -27,9 +27,9 @@ MAX_QUEUED = 2  # frames of a client that wait to be read; a second one is out o
 class Session:
     """A round on the channel.
 
-    `token`, `joined`, `arrived`, `broken` and `refused` are called by the channel's threads, what
-    stands below by the thread that serves. Others may read `lost` (reasons), `lost_at` (times),
-    `gone` (all clients of a stream that broke) and `refusals()`, and the byte counts in the end.
+    `token` to `refused` are called by the channel's threads, what stands below by the thread that
+    serves. Others may read `lost` (reasons), `lost_at` (times), `gone` (all clients of a stream
+    that broke) and `refusals()`, and the byte counts in the end.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -42,8 +42,9 @@ class Session:
         self.relayed: dict[int, Arrays] = {}
         self._deadline = time.monotonic() + rules.round_timeout
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._lock = Lock()  # of the five below
+        self._lock = Lock()  # of the six below
         self._unused = dict(self.tokens)
+        self._missed: dict[int, str] = {}  # who was lost before it joined and may yet come: why
         self._queued: Counter[int] = Counter()
         self._opened: list[Stream] = []
         self._closed = False
@@ -73,6 +74,15 @@ class Session:
 
         self._inbox.put(note)
         return True
+
+    def missed(self, client: int) -> str | None:
+        """Return the token of a client that was lost before it joined, until it is told."""
+        return self.tokens[client] if client in self._missed else None
+
+    def told(self, client: int) -> str:
+        """Return why a client was lost before it joined, the first time that it comes; else ""."""
+        with self._lock:
+            return self._missed.pop(client, "")
 
     def arrived(self, frame: Frame, tensors: dict[str, Tensor]) -> bool:
         """Take a frame of a client that has joined; False: it sends more than can be due."""
@@ -204,7 +214,8 @@ class Session:
     def _lose(self, client: int, reason: str) -> None:
         """Note once why a client is out; it cannot join any more, and its batch is not used."""
         with self._lock:
-            self._unused.pop(client, None)
+            if self._unused.pop(client, None):
+                self._missed[client] = one_line(reason)
         self._waiting.pop(client, None)
         self.lost_at.setdefault(client, time.monotonic())
         self.lost.setdefault(client, one_line(reason))

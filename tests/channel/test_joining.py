@@ -6,6 +6,7 @@ from threading import Barrier, Event
 import numpy as np
 import pytest
 
+from fedapps.split import connection
 from fedapps.split import strategy as split
 from fedapps.split.client import SplitClient
 from fedapps.split.connection import ChannelError
@@ -181,6 +182,39 @@ def test_a_client_that_joins_too_late_is_told(world, clock, after):
     check_mean_of_updates(result, [0, 2])
     assert "no answer from the server" not in result.outcome  # which it would say after LONG
     assert result.seconds < SOON
+
+
+def test_a_client_that_joins_too_late_costs_nobody_on_its_supernode(world, clock, monkeypatch):
+    """Real clients of one process share a stream; the others are still training when it comes."""
+    strategy = world("join-timeout=1.0")
+    over, loss = Event(), SplitClient.loss
+
+    def wait(client, logits, labels):
+        assert over.wait(LONG)
+        return loss(client, logits, labels)
+
+    monkeypatch.setattr(SplitClient, "loss", wait)
+
+    def come_late(plan):
+        wait_for_others(strategy)
+        clock.move(1.0)
+        until(lambda: strategy._session.lost)
+        connections = [*connection._connections]
+        try:
+            with pytest.raises(ChannelError) as caught:
+                fit(strategy, plan, BAD)
+        finally:
+            over.set()
+        assert connections == [plan.channel.address], "client 1 had no stream to share"
+        return str(caught.value)
+
+    result = play(strategy, come_late)
+    reason = result.session.lost[BAD]
+    assert "did not join the channel in 1 s (join-timeout)" in reason
+    assert result.outcome == f"the server dropped this client: {reason}"
+    assert result.session.lost.keys() == {BAD} and result.session.refusals() == []
+    monkeypatch.undo()
+    check_as_without(result, world())
 
 
 def test_a_refused_stream_is_noted(serial_run, tiny_npz, read_csv, read_rounds, monkeypatch):

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedapps.split.channel import Stream
+from fedapps.split.channel import Stream, _take
 from fedapps.split.frames import Frame
 from fedapps.split.rules import LARGEST_LOSS, BatchGradient, Rules, Smashed, implausible
 from fedapps.split.session import Session
@@ -87,6 +87,33 @@ def test_a_client_that_comes_too_late_is_refused():
     assert not session.joined(0, Stream())
     session.close()
     assert not session.joined(1, Stream())
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        ["join", "failed", "failed"],
+        ["join", "failed", "join"],
+        ["join", "join"],
+        ["join", "data"],
+        ["failed"],
+        ["join with another token"],
+    ],
+    ids=", ".join,
+)
+def test_who_comes_too_late_can_say_no_more_than_that_it_gives_up(frames):
+    """All but the last frame are taken; the last one ends the stream and stands in the events."""
+    session, stream = Session(rules()), Stream()
+    assert session.joined(1, stream)
+    stream.clients.add(1)
+    session.drop(0, "too late")
+    taken = []
+    for frame in frames:
+        token = "0" * 32 if "another" in frame else session.tokens[0]
+        taken.append(_take(session, stream, Frame(frame.split()[0], 0, text=token), {}))
+    assert taken == [True] * (len(frames) - 1) + [False]
+    assert [who for who, _ in session.refusals()] == [0]
+    assert stream.clients == {1} and session.lost == {0: "too late"}
 
 
 def test_a_client_whose_batch_was_refused_is_out():
