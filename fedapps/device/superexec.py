@@ -3,9 +3,14 @@
 Flower starts a process for each message, and most of what it does is to load torch: 2.8 s of a
 core on the machine of docs/devices.md, more on a small device. Here one process (`warm.py`) loads
 the libraries, and each message gets a fork of it.
+
+A message that comes while they are still being loaded gets a process of its own, as Flower starts
+it: that says at once that it lives, and Flower gives a message up that is not heard of for 30 s.
 """
 
+import io
 import json
+import os
 import subprocess
 import sys
 import time
@@ -38,6 +43,7 @@ class Forks:
 
     def __init__(self) -> None:
         self.warm: subprocess.Popen[bytes] | None = None
+        self.loading: io.FileIO | None = None  # where it says that it has the libraries, until then
         self.used = 0.0  # when the last message came
 
     def start(self, command: Sequence[str], **options: Any) -> None:
@@ -51,16 +57,38 @@ class Forks:
             subprocess.Popen(command, **options)
 
     def fork(self, command: Sequence[str]) -> bool:
-        """Have a message's process forked; False if what is to be forked was killed just now."""
+        """Have a message's process forked; False while there is nothing loaded to be forked."""
         if self.warm is None or self.warm.poll() is not None:
-            self.warm = subprocess.Popen(WARM, stdin=subprocess.PIPE, bufsize=0)
+            self.warm = self._begin()
         assert self.warm.stdin is not None
         self.used = time.monotonic()
+        if not self.loaded():
+            return False
         try:
             self.warm.stdin.write(json.dumps(command).encode() + b"\n")
         except BrokenPipeError:
             return False
         return True
+
+    def loaded(self) -> bool:
+        """Tell whether what is forked has the libraries by now."""
+        if self.loading is not None and self.loading.read(1):  # it does not wait for the byte
+            self.loading.close()
+            self.loading = None
+        return self.warm is not None and self.loading is None
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        """Start what is forked; it says through a pipe that it has loaded the libraries."""
+        if self.loading is not None:  # of one that was killed before
+            self.loading.close()
+        reads, writes = os.pipe()
+        os.set_blocking(reads, False)
+        self.loading = io.FileIO(reads)
+        try:
+            words = (*WARM, str(writes))
+            return subprocess.Popen(words, stdin=subprocess.PIPE, bufsize=0, pass_fds=[writes])
+        finally:
+            os.close(writes)
 
     def end_idle(self) -> None:
         """End what is forked if it is not needed; forks that still run go on."""

@@ -1,10 +1,11 @@
 """A process that has the libraries loaded and forks itself for each message: see `superexec.py`.
 
-Run as a file, `python -P fedapps/device/warm.py`: nothing of fedapps may be loaded in it, as each
-message brings the app that is to run and imports that one's `fedapps`. So this module imports
+Run as a file, `python -P fedapps/device/warm.py FD`: nothing of fedapps may be loaded in it, as
+each message brings the app that is to run and imports that one's `fedapps`. So this module imports
 nothing of ours, not even `fedapps.core.flower`, and checks by itself that Flower is as it knows it.
 
-It reads a command of `flwr-clientapp` per line, a JSON list of words, and ends with its input.
+It writes a byte to the file descriptor FD when the libraries are loaded. Then it reads a command of
+`flwr-clientapp` per line, a JSON list of words, and ends with its input.
 """
 
 import gc
@@ -88,6 +89,7 @@ def clientapp() -> Callable[[], None] | None:
 
 def main() -> None:
     """Fork for each line of the input; start Flower's own command where that cannot be."""
+    loaded = int(sys.argv[1])
     function = clientapp()
     if function is not None:
         shorten_backoff()
@@ -96,6 +98,8 @@ def main() -> None:
     gc.freeze()  # else the end of each fork goes through all of it, and copies it: 0.7 s
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for whoever started this
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for forks
+    with suppress(BrokenPipeError), open(loaded, "wb", buffering=0) as tell:
+        tell.write(b"+")
     # Not sys.stdin, which reads ahead: a fork must not find the commands of others in it.
     with open(0, "rb", buffering=0, closefd=False) as lines:
         for line in lines:

@@ -34,7 +34,7 @@ TELL = """if True:
     cli.flwr_clientapp = tell
 """
 LAUNCH = """if True:
-    import importlib, os, signal
+    import importlib, os, select, signal, sys
     from flwr.supercore.constant import TaskType
     from flwr.supercore.superexec.executor import ExecutionSpec, SubprocessExecutor
     from fedapps.device import superexec
@@ -44,7 +44,19 @@ LAUNCH = """if True:
     superexec.flower.command = lambda name: lambda: None
     superexec.main()
     forks = importlib.import_module(superexec.EXECUTOR.module).subprocess.Popen.__self__
-    executor.launch(spec)
+
+    def wait_for_libraries():
+        forks.warm = forks.warm or forks._begin()
+        select.select([forks.loading], [], [])
+
+"""
+# Loads the libraries when there is a certain file.
+HELD = """
+import os, runpy, sys, time
+_, gate, *sys.argv = sys.argv
+while not os.path.exists(gate):
+    time.sleep(0.01)
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
 SPEC = {"runtime_api_address": "127.0.0.1:1", "token": "t", "task_id": 1, "insecure": True}
 SPEC |= {"root_certificates_path": None, "parent_pid": 1, "runtime_dependency_install": False}
@@ -54,14 +66,14 @@ WORDS = ["--runtime-api-address", "127.0.0.1:1", "--token", "t", "--insecure", "
 
 @pytest.fixture
 def messages(tmp_path):
-    """Let Flower's executor in our SuperExec launch a message; returns what was said.
+    """Run code that lets Flower's executor in our SuperExec launch messages; returns what was said.
 
     First what the SuperExec printed, then what all processes of messages told.
     """
     (tmp_path / "sitecustomize.py").write_text(TELL)
     paths = os.pathsep.join([str(tmp_path), str(DEPLOY.parent)])
 
-    def run(code="", **spec):
+    def run(code, **spec):
         code = LAUNCH.replace("**SPEC", f"**{SPEC | spec!r}") + textwrap.indent(code, "    ")
         done = subprocess.run(
             [sys.executable, "-c", code], timeout=PATIENCE, capture_output=True, text=True,
@@ -76,7 +88,9 @@ def messages(tmp_path):
 
 def test_messages_get_forks_with_the_libraries_and_without_an_app(messages):
     code = """
+wait_for_libraries()
 pid = forks.warm.pid
+executor.launch(spec)
 executor.launch(spec)
 print(+(forks.warm.pid == pid))
 """
@@ -92,9 +106,30 @@ print(+(forks.warm.pid == pid))
         assert {name for name in new if name[0] != "_"} == {"fedapps", "strategies", "clients"}
 
 
+def test_a_message_does_not_wait_for_the_libraries_to_be_loaded(messages, tmp_path):
+    """Only a process that is there says that it lives; Flower gives up the others."""
+    code = f"""
+gate = {str(tmp_path / "gate")!r}
+superexec.WARM = (sys.executable, "-c", {HELD!r}, gate, superexec.WARM[-1])
+try:
+    executor.launch(spec)
+    print(+forks.loaded())
+    ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+    print(+(ended.si_pid == forks.warm.pid))
+finally:
+    open(gate, "w").close()
+wait_for_libraries()
+executor.launch(spec)
+"""
+    loaded, ended, *told = messages(code)
+    assert (loaded, ended) == (0, 0)
+    assert [facts["argv"][1:] for facts in told] == [WORDS] * 2
+    assert ["torch" in facts["modules"] for facts in told] == [False, True]
+
+
 def test_a_fork_is_like_a_new_process(messages):
     """Its handlers at exit run, too, as it is there that it tells."""
-    first, second = messages("executor.launch(spec)")
+    first, second = messages("wait_for_libraries()" + "\nexecutor.launch(spec)" * 2)
     assert not set(first["random"]) & set(second["random"])
     for facts in (first, second):
         assert facts["start"] == "fork"
@@ -105,7 +140,8 @@ def test_a_fork_is_like_a_new_process(messages):
 
 @pytest.mark.thorough
 def test_a_process_that_is_to_install_the_app_is_started_as_flower_does(messages):
-    without, facts = messages("print(+(forks.warm is None))", runtime_dependency_install=True)
+    code = "executor.launch(spec); print(+(forks.warm is None))"
+    without, facts = messages(code, runtime_dependency_install=True)
     assert without == 1
     assert "torch" not in facts["modules"]
     assert facts["argv"][1:] == [*WORDS, "--allow-runtime-dependency-installation"]
@@ -115,26 +151,31 @@ def test_a_process_that_is_to_install_the_app_is_started_as_flower_does(messages
 def test_what_is_forked_is_started_again_if_it_was_killed(messages):
     """By a kernel that is short of memory, say; once before that is seen, and once after."""
     code = """
+wait_for_libraries()
 warm, forks.warm.poll = forks.warm, lambda: None
 os.kill(warm.pid, signal.SIGKILL)
 os.waitid(os.P_PID, warm.pid, os.WEXITED | os.WNOWAIT)
 executor.launch(spec)
 del warm.poll
 executor.launch(spec)
+wait_for_libraries()
+executor.launch(spec)
 """
     told = messages(code)
-    assert len(told) == 2  # of three: one was not forked yet
-    assert ["torch" in facts["modules"] for facts in told].count(True) == 1
+    assert sorted("torch" in facts["modules"] for facts in told) == [False, False, True]
 
 
 @pytest.mark.thorough
 def test_what_is_forked_rests_when_no_message_comes_and_its_forks_go_on(messages):
     code = """
+wait_for_libraries()
+executor.launch(spec)
 executor.reconcile()
 print(+(forks.warm is None))
 superexec.IDLE = 0
 executor.reconcile()
 print(+(forks.warm is None))
+wait_for_libraries()
 executor.launch(spec)
 """
     before, after, *told = messages(code)
