@@ -9,14 +9,14 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 
 import msgspec
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedapps import data
 from fedapps.core import log
@@ -48,6 +48,11 @@ class StateRun(msgspec.Struct, frozen=True):
     run: str
     client: int
     attempt: int = 0  # how often the run had been resumed
+
+    @property
+    def name(self) -> str:
+        """The run in a message."""
+        return f"run {self.run}{f' (resumption {self.attempt})' if self.attempt else ''}"
 
 
 @dataclass(frozen=True)
@@ -113,9 +118,10 @@ class Device:
         folder = self.state_dir / f"{settings.strategy}-{settings.model}-{digest}"
         claim(self.state_dir)
         private(folder)
-        store = DeviceStore(folder, info.needed)
         run = info.run_id or info.run_dir
-        before, now = store.state_run(), StateRun(run, self.client, info.attempt)
+        now = StateRun(run, self.client, info.attempt)
+        store = DeviceStore(folder, info.needed, run=now)
+        before = store.state_run()
         if before == now:
             return store
         remove_left_over(folder)
@@ -144,7 +150,13 @@ class Device:
 
 @dataclass(frozen=True)
 class DeviceStore(ClientStore):
-    """The store of a device, which also writes its personalized model for use outside of runs."""
+    """The store of a device in `run`, which also writes its personalized model for use outside.
+
+    A process may still train for a run that has ended or was resumed since. It writes nothing then:
+    the run that has the folder by now would go on from that.
+    """
+
+    run: StateRun = field(kw_only=True)
 
     def state_run(self) -> StateRun | None:
         """Return which run the state belongs to; None if it is not known."""
@@ -157,6 +169,11 @@ class DeviceStore(ClientStore):
                 f"{self.folder}/run.json: cannot be read ({error}); delete it"
             ) from error
 
+    def save(self, round_: int, state: Mapping[str, Tensor]) -> None:
+        """Write the state after `round_`; raises `RunError` if another run has the folder."""
+        self._check_run()
+        super().save(round_, state)
+
     def advice(self, round_: int) -> str:
         """Name a state of an earlier run and how to be rid of it."""
         if max((v for v in self._versions() if v < round_), default=None) != EARLIER_RUN:
@@ -166,13 +183,25 @@ class DeviceStore(ClientStore):
     def save_personalized(self, client: BaseClient) -> None:
         """Write the model that the client has been scored with after its personalization.
 
-        One that diverged is of no use, so the file stays as it is.
+        One that diverged is of no use, so the file stays as it is. Raises `RunError` if another run
+        has the folder by now.
         """
+        self._check_run()
         path = self.folder.parent / personalized.FILE
         if broken := _not_finite(client.module()):
             log.warning("personalization diverged (%s): %s is not written", broken, path)
         else:
             personalized.save(path, client)
+
+    def _check_run(self) -> None:
+        """Raise `RunError` if another run, or this one resumed, has taken over the folder."""
+        found = self.state_run()
+        if found is None or found == self.run:
+            return
+        raise RunError(
+            f"{self.folder}: {found.name} has it by now, so nothing more of {self.run.name} is "
+            "written; let one run at a time use the same method and model on a device"
+        )
 
 
 def _not_finite(module: nn.Module) -> str:

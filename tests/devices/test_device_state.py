@@ -9,10 +9,14 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from fedapps.core import registry
+from fedapps.core import config, registry
+from fedapps.core.errors import RunError
+from fedapps.device import personalized
+from fedapps.device.device import Device, DeviceStore, device_workspace
 from fedapps.engine import checkpoint
 from fedapps.engine.store import ClientStore
-from tests.devices.helpers import DEVICES, newest
+from fedapps.wire.requests import RoundInfo
+from tests.devices.helpers import DEVICES, RUN, newest
 from tests.support.killed import differences
 
 
@@ -133,6 +137,60 @@ def test_two_devices_cannot_share_a_state_folder(device_run, nodes, read_csv):
     failed = {event["client"] for event in events if event["kind"] == "failure"}
     assert failed in ({"1"}, {"2"})
     assert "every device needs one of its own" in events[0]["detail"]
+
+
+@pytest.fixture
+def began(flat_config, nodes):
+    """Return began(run, ...) -> the second device's store, as a process of that run has it."""
+    settings = config.read(flat_config(RUN, 'strategy="fedper"'))
+    device = Device.of(nodes[1])
+    space = device_workspace(settings, device)
+    return lambda run, **info: device.store(space, RoundInfo("/runs/x", "", run_id=run, **info))
+
+
+def marked(value):
+    return {"w": torch.full((2,), float(value))}
+
+
+AGAIN = {"attempt": 1, "resumed": 1}
+
+
+@pytest.mark.parametrize(("then", "how"), [("b", {}), ("a", AGAIN)], ids=["new", "resumed"])
+def test_a_process_that_ends_after_its_run_leaves_the_next_ones_state_alone(began, then, how):
+    """It trained for round 3 when its run ended; in the next one nothing has come so far."""
+    late = began("a")
+    late.save(1, marked(1))
+    store = began(then, **how)
+    store.save(2, marked(20))
+    with pytest.raises(RunError) as caught:
+        late.save(3, marked(3))
+    assert began(then, **how).load(4)["w"].tolist() == [20.0, 20.0]
+    assert str(caught.value) == (
+        f"{store.folder}: run {then}{' (resumption 1)' if how else ''} has it by now, so nothing "
+        "more of run a is written; let one run at a time use the same method and model on a device"
+    )
+    began("c")
+    assert began("c").load(1)["w"].tolist() == [20.0, 20.0]
+
+
+def test_a_process_that_ends_after_its_run_leaves_the_next_ones_model_alone(
+    device_run, nodes, monkeypatch
+):
+    scored, save = [], DeviceStore.save_personalized
+
+    def note(store, client):
+        scored.append((store, client))
+        save(store, client)
+
+    monkeypatch.setattr(DeviceStore, "save_personalized", note)
+    device_run('strategy="fedper" num-rounds=1')
+    late = [(s, c) for s, c in scored if s.folder.parent == Path(nodes[1]["state-dir"])][-1]
+    device_run('strategy="fedper" num-rounds=1 seed=1')
+    model = Path(nodes[1]["state-dir"]) / personalized.FILE
+    before = model.read_bytes()
+    with pytest.raises(RunError, match="let one run at a time use the same method and model on"):
+        save(*late)
+    assert model.read_bytes() == before
 
 
 def test_a_power_cut_while_a_run_begins_loses_nothing(tmp_path):
