@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 import torch
-from flwr.app import Context, Message
+from flwr.app import Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 
 from fedapps.core import log, registry
@@ -35,7 +35,7 @@ from fedapps.models.layers import Arrays
 from fedapps.training.workspace import Workspace, workspace
 from fedapps.wire.checks import LARGEST, invalid_loss, invalid_values
 from fedapps.wire.hello import Hello, pack_hello
-from fedapps.wire.questions import pack_answers, read_question
+from fedapps.wire.questions import pack_answer, pack_answers, read_question
 from fedapps.wire.replies import pack_metrics, pack_reply
 from fedapps.wire.requests import Request, RequestHeader, read_request
 
@@ -71,11 +71,23 @@ def _anyone(context: Context) -> Hello:
 
 @app.query("ask")
 def ask(message: Message, context: Context) -> Message:
-    """Answer what the server asks about every client that the message names."""
+    """Answer what the server asks about every client that the message names.
+
+    One that raises becomes a failure, the others answer.
+    """
+    asked = read_question(message)
+    answers: dict[int, MetricRecord] = {}
+    failures: list[Failure] = []
     space, _ = _place(context)
-    question, clients = read_question(message)
     make = registry.client_class(space.settings.strategy)
-    return pack_answers(message, {c: make(space, c, {}).answer(question) for c in clients})
+    for client in asked.clients:
+        try:
+            answers[client] = pack_answer(make(space, client, {}).answer(asked.question))
+        except Exception as error:  # whatever goes wrong costs this client only
+            where = f"client {client}, {asked.question}"
+            record(_log_folder(context, asked.run_dir), where, error)
+            failures.append(Failure(client, _cause(error)))
+    return pack_answers(message, answers, failures)
 
 
 @app.train()
@@ -100,7 +112,7 @@ def _serve(message: Message, context: Context, work: Work) -> Message:
         space, device = _place(context)
         requests = asked.requests(space.layout)
     except Exception as error:  # nothing here can run on this SuperNode; say why for each client
-        record(_log_folder(context, info), f"{kind}: clients {info.clients}", error)
+        record(_log_folder(context, info.run_dir), f"{kind}: clients {info.clients}", error)
         return pack_reply(asked, [], [Failure(client, _cause(error)) for client in info.clients])
 
     def store(client: int) -> ClientStore:
@@ -113,7 +125,7 @@ def _serve(message: Message, context: Context, work: Work) -> Message:
             return _work_on(request, info, part, store, work)
         except Exception as error:  # whatever goes wrong costs this client only
             where = f"round {request.plan.round}, client {request.client}, {kind}"
-            record(_log_folder(context, info), where, error)
+            record(_log_folder(context, info.run_dir), where, error)
             return Failure(request.client, _cause(error))
 
     for result in _results(requests, info, space, work_on):
@@ -138,9 +150,9 @@ def _results(
         return [*threads.map(work_on, requests, parts)]
 
 
-def _log_folder(context: Context, info: RequestHeader) -> Path:
+def _log_folder(context: Context, run_dir: str) -> Path:
     """Return where tracebacks go: a device trusts no path of the server's."""
-    return expanded(str(context.node_config.get("state-dir", info.run_dir)), "state-dir")
+    return expanded(str(context.node_config.get("state-dir", run_dir)), "state-dir")
 
 
 def ray_workers() -> int:

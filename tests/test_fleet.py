@@ -32,7 +32,7 @@ from fedapps.wire.exchange import Exchange, ask_clients
 from fedapps.wire.fleet import Fleet, spread
 from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.nodes import NodeRegistry
-from fedapps.wire.questions import pack_answers, read_question
+from fedapps.wire.questions import Question, pack_answer, pack_answers, read_question
 from fedapps.wire.replies import pack_reply
 from fedapps.wire.requests import Request, RoundInfo, read_request
 
@@ -419,19 +419,20 @@ def test_clients_are_asked_where_they_are_and_who_gives_no_answer_is_a_failure()
     """Node 1 answers for its clients and for another's, 2 breaks, 3 is silent."""
 
     def answers(by_node):
-        return pack_answers(by_node[1], {0: [1.0, 2.0], 4: [3.0], 7: [9.0]})
+        values = {0: [1.0, 2.0], 4: [3.0], 7: [9.0]}
+        return pack_answers(by_node[1], {c: pack_answer(v) for c, v in values.items()})
 
     def fails(by_node):
         return Message(Error(3, "OSError: gone"), reply_to=by_node[2])
 
     grid = FakeGrid(polls=[[fails], [answers]])
     hosts = [(1, [0, 4]), (2, [7]), (3, [5, 6])]
-    found, failures = ask_clients(StreamingGrid(grid), hosts, "how many", 0.05)
+    found, failures = ask_clients(StreamingGrid(grid), hosts, "how many", 0.05, "/x")
     assert found == {0: [1.0, 2.0], 4: [3.0]}
     late = "no reply in time"
     assert failures == [Failure(7, "OSError: gone"), Failure(5, late), Failure(6, late)]
     assert [read_question(message) for message in grid.pushed] == [
-        ("how many", clients) for _, clients in hosts
+        Question("how many", clients, "/x") for _, clients in hosts
     ]
 
 

@@ -28,7 +28,14 @@ from fedapps.wire import replies
 from fedapps.wire.arrays import unpack_arrays
 from fedapps.wire.checks import BadMessage
 from fedapps.wire.hello import pack_greeting
-from fedapps.wire.questions import pack_answers, pack_question, read_question, unpack_answers
+from fedapps.wire.questions import (
+    Question,
+    pack_answer,
+    pack_answers,
+    pack_question,
+    read_question,
+    unpack_answers,
+)
 from fedapps.wire.replies import pack_reply, unpack_reply
 from fedapps.wire.requests import Request, RoundInfo, is_concurrent, pack_requests, read_request
 
@@ -594,7 +601,11 @@ def test_a_cause_is_one_short_line(text):
 
 
 def ask(clients=(3, 8)):
-    return wire(pack_question(clients, 5, "layer-seconds"))
+    return wire(pack_question(clients, 5, "layer-seconds", "/runs/x"))
+
+
+def answered(message, answers, failures=()):
+    return pack_answers(message, {c: pack_answer(v) for c, v in answers.items()}, failures)
 
 
 @given(
@@ -605,17 +616,18 @@ def ask(clients=(3, 8)):
         max_size=4,
     ),
     st.text(max_size=20),
+    st.text(max_size=20),
 )
-def test_questions_and_answers_arrive_as_they_were(answers, question):
-    message = wire(pack_question([*answers], 5, question))
+def test_questions_and_answers_arrive_as_they_were(answers, question, run_dir):
+    message = wire(pack_question([*answers], 5, question, run_dir))
     assert (message.metadata.dst_node_id, message.metadata.message_type) == (5, "query.ask")
-    assert read_question(message) == (question, [*answers])
-    assert unpack_answers([*answers], wire(pack_answers(message, answers))) == (answers, [])
+    assert read_question(message) == Question(question, [*answers], run_dir)
+    assert unpack_answers([*answers], wire(answered(message, answers))) == (answers, [])
 
 
 @pytest.mark.parametrize("values", [[1.0, np.nan], [np.inf], [-np.inf, 2.0], 4.5, 4, None])
 def test_an_answer_that_is_no_list_of_finite_numbers_fails_its_client_only(values):
-    reply = pack_answers(ask(), {3: [1.0], 8: [2.0]})
+    reply = answered(ask(), {3: [1.0], 8: [2.0]})
     if values is None:
         del reply.content["answer-8"]
     else:
@@ -625,14 +637,33 @@ def test_an_answer_that_is_no_list_of_finite_numbers_fails_its_client_only(value
 
 
 def test_an_answer_of_whole_numbers_is_one_of_floats():
-    found, failures = unpack_answers([3], wire(pack_answers(ask([3]), {3: [1, 2]})))
+    found, failures = unpack_answers([3], wire(answered(ask([3]), {3: [1, 2]})))
     assert found == {3: [1.0, 2.0]} and not failures
     assert all(isinstance(value, float) for value in found[3])
 
 
 def test_what_is_said_of_clients_that_were_not_asked_counts_for_nothing():
-    reply = pack_answers(ask([3]), {3: [1.0], 9: [2.0]})
+    reply = answered(ask([3]), {3: [1.0], 9: [2.0]})
     assert unpack_answers([3], reply) == ({3: [1.0]}, [])
+
+
+def test_a_client_that_could_not_answer_says_why_in_one_line():
+    failures = [Failure(8, "ValueError: no\x1b[2J luck")]
+    reply = wire(answered(ask(), {3: [1.0]}, failures))
+    assert unpack_answers([3, 8], reply) == (
+        {3: [1.0]},
+        [Failure(8, "ValueError: no?[2J luck")],
+    )
+
+
+@pytest.mark.parametrize("change", ["a client that was not asked", "no list"])
+def test_failures_that_cannot_be_fail_all_that_were_asked(change):
+    reply = answered(ask(), {3: [1.0]}, [Failure(9 if "asked" in change else 8, "x")])
+    if change == "no list":
+        reply.content["failures"]["causes"] = "x"
+    found, failures = unpack_answers([3, 8], reply)
+    assert found == {} and [failure.client for failure in failures] == [3, 8]
+    assert all("list of failures is broken" in failure.cause for failure in failures)
 
 
 def test_an_error_instead_of_answers_fails_all_that_were_asked():

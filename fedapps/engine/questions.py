@@ -1,6 +1,7 @@
 """What a strategy asks every client before round 1."""
 
 import math
+from pathlib import Path
 
 from fedapps.core import log
 from fedapps.core.errors import RunError
@@ -11,16 +12,17 @@ from fedapps.wire.fleet import Fleet
 from fedapps.wire.grid import StreamingGrid
 
 
-def ask(strategy: BaseStrategy, fleet: Fleet, grid: StreamingGrid) -> None:
+def ask(strategy: BaseStrategy, fleet: Fleet, grid: StreamingGrid, run: Path) -> None:
     """Put the strategy's question, if it has one; note the clients without a valid answer.
 
+    Tracebacks of clients that cannot answer go to the run directory.
     Raises `RunError` if no client has one.
     """
     question = strategy.question()
     if question is None:
         return
     hosts, timeout = fleet.hosts(strategy.clients), strategy.settings.round_timeout
-    answers, failures = ask_clients(grid, hosts, question.name, timeout)
+    answers, failures = ask_clients(grid, hosts, question.name, timeout, str(run))
     length, most = question.length, question.largest
     valid = {c: v for c, v in answers.items() if len(v) == length and 0 < min(v) <= max(v) <= most}
     cause = f"its answer is not {length} numbers above 0"

@@ -69,7 +69,7 @@ class Rounds:
         self._meet(fleet)
         streaming = StreamingGrid(grid, lambda: self.exchange.given_up_messages())
         if not self.recovery.done:
-            ask(strategy, fleet, streaming)
+            ask(strategy, fleet, streaming, report.folder)
         with strategy.running(), without_lines("flwr", _banner), suppress(EarlyStop):
             strategy.start(
                 streaming,

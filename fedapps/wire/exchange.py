@@ -101,14 +101,18 @@ class Exchange:
 
 
 def ask_clients(
-    grid: StreamingGrid, hosts: Sequence[tuple[int, list[int]]], question: str, timeout: float
+    grid: StreamingGrid,
+    hosts: Sequence[tuple[int, list[int]]],
+    question: str,
+    timeout: float,
+    run_dir: str,
 ) -> tuple[dict[int, list[float]], list[Failure]]:
     """Ask SuperNodes a question about the clients of each; return the answers, and who gave none.
 
     An answer is a list of finite floats; whether they are as many as are due, and can be, is for
     the caller to check. Nothing is waited for longer than `timeout` seconds.
     """
-    messages = [pack_question(clients, node, question) for node, clients in hosts]
+    messages = [pack_question(clients, node, question, run_dir) for node, clients in hosts]
     replies = grid.send_and_receive(messages, timeout=timeout)
     asked = [clients for _, clients in hosts]
     sent = {m.metadata.message_id: part for m, part in zip(messages, asked, strict=True)}

@@ -41,9 +41,14 @@ def pack_reply(
         suffix = "" if alone else f"-{update.client}"
         content[f"metrics{suffix}"] = pack_metrics(update, asked.header.presum)
         content[f"arrays{suffix}"] = pack_arrays(update.arrays | update.extras)
-    failed = FailureList([f.client for f in failures], [f.cause for f in failures])
-    content["failures"] = ConfigRecord(msgspec.to_builtins(failed))
+    content["failures"] = pack_failures(failures)
     return Message(content, reply_to=asked.message)
+
+
+def pack_failures(failures: Sequence[Failure]) -> ConfigRecord:
+    """Return the record that says which clients failed, and why."""
+    failed = FailureList([f.client for f in failures], [f.cause for f in failures])
+    return ConfigRecord(msgspec.to_builtins(failed))
 
 
 def pack_metrics(update: ClientUpdate, presum: bool) -> MetricRecord:
@@ -88,7 +93,7 @@ def unpack_reply(
     content, alone = reply.content, len(requests) == 1
     try:
         check_size(content, sum(request.most_bytes(layout) for request in requests))
-        causes = _causes(content, {request.client for request in requests})
+        causes = read_causes(content, {request.client for request in requests})
     except BadMessage as error:
         return [], [Failure(request.client, one_line(str(error))) for request in requests]
     updates: list[ClientUpdate] = []
@@ -112,8 +117,8 @@ def unpack_reply(
     return updates, failures
 
 
-def _causes(content: RecordDict, asked: set[int]) -> dict[int, str]:
-    """Read which clients the SuperNode says failed, and why."""
+def read_causes(content: RecordDict, asked: set[int]) -> dict[int, str]:
+    """Read which clients the SuperNode says failed, and why; raises `BadMessage` if others did."""
     record = content.config_records.get("failures")
     if record is None:
         return {}

@@ -7,6 +7,8 @@ from flwr.app import MetricRecord
 
 from clients.fedfc import FedFCClient
 from fedapps.core.errors import RunError
+from fedapps.engine.failed_clients import ClientError
+from fedapps.serial import run_serial
 from fedapps.wire.replies import unreadable
 from fedapps.wire.serial_grid import SerialGrid
 from strategies.fedfc import FedFC, deepest
@@ -116,6 +118,49 @@ def test_a_client_that_does_not_tell_its_speed_gets_the_default_cut(change, caus
     cuts = {e["client"]: int(e["detail"]) for e in events if e["kind"] == "cut"}
     assert cuts.keys() == {"0", "1", "2"} and cuts["0"] == 2
     assert not [e for e in events if e["kind"] == "failure"]
+
+
+@pytest.fixture
+def speechless(monkeypatch):
+    """Client 1 raises when it is asked; 2 answers with what is no list of numbers."""
+    answer = FedFCClient.answer
+
+    def fail(client, question):
+        if client.client == 1:
+            raise RuntimeError("no\nluck")
+        return ["fast"] if client.client == 2 else answer(client, question)
+
+    monkeypatch.setattr(FedFCClient, "answer", fail)
+
+
+THREE = 'strategy="fedfc" fedfc.cuts="auto" num-clients=3 num-rounds=1 fraction-train=1.0'
+
+
+def test_a_client_that_cannot_answer_costs_itself_the_question(
+    serial_run, tiny_npz, read_csv, read_rounds, speechless
+):
+    """All are on one SuperNode; each traceback is in the log once."""
+    folder = serial_run(tiny_npz, THREE)
+    events = read_csv(folder, "events.csv")
+    unanswered = {e["client"]: e["detail"] for e in events if e["kind"] == "unanswered"}
+    assert unanswered.keys() == {"1", "2"}
+    assert unanswered["1"] == "layer-seconds: RuntimeError: luck"
+    assert unanswered["2"].startswith("layer-seconds: TypeError: ")
+    cuts = {e["client"]: e["detail"] for e in events if e["kind"] == "cut"}
+    assert cuts.keys() == {"0", "1", "2"} and cuts["1"] == cuts["2"] == "2"
+    assert [(row["clients"], row["failures"]) for row in read_rounds(folder)] == [(3, 0)]
+    text = (folder / "log.txt").read_text("utf-8")
+    assert text.count("Traceback (most recent call last)") == 2
+    assert "client 1, layer-seconds failed" in text
+
+
+def test_a_serial_run_that_does_not_keep_going_ends_with_what_a_client_raised(
+    flat_config, tiny_npz, no_plots, speechless
+):
+    line = "^client 1, layer-seconds: RuntimeError: no\nluck$"
+    with pytest.raises(ClientError, match=line) as caught:
+        run_serial(flat_config(tiny_npz, THREE), keep_going=False)
+    assert isinstance(caught.value.__cause__, RuntimeError)
 
 
 def test_without_any_speed_there_is_no_run(serial_run, tiny_npz, monkeypatch):
