@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapps.method.aggregation import weighted_mean
+from fedapps.method.aggregation import plain_mean, weighted_mean
 from fedapps.method.update import ClientUpdate
 
 SHAPES = {"conv.weight": (3, 2, 2), "fc.weight": (4, 5), "fc.bias": (4,)}
@@ -135,3 +135,26 @@ def test_nothing_in_nothing_out():
         warnings.simplefilter("error")
         assert weighted_mean([]) == ({}, 0.0)
         assert weighted_mean([ClientUpdate(0, {}, 5, weight=5.0)]) == ({}, 5.0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(cases, st.data())
+def test_a_plain_mean_is_over_the_updates_that_carry_an_array(updates, data):
+    """As NumPy's mean over those, whatever their weights; the count is of all updates."""
+    carried = st.sets(st.sampled_from(sorted(SHAPES)))
+    sets = [data.draw(carried) for _ in updates]
+    part = [
+        replace(update, arrays={key: update.arrays[key] for key in keys})
+        for update, keys in zip(updates, sets, strict=True)
+    ]
+    means, count = plain_mean(iter(part))
+    assert count == len(updates)
+    assert means.keys() == set().union(*sets)
+    for key, mean in means.items():
+        stack = np.stack([update.arrays[key] for update in part if key in update.arrays])
+        expected = stack.astype(np.float64).mean(axis=0)
+        assert mean.dtype == np.float64
+        np.testing.assert_allclose(mean, expected, rtol=1e-12, atol=1e-14 * largest(updates, key))
+    ones = [replace(update, weight=1.0) for update in part]
+    for key, mean in weighted_mean(ones)[0].items():
+        np.testing.assert_array_equal(mean, means[key].astype(np.float32))

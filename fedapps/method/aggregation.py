@@ -9,14 +9,19 @@ from fedapps.models.layers import Arrays
 
 
 def plain_mean(updates: Iterable[ClientUpdate]) -> tuple[Arrays, int]:
-    """Return the mean over updates, every client counting the same (float64), and their number."""
+    """Return the mean of every array, every client counting the same (float64).
+
+    An array's mean is over the updates that carry it; the number returned beside is of all.
+    """
     sums: Arrays = {}
+    carriers: dict[str, int] = {}
     count = 0
     for update in updates:
         count += 1
         for key, array in update.arrays.items():
             sums[key] = sums.get(key, 0.0) + array.astype(np.float64)
-    return {key: value / max(count, 1) for key, value in sums.items()}, count
+            carriers[key] = carriers.get(key, 0) + 1
+    return {key: value / carriers[key] for key, value in sums.items()}, count
 
 
 def weighted_mean(updates: Iterable[ClientUpdate]) -> tuple[Arrays, float]:
