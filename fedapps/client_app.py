@@ -135,7 +135,13 @@ def _serve(message: Message, context: Context, work: Work) -> Message:
             updates.append(result)
         else:
             failures.append(result)
-    return pack_reply(asked, presummed(updates) if info.presum else updates, failures)
+    try:
+        sent = presummed(updates) if info.presum else updates
+    except RunError as error:  # the plans that the server has looked at were alike, these are not
+        record(_log_folder(context, info), f"{kind}: clients {info.clients}", error)
+        sent = []
+        failures += [Failure(update.client, _cause(error)) for update in updates]
+    return pack_reply(asked, sent, failures)
 
 
 def _results(
@@ -241,9 +247,19 @@ def _client(space: Workspace, request: Request, version: int, state: State) -> B
 
 
 def presummed(updates: list[ClientUpdate]) -> list[ClientUpdate]:
-    """Replace the updates of one SuperNode by their mean; the first one carries it for all."""
+    """Replace the updates of one SuperNode by their mean; the first one carries it for all.
+
+    Raises `RunError` for updates of different arrays: the mean of each would have the weight of
+    all, and the result would depend on who is on which SuperNode.
+    """
     if not updates:
         return []
+    for update in updates:
+        if update.arrays.keys() != updates[0].arrays.keys():
+            raise RunError(
+                f"presum = true: clients {updates[0].client} and {update.client} upload different "
+                "layers; use false"
+            )
     mean, total = weighted_mean(updates)
     silent = [dataclasses.replace(update, arrays={}, weight=0.0) for update in updates[1:]]
     return [dataclasses.replace(updates[0], arrays=mean, weight=total), *silent]

@@ -1,6 +1,6 @@
 """The ClientApp: each client of a message does its work or fails alone, and says why."""
 
-from dataclasses import replace
+import re
 
 import numpy as np
 import pytest
@@ -9,8 +9,9 @@ from flwr.app import Context, RecordDict
 from fedapps import client_app, server_app
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
+from fedapps.engine.checks import check_plans
 from fedapps.engine.store import ClientStore
-from fedapps.method.update import ClientUpdate, Failure
+from fedapps.method.update import ClientUpdate, Failure, replace
 from fedapps.models.layers import take
 from fedapps.training.plan import Plan
 from fedapps.training.workspace import workspace
@@ -248,6 +249,63 @@ def test_with_presum_one_client_of_a_supernode_carries_the_mean():
     assert (second.client, second.num_examples, second.metrics) == (7, 20, {"loss": 2})
     assert (second.arrays, second.weight) == ({}, 0.0)
     assert client_app.presummed([]) == []
+
+
+def test_presum_is_refused_where_clients_upload_different_layers(flat_config, monkeypatch):
+    """The mean of an array over its carriers would weigh what all clients of a SuperNode weigh."""
+
+    def partly(strategy, round_, client):
+        shared = strategy.layout.names if client % 2 else strategy.layout.body
+        return strategy.exchange(round_, shared, strategy.stage(round_, strategy.layout.names))
+
+    def check(presum):
+        settings = config.read(flat_config(f'strategy="fedavg" num-clients=4 presum={presum}'))
+        strategy = registry.strategy_class("fedavg")(workspace(settings))
+        check_plans(strategy)
+
+    check("true")
+    monkeypatch.setattr(registry.strategy_class("fedavg"), "plan", partly)
+    check("false")
+    with pytest.raises(RunError) as caught:
+        check("true")
+    assert str(caught.value) == (
+        "presum = true: in round 1 clients 0 and 1 upload different layers, and a SuperNode has "
+        "one weight for all; use false"
+    )
+
+
+def test_a_supernode_refuses_a_mean_of_different_layers(
+    serial_run, tiny_npz, read_csv, monkeypatch
+):
+    """Plans that differ in a round that nobody checks at the start: no model is spoiled by them."""
+    plan_of = registry.strategy_class("fedavg").plan
+
+    def partly(strategy, round_, client):
+        plan = plan_of(strategy, round_, client)
+        return replace(plan, upload=strategy.layout.body) if (round_, client) == (2, 0) else plan
+
+    monkeypatch.setattr(registry.strategy_class("fedavg"), "plan", partly)
+    options = [tiny_npz, EVERYBODY, 'strategy="fedavg" num-rounds=3 evaluate-every=0']
+    plain = serial_run(*options, "presum=false", num_supernodes=2)
+    assert [row["failures"] for row in read_csv(plain, "rounds.csv")] == ["0", "0", "0"]
+    folder = serial_run(*options, "presum=true", num_supernodes=2)
+    failed = [row for row in read_csv(folder, "events.csv") if row["kind"] == "failure"]
+    assert {row["round"] for row in failed} == {"2"}
+    assert "0" in {row["client"] for row in failed}
+    assert len(failed) < 4  # those of the other SuperNode count
+    text = r"RunError: presum = true: clients 0 and \d upload different layers; use false"
+    assert all(re.fullmatch(text, row["detail"]) for row in failed)
+
+
+def test_presummed_raises_where_an_array_is_missing():
+    updates = [
+        ClientUpdate(4, {"w": np.ones(2, np.float32), "b": np.ones(1, np.float32)}, 10, {}, 10.0),
+        ClientUpdate(7, {"w": np.ones(2, np.float32)}, 20, {}, 20.0),
+    ]
+    text = "^presum = true: clients 4 and 7 upload different layers; use false$"
+    for order in (updates, updates[::-1]):
+        with pytest.raises(RunError, match=text if order is updates else "clients 7 and 4"):
+            client_app.presummed(order)
 
 
 @pytest.mark.parametrize("strategy", ["fedbabu", "fedper"])

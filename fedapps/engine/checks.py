@@ -1,7 +1,6 @@
 """What a strategy and the settings must agree on, and what its aggregation may give."""
 
-from collections.abc import Mapping
-from itertools import product
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -38,11 +37,16 @@ def check_plans(strategy: BaseStrategy) -> None:
     """Make first and last plans, of 100 clients at most: a bad one ends the run at its start."""
     s = strategy.settings
     checked: list[Plan] = []  # mostly one of each round: clients' plans are alike
-    for round_, client in product((1, s.num_rounds), range(min(s.num_clients, MOST_CHECKED))):
-        plan = strategy.plan(round_, client)
-        if plan not in checked:
-            _check_plan(strategy, plan)
-            checked.append(plan)
+    for round_ in (1, s.num_rounds):
+        plans = [
+            strategy.plan(round_, client) for client in range(min(s.num_clients, MOST_CHECKED))
+        ]
+        for plan in plans:
+            if plan not in checked:
+                _check_plan(strategy, plan)
+                checked.append(plan)
+        if s.presum:
+            _check_uploads(strategy, plans)
 
 
 def _check_plan(strategy: BaseStrategy, plan: Plan) -> None:
@@ -60,6 +64,20 @@ def _check_plan(strategy: BaseStrategy, plan: Plan) -> None:
             strategy.workspace.trainer.check(stage)
         except ValueError as error:
             raise RunError(str(error)) from error
+
+
+def _check_uploads(strategy: BaseStrategy, plans: Sequence[Plan]) -> None:
+    """Refuse to sum up clients of a round that upload different layers: one weight is sent for all.
+
+    `plans` are those of clients 0, 1, ...
+    """
+    uploads = [set(strategy.layout.shared(plan.upload)) for plan in plans]
+    other = next((client for client, keys in enumerate(uploads) if keys != uploads[0]), None)
+    if other is not None:
+        raise RunError(
+            f"presum = true: in round {plans[0].round} clients 0 and {other} upload different "
+            "layers, and a SuperNode has one weight for all; use false"
+        )
 
 
 def _check_server_data(strategy: BaseStrategy, plan: Plan) -> None:
