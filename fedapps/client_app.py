@@ -73,16 +73,19 @@ def _anyone(context: Context) -> Hello:
 def ask(message: Message, context: Context) -> Message:
     """Answer what the server asks about every client that the message names.
 
-    Each finds the initial model. One that raises becomes a failure, the others answer.
+    One that raises becomes a failure, the others answer. Raises `RunError` with local privacy: an
+    answer has no noise, and the client trusts no server.
     """
     asked = read_question(message)
     answers: dict[int, MetricRecord] = {}
     failures: list[Failure] = []
     space, _ = _place(context)
+    if space.settings.dp.mode == "local":
+        raise RunError(f'dp.mode = "local": {asked.question}: answers get no noise; use "none"')
     make = registry.client_class(space.settings.strategy)
     for client in asked.clients:
         try:
-            space.reset()
+            space.reset()  # whoever had the model before
             put(space.model, space.initial)
             answers[client] = pack_answer(make(space, client, {}).answer(asked.question))
         except Exception as error:  # whatever goes wrong costs this client only

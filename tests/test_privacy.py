@@ -23,11 +23,13 @@ from flwr.supercore.privacy_accounting import (
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from fedapps import client_app
 from fedapps.core import config, registry
 from fedapps.core.draws import generator, sample_clients, sample_poisson, secret_seed
 from fedapps.core.errors import RunError
 from fedapps.engine import accounting, privacy
 from fedapps.engine.rounds import Rounds
+from fedapps.method.conversation import Question
 from fedapps.method.update import ClientUpdate
 from fedapps.models import build
 from fedapps.models.layers import layout_of
@@ -35,6 +37,8 @@ from fedapps.training.channel import Channel
 from fedapps.training.plan import Plan
 from fedapps.training.privacy import check_plan, clipped_difference, postprocess, privatize
 from fedapps.training.workspace import Workspace
+from fedapps.wire.questions import pack_question, unpack_answers
+from fedapps.wire.serial_grid import SerialGrid
 from tests.support.marks import THOROUGH
 
 PAGE = (Path(__file__).parent.parent / "docs" / "privacy.md").read_text("utf-8")
@@ -557,6 +561,72 @@ def test_settings_that_do_not_fit_are_refused_in_one_line():
         assert str(caught.value) == text
     for fine in ({"presum": True}, {"server_data": 0.1, "dp_mode": "none"}):
         central(**({"dp_mode": "local"} | fine))
+
+
+@pytest.mark.parametrize("mode", ["central", "local"])
+@pytest.mark.parametrize(
+    ("changes", "key", "off"),
+    [
+        ({"patience": 3}, "patience=3", "patience=0"),
+        ({"keep_best": True}, "keep-best=true", "keep-best=false"),
+    ],
+)
+def test_no_round_is_chosen_by_exact_accuracies(changes, key, off, mode):
+    chosen = {"evaluate_on": "validation", "validation_fraction": 0.2} | changes
+    with pytest.raises(RunError) as caught:
+        central(dp_mode=mode, **chosen)
+    assert str(caught.value) == (
+        f'dp.mode = "{mode}": {key} chooses a round by accuracies of clients, without noise; '
+        f"use {off}"
+    )
+    central(dp_mode="none", **chosen)
+
+
+def counts_asked(strategy):
+    return Question("class-counts", 10)
+
+
+@pytest.mark.parametrize(
+    ("mode", "hook", "own", "fits"),
+    [
+        ("central", "screen", lambda self, round_, updates: updates, False),
+        ("local", "screen", lambda self, round_, updates: updates, True),  # the noise is in them
+        ("central", "question", counts_asked, False),
+        ("local", "question", counts_asked, False),
+        ("central", "answered", lambda self, answers: None, False),
+        ("central", "end_round", lambda self, round_: (0, 0), True),
+    ],
+)
+def test_a_strategy_that_sees_more_of_clients_than_noisy_updates_is_refused(
+    mode, hook, own, fits, tiny_npz
+):
+    _, space = space_of("cnn", tiny_npz)
+    make = type("Own", (registry.strategy_class("fedavg"),), {hook: own})
+    chosen = config.read(space_of("cnn", tiny_npz)[0] | {"strategy": "fedavg", "dp.mode": mode})
+    if fits:
+        Rounds(make(space, chosen))
+        return
+    reason = f"replaces {hook}, and only" if mode == "central" else "asks clients a question, "
+    with pytest.raises(RunError, match=rf'^dp\.mode = "{mode}": this strategy {reason}.*"none"$'):
+        Rounds(make(space, chosen))
+
+
+@pytest.mark.parametrize("mode", ["none", "local"])
+def test_a_client_with_local_privacy_answers_no_question(mode, flat_config, monkeypatch):
+    """Whatever the server says: it is asked as a server would that has left out the check."""
+    client = registry.client_class("fedavg")
+    monkeypatch.setattr(client, "answer", lambda self, name: [float(len(self.train_data[1]))])
+    grid = SerialGrid(client_app.app, flat_config(f'strategy="fedavg" dp.mode="{mode}"'), 1)
+    (node,) = grid.get_node_ids()
+    sent = grid.push_messages([pack_question([0, 1], node, "samples")])
+    if mode == "none":
+        (reply,) = grid.pull_messages(sent)
+        answers, failures = unpack_answers([0, 1], reply)
+        assert answers.keys() == {0, 1} and not failures
+    else:
+        text = r'^dp\.mode = "local": samples: answers get no noise; use "none"$'
+        with pytest.raises(RunError, match=text):
+            grid.pull_messages(sent)
 
 
 def test_a_machine_without_the_accountant_says_what_to_install(monkeypatch):

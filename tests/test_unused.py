@@ -34,9 +34,11 @@ OTHER = {  # values that are not the defaults
     "sflv2.oversample-limit": 1,
     "fedfc.slowest-limit": 1,
     "server-part": "body",
+    "dp.sampling": "fixed",
 }
+QUIET = "dp.noise-multiplier=0.01 dp.clip-norm=0.1"  # noise with which training goes on
 OWN = {  # settings of a method with which more of its keys have no effect
-    "fedavg": ['partitioner="iid" finetune-epochs=0 server-data=0.2'],
+    "fedavg": ['partitioner="iid" finetune-epochs=0 server-data=0.2', f'dp.mode="local" {QUIET}'],
     "local": ["local.match-compute=true"],
     "perfedavg": ['perfedavg.mode="fo"', "finetune-epochs=0"],
     "perfreezeclip": ['clip-mode="sample" max-norm=0.5 clip-percentile=100'],
@@ -97,6 +99,14 @@ def test_what_is_said_to_have_no_effect_has_none(
             "finetune-epochs=0 finetune-lr=0.5",
             ["finetune-lr = 0.5 has no effect with finetune-epochs = 0"],
         ),
+        (
+            'dp.mode="local" dp.sampling="fixed"',
+            [
+                'dp.sampling = "fixed" has no effect with dp.mode = "local", whose clients are '
+                "those that the method selects"
+            ],
+        ),
+        ('dp.mode="central" dp.sampling="fixed"', []),
     ],
 )
 def test_only_what_somebody_set_is_told(options, lines, data_root):

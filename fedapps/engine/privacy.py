@@ -24,8 +24,10 @@ from fedapps.models.layers import Arrays, Layout
 from fedapps.training.plan import Plan
 from fedapps.training.privacy import check_plan, clipped_difference, postprocess
 
-# Methods of a strategy that central privacy rests on: who is drawn, what all start from, the mean.
-RESTS_ON = ("aggregate", "begin_round", "download", "select")
+# Methods of a strategy that privacy rests on: who is drawn, what all start from, the mean, and that
+# nothing but updates comes from clients. `screen` would see them before the noise.
+ASKS = ("answered", "question")
+RESTS_ON = ("aggregate", *ASKS, "begin_round", "download", "screen", "select")
 LEAST_NOISE = 1e-3  # the accountant's arithmetic fails below: it would say 0 for no privacy at all
 RELEASES, CLIP_NORM = "dp/releases", "dp/clip-norm"  # in a strategy's state
 
@@ -93,6 +95,13 @@ class DifferentialPrivacy(PrivacyMode):
             raise RunError(
                 f'dp.mode = "{self.dp.mode}": with server-data the server trains on samples of '
                 "clients, without noise; use server-data=0"
+            )
+        if settings.patience or settings.keep_best:
+            key = f"patience={settings.patience}" if settings.patience else "keep-best=true"
+            off = "patience=0" if settings.patience else "keep-best=false"
+            raise RunError(
+                f'dp.mode = "{self.dp.mode}": {key} chooses a round by accuracies of clients, '
+                f"without noise; use {off}"
             )
 
     def begin(self, plans: Mapping[int, Plan]) -> dict[str, str]:
@@ -212,6 +221,14 @@ class Local(DifferentialPrivacy):
         self.mechanism = Mechanism(self.dp.noise_multiplier / 2, 1, 1, *alone)
         self.mechanism.accountant(self.dp.delta)
         self.state[RELEASES] = np.zeros(settings.num_clients, np.int64)
+
+    def check_strategy(self, replaced: Collection[str]) -> None:
+        """What clients answer would leave them without noise."""
+        if not {*ASKS}.isdisjoint(replaced):
+            raise RunError(
+                'dp.mode = "local": this strategy asks clients a question, whose answers get no '
+                'noise; use "none"'
+            )
 
     def begin(self, plans: Mapping[int, Plan]) -> dict[str, str]:
         """Count a release of each client that is asked, whether it answers or not."""
