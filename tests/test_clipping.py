@@ -1,15 +1,26 @@
 """AutoClip against a few lines of NumPy; per-sample clipping against one backward per sample."""
 
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn.functional import cross_entropy
+from torch import nn
+from torch.nn.functional import cross_entropy, linear
 
 from fedapps import models
+from fedapps.method.update import replace
+from fedapps.models.layers import layout_of, run
 from fedapps.training.clipping import SampleGradients, Threshold, clip_batch
-from fedapps.training.plan import Clip
+from fedapps.training.costs import profile
+from fedapps.training.draw import Draw
+from fedapps.training.objective import Objective
+from fedapps.training.plan import Clip, Stage
+from fedapps.training.trainer import Trainer
+
+DRAW = Draw(seed=5, phase="train", round=3, client=2)
 
 
 def clip(percentile=90.0, max_norm=None, mode="batch", history=10_000) -> Clip:
@@ -115,3 +126,169 @@ def test_sample_mode_refuses_a_trained_batchnorm():
     model = models.build("lenet5", (1, 8, 8), 10, seed=0)
     with pytest.raises(ValueError, match=r'clip-mode = "sample".*BatchNorm2d.*"batch"'):
         SampleGradients(model)
+
+
+def small(**conv):
+    """Two trained layers for images [b, 2, 6, 6]."""
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, **conv), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(OrderedDict(a=first, b=nn.Linear(144, 3)))
+
+
+def trainer_of(model):
+    return Trainer(model, layout_of(model, 1, "shared", False), profile(model, (2, 6, 6)), 4)
+
+
+def clipped_stage(most=1e9, layers=("a", "b")):
+    limit = clip(100.0, most, mode="sample")
+    return Stage(layers=layers, epochs=1, lr=0.1, clip=limit, passes=2)
+
+
+def images_of(n=8):
+    generator = torch.Generator().manual_seed(3)
+    images = torch.randn(n, 2, 6, 6, generator=generator)
+    return images, torch.randint(3, (n,), generator=generator)
+
+
+def beside(model):
+    offset = nn.Parameter(torch.zeros(3))
+    return Objective(forward=lambda m, x, layers: run(m, x, layers) + offset, parameters=(offset,))
+
+
+def two_gradients(model):
+    def gradients(backward, batches):
+        backward(batches[0])
+        backward(batches[1])
+
+    return Objective(gradients=gradients, batches=2)
+
+
+def gradient_before(model):
+    def gradients(backward, batches):
+        model.b.bias.grad = torch.ones(3)
+        backward(batches[0])
+
+    return Objective(gradients=gradients)
+
+
+def mirrored(model):
+    return Objective(forward=lambda m, x, layers: run(m, x, layers) + run(m, x.flip(-1), layers))
+
+
+def head_twice(model):
+    return Objective(forward=lambda m, x, layers: m.b(m.a(x)) + m.b(torch.ones(len(x), 144)))
+
+
+def penalty(model):
+    def loss(logits, labels):
+        return cross_entropy(logits, labels) + sum(p.square().sum() for p in model.parameters())
+
+    return Objective(loss=loss)
+
+
+def penalty_on_a_bias(model):
+    return Objective(loss=lambda logits, y: cross_entropy(logits, y) + model.b.bias.abs().sum())
+
+
+def weight_by_hand(model):
+    return Objective(forward=lambda m, x, layers: linear(m.a(x), m.b.weight))
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (beside, "the objective has parameters beside the model"),
+        (two_gradients, "a step has gradients of more than one loss"),
+        (gradient_before, "a step has gradients of more than one loss"),
+        (mirrored, "a step runs a Conv2d twice"),
+        (head_twice, "a step runs a Linear twice"),
+        (penalty, "the loss depends on weights in another way, as by a penalty"),
+        (penalty_on_a_bias, "the loss depends on weights in another way, as by a penalty"),
+        (weight_by_hand, "the loss depends on weights in another way, as by a penalty"),
+    ],
+)
+def test_sample_mode_refuses_a_step_whose_gradients_would_be_wrong(make, what):
+    """In batch mode the same step is right, so it trains."""
+    model = small()
+    trainer = trainer_of(model)
+    with pytest.raises(ValueError) as caught:
+        trainer.train(images_of(), (clipped_stage(),), DRAW, make(model))
+    assert str(caught.value) == f'clip-mode = "sample": {what}; use "batch"'
+    assert not any(m._forward_hooks for m in model.modules())
+    stage = replace(clipped_stage(), clip=clip(100.0, 1e9))
+    assert trainer.train(images_of(), (stage,), DRAW, make(model)).batches
+
+
+@pytest.mark.parametrize(
+    ("conv", "what"),
+    [
+        ({"padding_mode": "circular"}, "padding_mode=circular"),
+        ({"padding_mode": "reflect"}, "padding_mode=reflect"),
+        ({"groups": 2}, "groups=2"),
+    ],
+)
+def test_a_stage_with_a_convolution_that_sample_mode_does_not_know_is_refused_at_the_start(
+    conv, what
+):
+    trainer = trainer_of(small(**conv))
+    text = f'^clip-mode = "sample": a trained layer has Conv2d with {what}; use "batch"$'
+    with pytest.raises(ValueError, match=text):
+        trainer.check(clipped_stage())
+    trainer.check(clipped_stage(layers=("b",)))  # a frozen one needs no gradients
+
+
+def test_sample_mode_refuses_a_linear_layer_on_tokens():
+    model = nn.Sequential(nn.Flatten(2), nn.Linear(36, 5), nn.Flatten(), nn.Linear(10, 3))
+    SampleGradients(model)
+    images, _ = images_of()
+    text = r'^clip-mode = "sample": a Linear gets 3 dimensions, not \[samples, features\]; use "ba'
+    with pytest.raises(ValueError, match=text):
+        model(images)
+
+
+def one_by_one(model, loss_of, x, y, most):
+    """The mean of clipped gradients, by one backward per sample."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    mean = [torch.zeros_like(p) for p in parameters]
+    for i in range(len(x)):
+        loss = loss_of(model, x[i : i + 1], y[i : i + 1])
+        found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        own = [
+            torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True)
+        ]
+        norm = float(torch.cat([g.flatten() for g in own]).norm())
+        for total, g in zip(mean, own, strict=True):
+            total += g * min(1.0, most / norm) / len(x)
+    return mean
+
+
+def with_penalty_on_logits(model, x, y):
+    logits = model(x)
+    return cross_entropy(logits, y) + 0.1 * logits.square().sum(1).mean()
+
+
+def distilled(model, x, y):
+    """Another pass without gradients is no second one."""
+    with torch.no_grad():
+        teacher = model(x.flip(-1))
+    logits = model(x)
+    return cross_entropy(logits, y) + (logits - teacher).square().sum(1).mean()
+
+
+def of_the_body(model, x, y):
+    """The head is not run at all."""
+    return cross_entropy(model.a(x).unflatten(1, (4, 36)).mean(2)[:, :3], y)
+
+
+@pytest.mark.parametrize("loss_of", [with_penalty_on_logits, distilled, of_the_body])
+def test_sample_mode_is_right_for_other_losses_that_are_means_over_samples(loss_of):
+    model, (x, y) = small(), images_of()
+    expected = one_by_one(model, loss_of, x, y, most=0.5)
+    samples = SampleGradients(model)
+    for _ in range(2):  # what an earlier step has seen does not count
+        model.zero_grad()
+        assert samples.clip(loss_of(model, x, y), Threshold(clip(100.0, 0.5, mode="sample")))
+    samples.close()
+    for parameter, value in zip(model.parameters(), expected, strict=True):
+        found = torch.zeros_like(value) if parameter.grad is None else parameter.grad
+        torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-6)

@@ -6,7 +6,7 @@ and at most `max_norm`: c_t = min(tau_t, mu); g <- g min(1, c_t / ||g||) (PerFre
 
 import math
 from bisect import bisect_left, insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -73,11 +73,15 @@ class SampleGradients:
     A sample's gradient is never formed for linear layers (its norm is that of its input times
     that of its output gradient), and the clipped mean is one weighted product per layer: about
     the cost of a batch gradient, where vmap(grad) takes ten times that (measured, cnn).
+
+    That is right where the loss is a mean over the samples of what each one gives, and depends on a
+    layer's weights by one pass through the layer alone. The second is checked in every step, the
+    first nobody can see.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.layers = [_supported(m) for m in model.modules() if _is_trained(m)]
-        self._seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+        self._seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}  # since the last step
         self._handles = [m.register_forward_hook(self._see) for m in self.layers]
 
     def close(self) -> None:
@@ -89,14 +93,17 @@ class SampleGradients:
         """Set each parameter's `.grad` to the mean of the clipped sample gradients.
 
         `loss` is the mean over the batch. The history gets the mean per-sample norm, one value
-        per iteration. False if that is not finite (reject the step).
+        per iteration. False if that is not finite (reject the step). A layer that the loss does
+        not depend on gets no gradient. Raises ValueError where the gradients would be wrong.
         """
-        seen = [self._seen[module] for module in self.layers]
+        layers = self._layers_of(loss)
+        seen = [self._seen[module] for module in layers]
+        self._seen = {}
         size = len(seen[0][0])
         outputs = torch.autograd.grad(loss * size, [output for _, output in seen])
         pairs = [
             (module, values, gradient)
-            for module, (values, _), gradient in zip(self.layers, seen, outputs, strict=True)
+            for module, (values, _), gradient in zip(layers, seen, outputs, strict=True)
         ]
         with torch.no_grad():
             norms = torch.stack([_square_norms(*pair) for pair in pairs]).sum(0).sqrt()
@@ -109,18 +116,61 @@ class SampleGradients:
                 _set_weighted_gradient(*pair, weights)
         return True
 
+    def _layers_of(self, loss: Tensor) -> list[Supported]:
+        """Return the layers that a loss depends on; refuse what would be lost without a word."""
+        uses = _uses(loss)
+        for module in self.layers:
+            for parameter in module.parameters(recurse=False):
+                if parameter.grad is not None:
+                    raise refusal("a step has gradients of more than one loss")
+                if uses[parameter] > (module in self._seen):
+                    raise refusal("the loss depends on weights in another way, as by a penalty")
+        return [module for module in self.layers if uses[module.weight]]
+
     def _see(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        if not output.requires_grad:  # no loss comes from here
+            return output
+        if module in self._seen:
+            raise refusal(f"a step runs a {type(module).__name__} twice")
+        if isinstance(module, nn.Linear) and args[0].dim() != 2:
+            raise refusal(f"a Linear gets {args[0].dim()} dimensions, not [samples, features]")
         self._seen[module] = (args[0].detach(), output)
         return output.clone()  # a ReLU in place would otherwise change what was seen
+
+
+def refusal(what: str) -> ValueError:
+    """Return the error for something that gradients of single samples cannot be made of."""
+    return ValueError(f'clip-mode = "sample": {what}; use "batch"')
+
+
+def _uses(loss: Tensor) -> Counter[Tensor]:
+    """Count how often each parameter enters the graph of a loss: a layer takes each once a pass."""
+    found: Counter[Tensor] = Counter()
+    met, nodes = {loss.grad_fn}, [loss.grad_fn]
+    while nodes:
+        for node, _ in getattr(nodes.pop(), "next_functions", ()):
+            if (leaf := getattr(node, "variable", None)) is not None:
+                found[leaf] += 1
+            elif node not in met:
+                met.add(node)
+                nodes.append(node)
+    return found
 
 
 def _supported(module: nn.Module) -> Supported:
     if isinstance(module, nn.Linear):
         return module
-    if isinstance(module, nn.Conv2d) and module.groups == 1 and module.padding != "same":
-        return module
-    name = type(module).__name__
-    raise ValueError(f'clip-mode = "sample": a trained layer has {name}; use "batch"')
+    what = type(module).__name__
+    if isinstance(module, nn.Conv2d):
+        other = {
+            "groups": module.groups != 1 and module.groups,
+            "padding": module.padding == "same" and "same",
+            "padding_mode": module.padding_mode != "zeros" and module.padding_mode,
+        }
+        if not any(other.values()):
+            return module
+        what += " with " + ", ".join(f"{key}={value}" for key, value in other.items() if value)
+    raise refusal(f"a trained layer has {what}")
 
 
 def _is_trained(module: nn.Module) -> bool:

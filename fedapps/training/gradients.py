@@ -1,25 +1,32 @@
 """The gradients of a step: where they come from, and what is done to them before it is taken."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from fedapps.training.clipping import SampleGradients, Threshold, clip_batch
+from fedapps.training.clipping import SampleGradients, Threshold, clip_batch, refusal
 
 
 class GradientRule:
     """Sets `.grad` from a batch loss: plain, clipped as a batch, or clipped per sample.
 
-    Per sample the clipping is part of `backward`; as a batch it comes last, in `finish`.
+    Per sample the clipping is part of `backward`; as a batch it comes last, in `finish`. Raises
+    ValueError for parameters `beside` the model per sample: they would never get a gradient.
     """
 
     def __init__(
-        self, model: nn.Module, trained: list[nn.Parameter], threshold: Threshold | None
+        self,
+        model: nn.Module,
+        trained: list[nn.Parameter],
+        threshold: Threshold | None,
+        beside: Sequence[nn.Parameter] = (),
     ) -> None:
         self.trained, self.threshold, self.fine = trained, threshold, True
         by_sample = threshold is not None and threshold.clip.mode == "sample"
+        if by_sample and beside:
+            raise refusal("the objective has parameters beside the model")
         self.samples = SampleGradients(model) if by_sample else None
 
     def backward(self, value: Tensor) -> None:
@@ -39,10 +46,13 @@ class GradientRule:
 
 @contextmanager
 def gradient_rule(
-    model: nn.Module, trained: list[nn.Parameter], threshold: Threshold | None
+    model: nn.Module,
+    trained: list[nn.Parameter],
+    threshold: Threshold | None,
+    beside: Sequence[nn.Parameter] = (),
 ) -> Iterator[GradientRule]:
     """Give the rule of a stage and take its hooks off the model in the end."""
-    rule = GradientRule(model, trained, threshold)
+    rule = GradientRule(model, trained, threshold, beside)
     try:
         yield rule
     finally:

@@ -29,7 +29,9 @@ class Objective:
        labels)`: logits [b, classes] and labels [b] to a scalar; `layers` are those after a cached
        frozen prefix. Declare how many times a step calls it as `Stage.passes` (1), in the plan.
     2. The proximal term pulls towards `anchor`, by name (None: the model as the plan began), and
-       gradients are clipped, if the stage says so. Both leave `parameters` alone.
+       gradients are clipped, if the stage says so. Both leave `parameters` alone. Clipped per
+       sample, a step is one `backward` of a loss that is a mean over samples, of one pass through
+       the layers and of nothing else: most of what differs raises ValueError (`SampleGradients`).
     3. The stage's optimizer moves the stage's layers, and `parameters` beside the model. Layers may
        be none: then only `parameters` are trained. These cost `macs` a sample on top.
     4. `after_step(model)` runs without gradients, unless the step was rejected: it may change what

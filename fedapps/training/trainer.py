@@ -98,10 +98,11 @@ class Trainer:
         macs = self._step_macs(stage.layers, layers[0]) + objective.macs
         count = self.layout.count(stage.layers) + sum(p.numel() for p in objective.parameters)
         parameters = self.freeze_all_but(stage.layers)
-        mover = optimizer([*parameters.values(), *objective.parameters], stage)
+        trained, beside = [*parameters.values()], objective.parameters
+        mover = optimizer([*trained, *beside], stage)
         total = torch.zeros(())
         taken: list[int] = []  # sizes of the batches of all steps taken
-        with gradient_rule(self.model, [*parameters.values()], threshold) as rule:
+        with gradient_rule(self.model, trained, threshold, beside) as rule:
 
             def backward(batch: Samples) -> None:
                 nonlocal total
