@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy, linear
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedapps import models
 from fedapps.method.update import replace
@@ -292,3 +293,20 @@ def test_sample_mode_is_right_for_other_losses_that_are_means_over_samples(loss_
     for parameter, value in zip(model.parameters(), expected, strict=True):
         found = torch.zeros_like(value) if parameter.grad is None else parameter.grad
         torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", [None, "batch", "sample"])
+@pytest.mark.parametrize("trained", [("conv1", "conv2", "fc1", "fc2"), ("conv2", "fc2"), ("fc2",)])
+def test_train_macs_are_those_that_torch_counts(mode, trained):
+    """Of a real training: all of its passes, steps and per-sample gradients."""
+    model = models.build("cnn", (1, 12, 12), 10, seed=1)
+    facts = profile(model, (1, 12, 12))
+    trainer = Trainer(model, layout_of(model, 1, "shared", False), facts, 4, cache_bytes=2**20)
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randn(10, 1, 12, 12, generator=generator), torch.arange(10)
+    limit = mode and clip(50.0, 1.0, mode=mode)
+    stages = (Stage(layers=trained, epochs=2, lr=0.01, clip=limit),)
+    done = trainer.train(data, stages, DRAW)  # also traces what is traced once
+    with FlopCounterMode(display=False) as counter:
+        again = trainer.train(data, stages, DRAW)
+    assert done.macs == again.macs == counter.get_total_flops() / 2

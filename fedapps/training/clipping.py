@@ -34,6 +34,11 @@ class Threshold:
         """Whether history matters: percentile 100 is none, and `max_norm` alone counts."""
         return self.clip.percentile < 100
 
+    @property
+    def by_sample(self) -> bool:
+        """Whether gradients of single samples are clipped, not those of the batch."""
+        return self.clip.mode == "sample"
+
     def after(self, norm: float) -> float:
         """Add the norm of one more step and return the step's threshold c_t."""
         if not self.remembers:

@@ -72,16 +72,18 @@ class Profile:
     shapes: dict[str, tuple[int, ...]]
     lone: dict[str, bool]
 
-    def step_macs(self, trained: Slice, start: str) -> int:
+    def step_macs(self, trained: Slice, start: str, by_sample: bool = False) -> int:
         """Return multiply-accumulates per sample of a step that starts at layer `start`.
 
         Forward once; backward once more for each weight that is trained and once more for each
-        input that the gradient has to pass. Freezes all layers but `trained`.
+        input that the gradient has to pass. Clipped `by_sample`, the weights of convolutions once
+        more: their gradients are formed for each sample, then for the batch (`SampleGradients`).
+        Freezes all layers but `trained`.
         """
         for name, layer in self.model.named_children():
             layer.requires_grad_(name in trained)
         names = [name for name, _ in self.model.named_children()]
-        return self._count(names[names.index(start) :])
+        return self._count(names[names.index(start) :], by_sample=by_sample)
 
     def layer_macs(self, layer: str) -> int:
         """Return multiply-accumulates per sample of a trained layer amid others that are trained.
@@ -96,7 +98,7 @@ class Profile:
         """Return multiply-accumulates per sample of a forward pass through `layers`."""
         return self._count(layers)
 
-    def _count(self, layers: Iterable[str], below: bool = False) -> int:
+    def _count(self, layers: Iterable[str], below: bool = False, by_sample: bool = False) -> int:
         macs = 0
 
         def add(module: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
@@ -105,7 +107,8 @@ class Profile:
             # an output value is the sum of as many products as a weight has entries per channel
             forward = output.numel() // SAMPLES * (weight.numel() // weight.shape[0])
             back = int(weight.requires_grad) + int(args[0].requires_grad)
-            macs += forward * (1 + back * output.requires_grad)
+            again = by_sample and isinstance(module, _ConvNd) and weight.requires_grad
+            macs += forward * (1 + back * output.requires_grad + again)
 
         layers = tuple(layers)
         counted = [m for m in self.model.modules() if isinstance(m, _ConvNd | nn.Linear)]

@@ -24,7 +24,7 @@ class GradientRule:
         beside: Sequence[nn.Parameter] = (),
     ) -> None:
         self.trained, self.threshold, self.fine = trained, threshold, True
-        by_sample = threshold is not None and threshold.clip.mode == "sample"
+        by_sample = threshold is not None and threshold.by_sample
         if by_sample and beside:
             raise refusal("the objective has parameters beside the model")
         self.samples = SampleGradients(model) if by_sample else None

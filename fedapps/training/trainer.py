@@ -95,7 +95,8 @@ class Trainer:
 
         Clipping knows the model's parameters only, not those beside it.
         """
-        macs = self._step_macs(stage.layers, layers[0]) + objective.macs
+        by_sample = threshold is not None and threshold.by_sample
+        macs = self._step_macs(stage.layers, layers[0], by_sample) + objective.macs
         count = self.layout.count(stage.layers) + sum(p.numel() for p in objective.parameters)
         parameters = self.freeze_all_but(stage.layers)
         trained, beside = [*parameters.values()], objective.parameters
