@@ -10,10 +10,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from clients.fedbabu import nearest_template
+from fedapps.core import config, registry
+from fedapps.core.errors import RunError
+from fedapps.engine import checks
 from fedapps.method import BaseClient, BaseStrategy, Plan, TrainingStats, put, rehearse
 from fedapps.models import build
 from fedapps.training.batches import CHUNK
 from fedapps.training.evaluation import score
+from fedapps.training.workspace import workspace
 
 torch.set_num_threads(1)
 
@@ -202,3 +206,60 @@ def test_personalize_comes_between_the_two_scores_of_a_plan_with_stages():
     assert found["class_initial"] != found["class_personalized"] and found["finetune_macs"] == 7
     found = run.evaluate(client=0)
     assert found["class_initial"] == found["class_personalized"] and found["finetune_macs"] == 0
+
+
+# Batch statistics of a single sample --------------------------------------------------------------
+
+FEW = 'strategy="fedavg" num-clients=20 test-fraction=0.05 num-rounds=1 fraction-train=0.1'
+LONE = f'{FEW} model="conv4" bn-stats="batch" finetune-epochs=0'  # 8 pixels, halved three times
+
+
+def single(flat):
+    """The clients with one test sample, counted in the data."""
+    parts = enumerate(workspace(config.read(flat)).shares)
+    return [client for client, share in parts if len(share.test) == 1]
+
+
+def test_a_single_sample_that_a_batchnorm_cannot_normalise_is_refused_before_the_run(
+    serial_run, flat_config, read_csv, monkeypatch
+):
+    """Left out of the check, torch fails for exactly the clients that it is about."""
+    few = single(flat_config(LONE))
+    assert 0 < len(few) < 20
+    with pytest.raises(RunError) as caught:
+        serial_run(LONE)
+    assert str(caught.value) == (
+        f'bn-stats = "batch": client {few[0]} has a single test sample, of which a BatchNorm of '
+        'conv4 gets one value per channel; use "shared" or "local", or a larger test-fraction'
+    )
+    monkeypatch.setattr(checks, "_check_scores", lambda strategy: None)
+    failed = read_csv(serial_run(LONE), "events.csv")
+    failed = [row for row in failed if row["kind"] == "failure"]
+    assert {int(row["client"]) for row in failed} == set(few)
+    assert all("more than 1 value per channel" in row["detail"] for row in failed)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        'bn-stats="shared"',
+        'bn-stats="local"',
+        'model="lenet5"',  # its BatchNorms see several pixels
+        "test-fraction=0.3",
+        'validation-fraction=0.3 evaluate-on="validation"',
+        "evaluate-clients=1",  # that one has more
+    ],
+)
+def test_what_can_be_scored_is_not_refused(option, serial_run, flat_config, read_rounds):
+    few = single(flat_config(LONE, option))
+    assert (few == []) == (option == "test-fraction=0.3")
+    (row,) = read_rounds(serial_run(LONE, option))
+    assert row["failures"] == 0
+    assert row["evaluated"] == (1 if "clients" in option else 20)
+
+
+def test_a_final_phase_scores_all_clients_so_all_are_looked_at(flat_config):
+    flat, make = flat_config(LONE, 'evaluate-clients=3 strategy="fedseq"'), registry.strategy_class
+    assert make("fedseq").final_phase
+    with pytest.raises(RunError, match=rf"client {single(flat)[0]} has a single test sample"):
+        checks.check_strategy(make("fedseq")(workspace(config.read(flat))))

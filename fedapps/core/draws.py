@@ -51,3 +51,11 @@ def sample_poisson(seed: int, round_: int, num_clients: int, fraction: float) ->
     chance = sample_size(num_clients, fraction) / num_clients
     draws = generator(seed, "sample", round_).random(num_clients)
     return np.flatnonzero(draws < chance).tolist()
+
+
+def sample_evaluated(seed: int, num_clients: int, count: int) -> list[int]:
+    """Draw the clients that a run evaluates, ascending; 0, or more than there are: all of them."""
+    if not 0 < count < num_clients:
+        return [*range(num_clients)]
+    chosen = generator(seed, "evaluate").choice(num_clients, count, replace=False)
+    return sorted(chosen.tolist())

@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedapps.core.config import DEVICE
+from fedapps.core.draws import sample_evaluated
 from fedapps.core.errors import RunError
 from fedapps.method.strategy import BaseStrategy
 from fedapps.models.layers import Arrays, Layout
+from fedapps.models.norms import batch_norms
 from fedapps.training.plan import Plan
 from fedapps.training.privacy import check_plan
 
@@ -31,6 +33,36 @@ def check_strategy(strategy: BaseStrategy) -> None:
         )
     if clip and clip.mode == "sample" and not strategy.clips_by_sample:
         raise RunError('clip-mode = "sample": not for the steps of this strategy; use "batch"')
+    _check_scores(strategy)
+
+
+def _check_scores(strategy: BaseStrategy) -> None:
+    """Refuse to score a single sample where a BatchNorm takes statistics of what it gets.
+
+    Larger parts are no problem: `batches.chunks` leaves no sample alone. Devices are not known yet.
+    """
+    s, space = strategy.settings, strategy.workspace
+    lone = _lone_batch_statistics(strategy)
+    if not lone or not space.shares:
+        return
+    few = 0 if strategy.final_phase else s.evaluate_clients  # which ends with all clients
+    for client in sample_evaluated(s.seed, s.num_clients, few):
+        if strategy.count(client, s.evaluate_on) == 1:
+            raise RunError(
+                f'bn-stats = "batch": client {client} has a single {s.evaluate_on} sample, of '
+                f"which a BatchNorm of {lone} gets one value per channel; "
+                f'use "shared" or "local", or a larger {s.evaluate_on}-fraction'
+            )
+
+
+def _lone_batch_statistics(strategy: BaseStrategy) -> str:
+    """Name the first layer whose BatchNorm keeps no statistics and gets one value per channel."""
+    space = strategy.workspace
+    for name, lone in space.trainer.profile.lone.items():
+        norms = batch_norms(space.model.get_submodule(name))
+        if lone and any(norm.running_mean is None for norm in norms):
+            return name
+    return ""
 
 
 def check_plans(strategy: BaseStrategy) -> None:

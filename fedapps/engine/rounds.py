@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
 from fedapps.core import log
-from fedapps.core.draws import generator
+from fedapps.core.draws import sample_evaluated
 from fedapps.core.errors import without_lines
 from fedapps.engine.checks import check_aggregate, check_plans, check_strategy
 from fedapps.engine.failures import FailurePolicy, refuse_dead_workers
@@ -217,10 +217,7 @@ class Rounds:
 
     def _evaluated(self) -> list[int]:
         s = self.settings
-        if not 0 < s.evaluate_clients < s.num_clients:
-            return self.strategy.clients
-        draws = generator(s.seed, "evaluate")
-        chosen = {*draws.choice(s.num_clients, s.evaluate_clients, replace=False).tolist()}
+        chosen = {*sample_evaluated(s.seed, s.num_clients, s.evaluate_clients)}
         return [client for client in self.strategy.clients if client in chosen]
 
     # Receiving ----------------------------------------------------------------------------
