@@ -141,7 +141,7 @@ def _serve(message: Message, context: Context, work: Work) -> Message:
     try:
         sent = presummed(updates) if info.presum else updates
     except RunError as error:  # the plans that the server has looked at were alike, these are not
-        record(_log_folder(context, info), f"{kind}: clients {info.clients}", error)
+        record(_log_folder(context, info.run_dir), f"{kind}: clients {info.clients}", error)
         sent = []
         failures += [Failure(update.client, _cause(error)) for update in updates]
     return pack_reply(asked, sent, failures)
