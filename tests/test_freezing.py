@@ -134,14 +134,15 @@ def test_perfreezeclip_bytes_are_those_of_phi_and_history_survives_rounds(
     )
     phi = SIZE["conv1"] + SIZE["conv2"] + SIZE["fc1"]
     assert [int(row["bytes_up"]) for row in read_csv(folder, "rounds.csv")] == [4 * phi * 6] * 3
+    clipping = "75-batch-10000"  # of the defaults
     steps: dict[int, int] = {}
     for _, state, request, update in fits:
         client = request.client
         steps[client] = steps.get(client, 0) + update.metrics["batches"] // 2
         for layers in ("fc2", "conv1+conv2+fc1"):
-            assert len(state[f"norms/{layers}"]) == steps[client]
-        assert set(state) == {"model/fc2.fc.weight", "model/fc2.fc.bias", "norms/fc2",
-                              "norms/conv1+conv2+fc1"}  # fmt: skip
+            assert len(state[f"norms/{layers}/{clipping}"]) == steps[client]
+        assert set(state) == {"model/fc2.fc.weight", "model/fc2.fc.bias", f"norms/fc2/{clipping}",
+                              f"norms/conv1+conv2+fc1/{clipping}"}  # fmt: skip
 
 
 def test_perfreezeclip_at_percentile_100_is_bitwise_the_run_without_clipping(serial_run):

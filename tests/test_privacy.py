@@ -618,7 +618,7 @@ def test_a_client_with_local_privacy_answers_no_question(mode, flat_config, monk
     monkeypatch.setattr(client, "answer", lambda self, name: [float(len(self.train_data[1]))])
     grid = SerialGrid(client_app.app, flat_config(f'strategy="fedavg" dp.mode="{mode}"'), 1)
     (node,) = grid.get_node_ids()
-    sent = grid.push_messages([pack_question([0, 1], node, "samples")])
+    sent = grid.push_messages([pack_question([0, 1], node, "samples", "")])
     if mode == "none":
         (reply,) = grid.pull_messages(sent)
         answers, failures = unpack_answers([0, 1], reply)
