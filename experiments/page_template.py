@@ -30,6 +30,7 @@ th { white-space: normal; vertical-align: bottom; position: sticky; top: 0;
   background: var(--card); color: var(--soft); box-shadow: inset 0 -1px var(--line); }
 td { border-top: 1px solid var(--line); }
 th:first-child, td:first-child, th:last-child, td:last-child { text-align: left; }
+.notes td:last-child { white-space: normal; min-width: 14em; }
 .claims td:nth-child(-n+3), .claims th:nth-child(-n+3) { text-align: left; }
 .claims td:nth-child(-n+2) { white-space: normal; min-width: 8em; }
 .claims td:first-child { width: 30%; min-width: 10em; } .claims td:nth-child(2) { width: 24%; }
@@ -58,7 +59,8 @@ svg text { fill: var(--soft); font-size: 12.5px; }
 
 TEMPLATE = (
     """{% macro grid(label, heads, rows) %}
-<div class="scroll" tabindex="0" role="region" aria-label="{{ label }}"><table>
+<div class="scroll" tabindex="0" role="region" aria-label="{{ label }}">
+<table{% if heads[-1] == 'note' %} class="notes"{% endif %}>
 <thead><tr>{% for head in heads %}<th>{{ head }}</th>{% endfor %}</tr></thead>
 <tbody>
 {% for row in rows %}
