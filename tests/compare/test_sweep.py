@@ -1,6 +1,7 @@
 """Sweeps: which runs a grid makes, and what is left of one that was killed or has failures."""
 
 import shlex
+import time
 import tomllib
 from collections import Counter
 from itertools import product
@@ -61,6 +62,17 @@ def untimed(table):
     return table.drop(columns=[name for name in table if "seconds" in name or name == "run"])
 
 
+def wait_until_free(folder):
+    """Wait for the workers of a killed sweep: as forks of it they hold its folder until the end."""
+    limit = time.monotonic() + 60
+    while time.monotonic() < limit:
+        with held(folder) as free:
+            if free:
+                return
+        time.sleep(0.02)
+    raise AssertionError(f"{folder} is still held")
+
+
 def begun(lines):
     """Count how often each run has begun."""
     return Counter(line.split()[1] for line in lines if line.startswith("begin "))
@@ -114,6 +126,7 @@ def test_a_killed_sweep_goes_on_and_ends_as_if_it_had_not_been(whole, sweep, own
     assert len(pd.read_csv(broken / "rounds.csv")) == 1
     files = {key: stored(path) for key, path in done.items()}
 
+    wait_until_free(folder / "logs")
     first = len(journal.read_text().splitlines())
     again = sweep(words, journal)
     assert (again["status"], again["err"]) == (0, "")
