@@ -15,7 +15,7 @@ from experiments.store import Store
 from fedapps.core.errors import RunError
 from fedapps.report.drawing import BLUE, GREEN, INK, STYLE, save
 
-REFERENCE = "fedavg"
+REFERENCES = ("fedavg", "fedavg-ft")  # the first one that a column has
 Results = Mapping[str, Mapping[str, float]]
 
 
@@ -31,13 +31,14 @@ def sent(results: Results) -> dict[str, tuple[float, float]]:
 
     Raises `RunError` where FedAvg has no result in any column.
     """
-    whole = {
-        column: row["bytes_down"] + row["bytes_up"]
-        for (name, column), row in ((_parts(cell), row) for cell, row in results.items())
-        if name == REFERENCE
-    }
+    whole: dict[str, float] = {}
+    for reference in reversed(REFERENCES):
+        for cell, row in results.items():
+            name, column = _parts(cell)
+            if name == reference:
+                whole[column] = row["bytes_down"] + row["bytes_up"]
     if not whole:
-        raise RunError(f"the table has no result of {REFERENCE} to compare with")
+        raise RunError(f"the table has no result of {REFERENCES[0]} to compare with")
     return {
         cell: (row["bytes_down"] / whole[column], row["bytes_up"] / whole[column])
         for cell, row in results.items()

@@ -1,6 +1,7 @@
 """results.html: every table ours | published | difference, and the figures, in one file."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,11 +10,13 @@ from markupsafe import Markup, escape
 
 from experiments import charts, claims, tuning, yardstick
 from experiments.cells import Figure, Outcome, best_scale, outcomes
+from experiments.communication import sent
 from experiments.curves import curves_of
 from experiments.page_template import TEMPLATE
 from experiments.papers import Table, tables
 from experiments.results_page import words
 from experiments.store import Store
+from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 
 PAPERS = {  # a table's name begins with that of its paper
@@ -156,14 +159,11 @@ def _clients(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:
 
 def _bytes(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:
     """Yield a chart of bytes sent in training, in percent of FedAvg's in the same column."""
-    costs = [(o.cell, o.runs[0].costs) for o in done if o.runs[0].costs]
-    sent = [(cell, cost["bytes_up"] + cost["bytes_down"]) for cell, cost in costs]
-    whole: dict[str, float] = {}
-    for name in ("fedavg-ft", "fedavg"):
-        whole |= {cell.column: value for cell, value in sent if cell.row.name == name and value}
-    those = [(cell, value) for cell, value in sent if cell.column in whole]
-    if len(those) > 2:
-        shares = {cell.name: 100 * value / whole[cell.column] for cell, value in those}
+    shares: dict[str, float] = {}
+    with suppress(RunError):  # FedAvg has not run
+        both = sent({o.cell.name: o.runs[0].costs for o in done if o.runs[0].costs})
+        shares = {name: 100 * sum(directions) for name, directions in both.items()}
+    if len(shares) > 2:
         bars = [charts.Bar(name, v, v, v) for name, v in sorted(shares.items(), key=lambda i: i[1])]
         yield "Bytes of training, % of FedAvg's", charts.rows_chart("bytes", "%", bars)
 

@@ -31,7 +31,7 @@ from fedapps.method.aggregation import weighted_mean
 from fedapps.method.client import BaseClient
 from fedapps.method.tools import State
 from fedapps.method.update import ClientUpdate, Failure, Metrics
-from fedapps.models.layers import Arrays, put
+from fedapps.models.layers import Arrays
 from fedapps.training.workspace import Workspace, workspace
 from fedapps.wire.checks import LARGEST, invalid_loss, invalid_values
 from fedapps.wire.hello import Hello, pack_hello
@@ -85,8 +85,7 @@ def ask(message: Message, context: Context) -> Message:
     make = registry.client_class(space.settings.strategy)
     for client in asked.clients:
         try:
-            space.reset()  # whoever had the model before
-            put(space.model, space.initial)
+            space.reset({})
             answers[client] = pack_answer(make(space, client, {}).answer(asked.question))
         except Exception as error:  # whatever goes wrong costs this client only
             where = f"client {client}, {asked.question}"

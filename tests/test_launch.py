@@ -293,34 +293,30 @@ class TestLaunch:
         assert ended.lines[0] == ("there" if before or lives else "none")  # at the last start
         assert database.exists() == (before or lives)
 
-    def test_broken_log_is_not_the_end_of_the_run(self, flwr, tmp_path):
-        running = LISTED.replace("finished:failed", "running")
-        flwr(f"""
+    @pytest.fixture
+    def first_answer(self, flwr, tmp_path):
+        """Return answer(text): what `flwr ls` prints once, about a run that has failed by then."""
+        return lambda text: flwr(f"""
             from pathlib import Path
             asked = Path({str(tmp_path / "asked")!r})
             if "run" in sys.argv:
                 print("Successfully started run 7")
             else:
-                print({LISTED!r} if asked.exists() else {running!r})
+                print({LISTED!r} if asked.exists() else {text!r})
                 asked.touch()
         """)
+
+    def test_broken_log_is_not_the_end_of_the_run(self, first_answer, tmp_path):
+        first_answer(LISTED.replace("finished:failed", "running"))
         echoed: list[str] = []
         ended = launch.launch(EMPTY_APP, home=tmp_path, echo=echoed.append)
         assert ended.status == "finished:failed"
         assert echoed[-1] == "the log broke off, run 7 is running; waiting for its end"
 
-    def test_an_answer_that_fails_is_asked_for_again(self, flwr, tmp_path, monkeypatch):
+    def test_an_answer_that_fails_is_asked_for_again(self, first_answer, tmp_path, monkeypatch):
         """The connection that ended the log is often gone for `flwr ls`, too."""
         monkeypatch.setattr(launch.time, "sleep", lambda pause: None)
-        flwr(f"""
-            from pathlib import Path
-            asked = Path({str(tmp_path / "asked")!r})
-            if "run" in sys.argv:
-                print("Successfully started run 7")
-            else:
-                print({LISTED!r} if asked.exists() else {NOT_LISTED!r})
-                asked.touch()
-        """)
+        first_answer(NOT_LISTED)
         ended = launch.launch(EMPTY_APP, home=tmp_path, echo=lambda line: None)
         assert ended.status == "finished:failed"
         (tmp_path / "asked").unlink()

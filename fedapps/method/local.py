@@ -106,10 +106,9 @@ def receive(client: "BaseClient", plan: Plan, received: Arrays) -> None:
     Whoever used it before in this process leaves no trace: hooks find it in eval mode, with all
     parameters asking for gradients.
     """
-    client.workspace.reset()
     client.received = received
     downloaded = {key: received[key] for key in client.layout.shared(plan.download)}
-    put(client.model, client.workspace.initial | client.kept() | downloaded)
+    client.workspace.reset(client.kept() | downloaded)
 
 
 def _refuse_leak(client: "BaseClient", plan: Plan) -> None:

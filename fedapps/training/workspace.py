@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import hashlib
 from collections import OrderedDict
+from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from threading import Lock
 
@@ -19,7 +20,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.memory import keep_freed
 from fedapps.core.settings import Settings
 from fedapps.data import Share, own_share, shares
-from fedapps.models.layers import Arrays, Layout, Slice, layout_of, take
+from fedapps.models.layers import Arrays, Layout, Slice, layout_of, put, take
 from fedapps.models.norms import use_batch_statistics
 from fedapps.training.batches import Samples
 from fedapps.training.costs import profile
@@ -87,8 +88,8 @@ class Workspace:
             digest.update(key.encode() + np.ascontiguousarray(value).tobytes())
         return digest.hexdigest()[:16]
 
-    def reset(self) -> None:
-        """Have the model as in a new process, but for its weights, whoever used it before.
+    def reset(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Have the initial model with `arrays` in it as in a new process, whoever used it before.
 
         It is in eval mode, its parameters ask for gradients and have none, and the counters of
         BatchNorms, which no array carries, are as at first.
@@ -98,6 +99,7 @@ class Workspace:
         state = self.model.state_dict() if self._counters else {}
         for key in state.keys() & self._counters.keys():
             state[key].copy_(self._counters[key])
+        put(self.model, self.initial | dict(arrays))
 
     def part(self, layers: Slice) -> "Workspace":
         """Return the same run for one that holds consecutive `layers` only, in a model of its own.
