@@ -96,6 +96,8 @@ def test_unknown_strategy(refuse):
         ("fraction-train=1.5", "fraction-train = 1.5: must be float > 0 and <= 1"),
         ("num-rounds=0", "num-rounds = 0: must be int >= 1"),
         ("lr=inf", "lr = inf: must be finite"),
+        ("lr=.1", 'lr = ".1": must be float > 0, written as 0.1'),
+        ("lr=0,05", 'lr = "0,05": must be float > 0, written as 0.05'),
         ("seed=true", "seed = true: must be int >= 0 and < 4294967296"),
         ('device="gpu"', 'device = "gpu": must be one of auto, cpu, cuda'),
         (
@@ -200,7 +202,7 @@ def test_a_gpu_where_there_is_none(refuse, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     line = refuse('device="cuda"')
     assert line.startswith(
-        'device = "cuda": no GPU is visible here; use "cpu", or give actors one: '
+        'device = "cuda": no GPU is visible here; use "cpu", or give actors one: fedapps run --fed'
     )
 
 
@@ -381,7 +383,8 @@ def test_a_run_that_is_there_already(refuse, tmp_path):
     folder.mkdir(parents=True)
     (folder / "rounds.csv").write_text("results")
     line = refuse('run-name="mine"')
-    assert line == f'run-name = "mine": {folder} exists; take another name or ""'
+    exists = f'run-name = "mine": {folder} exists; take another name or ""'
+    assert line == f'{exists}, or go on with that run: resume="{folder}"'
     assert (folder / "rounds.csv").read_text() == "results"
 
 

@@ -54,13 +54,13 @@ def convert(values: Mapping[str, Any], cls: type[MethodSettings], prefix: str) -
         reason, _, path = str(error).partition(" - at `$.")
         key = path.rstrip("`")
         if key:
-            kind = kind_of(fields(cls)[key])
-            raise RunError(f"{prefix}{key} = {literal(values[key])}: must be {kind}") from error
+            allowed = kind_of(fields(cls)[key]) + _spelling(values[key], fields(cls)[key])
+            raise RunError(f"{prefix}{key} = {literal(values[key])}: must be {allowed}") from error
         missing = reason.partition("required field ")[2].strip("`")
         if missing:
-            raise RunError(
-                f"{prefix}{missing}: has no default in pyproject.toml, add it"
-            ) from error
+            table = f"[tool.flwr.app.config{'.' * bool(prefix)}{prefix.rstrip('.')}]"
+            where = f"has no default in pyproject.toml, add it to {table}"
+            raise RunError(f"{prefix}{missing}: {where}") from error
         raise RunError(f"run-config: {reason.replace('`', '')}") from error
 
 
@@ -82,6 +82,17 @@ def kind_of(field: Mapping[str, Any]) -> str:
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
     limits = [f"{sign} {field[word]}" for word, sign in signs.items() if word in field]
     return " ".join([names[field["type"]], " and ".join(limits)]).strip()
+
+
+def _spelling(value: object, field: Mapping[str, Any]) -> str:
+    """Say how a number is written that TOML reads as a text: `.1` as 0.1, `0,05` as 0.05."""
+    if not isinstance(value, str) or field.get("type") != "number":
+        return ""
+    try:
+        number = float(value.replace(",", "."))
+    except ValueError:
+        return ""
+    return f", written as {number}" if math.isfinite(number) else ""
 
 
 def literal(value: Scalar) -> str:

@@ -43,7 +43,10 @@ def make(runs_dir: Path, run_name: str, what: str) -> Path:
                 raise _cannot_make(folder, error) from error
         except OSError as error:
             raise _cannot_make(folder, error) from error
-    raise RunError(f'run-name = "{run_name}": {folder} exists; take another name or ""')
+    raise RunError(
+        f'run-name = "{run_name}": {folder} exists; take another name or "", or go on with that'
+        f' run: resume="{folder}"'
+    )
 
 
 def _cannot_make(folder: Path, error: OSError) -> RunError:

@@ -28,7 +28,7 @@ from fedapps.training.trainer import Trainer
 
 MEBI = 2**20
 GPU_HINT = (
-    "--federation-config 'num-supernodes=4 client-resources-num-cpus=2 "
+    "fedapps run --federation-config 'num-supernodes=4 client-resources-num-cpus=2 "
     "client-resources-num-gpus=0.25'"
 )
 
