@@ -206,9 +206,15 @@ def test_a_client_alone_gets_flowers_ordinary_train_message():
     assert set(reply.content["arrays"]) == set(LAYOUT.shared(("a", "c")))
 
 
-def test_bytes_of_a_download_are_those_of_its_arrays():
-    (request,) = make_requests([7])
-    assert request.nbytes == 4 * (2 * 3 + 2 + 3 * 4 + 1)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_bytes_of_a_download_are_those_that_travel(dtype):
+    """A method's state is float64 as NumPy makes it, and travels as float32."""
+    (made,) = make_requests([7])
+    arrays = {key: array.astype(dtype) for key, array in made.arrays.items()}
+    request = Request(made.client, made.plan, arrays)
+    (read,) = read_request(wire(send([request]))).requests(LAYOUT)
+    travelled = sum(array.nbytes for array in read.arrays.values())
+    assert request.nbytes == travelled == 4 * (2 * 3 + 2 + 3 * 4 + 1)
 
 
 # Checks on the server -----------------------------------------------------------------------------

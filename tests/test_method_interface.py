@@ -98,6 +98,23 @@ def test_a_rehearsal_is_a_run(flat_config, tiny_npz, serial_run, read_model):
         assert np.array_equal(array, run.strategy.arrays[key])
 
 
+def test_a_rehearsed_client_gets_what_would_travel(flat_config, tiny_npz):
+    """A run packs everything as float32, so does a rehearsal: of a float64 state, too."""
+    seen = []
+
+    class Double(HeadThenBody):
+        def download(self, round_, client, plan):
+            return {k: v.astype(np.float64) for k, v in super().download(0, client, plan).items()}
+
+    class Watching(BaseClient):
+        def before_training(self, plan):
+            seen.extend(array.dtype for array in self.received.values())
+            return super().before_training(plan)
+
+    rehearse(Double, Watching, config.read(flat_config(tiny_npz))).rounds(1)
+    assert seen and set(seen) == {np.dtype(np.float32)}
+
+
 def test_a_client_says_which_model_its_last_local_one_is(flat_config, tiny_npz):
     class Initial(registry.client_class("fedavg")):
         def last_local(self):

@@ -15,7 +15,7 @@ from fedapps.core.settings import Settings
 from fedapps.method.client import BaseClient
 from fedapps.method.strategy import BaseStrategy
 from fedapps.method.update import ClientUpdate
-from fedapps.models.layers import Layout
+from fedapps.models.layers import Arrays, Layout
 from fedapps.training.plan import Plan
 from fedapps.training.workspace import Workspace
 
@@ -49,20 +49,24 @@ class Rehearsal:
     def train(self, client: int, plan: Plan) -> ClientUpdate:
         """Do one client's work in a round."""
         made = self.make(client)
-        update = made.train_round(plan, self.strategy.download(self.round, client, plan))
+        update = made.train_round(plan, self._download(client, plan))
         self.clients[client] = made.state
         return update
 
     def evaluate(self, client: int) -> dict:
         """Return a client's figures after the rounds so far."""
         plan = self.strategy.evaluation_plan(max(self.round, 1), client)
-        received = self.strategy.download(self.round, client, plan)
-        return self.make(client).score_round(plan, received).metrics
+        return self.make(client).score_round(plan, self._download(client, plan)).metrics
 
     def make(self, client: int) -> BaseClient:
         """Return a client as it begins a round."""
         state = dict(self.clients.get(client, {}))
         return self.client_class(self.strategy.workspace, client, state)
+
+    def _download(self, client: int, plan: Plan) -> Arrays:
+        """Return what a client gets: float32, as it travels in a message."""
+        arrays = self.strategy.download(self.round, client, plan)
+        return {key: np.asarray(value, np.float32) for key, value in arrays.items()}
 
 
 def rehearse(

@@ -32,8 +32,8 @@ class Request:
 
     @property
     def nbytes(self) -> int:
-        """Payload of the download in bytes."""
-        return sum(array.nbytes for array in self.arrays.values())
+        """Payload of the download in bytes: arrays of any float type travel as float32."""
+        return DTYPE.itemsize * sum(array.size for array in self.arrays.values())
 
     def nbytes_up(self, layout: Layout) -> int:
         """Payload of the upload in bytes."""
