@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 import fedapps.method
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
+from fedapps.engine.checks import check_aggregate
 from fedapps.engine.rounds import Rounds
 from fedapps.method import BaseClient, BaseStrategy, Costs, put, rehearse, replace
 from fedapps.training.workspace import Workspace
@@ -170,6 +171,39 @@ def test_hooks_find_the_model_alike_whoever_had_it_before(flat_config, tiny_npz)
     for first, second in seen.values():
         assert first[0] == second[0] and not first[0][2], "in eval mode"
         assert all(np.array_equal(first[1][key], second[1][key]) for key in first[1])
+
+
+@pytest.mark.parametrize("hook", ["before_training", "after_training", "before_scoring"])
+def test_a_hook_that_forgets_its_cost_is_named(flat_config, tiny_npz, hook):
+    """The commonest slip: a hook that does its work and returns nothing."""
+    forgetful = type("Forgetful", (BaseClient,), {hook: lambda self, plan: None})
+    vars(forgetful)[hook].__qualname__ = f"Forgetful.{hook}"
+    run = rehearse(HeadThenBody, forgetful, config.read(flat_config(tiny_npz)))
+    right = rf"^Forgetful\.{hook} returned None: must return what it cost, or Costs\(\)"
+    with pytest.raises(TypeError, match=right):
+        run.rounds(1)
+        run.evaluate(client=0)
+
+
+def test_an_array_that_the_plan_sends_and_no_hook_gives_is_named(flat_config, tiny_npz):
+    class Sending(HeadThenBody):
+        def plan(self, round_, client):
+            return replace(super().plan(round_, client), sends={"c/one": (3,)})
+
+    run = rehearse(Sending, BaseClient, config.read(flat_config(tiny_npz)))
+    with pytest.raises(ValueError, match=r"^the plan sends c/one, but no hook has put it into"):
+        run.rounds(1)
+
+
+@pytest.mark.parametrize(
+    ("key", "model"), [("fc2.fc.bias", r"has shape \(3,\)"), ("fc9.bias", "has no such key")]
+)
+def test_an_aggregate_that_does_not_fit_is_told_what_would(flat_config, tiny_npz, key, model):
+    made = config.read(flat_config(tiny_npz))
+    layout = rehearse(HeadThenBody, BaseClient, made).layout
+    right = rf"^round 7: aggregate gave {key} \(2,\), the model {model}$"
+    with pytest.raises(RunError, match=right):
+        check_aggregate(7, {key: np.zeros(2)}, layout)
 
 
 @pytest.mark.parametrize("free", [0, 1])

@@ -1,6 +1,7 @@
 """What happens on a client in a round, around the hooks of its method."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +11,7 @@ from fedapps.method.figures import LAST_LOCAL, WITHOUT_HEAD
 from fedapps.method.update import ClientUpdate, Metrics
 from fedapps.models.layers import Arrays, Slice, put, take
 from fedapps.training.clipping import Threshold
-from fedapps.training.costs import TrainingStats
+from fedapps.training.costs import Costs, TrainingStats
 from fedapps.training.evaluation import Score
 from fedapps.training.evaluation import score as score_on
 from fedapps.training.plan import Clip, Plan
@@ -38,7 +39,7 @@ def train(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
         for stage in plan.stages
         if stage.clip
     }
-    before = client.before_training(plan)
+    before = _cost_of(client.before_training, plan)
     done = client.train(plan, "train", client.objective("train"), thresholds)
     done.spend(before)
     client.remember("model/", take(client.model, client.keeps(plan)))
@@ -52,7 +53,7 @@ def train(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
     exact = take(client.model, layout.shared(plan.upload))
     client.upload = privatize(client.settings, layout, plan, client.client, received, exact)
     metrics: Metrics = {"train_loss": done.mean_loss}
-    done.spend(client.after_training(plan))
+    done.spend(_cost_of(client.after_training, plan))
     size = len(client.train_data[1])
     return ClientUpdate(
         client.client,
@@ -60,7 +61,7 @@ def train(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
         size,
         metrics | dataclasses.asdict(done),
         float(size),
-        {name: np.asarray(client.sends[name], np.float32) for name in plan.sends},
+        _sent(client, plan),
     )
 
 
@@ -70,7 +71,7 @@ def score(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
     Metrics: accuracies, loss, class-wise counts, and the figures that the strategy declares.
     """
     receive(client, plan, received)
-    before = client.before_scoring(plan)
+    before = _cost_of(client.before_scoring, plan)
     initial = _score(client)
     figures = client.extra_scores()
     if client.settings.score_without_head and WITHOUT_HEAD.name not in figures:
@@ -117,6 +118,24 @@ def _refuse_leak(client: "BaseClient", plan: Plan) -> None:
     leak = dict.fromkeys(key.partition(".")[0] for key in uploads if key in personal)
     if leak:
         raise PermissionError(f"the plan uploads {', '.join(leak)}: personal layers")
+
+
+def _cost_of(hook: Callable[[Plan], Costs], plan: Plan) -> Costs:
+    """Call a hook that returns what it cost; raises `TypeError` if it returns anything else."""
+    costs = hook(plan)
+    if not isinstance(costs, Costs):
+        raise TypeError(
+            f"{hook.__qualname__} returned {costs!r}: "
+            "must return what it cost, or Costs() if it cost nothing"
+        )
+    return costs
+
+
+def _sent(client: "BaseClient", plan: Plan) -> Arrays:
+    """Return the extra arrays of the upload; raises `ValueError` if a hook has forgotten one."""
+    if missing := [name for name in plan.sends if name not in client.sends]:
+        raise ValueError(f"the plan sends {missing[0]}, but no hook has put it into self.sends")
+    return {name: np.asarray(client.sends[name], np.float32) for name in plan.sends}
 
 
 def _past_norms(client: "BaseClient", layers: Slice, clip: Clip) -> list[float]:
