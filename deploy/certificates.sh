@@ -56,7 +56,7 @@ make_ca() {
     mv "$new/ca.key" "$new/ca.crt" "$dir"
 }
 
-# Refuse a CA that is not whole or ends before the certificate would.
+# Refuse a CA that is not whole or, be it a new one, ends before the certificate would.
 check_ca() {
     for name in ca.key ca.crt; do
         [ -f "$dir/$name" ] || fail "$dir/$name is missing; put it back, or name a new folder"
@@ -92,7 +92,8 @@ days=365
 if [ "${1-}" = --days ]; then
     days=${2-}
     case ${days#-} in
-        '' | *[!0-9]*) fail "--days \"$days\": must be a whole number" ;;
+        '' | *[!0-9]* | 0?* | ?????*)
+            fail "--days \"$days\": must be a whole number up to 9999, without zeros in front" ;;
     esac
     shift 2
 fi
@@ -114,7 +115,8 @@ new=$(mktemp -d "$dir/.new.XXXXXX" 2>/dev/null) || fail "$dir: cannot be written
     "name a folder that can"
 trap 'rm -rf "$new"' EXIT
 
-if [ -e "$dir/ca.key" ] || [ -e "$dir/ca.crt" ]; then check_ca; else make_ca; fi
+[ -e "$dir/ca.key" ] || [ -e "$dir/ca.crt" ] || make_ca
+check_ca
 make_certificate
 ssl x509 -in "$dir/server.crt" -noout -enddate >"$new/end"
 echo "$dir/server.crt for $sans until $(cut -d= -f2 "$new/end")"

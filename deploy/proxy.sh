@@ -10,6 +10,7 @@
 # as the owner of FOLDER. It has to be a user who may enter FOLDER; nginx's own choice, nobody,
 # mostly may not. If the owner is root, so are they, and a line warns of it.
 set -eu
+unset CDPATH # cd would look there first, and print what it found
 
 fail() {
     echo "proxy.sh: $*" >&2

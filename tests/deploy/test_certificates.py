@@ -16,6 +16,9 @@ def openssl(*arguments):
     return done.stdout + done.stderr
 
 
+NO_DAYS = '--days "{}": must be a whole number up to 9999, without zeros in front'
+
+
 def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
@@ -52,8 +55,11 @@ def test_a_renewal_keeps_the_ca(tmp_path):
     ("arguments", "line"),
     [
         (["made"], "too few arguments; use: certificates.sh [--days N] DIR NAME-OR-IP..."),
-        (["--days", "soon", "made", "a"], '--days "soon": must be a whole number'),
-        (["--days"], '--days "": must be a whole number'),
+        *(
+            (["--days", days, "made", "a"], NO_DAYS.format(days))
+            for days in ("soon", "08", "99999999999999999999")
+        ),
+        (["--days"], NO_DAYS.format("")),
         (["file", "a"], "file: cannot be made; name a folder that can"),
         *(
             (
@@ -87,6 +93,13 @@ def test_a_ca_that_cannot_be_used_is_named(tmp_path, strangers):
     assert done.error.endswith("ca.key is missing; put it back, or name a new folder\n")
     assert (tmp_path / "server.crt").read_bytes() == served
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_no_certificate_outlives_a_new_ca(tmp_path):
+    done = script("certificates.sh", "--days", 4000, tmp_path / "pki", "a")
+    assert done.status == 1
+    assert "ca.crt ends before 4000 days are over; give --days less" in done.error
+    assert not (tmp_path / "pki" / "server.crt").exists()
 
 
 def test_a_device_key_is_one_that_flower_reads(tmp_path):

@@ -65,6 +65,16 @@ def test_a_wrong_argument_of_the_proxy_is_one_line(arguments, line, pki, tmp_pat
     assert not (tmp_path / "nginx").exists()
 
 
+def test_certificates_are_those_of_the_folder_that_was_named(pki, tmp_path, monkeypatch):
+    for name in ("here", "elsewhere"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pki").symlink_to(pki)
+    monkeypatch.chdir(tmp_path / "here")
+    done = script("proxy.sh", "-t", "nginx", "pki", "9", "a:1", CDPATH=str(tmp_path / "elsewhere"))
+    text = (tmp_path / "here" / "nginx" / "fedapps.conf").read_text()
+    assert f"ssl_certificate {tmp_path}/here/pki/server.crt;" in text, done.error
+
+
 def _worker(folder):
     """User id and group id of a proxy's worker process; None as long as there is none."""
     try:  # nginx listens before it has a file of its id, and that before it has a worker
