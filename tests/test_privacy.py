@@ -464,11 +464,24 @@ def test_the_vectors_get_more_noise_so_that_both_cost_what_z_costs():
 
 def test_noise_is_that_of_the_norm_that_clipped():
     """Not of the next round's, as in Flower 1.41."""
-    guard = central(dp_adaptive=True, dp_noise_multiplier=0.4, dp_clip_norm=2.0, dp_clip_lr=1.0)
-    start = {"fc1.weight": np.zeros(20_000, "f4")}
-    sample = vector(released(guard, start, []))
-    assert guard.clip_norm != 2.0
-    assert_gaussian(sample, guard.vector_noise * 2.0 / 5)
+    options = {"dp_clip_norm": 2.0, "dp_clip_lr": 1.0, "dp_target_quantile": 0.9}
+    guard = central(dp_adaptive=True, dp_noise_multiplier=0.4, **options)
+    start, limit = {"fc1.weight": np.zeros(20_000, "f4")}, 2.0
+    for round_ in (1, 2, 3):
+        sample = vector(released(guard, start, [], round_))
+        assert_gaussian(sample, guard.vector_noise * limit / 5)
+        assert guard.clip_norm > 1.1 * limit
+        limit = guard.clip_norm
+
+
+@pytest.mark.parametrize(("norm", "share"), [(0.5, 1.0), (1.0, 1.0), (1.001, 0.0)])
+def test_more_clients_than_expected_make_no_share_outside_of_0_and_1(norm, share):
+    """Ten were drawn where five were expected; a norm of S is within S."""
+    guard = central(dp_adaptive=True, dp_noise_multiplier=0, dp_clip_lr=0.3)
+    start = {"fc1.bias": np.zeros(3, "f4")}
+    update = {"fc1.bias": np.array([norm, 0, 0], "f4")}
+    released(guard, start, [ClientUpdate(i, update, 1) for i in range(10)])
+    assert guard.clip_norm == pytest.approx(math.exp(-0.3 * (share - 0.5)))
 
 
 # Local noise --------------------------------------------------------------------------------------
