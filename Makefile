@@ -41,8 +41,9 @@ run: $(READY)
 	@$(PY) -m fedapps.launch . --home "$(HOME_DIR)" --federation-config "$$FEDERATION" \
 		--run-config 'runs-dir="$(CURDIR)/runs"' --run-config "$$CONFIG" $(if $(RESUME),--resume)
 
+# An installation that was broken off lacks what the command imports, and never ran anything.
 stop:
-	@if [ -x $(PY) ]; then $(PY) -m fedapps.launch --stop --home "$(HOME_DIR)"; \
+	@if [ -x $(PY) ] && [ -e $(LOCKED) ]; then $(PY) -m fedapps.launch --stop --home "$(HOME_DIR)"; \
 	else echo "nothing is installed, so nothing runs"; fi
 
 test: $(READY)

@@ -382,6 +382,17 @@ def test_stop_without_a_superlink(tmp_path, capsys):
     assert capsys.readouterr().out == f"no SuperLink of {tmp_path} is running\n"
 
 
+def test_make_clean_gets_over_an_installation_that_was_broken_off(tmp_path):
+    shutil.copy(Path(__file__).parent.parent / "Makefile", tmp_path)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(shutil.which("false"))  # as one that lacks the packages, it can only fail
+    done = subprocess.run(["make", "-C", tmp_path, "clean"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "nothing is installed, so nothing runs" in done.stdout
+    assert not (tmp_path / ".venv").exists()
+
+
 @pytest.mark.parametrize("ignores", [False, True], ids=["willing", "unwilling"])
 def test_stop_ends_the_family_and_nothing_else(tmp_path, monkeypatch, ignores):
     """A stand-in with a child in its session and one in a session of its own."""
