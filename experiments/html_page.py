@@ -172,7 +172,7 @@ def _compared(part: Section, table: Table, done: list[Outcome]) -> None:
     """Fill in the comparison with the yardstick."""
     lines = yardstick.compare(done, table.yardstick, table.alone)
     if not lines:
-        part.state += f"; the comparison needs {table.yardstick} and {table.alone}"
+        part.state += f"; the comparison needs a seed of both {table.yardstick} and {table.alone}"
         return
     part.said = yardstick.sentence(lines, table.yardstick, table.alone)
     if left := yardstick.left_out(done, lines):

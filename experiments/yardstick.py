@@ -48,12 +48,15 @@ class Line:
 
 
 def compare(outcomes: Sequence[Outcome], yardstick: str, alone: str) -> list[Line]:
-    """Return a line for each method that has run with all seeds of the yardstick, best first."""
+    """Return a line for each method that has run with all seeds of the yardstick, best first.
+
+    None if `yardstick` and `alone` have no seed in common.
+    """
     runs = {o.cell.row.name: {run.seed: run for run in o.runs} for o in outcomes if o.runs}
     reads = {o.cell.row.name: o.cell.row.reads for o in outcomes}
-    if yardstick not in runs or alone not in runs:
+    seeds = sorted(runs.get(yardstick, {}).keys() & runs.get(alone, {}).keys())
+    if not seeds:
         return []
-    seeds = sorted(set(runs[yardstick]) & set(runs[alone]))
     names = [name for name in runs if set(seeds) <= set(runs[name])]
     accuracies = {
         name: [np.array(runs[name][seed].clients[reads[name]]) for seed in seeds] for name in names

@@ -152,6 +152,19 @@ def test_a_method_without_all_seeds_is_named_and_not_compared(toy, tmp_path):
     assert "Not compared, for want of seeds: better (has seeds 0,1)." in path.read_text()
 
 
+def test_rows_without_a_seed_in_common_are_shown_and_not_compared(toy, tmp_path):
+    table, store, _ = toy
+    cells = {cell.row.name: cell for cell in tuning.settled(store, table, "cpu")}
+    other = Store(tmp_path / "other")
+    for seed, name in enumerate(("fedavg-ft", "local")):
+        other.save(cells[name], store.find(cells[name], seed))
+    lines = "\n".join(markdown(other, table))
+    assert "| fedavg-ft | 0 |" in lines and "| local | 1 |" in lines and "beat" not in lines
+    assert html_page.section(other, table).state.endswith(
+        "needs a seed of both fedavg-ft and local"
+    )
+
+
 def test_seeds_beyond_the_tables_own_count(toy):
     table, store, _ = toy
     plain = replace(table, yardstick="", alone="")
