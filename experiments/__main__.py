@@ -165,8 +165,11 @@ def _do(options: argparse.Namespace) -> int:
         curves.show(store, table, options.scale, options.plot)
     elif options.command == "config":
         (table,) = pick([options.table])
+        cells = {cell.name: cell for cell in settled(store, table, options.scale, options.row)}
         for cell in table.cells(options.scale, options.row):
-            print(f"# {table.name} {cell.name}\n{to_toml(cell.config(options.seed))}")
+            untold = "" if cell.name in cells else ", whose settings no trials have chosen yet"
+            flat = cells.get(cell.name, cell).config(options.seed)
+            print(f"# {table.name} {cell.name}{untold}\n{to_toml(flat)}")
     elif options.command == "list":
         show(store)
     else:

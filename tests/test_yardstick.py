@@ -3,6 +3,7 @@
 import errno
 import re
 import subprocess
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments import claims, html_page, papers, tuning, yardstick
+from experiments import __main__, claims, communication, html_page, papers, tuning, yardstick
 from experiments.cells import Outcome, outcomes
 from experiments.results_page import markdown
 from experiments.store import Run, Store, failed_trial, numeric
@@ -163,6 +164,21 @@ def test_rows_without_a_seed_in_common_are_shown_and_not_compared(toy, tmp_path)
     assert html_page.section(other, table).state.endswith(
         "needs a seed of both fedavg-ft and local"
     )
+
+
+def test_commands_know_the_settings_that_were_chosen(toy, tmp_path, monkeypatch, capsys):
+    table, store, _ = toy
+    monkeypatch.setattr(papers, "tables", lambda: {table.name: table})
+    (row,) = (row for row in table.rows if row.name == "better")
+    for folder, told in ((store.folder, False), (tmp_path / "none", True)):
+        options = ["--results", str(folder), "config", table.name, "better", "--seed", "2"]
+        assert __main__.main(options) == 0
+        text = capsys.readouterr().out
+        assert ("whose settings no trials have chosen yet" in text) == told
+        flat = tomllib.loads(text)
+        best = tuning.combinations(row, 3)[1]
+        assert ({key: flat.get(key) for key in best} == best) != told and flat["seed"] == 2
+    assert set(communication.results_of(store, table, "cpu")) == set(NAMES)
 
 
 def test_seeds_beyond_the_tables_own_count(toy):
