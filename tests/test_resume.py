@@ -7,11 +7,11 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import msgspec
 import numpy as np
@@ -32,6 +32,7 @@ from fedapps.engine.store import NONE, ClientStore
 from fedapps.report.about import About
 from fedapps.report.report import Report
 from fedapps.serial import run_serial
+from tests.support.clock import until
 from tests.support.killed import differences
 from tests.support.marks import LONG, THOROUGH
 
@@ -483,15 +484,16 @@ def test_another_look_at_a_run_is_its_own_evaluation(method, serial_run, read_cs
         again.evaluate(folder, {"lr": 0.5})
 
 
-def test_two_evaluations_at_once_both_get_their_line(serial_run, read_csv):
+def test_two_evaluations_at_once_both_get_their_line(serial_run, read_csv, monkeypatch):
     """One has made the table and is about to write its line when the other comes."""
-    folder = serial_run("num-rounds=1")
+    folder, flock, waits = serial_run("num-rounds=1"), fcntl.flock, Event()
     with ThreadPoolExecutor(1) as other, (folder / again.TABLE).open("w") as table:
         fcntl.flock(table, fcntl.LOCK_EX)
+        # what it does before it waits for the table is done
+        monkeypatch.setattr(fcntl, "flock", lambda *how: (waits.set(), flock(*how)))
         done = other.submit(again.evaluate, folder, {})
-        while not (own := folder / "evaluation-1.csv").exists() or not own.read_text():
-            time.sleep(0.01)
-        time.sleep(0.1)
+        until(lambda: waits.is_set() or done.done())
+        assert (folder / "evaluation-1.csv").read_text()
         table.write("evaluation,settings\n7,mine\n")
         table.flush()
         fcntl.flock(table, fcntl.LOCK_UN)
