@@ -94,6 +94,13 @@ def test_ties_go_to_the_layer_nearer_the_output():
     assert majority(np.array([0, 2, 0, 1])) == 1
 
 
+def test_rounds_choose_and_not_all_ballots_together(flat_config):
+    """Ten ballots are for fc1 and eight for fc2, but fc2 won two rounds of three."""
+    strategy = strategy_of(client_of(flat_config, "num-rounds=30"))
+    strategy.state["votes"][:] = [[0, 0, 6, 0, 0], [0, 0, 2, 4, 0], [0, 0, 2, 4, 0]]
+    assert strategy.layout.names[strategy.chosen] == "fc2"
+
+
 def test_a_clients_own_tie_goes_to_the_layer_nearer_the_output(flat_config):
     strategy = strategy_of(client_of(flat_config, "num-rounds=10"))
     votes = []

@@ -17,10 +17,9 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from fedapps.core.errors import one_line
-from fedapps.method.update import ClientUpdate, Failure
+from fedapps.method.update import ClientUpdate, Failure, replace
 from fedapps.models.layers import Layout
 from fedapps.training.channel import Channel
 from fedapps.training.plan import Plan, Stage
@@ -480,6 +479,18 @@ def test_a_client_that_weighs_nothing_sends_no_array():
     silent = ClientUpdate(2, {}, 12, {}, 0.0)
     reply = reply_to(send(requests, PRESUM), [make_update(1), silent], [])
     assert [u.weight for u in unpack_reply(requests, reply, LAYOUT, True)[0]] == [11.0, 0.0]
+
+
+def test_two_means_of_a_supernode_do_not_weigh_more_than_its_samples_together():
+    requests = [replace(request, samples=20) for request in make_requests([1, 2, 3])]
+    for weight, read in ((49.0, [1, 2]), (49.5, [1, 3])):  # of 60, client 1 took 11
+        updates = [
+            replace(make_update(c), weight=weight if c == 2 else 10.0 + c) for c in (1, 2, 3)
+        ]
+        reply = reply_to(send(requests, PRESUM), updates, [])
+        found, failures = unpack_reply(requests, reply, LAYOUT, True)
+        assert [update.client for update in found] == read
+        assert len(failures) == 1 and failures[0].cause.startswith("weight = ")
 
 
 def test_without_presum_a_client_weighs_its_samples_whatever_it_says():

@@ -845,6 +845,14 @@ def test_a_round_without_clients_is_noise_alone(serial_run, tiny_npz, read_model
     assert all(np.array_equal(model[key], initial[key]) for key in head)
 
 
+def test_a_final_phase_spends_nothing_and_hides_nothing(serial_run, tiny_npz, read_rounds):
+    """FedSeq's fine-tuning releases nothing, so its row has the epsilon of the round before it."""
+    options = 'strategy="fedseq" num-rounds=2 dp.mode="central" dp.noise-multiplier=5.0'
+    first, second, last = read_rounds(serial_run(tiny_npz, options, "dp.delta=1e-3"))
+    assert last["phase"] == "finetune"
+    assert last["epsilon"] == second["epsilon"] > first["epsilon"] > 0
+
+
 def test_the_norm_of_every_round_is_an_event(serial_run, tiny_npz, read_csv):
     options = 'dp.mode="central" dp.adaptive=true dp.noise-multiplier=0.1 dp.clip-norm=0.5'
     folder = serial_run(tiny_npz, RUN, 'strategy="fedavg"', options)

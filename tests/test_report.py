@@ -176,6 +176,13 @@ def test_evaluation_figures_against_pandas(tmp_path):
     assert set(figures) < set(ROUND_COLUMNS.split(","))
 
 
+def test_a_client_whose_accuracy_stays_as_it_is_was_not_hurt(tmp_path):
+    before, *_ = make_results()
+    after = [before.accuracy_initial + change for change in (-0.1, 0.0, 0.0, 0.1)]
+    results = [replace(before, accuracy_personalized=accuracy) for accuracy in after]
+    assert make_report(tmp_path).evaluation(1, results).share_hurt == 0.25
+
+
 def test_clients_are_written_exactly_and_in_order(tmp_path):
     report, results = make_report(tmp_path), make_results()
     report.evaluation(4, results)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 from scipy import stats
 
 from experiments import __main__, claims, communication, html_page, papers, tuning, yardstick
@@ -245,6 +246,10 @@ def test_claims_are_held_against_paired_seeds(toy):
     store.save(apart.cells("cpu")[1], replace(own, cell="mixed", figures={"accuracy_initial": 0.5}))
     (line,) = claims.judged(store, [apart])
     assert line.rows == "mixed - fedavg-ft (initial - personalized)", "it is told"
+    better = structs.replace(cells["better"].row, published=75.5)
+    rows = tuple(better if row.name == "better" else row for row in table.rows)
+    (line, _, _) = claims.judged(store, [replace(table, rows=rows)])
+    assert line.gap.published == 5.5 and line.texts()[4] == "+5.50"
     level = replace(table, claims=(papers.Claim("", "same", ("fedavg-ft",)),))
     assert [x.verdict for x in claims.judged(store, [level])] == ["not told apart"]
 
@@ -304,7 +309,7 @@ def test_the_page_has_every_table_and_figure_and_no_script(toy, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Chromium")
+@pytest.mark.skipif(not CHROMIUM.exists(), reason="2026-11-23: no Chromium is installed")
 def test_a_browser_shows_the_page_without_errors(toy, tmp_path):
     path = tmp_path / "results.html"
     html_page.write(toy[1], path)

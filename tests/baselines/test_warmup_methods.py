@@ -1,14 +1,17 @@
 """pFedSim and FedAP: FedAvg at first, then mixtures of what all sent last."""
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 import torch
 
 from fedapps.core import config
 from fedapps.method.mixtures import LastSent
+from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import put
 from fedapps.training.workspace import Workspace
-from strategies.pfedsim import similarity
+from strategies.pfedsim import PFedSim, similarity
 from tests.support.references import assert_close, final, moved, reference, row_cosines, sgd
 
 
@@ -47,6 +50,21 @@ def test_similarity_of_heads():
     assert similarity(a, {"w": -a["w"]}) == 0
     assert similarity(a, b) == pytest.approx(max(0, row_cosines(a["w"], b["w"])), abs=1e-6)
     assert similarity(a, {"w": 5 * b["w"]}) == pytest.approx(similarity(a, b), abs=1e-6)
+
+
+def test_pfedsim_compares_who_trains_in_the_same_round(flat_config):
+    """Nobody is held against the head that another had in an earlier round."""
+    strategy = PFedSim(Workspace(config.read(flat_config('strategy="pfedsim" pfedsim.warmup=0.0'))))
+    draws, expected = np.random.default_rng(0), np.eye(6)
+    head = [key for key, value in strategy.arrays.items() if value.ndim == 2][-1]
+    for round_, clients in ((1, (0, 3)), (2, (3, 5)), (3, (4,)), (4, (0, 5))):
+        sent = {c: {k: draws.uniform(size=v.shape).astype("f4")
+                    for k, v in strategy.arrays.items()} for c in clients}  # fmt: skip
+        updates = [ClientUpdate(c, arrays, 9, weight=9.0) for c, arrays in sent.items()]
+        strategy.aggregate(round_, iter(updates))
+        for i, j in permutations(clients, 2):
+            expected[i, j] = row_cosines(*(sent[c][head].astype(float) for c in (i, j)))
+        np.testing.assert_allclose(strategy.state["similarity"], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["pfedsim", "fedap"])
