@@ -401,6 +401,23 @@ def test_sums_run_over_stages():
     assert done.macs == sum(part.macs for part in parts)
 
 
+def test_a_training_that_failed_leaves_no_gradients_to_the_next():
+    """As where a client's own code raises between the gradients and the step."""
+    data, part = samples(20, (1, 8, 8), 4), (stage(["fc1", "fc2"]),)
+    failed, fresh = make("cnn"), make("cnn")
+
+    def fails(backward, batches):
+        backward(batches[0])
+        raise ValueError("no luck")
+
+    with pytest.raises(ValueError, match="no luck"):
+        failed.train(data, part, DRAW, Objective(gradients=fails))
+    assert same(state(failed), state(fresh)), "no step was taken"
+    for trainer in (failed, fresh):
+        trainer.train(data, part, DRAW)
+    assert same(state(failed), state(fresh))
+
+
 def test_no_step_has_no_loss():
     trainer, data = make("cnn"), samples(8, (1, 8, 8), 4)
     for stages in [(), (stage([]),), (stage(["fc2"], 0),)]:

@@ -1,10 +1,14 @@
 """FedFomo: whose models a client mixes, and with what weights."""
 
 import numpy as np
+import pytest
 import torch
 
+from clients.fedfomo import FedFomoClient, mixed
 from fedapps.core import config
+from fedapps.models.layers import put
 from fedapps.training.workspace import Workspace
+from strategies.fedfomo import FedFomo
 from tests.support.references import assert_close, ce, final, reference, sgd
 
 
@@ -32,8 +36,6 @@ def test_fedfomo(small, serial_run, flat_config, fits, strategy):
 
 
 def test_fedfomo_mixes_several_models():
-    from clients.fedfomo import mixed
-
     draws = np.random.default_rng(0)
     mine, *others = ({"w": draws.normal(size=(2, 3)).astype("f4")} for _ in range(4))
     weights = np.array([0.2, 0.0, 0.8])
@@ -70,8 +72,6 @@ def test_fedfomo_keeps_the_best_and_explores(small, flat_config, serial_run, str
 
 
 def test_fedfomo_shuns_a_model_that_blows_up(small, flat_config):
-    from clients.fedfomo import FedFomoClient
-
     space = Workspace(config.read(flat_config(small, 'strategy="fedfomo"')))
     client = FedFomoClient(space, 0, {})
     mine = space.initial
@@ -80,10 +80,35 @@ def test_fedfomo_shuns_a_model_that_blows_up(small, flat_config):
     assert client.affinity(mine, mine, 1.0) == 0.0
 
 
+def test_fedfomo_distances_are_of_parameters_alone(flat_config):
+    """Running statistics, which may be far larger, change the loss and not the distance."""
+    space = Workspace(config.read(flat_config('strategy="fedfomo" model="lenet5"')))
+    client, mine = FedFomoClient(space, 0, {}), space.initial
+    theirs = {key: value + np.float32(2.0) * key.endswith("running_mean")
+              for key, value in mine.items()}  # fmt: skip
+    bias = next(key for key in mine if key.startswith("classifier") and key.endswith("bias"))
+    theirs[bias] = mine[bias] + np.arange(10, dtype=np.float32)
+    put(space.model, theirs)
+    loss = client.validation_loss()
+    norm = np.linalg.norm(np.arange(10))
+    assert client.affinity(mine, theirs, 9.0) == pytest.approx((9.0 - loss) / norm, rel=1e-6)
+
+
+def test_fedfomo_explores_with_epsilon_at_first_and_less_in_each_round(flat_config):
+    """All 39 like client 0 best, and take it unless they explore."""
+    options = 'strategy="fedfomo" num-clients=40 partitioner="iid" model="lenet5" fedfomo.models=1'
+    chances = "fedfomo.epsilon=0.9 fedfomo.epsilon-decay=0.4"
+    strategy = FedFomo(Workspace(config.read(flat_config(options, chances))))
+    strategy.state["sent"][:] = True
+    strategy.state["affinity"][:, 0] = 1.0
+    for round_, chance in ((1, 0.9), (2, 0.5), (3, 0.1), (4, 0.0)):
+        liked = sum(strategy.others(round_, client) == [0] for client in range(1, 40))
+        share = 1 - chance + chance / 39
+        assert abs(liked - 39 * share) <= 4 * np.sqrt(39 * share * (1 - share)), round_
+
+
 def test_fedfomo_does_not_favour_low_ids_among_those_liked_alike(flat_config):
     """With nobody measured each of nine others must come about equally often, low ids no more."""
-    from strategies.fedfomo import FedFomo
-
     options = 'strategy="fedfomo" num-clients=10 fedfomo.models=3 fedfomo.epsilon=0.0'
     strategy = FedFomo(Workspace(config.read(flat_config(options))))
     strategy.state["sent"][:] = True
