@@ -106,6 +106,15 @@ def test_local_exchanges_nothing_and_is_fedavg_with_one_client(serial_run, untim
             assert mine[column] == theirs[column]
 
 
+def test_personalization_in_an_evaluation_is_no_cost_of_training(serial_run, untimed_rounds):
+    runs = [serial_run(f'strategy="fedavg" finetune-epochs={epochs}') for epochs in (0, 2)]
+    plain, tuned = map(untimed_rounds, runs)
+    for mine, theirs in zip(plain, tuned, strict=True):
+        for column in ("train_loss", "train_macs", "cost_paper", "bytes_up", "bytes_eval"):
+            assert mine[column] == theirs[column], column
+        assert theirs["accuracy_personalized"] != theirs["accuracy_initial"]
+
+
 def test_local_trains_all_clients_each_round_or_only_the_selected(serial_run, untimed_rounds):
     everyone = untimed_rounds(serial_run('strategy="local" local.match-compute=false'))
     matched = untimed_rounds(serial_run('strategy="local" local.match-compute=true'))
