@@ -28,6 +28,7 @@ from fedapps.engine.best import Best
 from fedapps.engine.checkpoint import Checkpoint, Progress, needed_after
 from fedapps.engine.finished import FinishedRun
 from fedapps.engine.recovery import SPENT
+from fedapps.engine.rounds import Rounds
 from fedapps.engine.store import NONE, ClientStore
 from fedapps.report.about import About
 from fedapps.report.report import Report
@@ -231,6 +232,22 @@ def test_more_rounds_where_the_learning_rate_depends_on_them_are_warned_of(seria
     folder = serial_run('num-rounds=2 lr-schedule="cosine"')
     run_serial(config.parse([f'resume="{folder}" num-rounds=3']))
     assert "round 2 depends on the number of rounds" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "rounds", "enough", "too_many"),
+    [  # of 3 parts of a body the last is unfrozen after 2T/3 rounds, a warm-up is over after T/2
+        ('strategy="fedseq"', 3, 4, 5),
+        ('strategy="pfedsim"', 4, 7, 8),
+    ],
+)
+def test_a_schedule_does_not_go_back(options, rounds, enough, too_many, serial_run, monkeypatch):
+    """A longer run is refused that would freeze what is trained, or share what is personal."""
+    folder = serial_run(options, f"num-rounds={rounds} finetune-epochs=0")
+    monkeypatch.setattr(Rounds, "run", lambda *arguments: None)  # what is asked is what begins
+    with pytest.raises(RunError, match=f"num-rounds = {too_many}: .* other layers"):
+        run_serial(config.parse([f'resume="{folder}" num-rounds={too_many}']))
+    run_serial(config.parse([f'resume="{folder}" num-rounds={enough}']))
 
 
 @pytest.mark.parametrize(

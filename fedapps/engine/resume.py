@@ -51,7 +51,7 @@ def restore(folder: Path, rounds: Rounds) -> Progress:
         )
     if settings.num_rounds < done:
         raise RunError(f"num-rounds = {settings.num_rounds}: the run has {done} rounds; give more")
-    tell_dependence(folder, rounds.strategy, done)
+    check_dependence(folder, rounds.strategy, done)
     rounds.recovery.restore(folder, found, rounds.strategy)
     checkpoint.roll_back(folder, done)
     for client in (folder / "clients").glob("*"):  # of a simulation
@@ -131,13 +131,23 @@ def interrupted(report: Report) -> str:
     return f"interrupted in round {done + 1} of {total}: {report.folder} has {there}"
 
 
-def tell_dependence(folder: Path, strategy: BaseStrategy, done: int) -> None:
-    """Warn if rounds that are over would have been others with the new number of rounds."""
+def check_dependence(folder: Path, strategy: BaseStrategy, done: int) -> None:
+    """Warn if rounds that are over would have been others with the new number of rounds.
+
+    Raises `RunError` if the last one would have exchanged or kept other layers: the schedule would
+    have to go back, and clients would freeze again what is trained, or share what is personal.
+    """
     new = strategy.settings
     before = config.read(config.defaults() | config.stored(folder)).num_rounds
     if before == new.num_rounds:
         return
     old = type(strategy)(strategy.workspace, msgspec.structs.replace(new, num_rounds=before))
+    was, would_be = (msgspec.structs.replace(s.plan(done, 0), stages=()) for s in (old, strategy))
+    if was != would_be:
+        raise RunError(
+            f"num-rounds = {new.num_rounds}: in a run of so many rounds, round {done} exchanges or "
+            "keeps other layers than it did here; begin a new run"
+        )
     for round_ in range(1, done + 1):
         if old.plan(round_, 0) != strategy.plan(round_, 0):
             log.warning(
