@@ -77,11 +77,11 @@ def score(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
     if client.settings.score_without_head and WITHOUT_HEAD.name not in figures:
         parts = (client.layout.body, client.train_data, client.test_data)
         figures = figures | {WITHOUT_HEAD.name: nearest_template(client.model, *parts)}
+    if client.settings.score_last:
+        figures = figures | {LAST_LOCAL.name: _score_last(client, initial)}
     done = client.personalize(plan) if plan.stages else TrainingStats()
     done.spend(before)
     personalized = _score(client) if plan.stages else initial
-    if client.settings.score_last:
-        figures = figures | {LAST_LOCAL.name: _score_last(client, initial)}
     metrics: Metrics = {
         "num_train": len(client.train_data[1]),
         "loss": personalized.loss,
@@ -151,15 +151,16 @@ def _norms_of(layers: Slice, clip: Clip) -> str:
 def _score_last(client: "BaseClient", initial: Score) -> float:
     """Score the model of the last local training; without one, that is the initial score.
 
-    The personalized model is in place again afterwards.
+    A client that trained a part of the model is scored with the rest as it was received. The
+    initial model is in place again afterwards.
     """
     last = client.kept(LAST)
     if not last:
         return initial.accuracy
-    personalized = take(client.model, last)
+    initial_model = take(client.model, last)
     put(client.model, last)
     accuracy = _score(client).accuracy
-    put(client.model, personalized)
+    put(client.model, initial_model)
     return accuracy
 
 

@@ -118,17 +118,20 @@ def test_bad_input_ends_the_run_in_one_line(serial_run, tiny_npz, bad, says):
     assert "\n" not in str(caught.value)
 
 
-def test_leak_counts_foreign_images_taken_for_own_classes(serial_run, make_npz, tmp_path, fits):
-    """By hand: each client's last layers before the server's, on what it has no class of."""
+def test_a_clients_last_layers_are_scored_before_the_servers(serial_run, make_npz, tmp_path, fits):
+    """By hand, on its own test images and for the leak on what it has no class of.
+
+    The fine-tuning that follows changes the server's layers too, but not for these figures.
+    """
     data = make_npz(tmp_path / "four.npz", classes=4)
     folder = serial_run(
         f'dataset="{data}" partitioner="classes" classes-per-client="0,1/2,3" num-clients=2 '
         'fraction-train=1.0 strategy="fedfc" fedfc.cuts="2" num-rounds=2 evaluate-every=0 lr=0.1 '
-        "score-last=true local-epochs=3"
+        "score-last=true local-epochs=3 finetune-epochs=5"
     )
     space = fits[-1][0].workspace
     server = {k: torch.from_numpy(v) for k, v in load_file(folder / "model.safetensors").items()}
-    found = []
+    found, accuracies = [], []
     for client in (0, 1):
         states = [state for mine, state, *_ in fits if mine.client == client]
         own = {k.removeprefix("last/"): v for k, v in states[-1].items() if k.startswith("last/")}
@@ -138,7 +141,9 @@ def test_leak_counts_foreign_images_taken_for_own_classes(serial_run, make_npz, 
         whole = workspace(config.read(dict(space.settings.flat))).model
         whole.load_state_dict(server | own)
         predicted = whole.eval()(images).argmax(1)
+        mine, right = space.samples(client, "test")
+        accuracies.append(float((whole(mine).argmax(1) == right).double().mean()))
         found.append(sum(int(p) in (2 * client, 2 * client + 1) for p in predicted) / len(images))
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["leak"] == pytest.approx(sum(found) / 2)
-    assert summary["accuracy_last_local"] is not None
+    assert summary["accuracy_last_local"] == pytest.approx(sum(accuracies) / 2)
