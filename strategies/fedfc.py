@@ -134,14 +134,13 @@ class FedFC(SplitStrategy):
     def copies(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """Yield the clients' layers, then the server's, layer by layer.
 
-        A copy that was not trained weighs nothing. With weights by samples the server's copy
-        counts what passed through it in an epoch, as a client's does.
+        A copy that was not trained is left out. With weights by samples the server's copy counts
+        what passed through it in an epoch, as a client's does.
         """
         by_samples = self.options.weighting == "samples"
         for update in updates:
-            trained = update.metrics["batches"] != 0
-            weight = float(update.num_examples) if by_samples else 1.0
-            yield replace(update, weight=weight if trained else 0.0)
+            if update.metrics["batches"]:
+                yield replace(update, weight=float(update.num_examples) if by_samples else 1.0)
         for layer, passed in self.part.samples.items():
             epochs = self.settings.local_epochs
             weight = passed / epochs if by_samples else float(passed > 0)

@@ -65,6 +65,17 @@ def test_a_lone_sample_is_skipped_though_the_server_has_the_batch_norm(
     assert events[0].count("skipped") == 2
 
 
+def test_where_nobody_can_train_all_layers_stay_as_they_are(
+    serial_run, tiny_npz, read_model, workspace_of
+):
+    """Batches of one sample, and a BatchNorm that needs two."""
+    options = 'strategy="fedfc" fedfc.cuts="2" model="conv4" batch-size=1 num-rounds=1'
+    folder = serial_run(tiny_npz, options, "finetune-epochs=0")
+    initial = workspace_of(folder).initial
+    for key, value in read_model(folder).items():
+        np.testing.assert_array_equal(value, initial[key], err_msg=key)
+
+
 def test_a_client_that_is_lost_on_the_channel_is_not_averaged(
     serial_run, tiny_npz, monkeypatch, read_csv, read_rounds, clock, sessions
 ):
