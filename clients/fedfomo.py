@@ -39,13 +39,15 @@ class FedFomoClient(BaseClient):
     def affinity(self, mine: Arrays, theirs: Arrays, own_loss: float) -> float:
         """u_n = (L_val(theta_i) - L_val(theta_n)) / ||theta_n - theta_i||; 0 for equal models.
 
-        A model without a finite loss here gets -1: it is not mixed, and not sent for long.
+        A model without a finite loss here gets -1: it is not mixed, and not sent for long. None is
+        so bad that it leaves the range which the server accepts (`max-value`).
         """
         put(self.model, theirs)
         keys = [key for key in mine if key in self.layout.parameters]
         norm = np.sqrt(sum(np.sum((theirs[k].astype(np.float64) - mine[k]) ** 2) for k in keys))
         u = (own_loss - self.validation_loss()) / norm if norm else 0.0
-        return float(u) if np.isfinite(u) else -1.0
+        most = self.settings.max_value
+        return float(np.clip(u, -most, most)) if np.isfinite(u) else -1.0
 
     def validation_loss(self) -> float:
         """Mean loss of the model in place on the validation part."""

@@ -107,6 +107,15 @@ def test_fedfomo_explores_with_epsilon_at_first_and_less_in_each_round(flat_conf
         assert abs(liked - 39 * share) <= 4 * np.sqrt(39 * share * (1 - share)), round_
 
 
+def test_fedfomo_no_model_costs_its_receivers_the_round(small, flat_config):
+    """A model's values are within max-value, and so is what a client thinks of it."""
+    options = 'strategy="fedfomo" model="cnn" max-value=1000.0'
+    client = FedFomoClient(Workspace(config.read(flat_config(small, options))), 0, {})
+    mine = client.workspace.initial
+    huge = {key: value * np.float32(1e3 / np.abs(value).max()) for key, value in mine.items()}
+    assert client.affinity(mine, huge, 1.0) == -1000.0
+
+
 def test_fedfomo_does_not_favour_low_ids_among_those_liked_alike(flat_config):
     """With nobody measured each of nine others must come about equally often, low ids no more."""
     options = 'strategy="fedfomo" num-clients=10 fedfomo.models=3 fedfomo.epsilon=0.0'
