@@ -181,7 +181,8 @@ class FedCMD(WarmUp):
         norms = np.linalg.norm(theirs, axis=1) * np.sqrt((mine**2).sum())
         weights = np.zeros(len(phi))
         weights[latest] = np.maximum(0.0, (theirs * mine).sum(1) / (norms + 1e-8))
-        return np.where(np.arange(len(phi)) == client, trained == trained.max(), weights)
+        weights[client] = client in latest
+        return weights
 
     @property
     def mixes(self) -> bool:
