@@ -21,8 +21,9 @@ class Ditto(BaseStrategy):
 
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`, B `batch-size`,
     eta `lr`, lambda `lambda`; v_i is trained for `personal-epochs`.
-    What is evaluated is v_i, which needs no download and no further fine-tuning. The pull towards
-    w is the trainer's proximal term: `add_proximal` in fedapps/training/gradients.py.
+    What is evaluated is v_i, which needs no download and no further fine-tuning; `score-last`
+    scores the w that the client has trained. The pull towards w is the trainer's proximal term:
+    `add_proximal` in fedapps/training/gradients.py.
     """
 
     citation = "Li et al. 2021"
