@@ -105,7 +105,9 @@ def _reporting(rounds: Rounds, flat: Mapping[str, Scalar]) -> Iterator[Report]:
             yield report
         return
     with resume.alone(folder):
-        yield Report.reopen(folder, settings, flat, resume.restore(folder, rounds))
+        report = Report.reopen(folder, settings, flat, resume.restore(folder, rounds))
+        log.info("run directory: %s, %s", folder, resume.how_far(rounds.recovery))
+        yield report
 
 
 def node_registry(grid: Grid, space: Workspace) -> NodeRegistry:

@@ -462,6 +462,28 @@ def test_patience_ends_a_run(serial_run, read_csv, monkeypatch):
     assert json.loads((folder / "summary.json").read_text())["round"] == 5
 
 
+def test_a_run_that_patience_has_ended_goes_on_with_more_patience_only(
+    serial_run, monkeypatch, capsys
+):
+    """A kill between its last checkpoint and its summary leaves it so, too."""
+    scores = {1: 0.5, 2: 0.6, 3: 0.1, 4: 0.2, 5: 0.9, 6: 0.3}
+    after = Best.after
+    monkeypatch.setattr(Best, "after", lambda self, r, score: after(self, r, scores[r]))
+    options = 'num-rounds=6 patience={} validation-fraction=0.2 evaluate-on="validation"'
+    ended, longer = serial_run(options.format(2)), serial_run(options.format(3))
+    killed = shutil.copytree(ended, ended.with_name("killed"))
+    (killed / "summary.json").unlink()
+    capsys.readouterr()
+    run_serial(config.parse([f'resume="{killed}"']))
+    assert differences(ended, killed) == []
+    assert capsys.readouterr().out.splitlines()[0] == (
+        f"run directory: {killed}, was ended by patience = 2 after round 4 of 6; "
+        "more patience makes it longer"
+    )
+    run_serial(config.parse([f'resume="{ended}" patience=3']))
+    assert differences(longer, ended) == []
+
+
 def test_rounds_in_which_nobody_personalizes_choose_nothing(serial_run, read_csv, monkeypatch):
     after = Best.after
     scores = {2: 0.5, 3: 0.1, 4: 0.6, 5: 0.9, 6: 0.7}

@@ -22,9 +22,9 @@ class Best(msgspec.Struct, frozen=True):
     round: int = 0
     since: int = 0
 
-    def after(self, round_: int, score: float | None) -> "Best":
+    def after(self, round_: int, score: float) -> "Best":
         """Return what is best after an evaluation; of two equal ones the earlier."""
-        if score is not None and score > self.score:
+        if score > self.score:
             return Best(score, round_)
         return msgspec.structs.replace(self, since=self.since + 1)
 

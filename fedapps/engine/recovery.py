@@ -36,6 +36,16 @@ class Recovery:
     best: Best = field(default_factory=Best)
     versions: StateVersions = field(default_factory=StateVersions)
 
+    @property
+    def ended(self) -> bool:
+        """Tell whether `patience` is at its end; a run that is resumed may begin so."""
+        return 0 < self.settings.patience <= self.best.since
+
+    @property
+    def left(self) -> int:
+        """Return how many rounds this process has to do."""
+        return 0 if self.ended else self.settings.num_rounds - self.done
+
     def restore(self, run: Path, found: Checkpoint, strategy: BaseStrategy) -> None:
         """Be as after the round of a checkpoint; raises `RunError` for one of another model."""
         for old, new in ((strategy.arrays, found.arrays), (strategy.state, found.state)):
@@ -97,13 +107,12 @@ class Recovery:
         Raises `EarlyStop` if `patience` is at its end.
         """
         s, last = self.settings, round_ == self.settings.num_rounds
-        chooses = s.evaluate_on == "validation" and score is not None
-        if chooses:
+        if s.evaluate_on == "validation" and score is not None:
             self.best = self.best.after(round_, score)
-        ends = chooses and 0 < s.patience <= self.best.since and not last
-        if s.keep_best and chooses and self.best.round == round_:
-            # before the checkpoint, from which on this round is not done again
-            best.keep(report.folder, round_, strategy.arrays)
+            if s.keep_best and self.best.round == round_:
+                # before the checkpoint, from which on this round is not done again
+                best.keep(report.folder, round_, strategy.arrays)
+        ends = self.ended and not last
         if s.checkpoint_every and (round_ % s.checkpoint_every == 0 or last or ends):
             state = msgspec.structs.asdict(report.state(round_))
             progress = Progress(**state, versions=self.versions.of, best=self.best)

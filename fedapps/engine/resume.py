@@ -19,6 +19,7 @@ from fedapps.core.settings import Settings
 from fedapps.core.words import number
 from fedapps.engine import checkpoint
 from fedapps.engine.checkpoint import Progress
+from fedapps.engine.recovery import Recovery
 from fedapps.engine.rounds import Rounds
 from fedapps.engine.store import ClientStore
 from fedapps.method.strategy import BaseStrategy
@@ -59,6 +60,17 @@ def restore(folder: Path, rounds: Rounds) -> Progress:
     for left in folder.rglob(".*.tmp"):  # half of a file, from the process that was killed
         left.unlink(missing_ok=True)
     return found.progress
+
+
+def how_far(recovery: Recovery) -> str:
+    """Say where a resumed run goes on, or what makes it longer if it is at its end."""
+    s, done = recovery.settings, recovery.done
+    if recovery.left:
+        return f"goes on after round {done}"
+    if done == s.num_rounds:
+        return f"has all its {number(done, 'round')}; more num-rounds make it longer"
+    when = f"after round {done} of {s.num_rounds}"
+    return f"was ended by patience = {s.patience} {when}; more patience makes it longer"
 
 
 def find(settings: Settings, flat: Mapping[str, Scalar]) -> Path | None:

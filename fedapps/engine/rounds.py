@@ -74,7 +74,7 @@ class Rounds:
             strategy.start(
                 streaming,
                 ArrayRecord(),
-                num_rounds=s.num_rounds - self.recovery.done,
+                num_rounds=self.recovery.left,
                 timeout=s.round_timeout,
             )
 

@@ -18,7 +18,6 @@ from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.core.stopping import Stopped
-from fedapps.core.words import number
 from fedapps.method.figures import Figure
 from fedapps.report import columns, directory
 from fedapps.report.about import About
@@ -125,13 +124,6 @@ class Report:
         report.about = About.read(folder).again(state.round)
         report.about.write(folder)
         report._loggers.begin(settings.logger_names, folder, flat_config)
-        if state.round < settings.num_rounds:
-            log.info("run directory: %s, goes on after round %s", folder, state.round)
-        else:
-            done = number(state.round, "round")
-            log.info(
-                "run directory: %s, has all its %s; more num-rounds make it longer", folder, done
-            )
         return report
 
     @property
