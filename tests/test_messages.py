@@ -1,6 +1,7 @@
 """Messages: what is packed is what is read, and one broken update costs that client only."""
 
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from fedapps.training.plan import Plan, Stage
 from fedapps.wire import replies
 from fedapps.wire.arrays import unpack_arrays
 from fedapps.wire.checks import BadMessage
+from fedapps.wire.exchange import Exchange
 from fedapps.wire.hello import pack_greeting
 from fedapps.wire.questions import (
     Question,
@@ -171,6 +173,21 @@ def test_what_all_clients_get_travels_once(requests):
         assert set(content.array_records.get(f"arrays-{request.client}", {})) == own
         records |= {f"arrays-{request.client}"} if own else set()
     assert set(content) == records
+
+
+def test_a_model_that_many_devices_get_is_in_memory_once_and_only_until_it_is_sent():
+    model = {"a.w": np.ones(250_000, np.float32)}  # 1 MB
+    plan = Plan(round=3, download=("a",), stages=(), upload=())
+    requests = [Request(client, plan, dict(model)) for client in range(30)]
+    exchange = Exchange(requests, [[request] for request in requests])
+    tracemalloc.start()
+    messages = exchange.messages(range(30), INFO, "train", "3")
+    held = tracemalloc.get_traced_memory()[0]
+    assert all(np.array_equal(m.content["arrays"]["a.w"].numpy(), model["a.w"]) for m in messages)
+    del messages
+    left = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held < 2e6 and left < 5e5
 
 
 @settings(max_examples=30)

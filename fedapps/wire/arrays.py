@@ -15,9 +15,18 @@ DTYPE = np.dtype("<f4")
 NPY_HEADER_BYTES = 256  # most bytes that an array's own header takes
 
 
-def pack_arrays(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
-    """Return arrays of any float type as a record, in float32."""
-    return ArrayRecord({key: Array(np.asarray(a, DTYPE, order="C")) for key, a in arrays.items()})
+def pack_arrays(
+    arrays: Mapping[str, np.ndarray], packed: dict[int, Array] | None = None
+) -> ArrayRecord:
+    """Return arrays of any float type as a record, in float32.
+
+    `packed` are arrays that other messages carry, by their `id`: they are packed once and shared.
+    """
+    packed = {} if packed is None else packed
+    for array in arrays.values():
+        if id(array) not in packed:
+            packed[id(array)] = Array(np.asarray(array, DTYPE, order="C"))
+    return ArrayRecord({key: packed[id(array)] for key, array in arrays.items()})
 
 
 def unpack_arrays(

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from flwr.app import Message
+from flwr.app import Array, Message, Metadata
 
 from fedapps.core.errors import one_line
 from fedapps.method.update import ClientUpdate, Failure
@@ -36,7 +36,7 @@ class Exchange:
         self.of = {request.client: request for request in self.requests}
         self.failures: list[Failure] = []
         self._parts = list(parts)
-        self._sent: list[tuple[Message, Sequence[Request]]] = []
+        self._sent: list[tuple[Metadata, Sequence[Request]]] = []
         self._presum = False
 
     def messages(
@@ -44,12 +44,15 @@ class Exchange:
     ) -> list[Message]:
         """Make one message per SuperNode that has work."""
         self._presum = info.presum
-        self._sent = [
-            (pack_requests(part, info, node, kind, group), part)
+        packed: dict[int, Array] = {}  # the model once, however many devices get it
+        messages = [
+            pack_requests(part, info, node, kind, group, packed)
             for part, node in zip(self._parts, nodes, strict=True)
             if part
         ]
-        return [message for message, _ in self._sent]
+        about = [message.metadata for message in messages]  # all else is free once it is sent
+        self._sent = [*zip(about, filter(None, self._parts), strict=True)]
+        return messages
 
     def given_up_messages(self) -> set[str]:
         """Return the ids of messages whose clients are all given up."""
@@ -57,8 +60,8 @@ class Exchange:
         if not why:
             return set()
         return {
-            message.metadata.message_id
-            for message, part in self._sent
+            about.message_id
+            for about, part in self._sent
             if all(request.client in why for request in part)
         }
 
@@ -74,7 +77,7 @@ class Exchange:
         update's `figures`. If it raises a ValueError or KeyError the client failed, and so did
         one whose request nobody answered in time.
         """
-        sent = {message.metadata.message_id: part for message, part in self._sent}
+        sent = {about.message_id: part for about, part in self._sent}
         order = deque(sorted(request.client for request in self.requests))
         arrived: dict[int, ClientUpdate | None] = {}
         for reply in replies:

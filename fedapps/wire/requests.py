@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedapps.models.layers import Arrays, Layout
 from fedapps.training.plan import Plan
@@ -95,11 +95,19 @@ class NodeRequest:
 
 
 def pack_requests(
-    requests: Sequence[Request], info: RoundInfo, node: int, kind: str, group: str
+    requests: Sequence[Request],
+    info: RoundInfo,
+    node: int,
+    kind: str,
+    group: str,
+    packed: dict[int, Array] | None = None,
 ) -> Message:
-    """Make the message to one SuperNode; arrays that all its clients get travel once."""
+    """Make the message to one SuperNode; arrays that all its clients get travel once.
+
+    `packed` are arrays that other messages of the round carry, too (`pack_arrays`).
+    """
     common = _common([request.arrays for request in requests])
-    content = RecordDict({"arrays": pack_arrays(common)})
+    content = RecordDict({"arrays": pack_arrays(common, packed)})
     for request in requests:
         own = {key: value for key, value in request.arrays.items() if key not in common}
         if own:
