@@ -65,7 +65,7 @@ class NodeRegistry:
                 next_recheck = time.monotonic() + HELLO_WAIT
             nodes = sorted(self.grid.get_node_ids())
             self._greet(nodes)
-            fleet = self._fleet(nodes)
+            fleet = self._fleet()
             now = time.monotonic()
             unknown = [node for node in nodes if node not in self._hellos]
             newcomers = [node for node in unknown if now - self._came[node] < self._patience]
@@ -134,14 +134,12 @@ class NodeRegistry:
             if at > until or node not in (None, asked)
         }
 
-    def _fleet(self, nodes: Sequence[int]) -> Fleet:
-        """Return those of `nodes` that fit, the first one of each client."""
+    def _fleet(self) -> Fleet:
+        """Return the nodes that fit, of each client the first one."""
         self._rejected = {}
         here: dict[int, Hello] = {}
         owners: dict[int, int] = {}
         for node, hello in self._hellos.items():
-            if node not in nodes:
-                continue
             problem = hello.problem or self._problem_of(hello, owners)
             if problem:
                 self._reject(node, hello, problem)
