@@ -32,7 +32,7 @@ from fedapps.wire.exchange import Exchange, ask_clients
 from fedapps.wire.fleet import Fleet, spread
 from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.nodes import NodeRegistry
-from fedapps.wire.questions import Question, pack_answer, pack_answers, read_question
+from fedapps.wire.questions import QuestionHeader, pack_answer, pack_answers, read_question
 from fedapps.wire.replies import pack_reply
 from fedapps.wire.requests import Request, RoundInfo, read_request
 
@@ -442,7 +442,7 @@ def test_clients_are_asked_where_they_are_and_who_gives_no_answer_is_a_failure()
     late = "no reply in time"
     assert failures == [Failure(7, "OSError: gone"), Failure(5, late), Failure(6, late)]
     assert [read_question(message) for message in grid.pushed] == [
-        Question("how many", clients, "/x") for _, clients in hosts
+        QuestionHeader("how many", clients, "/x") for _, clients in hosts
     ]
 
 

@@ -30,7 +30,7 @@ from fedapps.wire.checks import BadMessage
 from fedapps.wire.exchange import Exchange
 from fedapps.wire.hello import pack_greeting
 from fedapps.wire.questions import (
-    Question,
+    QuestionHeader,
     pack_answer,
     pack_answers,
     pack_question,
@@ -655,7 +655,7 @@ def answered(message, answers, failures=()):
 def test_questions_and_answers_arrive_as_they_were(answers, question, run_dir):
     message = wire(pack_question([*answers], 5, question, run_dir))
     assert (message.metadata.dst_node_id, message.metadata.message_type) == (5, "query.ask")
-    assert read_question(message) == Question(question, [*answers], run_dir)
+    assert read_question(message) == QuestionHeader(question, [*answers], run_dir)
     assert unpack_answers([*answers], wire(answered(message, answers))) == (answers, [])
 
 

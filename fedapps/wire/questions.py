@@ -16,7 +16,7 @@ from fedapps.wire.checks import FIGURES_BYTES, BadMessage, check_size
 from fedapps.wire.replies import pack_failures, read_causes
 
 
-class Question(msgspec.Struct, frozen=True, rename="kebab"):
+class QuestionHeader(msgspec.Struct, frozen=True, rename="kebab"):
     """Record `config` of a question; tracebacks go to the run directory, if it is there."""
 
     question: str
@@ -26,15 +26,15 @@ class Question(msgspec.Struct, frozen=True, rename="kebab"):
 
 def pack_question(clients: Sequence[int], node: int, question: str, run_dir: str) -> Message:
     """Ask a SuperNode something about clients."""
-    asked = Question(question, [*clients], run_dir)
+    asked = QuestionHeader(question, [*clients], run_dir)
     return Message(
         RecordDict({"config": ConfigRecord(msgspec.to_builtins(asked))}), node, "query.ask"
     )
 
 
-def read_question(message: Message) -> Question:
+def read_question(message: Message) -> QuestionHeader:
     """Return what is asked, and about which clients."""
-    return msgspec.convert(dict(message.content.config_records["config"]), Question)
+    return msgspec.convert(dict(message.content.config_records["config"]), QuestionHeader)
 
 
 def pack_answer(values: list[float]) -> MetricRecord:
