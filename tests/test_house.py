@@ -25,7 +25,6 @@ FLOORS = (
     "serial",
     "compare",
     "launch",
-    "compare",
     "cli",
     "__main__",
 )
