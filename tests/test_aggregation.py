@@ -2,11 +2,15 @@
 
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedapps.core.errors import RunError
+from fedapps.engine.checks import check_aggregate
 from fedapps.method.aggregation import plain_mean, weighted_mean
 from fedapps.method.update import ClientUpdate
 
@@ -158,3 +162,10 @@ def test_a_plain_mean_is_over_the_updates_that_carry_an_array(updates, data):
     ones = [replace(update, weight=1.0) for update in part]
     for key, mean in weighted_mean(ones)[0].items():
         np.testing.assert_array_equal(mean, means[key].astype(np.float32))
+
+
+@pytest.mark.parametrize("value", [1e39, np.inf, np.nan])
+def test_what_is_no_float32_is_not_aggregated(value):
+    layout = SimpleNamespace(shapes=SHAPES)
+    with pytest.raises(RunError, match=r"^round 3: the aggregated fc.bias is not finite$"):
+        check_aggregate(3, {"fc.bias": np.full(4, value)}, layout)

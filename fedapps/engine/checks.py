@@ -126,12 +126,15 @@ def _check_server_data(strategy: BaseStrategy, plan: Plan) -> None:
 
 
 def check_aggregate(round_: int, new: Mapping[str, np.ndarray], layout: Layout) -> Arrays:
-    """Return aggregated arrays as float32; refuse what is not the model's, or not finite."""
+    """Return aggregated arrays as float32; refuse what is not the model's, or not finite then."""
+    arrays: Arrays = {}
     for key, value in new.items():
         shape, right = np.shape(value), layout.shapes.get(key)
         if shape != right:
             model = f"has shape {right}" if right else "has no such key"
             raise RunError(f"round {round_}: aggregate gave {key} {shape}, the model {model}")
-        if not np.isfinite(value).all():
+        with np.errstate(over="ignore"):  # it is told of in the next line
+            arrays[key] = np.asarray(value, np.float32)
+        if not np.isfinite(arrays[key]).all():
             raise RunError(f"round {round_}: the aggregated {key} is not finite")
-    return {key: np.asarray(value, np.float32) for key, value in new.items()}
+    return arrays
