@@ -234,6 +234,14 @@ def test_more_rounds_where_the_learning_rate_depends_on_them_are_warned_of(seria
     assert "round 2 depends on the number of rounds" in capsys.readouterr().out
 
 
+def test_what_was_said_of_fewer_rounds_is_not_said_of_more(serial_run, capsys):
+    options = 'strategy="fedseq" fedseq.groups=2 fedseq.unfreeze-rounds="0,1" num-rounds={}'
+    folder, told = serial_run(options.format(1)), "1 of 2 parts stay frozen all 1 rounds"
+    assert told in capsys.readouterr().out
+    run_serial(config.parse([f'resume="{folder}" num-rounds=2']))
+    assert "stay frozen" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("options", "rounds", "enough", "too_many"),
     [  # of 3 parts of a body the last is unfrozen after 2T/3 rounds, a warm-up is over after T/2
