@@ -10,7 +10,7 @@ import torch
 from fedapps.method.figures import LAST_LOCAL, WITHOUT_HEAD
 from fedapps.method.update import ClientUpdate, Metrics
 from fedapps.models.layers import Arrays, Slice, put, take
-from fedapps.training.clipping import Threshold
+from fedapps.training.clipping import Threshold, Thresholds
 from fedapps.training.costs import Costs, TrainingStats
 from fedapps.training.evaluation import Score
 from fedapps.training.evaluation import score as score_on
@@ -32,36 +32,18 @@ def train(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
     """
     _refuse_leak(client, plan)
     receive(client, plan, received)
-    thresholds = {
-        (stage.layers, stage.clip): Threshold(
-            stage.clip, _past_norms(client, stage.layers, stage.clip)
-        )
-        for stage in plan.stages
-        if stage.clip
-    }
+    thresholds = _thresholds(client, plan)
     before = _cost_of(client.before_training, plan)
     done = client.train(plan, "train", client.objective("train"), thresholds)
     done.spend(before)
-    client.remember("model/", take(client.model, client.keeps(plan)))
-    for (layers, clip), threshold in thresholds.items():
-        if threshold.remembers:
-            norms = torch.tensor(threshold.arrived, dtype=torch.float64)
-            client.state[_norms_of(layers, clip)] = norms
-    layout = client.layout
-    if client.settings.score_last and plan.stages:
-        client.remember(LAST, client.last_local())
-    exact = take(client.model, layout.shared(plan.upload))
-    client.upload = privatize(client.settings, layout, plan, client.client, received, exact)
-    metrics: Metrics = {"train_loss": done.mean_loss}
+    _keep(client, plan, thresholds)
+    exact = take(client.model, client.layout.shared(plan.upload))
+    client.upload = privatize(client.settings, client.layout, plan, client.client, received, exact)
     done.spend(_cost_of(client.after_training, plan))
+    metrics: Metrics = {"train_loss": done.mean_loss, **dataclasses.asdict(done)}
     size = len(client.train_data[1])
     return ClientUpdate(
-        client.client,
-        client.upload,
-        size,
-        metrics | dataclasses.asdict(done),
-        float(size),
-        _sent(client, plan),
+        client.client, client.upload, size, metrics, float(size), _sent(client, plan)
     )
 
 
@@ -138,10 +120,22 @@ def _sent(client: "BaseClient", plan: Plan) -> Arrays:
     return {name: np.asarray(client.sends[name], np.float32) for name in plan.sends}
 
 
-def _past_norms(client: "BaseClient", layers: Slice, clip: Clip) -> list[float]:
-    """Gradient norms of the client's earlier steps on the same layers, clipped alike."""
-    norms = client.state.get(_norms_of(layers, clip), torch.empty(0))
-    return norms.tolist()
+def _thresholds(client: "BaseClient", plan: Plan) -> dict[tuple[Slice, Clip], Threshold]:
+    """Go on with the norms of the client's earlier steps on the same layers, clipped alike."""
+    clipped = [(stage.layers, stage.clip) for stage in plan.stages if stage.clip]
+    known = {key: client.state.get(_norms_of(*key), torch.empty(0)) for key in clipped}
+    return {key: Threshold(key[1], norms.tolist()) for key, norms in known.items()}
+
+
+def _keep(client: "BaseClient", plan: Plan, thresholds: Thresholds) -> None:
+    """Have the client keep what is its own after training: layers, norms, for `score-last` all."""
+    client.remember("model/", take(client.model, client.keeps(plan)))
+    for key, threshold in thresholds.items():
+        if threshold.remembers:
+            norms = torch.tensor(threshold.arrived, dtype=torch.float64)
+            client.state[_norms_of(*key)] = norms
+    if client.settings.score_last and plan.stages:
+        client.remember(LAST, client.last_local())
 
 
 def _norms_of(layers: Slice, clip: Clip) -> str:
