@@ -1,8 +1,12 @@
 """Who is there: SuperNodes that come are greeted, those that leave are forgotten."""
 
+import itertools
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flwr.app import Message
 
 from fedapps.core import log
 from fedapps.core.errors import RunError
@@ -15,6 +19,26 @@ FIRST_LINE = 5.0  # seconds after which a wait is told; then whenever it has dou
 PARTS = ("train", "test", "validation")
 HELLO_WAIT = 60.0  # seconds that a newcomer may take to say who it is before a round goes on
 GREETINGS = 3  # to a SuperNode that does not answer, HELLO_WAIT apart, whose answers still count
+
+
+@dataclass
+class Guest:
+    """A SuperNode that is there. Times are monotonic, in seconds."""
+
+    came: float  # when it was first seen
+    asked: dict[str, float] = field(default_factory=dict)  # greetings without an answer: when
+    hello: Hello | None = None  # its last answer
+    place: int = 0  # the lower, the longer it has been who it says it is
+    recheck: bool = False  # whether it is to be asked again
+
+    def is_due(self, now: float) -> bool:
+        """Tell whether to greet it: it has to say who it is, and was not asked just now."""
+        asked = any(now - at < HELLO_WAIT for at in self.asked.values())
+        return not asked and (self.hello is None or self.recheck)
+
+    def forget(self, until: float) -> None:
+        """Wait no more for answers to what it was asked `until` then."""
+        self.asked = {message: at for message, at in self.asked.items() if at > until}
 
 
 class NodeRegistry:
@@ -40,10 +64,8 @@ class NodeRegistry:
         self.max_samples = max_samples
         self.closed = simulated and bool(devices)  # nobody else will come
         self.complete = False  # whether there ever were enough
-        self._hellos: dict[int, Hello] = {}  # by node, in the order of their first answers
-        self._asked: dict[str, tuple[int, float]] = {}  # unanswered messages: to whom and when
-        self._came: dict[int, float] = {}  # when each node that is there was first seen
-        self._recheck: set[int] = set()
+        self._guests: dict[int, Guest] = {}  # by node, ascending
+        self._places = itertools.count(1)
         self._rejected: dict[int, str] = {}  # by node: why
         self._reported: set[str] = set()
         self._patience = HELLO_WAIT
@@ -61,24 +83,23 @@ class NodeRegistry:
         next_recheck = start
         while True:
             if time.monotonic() >= next_recheck:
-                self._recheck |= self._rejected.keys()
+                self._recheck(self._rejected)
                 next_recheck = time.monotonic() + HELLO_WAIT
-            nodes = sorted(self.grid.get_node_ids())
-            self._greet(nodes)
+            self._greet(sorted(self.grid.get_node_ids()))
             fleet = self._fleet()
             now = time.monotonic()
-            unknown = [node for node in nodes if node not in self._hellos]
-            newcomers = [node for node in unknown if now - self._came[node] < self._patience]
-            late = now - start > self.timeout or (self.closed and nodes and not newcomers)
+            unknown = {node: g for node, g in self._guests.items() if not g.hello}
+            newcomers = [node for node, g in unknown.items() if now - g.came < self._patience]
+            late = now - start > self.timeout or (self.closed and self._guests and not newcomers)
             enough = len(fleet.nodes) >= self.at_least
             enough_since = min(enough_since, now) if enough else math.inf
             if enough and (late or not newcomers or now - enough_since >= self._patience):
                 self.complete = True
-                if any(self._came[node] >= start for node in unknown):
+                if any(guest.came >= start for guest in unknown.values()):
                     self._patience /= 2
                 return fleet
             if late:
-                raise RunError(self._too_few(fleet, unknown))
+                raise RunError(self._too_few(fleet, [*unknown]))
             if now - start > next_line:
                 next_line = 2 * (now - start)
                 log.info("%s", self._waiting(fleet, len(newcomers), now - start))
@@ -95,51 +116,51 @@ class NodeRegistry:
 
     def recheck(self, clients: Iterable[int], fleet: Fleet) -> None:
         """Ask the devices of `clients` again: one that failed may have been started anew."""
-        self._recheck |= {fleet.bound[client].node for client in clients if client in fleet.bound}
+        self._recheck(fleet.bound[client].node for client in clients if client in fleet.bound)
+
+    def _recheck(self, nodes: Iterable[int]) -> None:
+        for node in self._guests.keys() & nodes:
+            self._guests[node].recheck = True
 
     def _greet(self, nodes: Sequence[int]) -> None:
-        """Forget who has left, ask newcomers who they are, and take the answers that are there."""
-        for gone in self._came.keys() - nodes:
-            del self._came[gone]
-            self._hellos.pop(gone, None)
-        self._asked = {id_: (n, at) for id_, (n, at) in self._asked.items() if n in self._came}
+        """Forget who has left, greet those that are due, and take the answers that are there."""
         now = time.monotonic()
-        waiting = {node for node, at in self._asked.values() if now - at < HELLO_WAIT}
-        known = self._hellos.keys() - self._recheck
-        new = [node for node in nodes if node not in waiting and node not in known]
-        for node in new:
-            self._came.setdefault(node, now)
-        ask = [pack_greeting(node) for node in new]
-        ids = list(self.grid.push_messages(ask)) if ask else []
-        self._asked |= {id_: (node, now) for id_, node in zip(ids, new, strict=True) if id_}
-        for reply in self.grid.pull_messages([*self._asked]):  # the oldest first
-            node, asked_at = self._asked.pop(reply.metadata.reply_to_message_id)
-            self._forget_greetings(asked_at, node)  # what answers them is out of date
-            hello, before = unpack_hello(reply), self._hellos.get(node)
-            if before and (before.problem or before.client != hello.client):
-                del self._hellos[node]  # to the end: who has had a client's id for longer keeps it
-            self._hellos[node] = hello
-            self._recheck.discard(node)
-            if self.simulated:
-                if reply.has_error() and not self.complete:
-                    raise RunError(f"a SuperNode could not start: {hello.problem}")
-                self.at_least = max(self.at_least, hello.nodes)
-        self._forget_greetings(now - GREETINGS * HELLO_WAIT)
-
-    def _forget_greetings(self, until: float, node: int | None = None) -> None:
-        """Wait no more for answers to what was asked `until` then: of all SuperNodes or of one."""
-        self._asked = {
-            id_: (asked, at)
-            for id_, (asked, at) in self._asked.items()
-            if at > until or node not in (None, asked)
+        self._guests = {node: self._guests.get(node) or Guest(now) for node in nodes}
+        due = [node for node, guest in self._guests.items() if guest.is_due(now)]
+        ids = list(self.grid.push_messages([pack_greeting(node) for node in due])) if due else []
+        for node, message in zip(due, ids, strict=True):
+            if message:  # else it could not be reached
+                self._guests[node].asked[message] = now
+        asked = {
+            message: (at, node)
+            for node, guest in self._guests.items()
+            for message, at in guest.asked.items()
         }
+        for reply in self.grid.pull_messages(sorted(asked, key=asked.__getitem__)):  # oldest first
+            self._hear(reply, *asked[reply.metadata.reply_to_message_id])
+        for guest in self._guests.values():
+            guest.forget(now - GREETINGS * HELLO_WAIT)
+
+    def _hear(self, reply: Message, asked_at: float, node: int) -> None:
+        """Note what a SuperNode says of itself; one that says something new comes last."""
+        guest, hello = self._guests[node], unpack_hello(reply)
+        guest.forget(asked_at)  # what answers an earlier greeting is out of date
+        if not guest.hello or guest.hello.problem or guest.hello.client != hello.client:
+            guest.place = next(self._places)
+        guest.hello, guest.recheck = hello, False
+        if self.simulated:
+            if reply.has_error() and not self.complete:
+                raise RunError(f"a SuperNode could not start: {hello.problem}")
+            self.at_least = max(self.at_least, hello.nodes)
 
     def _fleet(self) -> Fleet:
-        """Return the nodes that fit, of each client the first one."""
+        """Return the nodes that fit; of two with the same client, that which has it for longer."""
         self._rejected = {}
         here: dict[int, Hello] = {}
         owners: dict[int, int] = {}
-        for node, hello in self._hellos.items():
+        for node, guest in sorted(self._guests.items(), key=lambda item: item[1].place):
+            if not (hello := guest.hello):
+                continue
             problem = hello.problem or self._problem_of(hello, owners)
             if problem:
                 self._reject(node, hello, problem)
