@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from experiments import papers
 from experiments.store import Store
+from experiments.tuning import settled
 from fedapps.core.errors import RunError
 from fedapps.report.drawing import STYLE, save
 
@@ -22,7 +23,7 @@ Curves = Mapping[tuple[str, str], Mapping[int, float]]
 def curves_of(store: Store, table: papers.Table, scale: str) -> Curves:
     """Return the followed column by (cell, seed) and round."""
     found = {}
-    for cell in table.cells(scale):
+    for cell in settled(store, table, scale):
         for seed in papers.seeds(table.scales[scale].seeds):
             if (run := store.find(cell, seed)) and table.follows in run.rounds:
                 points = zip(run.rounds["round"], run.rounds[table.follows], strict=True)
