@@ -503,6 +503,17 @@ def test_rounds_in_which_nobody_personalizes_choose_nothing(serial_run, read_csv
     assert checkpoint.load(folder).progress.best == Best(0.7, 6, 0)
 
 
+def test_a_best_round_that_was_not_kept_is_told(serial_run, monkeypatch, capsys):
+    scores, after = {1: 0.5, 2: 0.9, 3: 0.1, 4: 0.95, 5: 0.2}, Best.after
+    monkeypatch.setattr(Best, "after", lambda self, r, score: after(self, r, scores[r]))
+    folder = serial_run('num-rounds=3 validation-fraction=0.2 evaluate-on="validation"')
+    for rounds, told in ((4, True), (5, False)):  # round 4 is the best, and kept
+        capsys.readouterr()
+        run_serial(config.parse([f'resume="{folder}" keep-best=true num-rounds={rounds}']))
+        assert ("round 2 is the best so far and was not kept" in capsys.readouterr().out) == told
+        assert (folder / best.FOLDER / "model.safetensors").exists()
+
+
 @pytest.mark.parametrize("key", ["keep-best=true", "patience=2"])
 def test_test_samples_choose_nothing(key, serial_run):
     with pytest.raises(RunError, match="would choose by test samples"):

@@ -60,6 +60,12 @@ class Recovery:
         self._spent(run, strategy)
         self.versions.of |= found.progress.versions
         self.best, self.done = found.progress.best, found.progress.round
+        if self.settings.keep_best and self.best.round and not (run / best.FOLDER).exists():
+            log.warning(
+                "keep-best: round %s is the best so far and was not kept; "
+                "best/ comes with the next better one",
+                self.best.round,
+            )
 
     def before_sending(self, report: Report, strategy: BaseStrategy) -> None:
         """Have on disk what a round is about to spend of privacy: repeated, it is spent twice."""
