@@ -151,6 +151,7 @@ def test_a_bad_value_is_refused_in_one_line_and_a_good_one_taken(key):
         with pytest.raises(RunError) as caught:
             config.read(config.defaults() | {key: value})
         rule = "finite" if value in (INF, NAN) else text
+        rule += ", written as 0.1" if value == "0.1" else ""
         assert str(caught.value) == f"{key} = {shown(value)}: must be {rule}"
     for value in good:
         others = {}
