@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 
 WIDTH = 640
-LABEL, RIGHT, TOP, ROW, BOTTOM = 190, 20, 8, 24, 40
+RIGHT, TOP, ROW, BOTTOM = 20, 8, 24, 40
+LETTER = 9  # width of a letter of a row's name, on small screens, where it is largest
 COLOURS = 8  # classes c0 to c7 of the style sheet
 Point = tuple[float, float]
 
@@ -32,9 +33,10 @@ def rows_chart(title: str, unit: str, bars: Sequence[Bar], zero: bool = False) -
     if zero:
         low, high = min(low, 0.0), max(high, 0.0)
     low, high = low - 0.04 * (high - low or 1.0), high + 0.04 * (high - low or 1.0)
+    left = 16 + LETTER * max(len(shortened(b.name)) for b in bars)
 
     def x(value: float) -> float:
-        return LABEL + (value - low) / (high - low) * (WIDTH - LABEL - RIGHT)
+        return left + (value - low) / (high - low) * (WIDTH - left - RIGHT)
 
     bottom = TOP + ROW * len(bars)
     parts = [_x_axis(low, high, x, bottom, unit)]
@@ -49,7 +51,7 @@ def rows_chart(title: str, unit: str, bars: Sequence[Bar], zero: bool = False) -
             title_ += f", published {bar.against:.2f}"
         parts.append(
             Markup('<text x="{}" y="{:.1f}" text-anchor="end">{}</text>').format(
-                LABEL - 8, y + 4, shortened(bar.name)
+                left - 8, y + 4, shortened(bar.name)
             )
         )
         if bar.high > bar.low:
