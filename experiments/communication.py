@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from experiments import papers
+from experiments.cells import outcomes
 from experiments.store import Store
-from experiments.tuning import settled
 from fedapps.core.errors import RunError
 from fedapps.report.drawing import BLUE, GREEN, INK, STYLE, save
 
@@ -55,12 +55,7 @@ def _parts(cell: str) -> tuple[str, str]:
 
 def results_of(store: Store, table: papers.Table, scale: str) -> Results:
     """Return what each cell of a table sent, by its first seed that has run."""
-    found = {}
-    for cell in settled(store, table, scale):
-        runs = (store.find(cell, seed) for seed in papers.seeds(table.scales[scale].seeds))
-        if run := next(filter(None, runs), None):
-            found[cell.name] = run.costs
-    return found
+    return {o.cell.name: o.runs[0].costs for o in outcomes(store, table, scale) if o.runs}
 
 
 def show(store: Store, table_: papers.Table, scale: str, plot: Path | None) -> None:

@@ -8,8 +8,8 @@ import matplotlib.style
 from matplotlib.figure import Figure
 
 from experiments import papers
+from experiments.cells import outcomes
 from experiments.store import Store
-from experiments.tuning import settled
 from fedapps.core.errors import RunError
 from fedapps.report.drawing import STYLE, save
 
@@ -23,12 +23,12 @@ Curves = Mapping[tuple[str, str], Mapping[int, float]]
 def curves_of(store: Store, table: papers.Table, scale: str) -> Curves:
     """Return the followed column by (cell, seed) and round."""
     found = {}
-    for cell in settled(store, table, scale):
-        for seed in papers.seeds(table.scales[scale].seeds):
-            if (run := store.find(cell, seed)) and table.follows in run.rounds:
+    for outcome in outcomes(store, table, scale):
+        for run in outcome.runs:
+            if table.follows in run.rounds:
                 points = zip(run.rounds["round"], run.rounds[table.follows], strict=True)
                 curve = {int(r): v for r, v in points if r is not None and v is not None}
-                found[cell.name, str(seed)] = curve
+                found[outcome.cell.name, str(run.seed)] = curve
     return found
 
 
