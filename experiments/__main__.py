@@ -11,9 +11,9 @@
 
 A table is a TOML file in experiments/tables (its fields: experiments/papers.py). Rows run side by
 side in processes of their own; a finished one lies in experiments/results at once, with its config,
-and is not run again until its config changes. Rows of one `run` that differ only in how clients are
-personalized are trained once. Several terminals, and machines that share that folder, can run the
-same tables: none runs a row that another is running.
+and is not run again until its config changes. Rows that differ only in how clients are personalized
+are trained once, as long as the run directory of the first is there. Several terminals and machines
+that share that folder can run the same tables: none runs a row that another is running.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         settings = [*settled(store, table, options.scale, options.only)]
         jobs += [runner.Job(cell, seed) for seed in chosen for cell in settings]
     if options.dry_run:
-        return _announce(store, trials + jobs, options.jobs)
+        return _announce(work, trials + jobs)
     failed += work.run(jobs)
     write_csv(store)
     for name in failed:
@@ -66,22 +66,23 @@ def run(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _announce(store: Store, jobs: Sequence[runner.Job], side_by_side: int) -> int:
+def _announce(work: runner.Runner, jobs: Sequence[runner.Job]) -> int:
     """Print what would run and how long that would take."""
-    estimate, total, known = Estimate(store), 0.0, True
-    undone = [job for job in jobs if not store.find(job.cell, job.seed)]
-    trained = {first for first, *_ in runner.groups(undone)}
+    estimate, total, known = Estimate(work.store), 0.0, True
+    undone = work.open_groups(jobs)
+    trains = {group.trains for group in undone}
+    scored = {job for group in undone for job in group.jobs} - trains
     for job in jobs:
-        if job not in undone:
-            print(f"done      {job.name}")
-        elif job not in trained:  # its training is that of a job above
+        if job in scored:  # its training is that of another job
             print(f"scored    {job.name}")
+        elif job not in trains:
+            print(f"done      {job.name}")
         else:
             seconds = estimate.seconds(job.cell, job.seed)
             total, known = total + (seconds or 0.0), known and seconds is not None
             print(f"{'unknown' if seconds is None else clock(seconds):9} {job.name}")
     least = "" if known else "at least "
-    print(f"{least}{clock(total / side_by_side)} with --jobs {side_by_side}")
+    print(f"{least}{clock(total / work.jobs)} with --jobs {work.jobs}")
     return 0
 
 

@@ -1,12 +1,13 @@
-"""Rows that differ in their personalization only are trained once in a sweep, and scored for each.
+"""Rows that differ in their personalization only are trained once, and scored for each.
 
 A run that is scored at its end alone has the same training whatever its clients do after it:
 fine-tuning for one epoch or for twenty, of the head or of all. So FedBABU's table of fine-tuning
-speed needs one trained model for each method and column, as in the paper.
+speed needs one trained model for each method and column, as in the paper. It may be of an earlier
+call, as long as its run directory and its result are still there.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from experiments.store import PER_ROUND, Run, client_columns, collect, numeric
 from fedapps.core import config
 from fedapps.core.schema import Scalar
 from fedapps.report.columns import SPREAD, accuracy_columns, known_figures
+from fedapps.report.summary import versions
 
 # Those of `fedapps.engine.again.ALLOWED` that numbers depend on.
 PERSONAL = ("evaluate-on", "finetune-epochs", "finetune-lr", "finetune-part", "score-without-head")
@@ -32,6 +34,21 @@ def training(flat: Mapping[str, Scalar]) -> str:
     early = flat["evaluate-every"] or flat["evaluate-rounds"] or flat["evaluate-clients"]
     alone = early or not flat["checkpoint-every"]
     return json.dumps({key: own[key] for key in own if alone or key not in PERSONAL})
+
+
+def trained(runs: Iterable[Run], runs_dir: Path) -> dict[str, Path]:
+    """Return the run directories below a folder whose training can be used again, by `training`.
+
+    Those of `runs`, so that deleting a result has its run trained anew, and of today's versions.
+    """
+    known = {json.dumps(numeric(config.defaults() | run.config)) for run in runs if not run.note}
+    found: dict[str, Path] = {}
+    for path in sorted(runs_dir.glob("*/summary.json"), key=lambda path: path.stat().st_mtime):
+        flat = config.defaults() | config.stored(path.parent)
+        same_versions = json.loads(path.read_text("utf-8")).get("versions") == versions()
+        if same_versions and json.dumps(numeric(flat)) in known:
+            found[training(flat)] = path.parent
+    return found
 
 
 def can_be_scored_again(base: Path, flat: Mapping[str, Scalar]) -> bool:

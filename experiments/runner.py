@@ -37,6 +37,19 @@ class Job:
         return f"{self.cell.table.name} {self.cell.name} s{self.seed}"
 
 
+@dataclass(frozen=True)
+class Group:
+    """Jobs with the same training, and the directory of a run that has done it, if there is one."""
+
+    jobs: list[Job]
+    base: Path | None = None
+
+    @property
+    def trains(self) -> Job | None:
+        """The job that will train for the others, which takes nearly all the time."""
+        return None if self.base else self.jobs[0]
+
+
 @dataclass
 class Runner:
     """Does jobs in `jobs` processes; `run` returns the names of those that failed."""
@@ -52,19 +65,21 @@ class Runner:
         """Do all that nobody has done or is doing; a failed one does not end the others."""
         self.failed: list[str] = []
         self.active: dict[int, tuple[Job, Path, float]] = {}
-        todo: queue.SimpleQueue[list[Job]] = queue.SimpleQueue()
-        open_jobs = [job for job in jobs if self.store.find(job.cell, job.seed) is None]
-        self.left: dict[Job, None] = {}  # those that will train, which takes nearly all the time
-        for first, *others in groups(open_jobs):
-            todo.put([first, *others])
-            self.left[first] = None
+        todo: queue.SimpleQueue[Group] = queue.SimpleQueue()
+        self.left: dict[Job, None] = {}  # those that will train
+        open_groups = self.open_groups(jobs)
+        for group in open_groups:
+            todo.put(group)
+            if group.trains:
+                self.left[group.trains] = None
+        done = len(jobs) - sum(len(group.jobs) for group in open_groups)
         self.estimate = Estimate(self.store)
         self.workers = [Worker() for _ in range(self.jobs)]
         threads = [
             threading.Thread(target=self._work, args=(todo, number), daemon=True)
             for number in range(self.jobs)
         ]
-        with _Screen.made(self, len(jobs), len(jobs) - len(open_jobs)) as screen:
+        with _Screen.made(self, len(jobs), done) as screen:
             self.screen = screen
             for thread in threads:
                 thread.start()
@@ -76,6 +91,11 @@ class Runner:
             finally:
                 stop(self.workers)
         return self.failed
+
+    def open_groups(self, jobs: Iterable[Job]) -> list[Group]:
+        """Return the jobs that are not done yet, in groups."""
+        undone = [job for job in jobs if self.store.find(job.cell, job.seed) is None]
+        return groups(undone, rescoring.trained(self.store.runs(), self.runs_dir))
 
     def remaining(self) -> float | None:
         """Return the seconds that the rest will take, None if nothing like it has run."""
@@ -91,14 +111,14 @@ class Runner:
         ]
         return max([sum(rest) / self.jobs, *rest])
 
-    def _work(self, todo: "queue.SimpleQueue[list[Job]]", number: int) -> None:
+    def _work(self, todo: "queue.SimpleQueue[Group]", number: int) -> None:
         while True:
             try:
                 group = todo.get_nowait()
             except queue.Empty:
                 return
-            base: Path | None = None
-            for job in group:
+            base = group.base
+            for job in group.jobs:
                 base = self._try(job, number, base) or base
 
     def _try(self, job: Job, number: int, base: Path | None) -> Path | None:
@@ -160,12 +180,12 @@ class Runner:
         self.screen.say(f"{job.name}: {shown} in {clock(seconds)}{rest}")
 
 
-def groups(jobs: Iterable[Job]) -> list[list[Job]]:
-    """Put jobs with the same training together: one process trains for the first of them."""
+def groups(jobs: Iterable[Job], trained: Mapping[str, Path]) -> list[Group]:
+    """Put jobs with the same training together; `trained` are runs that have done theirs."""
     found: dict[str, list[Job]] = {}
     for job in jobs:
         found.setdefault(rescoring.training(job.cell.config(job.seed)), []).append(job)
-    return [*found.values()]
+    return [Group(alike, trained.get(training)) for training, alike in found.items()]
 
 
 def interrupted(flat: Mapping[str, Scalar]) -> Path | None:

@@ -23,6 +23,7 @@ from fedapps.core.errors import RunError
 from fedapps.engine import again
 from fedapps.report.columns import known_figures, round_columns
 from fedapps.report.report import Report
+from fedapps.report.summary import versions
 from fedapps.serial import run_serial
 from tests.support.marks import THOROUGH
 
@@ -321,6 +322,32 @@ def test_rows_that_differ_in_their_personalization_are_trained_once(
     store.path(jobs[0].cell, 0).unlink()
     assert Runner(Store(store.folder), tmp_path / "runs", "~/fedapps-data").run(jobs) == []
     assert len([*(tmp_path / "runs").glob("*/summary.json")]) == 3, "what is lost is run again"
+    later = replace(jobs[0].cell, extra='evaluate-rounds="" finetune-epochs=4', suffix="-4")
+    assert Runner(store, tmp_path / "runs", "~/fedapps-data").run([Job(later, 0)]) == []
+    assert len([*(tmp_path / "runs").glob("*/summary.json")]) == 3, "trained by an earlier call"
+    flat = later.config(0) | {"runs-dir": str(tmp_path / "4")}
+    alone = collect(later, 0, run_serial(flat, plots=False))
+    assert store.find(later, 0).figures == alone.figures
+
+
+def test_a_training_is_used_again_while_its_result_is_there_and_versions_are_the_same(
+    table, store, tmp_path
+):
+    first, other, later, _ = personalizing(table)
+    store.save(first.cell, run_of(first.cell, 0))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.toml").write_text(config.to_toml(first.cell.config(0)))
+
+    def groups_with(found):
+        (folder / "summary.json").write_text(json.dumps({"versions": found}))
+        work = Runner(Store(store.folder), tmp_path, "~/fedapps-data")
+        return [(group.jobs, group.base) for group in work.open_groups([first, other, later])]
+
+    assert groups_with(versions()) == [([other], None), ([later], folder)]
+    assert groups_with(versions() | {"torch": "1.0"}) == [([other], None), ([later], None)]
+    store.path(first.cell, 0).unlink()
+    assert groups_with(versions()) == [([first, later], None), ([other], None)]
 
 
 def replace_row(row, strategy):
@@ -333,7 +360,7 @@ def replace_row(row, strategy):
 )
 def test_runs_that_are_more_than_a_training_and_its_end_are_trained_each(table, alone):
     jobs = personalizing(table)
-    assert groups(jobs) == [[jobs[0], *jobs[2:]], [jobs[1]]]
+    assert [group.jobs for group in groups(jobs, {})] == [[jobs[0], *jobs[2:]], [jobs[1]]]
     key = alone.partition("=")[0]
     extras = [job.cell.extra.replace('evaluate-rounds=""', "") for job in jobs]
     rest = "" if key == "evaluate-rounds" else 'evaluate-rounds=""'
@@ -341,7 +368,7 @@ def test_runs_that_are_more_than_a_training_and_its_end_are_trained_each(table, 
         replace(job.cell, extra=f"{extra} {rest} {alone}")
         for job, extra in zip(jobs, extras, strict=True)
     ]
-    assert [len(group) for group in groups([Job(cell, 0) for cell in cells])] == [1, 1, 1, 1]
+    assert [len(group.jobs) for group in groups([Job(cell, 0) for cell in cells], {})] == [1] * 4
 
 
 def test_a_run_with_a_row_beside_its_rounds_is_not_scored_again(tmp_path):
