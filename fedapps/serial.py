@@ -52,9 +52,14 @@ def run_serial(
     from flwr.app import Context, RecordDict
 
     from fedapps import client_app, server_app
+    from fedapps.device.device import EXAMPLE, KEYS
     from fedapps.engine.failed_clients import raising
     from fedapps.wire.serial_grid import DeviceGrid, SerialGrid
 
+    for node in node_configs:
+        if not node.keys() & {*KEYS}:  # of no device: what Flower would take for a simulation
+            keys = ", ".join(node)
+            raise RunError(f"--node-config {keys}: has none of {', '.join(KEYS)}; give {EXAMPLE}")
     if node_configs:
         grid: SerialGrid = DeviceGrid(client_app.app, run_config, node_configs)
     else:

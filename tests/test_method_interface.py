@@ -18,6 +18,7 @@ from fedapps.core.errors import RunError
 from fedapps.engine.checks import check_aggregate
 from fedapps.engine.rounds import Rounds
 from fedapps.method import BaseClient, BaseStrategy, Costs, put, rehearse, replace
+from fedapps.serial import run_serial
 from fedapps.training.workspace import Workspace
 
 FEDAPPS = Path(fedapps.method.__file__).parent.parent
@@ -183,6 +184,20 @@ def test_a_hook_that_forgets_its_cost_is_named(flat_config, tiny_npz, hook):
     with pytest.raises(TypeError, match=right):
         run.rounds(1)
         run.evaluate(client=0)
+
+
+def test_a_server_that_forgets_its_cost_is_named(flat_config, tiny_npz, monkeypatch):
+    def after_round(self, round_):
+        self.state["seen"] = np.zeros(1)
+
+    monkeypatch.setattr(HeadThenBody, "after_round", after_round, raising=False)
+    right = r"after_round returned None: must return what it cost, or TrainingStats\(\) if it"
+    made = config.read(flat_config(tiny_npz))
+    with pytest.raises(TypeError, match=right):
+        rehearse(HeadThenBody, BaseClient, made).rounds(1)
+    monkeypatch.setattr(registry.strategy_class("fedper"), "after_round", after_round, False)
+    with pytest.raises(TypeError, match=right):
+        run_serial(flat_config(tiny_npz, 'strategy="fedper"'), plots=False)
 
 
 def test_an_array_that_the_plan_sends_and_no_hook_gives_is_named(flat_config, tiny_npz):

@@ -25,7 +25,7 @@ from fedapps.method.strategy import BaseStrategy
 from fedapps.method.update import ClientUpdate, Failure
 from fedapps.models.layers import Arrays
 from fedapps.report.report import Report
-from fedapps.training.costs import TrainingStats
+from fedapps.training.costs import TrainingStats, cost_of
 from fedapps.training.plan import Plan
 from fedapps.wire.exchange import Exchange
 from fedapps.wire.fleet import Fleet
@@ -115,7 +115,7 @@ class Rounds:
         self._handle_failures(round_, "train")
         self.strategy.arrays.update(check_aggregate(round_, new, self.layout))
         self.totals.add(self._train_on_server(round_))
-        self.totals.add(self.strategy.after_round(round_))
+        self.totals.add(cost_of(self.strategy.after_round, round_, TrainingStats))
 
     def configure_evaluate(self, round_: int) -> list[Message]:
         """Make the evaluation messages of a round that is to be evaluated, else none."""

@@ -1,7 +1,6 @@
 """What happens on a client in a round, around the hooks of its method."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +10,7 @@ from fedapps.method.figures import LAST_LOCAL, WITHOUT_HEAD
 from fedapps.method.update import ClientUpdate, Metrics
 from fedapps.models.layers import Arrays, Slice, put, take
 from fedapps.training.clipping import Threshold, Thresholds
-from fedapps.training.costs import Costs, TrainingStats
+from fedapps.training.costs import Costs, TrainingStats, cost_of
 from fedapps.training.evaluation import Score
 from fedapps.training.evaluation import score as score_on
 from fedapps.training.plan import Clip, Plan
@@ -33,13 +32,13 @@ def train(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
     _refuse_leak(client, plan)
     receive(client, plan, received)
     thresholds = _thresholds(client, plan)
-    before = _cost_of(client.before_training, plan)
+    before = cost_of(client.before_training, plan, Costs)
     done = client.train(plan, "train", client.objective("train"), thresholds)
     done.spend(before)
     _keep(client, plan, thresholds)
     exact = take(client.model, client.layout.shared(plan.upload))
     client.upload = privatize(client.settings, client.layout, plan, client.client, received, exact)
-    done.spend(_cost_of(client.after_training, plan))
+    done.spend(cost_of(client.after_training, plan, Costs))
     metrics: Metrics = {"train_loss": done.mean_loss, **dataclasses.asdict(done)}
     size = len(client.train_data[1])
     return ClientUpdate(
@@ -53,7 +52,7 @@ def score(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
     Metrics: accuracies, loss, class-wise counts, and the figures that the strategy declares.
     """
     receive(client, plan, received)
-    before = _cost_of(client.before_scoring, plan)
+    before = cost_of(client.before_scoring, plan, Costs)
     initial = _score(client)
     figures = client.extra_scores()
     if client.settings.score_without_head and WITHOUT_HEAD.name not in figures:
@@ -100,17 +99,6 @@ def _refuse_leak(client: "BaseClient", plan: Plan) -> None:
     leak = dict.fromkeys(key.partition(".")[0] for key in uploads if key in personal)
     if leak:
         raise PermissionError(f"the plan uploads {', '.join(leak)}: personal layers")
-
-
-def _cost_of(hook: Callable[[Plan], Costs], plan: Plan) -> Costs:
-    """Call a hook that returns what it cost; raises `TypeError` if it returns anything else."""
-    costs = hook(plan)
-    if not isinstance(costs, Costs):
-        raise TypeError(
-            f"{hook.__qualname__} returned {costs!r}: "
-            "must return what it cost, or Costs() if it cost nothing"
-        )
-    return costs
 
 
 def _sent(client: "BaseClient", plan: Plan) -> Arrays:

@@ -16,6 +16,7 @@ from fedapps.method.client import BaseClient
 from fedapps.method.strategy import BaseStrategy
 from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import Arrays, Layout
+from fedapps.training.costs import TrainingStats, cost_of
 from fedapps.training.plan import Plan
 from fedapps.training.workspace import Workspace
 
@@ -44,7 +45,7 @@ class Rehearsal:
             updates = [self.train(client, plan) for client, plan in plans.items()]
             new = strategy.aggregate(self.round, iter(updates))
             strategy.arrays.update({k: np.asarray(v, np.float32) for k, v in new.items()})
-            strategy.after_round(self.round)
+            cost_of(strategy.after_round, self.round, TrainingStats)
 
     def train(self, client: int, plan: Plan) -> ClientUpdate:
         """Do one client's work in a round."""

@@ -4,8 +4,9 @@ Counted are convolutions and linear layers, as `torch.utils.flop_counter` does (
 seconds to start; the tests hold the two against each other).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +59,21 @@ class TrainingStats(Costs):
     def costs_only(self) -> "TrainingStats":
         """Return what the training cost, without its loss: it is no client's."""
         return replace(self, loss=0.0, samples=0)
+
+
+About = TypeVar("About")
+Kind = TypeVar("Kind", bound=Costs)
+
+
+def cost_of(hook: Callable[[About], Kind], about: About, kind: type[Kind]) -> Kind:
+    """Call a hook that returns what it cost; raises `TypeError` if it returns anything else."""
+    costs = hook(about)
+    if not isinstance(costs, kind):
+        raise TypeError(
+            f"{hook.__qualname__} returned {costs!r}: "
+            f"must return what it cost, or {kind.__name__}() if it cost nothing"
+        )
+    return costs
 
 
 @dataclass(frozen=True)
