@@ -84,6 +84,7 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
                     fleet = meet(nodes, space)
                     rounds.run(grid, report, nodes, fleet)
                 report.finish(strategy.arrays, {"seconds": report.seconds}, plots)
+                rounds.recovery.tell_best(report.folder)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(resume.interrupted(report)) from None
     return report.folder

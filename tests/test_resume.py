@@ -1,5 +1,6 @@
 """A killed run goes on as if nothing had happened; what cannot be used is said, or passed over."""
 
+import csv
 import errno
 import fcntl
 import json
@@ -24,8 +25,7 @@ from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.core.files import held
 from fedapps.engine import again, best, checkpoint
-from fedapps.engine.best import Best
-from fedapps.engine.checkpoint import Checkpoint, Progress, needed_after
+from fedapps.engine.checkpoint import Best, Checkpoint, Progress, needed_after
 from fedapps.engine.finished import FinishedRun
 from fedapps.engine.recovery import SPENT
 from fedapps.engine.rounds import Rounds
@@ -439,16 +439,38 @@ def test_the_best_round_is_kept_with_its_personal_layers(serial_run, read_csv):
         assert all(np.array_equal(kept[key], wanted[key]) for key in kept)
 
 
+@pytest.mark.parametrize("strategy", ["fedbabu", "fedcmd", "fedfomo", "ditto"])
+def test_the_best_round_is_scored_as_a_run_that_ended_there(
+    serial_run, read_csv, monkeypatch, capsys, strategy
+):
+    """Chosen on validation samples, and only then scored on test samples."""
+    scores, after = {1: 0.5, 2: 0.9, 3: 0.1, 4: 0.2}, Best.after
+    monkeypatch.setattr(Best, "after", lambda self, r, score: after(self, r, scores[r]))
+    options = f'strategy="{strategy}" num-clients=3 validation-fraction=0.2'
+    chosen = serial_run(options, 'num-rounds=4 evaluate-on="validation" keep-best=true')
+    ended = serial_run(options, "num-rounds=2")
+    kept = chosen / best.FOLDER
+    told = "best round on validation samples is 2; this scores it on test samples: fedapps evaluate"
+    assert f"{told} {kept} -c evaluate-on=test" in " ".join(capsys.readouterr().out.split())
+    assert kept.stat().st_mode & 0o77 == 0, "it tells of single clients"
+    scored = again.evaluate(kept, {"evaluate-on": "test"})
+    assert "was not kept" not in capsys.readouterr().out
+    there = [row for row in read_csv(ended, "clients.csv") if row["round"] == "2"]
+    assert [*csv.DictReader(scored.open())] == there
+    with pytest.raises(RunError, match="best: is the best round of a run; resume the run itself"):
+        run_serial(config.parse([f'resume="{kept}" num-rounds=6']))
+
+
 def test_a_run_that_stopped_before_its_best_round_was_kept_keeps_it(serial_run, monkeypatch):
     scores, after, keep = {1: 0.5, 2: 0.9, 3: 0.1}, Best.after, best.keep
     monkeypatch.setattr(Best, "after", lambda self, r, score: after(self, r, scores[r]))
     options = 'num-rounds={} keep-best=true validation-fraction=0.2 evaluate-on="validation"'
     wanted = load_file(serial_run(options.format(2)) / "best/model.safetensors")
 
-    def full(run, round_, arrays):
-        if round_ == 2:
+    def full(run, found):
+        if found.progress.round == 2:
             raise RunError("the disk is full")
-        keep(run, round_, arrays)
+        keep(run, found)
 
     with monkeypatch.context() as patch:
         patch.setattr(best, "keep", full)

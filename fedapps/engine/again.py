@@ -16,7 +16,7 @@ from fedapps.core.files import appending, write_whole, writing
 from fedapps.core.schema import Scalar, literal
 from fedapps.core.words import did_you_mean
 from fedapps.engine.figures import FigureChecks
-from fedapps.engine.finished import FinishedRun
+from fedapps.engine.finished import FinishedRun, settings_of
 from fedapps.report import columns, directory
 from fedapps.report.rows import ClientEval, means
 
@@ -48,7 +48,7 @@ def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
     if foreign:
         allowed = ", ".join(sorted(ALLOWED))
         raise RunError(f"{', '.join(foreign)}: would need another training; allowed: {allowed}")
-    settings = config.read(before | dict(changes))
+    settings = settings_of(run, changes)
     if settings.dataset == DEVICE:
         raise RunError(f"{run}: its clients are devices; what they keep is on them")
     torch.set_num_threads(settings.threads)

@@ -1,45 +1,35 @@
-"""The best round by validation samples: kept beside the last one, and the reason to stop early."""
+"""The best round by validation samples, kept beside the last one.
+
+`best/` is a run directory of its own, as if the run had ended after that round: `evaluate`,
+`predict` and `export` take it.
+"""
 
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-
-import msgspec
-import numpy as np
 
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
+from fedapps.engine import checkpoint
+from fedapps.engine.checkpoint import Checkpoint
 from fedapps.report import directory
 
 FOLDER = "best"
+CONFIG = "config.toml"
 
 
-class Best(msgspec.Struct, frozen=True):
-    """The best mean personalized accuracy on validation samples, and the evaluations since."""
+def keep(run: Path, found: Checkpoint) -> None:
+    """Make `best/` of a run directory hold a checkpoint, the config, and the states of clients.
 
-    score: float = -1.0
-    round: int = 0
-    since: int = 0
-
-    def after(self, round_: int, score: float) -> "Best":
-        """Return what is best after an evaluation; of two equal ones the earlier."""
-        if score > self.score:
-            return Best(score, round_)
-        return msgspec.structs.replace(self, since=self.since + 1)
-
-
-def keep(run: Path, round_: int, arrays: Mapping[str, np.ndarray]) -> None:
-    """Make `best/` of a run directory hold the model and all states as they are after a round.
-
-    What clients keep on devices stays there: then `best/` has the server's model alone. Raises
-    `RunError` if it cannot be written.
+    What clients keep on devices stays there. Raises `RunError` if it cannot be written.
     """
-    new, best = run / f".{FOLDER}-{round_}", run / FOLDER
+    new, best = run / f".{FOLDER}-{found.progress.round}", run / FOLDER
     try:
         shutil.rmtree(new, ignore_errors=True)
-        new.mkdir()
-        write_whole(new / "model.safetensors", directory.model_bytes(arrays))
+        new.mkdir(mode=0o700)  # as `clients/` and `checkpoint/`: it tells of single clients
+        os.link(run / CONFIG, new / CONFIG)
+        write_whole(new / directory.MODEL, directory.model_bytes(found.arrays))
+        checkpoint.save(new, found)
         for path in sorted((run / "clients").glob("*/round-*.safetensors")):
             target = new / "clients" / path.parent.name
             target.mkdir(parents=True, exist_ok=True)

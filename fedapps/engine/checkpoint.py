@@ -20,7 +20,6 @@ from safetensors import SafetensorError
 from fedapps.core import log
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
-from fedapps.engine.best import Best
 from fedapps.engine.store import NONE
 from fedapps.models.layers import Arrays
 from fedapps.report.report import GROWING, ReportState
@@ -30,6 +29,20 @@ KEPT = 2  # files: the last one, and the one before it
 _MAGIC = b"fedapps checkpoint 1 "
 _SERVER, _STATE = "server/", "state/"  # prefixes of names in the file
 _ABOUT = "about"  # key of the metadata
+
+
+class Best(msgspec.Struct, frozen=True):
+    """The best mean personalized accuracy on validation samples, and the evaluations since."""
+
+    score: float = -1.0
+    round: int = 0
+    since: int = 0
+
+    def after(self, round_: int, score: float) -> "Best":
+        """Return what is best after an evaluation; of two equal ones the earlier."""
+        if score > self.score:
+            return Best(score, round_)
+        return msgspec.structs.replace(self, since=self.since + 1)
 
 
 class Progress(ReportState, frozen=True, kw_only=True):

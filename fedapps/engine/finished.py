@@ -18,6 +18,7 @@ from fedapps.core import config, registry
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.schema import Scalar
+from fedapps.core.settings import Settings
 from fedapps.engine import checkpoint
 from fedapps.engine.recovery import Recovery
 from fedapps.engine.store import ClientStore
@@ -29,6 +30,20 @@ from fedapps.report import directory
 from fedapps.report.directory import MODEL
 from fedapps.training.plan import Plan
 from fedapps.training.workspace import Workspace, workspace
+
+# Choosing a round by scores is over; on test samples it would be refused, scoring must not be.
+CHOOSES_NOTHING: dict[str, Scalar] = {"keep-best": False, "patience": 0}
+
+
+def settings_of(folder: Path, changes: Mapping[str, Scalar]) -> Settings:
+    """Return the settings of a run directory, to look at it again; raises `RunError`.
+
+    `changes` are keys of its run-config that are others now.
+    """
+    flat = config.defaults() | config.stored(folder) | dict(changes) | CHOOSES_NOTHING
+    if flat["device"] == "cuda" and not torch.cuda.is_available():
+        flat["device"] = "cpu"
+    return config.read(flat)
 
 
 @dataclass(frozen=True)
@@ -48,10 +63,7 @@ class FinishedRun:
         `changes` are keys of its run-config that are others now. Raises `RunError` if it has
         neither, or if it cannot be read.
         """
-        flat = config.defaults() | config.stored(folder) | dict(changes or {})
-        if flat["device"] == "cuda" and not torch.cuda.is_available():
-            flat["device"] = "cpu"
-        settings = config.read(flat)
+        settings = settings_of(folder, changes or {})
         space = workspace(settings)
         strategy: BaseStrategy = registry.strategy_class(settings.strategy)(space)
         if checkpoint.rounds(folder):

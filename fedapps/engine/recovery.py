@@ -1,5 +1,6 @@
 """What lets a run go on after a kill: checkpoints after rounds, and which states clients have."""
 
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -7,17 +8,17 @@ import msgspec
 import numpy as np
 
 from fedapps.core import log
+from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 from fedapps.core.settings import Settings
 from fedapps.engine import best, checkpoint
-from fedapps.engine.best import Best
-from fedapps.engine.checkpoint import Checkpoint, Progress, needed_after
+from fedapps.engine.checkpoint import Best, Checkpoint, Progress, needed_after
 from fedapps.engine.privacy import RELEASES
 from fedapps.engine.versions import StateVersions
 from fedapps.method.strategy import BaseStrategy
 from fedapps.method.update import ClientUpdate
-from fedapps.report.report import Report
+from fedapps.report.report import Report, ReportState
 from fedapps.wire.requests import RoundInfo
 
 SPENT = "releases.json"  # of differential privacy, begun so far
@@ -117,12 +118,12 @@ class Recovery:
             self.best = self.best.after(round_, score)
             if s.keep_best and self.best.round == round_:
                 # before the checkpoint, from which on this round is not done again
-                best.keep(report.folder, round_, strategy.arrays)
+                alone = ReportState(round=round_, seconds=report.seconds, tables={}, classes=[])
+                best.keep(report.folder, self._checkpoint(strategy, alone, Best()))
         ends = self.ended and not last
         if s.checkpoint_every and (round_ % s.checkpoint_every == 0 or last or ends):
-            state = msgspec.structs.asdict(report.state(round_))
-            progress = Progress(**state, versions=self.versions.of, best=self.best)
-            checkpoint.save(report.folder, Checkpoint(progress, strategy.arrays, strategy.state))
+            found = self._checkpoint(strategy, report.state(round_), self.best)
+            checkpoint.save(report.folder, found)
         if ends:
             log.info(
                 "no better round than %s in %s evaluations: the run ends",
@@ -130,3 +131,18 @@ class Recovery:
                 s.patience,
             )
             raise EarlyStop
+
+    def tell_best(self, run: Path) -> None:
+        """Say how the best round is scored on test samples; not of devices, which have them."""
+        if (run / best.FOLDER).exists() and self.settings.dataset != DEVICE:
+            log.info(
+                "the best round on validation samples is %s; this scores it on test samples: "
+                "fedapps evaluate %s -c evaluate-on=test",
+                self.best.round,
+                shlex.quote(str(run / best.FOLDER)),
+            )
+
+    def _checkpoint(self, strategy: BaseStrategy, state: ReportState, best: Best) -> Checkpoint:
+        about = msgspec.structs.asdict(state)
+        progress = Progress(**about, versions=self.versions.of, best=best)
+        return Checkpoint(progress, strategy.arrays, strategy.state)

@@ -17,7 +17,7 @@ from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar, literal
 from fedapps.core.settings import Settings
 from fedapps.core.words import number
-from fedapps.engine import checkpoint
+from fedapps.engine import best, checkpoint
 from fedapps.engine.checkpoint import Progress
 from fedapps.engine.recovery import Recovery
 from fedapps.engine.rounds import Rounds
@@ -89,6 +89,8 @@ def find(settings: Settings, flat: Mapping[str, Scalar]) -> Path | None:
         if not folder.is_absolute():
             raise RunError(f'resume = "{folder}": must be absolute, start with ~, or be {LATEST}')
         _check_settings(folder, flat)
+        if folder.name == best.FOLDER and not (folder / "rounds.csv").exists():
+            raise RunError(f"{folder}: is the best round of a run; resume the run itself")
     return folder
 
 

@@ -28,8 +28,7 @@ from flwr.app import Array, ArrayRecord
 from fedapps.core import config, log
 from fedapps.core.errors import RunError
 from fedapps.data import load, notes
-from fedapps.engine.best import Best
-from fedapps.engine.checkpoint import _MAGIC, Checkpoint, Progress, _checksum
+from fedapps.engine.checkpoint import _MAGIC, Best, Checkpoint, Progress, _checksum
 from fedapps.engine.store import NONE, ClientStore
 from fedapps.split.frames import BadFrame, Frame, decode, encode
 from fedapps.wire.arrays import unpack_arrays
