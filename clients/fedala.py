@@ -1,5 +1,7 @@
 """FedALA's client: adaptive local aggregation, lines 6 to 16 of the paper's Algorithm 1."""
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -22,6 +24,15 @@ from fedapps.method import (
 from strategies.fedala import Settings
 
 
+class Mixed(NamedTuple):
+    """A parameter of the top layers: in the model, the client's own, the server's, its weights."""
+
+    theta: nn.Parameter
+    theta_l: Tensor
+    theta_g: Tensor
+    W: nn.Parameter
+
+
 class FedALAClient(BaseClient):
     """It keeps its own model theta_l and the weights W, both of the top p layers only."""
 
@@ -39,7 +50,7 @@ class FedALAClient(BaseClient):
         """Mix, learn W, and keep it."""
         self.before_scoring(plan)
         done = self.personalize(plan)
-        self.remember("W/", {key: W.detach().cpu().numpy() for key, (*_, W) in self.mixed.items()})
+        self.remember("W/", {key: mix.W.detach().cpu().numpy() for key, mix in self.mixed.items()})
         return done
 
     def after_training(self, plan: Plan) -> Costs:
@@ -49,12 +60,13 @@ class FedALAClient(BaseClient):
 
     def before_scoring(self, plan: Plan) -> Costs:
         """Mix with the W that is kept, at first 1; without a theta_l the model is theta_g."""
-        self.mixed: dict[str, tuple[nn.Parameter, Tensor, Tensor, nn.Parameter]] = {}
+        self.mixed: dict[str, Mixed] = {}
         kept = self.kept("W/")
         for key, own in self.kept("theta_l/").items():
             theta = self.model.get_parameter(key)
             W = theta.new_tensor(kept[key]) if kept else torch.ones_like(theta)
-            self.mixed[key] = theta, theta.new_tensor(own), theta.detach().clone(), nn.Parameter(W)
+            theta_l, theta_g = theta.new_tensor(own), theta.detach().clone()
+            self.mixed[key] = Mixed(theta, theta_l, theta_g, nn.Parameter(W))
         self.mix(self.model)
         return Costs()
 
@@ -88,7 +100,7 @@ class FedALAClient(BaseClient):
         draw, n = generator(self.settings.seed, "fedala", plan.round, self.client), len(labels)
         sample = draw.choice(n, max(1, n * s.sample_percent // 100), False)
         plan = replace(plan, stages=(Stage(layers=self.top, epochs=1, lr=s.ala_lr),))
-        W = tuple(W for *_, W in self.mixed.values())
+        W = tuple(mix.W for mix in self.mixed.values())
         step = Objective(self.loss, gradients=self.gradients, parameters=W, after_step=self.mix)
         most = 1 if self.kept("W/") else s.max_epochs
         while len(losses) < most and (len(losses) <= 10 or np.std(losses[-10:]) >= s.threshold):

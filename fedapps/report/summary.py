@@ -93,7 +93,8 @@ def _table_rows(
         return "-" if value is None else f"{value:.4f}"
 
     spread = f"{shown('accuracy_personalized')} ± {shown('accuracy_personalized_std')}"
-    weighted = (shown("accuracy_initial_weighted"), shown("accuracy_personalized_weighted"))
+    weighted = [shown(f"accuracy_{name}_weighted") for name in ("initial", "personalized")]
+    part = f"{settings.evaluate_on} samples"
     down, up, evaluation = (
         human_bytes(summary[f"total_bytes_{name}"]) for name in ("down", "up", "eval")
     )
@@ -104,7 +105,7 @@ def _table_rows(
         ("method", settings.strategy),
         ("data", settings.dataset),
         ("not as by default", changes.text_of(summary["changed"]) or "nothing"),
-        ("scored on", f"{settings.evaluate_on} samples"),
+        ("scored on", part),
         ("clients", f"{settings.num_clients}, {summary.get('clients', 0)} in the last round"),
         ("rounds", str(summary.get("round", 0))),
         ("accuracy initial", shown("accuracy_initial")),
