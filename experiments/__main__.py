@@ -1,6 +1,7 @@
 """The papers' tables: list them, run their rows, write RESULTS.md and the page of results.
 
     python -m experiments list
+    python -m experiments list fedcmd-cifar10
     python -m experiments run fedcmd-cifar10 --jobs 2 --seeds 0-2 --only 'fedavg,fedcmd*'
     python -m experiments run all --scale smoke
     python -m experiments config fedcmd-cifar10 fedavg --seed 1 > fedavg.toml
@@ -21,9 +22,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments import communication, costs, curves, readings, runner
+from experiments import communication, costs, curves, listing, readings, runner
 from experiments.estimate import Estimate
-from experiments.papers import HERE, SCALES, by_scale, pick, seeds, tables
+from experiments.papers import HERE, SCALES, pick, seeds, tables
 from experiments.store import Store
 from experiments.tidy import write_csv
 from experiments.tuning import first_seed, settled, untried
@@ -86,21 +87,6 @@ def _announce(work: runner.Runner, jobs: Sequence[runner.Job]) -> int:
     return 0
 
 
-def show(store: Store) -> None:
-    """Print tables, rows, and which seeds of them are done."""
-    for table, scale in by_scale(tables().values()):
-        cells = [*settled(store, table, scale)]
-        chosen = seeds(table.scales[scale].seeds)
-        done = {cell.name: [s for s in chosen if store.find(cell, s)] for cell in cells}
-        count = sum(map(len, done.values()))
-        total = len(table.cells(scale)) * len(chosen)
-        print(f"{table.name}, {scale}: {count} of {total} done. {table.title}")
-        if scale == "smoke":
-            continue
-        for cell in cells:
-            print(f"  {','.join(map(str, done[cell.name])):6} {cell.name:<24} {cell.row.config}")
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m experiments",
@@ -109,7 +95,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of finished rows")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="tables, rows and which are done")
+    listed = commands.add_parser("list", help="what has run: of all tables, or the rows of some")
+    listed.add_argument("tables", nargs="*", metavar="TABLE", help="names of tables, or all")
+    _add_rows(listed)
     report = commands.add_parser("report", help="write RESULTS.md and the page of results")
     report.add_argument("tables", nargs="*", default=["all"], help="tables of RESULTS.md [all]")
     _add_run(commands.add_parser("run", help="run rows of tables that are not done yet"))
@@ -128,8 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("tables", nargs="+", metavar="TABLE", help="names of tables, or all")
+def _add_rows(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only",
         "--rows",
@@ -137,8 +124,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         metavar="ROWS",
         help="rows or row@column, * allowed, as 'fedavg,fedcmd*' [all]",
     )
-    parser.add_argument("--seeds", "--seed", default="", help="as 0-4 or 0,2 [the table's]")
     parser.add_argument("--scale", choices=SCALES, default="cpu", help="how large [cpu]")
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("tables", nargs="+", metavar="TABLE", help="names of tables, or all")
+    _add_rows(parser)
+    parser.add_argument("--seeds", "--seed", default="", help="as 0-4 or 0,2 [the table's]")
     parser.add_argument("--jobs", type=int, default=1, help="rows that run side by side [1]")
     parser.add_argument("--dry-run", action="store_true", help="only say what would run")
     parser.add_argument("--data-root", default="~/fedapps-data", help="[~/fedapps-data]")
@@ -171,8 +163,11 @@ def _do(options: argparse.Namespace) -> int:
             untold = "" if cell.name in cells else ", whose settings no trials have chosen yet"
             flat = cells.get(cell.name, cell).config(options.seed)
             print(f"# {table.name} {cell.name}{untold}\n{to_toml(flat)}")
+    elif options.command == "list" and not options.tables:
+        listing.overview(store, tables().values())
     elif options.command == "list":
-        show(store)
+        for table in pick(options.tables):
+            listing.rows_of(store, table, options.scale, options.only)
     else:
         from experiments.results_page import report
 

@@ -22,7 +22,7 @@ changes it further, so that a cell is a row in a column; a table without columns
 """
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -244,9 +244,3 @@ def _matches(name: str, patterns: str) -> bool:
 
 def _named(cell: Cell, pattern: str) -> bool:
     return fnmatchcase(cell.row.name, pattern) or fnmatchcase(cell.name, pattern)
-
-
-def by_scale(known: Iterable[Table]) -> Iterator[tuple[Table, str]]:
-    """Yield each table with each of its scales."""
-    for table in known:
-        yield from ((table, scale) for scale in SCALES if scale in table.scales)

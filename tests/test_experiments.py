@@ -96,8 +96,8 @@ def run_of(cell, seed, **changes):
 
 def test_every_cell_of_every_table_is_a_valid_run_config():
     columns = round_columns(known_figures())
-    for table, scale in papers.by_scale(papers.tables().values()):
-        check([Job(cell, 0) for cell in table.cells(scale)], columns)
+    for table in papers.tables().values():
+        check([Job(cell, 0) for scale in table.scales for cell in table.cells(scale)], columns)
         for reads in (claim.reads for claim in table.claims if claim.reads):
             readings.check(reads, columns)
 
@@ -392,6 +392,25 @@ def test_a_figure_has_students_interval_over_seeds():
 def test_unknown_tables_are_named():
     with pytest.raises(RunError, match="table nope: must be one of all, "):
         papers.pick(["nope"])
+
+
+def test_what_has_run_is_listed(tmp_path, capsys):
+    store, (table,) = Store(tmp_path), papers.pick(["fedfc-extreme"])
+    (cell,) = table.cells("cpu", "fedavg@*")
+    store.save(cell, run_of(cell, 0))
+    assert runner.main(["--results", str(tmp_path), "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first = {line.split()[0]: line for line in lines if line}
+    assert first.keys() >= papers.tables().keys() and max(map(len, lines)) <= 100
+    assert first["fedfc-extreme"].split()[1:3] == ["1/4", "0/18"]
+    assert runner.main(["--results", str(tmp_path), "list", "fedfc-extreme"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "scale cpu: 1 of 4 runs done; seeds 0" in lines
+    done = {line.split()[0]: line.split()[1] for line in lines if "strategy=" in line}
+    assert done.pop(cell.name) == "0" and [*done.values()] == ["-"] * 3
+    assert runner.main(["list", "fedcmd-mixed", "--only", "nope"]) == 1
+    assert capsys.readouterr().err.startswith("error: ")
 
 
 def test_communication_beside_fedavg(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,56 @@
+"""What tables there are and what has run of them: an overview, or the rows of some tables."""
+
+from collections.abc import Iterable
+from textwrap import wrap
+
+from experiments.papers import SCALES, Table, seeds
+from experiments.store import Store
+from experiments.tuning import settled
+from fedapps.cli.tables import WIDTH, Column, show
+from fedapps.core.errors import RunError
+from fedapps.core.words import number
+
+OFFERED = [scale for scale in SCALES if scale != "smoke"]  # which is for the tests
+
+
+def overview(store: Store, known: Iterable[Table]) -> None:
+    """Print a line for each table with the runs that are done, of all, at each scale."""
+    rows = [
+        [table.name, *(_share(store, table, scale) for scale in OFFERED), table.title]
+        for table in known
+    ]
+    width = max(len(name) for name, *_ in rows)
+    columns = [Column("table", width), *(Column(scale, 8) for scale in OFFERED), Column("what")]
+    show(columns, rows)
+    print("\nruns that are done, of all, by scale; of one table, row by row: list TABLE")
+
+
+def rows_of(store: Store, table: Table, scale: str, only: str = "") -> None:
+    """Print the rows of a table at a scale: their settings, and the seeds that are done."""
+    if scale not in table.scales:
+        raise RunError(f"{table.name} has no scale {scale}; it has {', '.join(table.scales)}")
+    cells, chosen = table.cells(scale, only), seeds(table.scales[scale].seeds)
+    with_settings = {cell.name: cell for cell in settled(store, table, scale, only)}
+    rows, done = [], 0
+    for cell in cells:
+        now = with_settings.get(cell.name)  # None: its trials have not chosen them yet
+        found = [seed for seed in chosen if now and store.find(now, seed)]
+        done += len(found)
+        rows.append([cell.name, ",".join(map(str, found)) or "-", cell.row.config])
+    print(*(line for text in (table.title, table.source) for line in wrap(text, WIDTH)), sep="\n")
+    runs = number(len(cells) * len(chosen), "run")
+    print(f"scale {scale}: {done} of {runs} done; seeds {','.join(map(str, chosen))}\n")
+    width = min(max(len(name) for name, *_ in rows), 40)
+    show([Column("row", width), Column("done", max(4, 2 * len(chosen))), Column("settings")], rows)
+
+
+def _share(store: Store, table: Table, scale: str) -> str:
+    if scale not in table.scales:
+        return "-"
+    chosen = seeds(table.scales[scale].seeds)
+    done = sum(
+        store.find(cell, seed) is not None
+        for cell in settled(store, table, scale)
+        for seed in chosen
+    )
+    return f"{done}/{len(table.cells(scale)) * len(chosen)}"
