@@ -45,13 +45,16 @@ def _check_scores(strategy: BaseStrategy) -> None:
     lone = _lone_batch_statistics(strategy)
     if not lone or not space.shares:
         return
+    parts = {s.evaluate_on: f"a larger {s.evaluate_on}-fraction"}
+    if s.score_without_head:  # whose templates are means of what the body makes of them
+        parts["train"] = "score-without-head=false"
     few = 0 if strategy.final_phase else s.evaluate_clients  # which ends with all clients
     for client in sample_evaluated(s.seed, s.num_clients, few):
-        if strategy.count(client, s.evaluate_on) == 1:
+        for part in (part for part in parts if strategy.count(client, part) == 1):
             raise RunError(
-                f'bn-stats = "batch": client {client} has a single {s.evaluate_on} sample, of '
+                f'bn-stats = "batch": client {client} has a single {part} sample, of '
                 f"which a BatchNorm of {lone} gets one value per channel; "
-                f'use "shared" or "local", or a larger {s.evaluate_on}-fraction'
+                f'use "shared" or "local", or {parts[part]}'
             )
 
 
