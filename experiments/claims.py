@@ -5,6 +5,7 @@ alone), so the difference of two rows is taken seed by seed. Its 95 % interval i
 the seeds; one seed decides nothing.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from experiments.papers import SCALES, Claim, Table
 from experiments.store import Store
 
 SMOKE = SCALES[0]  # shows that a table runs, and nothing else
+ONE_SEED, UNCLEAR, YES, REVERSE = "one seed", "not told apart", "yes", "no, the reverse"
 HEADS = ("claim", "rows", "came out", "difference", "published", "seeds", "table")
 
 
@@ -30,16 +32,33 @@ class Judgement:
     def verdict(self) -> str:
         """Whether the difference is above zero, below it, or cannot be told from it."""
         if self.gap.half is None:
-            return "one seed"
+            return ONE_SEED
         if abs(self.gap.mean) <= self.gap.half:
-            return "not told apart"
-        return "yes" if self.gap.mean > 0 else "no, the reverse"
+            return UNCLEAR
+        return YES if self.gap.mean > 0 else REVERSE
+
+    @property
+    def ours(self) -> bool:
+        """Whether the question is ours, not a paper's."""
+        return self.says.startswith("ours")
 
     def texts(self) -> list[str]:
         """Return the cells of its line."""
         published = "" if self.gap.published is None else f"{self.gap.published:+.2f}"
         gap, seeds = self.gap.text("+"), str(len(self.seeds))
         return [self.says, self.rows, self.verdict, gap, published, seeds, self.table]
+
+
+def tally(store: Store, known: Iterable[Table]) -> str:
+    """Return a sentence with how many lines came out how; nothing if there are none."""
+    found = [*judged(store, known)]
+    parts = []
+    for whose, ours in (("The papers' claims", False), ("Our questions", True)):
+        count = Counter(judgement.verdict for judgement in found if judgement.ours == ours)
+        if count:
+            each = (f"{count[v]} {v}" for v in (YES, REVERSE, UNCLEAR, ONE_SEED) if count[v])
+            parts.append(f"{whose}: {'; '.join(each)}")
+    return ". ".join(parts) + "." if parts else ""
 
 
 def lines(store: Store, known: Iterable[Table]) -> Iterator[list[str]]:

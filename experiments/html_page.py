@@ -62,6 +62,8 @@ def write(store: Store, path: Path) -> None:
         chosen_heads=tuning.HEADS,
         claim_heads=claims.HEADS,
         claims=[*claims.lines(store, tables().values())],
+        tally=claims.tally(store, tables().values()),
+        colors={claims.YES: "yes", claims.REVERSE: "no", claims.ONE_SEED: "soft"},
         done=len(runs),
         scales=", ".join(dict.fromkeys(run.scale for run in runs)) or "none yet",
     )

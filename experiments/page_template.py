@@ -3,12 +3,14 @@
 STYLE = """
 :root { color-scheme: light dark; --ground: #f4f5f7; --card: #fff; --ink: #1c222c; --soft: #59626f;
   --line: #dfe3e8; --link: #005f94; --ours: #0072b2; --published: #d55e00;
+  --yes: #00714f; --no: #b04a00;
   --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #b8589a; --c4: #b07a00; --c5: #2f8fc8;
   --c6: #6b57b8; --c7: #6d7683; }
 @media (prefers-color-scheme: dark) {
   :root { --ground: #12151a; --card: #1b1f26; --ink: #e7eaee; --soft: #a2abb8; --line: #2e343d;
     --link: #7cc4f2; --ours: #58b4ec; --published: #f2894a; --c0: #58b4ec; --c1: #f2894a;
-    --c2: #35c79c; --c3: #e08cc4; --c4: #ecb84a; --c5: #86c9f5; --c6: #a897f0; --c7: #98a2b0; }
+    --yes: #35c79c; --no: #f2894a; --c2: #35c79c; --c3: #e08cc4; --c4: #ecb84a;
+    --c5: #86c9f5; --c6: #a897f0; --c7: #98a2b0; }
 }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--ground); color: var(--ink);
@@ -23,6 +25,7 @@ article { background: var(--card); border: 1px solid var(--line); border-radius:
   padding: 14px 16px; margin: 0 0 16px; min-width: 0; }
 code { font: 13px ui-monospace, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
 .said { font-weight: 600; }
+td.yes { color: var(--yes); font-weight: 600; } td.no { color: var(--no); font-weight: 600; }
 .scroll { overflow: auto; max-height: 760px; margin: 8px 0; }
 table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; }
 th, td { padding: 4px 10px; text-align: right; white-space: nowrap; }
@@ -64,7 +67,11 @@ TEMPLATE = (
 <thead><tr>{% for head in heads %}<th>{{ head }}</th>{% endfor %}</tr></thead>
 <tbody>
 {% for row in rows %}
-<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+<tr>
+{% for cell in row %}
+<td{% if cell in colors %} class="{{ colors[cell] }}"{% endif %}>{{ cell }}</td>
+{% endfor %}
+</tr>
 {% endfor %}
 </tbody></table></div>
 {% endmacro %}
@@ -97,6 +104,7 @@ counts unless a reading says <i>best</i>. Nothing was tuned on test data.</p>
 paper's. An empty cell repeats the claim above. The difference is in percentage points, over the
 seeds that both have; <i>±</i> is half a 95 % interval. <i>Yes</i>: it lies above zero; <i>not told
 apart</i>: it holds zero. Intervals are not corrected for the number of lines.</p>
+<p class="said">{{ tally }}</p>
 {{ grid('claims', claim_heads, claims) }}
 </article>
 {% endif %}

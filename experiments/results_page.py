@@ -105,6 +105,8 @@ def progress(store: Store, table: Table, scale: str) -> Iterator[str]:
 def _claims(store: Store) -> Iterator[str]:
     """Yield a table of the claims that can be held against runs."""
     if lines := [*claims.lines(store, tables().values())]:
+        yield claims.tally(store, tables().values())
+        yield ""
         yield from _heads(claims.HEADS)
         yield from (f"| {' | '.join(line)} |" for line in lines)
 
