@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from experiments.papers import SCALES, Cell, Reading, Table, seeds
+from experiments.papers import SCALES, Cell, Reading, Table
 from experiments.store import Run, Store
 from experiments.tuning import settled
 
@@ -66,11 +66,9 @@ class Outcome:
 def outcomes(store: Store, table: Table, scale: str) -> Iterator[Outcome]:
     """Yield the cells of a table at a scale whose settings are known, also those without a run.
 
-    Their runs are those of the table's seeds, and of others that it has run with.
+    A cell's runs are those of all seeds, also of seeds that only another table has run it with.
     """
-    own = range(max(seeds(table.scales[scale].seeds)) + 1)
-    there = {run.seed for run in store.runs() if (run.table, run.scale) == (table.name, scale)}
-    chosen = sorted(there.union(own))
+    chosen = sorted({run.seed for run in store.runs() if run.scale == scale})
     for cell in settled(store, table, scale):
         runs = (store.find(cell, seed) for seed in chosen)
         yield Outcome(cell, [run for run in runs if run])

@@ -189,6 +189,9 @@ def test_seeds_beyond_the_tables_own_count(toy):
     store.save(cell, run_of(cell, 5, [0.25]))
     (outcome,) = (o for o in outcomes(store, plain, "cpu") if o.cell.row.name == "same")
     assert [run.seed for run in outcome.runs] == [0, 1, 2, 5]
+    scales = {"cpu": papers.Scale(seeds="0", rows="same")}
+    (shared,) = outcomes(store, replace(plain, name="another", scales=scales), "cpu")
+    assert [run.seed for run in shared.runs] == [0, 1, 2, 5]  # though that table asks for one
 
 
 def test_bytes_are_held_against_fedavg_in_the_same_column(toy):
