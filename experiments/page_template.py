@@ -92,7 +92,7 @@ TEMPLATE = (
 <h1>Results beside the papers'</h1>
 <p>Every figure was measured by this code; what the papers published stands beside it. Percent;
 <i>±</i> is half a 95 % interval over seeds. {{ done }} runs, scale {{ scales }}. The last round
-counts unless a reading says <i>best</i>. Nothing was tuned on test data.</p>
+counts unless a reading says <i>best</i> or <i>last 10</i>. Nothing was tuned on test data.</p>
 <nav>{% if claims %}<a href="#claims">Claims</a>{% endif %}
 {% for title in groups %}
 <a href="#{{ title|replace(' ', '-') }}">{{ title }}</a>
@@ -102,8 +102,9 @@ counts unless a reading says <i>best</i>. Nothing was tuned on test data.</p>
 <article class="claims">
 <p class="soft">Is one row of a table better than another? <i>Ours</i>: our question, not a
 paper's. An empty cell repeats the claim above. The difference is in percentage points, over the
-seeds that both have; <i>±</i> is half a 95 % interval. <i>Yes</i>: it lies above zero; <i>not told
-apart</i>: it holds zero. Intervals are not corrected for the number of lines.</p>
+seeds that both have; <i>±</i> is half a 95 % interval. <i>Yes</i>: it lies above zero; <i>no, the
+reverse</i>: below; <i>not told apart</i>: it holds zero; <i>one seed</i>: no verdict. Intervals
+are not corrected for the number of lines.</p>
 <p class="said">{{ tally }}</p>
 {{ grid('claims', claim_heads, claims) }}
 </article>
