@@ -8,6 +8,8 @@ long as it has its default. The figures of a file can be made again from its con
 
 import hashlib
 import json
+import os
+import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,6 +42,7 @@ PER_ROUND = (
     "train_loss",
 )
 PER_CLIENT = ("client", "num_train", "num_test", "accuracy_initial", "accuracy_personalized")
+CLOCK = 2.0  # seconds within which two changes of a folder can have the same time
 Config = Mapping[str, Scalar]
 
 
@@ -102,27 +105,42 @@ class Store:
         self.folder = folder
         self.defaults = config.resolved(config.defaults())
         self._read: dict[str, Run] = {}  # by path
+        self._changed: dict[str, float] = {}  # when folders of tables were, as of the last look
+        self._alike: dict[tuple[str, int], list[Run]] = {}  # by scale and seed
 
     def runs(self) -> list[Run]:
         """Return all runs, by scale, table and name."""
-        paths = sorted(glob(f"{escape(str(self.folder))}/*/*/*.json"))
-        for path in paths:
-            if path not in self._read:
-                self._read_again(path)
-        return [self._read[path] for path in paths]
+        self._look()
+        return [self._read[path] for path in sorted(self._read)]
+
+    def _look(self) -> None:
+        """Read what is new since the last look."""
+        folders = glob(f"{escape(str(self.folder))}/*/*/")
+        changed = {folder: os.stat(folder).st_mtime for folder in folders}
+        just_now = max(changed.values(), default=0) > time.time() - CLOCK
+        if changed == self._changed and not just_now:
+            return
+        self._changed = changed
+        paths = {path for folder in folders for path in glob(f"{escape(folder)}*.json")}
+        for path in paths - self._read.keys():
+            self._read_again(path)
+        self._read = {path: self._read[path] for path in sorted(paths)}
+        self._alike = {}
+        for run in self._read.values():
+            self._alike.setdefault((run.scale, run.seed), []).append(run)
 
     def find(self, cell: Cell, seed: int) -> Run | None:
         """Return a run of a cell's config and seed, if there is one."""
         wanted = numeric(cell.config(seed))
 
         def fits(run: Run) -> bool:
-            alike = run.scale == cell.scale and run.seed == seed  # told at once
-            return alike and same(run.config, wanted, self.defaults)
+            return same(run.config, wanted, self.defaults)
 
         path = self.path(cell, seed)
         if path.exists() and fits(own := self._read_again(str(path))):
             return own
-        return next(filter(fits, self.runs()), None)
+        self._look()
+        return next(filter(fits, self._alike.get((cell.scale, seed), ())), None)
 
     def stale(self, cell: Cell, seed: int) -> tuple[Run, list[str]] | None:
         """Return the run of this name that had another config, and the keys that changed."""
