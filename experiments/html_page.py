@@ -88,7 +88,7 @@ def section(store: Store, table: Table) -> Section:
     part = Section(
         name=table.name,
         title=table.title,
-        about=f"{table.source}. {table.note}",
+        about=table.about,
         command=f"python -m experiments run {table.name} --scale {scale}",
         state=f"{len(done)} of {total} rows have run at scale {scale}",
     )

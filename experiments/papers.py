@@ -156,6 +156,11 @@ class Table:
     alone: str = ""
 
     @property
+    def about(self) -> str:
+        """Where it stands in the paper, and what to know."""
+        return f"{self.source}. {self.note}".strip()
+
+    @property
     def base_file(self) -> Path:
         """The run-config that all rows start from."""
         return HERE / "configs" / f"{self.base}.toml"

@@ -22,10 +22,7 @@ def markdown(store: Store, table: Table) -> Iterator[str]:
     spread = "" if compared else " `±` is half a 95 % interval over seeds."
     yield f"## {table.title}"
     yield ""
-    yield (
-        f"{table.source}. {table.note} Percent.{spread} Base: `{table.base_file.name}`, "
-        f"scale `{scale}`."
-    )
+    yield f"{table.about} Percent.{spread} Base: `{table.base_file.name}`, scale `{scale}`."
     yield ""
     if compared:
         yield yardstick.sentence(compared, table.yardstick, table.alone)
