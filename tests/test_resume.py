@@ -564,6 +564,25 @@ def test_another_look_at_a_run_is_its_own_evaluation(method, serial_run, read_cs
         again.evaluate(folder, {"lr": 0.5})
 
 
+@pytest.mark.parametrize("damage", ["missing", "truncated"])
+def test_a_client_that_has_lost_its_state_is_not_scored_without_it(damage, serial_run, tmp_path):
+    folder = tmp_path / "copied in part"
+    shutil.copytree(serial_run('num-rounds=2 strategy="fedper" fraction-train=1.0'), folder)
+    newest = folder / "clients/1/round-000002.safetensors"
+    if damage == "missing":
+        shutil.rmtree(newest.parent)
+    else:
+        newest.write_bytes(newest.read_bytes()[:-1])
+    found = "none was" if damage == "missing" else "that of round 1 was"
+    with pytest.raises(RunError, match=f"client 1: the state of round 2 was expected, {found}"):
+        again.evaluate(folder, {})
+    assert not [*folder.glob("evaluation*")]
+    run = FinishedRun.open(folder)
+    run.client(0)
+    with pytest.raises(RunError, match="client 1: the state of round 2 was expected"):
+        run.client(1)
+
+
 def test_two_evaluations_at_once_both_get_their_line(serial_run, read_csv, monkeypatch):
     """One has made the table and is about to write its line when the other comes."""
     folder, flock, waits = serial_run("num-rounds=1"), fcntl.flock, Event()

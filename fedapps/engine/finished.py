@@ -6,7 +6,7 @@ client.predict(images)
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from fedapps.core.settings import Settings
 from fedapps.engine import checkpoint
 from fedapps.engine.recovery import Recovery
 from fedapps.engine.store import ClientStore
+from fedapps.engine.versions import LOADED, StateVersions
 from fedapps.method.client import BaseClient
 from fedapps.method.strategy import BaseStrategy
 from fedapps.method.update import ClientUpdate
@@ -55,6 +56,7 @@ class FinishedRun:
     strategy: BaseStrategy
     round: int
     whole: bool  # whether what the method keeps on the server beside the model is there, too
+    versions: StateVersions = field(default_factory=StateVersions)
 
     @classmethod
     def open(cls, folder: Path, changes: Mapping[str, Scalar] | None = None) -> "FinishedRun":
@@ -68,8 +70,9 @@ class FinishedRun:
         strategy: BaseStrategy = registry.strategy_class(settings.strategy)(space)
         if checkpoint.rounds(folder):
             found = checkpoint.load(folder)
-            Recovery(settings).restore(folder, found, strategy)
-            return cls(folder, space, strategy, found.progress.round, whole=True)
+            recovery = Recovery(settings)
+            recovery.restore(folder, found, strategy)
+            return cls(folder, space, strategy, recovery.done, True, recovery.versions)
         arrays = _read(folder / MODEL)
         if {k: v.shape for k, v in arrays.items()} != space.layout.shapes:
             raise RunError(f"{folder}: {MODEL} and config.toml are not of the same run")
@@ -114,7 +117,8 @@ class FinishedRun:
         """Personalize and score a client; return it, its figures, and the plan that it followed.
 
         It gets what the server sent it then, starts from what it keeps, and personalizes itself on
-        its own data with the same random numbers. Raises `RunError` if the server's part is lost.
+        its own data with the same random numbers. Raises `RunError` if the server's part is lost or
+        what the client keeps.
         """
         name = self.strategy.settings.strategy
         if not self.whole:
@@ -124,8 +128,13 @@ class FinishedRun:
             )
         plan = self.strategy.evaluation_plan(self.round, number)
         store = ClientStore(self.folder / "clients" / str(number))
-        state = dict(store.load(self.round + 1))
-        client: BaseClient = registry.client_class(name)(self.space, number, state)
+        version, state = store.load_version(self.round + 1)
+        if lost := self.versions.lost(number, {LOADED: version}):
+            raise RunError(
+                f"{self.folder}: client {number}: {lost}; it is missing in clients/ or damaged, "
+                "or the run is still going on"
+            )
+        client: BaseClient = registry.client_class(name)(self.space, number, dict(state))
         update = client.score_round(plan, self.strategy.download(self.round, number, plan))
         return client, update, plan
 
