@@ -9,8 +9,8 @@ what is done and goes on with what is not.
 """
 
 import argparse
-import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from shlex import join, quote
 from typing import TYPE_CHECKING
 
 from fedapps.cli.chosen_model import path
@@ -20,6 +20,7 @@ from fedapps.core.options import Flat, add_run_config
 
 if TYPE_CHECKING:
     from fedapps.compare.comparison import Comparison
+    from fedapps.compare.groups import Group
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,10 +110,24 @@ def _next(options: argparse.Namespace, comparison: "Comparison", keys: Sequence[
     if not whole:
         return "best on validation samples: none, as no settings have finished with all seeds"
     best = max(whole, key=lambda group: float(group.figures()[RESULT].mean()))
+    fewer = ", ".join(group.name for group in comparison.groups if group not in whole)
+    which = f"{best.name}, {fewer} left out for want of seeds" if fewer else best.name
+    told = f"best on validation samples: {which}; on test samples, once:"
+    if looks := [*_looks(best)]:
+        return "\n".join([told, *looks])
     words = ["fedapps", "sweep"]
     words += [f"{key}={literal(best.settings[key])}" for key in keys if key in best.settings]
     words += [word for text in options.run_config for word in ("-c", text)]
     words += ["--seeds", seeds_text([*seeds])] if options.seeds or SEED in keys else []
-    fewer = ", ".join(group.name for group in comparison.groups if group not in whole)
-    which = f"{best.name}, {fewer} left out for want of seeds" if fewer else best.name
-    return f"best on validation samples: {which}; on test samples, once: {shlex.join(words)}"
+    return f"{told} {join(words)}"
+
+
+def _looks(group: "Group") -> Iterator[str]:
+    """Yield what scores runs that have chosen a round: on test samples, they could not be made."""
+    from fedapps.engine import best
+
+    for run in group.runs:
+        kept = run.folder / best.FOLDER
+        if kept.exists() or group.settings["patience"]:
+            chosen = kept if kept.exists() else run.folder
+            yield f"fedapps evaluate {quote(str(chosen))} -c evaluate-on=test"

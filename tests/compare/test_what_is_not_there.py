@@ -1,5 +1,6 @@
 """Runs without an end, without scores or of other rounds, folders that are no runs; pictures."""
 
+import shlex
 from argparse import Namespace
 
 import pandas as pd
@@ -199,3 +200,18 @@ def test_settings_without_all_seeds_are_not_the_best_on_validation(made):
     )
     said = sweep._next(options, compared([read(runs[1]), read(runs[3])]), ["seed", "lr"])
     assert said.endswith("none, as no settings have finished with all seeds")
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_rounds_that_validation_samples_have_chosen_are_scored_and_not_trained_again(made, kept):
+    """`fedapps sweep` would refuse the suggestion: test samples must not choose a round."""
+    chooses = f"evaluate-on=validation validation-fraction=0.2 patience={1 - kept}"
+    runs = [made(f"seed {seed}", f"{chooses} seed={seed}") for seed in (0, 1)]
+    for run in runs if kept else []:
+        (run / "best").mkdir()
+    options = Namespace(run_config=["keep-best=true patience=1"], seeds="0-1")
+    first, *others = sweep._next(options, compared([*map(read, runs)]), ["lr"]).splitlines()
+    assert first == "best on validation samples: A; on test samples, once:"
+    folders = [run / "best" if kept else run for run in runs]
+    words = [["fedapps", "evaluate", str(folder), "-c", "evaluate-on=test"] for folder in folders]
+    assert [*map(shlex.split, others)] == words
