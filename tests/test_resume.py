@@ -453,8 +453,11 @@ def test_the_best_round_is_scored_as_a_run_that_ended_there(
     told = "best round on validation samples is 2; this scores it on test samples: fedapps evaluate"
     assert f"{told} {kept} -c evaluate-on=test" in " ".join(capsys.readouterr().out.split())
     assert kept.stat().st_mode & 0o77 == 0, "it tells of single clients"
+    again.evaluate(kept, {})
+    assert "evaluation 1 of round 2 on validation samples: " in capsys.readouterr().out
     scored = again.evaluate(kept, {"evaluate-on": "test"})
-    assert "was not kept" not in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "evaluation 2 of round 2 on test samples with " in told and "was not kept" not in told
     there = [row for row in read_csv(ended, "clients.csv") if row["round"] == "2"]
     assert [*csv.DictReader(scored.open())] == there
     with pytest.raises(RunError, match="best: is the best round of a run; resume the run itself"):

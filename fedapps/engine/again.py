@@ -55,7 +55,7 @@ def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
     finished = FinishedRun.open(run, changes)
     with _claimed(run) as (number, path):
         line = {"evaluation": number, "round": finished.round, "settings": text_of(changes)}
-        _write(path, _scores(finished), line)
+        _write(path, _scores(finished), line, settings.evaluate_on)
     return path
 
 
@@ -69,7 +69,7 @@ def _scores(finished: FinishedRun) -> list[ClientEval]:
     return scores
 
 
-def _write(path: Path, scores: list[ClientEval], line: dict[str, object]) -> None:
+def _write(path: Path, scores: list[ClientEval], line: dict[str, object], samples: str) -> None:
     """Write the table of the clients, and the line of the evaluation with their means."""
     figures = columns.known_figures()
     names = columns.client_columns(figures)
@@ -88,9 +88,10 @@ def _write(path: Path, scores: list[ClientEval], line: dict[str, object]) -> Non
         known = directory.columns_of(overview)  # an earlier version wrote fewer
         directory.append(overview, [[line.get(name) for name in known]])
     log.info(
-        "evaluation %s of round %s%s: accuracy %.4f -> %.4f",
+        "evaluation %s of round %s on %s samples%s: accuracy %.4f -> %.4f",
         line["evaluation"],
         line["round"],
+        samples,
         f" with {line['settings']}" if line["settings"] else "",
         mean.accuracy_initial,
         mean.accuracy_personalized,
