@@ -15,6 +15,9 @@ side in processes of their own; a finished one lies in experiments/results at on
 and is not run again until its config changes. Rows that differ only in how clients are personalized
 are trained once, as long as the run directory of the first is there. Several terminals and machines
 that share that folder can run the same tables: none runs a row that another is running.
+
+With --results DIR before the command, finished rows lie in DIR; `report` writes its page there, and
+leaves RESULTS.md, which is about the project's own results, as it is.
 """
 
 import argparse

@@ -121,14 +121,20 @@ def _replaced(text: str, name: str, lines: Sequence[str]) -> str:
 def report(store: Store, chosen: Iterable[Table]) -> None:
     """Write some tables and all claims into RESULTS.md, and the page of all results.
 
-    Prose outside stays, and so do figures of before where no row has run yet.
+    Prose outside stays, and so do figures of before where no row has run yet. RESULTS.md is about
+    the project's own results: of another folder there is the page only, in that folder.
     """
-    write_csv(store)
-    path = HERE / "RESULTS.md"
-    text = path.read_text("utf-8")
-    for table in chosen:
-        text = _replaced(text, table.name, [*markdown(store, table)])
-    write_whole(path, _replaced(text, "claims", [*_claims(store)]).encode())
     from experiments import html_page
 
-    html_page.write(store, HERE / "results.html")
+    write_csv(store)
+    if store.folder.resolve() == (HERE / "results").resolve():
+        path, page = HERE / "RESULTS.md", HERE / "results.html"
+        text = path.read_text("utf-8")
+        for table in chosen:
+            text = _replaced(text, table.name, [*markdown(store, table)])
+        write_whole(path, _replaced(text, "claims", [*_claims(store)]).encode())
+        print(path)
+    else:
+        page = store.folder / "results.html"
+    html_page.write(store, page)
+    print(page)

@@ -1,7 +1,9 @@
 """The papers' tables: their files, how a figure is read, what is kept and when it is done."""
 
 import csv
+import html
 import json
+import shutil
 import time
 from dataclasses import replace
 
@@ -10,7 +12,7 @@ import pytest
 from filelock import FileLock
 
 from experiments import __main__ as runner
-from experiments import communication, html_page, papers, readings
+from experiments import communication, html_page, papers, readings, results_page
 from experiments.cells import Figure
 from experiments.estimate import Estimate
 from experiments.rescoring import PERSONAL, can_be_scored_again
@@ -411,6 +413,22 @@ def test_what_has_run_is_listed(tmp_path, capsys):
     assert done.pop(cell.name) == "0" and [*done.values()] == ["-"] * 3
     assert runner.main(["list", "fedcmd-mixed", "--only", "nope"]) == 1
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_report_of_other_results_leaves_those_of_the_project(tmp_path, monkeypatch, capsys):
+    project, own, (table,) = tmp_path / "project", tmp_path / "own", papers.pick(["fedfc-extreme"])
+    shutil.copytree(papers.HERE / "results" / "cpu" / "fedfc-classes", project / "results/cpu/t")
+    page = (papers.HERE / "RESULTS.md").read_bytes()
+    (project / "RESULTS.md").write_bytes(page)
+    monkeypatch.setattr(results_page, "HERE", project)
+    (cell,) = table.cells("cpu", "fedavg@*")
+    Store(own).save(cell, run_of(cell, 0))
+    assert runner.main(["--results", str(own), "report"]) == 0
+    assert (project / "RESULTS.md").read_bytes() == page and not (project / "results.html").exists()
+    assert table.title in html.unescape((own / "results.html").read_text("utf-8"))
+    assert capsys.readouterr().out.splitlines() == [f"{own}/results.html"]
+    assert runner.main(["--results", str(project / "results"), "report"]) == 0
+    assert (project / "RESULTS.md").read_bytes() != page and (project / "results.html").exists()
 
 
 def test_communication_beside_fedavg(tmp_path, monkeypatch, capsys):
