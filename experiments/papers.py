@@ -188,7 +188,8 @@ class Table:
             if not any(_named(cell, pattern) for cell in cells):
                 names = dict.fromkeys(cell.row.name for cell in cells)
                 hint = did_you_mean(pattern, names)
-                raise RunError(f"row {pattern}: {self.name} has {', '.join(names)}{hint}")
+                there = f"at scale {scale} {self.name} has {', '.join(names)}"
+                raise RunError(f"row {pattern}: {there}{hint}")
         return [c for c in cells if any(_named(c, pattern) for pattern in only.split(","))]
 
     @cached_property

@@ -111,7 +111,7 @@ def test_a_cell_lays_row_column_and_scale_over_the_base(table):
     wanted = {"model": "cnn", "strategy": "fedper", "lr": 0.1, "num-clients": 4, "seed": 3}
     assert {key: flat[key] for key in wanted} == wanted
     assert [cell.name for cell in table.cells("smoke", "p*")] == ["per@hot"]
-    with pytest.raises(RunError, match="row pre: t has avg, per, did you mean per"):
+    with pytest.raises(RunError, match="row pre: at scale smoke t has avg, per, did you mean per"):
         table.cells("smoke", "pre")
     with pytest.raises(RunError, match="no scale paper; there is smoke"):
         table.cells("paper")
@@ -429,6 +429,12 @@ def test_a_report_of_other_results_leaves_those_of_the_project(tmp_path, monkeyp
     assert capsys.readouterr().out.splitlines() == [f"{own}/results.html"]
     assert runner.main(["--results", str(project / "results"), "report"]) == 0
     assert (project / "RESULTS.md").read_bytes() != page and (project / "results.html").exists()
+
+
+def test_a_row_that_only_another_scale_has_is_told_so(capsys):
+    assert runner.main(["list", "benchmark-digits", "--scale", "smoke", "--only", "ditto"]) == 1
+    told = "row ditto: at scale smoke benchmark-digits has fedavg-ft, local, fedper, fedbabu"
+    assert capsys.readouterr().err == f"error: {told}\n"
 
 
 def test_communication_beside_fedavg(tmp_path, monkeypatch, capsys):
