@@ -21,6 +21,7 @@ leaves RESULTS.md, which is about the project's own results, as it is.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -181,7 +182,12 @@ def _do(options: argparse.Namespace) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line and do what it says; return the exit status."""
     try:
-        return _do(_parser().parse_args(arguments))
+        status = _do(_parser().parse_args(arguments))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # `... | head` has read enough; what is left goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

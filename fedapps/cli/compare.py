@@ -36,7 +36,10 @@ def run(options: argparse.Namespace) -> int:
     from fedapps.compare.comparison import compare
 
     comparison = compare(options.runs)
-    table.show(comparison)
-    for file in files.write(comparison, options.output, options.format):
+    try:  # before anything is printed: `... | head` ends the process there
+        written = files.write(comparison, options.output, options.format)
+    finally:  # for whom they cannot be written, too
+        table.show(comparison)
+    for file in written:
         print(file)
     return 0

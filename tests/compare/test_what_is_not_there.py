@@ -1,7 +1,11 @@
 """Runs without an end, without scores or of other rounds, folders that are no runs; pictures."""
 
+import os
 import shlex
+import subprocess
+import sys
 from argparse import Namespace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -12,6 +16,7 @@ from fedapps.cli import sweep
 from fedapps.compare.comparison import compared
 from fedapps.compare.runs import read
 
+ROOT = Path(__file__).parents[2]
 LONG = [(0.1, 0.2), (0.2, 0.3), (0.3, 0.4)]
 
 
@@ -155,6 +160,20 @@ def test_accuracies_that_a_run_lacks_are_empty_cells(made, compare):
     assert printed["A"][-3:] == ["20.00", "40.00", "75.00"]
     assert printed["B"][-2:] == ["20.00", "40.00"]
     assert compared.groups["accuracy_global_mean"].isna().to_dict() == {"A": False, "B": True}
+
+
+def test_a_reader_that_has_read_enough_leaves_the_files_and_no_traceback(made, tmp_path):
+    """As `... | head` does; that of the papers' tables has no files."""
+    words = ["compare", made("a"), made("b", "lr=0.5"), "--output", tmp_path / "files"]
+    for command in (words, ["experiments", "config", "fedcmd-mixed", "fc2"]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        process = [sys.executable, "-m", "fedapps", *map(str, command)]
+        done = subprocess.run(process, stdout=writer, stderr=subprocess.PIPE, cwd=ROOT)
+        os.close(writer)
+        assert done.stderr == b""
+    there = {path.name for path in (tmp_path / "files").iterdir()}
+    assert there == {"runs.csv", "groups.csv", "curves.png"}
 
 
 # Pictures -----------------------------------------------------------------------------------------
