@@ -160,6 +160,15 @@ def test_page_follows_a_run_and_tells_how_it_ended(tmp_path, monkeypatch):
     assert {"unfinished", "after round 4 of 3"} <= set(texts_of(folder))
 
 
+def test_the_page_names_the_samples_that_were_scored(folder, tmp_path):
+    """One that chooses settings says nothing of test samples."""
+    assert "accuracy over all test samples" in texts_of(folder)
+    name = "evaluate-on=validation validation-fraction=0.2"
+    told = texts_of(finished_run(tmp_path, name))
+    assert "accuracy over all validation samples" in told
+    assert not [text for text in told if "test samples" in text]
+
+
 def test_a_page_that_fails_costs_an_event_only(tmp_path, monkeypatch, read_csv):
     def fail(*_):
         raise ValueError("no\nink")

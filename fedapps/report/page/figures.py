@@ -74,7 +74,8 @@ def classes(run: RunFiles) -> list[Chart]:
         return []
     few = len(rows) <= 25
     label = "class" if few else "class, in the order of accuracy"
-    chart = Chart("classes", "Accuracy of every class", label, "accuracy over all test samples")
+    scored = f"accuracy over all {run.config.get('evaluate-on', 'scored')} samples"
+    chart = Chart("classes", "Accuracy of every class", label, scored)
     return [_changes(chart, rows, "class", ordered=not few)]
 
 
