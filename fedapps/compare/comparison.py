@@ -69,13 +69,18 @@ def _notes(runs: Sequence[Run], groups: Sequence[Group]) -> Iterator[str]:
             wanted = group.settings["num-rounds"]
             yield f"* {group.name} has not finished: figures of round {group.rounds[0]} of {wanted}"
         for run in group.left_out:
-            why = "another run has that seed" if run.finished else "not finished"
-            yield f"{group.name} is without {run.folder.name}: {why}"
+            yield f"{group.name} is without {run.folder.name}: {_why_left_out(run, group)}"
     for run in runs:
         if not len(run.scored):
             why = "none of its rounds was scored" if run.finished else "it has scored no round yet"
             yield f"{run.folder.name} is not there: {why}"
     yield from _versions([run for group in groups for run in group.runs])
+
+
+def _why_left_out(run: Run, group: Group) -> str:
+    if group.finished and not run.finished:
+        return "not finished"
+    return "another run has that seed" if run.seed in group.seeds else "no scored round in common"
 
 
 def _different_samples(groups: Sequence[Group]) -> Iterator[str]:

@@ -130,7 +130,14 @@ def test_unfinished_runs_without_a_common_round_are_the_furthest_alone(made, com
     ]
     compared = compare(*folders)
     assert compared.groups.loc["A", ["n", "seeds", "round"]].tolist() == [1, 1, 2]
-    assert "A is without a: not finished\n" in compared.out
+    assert "A is without a: no scored round in common\n" in compared.out
+
+
+def test_of_two_unfinished_runs_with_one_seed_it_is_the_seed_that_one_is_left_out_for(
+    made, compare
+):
+    folders = [made(name, "num-rounds=9", scores=LONG, finished=False) for name in ("a", "b")]
+    assert "A is without b: another run has that seed\n" in compare(*folders).out
 
 
 @pytest.mark.parametrize("finished", [False, True])
