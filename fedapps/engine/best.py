@@ -27,7 +27,7 @@ def keep(run: Path, found: Checkpoint) -> None:
     try:
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(mode=0o700)  # as `clients/` and `checkpoint/`: it tells of single clients
-        os.link(run / CONFIG, new / CONFIG)
+        shutil.copyfile(run / CONFIG, new / CONFIG)
         write_whole(new / directory.MODEL, directory.model_bytes(found.arrays))
         checkpoint.save(new, found)
         for path in sorted((run / "clients").glob("*/round-*.safetensors")):
