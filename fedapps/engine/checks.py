@@ -45,7 +45,7 @@ def _check_scores(strategy: BaseStrategy) -> None:
     lone = _lone_batch_statistics(strategy)
     if not lone or not space.shares:
         return
-    parts = {s.evaluate_on: f"a larger {s.evaluate_on}-fraction"}
+    parts: dict[str, str] = {s.evaluate_on: f"a larger {s.evaluate_on}-fraction"}
     if s.score_without_head:  # whose templates are means of what the body makes of them
         parts["train"] = "score-without-head=false"
     few = 0 if strategy.final_phase else s.evaluate_clients  # which ends with all clients
