@@ -28,6 +28,7 @@ from fedapps.method.update import ClientUpdate, Failure
 from fedapps.models.layers import Arrays, Slice, put
 from fedapps.split.address import is_loopback, reachable, read_certificate
 from fedapps.split.channel import ChannelServer
+from fedapps.split.checks import check_settings
 from fedapps.split.leak import LEAK
 from fedapps.split.plans import least_cut, recycling, through
 from fedapps.split.rules import BatchGradients, Rules, Smashed, frame_limit, levelled
@@ -56,22 +57,8 @@ class SplitStrategy(BaseStrategy):
 
     def setup(self) -> None:
         """Refuse what has no meaning where clients hold a part of the model."""
+        check_settings(self)
         s = self.settings
-        if s.dp.mode != "none":
-            raise RunError(
-                f'dp.mode = "{s.dp.mode}": this strategy has clients send features and labels, '
-                'which get no noise; use "none"'
-            )
-        if self.layout.stays:
-            raise RunError(
-                f'{s.strategy} needs bn-stats = "shared" or "batch" and bn-local = false: no client'
-                " has statistics of the server's layers"
-            )
-        if s.prox_mu or self.clip() or s.presum:
-            raise RunError(
-                f"{s.strategy} knows no prox-mu, clip-percentile, max-norm, presum: "
-                "clients hold a part of the model"
-            )
         for client in range(s.num_clients):  # a bad cut ends the run here
             self.cut(client)
         self._tls = expanded(s.channel_tls, "channel-tls") if s.channel_tls else None

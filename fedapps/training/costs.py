@@ -172,11 +172,14 @@ def is_cacheable(layer: nn.Module) -> bool:
 
     Dropout draws, and a BatchNorm without running statistics depends on the rest of the batch.
     """
-    return not any(
-        isinstance(module, nn.modules.dropout._DropoutNd)
-        or (isinstance(module, _BatchNorm) and module.running_mean is None)
-        for module in layer.modules()
+    return not has_dropout(layer) and not any(
+        isinstance(module, _BatchNorm) and module.running_mean is None for module in layer.modules()
     )
+
+
+def has_dropout(layer: nn.Module) -> bool:
+    """Tell whether a layer draws random numbers in training."""
+    return any(isinstance(m, nn.modules.dropout._DropoutNd) for m in layer.modules())
 
 
 def _lone(x: Tensor) -> bool:

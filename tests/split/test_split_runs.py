@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from torch import nn
 
 from fedapps.core import config
 from fedapps.core.errors import RunError
+from fedapps.models import MODELS, ModelSpec
 from fedapps.split.client import Link
 from fedapps.training.workspace import workspace
 from tests.support.clock import until
@@ -127,6 +129,21 @@ def test_bad_input_ends_the_run_in_one_line(serial_run, tiny_npz, bad, says):
         serial_run(tiny_npz, bad, "num-clients=3", num_supernodes=2)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_a_model_with_dropout_is_refused(serial_run, tiny_npz, monkeypatch, name):
+    """Masks come from one generator of the process, which its threads would use at any time."""
+
+    def build(shape, classes):
+        model = MODELS["cnn"].build(shape, classes)
+        model.fc1.add_module("drop", nn.Dropout(0.3))
+        return model
+
+    monkeypatch.setitem(MODELS, "dropping", ModelSpec(build))
+    serial_run(tiny_npz, 'strategy="fedavg" model="dropping" num-clients=3')
+    with pytest.raises(RunError, match=r'model = "dropping": fc1 has dropout.*be repeated'):
+        serial_run(tiny_npz, f'strategy="{name}" model="dropping" num-clients=3')
 
 
 def test_a_clients_last_layers_are_scored_before_the_servers(serial_run, make_npz, tmp_path, fits):
