@@ -11,7 +11,7 @@ from fedapps.core import registry
 from fedapps.core.memory import reserve
 from fedapps.core.schema import MethodSettings
 from fedapps.core.settings import Settings
-from fedapps.models.layers import Arrays, Layout, Slice, put, take
+from fedapps.models.layers import Arrays, Layout, Slice, take
 from fedapps.training.batches import Samples
 from fedapps.training.clipping import Thresholds
 from fedapps.training.costs import TrainingStats
@@ -101,7 +101,7 @@ class StrategyTools:
 
     def train_here(self, round_: int, samples: Samples, stage: Stage) -> TrainingStats:
         """Train the server's model in this process; return the costs."""
-        put(self.workspace.model, self.arrays)
+        self.workspace.reset(self.arrays)
         draw = Draw(self.settings.seed, "train", round_, 0)  # as FedAvg's only client would draw
         done = self.workspace.trainer.train(samples, (stage,), draw)
         self.arrays.update(take(self.workspace.model, self.layout.shared(stage.layers)))

@@ -25,7 +25,7 @@ from fedapps.core.errors import DIVERGED, RunError
 from fedapps.core.paths import expanded
 from fedapps.method.strategy import BaseStrategy
 from fedapps.method.update import ClientUpdate, Failure
-from fedapps.models.layers import Arrays, Slice, put
+from fedapps.models.layers import Arrays, Slice
 from fedapps.split.address import is_loopback, reachable, read_certificate
 from fedapps.split.channel import ChannelServer
 from fedapps.split.checks import check_settings
@@ -126,7 +126,7 @@ class SplitStrategy(BaseStrategy):
     def server_part(self, round_: int, layers: Slice) -> ServerPart:
         """Return layers with the server's values, to be trained in this round."""
         space = self.workspace.part(layers)
-        put(space.model, {key: self.arrays[key] for key in space.initial})
+        space.reset({key: self.arrays[key] for key in space.initial})
         return ServerPart(space, layers, self.stage(round_, layers))
 
     def server_layers(self, cut: int) -> Slice:

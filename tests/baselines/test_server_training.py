@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from fedapps.core.errors import RunError
+from fedapps.models import MODELS, ModelSpec
+from fedapps.models.norms import batch_norms
 from fedapps.training.draw import Draw
 from tests.support.references import BATCH, assert_close, grad, reference, sgd
 
@@ -63,3 +65,26 @@ def test_server_data_leaves_what_clients_do_not_share(serial_run, read_model, wo
     for method in ("local", "fedfomo", "centralized", "pfedsim", "lgfedavg"):
         with pytest.raises(RunError, match="server-data: no effect on this strategy"):
             serial_run(f'strategy="{method}" server-data=0.5')
+
+
+def test_what_the_server_trained_before_leaves_no_trace_but_its_model(
+    serial_run, read_model, monkeypatch
+):
+    """A BatchNorm without momentum averages over the batches it has counted: those of one round.
+
+    Of a run that is resumed, or whose clients are scored in this process, it has counted no others.
+    """
+
+    def build(shape, classes):
+        model = MODELS["lenet5"].build(shape, classes)
+        for norm in batch_norms(model):
+            norm.momentum = None
+        return model
+
+    monkeypatch.setitem(MODELS, "counting", ModelSpec(build))
+    base = 'strategy="centralized" model="counting" evaluate-every=0 checkpoint-every=1'
+    whole = serial_run(base, "num-rounds=2")
+    folder = serial_run(base, "num-rounds=1")
+    serial_run(base, f'num-rounds=2 resume="{folder}"')
+    for key, value in read_model(whole).items():
+        np.testing.assert_array_equal(read_model(folder)[key], value, key)
