@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from fedapps.cli import export, predict
+from fedapps.core import registry
 from fedapps.core.errors import RunError
+from fedapps.engine.finished import FinishedRun
+from fedapps.method.update import replace
 
 TINY = "num-clients=4 num-rounds=2 lr=0.03 min-samples=12"
 
@@ -122,3 +125,30 @@ def test_a_run_without_checkpoints_or_end_is_read_too(tiny_run, read_csv, accura
     for name in ("model.safetensors", "summary.json"):
         (folder / name).unlink()
     assert accuracy(folder, 2, folder, "--client", "2") == float(row["accuracy_personalized"])
+
+
+def test_what_a_finished_run_sends_is_float32_too(serial_run, tiny_npz, monkeypatch):
+    """A method may keep a state in float64; clients of the run got float32."""
+    seen = []
+
+    class Doubling(registry.strategy_class("fedavg")):
+        def evaluation_plan(self, round_, client):
+            plan = super().evaluation_plan(round_, client)
+            return replace(plan, receives={"shift/x": (3,)})
+
+        def download(self, round_, client, plan):
+            further = {name: np.arange(3) / 3 for name in plan.receives}
+            return super().download(round_, client, plan) | further
+
+    class Watching(registry.client_class("fedavg")):
+        def before_scoring(self, plan):
+            seen.append(self.received["shift/x"].dtype)
+            return super().before_scoring(plan)
+
+    monkeypatch.setattr(registry, "strategy_class", lambda name: Doubling)
+    monkeypatch.setattr(registry, "client_class", lambda name: Watching)
+    folder = serial_run(tiny_npz, TINY, 'strategy="fedavg"')
+    assert set(seen) == {np.dtype(np.float32)}
+    seen.clear()
+    FinishedRun.open(folder).client(0)
+    assert seen == [np.float32]

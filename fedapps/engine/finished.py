@@ -26,7 +26,7 @@ from fedapps.engine.versions import LOADED, StateVersions
 from fedapps.method.client import BaseClient
 from fedapps.method.strategy import BaseStrategy
 from fedapps.method.update import ClientUpdate
-from fedapps.models.layers import Arrays, put
+from fedapps.models.layers import Arrays, as_sent, put
 from fedapps.report import directory
 from fedapps.report.directory import MODEL
 from fedapps.training.plan import Plan
@@ -135,7 +135,8 @@ class FinishedRun:
                 "or the run is still going on"
             )
         client: BaseClient = registry.client_class(name)(self.space, number, dict(state))
-        update = client.score_round(plan, self.strategy.download(self.round, number, plan))
+        received = as_sent(self.strategy.download(self.round, number, plan))
+        update = client.score_round(plan, received)
         return client, update, plan
 
 

@@ -7,7 +7,6 @@ hooks of `Conversation`, privacy, `server-data`.
 
 from dataclasses import dataclass, field
 
-import numpy as np
 from torch import Tensor
 
 from fedapps.core import config
@@ -15,7 +14,7 @@ from fedapps.core.settings import Settings
 from fedapps.method.client import BaseClient
 from fedapps.method.strategy import BaseStrategy
 from fedapps.method.update import ClientUpdate
-from fedapps.models.layers import Arrays, Layout
+from fedapps.models.layers import Arrays, Layout, as_sent
 from fedapps.training.costs import TrainingStats, cost_of
 from fedapps.training.plan import Plan
 from fedapps.training.workspace import Workspace
@@ -44,7 +43,7 @@ class Rehearsal:
             plans = {client: strategy.plan(self.round, client) for client in selected}
             updates = [self.train(client, plan) for client, plan in plans.items()]
             new = strategy.aggregate(self.round, iter(updates))
-            strategy.arrays.update({k: np.asarray(v, np.float32) for k, v in new.items()})
+            strategy.arrays.update(as_sent(new))
             cost_of(strategy.after_round, self.round, TrainingStats)
 
     def train(self, client: int, plan: Plan) -> ClientUpdate:
@@ -65,9 +64,8 @@ class Rehearsal:
         return self.client_class(self.strategy.workspace, client, state)
 
     def _download(self, client: int, plan: Plan) -> Arrays:
-        """Return what a client gets: float32, as it travels in a message."""
-        arrays = self.strategy.download(self.round, client, plan)
-        return {key: np.asarray(value, np.float32) for key, value in arrays.items()}
+        """Return what a client gets."""
+        return as_sent(self.strategy.download(self.round, client, plan))
 
 
 def rehearse(

@@ -178,6 +178,11 @@ def take(model: nn.Module, keys: Iterable[str]) -> Arrays:
     return {key: state[key].detach().cpu().numpy().copy() for key in keys}
 
 
+def as_sent(arrays: Mapping[str, np.ndarray]) -> Arrays:
+    """Return arrays as they travel: float32, whatever they are kept in."""
+    return {key: np.asarray(value, np.float32) for key, value in arrays.items()}
+
+
 def put(model: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
     """Copy arrays into the model's state in place; raises `RunError` for a shape that differs."""
     state = model.state_dict()
