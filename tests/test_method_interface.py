@@ -7,6 +7,7 @@ from typing import ClassVar
 import msgspec
 import numpy as np
 import pytest
+import torch
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 from torch.nn import BatchNorm2d
@@ -17,7 +18,7 @@ from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.engine.checks import check_aggregate
 from fedapps.engine.rounds import Rounds
-from fedapps.method import BaseClient, BaseStrategy, Costs, put, rehearse, replace
+from fedapps.method import BaseClient, BaseStrategy, Costs, local, put, rehearse, replace
 from fedapps.serial import run_serial
 from fedapps.training.workspace import Workspace
 
@@ -172,6 +173,21 @@ def test_hooks_find_the_model_alike_whoever_had_it_before(flat_config, tiny_npz)
     for first, second in seen.values():
         assert first[0] == second[0] and not first[0][2], "in eval mode"
         assert all(np.array_equal(first[1][key], second[1][key]) for key in first[1])
+
+
+def test_another_methods_client_keeps_what_the_client_keeps(flat_config, tiny_npz):
+    """Also on a device that begins a run with the state of an earlier one."""
+
+    class Both(registry.client_class("fedavg")):
+        def setup(self):
+            self.base = self.other("fedper")
+
+    space = Workspace(config.read(flat_config(tiny_npz)))
+    earlier = {name: torch.ones(1) for name in ("model/fc2.fc.bias", "norms/fc2/90-batch-5")}
+    client = Both(space, 0, earlier)
+    local.begin(client)
+    client.remember("more/", {"x": np.zeros(1, np.float32)})
+    assert [*client.base.state] == [*client.state] == ["model/fc2.fc.bias", "more/x"]
 
 
 @pytest.mark.parametrize("hook", ["before_training", "after_training", "before_scoring"])
