@@ -166,6 +166,12 @@ def test_the_busiest_node_is_at_most_a_third_above_the_optimum(loads, nodes):
     assert 3 * nodes * max(loads_of(parts, loads)) <= (4 * nodes - 1) * best
 
 
+def test_a_node_without_work_gets_no_message():
+    fleet = Fleet([7, 8, 9])
+    allotted = fleet.allot(make_requests([4, 2]), [1.0, 2.0], fleet.nodes)
+    assert [(node, [r.client for r in part]) for node, part in allotted] == [(7, [2]), (8, [4])]
+
+
 def test_equal_requests_are_dealt_in_turn():
     parts = spread(make_requests(range(5)), [1.0] * 5, [7, 8, 9])
     assert [[request.client for request in part] for part in parts] == [[0, 3], [1, 4], [2]]
@@ -318,10 +324,8 @@ def make_update(client):
 
 def make_exchange(parts):
     """An exchange whose messages to the nodes 0, 1, ... are pushed."""
-    requests = make_requests(sorted(client for part in parts for client in part))
-    by_client = {request.client: request for request in requests}
-    exchange = Exchange(requests, [[by_client[client] for client in part] for part in parts])
-    messages = exchange.messages(range(len(parts)), INFO, "train", "1")
+    exchange = Exchange([(n, make_requests(part)) for n, part in enumerate(parts) if part])
+    messages = exchange.messages(INFO, "train", "1")
     FakeGrid().push_messages(messages)
     return exchange, {message.metadata.dst_node_id: message for message in messages}
 

@@ -178,10 +178,9 @@ def test_what_all_clients_get_travels_once(requests):
 def test_a_model_that_many_devices_get_is_in_memory_once_and_only_until_it_is_sent():
     model = {"a.w": np.ones(250_000, np.float32)}  # 1 MB
     plan = Plan(round=3, download=("a",), stages=(), upload=())
-    requests = [Request(client, plan, dict(model)) for client in range(30)]
-    exchange = Exchange(requests, [[request] for request in requests])
+    exchange = Exchange([(node, [Request(node, plan, dict(model))]) for node in range(30)])
     tracemalloc.start()
-    messages = exchange.messages(range(30), INFO, "train", "3")
+    messages = exchange.messages(INFO, "train", "3")
     held = tracemalloc.get_traced_memory()[0]
     assert all(np.array_equal(m.content["arrays"]["a.w"].numpy(), model["a.w"]) for m in messages)
     del messages

@@ -57,7 +57,7 @@ class Rounds:
         self.checks = FigureChecks(strategy)
         self.policy = FailurePolicy(self.settings)
         self.totals = RoundTotals()
-        self.exchange = Exchange([], [])
+        self.exchange = Exchange()
         self.recovery = Recovery(self.settings)
         strategy.engine = self
 
@@ -185,11 +185,10 @@ class Rounds:
         places = self.fleet.nodes
         if kind == "train":
             places = strategy.train_nodes(places, self.fleet.workers)
-        nodes, parts = self.fleet.allot(requests, loads, places)
-        limit = self.settings.max_value
-        self.exchange = Exchange(requests, parts, strategy.unreachable, limit)
+        allotted = self.fleet.allot(requests, loads, places)
+        self.exchange = Exchange(allotted, strategy.unreachable, self.settings.max_value)
         info = self.recovery.info(round_, self.report, strategy.workspace.fingerprint, presum)
-        return self.exchange.messages(nodes, info, kind, str(round_))
+        return self.exchange.messages(info, kind, str(round_))
 
     def _close_training(self, round_: int, final: str) -> RoundTotals:
         """Write the last round's row; return the totals of the final phase that follows."""
@@ -200,7 +199,7 @@ class Rounds:
         return RoundTotals(phase=final, clients=clients, bytes_eval=payload, epsilon=epsilon)
 
     def _payload(self) -> int:
-        return sum(request.nbytes for request in self.exchange.requests)
+        return sum(request.nbytes for request in self.exchange.requests.values())
 
     def _load(self, request: Request) -> float:
         """Expected cost of a request: a trained sample costs about three evaluated ones."""
@@ -223,10 +222,10 @@ class Rounds:
     # Receiving ----------------------------------------------------------------------------
 
     def _training(self, update: ClientUpdate) -> TrainingStats:
-        return self.checks.training(update, self.exchange.of[update.client].plan)
+        return self.checks.training(update, self.exchange.requests[update.client].plan)
 
     def _evaluation(self, update: ClientUpdate) -> Evaluation:
-        return self.checks.evaluation(update, self.exchange.of[update.client].plan)
+        return self.checks.evaluation(update, self.exchange.requests[update.client].plan)
 
     def _screened(self, round_: int, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """Pass on what the strategy lets pass; the rest are failures."""
@@ -238,9 +237,8 @@ class Rounds:
 
     def _counted(self, round_: int, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """Pass updates on and count what they cost."""
-        uploads = {r.client: r.nbytes_up(self.layout) for r in self.exchange.requests}
         for update in updates:
-            self.totals.bytes_up += uploads[update.client]
+            self.totals.bytes_up += self.exchange.requests[update.client].nbytes_up(self.layout)
             self.recovery.see(round_, update, self.report)
             done: TrainingStats = update.figures
             self.totals.add(done)

@@ -19,39 +19,34 @@ from fedapps.wire.requests import Request, RoundInfo, pack_requests
 class Exchange:
     """One wave of requests: messages out, updates back in client order.
 
-    `given_up` tells which clients will not answer any more, and why; `largest` is the largest
-    magnitude of a value that they may send.
+    `allotted` are SuperNodes and the requests of each (`Fleet.allot`), `requests` all of them by
+    client. `given_up` tells which clients will not answer any more, and why; `largest` is the
+    largest magnitude of a value that they may send.
     """
 
     def __init__(
         self,
-        requests: Sequence[Request],
-        parts: Sequence[Sequence[Request]],
+        allotted: Sequence[tuple[int, Sequence[Request]]] = (),
         given_up: Callable[[], Mapping[int, str]] = dict,
         largest: float = LARGEST,
     ) -> None:
         self.given_up = given_up
         self.largest = largest
-        self.requests = list(requests)
-        self.of = {request.client: request for request in self.requests}
+        self.requests = {request.client: request for _, part in allotted for request in part}
         self.failures: list[Failure] = []
-        self._parts = list(parts)
+        self._allotted = allotted
         self._sent: list[tuple[Metadata, Sequence[Request]]] = []
         self._presum = False
 
-    def messages(
-        self, nodes: Sequence[int], info: RoundInfo, kind: str, group: str
-    ) -> list[Message]:
-        """Make one message per SuperNode that has work."""
+    def messages(self, info: RoundInfo, kind: str, group: str) -> list[Message]:
+        """Make one message per SuperNode."""
         self._presum = info.presum
         packed: dict[int, Array] = {}  # the model once, however many devices get it
         messages = [
-            pack_requests(part, info, node, kind, group, packed)
-            for part, node in zip(self._parts, nodes, strict=True)
-            if part
+            pack_requests(part, info, node, kind, group, packed) for node, part in self._allotted
         ]
         about = [message.metadata for message in messages]  # all else is free once it is sent
-        self._sent = [*zip(about, filter(None, self._parts), strict=True)]
+        self._sent = [(to, part) for to, (_, part) in zip(about, self._allotted, strict=True)]
         return messages
 
     def given_up_messages(self) -> set[str]:
@@ -78,7 +73,7 @@ class Exchange:
         one whose request nobody answered in time.
         """
         sent = {about.message_id: part for about, part in self._sent}
-        order = deque(sorted(request.client for request in self.requests))
+        order = deque(sorted(self.requests))
         arrived: dict[int, ClientUpdate | None] = {}
         for reply in replies:
             part = sent.pop(reply.metadata.reply_to_message_id, None)

@@ -30,11 +30,12 @@ class Fleet:
 
     def allot(
         self, requests: Sequence[Request], loads: Sequence[float], nodes: Sequence[int]
-    ) -> tuple[list[int], list[list[Request]]]:
-        """Return SuperNodes and the part of the requests of each: a bound client's is its own."""
-        if not self.bound:
-            return [*nodes], spread(requests, loads, nodes)
-        return [self.bound[r.client].node for r in requests], [[r] for r in requests]
+    ) -> list[tuple[int, list[Request]]]:
+        """Return SuperNodes and the requests of each: a bound client's goes to its own alone."""
+        if self.bound:
+            return [(self.bound[request.client].node, [request]) for request in requests]
+        parts = zip(nodes, spread(requests, loads, nodes), strict=True)
+        return [(node, part) for node, part in parts if part]
 
     def hosts(self, clients: Sequence[int]) -> list[tuple[int, list[int]]]:
         """Return SuperNodes and the clients of each, for questions about all of them."""
