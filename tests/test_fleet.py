@@ -330,6 +330,10 @@ def make_exchange(parts):
     return exchange, {message.metadata.dst_node_id: message for message in messages}
 
 
+def no_figures(update, plan):
+    return None
+
+
 @st.composite
 def waves(draw):
     """Parts of some nodes (some empty), the order of replies, who fails, who never answers."""
@@ -356,7 +360,7 @@ def test_updates_leave_in_client_order_whatever_the_order_of_replies(wave):
             seen.append(len(yielded))
             yield reply_to(messages[node], updates, failures)
 
-    for update in exchange.updates(replies(), LAYOUT, str):
+    for update in exchange.updates(replies(), LAYOUT, no_figures):
         yielded.append(update.client)
         assert update.arrays["a.w"].tolist() == [update.client] * 2
     answered = {client for node in answering for client in parts[node]}
@@ -378,7 +382,7 @@ def test_an_error_reply_fails_the_clients_of_its_message_only():
         Message(Error(3, "OSError: gone"), reply_to=messages[0]),
         reply_to(messages[1], [make_update(2)], []),
     ]
-    assert [update.client for update in exchange.updates(replies, LAYOUT, str)] == [2]
+    assert [update.client for update in exchange.updates(replies, LAYOUT, no_figures)] == [2]
     assert exchange.failures == [Failure(1, "OSError: gone"), Failure(4, "OSError: gone")]
 
 
@@ -390,7 +394,7 @@ def test_late_and_repeated_replies_are_ignored():
     answer = reply_to(messages[0], [make_update(1)], [])
     repeated = reply_to(messages[0], [], [Failure(1, "changed its mind")])
     late = reply_to(earlier[1], [make_update(2)], [])
-    updates = exchange.updates([late, answer, repeated, answer], LAYOUT, str)
+    updates = exchange.updates([late, answer, repeated, answer], LAYOUT, no_figures)
     assert [update.client for update in updates] == [1]
     assert exchange.failures == [Failure(2, "no reply in time")]
 
@@ -399,7 +403,7 @@ def test_an_answer_for_another_nodes_client_is_worth_nothing():
     exchange, messages = make_exchange([[1, 3], [2, 4]])
     stolen = reply_to(messages[0], [make_update(client) for client in (1, 2, 3)], [])
     own = reply_to(messages[1], [make_update(4)], [])
-    assert [u.client for u in exchange.updates([stolen, own], LAYOUT, str)] == [1, 3, 4]
+    assert [u.client for u in exchange.updates([stolen, own], LAYOUT, no_figures)] == [1, 3, 4]
     assert exchange.failures == [Failure(2, "the reply has no result of this client")]
 
 
@@ -407,7 +411,8 @@ def test_figures_are_read_once_and_travel_with_the_update():
     exchange, messages = make_exchange([[1, 2], [3]])
     read = []
 
-    def read_figures(update):
+    def read_figures(update, plan):
+        assert plan is PLAN
         read.append(update.client)
         if update.client == 2:
             raise ValueError("no such\nfigure")
@@ -557,7 +562,7 @@ def test_objects_that_are_none_cost_their_client_only(name, monkeypatch):
         link.put(reply_to(message, [update], []), change)
     ids = [message.metadata.message_id for message in messages.values()]
     replies = StreamingGrid(http_grid(link))._replies(ids, time.monotonic(), None)
-    updates = [*exchange.updates(replies, LAYOUT, str)]
+    updates = [*exchange.updates(replies, LAYOUT, no_figures)]
     assert [update.client for update in updates] == [1, 3]
     assert all(u.arrays["a.w"].tolist() == [u.client] * 2 for u in updates)
     (failure,) = exchange.failures

@@ -16,7 +16,7 @@ from fedapps.core.draws import sample_evaluated
 from fedapps.core.errors import without_lines
 from fedapps.engine.checks import check_aggregate, check_plans, check_strategy
 from fedapps.engine.failures import FailurePolicy, refuse_dead_workers
-from fedapps.engine.figures import Evaluation, FigureChecks
+from fedapps.engine.figures import FigureChecks
 from fedapps.engine.privacy import RESTS_ON, privacy
 from fedapps.engine.questions import ask
 from fedapps.engine.recovery import EarlyStop, Recovery
@@ -101,7 +101,7 @@ class Rounds:
     def aggregate_train(self, round_: int, replies: Iterable[Message]) -> None:
         """Aggregate updates in client order as they come; end the run if too many failed."""
         round_ += self.recovery.done
-        arrived = self.exchange.updates(replies, self.layout, self._training)
+        arrived = self.exchange.updates(replies, self.layout, self.checks.training)
         counted = self._counted(round_, self._screened(round_, arrived))
         start = partial(self._uploaded, round_)
         updates = self.privacy.release(round_, counted, start)
@@ -135,7 +135,7 @@ class Rounds:
     def aggregate_evaluate(self, round_: int, replies: Iterable[Message]) -> None:
         """Collect the scores in client order, write the round's rows and a checkpoint."""
         round_ += self.recovery.done
-        updates = list(self.exchange.updates(replies, self.layout, self._evaluation))
+        updates = list(self.exchange.updates(replies, self.layout, self.checks.evaluation))
         self._handle_failures(round_, "evaluate")
         for update in updates:
             self.recovery.see(round_, update, self.report)
@@ -220,12 +220,6 @@ class Rounds:
         return [client for client in self.strategy.clients if client in chosen]
 
     # Receiving ----------------------------------------------------------------------------
-
-    def _training(self, update: ClientUpdate) -> TrainingStats:
-        return self.checks.training(update, self.exchange.requests[update.client].plan)
-
-    def _evaluation(self, update: ClientUpdate) -> Evaluation:
-        return self.checks.evaluation(update, self.exchange.requests[update.client].plan)
 
     def _screened(self, round_: int, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """Pass on what the strategy lets pass; the rest are failures."""

@@ -9,6 +9,7 @@ from flwr.app import Array, Message, Metadata
 from fedapps.core.errors import one_line
 from fedapps.method.update import ClientUpdate, Failure
 from fedapps.models.layers import Layout
+from fedapps.training.plan import Plan
 from fedapps.wire.checks import LARGEST
 from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.questions import pack_question, unpack_answers
@@ -64,13 +65,13 @@ class Exchange:
         self,
         replies: Iterable[Message],
         layout: Layout,
-        read_figures: Callable[[ClientUpdate], object],
+        read_figures: Callable[[ClientUpdate, Plan], object],
     ) -> Iterator[ClientUpdate]:
         """Yield updates in client order as soon as the order allows; note failures, in that order.
 
-        `read_figures` reads and checks the metrics of an update; what it returns becomes the
-        update's `figures`. If it raises a ValueError or KeyError the client failed, and so did
-        one whose request nobody answered in time.
+        `read_figures` reads and checks the metrics of an update by the plan that its client was
+        sent; what it returns becomes the update's `figures`. If it raises a ValueError or KeyError
+        the client failed, and so did one whose request nobody answered in time.
         """
         sent = {about.message_id: part for about, part in self._sent}
         order = deque(sorted(self.requests))
@@ -83,8 +84,9 @@ class Exchange:
             self.failures += failures
             arrived |= dict.fromkeys((request.client for request in part), None)
             for update in updates:
+                plan = self.requests[update.client].plan
                 try:
-                    arrived[update.client] = replace(update, figures=read_figures(update))
+                    arrived[update.client] = replace(update, figures=read_figures(update, plan))
                 except (ValueError, KeyError) as error:
                     cause = f"the reply's figures are broken: {one_line(str(error))}"
                     self.failures.append(Failure(update.client, cause))
