@@ -13,13 +13,12 @@ from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 from fedapps.core.settings import Settings
 from fedapps.engine import best, checkpoint
-from fedapps.engine.checkpoint import Best, Checkpoint, Progress, needed_after
+from fedapps.engine.checkpoint import Best, Checkpoint, Progress
 from fedapps.engine.privacy import RELEASES
 from fedapps.engine.versions import StateVersions
 from fedapps.method.strategy import BaseStrategy
 from fedapps.method.update import ClientUpdate
 from fedapps.report.report import Report, ReportState
-from fedapps.wire.requests import RoundInfo
 
 SPENT = "releases.json"  # of differential privacy, begun so far
 
@@ -85,19 +84,6 @@ class Recovery:
         if counts.shape != strategy.state[RELEASES].shape:
             raise RunError(f"{run / SPENT}: was altered; epsilon is unknown")
         strategy.state[RELEASES] = np.maximum(counts, strategy.state[RELEASES])
-
-    def info(self, round_: int, report: Report, fingerprint: str, presum: bool) -> RoundInfo:
-        """Return what all messages of a round say of the run."""
-        about = report.about
-        return RoundInfo(
-            str(report.folder),
-            fingerprint,
-            presum,
-            run_id=about.id,
-            attempt=about.attempt,
-            resumed=about.resumed,
-            needed=needed_after(round_, self.settings.checkpoint_every),
-        )
 
     def see(self, round_: int, update: ClientUpdate, report: Report) -> None:
         """Take down which state a client had and has; one that was lost is an event."""

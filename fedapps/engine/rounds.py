@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from fedapps.core import log
 from fedapps.core.draws import sample_evaluated
 from fedapps.core.errors import without_lines
+from fedapps.engine.checkpoint import needed_after
 from fedapps.engine.checks import check_aggregate, check_plans, check_strategy
 from fedapps.engine.failures import FailurePolicy, refuse_dead_workers
 from fedapps.engine.figures import FigureChecks
@@ -31,7 +32,7 @@ from fedapps.wire.exchange import Exchange
 from fedapps.wire.fleet import Fleet
 from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.nodes import NodeRegistry
-from fedapps.wire.requests import Request
+from fedapps.wire.requests import Request, RoundInfo
 
 
 class Rounds:
@@ -92,7 +93,7 @@ class Rounds:
         for kind, detail in self.privacy.begin(plans).items():
             self.report.event(round_, "server", kind, detail)
         self.recovery.before_sending(self.report, self.strategy)
-        messages = self._send(round_, plans, "train", self.settings.presum)
+        messages = self._send(round_, plans, "train")
         self.totals.clients = len(plans)
         self.totals.epsilon = self.privacy.epsilon()
         self.totals.bytes_down = self._payload()
@@ -170,9 +171,7 @@ class Rounds:
 
     # Sending ------------------------------------------------------------------------------
 
-    def _send(
-        self, round_: int, plans: Mapping[int, Plan], kind: str, presum: bool = False
-    ) -> list[Message]:
+    def _send(self, round_: int, plans: Mapping[int, Plan], kind: str) -> list[Message]:
         strategy = self.strategy
         part = "train" if kind == "train" else self.settings.evaluate_on
         requests = [
@@ -187,8 +186,20 @@ class Rounds:
             places = strategy.train_nodes(places, self.fleet.workers)
         allotted = self.fleet.allot(requests, loads, places)
         self.exchange = Exchange(allotted, strategy.unreachable, self.settings.max_value)
-        info = self.recovery.info(round_, self.report, strategy.workspace.fingerprint, presum)
-        return self.exchange.messages(info, kind, str(round_))
+        return self.exchange.messages(self._info(round_, kind), kind, str(round_))
+
+    def _info(self, round_: int, kind: str) -> RoundInfo:
+        """Return what all messages of a round say of the run."""
+        about = self.report.about
+        return RoundInfo(
+            run_dir=str(self.report.folder),
+            fingerprint=self.strategy.workspace.fingerprint,
+            presum=self.settings.presum and kind == "train",
+            run_id=about.id,
+            attempt=about.attempt,
+            resumed=about.resumed,
+            needed=needed_after(round_, self.settings.checkpoint_every),
+        )
 
     def _close_training(self, round_: int, final: str) -> RoundTotals:
         """Write the last round's row; return the totals of the final phase that follows."""
