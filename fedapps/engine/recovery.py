@@ -87,10 +87,9 @@ class Recovery:
 
     def see(self, round_: int, update: ClientUpdate, report: Report) -> None:
         """Take down which state a client had and has; one that was lost is an event."""
-        if lost := self.versions.lost(update.client, update.metrics):
+        if lost := self.versions.see(round_, update.client, update.metrics):
             log.warning("round %s: client %s: %s", round_, update.client, lost)
             report.event(round_, update.client, "state-lost", lost)
-        self.versions.note(round_, update.client, update.metrics)
 
     def after_round(
         self, round_: int, strategy: BaseStrategy, report: Report, score: float | None

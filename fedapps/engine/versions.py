@@ -15,16 +15,16 @@ class StateVersions:
 
     of: dict[int, int] = field(default_factory=dict)
 
-    def lost(self, client: int, figures: Mapping[str, Any]) -> str:
-        """Say what a client had instead of the state that it should have; empty if it had that."""
-        found, expected = figures.get(LOADED), self.of.get(client)
-        if expected is None or type(found) is not int or found >= expected:
-            return ""
-        self.of[client] = found
-        there = "none" if found == NONE else f"that of round {found}"
-        return f"the state of round {expected} was expected, {there} was found"
+    def see(self, round_: int, client: int, figures: Mapping[str, Any]) -> str:
+        """Take down what a client says of its state in a round.
 
-    def note(self, round_: int, client: int, figures: Mapping[str, Any]) -> None:
-        """Take down that a client wrote a state in a round, if it did."""
+        Return what it had instead of the state that it should have; empty if it had that.
+        """
+        found, expected, lost = figures.get(LOADED), self.of.get(client), ""
+        if expected is not None and type(found) is int and found < expected:
+            there = "none" if found == NONE else f"that of round {found}"
+            lost = f"the state of round {expected} was expected, {there} was found"
+            self.of[client] = found
         if figures.get(SAVED) == 1:
             self.of[client] = round_
+        return lost
