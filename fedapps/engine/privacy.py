@@ -8,7 +8,7 @@ docs/privacy.md.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -19,13 +19,14 @@ from fedapps.core.flower import NeighboringRelation, SamplingMethod
 from fedapps.core.privacy_settings import PrivacySettings
 from fedapps.core.settings import Settings
 from fedapps.engine.accounting import Mechanism
+from fedapps.method.strategy import BaseStrategy
 from fedapps.method.update import SERVER, ClientUpdate
 from fedapps.models.layers import Arrays, Layout
 from fedapps.training.plan import Plan
 from fedapps.training.privacy import check_plan, clipped_difference, postprocess
 
-# Methods of a strategy that privacy rests on: who is drawn, what all start from, the mean, and that
-# nothing but updates comes from clients. `screen` would see them before the noise.
+# Hooks of a strategy that central privacy rests on: who is drawn, what all start from, the mean,
+# and that nothing but updates comes from clients. `screen` would see them before the noise.
 ASKS = ("answered", "question")
 RESTS_ON = ("aggregate", *ASKS, "begin_round", "download", "screen", "select")
 LEAST_NOISE = 1e-3  # the accountant's arithmetic fails below: it would say 0 for no privacy at all
@@ -33,7 +34,7 @@ RELEASES, CLIP_NORM = "dp/releases", "dp/clip-norm"  # in a strategy's state
 
 
 class PrivacyMode:
-    """What the strategy asks of a mode; by itself a mode lets updates pass as they are.
+    """What the rounds ask of a mode; this one is "none" and lets updates pass as they are.
 
     `state` is the strategy's: what a mode remembers from round to round stands there.
     """
@@ -43,10 +44,9 @@ class PrivacyMode:
         self.dp: PrivacySettings = settings.dp
         self.layout = layout
         self.state = state
-        self.seed = settings.seed
 
-    def check_strategy(self, replaced: Collection[str]) -> None:
-        """Refuse a strategy that replaces some of `RESTS_ON`."""
+    def check_strategy(self, strategy: BaseStrategy) -> None:
+        """Refuse a strategy whose hooks would undo what the mode guarantees."""
 
     def select(self, round_: int, selected: Sequence[int], there: Collection[int]) -> list[int]:
         """Return the clients to train: those that the strategy has selected."""
@@ -68,10 +68,6 @@ class PrivacyMode:
     def epsilon(self) -> float | None:
         """Return what has been spent when the round that has begun is over."""
         return None
-
-
-class NoPrivacy(PrivacyMode):
-    """Updates pass as they are."""
 
 
 class DifferentialPrivacy(PrivacyMode):
@@ -129,8 +125,7 @@ class Central(DifferentialPrivacy):
         super().__init__(settings, layout, state)
         if settings.presum:
             raise RunError("presum = true: central dp clips every client's own update; use false")
-        if self.dp.secret_noise:
-            self.seed = secret_seed()
+        self.seed = secret_seed() if self.dp.secret_noise else settings.seed
         self.expected = sample_size(settings.num_clients, settings.fraction_train)
         self.count_noise, self.vector_noise = adaptive_noise(self.dp, self.expected)
         self.mechanism = self._mechanism()
@@ -138,9 +133,9 @@ class Central(DifferentialPrivacy):
         self.state[RELEASES] = np.zeros((), np.int64)
         self.state[CLIP_NORM] = np.array(self.dp.clip_norm)
 
-    def check_strategy(self, replaced: Collection[str]) -> None:
+    def check_strategy(self, strategy: BaseStrategy) -> None:
         """Only the mean of clients' updates of one common model is made private."""
-        if replaced:
+        if replaced := _replaced(strategy, RESTS_ON):
             raise RunError(
                 f'dp.mode = "central": this strategy replaces {", ".join(replaced)}, and only the '
                 'plain mean of updates of one common model is made private; use "local" or "none"'
@@ -222,9 +217,9 @@ class Local(DifferentialPrivacy):
         self.mechanism.accountant(self.dp.delta)
         self.state[RELEASES] = np.zeros(settings.num_clients, np.int64)
 
-    def check_strategy(self, replaced: Collection[str]) -> None:
+    def check_strategy(self, strategy: BaseStrategy) -> None:
         """What clients answer would leave them without noise."""
-        if not {*ASKS}.isdisjoint(replaced):
+        if _replaced(strategy, ASKS):
             raise RunError(
                 'dp.mode = "local": this strategy asks clients a question, whose answers get no '
                 'noise; use "none"'
@@ -237,12 +232,18 @@ class Local(DifferentialPrivacy):
         return {}
 
 
-MODES: dict[str, type[PrivacyMode]] = {"none": NoPrivacy, "central": Central, "local": Local}
+MODES: dict[str, type[PrivacyMode]] = {"none": PrivacyMode, "central": Central, "local": Local}
 
 
 def privacy(settings: Settings, layout: Layout, state: Arrays) -> PrivacyMode:
     """Return the server's side of `dp.mode`; raises `RunError` for settings that do not fit."""
     return MODES[settings.dp.mode](settings, layout, state)
+
+
+def _replaced(strategy: BaseStrategy, hooks: Iterable[str]) -> list[str]:
+    """Return those of the hooks that a strategy has replaced."""
+    own = type(strategy)
+    return [name for name in hooks if getattr(own, name) is not getattr(BaseStrategy, name)]
 
 
 def adaptive_noise(dp: PrivacySettings, expected: int) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from fedapps.engine.checkpoint import needed_after
 from fedapps.engine.checks import check_aggregate, check_plans, check_strategy
 from fedapps.engine.failures import FailurePolicy, refuse_dead_workers
 from fedapps.engine.figures import FigureChecks
-from fedapps.engine.privacy import RESTS_ON, privacy
+from fedapps.engine.privacy import privacy
 from fedapps.engine.questions import ask
 from fedapps.engine.recovery import EarlyStop, Recovery
 from fedapps.engine.totals import RoundTotals
@@ -50,9 +50,7 @@ class Rounds:
         self.layout = strategy.layout
         self.fleet = Fleet()
         self.privacy = privacy(self.settings, self.layout, strategy.state)
-        own, base = type(strategy), BaseStrategy
-        replaced = [name for name in RESTS_ON if getattr(own, name) is not getattr(base, name)]
-        self.privacy.check_strategy(replaced)
+        self.privacy.check_strategy(strategy)
         check_strategy(strategy)
         check_plans(strategy)
         self.checks = FigureChecks(strategy)
