@@ -39,7 +39,6 @@ from fedapps.wire.questions import pack_answer, pack_answers, read_question
 from fedapps.wire.replies import pack_metrics, pack_reply
 from fedapps.wire.requests import Request, RequestHeader, read_request
 
-Stores = Callable[[int], ClientStore]  # where a client's state is
 Work = Callable[[Workspace, Request, ClientStore], ClientUpdate]
 Result = ClientUpdate | Failure
 app = ClientApp()
@@ -89,8 +88,7 @@ def ask(message: Message, context: Context) -> Message:
             answers[client] = pack_answer(make(space, client, {}).answer(asked.question))
         except Exception as error:  # whatever goes wrong costs this client only
             where = f"client {client}, {asked.question}"
-            record(_log_folder(context, asked.run_dir), where, error)
-            failures.append(Failure(client, _cause(error)))
+            failures.append(Failure(client, _recorded(error, where, context, asked.run_dir)))
     return pack_answers(message, answers, failures)
 
 
@@ -112,27 +110,26 @@ def _serve(message: Message, context: Context, work: Work) -> Message:
     info, kind = asked.header, message.metadata.message_type
     updates: list[ClientUpdate] = []
     failures: list[Failure] = []
+    everyone = f"{kind}: clients {info.clients}"
     try:
         space, device = _place(context)
         requests = asked.requests(space.layout)
     except Exception as error:  # nothing here can run on this SuperNode; say why for each client
-        record(_log_folder(context, info.run_dir), f"{kind}: clients {info.clients}", error)
-        return pack_reply(asked, [], [Failure(client, _cause(error)) for client in info.clients])
-
-    def store(client: int) -> ClientStore:
-        if device:
-            return device.store(space, info)
-        return ClientStore(Path(info.run_dir) / "clients" / str(client), info.needed)
+        cause = _recorded(error, everyone, context, info.run_dir)
+        return pack_reply(asked, [], [Failure(client, cause) for client in info.clients])
 
     def work_on(request: Request, part: Workspace) -> Result:
         try:
-            return _work_on(request, info, part, store, work)
+            torch.set_num_threads(part.settings.threads)  # a thread's own matter
+            _check_initial_model(info, part)
+            update = work(part, request, _store(device, space, info, request.client))
+            pack_metrics(update, info.presum)  # what Flower refuses must not cost the message
+            return update
         except Exception as error:  # whatever goes wrong costs this client only
             where = f"round {request.plan.round}, client {request.client}, {kind}"
-            record(_log_folder(context, info.run_dir), where, error)
-            return Failure(request.client, _cause(error))
+            return Failure(request.client, _recorded(error, where, context, info.run_dir))
 
-    for result in _results(requests, info, space, work_on):
+    for result in _results(requests, info.concurrent, space, work_on):
         if isinstance(result, ClientUpdate):
             updates.append(result)
         else:
@@ -140,29 +137,54 @@ def _serve(message: Message, context: Context, work: Work) -> Message:
     try:
         sent = presummed(updates) if info.presum else updates
     except RunError as error:  # the plans that the server has looked at were alike, these are not
-        record(_log_folder(context, info.run_dir), f"{kind}: clients {info.clients}", error)
+        cause = _recorded(error, everyone, context, info.run_dir)
         sent = []
-        failures += [Failure(update.client, _cause(error)) for update in updates]
+        failures += [Failure(update.client, cause) for update in updates]
     return pack_reply(asked, sent, failures)
 
 
 def _results(
     requests: list[Request],
-    info: RequestHeader,
+    concurrent: bool,
     space: Workspace,
     work_on: Callable[[Request, Workspace], Result],
 ) -> Iterable[Result]:
     """Do the work of each request: one after the other, or together if they share a channel."""
-    if not info.concurrent:
+    if not concurrent:
         return (work_on(request, space) for request in requests)
     parts = [space.part(request.plan.stages[0].layers) for request in requests]
     with ThreadPoolExecutor(len(requests), thread_name_prefix="client") as threads:
         return [*threads.map(work_on, requests, parts)]
 
 
-def _log_folder(context: Context, run_dir: str) -> Path:
-    """Return where tracebacks go: a device trusts no path of the server's."""
-    return expanded(str(context.node_config.get("state-dir", run_dir)), "state-dir")
+def _store(
+    device: Device | None, space: Workspace, info: RequestHeader, client: int
+) -> ClientStore:
+    """Return where a client's state is: on its device, or in the run directory."""
+    if device:
+        return device.store(space, info)
+    return ClientStore(Path(info.run_dir) / "clients" / str(client), info.needed)
+
+
+def _check_initial_model(info: RequestHeader, space: Workspace) -> None:
+    """Raise RuntimeError if what is not sent would be another than the server's."""
+    if info.fingerprint != space.fingerprint:
+        raise RuntimeError(
+            f"the initial model here ({space.fingerprint}) is not the server's "
+            f"({info.fingerprint}): use the same versions of torch and numpy on all machines"
+        )
+
+
+def _recorded(error: Exception, where: str, context: Context, run_dir: str) -> str:
+    """Record the traceback of an error; return the line that the server gets.
+
+    That of a device goes to its state-dir: it trusts no path of the server's. Raises what `record`
+    raises in a run that is to stop at a failure.
+    """
+    record(expanded(str(context.node_config.get("state-dir", run_dir)), "state-dir"), where, error)
+    if isinstance(error, DivergedError):  # no fault of the code's
+        return one_line(str(error))
+    return f"{type(error).__name__}: {one_line(str(error))}"
 
 
 def ray_workers() -> int:
@@ -174,26 +196,6 @@ def ray_workers() -> int:
     there = ray.cluster_resources()
     counts = [int(there.get(name, 0.0) / share) for name, share in mine.items() if share]
     return min(counts, default=0)
-
-
-def _cause(error: Exception) -> str:
-    if isinstance(error, DivergedError):  # no fault of the code's
-        return one_line(str(error))
-    return f"{type(error).__name__}: {one_line(str(error))}"
-
-
-def _work_on(
-    request: Request, info: RequestHeader, space: Workspace, stores: Stores, work: Work
-) -> ClientUpdate:
-    torch.set_num_threads(space.settings.threads)  # a thread's own matter
-    if info.fingerprint != space.fingerprint:
-        raise RuntimeError(
-            f"the initial model here ({space.fingerprint}) is not the server's "
-            f"({info.fingerprint}): use the same versions of torch and numpy on all machines"
-        )
-    update = work(space, request, stores(request.client))
-    pack_metrics(update, info.presum)  # figures that Flower refuses must not cost the message
-    return update
 
 
 def _fit(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate:
