@@ -9,6 +9,7 @@ from fedapps.cli import export, predict
 from fedapps.core import registry
 from fedapps.core.errors import RunError
 from fedapps.engine.finished import FinishedRun
+from fedapps.engine.rounds import Rounds
 from fedapps.method.update import replace
 
 TINY = "num-clients=4 num-rounds=2 lr=0.03 min-samples=12"
@@ -125,6 +126,18 @@ def test_a_run_without_checkpoints_or_end_is_read_too(tiny_run, read_csv, accura
     for name in ("model.safetensors", "summary.json"):
         (folder / name).unlink()
     assert accuracy(folder, 2, folder, "--client", "2") == float(row["accuracy_personalized"])
+
+
+def test_a_run_that_ended_in_its_first_round_has_nothing_to_show(tiny_run, monkeypatch, tmp_path):
+    def no_round(rounds, round_, replies):
+        raise RunError("nobody there")
+
+    monkeypatch.setattr(Rounds, "aggregate_train", no_round)
+    with pytest.raises(RunError, match="nobody there"):
+        tiny_run('strategy="fedavg" checkpoint-every=0')
+    (folder,) = (tmp_path / "runs").glob("fedavg-*")
+    assert (folder / "model.safetensors").exists()
+    assert refusal(folder) == f"{folder}: no round of this run has finished"
 
 
 def test_what_a_finished_run_sends_is_float32_too(serial_run, tiny_npz, monkeypatch):

@@ -77,8 +77,10 @@ class FinishedRun:
         if {k: v.shape for k, v in arrays.items()} != space.layout.shapes:
             raise RunError(f"{folder}: {MODEL} and config.toml are not of the same run")
         strategy.arrays.update(arrays)
-        last = directory.lines(folder / "rounds.csv")[-1]
-        return cls(folder, space, strategy, int(last["round"]), whole=not strategy.state)
+        rows = directory.lines(folder / "rounds.csv")
+        if not rows:
+            raise RunError(f"{folder}: no round of this run has finished")
+        return cls(folder, space, strategy, int(rows[-1]["round"]), whole=not strategy.state)
 
     @property
     def initial(self) -> tuple[str, ...]:
