@@ -1,6 +1,7 @@
 """Models of finished runs: the shared one, and any simulated client's personalized one."""
 
 import argparse
+import shutil
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from fedapps.core.errors import RunError
 from fedapps.engine.finished import FinishedRun
 from fedapps.engine.rounds import Rounds
 from fedapps.method.update import replace
+from tests.support.tls import make_tls
 
 TINY = "num-clients=4 num-rounds=2 lr=0.03 min-samples=12"
 
@@ -126,6 +128,14 @@ def test_a_run_without_checkpoints_or_end_is_read_too(tiny_run, read_csv, accura
     for name in ("model.safetensors", "summary.json"):
         (folder / name).unlink()
     assert accuracy(folder, 2, folder, "--client", "2") == float(row["accuracy_personalized"])
+
+
+def test_a_run_whose_certificates_are_gone_is_read_all_the_same(tiny_run, tmp_path):
+    """They are the server's, and only while clients connect."""
+    certificates = make_tls(tmp_path / "tls")
+    folder = tiny_run(f'strategy="sflv2" num-rounds=1 channel-tls="{certificates}"')
+    shutil.rmtree(certificates)
+    assert FinishedRun.open(folder).shared() is not None
 
 
 def test_a_run_that_ended_in_its_first_round_has_nothing_to_show(tiny_run, monkeypatch, tmp_path):

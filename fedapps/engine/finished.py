@@ -33,7 +33,8 @@ from fedapps.training.plan import Plan
 from fedapps.training.workspace import Workspace, workspace
 
 # Choosing a round by scores is over; on test samples it would be refused, scoring must not be.
-CHOOSES_NOTHING: dict[str, Scalar] = {"keep-best": False, "patience": 0}
+# Nobody connects any more, so certificates may be gone or on another machine.
+OVER: dict[str, Scalar] = {"keep-best": False, "patience": 0, "channel-tls": ""}
 
 
 def settings_of(folder: Path, changes: Mapping[str, Scalar]) -> Settings:
@@ -41,7 +42,7 @@ def settings_of(folder: Path, changes: Mapping[str, Scalar]) -> Settings:
 
     `changes` are keys of its run-config that are others now.
     """
-    flat = config.defaults() | config.stored(folder) | dict(changes) | CHOOSES_NOTHING
+    flat = config.defaults() | config.stored(folder) | dict(changes) | OVER
     if flat["device"] == "cuda" and not torch.cuda.is_available():
         flat["device"] = "cpu"
     return config.read(flat)
