@@ -21,6 +21,7 @@ from fedapps.engine.rounds import Rounds
 from fedapps.method import BaseClient, BaseStrategy, Costs, local, put, rehearse, replace
 from fedapps.serial import run_serial
 from fedapps.training.workspace import Workspace
+from fedapps.wire.fleet import Bound, Fleet
 
 FEDAPPS = Path(fedapps.method.__file__).parent.parent
 
@@ -173,6 +174,22 @@ def test_hooks_find_the_model_alike_whoever_had_it_before(flat_config, tiny_npz)
     for first, second in seen.values():
         assert first[0] == second[0] and not first[0][2], "in eval mode"
         assert all(np.array_equal(first[1][key], second[1][key]) for key in first[1])
+
+
+def test_another_methods_strategy_knows_the_devices_that_are_there(flat_config):
+    """Plans may depend on how many samples one has, and who is there changes with each round."""
+
+    class Wrapped(registry.strategy_class("fedavg")):
+        def setup(self):
+            self.base = self.other("fedseq").base  # another method's other method
+
+    flat = flat_config('dataset="device" input-shape="1,8,8" num-classes=3 num-clients=4')
+    rounds = Rounds(Wrapped(Workspace(config.read(flat))))
+    for there in ({1: 30, 3: 17}, {0: 5, 3: 17}):
+        bound = {c: Bound(100 + c, {"train": count}) for c, count in there.items()}
+        rounds._meet(Fleet([100 + c for c in there], bound=bound))
+        base = rounds.strategy.base
+        assert {client: base.count(client, "train") for client in base.clients} == there
 
 
 def test_another_methods_client_keeps_what_the_client_keeps(flat_config, tiny_npz):

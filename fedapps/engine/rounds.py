@@ -153,7 +153,8 @@ class Rounds:
 
     def _meet(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self.strategy.devices = {client: bound.samples for client, bound in fleet.bound.items()}
+        self.strategy.devices.clear()
+        self.strategy.devices |= {client: bound.samples for client, bound in fleet.bound.items()}
 
     def _see_who_is_there(self, round_: int) -> None:
         """Bind clients to the SuperNodes that are there; in a simulation nobody comes or goes."""

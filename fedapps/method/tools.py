@@ -21,6 +21,7 @@ from fedapps.training.plan import Clip, Plan, Stage
 from fedapps.training.workspace import Workspace
 
 State = dict[str, Tensor]
+Devices = dict[int, Mapping[str, int]]  # clients with data of their own: samples by part
 CHECKPOINT_COPIES = 2  # of the state, in memory while engine/checkpoint.py writes it
 
 
@@ -29,14 +30,19 @@ class StrategyTools:
 
     options: MethodSettings
 
-    def __init__(self, workspace: Workspace, settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        workspace: Workspace,
+        settings: Settings | None = None,
+        devices: Devices | None = None,
+    ) -> None:
         self.workspace = workspace
         self.settings = settings or workspace.settings
         self.options = self.settings.method
         self.layout = workspace.layout
         self.arrays: Arrays = {key: value.copy() for key, value in workspace.initial.items()}
         self.state: Arrays = {}
-        self.devices: Mapping[int, Mapping[str, int]] = {}  # samples of clients with own data
+        self.devices: Devices = {} if devices is None else devices  # changed in place: `other`
         self.event: Callable[[int, int | str, str, str], None] = ignore_event
         self._reserve_memory()
         self.setup()
@@ -110,9 +116,10 @@ class StrategyTools:
     def other(self, name: str) -> Any:
         """Return the strategy of another method for the same run, for its plans and figures.
 
-        Its arrays and state are its own: what rests on them, as `aggregate`, is not for use here.
+        It knows the same clients. Its arrays and state are its own: what rests on them, as
+        `aggregate`, is not for use here.
         """
-        return registry.strategy_class(name)(self.workspace, self.settings.of(name))
+        return registry.strategy_class(name)(self.workspace, self.settings.of(name), self.devices)
 
 
 def ignore_event(round_: int, client: int | str, kind: str, detail: str) -> None:
