@@ -119,6 +119,36 @@ def test_a_rehearsed_client_gets_what_would_travel(flat_config, tiny_npz):
     assert seen and set(seen) == {np.dtype(np.float32)}
 
 
+def test_a_rehearsed_client_cannot_change_what_it_received(flat_config, tiny_npz):
+    """In a run that is a view of the message, in a rehearsal it would be the server's model."""
+
+    class Careless(BaseClient):
+        def before_training(self, plan):
+            for array in self.received.values():
+                array += 1
+            return Costs()
+
+    made = config.read(flat_config(tiny_npz))
+    run = rehearse(HeadThenBody, Careless, made)
+    with pytest.raises(ValueError, match="read-only"):
+        run.rounds(1)
+    initial = Workspace(made).initial
+    assert all(np.array_equal(run.strategy.arrays[key], initial[key]) for key in initial)
+
+
+def test_a_rehearsed_round_without_clients_has_no_aggregation(flat_config, tiny_npz):
+    class Nobody(HeadThenBody):
+        def select(self, round_):
+            return []
+
+        def aggregate(self, round_, updates):
+            return dict(next(updates).arrays)
+
+    run = rehearse(Nobody, BaseClient, config.read(flat_config(tiny_npz)))
+    run.rounds(1)
+    assert Workspace(run.strategy.settings).initial.keys() == run.strategy.arrays.keys()
+
+
 def test_a_client_says_which_model_its_last_local_one_is(flat_config, tiny_npz):
     class Initial(registry.client_class("fedavg")):
         def last_local(self):

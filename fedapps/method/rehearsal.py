@@ -7,6 +7,7 @@ hooks of `Conversation`, privacy, `server-data`.
 
 from dataclasses import dataclass, field
 
+import numpy as np
 from torch import Tensor
 
 from fedapps.core import config
@@ -42,8 +43,8 @@ class Rehearsal:
             selected = strategy.select(self.round)
             plans = {client: strategy.plan(self.round, client) for client in selected}
             updates = [self.train(client, plan) for client, plan in plans.items()]
-            new = strategy.aggregate(self.round, iter(updates))
-            strategy.arrays.update(as_sent(new))
+            new = strategy.aggregate(self.round, iter(updates)) if updates else {}
+            strategy.arrays.update({k: np.asarray(v, np.float32) for k, v in new.items()})
             cost_of(strategy.after_round, self.round, TrainingStats)
 
     def train(self, client: int, plan: Plan) -> ClientUpdate:

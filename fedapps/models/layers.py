@@ -179,8 +179,11 @@ def take(model: nn.Module, keys: Iterable[str]) -> Arrays:
 
 
 def as_sent(arrays: Mapping[str, np.ndarray]) -> Arrays:
-    """Return arrays as they travel: float32, whatever they are kept in."""
-    return {key: np.asarray(value, np.float32) for key, value in arrays.items()}
+    """Return arrays as a client gets them in a message: float32, not to be changed in place."""
+    sent = {key: np.asarray(value, np.float32).view() for key, value in arrays.items()}
+    for view in sent.values():
+        view.flags.writeable = False
+    return sent
 
 
 def put(model: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
