@@ -40,7 +40,7 @@ def mine(run, client):
 
 
 def tensors(arrays):
-    return {key: torch.as_tensor(value) for key, value in arrays.items()}
+    return {key: torch.as_tensor(deepcopy(value)) for key, value in arrays.items()}
 
 
 def tensors_of(parameters):

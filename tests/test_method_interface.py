@@ -136,6 +136,41 @@ def test_a_rehearsed_client_cannot_change_what_it_received(flat_config, tiny_npz
     assert all(np.array_equal(run.strategy.arrays[key], initial[key]) for key in initial)
 
 
+def test_a_rehearsed_evaluation_keeps_nothing(flat_config, tiny_npz):
+    """Also what a hook changes in place: a run reads the state from disk each time."""
+    seen = []
+
+    class Counting(BaseClient):
+        def after_training(self, plan):
+            self.remember("count/", {"x": np.zeros(1, np.float32)})
+            return Costs()
+
+        def extra_scores(self):
+            count = self.kept("count/")["x"]
+            count += 1
+            seen.append(float(count[0]))
+            return {}
+
+    run = rehearse(HeadThenBody, Counting, config.read(flat_config(tiny_npz, "fraction-train=1.0")))
+    run.rounds(1)
+    run.evaluate(0)
+    run.evaluate(0)
+    assert seen == [1.0, 1.0]
+
+
+def test_a_rehearsed_strategy_cannot_change_what_clients_sent(flat_config, tiny_npz):
+    class Careless(HeadThenBody):
+        def aggregate(self, round_, updates):
+            for update in updates:
+                for array in (*update.arrays.values(), *update.extras.values()):
+                    array *= 2
+            return {}
+
+    run = rehearse(Careless, BaseClient, config.read(flat_config(tiny_npz)))
+    with pytest.raises(ValueError, match="read-only"):
+        run.rounds(1)
+
+
 def test_a_rehearsed_round_without_clients_has_no_aggregation(flat_config, tiny_npz):
     class Nobody(HeadThenBody):
         def select(self, round_):

@@ -14,7 +14,7 @@ from fedapps.core import config
 from fedapps.core.settings import Settings
 from fedapps.method.client import BaseClient
 from fedapps.method.strategy import BaseStrategy
-from fedapps.method.update import ClientUpdate
+from fedapps.method.update import ClientUpdate, replace
 from fedapps.models.layers import Arrays, Layout, as_sent
 from fedapps.training.costs import TrainingStats, cost_of
 from fedapps.training.plan import Plan
@@ -52,7 +52,7 @@ class Rehearsal:
         made = self.make(client)
         update = made.train_round(plan, self._download(client, plan))
         self.clients[client] = made.state
-        return update
+        return replace(update, arrays=as_sent(update.arrays), extras=as_sent(update.extras))
 
     def evaluate(self, client: int) -> dict:
         """Return a client's figures after the rounds so far."""
@@ -60,8 +60,8 @@ class Rehearsal:
         return self.make(client).score_round(plan, self._download(client, plan)).metrics
 
     def make(self, client: int) -> BaseClient:
-        """Return a client as it begins a round."""
-        state = dict(self.clients.get(client, {}))
+        """Return a client as it begins a round, with a state of its own as if read from disk."""
+        state = {key: value.clone() for key, value in self.clients.get(client, {}).items()}
         return self.client_class(self.strategy.workspace, client, state)
 
     def _download(self, client: int, plan: Plan) -> Arrays:

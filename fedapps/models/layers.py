@@ -179,7 +179,7 @@ def take(model: nn.Module, keys: Iterable[str]) -> Arrays:
 
 
 def as_sent(arrays: Mapping[str, np.ndarray]) -> Arrays:
-    """Return arrays as a client gets them in a message: float32, not to be changed in place."""
+    """Return arrays as they come out of a message: float32, not to be changed in place."""
     sent = {key: np.asarray(value, np.float32).view() for key, value in arrays.items()}
     for view in sent.values():
         view.flags.writeable = False
