@@ -22,7 +22,7 @@ from fedapps.core.settings import Settings
 from fedapps.engine import checkpoint
 from fedapps.engine.recovery import Recovery
 from fedapps.engine.store import ClientStore
-from fedapps.engine.versions import LOADED, StateVersions
+from fedapps.engine.versions import StateVersions
 from fedapps.method.client import BaseClient
 from fedapps.method.strategy import BaseStrategy
 from fedapps.method.update import ClientUpdate
@@ -132,7 +132,7 @@ class FinishedRun:
         plan = self.strategy.evaluation_plan(self.round, number)
         store = ClientStore(self.folder / "clients" / str(number))
         version, state = store.load_version(self.round + 1)
-        if lost := self.versions.lost(number, {LOADED: version}):
+        if lost := self.versions.lost(number, version):
             raise RunError(
                 f"{self.folder}: client {number}: {lost}; it is missing in clients/ or damaged, "
                 "or the run is still going on"

@@ -15,15 +15,21 @@ class StateVersions:
 
     of: dict[int, int] = field(default_factory=dict)
 
-    def see(self, round_: int, client: int, figures: Mapping[str, Any]) -> str:
-        """Take down what a client says of its state in a round.
+    def lost(self, client: int, found: object) -> str:
+        """Return what a client had instead of the state that it should have; empty if it had that.
 
-        Return what it had instead of the state that it should have; empty if it had that.
+        `found` is the round of the state that it has loaded, whatever its type: it says so itself.
         """
-        found, expected, lost = figures.get(LOADED), self.of.get(client), ""
-        if expected is not None and type(found) is int and found < expected:
-            there = "none" if found == NONE else f"that of round {found}"
-            lost = f"the state of round {expected} was expected, {there} was found"
+        expected = self.of.get(client)
+        if expected is None or type(found) is not int or found >= expected:
+            return ""
+        there = "none" if found == NONE else f"that of round {found}"
+        return f"the state of round {expected} was expected, {there} was found"
+
+    def see(self, round_: int, client: int, figures: Mapping[str, Any]) -> str:
+        """Take down what a client says of its state in a round; return what it has `lost`."""
+        found: Any = figures.get(LOADED)
+        if lost := self.lost(client, found):
             self.of[client] = found
         if figures.get(SAVED) == 1:
             self.of[client] = round_
