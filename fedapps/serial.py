@@ -52,14 +52,9 @@ def run_serial(
     from flwr.app import Context, RecordDict
 
     from fedapps import client_app, server_app
-    from fedapps.device.device import EXAMPLE, KEYS
     from fedapps.engine.failed_clients import raising
     from fedapps.wire.serial_grid import DeviceGrid, SerialGrid
 
-    for node in node_configs:
-        if not node.keys() & {*KEYS}:  # of no device: what Flower would take for a simulation
-            keys = ", ".join(node)
-            raise RunError(f"--node-config {keys}: has none of {', '.join(KEYS)}; give {EXAMPLE}")
     if node_configs:
         grid: SerialGrid = DeviceGrid(client_app.app, run_config, node_configs)
     else:
@@ -115,11 +110,22 @@ def run(options: argparse.Namespace) -> int:
         from fedapps.core import config
 
         nodes = [parse_option(text, "--node-config") for text in options.node_config]
+        _check_devices(nodes)
         run_config = absolute(config.parse(chosen(options)))
         print(run_serial(run_config, options.num_supernodes, nodes, options.keep_going))
     except KeyboardInterrupt as stop:  # the server tells what is there
         raise KeyboardInterrupt(str(stop) or "interrupted, nothing was written") from None
     return 0
+
+
+def _check_devices(nodes: Sequence[Mapping[str, object]]) -> None:
+    """Refuse a node-config of no device: the run would be a simulation, without a word."""
+    for node in nodes:
+        from fedapps.device.device import EXAMPLE, KEYS  # which loads torch
+
+        if not node.keys() & {*KEYS}:
+            keys = ", ".join(node) or '""'
+            raise RunError(f"--node-config {keys}: has none of {', '.join(KEYS)}; give {EXAMPLE}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
