@@ -107,6 +107,11 @@ def refusal(*words):
     return str(refused.value)
 
 
+def test_predictions_are_an_npz_file_by_name_too():
+    with pytest.raises(RunError, match=r"^--output p\.csv: must end in \.npz$"):
+        call(predict, "nowhere", "--input", "images.npz", "--output", "p.csv")
+
+
 def test_what_a_run_does_not_have_is_a_line(tiny_run, tmp_path):
     folder = tiny_run('strategy="pfedsim" num-rounds=1 pfedsim.warmup=0.0 checkpoint-every=0')
     assert refusal(folder, "--client", 4) == "--client 4: must be 0 to 3"

@@ -3,6 +3,7 @@
 import argparse
 
 from fedapps.cli.chosen_model import add_model_arguments, path, read_model
+from fedapps.core.errors import RunError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a line per image with its class and probability, or where they were written."""
+    if options.output and options.output.suffix != ".npz":
+        raise RunError(f"--output {options.output}: must end in .npz")
     from fedapps.device import personalized
 
     model = read_model(options)
