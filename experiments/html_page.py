@@ -100,6 +100,8 @@ def section(store: Store, table: Table) -> Section:
     else:
         part.heads = ["row", "seeds", "reading", "ours", "published", "difference", "note"]
         part.rows = [row for outcome in done for row in _rows(outcome)]
+        if not any(note for *_, note in part.rows):
+            part.heads, part.rows = part.heads[:-1], [row[:-1] for row in part.rows]
         part.figures += _held_against(done)
     part.figures += [*_curves(store, table, scale), *_clients(done), *_bytes(done)]
     return part
