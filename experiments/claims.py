@@ -6,7 +6,7 @@ the seeds; one seed decides nothing.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from experiments.cells import Figure, Outcome, best_scale, outcomes
@@ -49,9 +49,8 @@ class Judgement:
         return [self.says, self.rows, self.verdict, gap, published, seeds, self.table]
 
 
-def tally(store: Store, known: Iterable[Table]) -> str:
+def tally(found: Sequence[Judgement]) -> str:
     """Return a sentence with how many lines came out how; nothing if there are none."""
-    found = [*judged(store, known)]
     parts = []
     for whose, ours in (("The papers' claims", False), ("Our questions", True)):
         count = Counter(judgement.verdict for judgement in found if judgement.ours == ours)
@@ -61,10 +60,10 @@ def tally(store: Store, known: Iterable[Table]) -> str:
     return ". ".join(parts) + "." if parts else ""
 
 
-def lines(store: Store, known: Iterable[Table]) -> Iterator[list[str]]:
+def lines(found: Iterable[Judgement]) -> Iterator[list[str]]:
     """Yield the lines under `HEADS`; each claim of a table is named in its first line."""
     before = None
-    for judgement in judged(store, known):
+    for judgement in found:
         says, *rest = judgement.texts()
         named = (says, judgement.table)
         yield ["" if named == before else says, *rest]

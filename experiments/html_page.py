@@ -55,14 +55,14 @@ def write(store: Store, path: Path) -> None:
     }
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["ticks"] = ticks
-    runs = store.runs()
+    runs, judged = store.runs(), [*claims.judged(store, tables().values())]
     page = environment.from_string(TEMPLATE).render(
         groups={title: parts for title, parts in groups.items() if parts},
         waiting=[part for part in found.values() if not part.rows],
         chosen_heads=tuning.HEADS,
         claim_heads=claims.HEADS,
-        claims=[*claims.lines(store, tables().values())],
-        tally=claims.tally(store, tables().values()),
+        claims=[*claims.lines(judged)],
+        tally=claims.tally(judged),
         colors={claims.YES: "yes", claims.REVERSE: "no", claims.ONE_SEED: "soft"},
         done=len(runs),
         scales=", ".join(dict.fromkeys(run.scale for run in runs)) or "none yet",

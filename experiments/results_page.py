@@ -101,11 +101,11 @@ def progress(store: Store, table: Table, scale: str) -> Iterator[str]:
 
 def _claims(store: Store) -> Iterator[str]:
     """Yield a table of the claims that can be held against runs."""
-    if lines := [*claims.lines(store, tables().values())]:
-        yield claims.tally(store, tables().values())
+    if found := [*claims.judged(store, tables().values())]:
+        yield claims.tally(found)
         yield ""
         yield from _heads(claims.HEADS)
-        yield from (f"| {' | '.join(line)} |" for line in lines)
+        yield from (f"| {' | '.join(line)} |" for line in claims.lines(found))
 
 
 def _replaced(text: str, name: str, lines: Sequence[str]) -> str:

@@ -240,9 +240,13 @@ def test_claims_are_held_against_paired_seeds(toy):
     assert less.says == "ours" and high < 0
     assert less.rows == "local - same (personalized)"
     assert (more.verdict, less.verdict) == ("yes", "no, the reverse")
-    assert [line[0] for line in claims.lines(store, [table])] == ["<all> are better", "", "ours"]
+    assert [line[0] for line in claims.lines([sure, more, less])] == [
+        "<all> are better",
+        "",
+        "ours",
+    ]
     said = "The papers' claims: 2 yes. Our questions: 1 no, the reverse."
-    assert claims.tally(store, [table]) == said and claims.tally(store, []) == ""
+    assert claims.tally([sure, more, less]) == said and claims.tally([]) == ""
     mixed = papers.Row("mixed", 'strategy="local"', "accuracy_initial")
     apart = replace(
         table, rows=(*table.rows[:1], mixed), claims=(papers.Claim("", "mixed", NAMES[:1]),)

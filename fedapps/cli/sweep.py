@@ -10,7 +10,7 @@ what is done and goes on with what is not.
 
 import argparse
 from collections.abc import Iterator, Sequence
-from shlex import join, quote
+from shlex import join
 from typing import TYPE_CHECKING
 
 from fedapps.cli.chosen_model import path
@@ -129,5 +129,4 @@ def _looks(group: "Group") -> Iterator[str]:
     for run in group.runs:
         kept = run.folder / best.FOLDER
         if kept.exists() or group.settings["patience"]:
-            chosen = kept if kept.exists() else run.folder
-            yield f"fedapps evaluate {quote(str(chosen))} -c evaluate-on=test"
+            yield best.look(kept if kept.exists() else run.folder)

@@ -5,6 +5,7 @@
 """
 
 import os
+import shlex
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,11 @@ from fedapps.report import directory
 
 FOLDER = "best"
 CONFIG = "config.toml"
+
+
+def look(run: Path) -> str:
+    """Return the command that scores a run directory, or the best round of one, on test samples."""
+    return f"fedapps evaluate {shlex.quote(str(run))} -c evaluate-on=test"
 
 
 def keep(run: Path, found: Checkpoint) -> None:

@@ -1,6 +1,5 @@
 """What lets a run go on after a kill: checkpoints after rounds, and which states clients have."""
 
-import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -121,10 +120,9 @@ class Recovery:
         """Say how the best round is scored on test samples; not of devices, which have them."""
         if (run / best.FOLDER).exists() and self.settings.dataset != DEVICE:
             log.info(
-                "the best round on validation samples is %s; this scores it on test samples: "
-                "fedapps evaluate %s -c evaluate-on=test",
+                "the best round on validation samples is %s; this scores it on test samples: %s",
                 self.best.round,
-                shlex.quote(str(run / best.FOLDER)),
+                best.look(run / best.FOLDER),
             )
 
     def _checkpoint(self, strategy: BaseStrategy, state: ReportState, best: Best) -> Checkpoint:

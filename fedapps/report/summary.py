@@ -111,10 +111,7 @@ def _table_rows(
         ("accuracy initial", shown("accuracy_initial")),
         *((f"accuracy {figure.label}", shown(figure.name)) for figure in given),
         ("accuracy personalized", f"{spread} over clients"),
-        (
-            f"weighted by {settings.evaluate_on} samples",
-            "{} initial, {} personalized".format(*weighted),
-        ),
+        (f"weighted by {part}", "{} initial, {} personalized".format(*weighted)),
         ("bytes", f"{down} down, {up} up, {evaluation} for evaluation"),
         ("training MACs", human(summary["total_train_macs"])),
         ("paper cost", f"{human(summary['total_cost_paper'])} (active parameters x batches)"),
