@@ -30,6 +30,7 @@ from fedapps.engine.finished import FinishedRun
 from fedapps.engine.recovery import SPENT
 from fedapps.engine.rounds import Rounds
 from fedapps.engine.store import NONE, ClientStore
+from fedapps.report import directory
 from fedapps.report.about import About
 from fedapps.report.report import Report
 from fedapps.serial import run_serial
@@ -434,7 +435,7 @@ def test_the_best_round_is_kept_with_its_personal_layers(serial_run, read_csv):
     top = 1 + int(np.argmax(scores))
     shorter = serial_run(options, chosen, f"num-rounds={top}")
     for path in ("model.safetensors", f"clients/1/round-{top:06d}.safetensors"):
-        kept, wanted = load_file(folder / best.FOLDER / path), load_file(shorter / path)
+        kept, wanted = load_file(folder / directory.BEST / path), load_file(shorter / path)
         assert kept.keys() == wanted.keys()
         assert all(np.array_equal(kept[key], wanted[key]) for key in kept)
 
@@ -449,7 +450,7 @@ def test_the_best_round_is_scored_as_a_run_that_ended_there(
     options = f'strategy="{strategy}" num-clients=3 validation-fraction=0.2'
     chosen = serial_run(options, 'num-rounds=4 evaluate-on="validation" keep-best=true')
     ended = serial_run(options, "num-rounds=2")
-    kept = chosen / best.FOLDER
+    kept = chosen / directory.BEST
     told = "best round on validation samples is 2; this scores it on test samples: fedapps evaluate"
     assert f"{told} {kept} -c evaluate-on=test" in " ".join(capsys.readouterr().out.split())
     assert kept.stat().st_mode & 0o77 == 0, "it tells of single clients"
@@ -536,7 +537,7 @@ def test_a_best_round_that_was_not_kept_is_told(serial_run, monkeypatch, capsys)
         capsys.readouterr()
         run_serial(config.parse([f'resume="{folder}" keep-best=true num-rounds={rounds}']))
         assert ("round 2 is the best so far and was not kept" in capsys.readouterr().out) == told
-        assert (folder / best.FOLDER / "model.safetensors").exists()
+        assert (folder / directory.BEST / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize("key", ["keep-best=true", "patience=2"])
@@ -558,7 +559,7 @@ def test_another_look_at_a_run_is_its_own_evaluation(method, serial_run, read_cs
         f'strategy="{method}" num-rounds=3 finetune-epochs=3 finetune-part="head" {model}'
     )
     assert longer == [line for line in read_csv(other, "clients.csv") if line["round"] == "3"]
-    lines = read_csv(folder, again.TABLE)
+    lines = read_csv(folder, directory.EVALUATIONS)
     assert [line["settings"] for line in lines] == [
         "",
         'finetune-epochs=3 finetune-part="head"',
@@ -589,7 +590,7 @@ def test_a_client_that_has_lost_its_state_is_not_scored_without_it(damage, seria
 def test_two_evaluations_at_once_both_get_their_line(serial_run, read_csv, monkeypatch):
     """One has made the table and is about to write its line when the other comes."""
     folder, flock, waits = serial_run("num-rounds=1"), fcntl.flock, Event()
-    with ThreadPoolExecutor(1) as other, (folder / again.TABLE).open("w") as table:
+    with ThreadPoolExecutor(1) as other, (folder / directory.EVALUATIONS).open("w") as table:
         fcntl.flock(table, fcntl.LOCK_EX)
         # what it does before it waits for the table is done
         monkeypatch.setattr(fcntl, "flock", lambda *how: (waits.set(), flock(*how)))
@@ -600,11 +601,11 @@ def test_two_evaluations_at_once_both_get_their_line(serial_run, read_csv, monke
         table.flush()
         fcntl.flock(table, fcntl.LOCK_UN)
         done.result(60)
-    lines = read_csv(folder, again.TABLE)
+    lines = read_csv(folder, directory.EVALUATIONS)
     assert [(line["evaluation"], line["settings"]) for line in lines] == [("7", "mine"), ("1", "")]
 
 
-@pytest.mark.parametrize("name", ["evaluation-1.csv", again.TABLE])
+@pytest.mark.parametrize("name", ["evaluation-1.csv", directory.EVALUATIONS])
 def test_an_evaluation_that_cannot_be_written_is_a_line_and_leaves_nothing(
     name, serial_run, monkeypatch
 ):
@@ -615,7 +616,8 @@ def test_an_evaluation_that_cannot_be_written_is_a_line_and_leaves_nothing(
     with refused(folder / name), pytest.raises(RunError, match=f"cannot write .*{name}: Permiss"):
         again.evaluate(folder, {})
     assert {*folder.iterdir()} == before
-    assert bool(scored) == (name == again.TABLE)  # nobody is scored for a table that cannot be
+    # nobody is scored for a table that cannot be written
+    assert bool(scored) == (name == directory.EVALUATIONS)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ settings have seeds in common, their difference is told seed by seed, with a pai
 
     fedapps compare ~/fedapps-runs/fedavg-* ~/fedapps-runs/fedper-*
     fedapps compare ~/fedapps-runs/sweep --output figures --format pdf
+    fedapps compare ~/fedapps-runs/sweep/*/best/evaluation-1.csv
 """
 
 import argparse
@@ -17,7 +18,11 @@ from fedapps.cli.plot import add_format
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument(
-        "runs", type=path, nargs="+", metavar="RUN", help="a run directory, or a folder of some"
+        "runs",
+        type=path,
+        nargs="+",
+        metavar="RUN",
+        help="a run directory, a folder of some, or the table of an evaluation",
     )
     parser.add_argument(
         "--output",

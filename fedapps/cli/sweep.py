@@ -10,6 +10,7 @@ what is done and goes on with what is not.
 
 import argparse
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from fedapps.core.options import Flat, add_run_config
 if TYPE_CHECKING:
     from fedapps.compare.comparison import Comparison
     from fedapps.compare.groups import Group
+    from fedapps.compare.runs import Run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,14 +104,14 @@ def _scored_on(validation: float | None) -> Flat:
 def _next(options: argparse.Namespace, comparison: "Comparison", keys: Sequence[str]) -> str:
     """Say how the best settings are scored on test samples; only those with all seeds can be it."""
     from fedapps.compare.groups import seeds_text
-    from fedapps.compare.runs import RESULT, SEED
+    from fedapps.compare.runs import SEED
     from fedapps.core.schema import literal
 
     seeds = {seed for group in comparison.groups for seed in group.seeds}
     whole = [group for group in comparison.groups if set(group.seeds) == seeds]
     if not whole:
         return "best on validation samples: none, as no settings have finished with all seeds"
-    best = max(whole, key=lambda group: float(group.figures()[RESULT].mean()))
+    best = max(whole, key=_validation_accuracy)
     fewer = ", ".join(group.name for group in comparison.groups if group not in whole)
     which = f"{best.name}, {fewer} left out for want of seeds" if fewer else best.name
     told = f"best on validation samples: {which}; on test samples, once:"
@@ -122,11 +124,33 @@ def _next(options: argparse.Namespace, comparison: "Comparison", keys: Sequence[
     return f"{told} {join(words)}"
 
 
+def _validation_accuracy(group: "Group") -> float:
+    """Return the mean over seeds of the round that is kept: the best one, or the last."""
+    from fedapps.compare.runs import RESULT
+
+    accuracies = group.figures()[RESULT]
+    for run in group.runs:
+        if _kept(run) != run.folder:
+            accuracies[run.seed] = run.scored[RESULT].max()
+    return float(accuracies.mean())
+
+
 def _looks(group: "Group") -> Iterator[str]:
     """Yield what scores runs that have chosen a round: on test samples, they could not be made."""
     from fedapps.engine import best
 
-    for run in group.runs:
-        kept = run.folder / best.FOLDER
-        if kept.exists() or group.settings["patience"]:
-            yield best.look(kept if kept.exists() else run.folder)
+    folders = [_kept(run) for run in group.runs]
+    if not group.settings["patience"] and folders == [run.folder for run in group.runs]:
+        return
+    yield from map(best.look, folders)
+    if len(folders) > 1:
+        tables = [str(folder / "evaluation-1.csv") for folder in folders]
+        yield join(["fedapps", "compare", *tables])
+
+
+def _kept(run: "Run") -> Path:
+    """Return the run directory of the round that a run has kept beside its last one, or its own."""
+    from fedapps.report import directory
+
+    best = run.folder / directory.BEST
+    return best if best.exists() else run.folder

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from fedapps.compare.evaluations import is_table, read_evaluation
 from fedapps.compare.groups import Group, differing, grouped, shown
 from fedapps.compare.pairs import Pair, data_of, pairs, same_data
 from fedapps.compare.runs import RESULT, Run, found, read
@@ -39,11 +40,11 @@ class Comparison:
 
 
 def compare(folders: Iterable[Path]) -> Comparison:
-    """Compare run directories, or those in folders that hold some.
+    """Compare run directories, those in folders that hold some, or evaluations of runs.
 
     Raises `RunError` for a folder that is none, and if there are not two runs to compare.
     """
-    runs = [read(folder) for folder in found(folders)]
+    runs = [read_evaluation(path) if is_table(path) else read(path) for path in found(folders)]
     groups = grouped(runs)
     if len(runs) < 2:
         raise RunError("nothing to compare: give at least two run directories")
@@ -69,11 +70,11 @@ def _notes(runs: Sequence[Run], groups: Sequence[Group]) -> Iterator[str]:
             wanted = group.settings["num-rounds"]
             yield f"* {group.name} has not finished: figures of round {group.rounds[0]} of {wanted}"
         for run in group.left_out:
-            yield f"{group.name} is without {run.folder.name}: {_why_left_out(run, group)}"
+            yield f"{group.name} is without {run.name}: {_why_left_out(run, group)}"
     for run in runs:
         if not len(run.scored):
             why = "none of its rounds was scored" if run.finished else "it has scored no round yet"
-            yield f"{run.folder.name} is not there: {why}"
+            yield f"{run.name} is not there: {why}"
     yield from _versions([run for group in groups for run in group.runs])
 
 
@@ -89,8 +90,9 @@ def _different_samples(groups: Sequence[Group]) -> Iterator[str]:
     keys = dict.fromkeys(key for values in data.values() for key in values)
     by_name = {group.name: group for group in groups}
     for key in keys:
-        if len({values.get(key) for values in data.values()}) > 1:
-            values = {name: shown(group, key) for name, group in by_name.items()}
+        known = {name: values[key] for name, values in data.items() if key in values}
+        if len({*known.values()}) > 1:
+            values = {name: shown(by_name[name], key) for name in known}
             yield f"not the same samples: {key} is {_listed(values)}"
 
 

@@ -13,6 +13,7 @@ import pandas as pd
 from fedapps.core import changes, config
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
+from fedapps.report import directory
 from fedapps.report.summary import TOTALS
 
 SEED = "seed"
@@ -22,9 +23,13 @@ NO_FIGURES = {"round", "phase", "clients", "seconds", "evaluated", *TOTALS}  # i
 
 @dataclass(frozen=True)
 class Run:
-    """A run: what its numbers depend on, its rounds, and its summary (empty: it has none yet)."""
+    """A run: what its numbers depend on, its rounds, and its summary (empty: it has none yet).
+
+    `folder` is its directory or the table of an evaluation, `name` what messages call it.
+    """
 
     folder: Path
+    name: str
     settings: Mapping[str, Scalar]
     rounds: pd.DataFrame
     summary: Mapping[str, Any]
@@ -71,6 +76,11 @@ class Run:
 def read(folder: Path) -> Run:
     """Read a run directory; raises `RunError` if it is none."""
     flat = config.defaults() | config.stored(folder)
+    if folder.name == directory.BEST and not (folder / "rounds.csv").exists():
+        raise RunError(
+            f"{folder} is the best round of a run and has no curves: score it with"
+            " `fedapps evaluate`, and name the table of that, evaluation-1.csv there"
+        )
     try:
         rounds = pd.read_csv(folder / "rounds.csv")
         summary = _summary(folder)
@@ -82,7 +92,7 @@ def read(folder: Path) -> Run:
         raise RunError(
             f"{folder} is no run directory: rounds.csv, summary.json: {reason}"
         ) from error
-    return Run(folder, changes.counting(flat), rounds.astype({"round": int}), summary)
+    return Run(folder, folder.name, changes.counting(flat), rounds.astype({"round": int}), summary)
 
 
 def has_finished(folder: Path) -> bool:

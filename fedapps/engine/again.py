@@ -25,7 +25,6 @@ ALLOWED = {
     *("evaluate-on", "finetune-epochs", "finetune-lr", "finetune-part", "score-without-head"),
     *("threads", "device", "data-root"),
 }
-TABLE = "evaluations.csv"  # a line per evaluation
 
 
 def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
@@ -81,7 +80,7 @@ def _write(path: Path, scores: list[ClientEval], line: dict[str, object], sample
     line |= {name: values.get(name) for name in columns.MEANS}
     line |= {name: values.get(name) for f in figures for name in f.columns}
     line |= {name: values.get(name) for name in columns.SPREAD}
-    overview = path.with_name(TABLE)
+    overview = path.with_name(directory.EVALUATIONS)
     with appending(overview) as empty:
         if empty:
             directory.append(overview, [line.keys()])

@@ -15,7 +15,6 @@ from fedapps.engine import checkpoint
 from fedapps.engine.checkpoint import Checkpoint
 from fedapps.report import directory
 
-FOLDER = "best"
 CONFIG = "config.toml"
 
 
@@ -29,7 +28,7 @@ def keep(run: Path, found: Checkpoint) -> None:
 
     What clients keep on devices stays there. Raises `RunError` if it cannot be written.
     """
-    new, best = run / f".{FOLDER}-{found.progress.round}", run / FOLDER
+    new, best = run / f".{directory.BEST}-{found.progress.round}", run / directory.BEST
     try:
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(mode=0o700)  # as `clients/` and `checkpoint/`: it tells of single clients
@@ -42,7 +41,7 @@ def keep(run: Path, found: Checkpoint) -> None:
             for older in target.iterdir():  # the paths come in order: the last one stays
                 older.unlink()
             os.link(path, target / path.name)  # a version's file never changes
-        old = run / f".{FOLDER}-old"
+        old = run / f".{directory.BEST}-old"
         shutil.rmtree(old, ignore_errors=True)
         if best.exists():
             best.rename(old)

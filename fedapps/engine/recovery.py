@@ -17,6 +17,7 @@ from fedapps.engine.privacy import RELEASES
 from fedapps.engine.versions import StateVersions
 from fedapps.method.strategy import BaseStrategy
 from fedapps.method.update import ClientUpdate
+from fedapps.report import directory
 from fedapps.report.report import Report, ReportState
 
 SPENT = "releases.json"  # of differential privacy, begun so far
@@ -59,7 +60,7 @@ class Recovery:
         self._spent(run, strategy)
         self.versions.of |= found.progress.versions
         self.best, self.done = found.progress.best, found.progress.round
-        if self.settings.keep_best and self.best.round and not (run / best.FOLDER).exists():
+        if self.settings.keep_best and self.best.round and not (run / directory.BEST).exists():
             log.warning(
                 "keep-best: round %s is the best so far and was not kept; "
                 "best/ comes with the next better one",
@@ -118,11 +119,11 @@ class Recovery:
 
     def tell_best(self, run: Path) -> None:
         """Say how the best round is scored on test samples; not of devices, which have them."""
-        if (run / best.FOLDER).exists() and self.settings.dataset != DEVICE:
+        if (run / directory.BEST).exists() and self.settings.dataset != DEVICE:
             log.info(
                 "the best round on validation samples is %s; this scores it on test samples: %s",
                 self.best.round,
-                best.look(run / best.FOLDER),
+                best.look(run / directory.BEST),
             )
 
     def _checkpoint(self, strategy: BaseStrategy, state: ReportState, best: Best) -> Checkpoint:

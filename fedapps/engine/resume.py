@@ -17,12 +17,13 @@ from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar, literal
 from fedapps.core.settings import Settings
 from fedapps.core.words import number
-from fedapps.engine import best, checkpoint
+from fedapps.engine import checkpoint
 from fedapps.engine.checkpoint import Progress
 from fedapps.engine.recovery import Recovery
 from fedapps.engine.rounds import Rounds
 from fedapps.engine.store import ClientStore
 from fedapps.method.strategy import BaseStrategy
+from fedapps.report import directory
 from fedapps.report.report import Report
 
 # What may differ when a run goes on: where it runs and what it waits for, never what it computes.
@@ -89,7 +90,7 @@ def find(settings: Settings, flat: Mapping[str, Scalar]) -> Path | None:
         if not folder.is_absolute():
             raise RunError(f'resume = "{folder}": must be absolute, start with ~, or be {LATEST}')
         _check_settings(folder, flat)
-        if folder.name == best.FOLDER and not (folder / "rounds.csv").exists():
+        if folder.name == directory.BEST and not (folder / "rounds.csv").exists():
             raise RunError(f"{folder}: is the best round of a run; resume the run itself")
     return folder
 

@@ -19,6 +19,8 @@ from fedapps.core.files import writing
 
 Rows = Iterable[Iterable[object]]
 MODEL = "model.safetensors"  # the server's model
+EVALUATIONS = "evaluations.csv"  # a line for each time that the run was scored anew
+BEST = "best"  # the run directory of its best round on validation samples
 SAMPLES = "samples.csv"  # who holds how many training samples of which class, if that is known
 
 # At the start of a cell, or behind what separates cells where a comma is decimal.

@@ -207,6 +207,24 @@ def test_the_curves_are_written_in_each_format(made, compare, tmp_path, kind, be
         assert all(f"<!-- {letter}: " in text for letter in "ABC")
 
 
+def test_where_best_rounds_are_kept_they_choose_the_settings(made):
+    """By the last rounds, 0.6 and 0.5 against 0.55 and 0.5, the first would win."""
+    chooses = "evaluate-on=validation validation-fraction=0.2"
+    scores = {0.1: [(0.7, 0.6), (0.6, 0.5)], 0.2: [(0.9, 0.55), (0.7, 0.5)]}
+    runs = [
+        made(f"{lr}-{seed}", f"{chooses} lr={lr} seed={seed}", scores=[(0.1, s) for s in two])
+        for lr, seeds in scores.items()
+        for seed, two in enumerate(seeds)
+    ]
+    options = Namespace(run_config=["keep-best=true"], seeds="0-1")
+    assert "samples: A;" in sweep._next(options, compared([*map(read, runs)]), ["lr"])
+    for run in runs:
+        (run / "best").mkdir()
+    told, *looks = sweep._next(options, compared([*map(read, runs)]), ["lr"]).splitlines()
+    assert told == "best on validation samples: B; on test samples, once:"
+    assert all("0.2-" in look for look in looks) and len(looks) == 3
+
+
 def test_settings_without_all_seeds_are_not_the_best_on_validation(made):
     """The lucky seed of settings that diverge with the others would win."""
     runs = [
@@ -240,4 +258,5 @@ def test_rounds_that_validation_samples_have_chosen_are_scored_and_not_trained_a
     assert first == "best on validation samples: A; on test samples, once:"
     folders = [run / "best" if kept else run for run in runs]
     words = [["fedapps", "evaluate", str(folder), "-c", "evaluate-on=test"] for folder in folders]
-    assert [*map(shlex.split, others)] == words
+    tables = [str(folder / "evaluation-1.csv") for folder in folders]
+    assert [*map(shlex.split, others)] == [*words, ["fedapps", "compare", *tables]]

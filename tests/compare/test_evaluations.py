@@ -1,0 +1,95 @@
+"""Evaluations of saved runs, held against each other and against runs."""
+
+import csv
+
+import numpy as np
+import pytest
+
+LONG = [(0.1, 0.5), (0.2, 0.6), (0.3, 0.7)]  # initial and personalized, of three rounds
+COLUMNS = ("evaluation", "round", "settings", "accuracy_initial", "accuracy_personalized")
+
+
+@pytest.fixture
+def evaluated():
+    """Return evaluated(folder, *lines) -> its tables; lines are values of COLUMNS but the first."""
+
+    def call(folder, *lines, clients=5):
+        tables = [folder / f"evaluation-{number}.csv" for number in range(1, 1 + len(lines))]
+        with (folder / "evaluations.csv").open("w", newline="") as file:
+            rows = ([number, *line] for number, line in enumerate(lines, 1))
+            csv.writer(file).writerows([COLUMNS, *rows])
+        for table in tables:
+            table.write_text("client\n" + "0\n" * clients)
+        return tables
+
+    return call
+
+
+def best_of(run):
+    """Return the folder of a run's best round, which has its config alone."""
+    (run / "best").mkdir()
+    (run / "best/config.toml").write_bytes((run / "config.toml").read_bytes())
+    return run / "best"
+
+
+def test_best_rounds_are_compared_by_their_test_samples(made, evaluated, compare):
+    """Each seed has another best round; the costs are those up to it."""
+    keys = "evaluate-on=validation validation-fraction=0.2 keep-best=true"
+    tables, scores = [], {0: (2, 0.55), 1: (1, 0.45)}
+    for seed, (best, accuracy) in scores.items():
+        run = made(f"r{seed}", f"{keys} seed={seed}", scores=LONG)
+        tables += evaluated(best_of(run), (best, 'evaluate-on="test"', 0.25, accuracy))
+    found = compare(*tables)
+    assert "accuracies on test samples" in found.out
+    (group,) = found.groups.to_dict("records")
+    values = [accuracy for _, accuracy in scores.values()]
+    assert group["n"] == 2 and group["seeds"] == "0-1" and group["round"] == "1-2"
+    assert group["accuracy_personalized_mean"] == pytest.approx(np.mean(values))
+    assert group["accuracy_personalized_std"] == pytest.approx(np.std(values, ddof=1))
+    assert found.runs["accuracy_initial"].tolist() == [0.25, 0.25]
+    down = [1 + np.arange(1, best + 1) for best, _ in scores.values()]  # place 1, see `scored_run`
+    assert found.runs["bytes_down"].tolist() == [each.sum() for each in down]
+    assert found.runs["seconds"].tolist() == [1.5, 0.5]
+
+
+def test_settings_of_an_evaluation_tell_it_from_its_run(made, evaluated, compare):
+    run = made("r", "finetune-epochs=5", scores=LONG, evaluated=5)
+    looks = ((3, "", 0.3, 0.7), (3, "finetune-epochs=9", 0.3, 0.8), (3, "", 0.3, 0.7))
+    same, longer, again = evaluated(run, *looks)
+    found = compare(run, longer)
+    assert found.groups["finetune-epochs"].tolist() == [5, 9]
+    assert found.cells("personalized accuracy")["B - A"][:2] == ["1", "+10.00"]
+    found = compare(same, longer, again)
+    assert found.groups["n"].tolist() == [1, 1]
+    assert "A is without r/evaluation-3.csv: another run has that seed" in found.out
+
+
+def test_the_best_round_and_the_last_are_not_put_together(made, evaluated, compare):
+    tables = []
+    for seed in (0, 1):
+        run = made(f"r{seed}", f"seed={seed}", scores=LONG)
+        place = best_of(run) if seed else run
+        tables += evaluated(place, (3 - seed, "", 0.3, 0.7))
+    assert compare(*tables).groups["n"].tolist() == [1, 1]
+
+
+def test_means_over_other_clients_are_told(made, evaluated, compare):
+    tables = []
+    for lr, clients in ((0.1, 5), (0.2, 4)):
+        tables += evaluated(made(f"r{lr}", f"lr={lr}"), (1, "", 0.3, 0.7), clients=clients)
+    assert "not the same clients: seed 0 is scored on 5 (A), 4 (B)" in compare(*tables).out
+
+
+def test_what_is_no_evaluation_is_named(made, evaluated, refused):
+    run = made("r", scores=LONG)
+    (table,) = evaluated(run, (7, "", 0.3, 0.7))
+    assert refused("compare", table, run) == f"{table}: {run} has no round 7"
+    assert refused("compare", run, run / "evaluation-2.csv").startswith("cannot read ")
+    other = run / "rounds.csv"
+    assert refused("compare", other, run) == (
+        f"{other}: evaluations.csv beside it has no evaluation rounds"
+    )
+    evaluated(run, ("x", "", 0.3, 0.7))
+    assert refused("compare", table, run).startswith(f"{table} is no table of an evaluation: ")
+    best = best_of(run)
+    assert refused("compare", best, run).startswith(f"{best} is the best round of a run and has no")
