@@ -16,25 +16,30 @@ class Estimate:
         """Return the seconds of a run; None if nothing like it has run at this scale.
 
         Best known from the same cell with another seed, then from the same method on the same data
-        and model, then from the same table, then from the same data and model. A run counts at
-        most twice its median round: more is a pause, no work.
+        and model, then from the same table, then from the same data and model. Twice the local
+        epochs take twice the time. A run counts at most twice its median round: more is a pause.
         """
         wanted = numeric(cell.config(seed))
         runs = [run for run in self.store.runs() if run.scale == cell.scale and run.figures]
         alike = [run for run in runs if (run.table, run.cell) == (cell.table.name, cell.name)]
         for agree in (
-            lambda run: _agree(run, wanted, "strategy", "dataset", "model", "local-epochs"),
+            lambda run: _agree(run, wanted, "strategy", "dataset", "model"),
             lambda run: run.table == cell.table.name,
             lambda run: _agree(run, wanted, "dataset", "model"),
         ):
             alike = alike or [run for run in runs if agree(run)]
         if not alike:
             return None
-        per_round = [
+        per_epoch = [
             min(run.seconds / int(run.config["num-rounds"]), 2 * run.seconds_per_round)
+            / _epochs(run.config)
             for run in alike
         ]
-        return statistics.median(per_round) * int(wanted["num-rounds"])
+        return statistics.median(per_epoch) * _epochs(wanted) * int(wanted["num-rounds"])
+
+
+def _epochs(config: Config) -> float:
+    return float(config.get("local-epochs") or 1)
 
 
 def _agree(run: Run, wanted: Config, *keys: str) -> bool:

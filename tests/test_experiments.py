@@ -130,6 +130,8 @@ def test_a_run_is_estimated_by_those_most_like_it(table, store):
     assert left.seconds(avg, 0) == 24.0, "another row of the table, with its evaluation"
     store.save(avg, run_of(avg, 0, seconds_per_round=2.0, seconds=9e4))
     assert left.seconds(avg, 1) == 2 * 3 * 2.0, "the row itself; most of it was a pause"
+    twice = replace(avg, extra=f"local-epochs={2 * avg.config(0)['local-epochs']}")
+    assert left.seconds(twice, 0) == 2 * left.seconds(avg, 1), "as many epochs again"
 
 
 def test_a_row_that_takes_longer_than_estimated_takes_nothing_off_the_others(
