@@ -118,11 +118,11 @@ def _serve(message: Message, context: Context, work: Work) -> Message:
         cause = _recorded(error, everyone, context, info.run_dir)
         return pack_reply(asked, [], [Failure(client, cause) for client in info.clients])
 
-    def work_on(request: Request, part: Workspace) -> Result:
+    def work_on(request: Request, own: Workspace) -> Result:
         try:
-            torch.set_num_threads(part.settings.threads)  # a thread's own matter
-            _check_initial_model(info, part)
-            update = work(part, request, _store(device, space, info, request.client))
+            torch.set_num_threads(own.settings.threads)  # a thread's own matter
+            _check_initial_model(info, own)
+            update = work(own, request, _store(device, space, info, request.client))
             pack_metrics(update, info.presum)  # what Flower refuses must not cost the message
             return update
         except Exception as error:  # whatever goes wrong costs this client only
@@ -152,9 +152,9 @@ def _results(
     """Do the work of each request: one after the other, or together if they share a channel."""
     if not concurrent:
         return (work_on(request, space) for request in requests)
-    parts = [space.part(request.plan.stages[0].layers) for request in requests]
+    spaces = [space.restricted(request.plan.stages[0].layers) for request in requests]
     with ThreadPoolExecutor(len(requests), thread_name_prefix="client") as threads:
-        return [*threads.map(work_on, requests, parts)]
+        return [*threads.map(work_on, requests, spaces)]
 
 
 def _store(

@@ -39,22 +39,22 @@ def check_strategy(strategy: BaseStrategy) -> None:
 def _check_scores(strategy: BaseStrategy) -> None:
     """Refuse to score a single sample where a BatchNorm takes statistics of what it gets.
 
-    Larger parts are no problem: `batches.chunks` leaves no sample alone. Devices are not known yet.
+    More samples are no problem: `batches.chunks` leaves no sample alone. Devices are not known yet.
     """
     s, space = strategy.settings, strategy.workspace
     lone = _lone_batch_statistics(strategy)
     if not lone or not space.shares:
         return
-    parts: dict[str, str] = {s.evaluate_on: f"a larger {s.evaluate_on}-fraction"}
+    remedies = {str(s.evaluate_on): f"a larger {s.evaluate_on}-fraction"}
     if s.score_without_head:  # whose templates are means of what the body makes of them
-        parts["train"] = "score-without-head=false"
+        remedies["train"] = "score-without-head=false"
     few = 0 if strategy.final_phase else s.evaluate_clients  # which ends with all clients
     for client in sample_evaluated(s.seed, s.num_clients, few):
-        for part in (part for part in parts if strategy.count(client, part) == 1):
+        for subset in (one for one in remedies if strategy.count(client, one) == 1):
             raise RunError(
-                f'bn-stats = "batch": client {client} has a single {part} sample, of '
+                f'bn-stats = "batch": client {client} has a single {subset} sample, of '
                 f"which a BatchNorm of {lone} gets one value per channel; "
-                f'use "shared" or "local", or {parts[part]}'
+                f'use "shared" or "local", or {remedies[subset]}'
             )
 
 

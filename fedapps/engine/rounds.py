@@ -172,12 +172,10 @@ class Rounds:
 
     def _send(self, round_: int, plans: Mapping[int, Plan], kind: str) -> list[Message]:
         strategy = self.strategy
-        part = "train" if kind == "train" else self.settings.evaluate_on
+        subset = "train" if kind == "train" else self.settings.evaluate_on
         requests = [
-            Request(
-                client, plan, strategy.download(round_, client, plan), strategy.count(client, part)
-            )
-            for client, plan in plans.items()
+            Request(c, plan, strategy.download(round_, c, plan), strategy.count(c, subset))
+            for c, plan in plans.items()
         ]
         loads = [self._load(request) for request in requests]
         places = self.fleet.nodes

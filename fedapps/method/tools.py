@@ -21,7 +21,7 @@ from fedapps.training.plan import Clip, Plan, Stage
 from fedapps.training.workspace import Workspace
 
 State = dict[str, Tensor]
-Devices = dict[int, Mapping[str, int]]  # clients with data of their own: samples by part
+Devices = dict[int, Mapping[str, int]]  # clients with data of their own: samples by subset
 CHECKPOINT_COPIES = 2  # of the state, in memory while engine/checkpoint.py writes it
 
 
@@ -67,13 +67,13 @@ class StrategyTools:
         """The clients that are there, ascending: all, or the devices that have not left."""
         return list(self.devices) or list(range(self.settings.num_clients))
 
-    def count(self, client: int, part: str) -> int:
+    def count(self, client: int, subset: str) -> int:
         """Return how many samples a client has: `train`, `test` or `validation`."""
         if self.devices:
-            return self.devices[client][part]
+            return self.devices[client][subset]
         if not self.workspace.shares:  # devices, before they are there: plans are only checked
             return 1
-        return len(getattr(self.workspace.shares[client], part))
+        return len(getattr(self.workspace.shares[client], subset))
 
     def exchange(self, round_: int, shared: Slice, *stages: Stage) -> Plan:
         """Return the commonest plan: download a slice, run the stages, upload the same slice."""

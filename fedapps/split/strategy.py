@@ -125,7 +125,7 @@ class SplitStrategy(BaseStrategy):
 
     def server_part(self, round_: int, layers: Slice) -> ServerPart:
         """Return layers with the server's values, to be trained in this round."""
-        space = self.workspace.part(layers)
+        space = self.workspace.restricted(layers)
         space.reset({key: self.arrays[key] for key in space.initial})
         return ServerPart(space, layers, self.stage(round_, layers))
 

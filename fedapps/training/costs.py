@@ -135,7 +135,7 @@ class Profile:
             handle.remove()
         return macs
 
-    def part(self, model: nn.Sequential) -> "Profile":
+    def restricted(self, model: nn.Sequential) -> "Profile":
         """Return the facts about `model`, which has some of the layers."""
         names = [name for name, _ in model.named_children()]
         shapes, lone = self.shapes, self.lone

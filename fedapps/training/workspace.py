@@ -101,27 +101,27 @@ class Workspace:
             state[key].copy_(self._counters[key])
         put(self.model, self.initial | dict(arrays))
 
-    def part(self, layers: Slice) -> "Workspace":
+    def restricted(self, layers: Slice) -> "Workspace":
         """Return the same run for one that holds consecutive `layers` only, in a model of its own.
 
         This is for split learning, whose clients of one message run in threads at the same time.
-        Data, shares and fingerprint are the run's; model, layout and trainer are of the part.
+        Data, shares and fingerprint are the run's; model, layout and trainer are its own.
         """
         trainer, _ = self.trainer, self.shares  # made once, before they are copied
-        part = copy.copy(self)
-        part.layout = self.layout.restricted(layers)
-        names = part.layout.names
+        less = copy.copy(self)
+        less.layout = self.layout.restricted(layers)
+        names = less.layout.names
         chain = OrderedDict((name, copy.deepcopy(self.model.get_submodule(name))) for name in names)
-        part.model = nn.Sequential(chain)
-        part.initial = {key: self.initial[key] for key in part.layout.keys_of(names)}
-        part.__dict__["fingerprint"] = self.fingerprint
-        part.__dict__["trainer"] = dataclasses.replace(
+        less.model = nn.Sequential(chain)
+        less.initial = {key: self.initial[key] for key in less.layout.keys_of(names)}
+        less.__dict__["fingerprint"] = self.fingerprint
+        less.__dict__["trainer"] = dataclasses.replace(
             trainer,
-            model=part.model,
-            layout=part.layout,
-            profile=trainer.profile.part(part.model),
+            model=less.model,
+            layout=less.layout,
+            profile=trainer.profile.restricted(less.model),
         )
-        return part
+        return less
 
     def share(self, client: int) -> Share:
         """Return the indices of a client's samples in the data set.
@@ -135,17 +135,17 @@ class Workspace:
         labels, num_train = self.dataset.labels, self.dataset.num_train
         return own_share(len(labels), num_train, client, self.settings)
 
-    def samples(self, client: int, part: str) -> Samples:
-        """Return a part of a client's samples: `train`, `test` or `validation`.
+    def samples(self, client: int, subset: str) -> Samples:
+        """Return a subset of a client's samples: `train`, `test` or `validation`.
 
         Images are float [n, C, H, W], labels int64 [n], both on the workspace's device. They stay
         in memory up to `cache-limit`, least recently used first out.
         """
-        key = (client, part)
+        key = (client, subset)
         with self._lock:
             if (known := self._clients.get(key)) is not None:
                 return known
-            images, labels = self.dataset.tensors(getattr(self.share(client), part))
+            images, labels = self.dataset.tensors(getattr(self.share(client), subset))
             samples = self._place(images, labels)
             self._clients.put(key, samples, samples[0].nbytes)
             return samples

@@ -192,7 +192,7 @@ def test_less_than_half_of_the_clients_cost_the_others_no_more_than_the_limit(ow
 def test_parts_made_for_threads_are_alike_and_carry_no_hooks(world):
     """They are copies of one model, made before the threads start."""
     space = world('strategy="fedfc"').workspace
-    parts = [space.part(("l1", "l2")) for _ in range(8)]
+    parts = [space.restricted(("l1", "l2")) for _ in range(8)]
     with ThreadPoolExecutor(8) as threads:
         macs = list(threads.map(lambda p: p.trainer.profile.layer_macs("l2"), parts))
     assert len(set(macs)) == 1

@@ -44,7 +44,7 @@ def fit(strategy, plan, client):
     """Run one client as the ClientApp would; return its update in float64."""
     space = strategy.workspace
     if plan.channel:
-        space = space.part(plan.stages[0].layers)
+        space = space.restricted(plan.stages[0].layers)
     runner = registry.client_class(strategy.settings.strategy)(space, client, {})
     arrays = strategy.download(plan.round, client, plan)
     return runner.train_round(plan, arrays)

@@ -40,7 +40,7 @@ def opened(strategy, round_):
 def fit(strategy, plan, client):
     """Run a real client as the ClientApp would; return its update."""
     torch.set_num_threads(1)
-    space = strategy.workspace.part(plan.stages[0].layers)
+    space = strategy.workspace.restricted(plan.stages[0].layers)
     arrays = strategy.download(plan.round, client, plan)
     return SplitClient(space, client, {}).train_round(plan, arrays)
 
