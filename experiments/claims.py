@@ -1,8 +1,8 @@
-"""What the papers claim, held against the runs: is a row better than another?
+"""Test the papers' claims on our runs: is one row of a table better than another?
 
-Seeds are paired (who holds which samples, who is drawn and the initial model depend on the seed
-alone), so the difference of two rows is taken seed by seed. Its 95 % interval is Student's over
-the seeds; one seed decides nothing.
+Seeds are paired: the split of the data, the selected clients and the initial model depend on the
+seed alone. So the difference of two rows is taken seed by seed. Its 95 % interval is Student's t
+interval over the seeds; with one seed there is no verdict.
 """
 
 from collections import Counter
@@ -13,14 +13,14 @@ from experiments.cells import Figure, Outcome, best_scale, outcomes
 from experiments.papers import SCALES, Claim, Table
 from experiments.store import Store
 
-SMOKE = SCALES[0]  # shows that a table runs, and nothing else
-ONE_SEED, UNCLEAR, YES, REVERSE = "one seed", "not told apart", "yes", "no, the reverse"
-HEADS = ("claim", "rows", "came out", "difference", "published", "seeds", "table")
+SMOKE = SCALES[0]  # only shows that a table runs
+ONE_SEED, UNCLEAR, YES, REVERSE = "one seed", "inconclusive", "yes", "no, the reverse"
+HEADS = ("claim", "rows", "verdict", "difference", "published", "seeds", "table")
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A claim about two rows; `gap` is their difference, in points, over the seeds of both."""
+    """A claim about two rows. `gap` is their difference, in points, over the seeds of both."""
 
     says: str
     table: str
@@ -30,7 +30,7 @@ class Judgement:
 
     @property
     def verdict(self) -> str:
-        """Whether the difference is above zero, below it, or cannot be told from it."""
+        """Whether the difference is above zero, below zero, or neither beyond the interval."""
         if self.gap.half is None:
             return ONE_SEED
         if abs(self.gap.mean) <= self.gap.half:
@@ -39,18 +39,18 @@ class Judgement:
 
     @property
     def ours(self) -> bool:
-        """Whether the question is ours, not a paper's."""
+        """Whether we ask the question, and no paper claims it."""
         return self.says.startswith("ours")
 
     def texts(self) -> list[str]:
-        """Return the cells of its line."""
+        """Return the cells of this judgement's line in the table."""
         published = "" if self.gap.published is None else f"{self.gap.published:+.2f}"
         gap, seeds = self.gap.text("+"), str(len(self.seeds))
         return [self.says, self.rows, self.verdict, gap, published, seeds, self.table]
 
 
 def tally(found: Sequence[Judgement]) -> str:
-    """Return a sentence with how many lines came out how; nothing if there are none."""
+    """Return a sentence that counts the lines by verdict; "" if there are none."""
     parts = []
     for whose, ours in (("The papers' claims", False), ("Our questions", True)):
         count = Counter(judgement.verdict for judgement in found if judgement.ours == ours)
@@ -61,7 +61,7 @@ def tally(found: Sequence[Judgement]) -> str:
 
 
 def lines(found: Iterable[Judgement]) -> Iterator[list[str]]:
-    """Yield the lines under `HEADS`; each claim of a table is named in its first line."""
+    """Yield the lines under `HEADS`. Only the first of a claim's lines repeats its text."""
     before = None
     for judgement in found:
         says, *rest = judgement.texts()
@@ -71,9 +71,9 @@ def lines(found: Iterable[Judgement]) -> Iterator[list[str]]:
 
 
 def judged(store: Store, known: Iterable[Table]) -> Iterator[Judgement]:
-    """Yield a judgement for each claim whose two rows have run with a seed, in each column.
+    """Yield a judgement for each claim and column in which both rows have run with the same seed.
 
-    A table is judged at the largest scale at which something of it has run, but never at `smoke`.
+    A table is judged at the largest scale at which any of its rows has run, but never at `smoke`.
     """
     for table in known:
         scale = best_scale(store, table)
@@ -90,7 +90,7 @@ def judged(store: Store, known: Iterable[Table]) -> Iterator[Judgement]:
 
 
 def _judge(claim: Claim, better: Outcome, other: Outcome) -> Judgement | None:
-    """Compare two outcomes; None where they have no seed in common that has the reading."""
+    """Compare two outcomes; return None if no seed has the reading in both."""
     readings = better.cell.row.reading(claim.reads), other.cell.row.reading(claim.reads)
     ours, theirs = better.by_seed(readings[0]), other.by_seed(readings[1])
     seeds = tuple(sorted(ours.keys() & theirs.keys()))
@@ -102,6 +102,6 @@ def _judge(claim: Claim, better: Outcome, other: Outcome) -> Judgement | None:
     gap = Figure(tuple(ours[seed] - theirs[seed] for seed in seeds), published)
     rows = f"{better.cell.row.name} - {other.cell.row.name}" + (f" @ {column}" if column else "")
     read = [reading.reads.removeprefix("accuracy_") for reading in readings]
-    if claim.reads or read[0] != read[1]:  # else the table says it
+    if claim.reads or read[0] != read[1]:  # else the table already names it
         rows += f" ({' - '.join(dict.fromkeys(read))})"
     return Judgement(claim.says, better.cell.table.name, rows, seeds, gap)

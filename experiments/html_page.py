@@ -1,4 +1,4 @@
-"""results.html: every table ours | published | difference, and the figures, in one file."""
+"""Write results.html: every table with our and the published figures, and charts, in one file."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,7 +19,7 @@ from experiments.store import Store
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 
-PAPERS = {  # a table's name begins with that of its paper
+PAPERS = {  # by the first word of their tables' names
     "benchmark": "All methods compared",
     "fedbabu": "FedBABU",
     "fedcmd": "FedCMD",
@@ -27,12 +27,12 @@ PAPERS = {  # a table's name begins with that of its paper
     "fedseq": "FedSeq",
     "perfreezeclip": "PerFreezeClip",
 }
-MOST_LINES = 8  # in a chart: as many as there are colors
+MOST_LINES = 8  # lines in a chart: as many as there are colors
 
 
 @dataclass
 class Section:
-    """A table on the page: its heads and rows, and figures with captions."""
+    """A table on the page: its header and rows, and charts with captions."""
 
     name: str
     title: str
@@ -71,7 +71,7 @@ def write(store: Store, path: Path) -> None:
 
 
 def ticks(text: str) -> Markup:
-    """Return a text with what stands between backticks as code."""
+    """Return a text in which the words between backticks are marked as code."""
     parts = [escape(part) for part in text.split("`")]
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if number % 2 else part
@@ -80,7 +80,7 @@ def ticks(text: str) -> Markup:
 
 
 def section(store: Store, table: Table) -> Section:
-    """Return what the page shows of a table."""
+    """Return the section of the page about a table."""
     scale = best_scale(store, table)
     known = [outcome for outcome in outcomes(store, table, scale)]
     done = [outcome for outcome in known if outcome.runs]
@@ -123,7 +123,7 @@ def _texts(figure: Figure) -> list[str]:
 
 
 def _held_against(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:
-    """Yield a chart of the rows' main figures beside the published ones."""
+    """Yield a chart of the rows' main figures next to the published ones."""
     bars = []
     for outcome in done:
         if figure := outcome.figure(outcome.cell.row.readings[0]):
@@ -132,11 +132,14 @@ def _held_against(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:
             bars.append(charts.Bar(outcome.cell.name, figure.mean, *span, figure.published))
     if bars:
         chart = charts.rows_chart("ours and published", "accuracy, %", bars)
-        yield "Ours (dot, interval over seeds) and published (diamond)", chart
+        yield (
+            "Our figure (dot, with its interval over seeds) and the published one (diamond)",
+            chart,
+        )
 
 
 def _curves(store: Store, table: Table, scale: str) -> Iterator[tuple[str, Markup]]:
-    """Yield a chart of accuracy over rounds, one line a row (its first seed)."""
+    """Yield a chart of accuracy over rounds, with one line per row (its first seed)."""
     lines: dict[str, list[charts.Point]] = {}
     for (name, _), curve in (curves_of(store, table, scale) if table.follows else {}).items():
         lines.setdefault(name, [(r, 100 * value) for r, value in sorted(curve.items())])
@@ -146,7 +149,7 @@ def _curves(store: Store, table: Table, scale: str) -> Iterator[tuple[str, Marku
 
 
 def _clients(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:
-    """Yield a chart of the clients' accuracies, worst first, one line a row."""
+    """Yield a chart of the clients' accuracies, worst first, with one line per row."""
     lines = {}
     for outcome in done[:MOST_LINES]:
         clients = outcome.runs[0].clients
@@ -157,32 +160,33 @@ def _clients(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:
             lines[outcome.cell.name] = [(float(n), value) for n, value in enumerate(values, 1)]
     if lines:
         chart = charts.lines_chart("clients", "client, worst first", "%", lines, ranks=True)
-        some = f" (first {MOST_LINES} rows of the table's file)" if len(done) > MOST_LINES else ""
+        some = f" (only the table's first {MOST_LINES} rows)" if len(done) > MOST_LINES else ""
         yield f"Accuracy of each client at the end, worst first, %{some}", _keyed(lines, chart)
 
 
 def _bytes(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:
-    """Yield a chart of bytes sent in training, in percent of FedAvg's in the same column."""
+    """Yield a chart of the bytes of training, in percent of FedAvg's bytes in the same column."""
     shares: dict[str, float] = {}
     with suppress(RunError):  # FedAvg has not run
         both = sent({o.cell.name: o.runs[0].costs for o in done if o.runs[0].costs})
         shares = {name: 100 * sum(directions) for name, directions in both.items()}
     if len(shares) > 2:
         bars = [charts.Bar(name, v, v, v) for name, v in sorted(shares.items(), key=lambda i: i[1])]
-        yield "Bytes of training, % of FedAvg's", charts.rows_chart("bytes", "%", bars)
+        yield "Bytes sent in training, % of FedAvg's", charts.rows_chart("bytes", "%", bars)
 
 
 def _compared(part: Section, table: Table, done: list[Outcome]) -> None:
     """Fill in the comparison with the yardstick."""
     lines = yardstick.compare(done, table.yardstick, table.alone)
     if not lines:
-        part.state += f"; the comparison needs a seed of both {table.yardstick} and {table.alone}"
+        both = f"{table.yardstick} and {table.alone}"
+        part.state += f"; the comparison needs a seed that both {both} have run with"
         return
     part.said = yardstick.sentence(lines, table.yardstick, table.alone)
     if left := yardstick.left_out(done, lines):
         part.said += f" {left}"
     if (alike := yardstick.same_ranks(done)) is not None:
-        part.said += f" Friedman's test that all rank alike: p = {alike:.2g}."
+        part.said += f" Friedman's test of equal ranks: p = {alike:.2g}."
     part.heads = yardstick.HEADS
     part.rows = [yardstick.texts(line) for line in lines]
     bars = [
@@ -191,7 +195,7 @@ def _compared(part: Section, table: Table, done: list[Outcome]) -> None:
         if line.name != table.yardstick
     ]
     chart = charts.rows_chart("difference", "points", bars, zero=True)
-    caption = "Difference to fine-tuned FedAvg, client by client, with the 95 % interval"
+    caption = "Difference from fine-tuned FedAvg, client by client, with its 95 % interval"
     part.figures.append((caption, chart))
 
 

@@ -1,4 +1,4 @@
-"""The page of results: style and template. It needs no script and no other file."""
+"""Style and template of the page of results, which needs no script and no other file."""
 
 STYLE = """
 :root { color-scheme: light dark; --ground: #f4f5f7; --card: #fff; --ink: #1c222c; --soft: #59626f;
@@ -83,28 +83,30 @@ TEMPLATE = (
 <meta http-equiv="Content-Security-Policy"
  content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
 <link rel="icon" href="data:,">
-<title>fedapps: results beside the papers'</title>
+<title>fedapps: our results and the papers'</title>
 <style>"""
     + STYLE
     + """</style>
 </head>
 <body><main>
-<h1>Results beside the papers'</h1>
-<p>Every figure was measured by this code; what the papers published stands beside it. Percent;
-<i>±</i> is half a 95 % interval over seeds. {{ done }} runs, scale {{ scales }}. The last round
-counts unless a reading says <i>best</i> or <i>last 10</i>. Nothing was tuned on test data.</p>
+<h1>Our results and the papers'</h1>
+<p>This page compares figures that we measured with this code with those that the papers published.
+Figures are in percent; <i>±</i> is half of the 95 % interval over seeds. There are {{ done }}
+runs (scale: {{ scales }}). Figures are those of the last round unless the reading says <i>best</i>
+or <i>last 10</i>. Nothing was tuned on test data.</p>
 <nav>{% if claims %}<a href="#claims">Claims</a>{% endif %}
 {% for title in groups %}
 <a href="#{{ title|replace(' ', '-') }}">{{ title }}</a>
 {% endfor %}</nav>
 {% if claims %}
-<h2 id="claims">What the papers claim, and what came out</h2>
+<h2 id="claims">Do the papers' claims hold?</h2>
 <article class="claims">
-<p class="soft">Is one row of a table better than another? <i>Ours</i>: our question, not a
-paper's. An empty cell repeats the claim above. The difference is in percentage points, over the
-seeds that both have; <i>±</i> is half a 95 % interval. <i>Yes</i>: it lies above zero; <i>no, the
-reverse</i>: below; <i>not told apart</i>: it holds zero; <i>one seed</i>: no verdict. Intervals
-are not corrected for the number of lines.</p>
+<p class="soft">Each line asks whether one row of a table is better than another. Questions that
+begin with <i>ours</i> are our own. An empty cell repeats the claim above it. The difference is in
+percentage points, over the seeds that both rows have; <i>±</i> is half of the 95 % interval. The
+verdict is <i>yes</i> if the whole interval is above zero, <i>no, the reverse</i> if it is below
+zero, and <i>inconclusive</i> if it contains zero. With <i>one seed</i> there is no verdict. The
+intervals are not corrected for the number of lines.</p>
 <p class="said">{{ tally }}</p>
 {{ grid('claims', claim_heads, claims) }}
 </article>
@@ -120,7 +122,8 @@ are not corrected for the number of lines.</p>
 {{ grid(part.title, part.heads, part.rows) }}
 {% endif %}
 {% if part.chosen %}
-<p class="soft">Settings of each method, the best of its trials on validation parts:</p>
+<p class="soft">The settings of each method, which were the best of its trials on validation
+samples:</p>
 {{ grid(part.title ~ ': settings', chosen_heads, part.chosen) }}
 {% endif %}
 <div class="figures">
@@ -128,7 +131,7 @@ are not corrected for the number of lines.</p>
 <figure><figcaption>{{ caption }}</figcaption>{{ chart }}</figure>
 {% endfor %}
 </div>
-<p class="soft">{{ part.state }}. <code>{{ part.command }}</code></p>
+<p class="soft">{{ part.state }}. Repeat with <code>{{ part.command }}</code></p>
 </article>
 {% endfor %}
 {% endfor %}

@@ -1,4 +1,4 @@
-"""RESULTS.md: each table and the claims between their two marks, in Markdown."""
+"""Write RESULTS.md: each table, and the claims, between its two marks, in Markdown."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -13,16 +13,17 @@ from fedapps.core.files import write_whole
 
 
 def markdown(store: Store, table: Table) -> Iterator[str]:
-    """Yield the lines of a table of RESULTS.md; none if no row of it has run."""
+    """Yield the lines of a table in RESULTS.md; none if no row of the table has run."""
     scale = best_scale(store, table)
     found = [outcome for outcome in outcomes(store, table, scale) if outcome.runs]
     if not found:
         return
     compared = yardstick.compare(found, table.yardstick, table.alone) if table.yardstick else []
-    spread = "" if compared else " `±` is half a 95 % interval over seeds."
+    spread = "" if compared else " `±` is half of the 95 % interval over seeds."
     yield f"## {table.title}"
     yield ""
-    yield f"{table.about} Percent.{spread} Base: `{table.base_file.name}`, scale `{scale}`."
+    base = f"The runs start from `{table.base_file.name}`, at scale `{scale}`."
+    yield f"{table.about} Figures are in percent.{spread} {base}"
     yield ""
     if compared:
         yield yardstick.sentence(compared, table.yardstick, table.alone)
@@ -70,9 +71,9 @@ def _heads(heads: Sequence[str]) -> Iterator[str]:
 
 
 def _chosen(store: Store, found: Sequence[Outcome]) -> Iterator[str]:
-    """Yield a table of the settings that were chosen."""
+    """Yield a table of the chosen settings."""
     yield ""
-    yield "Their settings, the best of the trials on validation parts:"
+    yield "The settings of each method, which were the best of its trials on validation samples:"
     yield ""
     yield from _heads(tuning.HEADS)
     for *reached, settings in tuning.texts(store, (outcome.cell for outcome in found)):
@@ -80,12 +81,12 @@ def _chosen(store: Store, found: Sequence[Outcome]) -> Iterator[str]:
 
 
 def words(reads: str) -> str:
-    """Return a reading as people say it."""
+    """Return the name of a reading in words."""
     return reads.replace("accuracy_", "").replace("_", " ")
 
 
 def progress(store: Store, table: Table, scale: str) -> Iterator[str]:
-    """Yield a table of the followed column: last and best round, and the first at a threshold."""
+    """Yield a table of the column over rounds: last, best, and first round at each threshold."""
     yield ""
     reached = (f"first round at {threshold} %" for threshold in table.thresholds)
     yield from _heads(("row", "seed", "last", "best round", *reached))
@@ -100,7 +101,7 @@ def progress(store: Store, table: Table, scale: str) -> Iterator[str]:
 
 
 def _claims(store: Store) -> Iterator[str]:
-    """Yield a table of the claims that can be held against runs."""
+    """Yield a table of the claims that can be tested on the runs."""
     if found := [*claims.judged(store, tables().values())]:
         yield claims.tally(found)
         yield ""
@@ -109,20 +110,21 @@ def _claims(store: Store) -> Iterator[str]:
 
 
 def _replaced(text: str, name: str, lines: Sequence[str]) -> str:
-    """Put lines between the two marks of a name; none: what is there stays."""
+    """Put lines between the two marks of a name. Without lines, the text stays as it is."""
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(end)
     if not (found and closed):
-        raise RunError(f"RESULTS.md: has no {begin} ... {end}; add the two lines")
+        raise RunError(f"RESULTS.md has no {begin} ... {end}; add these two lines")
     return "\n".join([before + begin, *lines, end + after]) if lines else text
 
 
 def report(store: Store, chosen: Iterable[Table]) -> None:
-    """Write some tables and all claims into RESULTS.md, and the page of all results.
+    """Write some tables and all claims into RESULTS.md, and the HTML page of all results.
 
-    Prose outside stays, and so do figures of before where no row has run yet. RESULTS.md is about
-    the project's own results: of another folder there is the page only, in that folder.
+    The prose around the tables stays, and so does an older table of which no row has run again.
+    RESULTS.md is about the project's own results. For a store in another folder, only the HTML
+    page is written, into that folder.
     """
     from experiments import html_page
 

@@ -1,8 +1,8 @@
-"""Methods compared with a yardstick, client by client, over paired seeds.
+"""Compare methods with a reference (the yardstick), client by client, over paired seeds.
 
-Seeds are paired: who holds which samples, who is drawn and the initial model depend on the seed
-alone, so the difference of two methods is taken for each client of each seed. Intervals are 95 %
-bootstrap intervals over seeds and, within each, over clients.
+Seeds are paired: the split of the data, the selected clients and the initial model depend on the
+seed alone. So the difference of two methods is taken for each client of each seed. Intervals are
+95 % bootstrap intervals over seeds and, within each seed, over clients.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,40 +17,40 @@ from fedapps.core.draws import generator
 from fedapps.core.words import number
 
 RESAMPLES = 10_000
-Accuracies = Sequence[np.ndarray]  # of each seed, by client
+Accuracies = Sequence[np.ndarray]  # an array over clients for each seed
 
 
 @dataclass(frozen=True)
 class Line:
-    """A method in the comparison; accuracies and shares in percent, differences in points."""
+    """A method in the comparison. Accuracies and shares are in percent, differences in points."""
 
     name: str
     mean: float
     low: float
     high: float
     decile: float
-    difference: float  # to the yardstick
+    difference: float  # from the yardstick
     difference_low: float
     difference_high: float
-    p: float  # Wilcoxon's signed-rank test of the clients' differences, adjusted for their number
+    p: float  # Wilcoxon's signed-rank test over clients, adjusted for the number of methods
     rank: float  # mean over clients, 1 is best
-    below_alone: float  # share of clients worse than training alone
+    below_alone: float  # share of clients that are worse than when they train alone
     below_yardstick: float
     megabytes: float
     gigamacs: float
 
     @property
     def verdict(self) -> str:
-        """`better` or `worse` than the yardstick beyond the interval, or `level`."""
+        """`better` or `worse` than the yardstick if the interval excludes zero, else `level`."""
         if self.difference_low > 0:
             return "better"
         return "worse" if self.difference_high < 0 else "level"
 
 
 def compare(outcomes: Sequence[Outcome], yardstick: str, alone: str) -> list[Line]:
-    """Return a line for each method that has run with all seeds of the yardstick, best first.
+    """Return a line for each method that has all seeds that `yardstick` and `alone` share.
 
-    None if `yardstick` and `alone` have no seed in common.
+    The best method comes first. The list is empty if the two have no seed in common.
     """
     runs = {o.cell.row.name: {run.seed: run for run in o.runs} for o in outcomes if o.runs}
     reads = {o.cell.row.name: o.cell.row.reads for o in outcomes}
@@ -96,7 +96,7 @@ def compare(outcomes: Sequence[Outcome], yardstick: str, alone: str) -> list[Lin
 def interval(values: Accuracies) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of the mean over seeds of the mean over clients."""
     drawn, seeds = _draws(tuple(map(len, values)), RESAMPLES)
-    # [seeds, resamples, places]: a seed that is drawn twice has other clients in each place
+    # [seeds, resamples, places]: a seed that is drawn twice has its clients drawn anew each time
     means = np.array([(counts @ v) / len(v) for counts, v in zip(drawn, values, strict=True)])
     chosen = np.take_along_axis(means, seeds[None], axis=0)[0]
     low, high = np.percentile(chosen.mean(axis=1), [2.5, 97.5])
@@ -105,10 +105,11 @@ def interval(values: Accuracies) -> tuple[float, float]:
 
 @cache
 def _draws(clients: tuple[int, ...], resamples: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """Draw, for as many `clients` in each seed, what all intervals are made of.
+    """Draw the bootstrap samples for all intervals; `clients` is the number of clients by seed.
 
-    Returns how often a client is drawn, uint8 [resamples, places, clients] for each seed, and which
-    seed stands in a place, [resamples, places]; there are as many places as seeds.
+    Returns two things. For each seed, how often each client is drawn: uint8 [resamples, places,
+    clients]. And which seed is drawn in each place: [resamples, places]. There are as many places
+    as seeds.
     """
     draws, shape = generator(0, "bootstrap"), (resamples, len(clients))
     counts = []
@@ -121,7 +122,7 @@ def _draws(clients: tuple[int, ...], resamples: int) -> tuple[list[np.ndarray], 
 
 
 def same_ranks(outcomes: Sequence[Outcome]) -> float | None:
-    """Return the p-value of Friedman's test that all methods rank alike over the seeds' means."""
+    """Return the p-value of Friedman's test that all methods have equal ranks (means by seed)."""
     runs = [{r.seed: r.figures[o.cell.row.reads] for r in o.runs} for o in outcomes if o.runs]
     seeds = sorted(set.intersection(*map(set, runs))) if runs else []
     if len(runs) < 3 or len(seeds) < 2:
@@ -130,29 +131,31 @@ def same_ranks(outcomes: Sequence[Outcome]) -> float | None:
 
 
 def sentence(lines: Sequence[Line], yardstick: str, alone: str) -> str:
-    """Say how many methods beat the yardstick, and at what cost."""
+    """Say how many methods are better than the yardstick, and at what cost."""
     base = {line.name: line for line in lines}[yardstick]
     others = [line for line in lines if line.name not in (yardstick, alone)]
     better = [line for line in others if line.verdict == "better"]
     worse = [line for line in others if line.verdict == "worse"]
     text = (
-        f"{len(better)} of {number(len(others), 'method')} beat fine-tuned FedAvg beyond the "
-        f"interval, {len(worse)} are below it, and {len(others) - len(better) - len(worse)} level."
+        "Better than fine-tuned FedAvg (beyond the 95 % interval): "
+        f"{len(better)} of {number(len(others), 'method')}. Worse: {len(worse)}. "
+        f"Level with it: {len(others) - len(better) - len(worse)}."
     )
     costs = [
-        f"{line.name} by {line.difference:.1f} points at {_ratio(line.megabytes, base.megabytes)} "
-        f"of its bytes and {_ratio(line.gigamacs, base.gigamacs)} of its multiply-accumulates"
+        f"{line.name} is better by {line.difference:.1f} points, with "
+        f"{_ratio(line.megabytes, base.megabytes)} times the bytes and "
+        f"{_ratio(line.gigamacs, base.gigamacs)} times the multiply-accumulates"
         for line in better
     ]
     return f"{text} {'; '.join(costs)}." if costs else text
 
 
 def left_out(outcomes: Sequence[Outcome], lines: Sequence[Line]) -> str:
-    """Name the methods that have run, but not with all seeds that are compared; "": none."""
+    """Name the methods that lack some of the compared seeds; "" if there are none."""
     shown = {line.name for line in lines}
     seeds = {o.cell.row.name: ",".join(str(run.seed) for run in o.runs) for o in outcomes}
     texts = [f"{name} (has seeds {seeds[name]})" for name in seeds if name not in shown]
-    return f"Not compared, for want of seeds: {', '.join(texts)}." if texts else ""
+    return f"Not compared, because some seeds have not run: {', '.join(texts)}." if texts else ""
 
 
 def _ratio(value: float, base: float) -> str:
@@ -168,7 +171,7 @@ def _mean(values: Accuracies) -> float:
 
 
 def _adjusted(gaps: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Return p-values, adjusted for the false discoveries among so many (Benjamini, Hochberg)."""
+    """Return p-values, adjusted for multiple comparisons (Benjamini and Hochberg)."""
     found = {n: float(stats.wilcoxon(gap).pvalue) for n, gap in gaps.items() if np.any(gap)}
     if not found:
         return {}
@@ -180,7 +183,7 @@ HEADS = [
     "method",
     "accuracy (95 %)",
     "bottom decile",
-    "to fine-tuned FedAvg (95 %)",
+    "vs. fine-tuned FedAvg (95 %)",
     "p",
     "verdict",
     "rank",
@@ -194,7 +197,7 @@ HEADS = [
 
 
 def texts(line: Line) -> list[str]:
-    """Return a line under `HEADS`; points per MB and GMAC are of the accuracy."""
+    """Return a line under `HEADS`; points per MB and per GMAC are points of accuracy."""
     return [
         line.name,
         f"{line.mean:.1f} ({line.low:.1f} to {line.high:.1f})",

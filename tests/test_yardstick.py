@@ -139,19 +139,23 @@ def test_methods_are_compared_client_by_client(toy):
     assert better.p >= p["better"] and better.p < 0.01  # adjusted for the number of methods
     assert better.rank == 1.0 and same.rank == 2.5 == lines["fedavg-ft"].rank and local.rank == 4.0
     said = yardstick.sentence([*lines.values()], "fedavg-ft", "local")
-    assert said.startswith("1 of 2 methods beat fine-tuned FedAvg beyond the interval, 0 are below")
-    assert "better by 10.0 points at 1.00 of its bytes" in said
+    assert said.startswith(
+        "Better than fine-tuned FedAvg (beyond the 95 % interval): 1 of 2 methods."
+    )
+    assert "better is better by 10.0 points, with 1.00 times the bytes" in said
 
 
 def test_a_method_without_all_seeds_is_named_and_not_compared(toy, tmp_path):
     table, store, _ = toy
     (store.folder / "cpu" / table.name / "better-s2.json").unlink()
     lines = "\n".join(markdown(Store(store.folder), table))
-    assert "0 of 1 method beat" in lines and "| better | 6" not in lines
-    assert "Not compared, for want of seeds: better (has seeds 0,1)." in lines
+    assert "0 of 1 method." in lines and "| better | 6" not in lines
+    assert "Not compared, because some seeds have not run: better (has seeds 0,1)." in lines
     path = tmp_path / "results.html"
     html_page.write(Store(store.folder), path)
-    assert "Not compared, for want of seeds: better (has seeds 0,1)." in path.read_text()
+    assert (
+        "Not compared, because some seeds have not run: better (has seeds 0,1)." in path.read_text()
+    )
 
 
 def test_rows_without_a_seed_in_common_are_shown_and_not_compared(toy, tmp_path):
@@ -161,9 +165,9 @@ def test_rows_without_a_seed_in_common_are_shown_and_not_compared(toy, tmp_path)
     for seed, name in enumerate(("fedavg-ft", "local")):
         other.save(cells[name], store.find(cells[name], seed))
     lines = "\n".join(markdown(other, table))
-    assert "| fedavg-ft | 0 |" in lines and "| local | 1 |" in lines and "beat" not in lines
+    assert "| fedavg-ft | 0 |" in lines and "| local | 1 |" in lines and "Better than" not in lines
     assert html_page.section(other, table).state.endswith(
-        "needs a seed of both fedavg-ft and local"
+        "needs a seed that both fedavg-ft and local have run with"
     )
 
 
@@ -260,7 +264,7 @@ def test_claims_are_held_against_paired_seeds(toy):
     (line, _, _) = claims.judged(store, [replace(table, rows=rows)])
     assert line.gap.published == 5.5 and line.texts()[4] == "+5.50"
     level = replace(table, claims=(papers.Claim("", "same", ("fedavg-ft",)),))
-    assert [x.verdict for x in claims.judged(store, [level])] == ["not told apart"]
+    assert [x.verdict for x in claims.judged(store, [level])] == ["inconclusive"]
 
 
 def test_a_claim_needs_runs_of_both_rows_and_more_than_one_seed(toy, tmp_path):
@@ -306,7 +310,7 @@ def test_the_page_has_every_table_and_figure_and_no_script(toy, tmp_path):
     text = path.read_text()
     assert "Toy &lt;b&gt;" in text and "<script" not in text and "http://" not in text
     assert text.count("<svg") == text.count("<figure>") == 3  # difference, clients, bytes
-    assert "beat fine-tuned FedAvg beyond the interval" in text
+    assert "Better than fine-tuned FedAvg (beyond the 95 % interval)" in text
     assert "<td>&lt;all&gt; are better</td>" in text and 'href="#claims"' in text
     assert "better, client 30: " in text, "a client's accuracy is shown on hover"
     plain = replace(table, yardstick="", alone="")
