@@ -23,10 +23,11 @@ from fedapps.method import (
 class Settings(MethodSettings, frozen=True):
     """APFL's own keys."""
 
-    initial_alpha: Annotated[Fraction, doc("alpha_i, the share of v_i, before any learning")]
+    initial_alpha: Annotated[Fraction, doc("initial value of alpha_i, the weight of v_i")]
     adaptive: Annotated[bool, doc("learn alpha_i (Section 4.2)")]
     alpha_steps: Annotated[
-        Literal["batch", "round"], doc("learn alpha_i at every batch, or only at a round's first")
+        Literal["batch", "round"],
+        doc("learn alpha_i at every batch, or only at a round's first batch"),
     ]
 
 

@@ -22,10 +22,10 @@ class Settings(MethodSettings, frozen=True):
     sample_percent: Annotated[
         int, Meta(ge=1, le=100), doc("s: percentage of the data that W is learned on")
     ]
-    ala_layers: Annotated[Count, doc("p: how many of the last layers are mixed")]
+    ala_layers: Annotated[Count, doc("p: number of last layers that are mixed")]
     ala_lr: Annotated[AtLeastZero, doc("eta: learning rate of W")]
     threshold: Annotated[
-        AtLeastZero, doc("learning the first W: stop when 10 losses deviate by less")
+        AtLeastZero, doc("learning the first W: stop when the last 10 losses have a smaller std")
     ]
     max_epochs: Annotated[Count, doc("learning the first W: stop after this many epochs")]
 

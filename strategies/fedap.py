@@ -26,7 +26,9 @@ class Settings(MethodSettings, frozen=True):
     lambda_: Annotated[Fraction, doc("lambda: weight of a client's own model in its mixture")] = (
         msgspec.field(name="lambda")
     )
-    warmup: Annotated[Fraction, doc("share of the rounds that are FedAvg (pretraining)")]
+    warmup: Annotated[
+        Fraction, doc("share of the rounds that FedAvg takes at the beginning (pretraining)")
+    ]
 
 
 class FedAP(WarmUp):

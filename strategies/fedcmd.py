@@ -44,7 +44,9 @@ class Settings(MethodSettings, frozen=True):
     ]
     weighting: Annotated[
         Literal["cosine", "uniform"],
-        doc("mix the layers after the personal one by its similarity, or average them"),
+        doc(
+            "cosine: mix the layers after the personal one by its similarity; uniform: average them"
+        ),
     ]
     layer: Annotated[str, doc('personal layers, fixed from round 1: fc1,fc2; "": vote')]
     other_layer: Annotated[str, doc("fixed personal layers of the clients in other-clients")]

@@ -30,12 +30,15 @@ class Settings(OversampleSettings, frozen=True):
     cuts: Annotated[
         str,
         doc(
-            'layers on the clients: 4 for all; 2,4,7,10 for each; auto: by their speed; "": 4, or '
-            "half the layers if these are fewer"
+            "number of layers on the clients: 4 for all; 2,4,7,10: one for each; auto: by speed; "
+            '"": 4, or half of the layers if that is less'
         ),
     ]
     slowest_limit: Annotated[
-        Count, doc("with cuts auto: a client slower than so many medians does not set the pace")
+        Count,
+        doc(
+            "with cuts auto: a client slower than this multiple of the median does not set the pace"
+        ),
     ]
     weighting: Annotated[
         Literal["plain", "samples"], doc("clients' copies of a layer count equally, or by samples")

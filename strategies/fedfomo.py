@@ -26,9 +26,13 @@ from fedapps.method import (
 class Settings(MethodSettings, frozen=True):
     """FedFomo's own keys; its validation part is the general `validation-fraction`."""
 
-    models: Annotated[NonNegative, doc("M: how many models of others a client gets at most")]
-    epsilon: Annotated[BelowOne, doc("probability in round 1 that these models are random ones")]
-    epsilon_decay: Annotated[BelowOne, doc("how much this probability falls in each round")]
+    models: Annotated[
+        NonNegative, doc("M: largest number of other clients' models that a client gets")
+    ]
+    epsilon: Annotated[
+        BelowOne, doc("probability in round 1 that these models are chosen at random")
+    ]
+    epsilon_decay: Annotated[BelowOne, doc("decrease of this probability in each round")]
 
 
 class FedFomo(BaseStrategy):

@@ -24,14 +24,15 @@ class Settings(MethodSettings, frozen=True):
 
     base: Annotated[
         Literal["fedbabu", "fedavg", "fedper", "fedrep"],
-        doc("method that the schedule is applied to"),
+        doc("method to which the schedule is applied"),
     ]
     schedule: Annotated[
         Literal["vanilla", "anti"],
-        doc("vanilla: unfreeze from the input side; anti: from the head"),
+        doc("vanilla: unfreeze from the input to the head; anti: from the head to the input"),
     ]
     unfreeze_rounds: Annotated[
-        str, doc('rounds that unfreeze a group, counted from 0: 0,100,200; "": spread evenly')
+        str,
+        doc('rounds in which a group is unfrozen, counted from 0: 0,100,200; "": spread evenly'),
     ]
     groups: Annotated[NonNegative, doc("number K of groups of body layers; 0: one per layer")]
 

@@ -8,7 +8,7 @@ from fedapps.method import Count, MethodSettings, NonNegative, Plan, RunError, W
 class Settings(MethodSettings, frozen=True):
     """LG-FedAvg's own keys."""
 
-    global_layers: Annotated[Count, doc("how many of the last layers are shared")]
+    global_layers: Annotated[Count, doc("number of last layers that are shared")]
     warmup_rounds: Annotated[NonNegative, doc("rounds of FedAvg at the beginning")]
 
 

@@ -9,7 +9,8 @@ class Settings(MethodSettings, frozen=True):
     """Local-only's own keys."""
 
     match_compute: Annotated[
-        bool, doc("train a client only in rounds that select it (FedCMD's tables), not in all")
+        bool,
+        doc("train a client only in rounds that select it (as FedCMD's tables do), not in all"),
     ]
 
 

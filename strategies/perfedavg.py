@@ -28,7 +28,8 @@ class Settings(MethodSettings, frozen=True):
     outer_lr: Annotated[Positive, doc("beta: step of the meta update")]
     delta: Annotated[Positive, doc("delta: half width of the Hessian-free difference")]
     personalize: Annotated[
-        Literal["step", "epoch"], doc("one step, or one epoch, on training data before evaluation")
+        Literal["step", "epoch"],
+        doc("one step, or one epoch, on training data before each evaluation"),
     ]
 
 

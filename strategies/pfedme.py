@@ -25,12 +25,12 @@ from fedapps.method import (
 class Settings(MethodSettings, frozen=True):
     """pFedMe's own keys; eta is `lr`."""
 
-    lambda_: Annotated[AtLeastZero, doc("lambda: pull between theta_i and w")]
+    lambda_: Annotated[AtLeastZero, doc("lambda: strength of the pull between theta_i and w")]
     beta: Annotated[AtLeastZero, doc("beta: step of the server towards the mean of the clients")]
     inner_steps: Annotated[Count, doc("K: steps of theta_i on each batch")]
     inner_lr: Annotated[Positive, doc("eta_p: learning rate of theta_i")]
     local_rounds: Annotated[
-        NonNegative, doc("R: batches in a round; 0: as many as local-epochs gives")
+        NonNegative, doc("R: batches in a round; 0: all batches of local-epochs epochs")
     ]
 
 

@@ -23,7 +23,7 @@ CLAMP = 0.9999  # largest similarity, so that the logarithm is finite
 class Settings(MethodSettings, frozen=True):
     """pFedSim's own keys."""
 
-    warmup: Annotated[Fraction, doc("share of the rounds that are FedAvg")]
+    warmup: Annotated[Fraction, doc("share of the rounds that FedAvg takes at the beginning")]
 
 
 class PFedSim(WarmUp):

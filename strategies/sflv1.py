@@ -20,7 +20,7 @@ class Settings(OversampleSettings, frozen=True):
     cut: Cut
     sync: Annotated[
         Literal["iteration", "round"],
-        doc("server parts take the mean gradient of each step, or are averaged after the round"),
+        doc("server parts take the mean gradient in each step, or are averaged after the round"),
     ]
 
 

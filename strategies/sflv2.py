@@ -20,7 +20,7 @@ class Settings(OversampleSettings, frozen=True):
     cut: Cut
     order: Annotated[
         Literal["client", "batch"],
-        doc("client: all epochs of one, then of the next; batch: a batch of each in turn"),
+        doc("client: all epochs of one client, then of the next; batch: one batch of each in turn"),
     ]
 
 

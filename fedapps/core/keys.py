@@ -8,7 +8,7 @@ from fedapps.core.schema import fields, kind_of, literal
 
 # Title and first line of each section. It begins at the key, or at the table of keys, of its name.
 SECTIONS = {
-    "strategy": ("Method and data", "[Data](data.md) says what the partitioners do."),
+    "strategy": ("Method and data", "[Data](data.md) explains what the partitioners do."),
     "model": (
         "Model",
         "A model is a list of layers: the last ones are its head, the others its body.",
@@ -16,9 +16,10 @@ SECTIONS = {
     "num-rounds": ("Training", "[Notation](notation.md) explains the symbols and the rules."),
     "evaluate-every": (
         "Evaluation and personalization",
-        "[Results and figures](results-and-figures.md#the-accuracies) says what is measured when.",
+        "[Results and figures](results-and-figures.md#the-accuracies) says what is measured, and "
+        "when.",
     ),
-    "device": ("Computing", "[Engines](engines.md) says where a run computes."),
+    "device": ("Computing", "[Engines](engines.md) explains where a run computes."),
     "max-failures": (
         "Failures and limits",
         "[Engines](engines.md#when-a-client-fails) says what happens when a client fails.",
@@ -27,17 +28,20 @@ SECTIONS = {
         "Split learning",
         "[Split learning](split-learning.md) explains these keys; most runs do not need them.",
     ),
-    "min-available": ("SuperNodes and output", "A run waits for SuperNodes, and leaves a folder."),
+    "min-available": (
+        "SuperNodes and output",
+        "These keys say how many SuperNodes a run needs, and where it writes its results.",
+    ),
     "checkpoint-every": (
         "Stop and resume",
-        "[Stop, resume, look again](resume.md) says how a killed run goes on.",
+        "[Stop, resume, look again](resume.md) explains how to resume a killed run.",
     ),
     "loggers": ("Loggers", "[Results and figures](results-and-figures.md#loggers) has an example."),
     "dp": ("Differential privacy", "[Differential privacy](privacy.md) says what is guaranteed."),
     "methods": (
         "Methods",
-        "A method reads the table of its own name and no other. The symbols are those of its "
-        "paper; the docstring of its module in `strategies/` explains them.",
+        "A method reads only the table of its own name. The symbols are those of the method's "
+        "paper; the docstring of the method's module in `strategies/` explains them.",
     ),
 }
 

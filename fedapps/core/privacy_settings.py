@@ -28,14 +28,17 @@ class PrivacySettings(MethodSettings, frozen=True):
     noise_multiplier: Annotated[
         float,
         Meta(ge=0, le=1000),
-        doc("z: noise on the sum of updates (local: on each) has deviation z S; 0: no noise"),
+        doc("z: noise on the sum of updates (local: on each) has standard deviation z S; 0: none"),
     ]
     delta: Annotated[
         OpenFraction, doc("the delta for which epsilon is computed; below 1 / num-clients")
     ]
     sampling: Annotated[
         Literal["poisson", "fixed"],
-        doc("central: draw each client with probability m/N, or exactly m (far larger epsilon)"),
+        doc(
+            "central; poisson: draw each client with probability m/N; fixed: draw exactly m "
+            "clients (far larger epsilon)"
+        ),
     ]
     adaptive: Annotated[bool, doc("central: let S follow a quantile of the updates' norms")]
     target_quantile: Annotated[
@@ -46,9 +49,14 @@ class PrivacySettings(MethodSettings, frozen=True):
     ]
     count_noise: Annotated[
         AtLeastZero,
-        doc("adaptive: deviation of the noise on the number of unclipped updates; 0: m/20"),
+        doc(
+            "adaptive: standard deviation of the noise on the number of unclipped updates; 0: m/20"
+        ),
     ]
     secret_noise: Annotated[
         bool,
-        doc("draw noise (central: clients too) from the system's entropy instead of the seed"),
+        doc(
+            "draw the noise (central: also the choice of clients) from the system's entropy "
+            "instead of the seed"
+        ),
     ]

@@ -32,21 +32,21 @@ class Settings(MethodSettings, frozen=True):
     strategy: Annotated[str, doc("the method; `fedapps methods` lists them")]
     dataset: Annotated[
         str,
-        doc("name of a data set, absolute path of an .npz file, or device: clients have their own"),
+        doc("name of a data set, absolute path of an .npz file, or device: devices have their own"),
     ]
-    data_root: Annotated[str, doc("folder of the data sets, `~` allowed; downloads go there")]
+    data_root: Annotated[str, doc("folder of data sets and downloads, absolute or with `~`")]
     input_shape: Annotated[str, doc("shape of the images on devices: channels,height,width")]
     num_classes: Annotated[Count, doc("number of classes on devices")]
     class_names: Annotated[
-        str, doc('names of the classes on devices, in order: cat,dog; "": they are numbers')
+        str, doc('names of the classes on devices, in order: cat,dog; "": numbers')
     ]
     client_state: Annotated[
         Literal["keep", "reset"],
-        doc("keep: a device goes on from an earlier run's personal layers; reset: it drops them"),
+        doc("keep: a device starts from its personal layers of earlier runs; reset: it drops them"),
     ]
     split: Annotated[
         Literal["merged", "official"],
-        doc("merged: share out training and test set as one; official: each by itself"),
+        doc("merged: partition training and test set together; official: each separately"),
     ]
     test_fraction: Annotated[
         OpenFraction, doc("share of a client's samples that become its test samples (merged)")
@@ -57,16 +57,16 @@ class Settings(MethodSettings, frozen=True):
     ]
     partitioner: Annotated[
         Literal["dirichlet", "shards", "sizes", "classes", "iid"],
-        doc("how the samples are shared out over the clients"),
+        doc("how the samples are divided among the clients"),
     ]
     alpha: Annotated[
-        Positive, doc("concentration: the smaller, the fewer classes per client (dirichlet)")
+        Positive, doc("concentration; a smaller value gives each client fewer classes (dirichlet)")
     ]
     dirichlet_balance: Annotated[
         bool, doc("a client that has 1/N of all samples gets none of the next class (dirichlet)")
     ]
     shards_per_client: Annotated[
-        Count, doc("how many shards of the samples, sorted by label, a client gets (shards)")
+        Count, doc("number of shards, cut from the samples sorted by label, per client (shards)")
     ]
     sizes: Annotated[str, doc("share of the samples for each client: 0.4,0.3,0.2,0.1 (sizes)")]
     classes_per_client: Annotated[
@@ -75,13 +75,13 @@ class Settings(MethodSettings, frozen=True):
     num_clients: Annotated[
         Count, doc("number N of clients; it may differ from the number of SuperNodes")
     ]
-    min_samples: Annotated[int, Meta(ge=2), doc("fewest samples that a client may get (dirichlet)")]
+    min_samples: Annotated[int, Meta(ge=2), doc("minimum number of samples per client (dirichlet)")]
     model: Annotated[str, doc("the model; `fedapps models` lists them with their layers")]
-    head_layers: Annotated[Count, doc("how many of the last layers form the head")]
+    head_layers: Annotated[Count, doc("number of last layers that form the head")]
     num_rounds: Annotated[Count, doc("number T of rounds")]
     fraction_train: Annotated[Share, doc("share r of the clients that train in a round")]
     local_epochs: Annotated[Count, doc("epochs E of local training in a round")]
-    batch_size: Annotated[Count, doc("number B of samples in a training step")]
+    batch_size: Annotated[Count, doc("number B of samples in a batch")]
     optimizer: Annotated[
         Literal["sgd", "adam", "adamw"],
         doc("optimizer of local training; adam, adamw: beta1 0.9, beta2 0.999, eps 1e-8"),
@@ -89,7 +89,7 @@ class Settings(MethodSettings, frozen=True):
     lr: Annotated[Positive, doc("learning rate")]
     lr_schedule: Annotated[
         Literal["constant", "step", "cosine"],
-        doc("step: a tenth after T/2 rounds, a hundredth after 3T/4; cosine: falls towards 0"),
+        doc("step: lr/10 after T/2 rounds, lr/100 after 3T/4; cosine: falls towards 0"),
     ]
     momentum: Annotated[BelowOne, doc("momentum (sgd)")]
     weight_decay: Annotated[
@@ -99,42 +99,42 @@ class Settings(MethodSettings, frozen=True):
     clip_percentile: Annotated[
         float,
         Meta(ge=0, le=100),
-        doc("clip gradients at this percentile of the client's earlier norms; 100: never"),
+        doc("clip gradients at this percentile of the client's gradient norms so far; 100: off"),
     ]
-    max_norm: Annotated[AtLeastZero, doc("largest gradient norm of a step; 0: no limit")]
+    max_norm: Annotated[AtLeastZero, doc("clip gradients to at most this norm; 0: no limit")]
     clip_mode: Annotated[
         Literal["batch", "sample"], doc("clip the gradient of the batch, or that of each sample")
     ]
     clip_history: Annotated[
-        Count, doc("how many gradient norms a client keeps for clip-percentile")
+        Count, doc("number of gradient norms that a client keeps for clip-percentile")
     ]
     augment: Annotated[
         Literal["none", "crop-flip"], doc("crop-flip: pad by 4 pixels, crop and flip at random")
     ]
     bn_stats: Annotated[
         Literal["shared", "local", "batch"],
-        doc("BatchNorm statistics: shared ones travel, local ones stay, batch keeps none"),
+        doc("BatchNorm statistics; shared: they travel; local: they stay; batch: there are none"),
     ]
-    bn_local: Annotated[bool, doc("keep BatchNorms on the client, with their parameters")]
-    seed: Annotated[int, Meta(ge=0, lt=2**32), doc("seed of everything that is random")]
+    bn_local: Annotated[bool, doc("keep BatchNorms on the client, including their parameters")]
+    seed: Annotated[int, Meta(ge=0, lt=2**32), doc("seed of all random numbers")]
     evaluate_every: Annotated[
-        NonNegative, doc("rounds between evaluations; 0: evaluate only after the last round")
+        NonNegative, doc("evaluate after every n-th round; 0: only after the last round")
     ]
     evaluate_rounds: Annotated[
         str,
-        doc("further rounds to evaluate: 190-199; clients do not personalize in these"),
+        doc("more rounds to evaluate: 190-199; clients do not personalize in these"),
     ]
     evaluate_on: Annotated[
         Literal["test", "validation"],
-        doc("samples that clients are scored on; choose settings on validation"),
+        doc("samples that clients are scored on; use validation to choose settings"),
     ]
     evaluate_clients: Annotated[
-        NonNegative, doc("how many clients are evaluated, always the same ones; 0: all")
+        NonNegative, doc("number of clients that are evaluated, always the same ones; 0: all")
     ]
     finetune_epochs: Annotated[
         NonNegative, doc("epochs F of fine-tuning before the personalized score")
     ]
-    finetune_lr: Annotated[AtLeastZero, doc("learning rate of fine-tuning; 0: that of `lr`")]
+    finetune_lr: Annotated[AtLeastZero, doc("learning rate of fine-tuning; 0: the same as `lr`")]
     finetune_part: Annotated[Literal["full", "head", "body"], doc("layers that fine-tuning trains")]
     server_data: Annotated[
         Fraction, doc("share of all training samples on which the server trains after each round")
@@ -151,12 +151,12 @@ class Settings(MethodSettings, frozen=True):
     ]
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
-        doc("processor of the clients; auto: a GPU if the client sees one"),
+        doc("processor on which clients compute; auto: a GPU if the process sees one"),
     ]
     threads: Annotated[
         int,
         Meta(ge=1, le=64),
-        doc("PyTorch threads per process; a run repeats exactly only with the same number"),
+        doc("PyTorch threads per process; to repeat a run exactly, use the same number"),
     ]
     cache_limit: Annotated[
         NonNegative,
@@ -164,20 +164,20 @@ class Settings(MethodSettings, frozen=True):
     ]
     presum: Annotated[
         bool,
-        doc("a SuperNode sends one mean of its clients, which changes the last digit of results"),
+        doc("a SuperNode sends one mean over its clients; this changes the last digit of results"),
     ]
     max_failures: Annotated[
         int,
         Meta(ge=-1),
-        doc("failed clients that a round survives; -1: any number as long as one succeeds"),
+        doc("failed clients that a round tolerates; -1: any number, as long as one succeeds"),
     ]
     max_value: Annotated[
         Positive,
-        doc("largest magnitude of a value in an update; an update above that is refused"),
+        doc("largest magnitude of a value in an update; an update that exceeds it is refused"),
     ]
     max_samples: Annotated[
         Count,
-        doc("most training or test samples a device may claim; with more it is left out"),
+        doc("a device that reports more training or test samples than this is left out"),
     ]
     round_timeout: Annotated[Positive, doc("seconds to wait for the replies of one round")]
     channel_address: Annotated[
@@ -187,7 +187,7 @@ class Settings(MethodSettings, frozen=True):
         str, doc('host:port that split clients connect to; "": the same as channel-address')
     ]
     channel_tls: Annotated[
-        str, doc('folder with server.crt, server.key, ca.crt for that channel; "": no TLS')
+        str, doc('folder with server.crt, server.key, ca.crt for the channel; "": no TLS')
     ]
     channel_nodes: Annotated[
         NonNegative,
@@ -199,18 +199,18 @@ class Settings(MethodSettings, frozen=True):
     runs_dir: Annotated[str, doc("folder of the run directories, absolute or with `~`")]
     run_name: Annotated[str, doc('name of the run directory; "": strategy, data, seed and time')]
     checkpoint_every: Annotated[
-        NonNegative, doc("rounds between checkpoints, from which a killed run goes on; 0: none")
+        NonNegative, doc("checkpoint after every n-th round, to resume a killed run; 0: never")
     ]
     resume: Annotated[
         str,
-        doc("run directory to go on with, or latest: the newest unfinished one with these keys"),
+        doc("run directory to resume, or latest: the newest unfinished one with these keys"),
     ]
     keep_best: Annotated[
         bool, doc("also keep the model of the best round on validation samples, in best/")
     ]
     patience: Annotated[
         NonNegative,
-        doc("end after this many validation scores in a row that were not better; 0: never"),
+        doc("end after this many validation scores in a row without improvement; 0: never"),
     ]
     loggers: Annotated[
         str, doc('tensorboard, mlflow, wandb, or several: tensorboard,wandb; "": none')

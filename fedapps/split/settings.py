@@ -7,7 +7,9 @@ from msgspec import Meta
 from fedapps.core.schema import Count, MethodSettings, doc
 
 Cut = Annotated[
-    int, Meta(ge=0), doc("layers on the client; 0: 4, or half the layers if these are fewer")
+    int,
+    Meta(ge=0),
+    doc("number of layers on the client; 0: 4, or half of the layers if that is less"),
 ]
 
 
@@ -15,9 +17,9 @@ class OversampleSettings(MethodSettings, frozen=True):
     """The keys of methods in which clients train at the same time."""
 
     oversample: Annotated[
-        bool, doc("a client with fewer batches repeats its own until all have equally many")
+        bool, doc("a client with fewer batches repeats them until all clients have the same number")
     ]
     oversample_limit: Annotated[
         Count,
-        doc("most batches of a device under oversample, as a multiple of the median (device)"),
+        doc("with oversample: limit of a device's batches, as a multiple of the median (device)"),
     ]
