@@ -1,1 +1,1 @@
-"""Client side of every method, one module each."""
+"""The client side of every method, one module per method."""

@@ -9,16 +9,16 @@ from strategies.apfl import Settings
 
 
 class APFLClient(BaseClient):
-    """Trains w_i, and beside it v_i and alpha_i on the loss of alpha_i v_i + (1 - alpha_i) w_i.
+    """It trains w_i on its loss, and v_i and alpha_i on that of alpha_i v_i + (1 - alpha_i) w_i.
 
-    Our choices: BatchNorm statistics are not mixed, the mixture gathers its own; both gradients
-    of a step see the same dropout masks; v_i has a new optimizer in every round.
+    Our choices: BatchNorm statistics are not mixed, but the mixture gathers its own; both
+    gradients of a step use the same dropout masks; v_i has a new optimizer in every round.
     """
 
     options: Settings
 
     def setup(self) -> None:
-        """Take v_i and alpha_i as the last round left them; v_i starts as the initial model."""
+        """Load v_i and alpha_i of the client's last round; at first v_i is the initial model."""
         kept = self.workspace.initial | {"alpha": self.options.initial_alpha} | self.kept("mine/")
         self.alpha = float(kept["alpha"])
         model = self.model.state_dict(keep_vars=True)
@@ -28,21 +28,23 @@ class APFLClient(BaseClient):
 
     @torch.no_grad()
     def mix(self) -> None:
-        """Make alpha_i v_i + (1 - alpha_i) w_i of w_i, the statistics those of the mixture."""
+        """Turn w_i into alpha_i v_i + (1 - alpha_i) w_i, with the mixture's own statistics."""
         for key, w in self.w.items():
             alpha = self.alpha if key in self.trained else 1.0
             w.copy_(alpha * self.v[key] + (1 - alpha) * w)
 
     def before_training(self, plan: Plan) -> Costs:
+        """Note the learning rate, and whether the first batch updates alpha_i."""
         self.lr, self.learns = plan.stages[0].lr, self.options.adaptive
         return Costs()
 
     def objective(self, phase: str) -> Objective:
+        """Train v_i beside the model, whose parameters are w_i."""
         v = tuple(self.v[key] for key in self.trained)
         return Objective(self.loss, gradients=self.gradients, parameters=v, after_step=self.step)
 
     def gradients(self, backward: Backward, batches: list[Samples]) -> None:
-        """Compute g for w_i, alpha_i G for v_i and d = <v_i - w_i, G>, all at the old values."""
+        """Compute g for w_i, alpha_i G for v_i and d = <v_i - w_i, G>, all before the step."""
         with torch.random.fork_rng(), restored(self.w.values()):
             self.mix()
             backward(batches[0])  # G
@@ -56,28 +58,30 @@ class APFLClient(BaseClient):
         backward(batches[0])  # g
 
     def step(self, model: nn.Module) -> None:
-        """Move alpha_i, if it is learned at this batch, by the learning rate of w_i and v_i."""
+        """Update alpha_i, if it is learned at this batch, with the learning rate of w_i and v_i."""
         if self.learns:
             self.alpha = min(max(self.alpha - self.lr * self.d, 0.0), 1.0)
             self.learns = self.options.alpha_steps == "batch"
 
     def last_local(self) -> dict[str, np.ndarray]:
-        """Mix with the w_i that was trained here: the authors validate right after training."""
+        """Mix v_i with the w_i just trained here: the authors validate right after training."""
         with restored(self.w.values()):
             self.mix()
             return {key: w.detach().cpu().numpy().copy() for key, w in self.w.items()}
 
     def after_training(self, plan: Plan) -> Costs:
+        """Keep v_i and alpha_i."""
         v = {key: v.detach().cpu().numpy() for key, v in self.v.items()}
         self.remember("mine/", v | {"alpha": np.array(self.alpha)})
         return Costs()
 
     def before_scoring(self, plan: Plan) -> Costs:
-        """Score w alone, which was received, then make it the mixture."""
+        """Score the received w alone, then replace it by the mixture."""
         self.model.eval()
         self.shared = score(self.predict, self.test_data, self.workspace.dataset.classes)
         self.mix()
         return Costs()
 
     def extra_scores(self) -> dict[str, float]:
+        """The accuracy of w alone."""
         return {"accuracy_global": self.shared.accuracy}

@@ -1,7 +1,7 @@
-"""The client of centralized training: it trains nothing, it is only evaluated."""
+"""The client of centralized training: it does not train, it is only evaluated."""
 
 from fedapps.method import BaseClient
 
 
 class CentralizedClient(BaseClient):
-    """Scores the server's model on its own samples."""
+    """It scores the server's model on its own samples."""

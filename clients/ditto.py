@@ -7,18 +7,18 @@ from strategies.ditto import Settings
 
 
 class DittoClient(BaseClient):
-    """After the step of w: v_i -= lr (grad F_i(v_i) + lambda (v_i - w)), w as it was received."""
+    """After training w: v_i -= lr (grad F_i(v_i) + lambda (v_i - w)), with w as received."""
 
     options: Settings
     w: Arrays
 
     def before_training(self, plan: Plan) -> Costs:
-        """Note w as it was received."""
+        """Copy w as it was received."""
         self.w = take(self.model, self.layout.keys_of(self.layout.names))
         return Costs()
 
     def after_training(self, plan: Plan) -> Costs:
-        """Train v_i, kept as `v/<key>`; it starts from the initial model."""
+        """Train v_i and keep it as `v/<key>`; at first v_i is the initial model."""
         put(self.model, self.workspace.initial | self.kept("v/"))
         lambda_, epochs = self.options.lambda_, self.options.personal_epochs
         stage = replace(plan.stages[0], epochs=epochs, prox_mu=lambda_)
@@ -29,6 +29,6 @@ class DittoClient(BaseClient):
         return done
 
     def before_scoring(self, plan: Plan) -> Costs:
-        """What is scored is v_i."""
+        """Score v_i; if the client has none yet, the initial model."""
         put(self.model, self.kept("v/"))
         return Costs()

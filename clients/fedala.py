@@ -25,7 +25,7 @@ from strategies.fedala import Settings
 
 
 class Mixed(NamedTuple):
-    """A parameter of the top layers: in the model, the client's own, the server's, its weights."""
+    """A parameter of the top layers: mixture (in the model), own value, server's value, weights."""
 
     theta: nn.Parameter
     theta_l: Tensor
@@ -34,20 +34,20 @@ class Mixed(NamedTuple):
 
 
 class FedALAClient(BaseClient):
-    """It keeps its own model theta_l and the weights W, both of the top p layers only."""
+    """It keeps its own model theta_l and the weights W, both for the top p layers only."""
 
     options: Settings
     last_loss = torch.zeros(())
 
     def setup(self) -> None:
-        """W is for the parameters of the top p layers, not for BatchNorm statistics."""
+        """Find what W mixes: parameters of the top p layers, but no BatchNorm statistics."""
         self.top = self.layout.names[-self.options.ala_layers :]
         keys = set(self.layout.keys_of(self.top))
         self.parameters = sorted(keys & self.layout.parameters)
         self.statistics = sorted(keys - self.layout.parameters)
 
     def before_training(self, plan: Plan) -> Costs:
-        """Mix, learn W, and keep it."""
+        """Mix the two models, learn W, and keep W."""
         self.before_scoring(plan)
         done = self.personalize(plan)
         self.remember("W/", {key: mix.W.detach().cpu().numpy() for key, mix in self.mixed.items()})
@@ -59,7 +59,7 @@ class FedALAClient(BaseClient):
         return Costs()
 
     def before_scoring(self, plan: Plan) -> Costs:
-        """Mix with the W that is kept, at first 1; without a theta_l the model is theta_g."""
+        """Mix with the kept W, at first 1; without a theta_l the model stays theta_g."""
         self.mixed: dict[str, Mixed] = {}
         kept = self.kept("W/")
         for key, own in self.kept("theta_l/").items():
@@ -77,21 +77,22 @@ class FedALAClient(BaseClient):
             theta.copy_(torch.lerp(theta_l, theta_g, W.clamp_(0, 1)))
 
     def gradients(self, backward: Backward, batches: list[Samples]) -> None:
-        """G is the gradient in theta, G * (theta_g - theta_l) that in W: only W takes a step."""
+        """Compute G, and from it the gradient G * (theta_g - theta_l) of W; only W takes a step."""
         backward(batches[0])
         for theta, theta_l, theta_g, W in self.mixed.values():
             if theta.grad is not None:
                 W.grad, theta.grad = theta.grad * (theta_g - theta_l), None
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Note the loss of the last batch."""
+        """Return the loss, and note it: `personalize` records that of the last batch."""
         self.last_loss = super().loss(logits, labels)
         return self.last_loss
 
     def personalize(self, plan: Plan) -> TrainingStats:
-        """Learn W on s % of the data: at first until the losses have converged, later one epoch.
+        """Learn W on s % of the data: the first time until the loss has converged, later one epoch.
 
-        Our choices: random samples, an end after max-epochs, BatchNorm statistics as they were.
+        Our choices: the samples are drawn at random; learning ends after `max-epochs` at the
+        latest; BatchNorm statistics do not change.
         """
         s, done, losses = self.options, TrainingStats(), list[float]()
         if not self.mixed:

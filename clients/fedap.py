@@ -1,4 +1,4 @@
-"""FedAP's client: it keeps its BatchNorms and tells the statistics of their inputs once."""
+"""FedAP's client: it keeps its BatchNorms, and sends the statistics of their inputs once."""
 
 import numpy as np
 import torch
@@ -8,10 +8,10 @@ from fedapps.method import BaseClient, Costs, Plan, features
 
 
 class FedAPClient(BaseClient):
-    """E epochs of SGD on all layers. What a BatchNorm sees leaves it as channel statistics."""
+    """It trains all layers with E epochs of SGD, and measures the inputs of its BatchNorms."""
 
     def before_training(self, plan: Plan) -> Costs:
-        """Measure what the plan asks for: per channel the mean and standard deviation (ddof 0)."""
+        """Measure, if the plan asks for it, mean and standard deviation (ddof 0) per channel."""
         if not plan.sends:
             return Costs()
         handles, seen = [], {name: ChannelMoments() for name in plan.sends}
@@ -27,14 +27,14 @@ class FedAPClient(BaseClient):
 
 
 class ChannelMoments:
-    """Mean and squared deviations per channel of inputs that come in parts (float64)."""
+    """Mean and squared deviations per channel (float64) of inputs that come in chunks."""
 
     def __init__(self) -> None:
         self.size = 0
         self.mean = self.squares = torch.zeros(())
 
     def watch(self, module: nn.Module, args: tuple[Tensor]) -> None:
-        """Take in what a module receives ([b, channels, ...]), by Chan's rule for two parts."""
+        """Add a module's inputs ([b, channels, ...]), by Chan's rule for combining two chunks."""
         values = args[0].transpose(0, 1).flatten(1).double()
         size, mean = values.shape[1], values.mean(1)
         apart, total = mean - self.mean, self.size + size

@@ -1,7 +1,7 @@
-"""FedAvg's client: it does what the plan says and keeps nothing."""
+"""FedAvg's client: it follows the plan and keeps nothing between rounds."""
 
 from fedapps.method import BaseClient
 
 
 class FedAvgClient(BaseClient):
-    """E epochs of SGD on all layers."""
+    """It trains all layers with E epochs of SGD."""

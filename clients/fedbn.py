@@ -4,7 +4,7 @@ from fedapps.method import BaseClient, Slice
 
 
 class FedBNClient(BaseClient):
-    """E epochs of SGD on all layers; the BatchNorms go into the client's store."""
+    """It trains all layers with E epochs of SGD and keeps the BatchNorms in its store."""
 
     def personal(self) -> Slice:
         """All BatchNorms."""

@@ -10,24 +10,24 @@ from strategies.fedcmd import Settings
 
 
 class FedCMDClient(BaseClient):
-    """E epochs of SGD on all layers; in phase 1 it scores every layer but the first.
+    """It trains all layers with E epochs of SGD; in phase 1 it scores all layers but the first.
 
-    With `weighting = cosine` it sends its personal layer in phase 2, for the similarity alone.
+    With `weighting = cosine` it sends its personal layer in phase 2, only for the similarity.
     """
 
     options: Settings
 
     def personal(self) -> Slice:
-        """What it once kept is its own: no plan may upload it for the mean."""
+        """Layers that it has kept once are personal: no plan may upload them for the mean."""
         kept = self.kept().keys() & self.layout.shared(self.layout.names)
         return self.layout.slice(key.partition(".")[0] for key in kept)
 
     def of_one_run(self) -> tuple[str, ...]:
-        """Where clients vote, phase 1 of the next run is about the whole model again."""
+        """If clients vote, drop the model: phase 1 of the next run exchanges all layers again."""
         return () if self.options.layer else ("model/",)
 
     def after_training(self, plan: Plan) -> Costs:
-        """Send what the plan asks for: scores in phase 1, weights and biases of l* in phase 2."""
+        """Send what the plan asks for: scores in phase 1, the parameters of l* in phase 2."""
         if "phi/layer" in plan.sends:
             layout = self.layout
             personal = set(layout.shared(layout.names)).difference(layout.shared(plan.upload))
@@ -43,9 +43,10 @@ class FedCMDClient(BaseClient):
 
     @torch.no_grad()
     def gaussians(self) -> np.ndarray:
-        """z_x and every z_l as [layers + 1, 2]: mean and deviation, scaled to [0, 1].
+        """Return z_x and every z_l as [layers + 1, 2]: mean and standard deviation.
 
-        z_l is what the next layer receives, in eval mode. A constant has mean and deviation 0.
+        Values are first scaled to [0, 1]; a constant has mean and deviation 0. z_l is what the next
+        layer receives, in eval mode.
         """
         self.model.eval()
         parts = []
@@ -62,7 +63,7 @@ class FedCMDClient(BaseClient):
         return np.stack([mean - low, deviation], 1) / width[:, None]
 
     def label_gaussian(self) -> np.ndarray:
-        """z_y: labels over C - 1, or one-hot vectors."""
+        """Return z_y, from labels divided by C - 1 or from one-hot vectors."""
         classes, labels = self.workspace.dataset.classes, self.train_data[1].cpu().numpy()
         onehot = self.options.label_encoding == "onehot"
         values = np.eye(classes)[labels] if onehot else labels / (classes - 1)
@@ -70,13 +71,15 @@ class FedCMDClient(BaseClient):
 
 
 def moments(x: Tensor) -> tuple[float, ...]:
-    """Return least and largest value, number, sum and sum of squares (float64)."""
-    dense = x.permute(0, 2, 3, 1) if x.dim() == 4 else x  # channels last lies so: much faster
+    """Return the least and the largest value, count, sum and sum of squares (float64)."""
+    dense = (
+        x.permute(0, 2, 3, 1) if x.dim() == 4 else x
+    )  # the memory order of channels last: much faster
     low, high = torch.aminmax(dense)
     flat = dense.reshape(-1).double()
     return float(low), float(high), len(flat), float(flat.sum()), float(flat.dot(flat))
 
 
 def w2(a: ArrayLike, b: ArrayLike) -> np.ndarray:
-    """Wasserstein-2 distances of Gaussians on the line, (mean, deviation) in the last axis."""
+    """Wasserstein-2 distances of one-dimensional Gaussians; the last axis is (mean, deviation)."""
     return np.linalg.norm(np.subtract(a, b), axis=-1)

@@ -1,4 +1,4 @@
-"""FedDyn's client: it keeps the gradient memory g_i of its dynamic regulariser."""
+"""FedDyn's client: it keeps g_i, the gradient memory of its dynamic regularizer."""
 
 import numpy as np
 import torch
@@ -8,16 +8,16 @@ from strategies.feddyn import Settings
 
 
 class FedDynClient(BaseClient):
-    """Adds -g_i to every gradient; g_i starts at 0 and is kept as `g/<key>` (float64)."""
+    """It subtracts g_i from every gradient; g_i starts at 0 and is kept as `g/<key>` (float64)."""
 
     options: Settings
 
     def of_one_run(self) -> tuple[str, ...]:
-        """g_i belongs to the server's mean of all g_i, which starts at 0 in every run."""
+        """Drop g_i: the server's mean of all g_i also starts at 0 in every run."""
         return ("g/",)
 
     def objective(self, phase: str) -> Objective:
-        """The dynamic regulariser's linear term; personalization is plain SGD."""
+        """Add the linear term of the dynamic regularizer; personalization is plain SGD."""
         if phase != "train":
             return super().objective(phase)
         device = self.workspace.device
@@ -32,7 +32,7 @@ class FedDynClient(BaseClient):
         return Objective(self.loss, gradients=gradients)
 
     def after_training(self, plan: Plan) -> Costs:
-        """g_i -= alpha (theta_i - w), by the theta_i that the server gets: it has their mean."""
+        """g_i -= alpha (theta_i - w), with the theta_i that the server gets and averages."""
         keys = [key for key in self.received if key in self.layout.parameters]
         g, theta, alpha = self.kept("g/"), self.upload, self.options.strength
         moved = {key: theta[key].astype(np.float64) - self.received[key] for key in keys}

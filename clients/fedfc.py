@@ -1,4 +1,4 @@
-"""The client of FedFC: it trains its layers against the server's gradients and keeps nothing."""
+"""The client of FedFC: it trains its layers with the server's gradients and keeps nothing."""
 
 import copy
 import time
@@ -7,14 +7,14 @@ import torch
 
 from fedapps.split import SplitClient
 
-REPEATS = 3  # of a measured step, after one that is not counted
+REPEATS = 3  # measured steps per layer, after one that does not count
 
 
 class FedFCClient(SplitClient):
-    """E epochs of SGD on layers 1..c (Algorithm 1); the server holds the rest."""
+    """It trains layers 1..c with E epochs of SGD (Algorithm 1); the server holds the others."""
 
     def answer(self, question: str) -> list[float]:
-        """For cuts "auto": how many seconds a step takes in each layer, forward and backward."""
+        """For cuts "auto": return the seconds of a step, forward and backward, in each layer."""
         if question != "layer-seconds":
             return super().answer(question)
         x = self.train_data[0][: self.settings.batch_size]

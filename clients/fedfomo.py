@@ -6,7 +6,7 @@ from fedapps.method import Arrays, BaseClient, Costs, Plan, put, score, take
 
 
 class FedFomoClient(BaseClient):
-    """It keeps its model and starts every round by stepping towards better ones (Eq. 3)."""
+    """It keeps its model, and begins every round with a step towards better models (Eq. 3)."""
 
     def before_training(self, plan: Plan) -> Costs:
         """theta_i += sum_n w_n (theta_n - theta_i), w_n = max(u_n, 0) / sum_k max(u_k, 0)."""
@@ -29,7 +29,7 @@ class FedFomoClient(BaseClient):
         return Costs(macs=(1 + len(others)) * size * forward)
 
     def others(self) -> dict[int, Arrays]:
-        """The received models by client."""
+        """Return the received models by client."""
         models: dict[int, Arrays] = {}
         for name, value in self.received.items():
             client, _, key = name.partition("/")
@@ -39,8 +39,8 @@ class FedFomoClient(BaseClient):
     def affinity(self, mine: Arrays, theirs: Arrays, own_loss: float) -> float:
         """u_n = (L_val(theta_i) - L_val(theta_n)) / ||theta_n - theta_i||; 0 for equal models.
 
-        A model without a finite loss here gets -1: it is not mixed, and not sent for long. None is
-        so bad that it leaves the range which the server accepts (`max-value`).
+        A model without a finite loss gets -1: it is not mixed, and soon no longer sent. Affinities
+        are clipped to the range that the server accepts (`max-value`).
         """
         put(self.model, theirs)
         keys = [key for key in mine if key in self.layout.parameters]
@@ -50,7 +50,7 @@ class FedFomoClient(BaseClient):
         return float(np.clip(u, -most, most)) if np.isfinite(u) else -1.0
 
     def validation_loss(self) -> float:
-        """Mean loss of the model in place on the validation part."""
+        """Return the current model's mean loss on the validation part."""
         self.model.eval()
         samples = self.workspace.samples(self.client, "validation")
         return score(self.predict, samples, self.workspace.dataset.classes).loss

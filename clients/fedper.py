@@ -5,11 +5,11 @@ from strategies.fedper import Settings
 
 
 class FedPerClient(BaseClient):
-    """E epochs of SGD on all layers; the personal ones go into the client's store."""
+    """It trains all layers with E epochs of SGD and keeps the personal ones in its store."""
 
     options: Settings
 
     def personal(self) -> Slice:
-        """The layers of `fedper.personal-layers`, or the head."""
+        """The layers of `fedper.personal-layers`; by default the head."""
         named = self.options.personal_layers
         return self.layout.named(named, "fedper.personal-layers") if named else self.layout.head

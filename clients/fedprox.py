@@ -1,7 +1,7 @@
-"""FedProx's client: the trainer adds the proximal term that the plan's stage asks for."""
+"""FedProx's client: the trainer adds the proximal term, as the plan's stage says."""
 
 from fedapps.method import BaseClient
 
 
 class FedProxClient(BaseClient):
-    """E epochs of SGD on the loss with the pull towards the received model w_t."""
+    """E epochs of SGD on the loss plus the proximal term, which pulls towards the received w_t."""

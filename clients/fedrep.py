@@ -4,7 +4,7 @@ from fedapps.method import BaseClient, Slice
 
 
 class FedRepClient(BaseClient):
-    """Executes the plan's two stages; head epochs run on cached outputs of the body."""
+    """It runs the plan's two stages; the head is trained on cached outputs of the frozen body."""
 
     def personal(self) -> Slice:
         """The head."""

@@ -11,7 +11,7 @@ from fedapps.method import BaseClient, Costs, Objective, Plan, Slice, put, run, 
 
 
 class TwoHeads(nn.Module):
-    """The sum of two heads' logits."""
+    """A model that predicts with the sum of two heads' logits."""
 
     def __init__(self, body: nn.Module, generic: nn.Module, personal: nn.Module) -> None:
         super().__init__()
@@ -25,9 +25,9 @@ class TwoHeads(nn.Module):
 
 
 class FedRODClient(BaseClient):
-    """The personal head starts as the initial head and is kept as `personal/<key>`.
+    """It keeps its personal head as `personal/<key>`; at first this is the initial head.
 
-    Clipping and `prox-mu` act on the shared model alone, not on the personal head.
+    Clipping and `prox-mu` act only on the shared model, not on the personal head.
     """
 
     @cached_property
@@ -42,12 +42,12 @@ class FedRODClient(BaseClient):
 
     @cached_property
     def log_prior(self) -> Tensor:
-        """log n_{i,c} [classes]: -inf for a class that the client lacks."""
+        """log n_{i,c} [classes]; -inf for a class of which the client has no samples."""
         classes = self.workspace.dataset.classes
         return torch.bincount(self.train_data[1], minlength=classes).float().log()
 
     def objective(self, phase: str) -> Objective:
-        """The losses of both heads; that of the personal one reaches neither phi nor h_G."""
+        """The losses of both heads; the personal head's loss has no gradient for phi and h_G."""
         head = self.layout.head
         self.personal_head.train()
         return Objective(
@@ -58,14 +58,14 @@ class FedRODClient(BaseClient):
         )
 
     def both_logits(self, model: nn.Sequential, x: Tensor, layers: Slice) -> Tensor:
-        """Return [2, b, classes]: generic logits, and generic (detached) plus personal ones."""
+        """Return [2, b, classes]: generic logits, and generic (detached) plus personal logits."""
         body = tuple(name for name in layers if name not in self.layout.head)
         features = run(model, x, body)
         generic = run(model, features, self.layout.head)
         return torch.stack([generic, generic.detach() + self.personal_head(features.detach())])
 
     def both_losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Balanced softmax on the generic logits plus cross entropy on the sum of both."""
+        """Balanced softmax loss of the generic logits plus cross entropy of the summed logits."""
         generic, both = logits
         return cross_entropy(generic + self.log_prior, labels) + cross_entropy(both, labels)
 
@@ -76,7 +76,7 @@ class FedRODClient(BaseClient):
         return Costs()
 
     def module(self) -> nn.Module:
-        """Both heads on the body."""
+        """The body with both heads."""
         body = nn.Sequential(*(self.model.get_submodule(name) for name in self.layout.body))
         generic = nn.Sequential(*(self.model.get_submodule(name) for name in self.layout.head))
         return TwoHeads(body, generic, self.personal_head)

@@ -1,4 +1,4 @@
-"""FedSeq's client: it is the base method's client; the plan leaves the frozen layers out."""
+"""FedSeq's client: it acts as the base method's client; the plan leaves out the frozen layers."""
 
 from torch import Tensor
 
@@ -7,16 +7,16 @@ from strategies.fedseq import Settings
 
 
 class FedSeqClient(BaseClient):
-    """Trains the active layers only; outputs of a frozen prefix are computed once and kept."""
+    """It trains only the active layers; the trainer caches the outputs of a frozen prefix."""
 
     options: Settings
 
     def setup(self) -> None:
-        """Hand over to the base method's client."""
+        """Make the base method's client, to which the hooks below delegate."""
         self.base = self.other(self.options.base)
 
     def personal(self) -> Slice:
-        """What is personal in the base method."""
+        """The personal layers of the base method."""
         return self.base.personal()
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -24,5 +24,5 @@ class FedSeqClient(BaseClient):
         return self.base.loss(logits, labels)
 
     def extra_scores(self) -> dict[str, float]:
-        """The base method's further figures."""
+        """The base method's additional figures."""
         return self.base.extra_scores()

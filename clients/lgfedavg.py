@@ -4,4 +4,4 @@ from fedapps.method import BaseClient
 
 
 class LGFedAvgClient(BaseClient):
-    """E epochs of SGD on all layers; what is not uploaded after the warm-up is its own."""
+    """It trains all layers with E epochs of SGD, and keeps the low layers after the warm-up."""

@@ -1,4 +1,4 @@
-"""Local-only's client: its whole model stays with it."""
+"""Local-only's client: its whole model stays on the client."""
 
 from fedapps.method import BaseClient, Slice
 

@@ -10,12 +10,12 @@ from strategies.perfedavg import Settings
 
 
 class PerFedAvgClient(BaseClient):
-    """A step takes consecutive batches D, D' (first order) or D, D', D'' (Hessian-free)."""
+    """A step uses consecutive batches D, D' (first order) or D, D', D'' (Hessian-free)."""
 
     options: Settings
 
     def objective(self, phase: str) -> Objective:
-        """Meta steps in training; personalization is plain SGD."""
+        """Take meta steps in training; personalization is plain SGD."""
         if phase != "train":
             return super().objective(phase)
         if self.options.mode == "fo":
@@ -23,13 +23,16 @@ class PerFedAvgClient(BaseClient):
         return Objective(self.loss, gradients=self.hessian_free, batches=3)
 
     def first_order(self, backward: Backward, batches: list[Samples]) -> None:
-        """grad f(theta - alpha grad f(theta; D); D')."""
+        """First order: grad f(theta - alpha grad f(theta; D); D')."""
         inner = self.gradient(backward, batches[0])
         outer = self.gradient(backward, batches[1], inner, -self.settings.lr)
         self.set_gradients(outer)
 
     def hessian_free(self, backward: Backward, batches: list[Samples]) -> None:
-        """g - alpha (grad f(theta + d g; D'') - grad f(theta - d g; D'')) / (2 d)."""
+        """g - alpha (grad f(theta + d g; D'') - grad f(theta - d g; D'')) / (2 d), d = delta.
+
+        g is the first-order gradient.
+        """
         inner, delta = self.gradient(backward, batches[0]), self.options.delta
         g = self.gradient(backward, batches[1], inner, -self.settings.lr)
         above = self.gradient(backward, batches[2], g, delta)
@@ -46,7 +49,7 @@ class PerFedAvgClient(BaseClient):
         direction: Iterable[Tensor] = (),
         scale: float = 0.0,
     ) -> tuple[Tensor, ...]:
-        """Return grad f(theta + scale direction; batch); theta is as before afterwards."""
+        """Return grad f(theta + scale direction; batch), without changing theta."""
         trained = [p for p in self.model.parameters() if p.requires_grad]
         theta = [p.detach().clone() for p in trained]
         for parameter, way in zip(trained, direction, strict=False):
@@ -60,7 +63,7 @@ class PerFedAvgClient(BaseClient):
         return found
 
     def set_gradients(self, values: Iterable[Tensor]) -> None:
-        """Make `values` the gradients of the step."""
+        """Set the gradients of the step to `values`."""
         trained = (p for p in self.model.parameters() if p.requires_grad)
         for parameter, value in zip(trained, values, strict=True):
             parameter.grad = value

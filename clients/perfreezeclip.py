@@ -4,7 +4,7 @@ from fedapps.method import BaseClient, Slice
 
 
 class PerFreezeClipClient(BaseClient):
-    """Executes the plan's stages; the trainer clips and the store keeps h and the norms."""
+    """It runs the plan's stages; the trainer clips, and the store keeps h and the norms."""
 
     def personal(self) -> Slice:
         """The head h."""

@@ -18,18 +18,18 @@ from strategies.pfedme import Settings
 
 
 class PFedMeClient(BaseClient):
-    """The model is w_{i,r}; a step is local round r, and theta goes on from where it is."""
+    """The model is w_{i,r}; a step is local round r; theta continues from its last value."""
 
     options: Settings
 
     def before_training(self, plan: Plan) -> Costs:
-        """Start theta at w_t; eta_p follows the schedule of eta (our choice)."""
+        """Start theta at w_t; eta_p follows the learning-rate schedule of eta (our choice)."""
         self.theta = [p.detach().clone() for p in self.model.parameters()]
         self.inner_lr = self.options.inner_lr * plan.stages[0].lr / self.settings.lr
         return Costs()
 
     def objective(self, phase: str) -> Objective:
-        """With the gradient of the envelope F_i, the step of the optimizer is line 8."""
+        """Use the gradient of the envelope F_i; with it, the optimizer's step is line 8."""
         return Objective(self.loss, gradients=self.envelope)
 
     def envelope(self, backward: Backward, batches: list[Samples]) -> None:
@@ -45,18 +45,18 @@ class PFedMeClient(BaseClient):
         pull(parameters, lambda_, self.theta)
 
     def after_training(self, plan: Plan) -> Costs:
-        """Keep theta_i, with the BatchNorm statistics of its passes (our choice)."""
+        """Keep theta_i, with the BatchNorm statistics of theta's forward passes (our choice)."""
         with swapped([*self.model.parameters()], self.theta):
             self.remember("theta/", take(self.model, self.layout.keys_of(self.layout.names)))
         return Costs()
 
     def before_scoring(self, plan: Plan) -> Costs:
-        """What is scored is theta_i; of a client never trained, the initial model."""
+        """Score theta_i; for a client that has never trained, this is the initial model."""
         put(self.model, self.workspace.initial | self.kept("theta/"))
         return Costs()
 
     def extra_scores(self) -> dict[str, float]:
-        """Score the received w, too; theta_i is scored already, and in place again afterwards."""
+        """Score the received w, too; afterwards the model is theta_i again."""
         theta = take(self.model, self.layout.keys_of(self.layout.names))
         put(self.model, self.received)
         classes = self.workspace.dataset.classes

@@ -1,7 +1,7 @@
-"""pFedSim's client: it keeps its head after the warm-up and shows it to the server."""
+"""pFedSim's client: after the warm-up it keeps its head, and also sends it to the server."""
 
 from fedapps.method import BaseClient
 
 
 class PFedSimClient(BaseClient):
-    """E epochs of SGD on all layers. Its head leaves it: the server compares heads."""
+    """It trains all layers with E epochs of SGD; the server gets its head, to compare clients."""

@@ -1,7 +1,7 @@
-"""The client of SplitFed v1: it trains against the server's gradients, keeps nothing."""
+"""The client of SplitFed v1: it trains with the server's gradients and keeps nothing."""
 
 from fedapps.split import SplitClient
 
 
 class SFLv1Client(SplitClient):
-    """E epochs of SGD on layers 1..c; the server holds the rest."""
+    """It trains layers 1..c with E epochs of SGD; the server holds the others."""

@@ -1,7 +1,7 @@
-"""The client of split learning: it trains against the server's gradients, keeps nothing."""
+"""The client of split learning: it trains with the server's gradients and keeps nothing."""
 
 from fedapps.split import SplitClient
 
 
 class SplitLearningClient(SplitClient):
-    """E epochs of SGD on layers 1..c; the server holds the rest."""
+    """It trains layers 1..c with E epochs of SGD; the server holds the others."""

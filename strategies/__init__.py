@@ -1,1 +1,1 @@
-"""Server side of every method, one module each."""
+"""The server side of every method, one module per method."""

@@ -34,10 +34,10 @@ class Settings(MethodSettings, frozen=True):
 class APFL(BaseStrategy):
     """FedAvg with a plain mean for w; each client predicts with alpha_i v_i + (1 - alpha_i) w.
 
-    Symbols: K of N clients `fraction-train`, T tau `num-rounds` x steps (tau is counted in steps,
-    we count `local-epochs`), B `batch-size`, eta `lr`, alpha_i `initial-alpha`. Clipping and
-    `prox-mu` act on w alone.
-    Our choices: alpha_i is learned by default, and nothing is trained in an evaluation.
+    Symbols: K of N clients `fraction-train`, rounds `num-rounds`, B `batch-size`, eta `lr`,
+    alpha_i `initial-alpha` at first. The paper counts tau local steps in a round; we count
+    `local-epochs`. Clipping and `prox-mu` act on w alone.
+    Our choices: alpha_i is learned by default, and an evaluation trains nothing.
     """
 
     citation = "Deng et al. 2020"
@@ -48,18 +48,18 @@ class APFL(BaseStrategy):
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Nothing is trained in an evaluation; a fixed alpha_i is not learned."""
+        """An evaluation trains nothing; a fixed alpha_i is never learned."""
         return FINETUNING if self.options.adaptive else ("apfl.alpha-steps", *FINETUNING)
 
     def plan(self, round_: int, client: int) -> Plan:
-        """Train w; each step has a second gradient, that of the mixture, for v_i and alpha_i."""
+        """Train w; each step computes a second gradient, of the mixture, for v_i and alpha_i."""
         names = self.layout.names
         return self.exchange(round_, names, replace(self.stage(round_, names), passes=2))
 
     def evaluation_plan(self, round_: int, client: int) -> Plan:
-        """The received w is mixed with v_i, and nothing is trained."""
+        """Download w; the client mixes it with v_i and trains nothing."""
         return Plan(round=round_, download=self.layout.names, stages=(), upload=())
 
     def aggregate(self, round_: int, updates: Iterable[ClientUpdate]) -> Arrays:
-        """Plain mean of w over the selected clients."""
+        """Set w to the plain mean over the selected clients."""
         return {key: mean.astype(np.float32) for key, mean in plain_mean(updates)[0].items()}

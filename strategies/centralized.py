@@ -1,4 +1,4 @@
-"""Centralized training on the union of the clients' training data: the reference, not federated."""
+"""Centralized training on the union of the clients' training data: a non-federated reference."""
 
 from typing import Annotated, Literal
 
@@ -14,10 +14,10 @@ class Settings(MethodSettings, frozen=True):
 
 
 class Centralized(BaseStrategy):
-    """E epochs per round in the server process; clients only evaluate (and personalize).
+    """The server trains E epochs per round; clients are only evaluated (and personalize).
 
     Symbols: T `num-rounds`, E `local-epochs`, B `batch-size`, eta `lr`, F `finetune-epochs`.
-    The part of the model that is trained is `trainable` (FedBABU's centralized experiment).
+    `trainable` is the part of the model that is trained (FedBABU's centralized experiment).
     `fraction-train` has no effect, because all training samples are used in every round.
     """
 
@@ -29,7 +29,7 @@ class Centralized(BaseStrategy):
     options: Settings
 
     def setup(self) -> None:
-        """Refuse statistics that only clients could have."""
+        """Refuse BatchNorm settings under which only clients would have statistics."""
         if self.layout.stays:
             raise RunError(
                 'centralized needs bn-stats = "shared" or "batch" and bn-local = false: '
@@ -37,15 +37,15 @@ class Centralized(BaseStrategy):
             )
 
     def select(self, round_: int) -> list[int]:
-        """No client trains."""
+        """Select no clients: the server trains alone."""
         return []
 
     def plan(self, round_: int, client: int) -> Plan:
-        """A client is evaluated with the server's model."""
+        """Download the server's model, with which a client is evaluated."""
         return Plan(round=round_, download=self.layout.names, stages=(), upload=())
 
     def after_round(self, round_: int) -> TrainingStats:
-        """Train on the union of the training data."""
+        """Train the server's model on the union of the clients' training data."""
         layout = self.layout
         parts = {"full": layout.names, "body": layout.body, "head": layout.head}
         stage = self.stage(round_, parts[self.options.trainable])

@@ -17,12 +17,12 @@ class Settings(MethodSettings, frozen=True):
 
 
 class Ditto(BaseStrategy):
-    """FedAvg for w; beside it every client trains a personal v_i near w (Algorithm 1).
+    """FedAvg for w; in addition every client trains a personal v_i near w (Algorithm 1).
 
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`, B `batch-size`,
     eta `lr`, lambda `lambda`; v_i is trained for `personal-epochs`.
-    What is evaluated is v_i, which needs no download and no further fine-tuning; `score-last`
-    scores the w that the client has trained. The pull towards w is the trainer's proximal term:
+    v_i is evaluated; this needs no download and no further fine-tuning. `score-last` scores
+    the w that the client has trained. The pull towards w is the trainer's proximal term:
     `add_proximal` in fedapps/training/gradients.py.
     """
 
@@ -32,10 +32,10 @@ class Ditto(BaseStrategy):
     options: Settings
 
     def plan(self, round_: int, client: int) -> Plan:
-        """FedAvg's plan."""
+        """Train and exchange all layers of w, as in FedAvg."""
         names = self.layout.names
         return self.exchange(round_, names, self.stage(round_, names))
 
     def evaluation_plan(self, round_: int, client: int) -> Plan:
-        """Nothing travels: v_i is on the client."""
+        """Download nothing: v_i is already on the client."""
         return Plan(round=round_, download=(), stages=(), upload=())

@@ -31,11 +31,12 @@ class Settings(MethodSettings, frozen=True):
 
 
 class FedALA(BaseStrategy):
-    """FedAvg; before training a client mixes the shared model with its own (Algorithm 1).
+    """FedAvg, but before training a client mixes the shared model with its own (Algorithm 1).
 
     Symbols: N `num-clients`, T `num-rounds`, rho `fraction-train`, E `local-epochs`,
-    B `batch-size`, the local learning rate `lr`; the others stand at their keys.
-    An evaluation learns its mixture in a copy, and clients learn it only if selected: our choices.
+    B `batch-size`, the local learning rate `lr`; s, p and eta are named in `Settings`.
+    Our choices: an evaluation learns its mixture in a copy, and in a round only selected clients
+    learn theirs.
     """
 
     citation = "Zhang et al. 2023"
@@ -44,11 +45,11 @@ class FedALA(BaseStrategy):
     options: Settings
 
     def plan(self, round_: int, client: int) -> Plan:
-        """FedAvg's plan."""
+        """Train and exchange all layers, as in FedAvg."""
         names = self.layout.names
         return self.exchange(round_, names, self.stage(round_, names))
 
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
-        """Learning W takes the place of fine-tuning."""
+        """Learning W replaces fine-tuning."""
         top = self.layout.names[-self.options.ala_layers :]
         return (Stage(layers=top, epochs=self.options.max_epochs, lr=self.options.ala_lr),)

@@ -32,14 +32,14 @@ class Settings(MethodSettings, frozen=True):
 
 
 class FedAP(WarmUp):
-    """FedAvg first; then BatchNorms are personal and the rest is mixed by statistics' distance.
+    """FedAvg first; then BatchNorms are personal, and other layers are mixed by similarity.
 
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`, B `batch-size`,
     eta `lr`, lambda `lambda`; the pretraining takes the share `warmup` of T.
-    The statistics are those of every BatchNorm's inputs in the pretrained model, on each client's
-    training data. They are taken once: the first round after the warm-up asks all N clients, and
-    a later round asks those that failed to answer. Every client starts from the pretrained model,
-    which some libraries throw away.
+    Two clients are similar if the inputs of their BatchNorms have similar statistics, measured in
+    the pretrained model on each client's training data. This is done once: the first round after
+    the warm-up asks all N clients, and later rounds ask those that have not answered. Every client
+    starts from the pretrained model, which some libraries discard.
     State: `inputs/<BatchNorm>` [N, 2, channels], `known` [N], and `last/<key>` with
     `last_trained` [N].
     """
@@ -51,7 +51,7 @@ class FedAP(WarmUp):
     options: Settings
 
     def setup(self) -> None:
-        """Make room for every client's statistics."""
+        """Allocate the statistics of all clients."""
         super().setup()
         self.drawn: tuple[int, set[int]] = (0, set())
         clients = self.settings.num_clients
@@ -60,26 +60,26 @@ class FedAP(WarmUp):
             self.state[name] = np.zeros((clients, *shape), np.float32)
 
     def state_bytes(self) -> int:
-        """Every client's last model and statistics."""
+        """The size of every client's last model and statistics."""
         clients = self.settings.num_clients
         models = LastSent.nbytes(self.arrays, self.mixed_keys, clients)
         return models + clients * 4 * sum(map(math.prod, self.statistics.values()))
 
     def warmup_rounds(self) -> int:
-        """`warmup` of T."""
+        """The share `warmup` of T."""
         return rounds_of(self.options.warmup, self.settings.num_rounds)
 
     def end_warmup(self) -> None:
-        """Every client's last model is the pretrained one."""
+        """Set every client's last model to the pretrained one."""
         start = {key: self.arrays[key] for key in self.mixed_keys}
         self.last.start(start, self.settings.num_clients)
 
     def select(self, round_: int) -> list[int]:
-        """All clients in the first round after the warm-up, for their statistics."""
+        """Select all clients in the first round after the warm-up, for their statistics."""
         return self.clients if round_ == self.warmup + 1 else super().select(round_)
 
     def personal_plan(self, round_: int, client: int) -> Plan:
-        """Train everything and exchange all but BatchNorms; send statistics if they are missing."""
+        """Train all layers, exchange all but BatchNorms; send statistics that the server lacks."""
         names, sends = self.layout.names, {}
         if not self.state["known"][client]:
             sends = self.statistics
@@ -90,20 +90,20 @@ class FedAP(WarmUp):
         return replace(plan, sends=sends)
 
     def trains(self, round_: int, client: int) -> bool:
-        """Whether a client is drawn; a round draws once, though its plans ask for all clients."""
+        """Whether a client is drawn to train; the draw is made once per round."""
         if self.drawn[0] != round_:
             self.drawn = (round_, {*super().select(round_)})
         return client in self.drawn[1]
 
     def download(self, round_: int, client: int, plan: Plan) -> Arrays:
-        """The client's own mixture of last models, and once the pretrained BatchNorms."""
+        """Send the client its own mixture of last models, and once the pretrained BatchNorms."""
         arrays = super().download(round_, client, plan)
         if round_ <= self.warmup:
             return arrays
         return arrays | self.last.mixture(self.weights(client), self.mixed_keys)
 
     def observe(self, round_: int, update: ClientUpdate) -> None:
-        """Keep a client's statistics and its model."""
+        """Store a client's statistics and its model."""
         if round_ <= self.warmup:
             return
         if update.extras:
@@ -113,7 +113,7 @@ class FedAP(WarmUp):
         self.last.keep(update.client, update.arrays)
 
     def weights(self, client: int) -> np.ndarray:
-        """Row W_i [N] (float64); whose statistics are unknown has no part in it."""
+        """Row W_i [N] (float64); other clients with unknown statistics have weight 0."""
         known = self.state["known"].copy()
         others = np.flatnonzero(known & (np.arange(len(known)) != client))
         row = np.zeros(len(known))
@@ -142,5 +142,5 @@ class FedAP(WarmUp):
 
     @property
     def mixed_keys(self) -> tuple[str, ...]:
-        """Entries that travel after the warm-up."""
+        """The keys that travel after the warm-up."""
         return self.layout.shared(self.layout.without_norms(self.layout.names))

@@ -4,7 +4,7 @@ from fedapps.method import BaseStrategy, Plan
 
 
 class FedAvg(BaseStrategy):
-    """All layers are trained for E epochs, exchanged, and averaged with weights n_i.
+    """Clients train all layers for E epochs; the server averages them with weights n_i.
 
     Symbols: N `num-clients`, T `num-rounds`, r (C in the paper) `fraction-train`,
     E `local-epochs`, B `batch-size`, eta `lr`; n_i is the number of client i's training samples.

@@ -5,13 +5,14 @@ from fedapps.method import WITHOUT_HEAD, BaseStrategy, Plan
 
 
 class FedBABU(BaseStrategy):
-    """Body aggregation and body update: the head keeps its random initial values for ever.
+    """Body aggregation and body update: the head keeps its random initial values in all rounds.
 
     Symbols: N `num-clients`, K `num-rounds`, f `fraction-train`, tau `local-epochs`,
     B `batch-size`, tau_f `finetune-epochs`, s `shards-per-client`, p `server-data`;
     mu of FedProx+BABU is `prox-mu`.
-    The head is frozen, so no gradient is computed for it; the paper sets its learning rate to
-    zero, which gives the same updates. When a client is evaluated, it fine-tunes `finetune-part`.
+    The head is frozen, so no gradient is computed for it. The paper instead sets the head's
+    learning rate to zero, which gives the same updates. In an evaluation, each client fine-tunes
+    the layers of `finetune-part`.
     """
 
     citation = "Oh, Kim, Yun 2022"
@@ -19,6 +20,6 @@ class FedBABU(BaseStrategy):
     figures = (WITHOUT_HEAD,)
 
     def plan(self, round_: int, client: int) -> Plan:
-        """Exchange and train the body only."""
+        """Train and exchange the body only."""
         body = self.layout.body
         return self.exchange(round_, body, self.stage(round_, body))

@@ -4,11 +4,12 @@ from fedapps.method import BaseStrategy, Plan
 
 
 class FedBN(BaseStrategy):
-    """FedAvg on everything but BatchNorm: its parameters and statistics stay on each client.
+    """FedAvg on all layers except BatchNorms, whose parameters and statistics stay on each client.
 
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`,
     B `batch-size`, eta `lr`.
-    BatchNorms are found by module type; a model without any is refused, as this would be FedAvg.
+    BatchNorms are found by module type. A model without BatchNorm is refused, because then the
+    method would be FedAvg.
     """
 
     citation = "Li et al. 2021"
@@ -16,7 +17,7 @@ class FedBN(BaseStrategy):
     needs_norms = True
 
     def plan(self, round_: int, client: int) -> Plan:
-        """Train everything, exchange all but the BatchNorms."""
+        """Train all layers and exchange all except the BatchNorms."""
         names = self.layout.names
         shared = self.layout.without_norms(names)
         return self.exchange(round_, shared, self.stage(round_, names))

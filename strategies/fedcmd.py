@@ -54,21 +54,25 @@ class Settings(MethodSettings, frozen=True):
 
 
 class FedCMD(WarmUp):
-    """Phase 1: FedAvg, and clients vote for one layer by feature distribution transfer (Eq. 6).
-    Phase 2: that layer l* is personal, and the layers after it are mixed for each client.
+    """Phase 1: FedAvg; clients also vote for one layer, by feature distribution transfer (Eq. 6).
+    Phase 2: this layer l* is personal, and the layers after it are mixed for each client.
 
     Symbols: N `num-clients`, T (K in the paper) `num-rounds`, r `fraction-train`,
     E `local-epochs`, B `batch-size`, rho `selection-fraction`; a fixed l* is `layer`.
-    With `weighting = cosine` clients send l* for the similarity alone (if layers follow it).
-    A fixed `layer` (Tables I-IV) is personal from round 1 and the rest is averaged (`uniform`).
-    The scores are computed in clients/fedcmd.py. Where the paper is silent, we chose these rules:
-    inputs and outputs are scaled to [0, 1], and labels (0..C-1) are divided by C - 1; the first
-    layer is no candidate, and `candidates = fc` leaves out convolutions too; a tie goes to the
-    layer nearer the output; a client that missed the latest round is compared by its last l*, and
-    one whose l* was never seen gets the mean by n_i. With `other-clients` (Fig. 2: the fifth that
-    is worst) these have `other-layer` personal.
-    State: `votes` [K_p, layers], and if there is something to mix `phi` [N, n], l* as each client
-    sent it last, and `last/<key>`, what it sent of the layers after l*.
+    With `weighting = cosine` clients send l* only for the similarity (if any layers follow l*).
+    A fixed `layer` (Tables I-IV) is personal from round 1; the other layers are averaged (as with
+    `uniform`). The clients in `other-clients` (Fig. 2: the worst fifth) have `other-layer`
+    personal instead. The scores are computed in clients/fedcmd.py. Where the paper is silent, we
+    chose these rules:
+
+    - Inputs and outputs are scaled to [0, 1], and labels (0..C-1) are divided by C - 1.
+    - The first layer is no candidate; `candidates = fc` also leaves out convolutions.
+    - A tie goes to the layer nearer the output.
+    - A client that missed the latest round is compared by its last l*; a client that has never
+      sent its l* gets the mean with weights n_i.
+
+    State: `votes` [K_p, layers] and, if layers are mixed, `phi` [N, n], the last l* of each client,
+    and `last/<key>`, the layers after l* that each client sent last.
     """
 
     citation = "Chen et al."
@@ -78,19 +82,19 @@ class FedCMD(WarmUp):
     options: Settings
 
     def setup(self) -> None:
-        """Read the fixed layers, if any, and make room for votes."""
+        """Read the fixed layers, if any, and allocate the votes."""
         super().setup()
         self.fixed = self.fixed_layers()
         self.state["votes"] = np.zeros((self.warmup, len(self.layout.names)), int)
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """With fixed layers nobody votes, and the rest is averaged."""
+        """With fixed layers clients do not vote, and the other layers are averaged."""
         votes = ("selection-fraction", "candidates", "label-encoding", "weighting")
         return tuple(f"fedcmd.{key}" for key in votes) if self.options.layer else ()
 
     def state_bytes(self) -> int:
-        """What mixtures need at most: with the first candidate as l*, and all layers after it."""
+        """The most that mixtures need: when l* is the first candidate, with all layers after it."""
         if self.options.layer or self.options.weighting != "cosine":
             return 0
         names = self.layout.names
@@ -100,17 +104,17 @@ class FedCMD(WarmUp):
     # Phase 1 ------------------------------------------------------------------------------
 
     def warmup_rounds(self) -> int:
-        """K_p = rho T, at least one round (our choice); none with a fixed layer."""
+        """K_p = rho T, but at least one round (our choice); 0 with a fixed layer."""
         rounds = rounds_of(self.options.selection_fraction, self.settings.num_rounds)
         return 0 if self.options.layer else max(1, rounds)
 
     def warmup_plan(self, round_: int, client: int) -> Plan:
-        """FedAvg's plan; the client also sends a score s_l of every layer but the first."""
+        """Use FedAvg's plan; the client also sends a score s_l for every layer but the first."""
         plan = super().warmup_plan(round_, client)
         return replace(plan, sends={"scores/s": (len(self.layout.names) - 1,)})
 
     def observe(self, round_: int, update: ClientUpdate) -> None:
-        """Phase 1: count a vote for the smallest score; phase 2: keep what the mixtures need."""
+        """Phase 1: count a vote for the smallest score; phase 2: store arrays for the mixtures."""
         if round_ <= self.warmup:
             scores = dict(zip(self.layout.names[1:], update.extras["scores/s"], strict=True))
             for name in self.candidates():
@@ -123,7 +127,7 @@ class FedCMD(WarmUp):
             self.last.keep(update.client, {key: update.arrays[key] for key in self.after_keys})
 
     def end_warmup(self) -> None:
-        """l* is what most rounds chose; it is personal for all clients from now on."""
+        """Choose as l* the layer that most rounds chose; all clients keep it from now on."""
         if not self.warmup:
             return
         names, clients = self.layout.names, self.settings.num_clients
@@ -138,11 +142,11 @@ class FedCMD(WarmUp):
 
     @property
     def chosen(self) -> int:
-        """The number of l*: the layer that most rounds of phase 1 chose."""
+        """The index of l*: the layer that most rounds of phase 1 chose."""
         return majority(np.bincount([majority(votes) for votes in self.state["votes"]]))
 
     def candidates(self) -> Slice:
-        """Layers but the first; `fc`: fully connected ones only, whose weights are matrices."""
+        """All layers but the first; `fc`: only fully connected ones, whose weights are matrices."""
         most_axes = 2 if self.options.candidates == "fc" else np.inf
         shapes, keys = self.layout.shapes, self.layout.keys
         return tuple(
@@ -154,7 +158,7 @@ class FedCMD(WarmUp):
     # Phase 2 ------------------------------------------------------------------------------
 
     def personal_plan(self, round_: int, client: int) -> Plan:
-        """Train everything, exchange all but the personal layer; show that to the server."""
+        """Train all layers and exchange all but l*; send l* too if layers are mixed."""
         names = self.layout.names
         personal = self.fixed[client] if self.fixed else (names[self.chosen],)
         shared = tuple(name for name in names if name not in personal)
@@ -165,7 +169,8 @@ class FedCMD(WarmUp):
     def download(self, round_: int, client: int, plan: Plan) -> Arrays:
         """omega_i = sum_j Phi_ij omega_j / sum_j Phi_ij after l*, over the latest round's j.
 
-        The mean with weights n_i for a client whose phi was never seen, or is like none of them.
+        A client that has never sent phi, or whose phi is similar to no other, gets the mean with
+        weights n_i.
         """
         arrays = super().download(round_, client, plan)
         if round_ > self.warmup and self.mixes and self.state["last_trained"][client]:
@@ -175,8 +180,8 @@ class FedCMD(WarmUp):
         return arrays
 
     def similarities(self, client: int) -> np.ndarray:
-        """Phi_ij = <phi_i, phi_j> / (||phi_i|| ||phi_j|| + 1e-8) [N], negative ones as 0 (our
-        clamp), Phi_ii = 1; 0 for those that were not in the latest round."""
+        """Phi_ij = <phi_i, phi_j> / (||phi_i|| ||phi_j|| + 1e-8) [N], Phi_ii = 1; 0 for clients
+        that were not in the latest round. Negative values become 0 (our choice)."""
         phi, trained = self.state["phi"], self.state["last_trained"]
         latest = np.flatnonzero(trained == trained.max())
         theirs, mine = phi[latest].astype(np.float64), phi[client].astype(np.float64)
@@ -188,16 +193,16 @@ class FedCMD(WarmUp):
 
     @property
     def mixes(self) -> bool:
-        """Whether phase 2 mixes layers by similarity: else there is no `phi`."""
+        """Whether phase 2 mixes layers by similarity; otherwise there is no `phi`."""
         return "phi" in self.state
 
     @property
     def after_keys(self) -> tuple[str, ...]:
-        """Entries of the layers after l* that travel."""
+        """The keys of the layers after l* that travel."""
         return self.layout.shared(self.layout.names[self.chosen + 1 :])
 
     def fixed_layers(self) -> list[Slice]:
-        """Every client's fixed personal layers; an empty list: clients vote."""
+        """Return each client's fixed personal layers; an empty list means that clients vote."""
         o, count = self.options, self.settings.num_clients
         if bool(o.other_clients) != bool(o.other_layer) or (o.other_layer and not o.layer):
             raise RunError(
@@ -210,5 +215,5 @@ class FedCMD(WarmUp):
 
 
 def majority(votes: np.ndarray) -> int:
-    """Return the number of the layer with most votes; a tie goes to the one nearer the output."""
+    """Return the index of the layer with most votes; a tie goes to the one nearer the output."""
     return len(votes) - 1 - int(votes[::-1].argmax())

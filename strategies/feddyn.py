@@ -25,14 +25,15 @@ class Settings(MethodSettings, frozen=True):
 
 
 class FedDyn(BaseStrategy):
-    """Clients minimise L_i(theta) - <g_i, theta> + (alpha/2)||theta - w||^2 (Algorithm 1).
+    """Clients minimize L_i(theta) - <g_i, theta> + (alpha/2)||theta - w||^2 (Algorithm 1).
 
     Symbols: N (m in the paper) `num-clients`, T `num-rounds`, r `fraction-train`,
     E `local-epochs`, B `batch-size`, eta `lr`, alpha `strength`; `max-norm` clips gradients.
-    The quadratic term is kept (some libraries drop it). It is the trainer's proximal term
-    (`add_proximal` in fedapps/training/gradients.py), and `prox-mu` adds to its weight.
-    State: `hbar/<key>` (float64), the mean of all clients' g_i as long as no reply is lost after
-    its client has stored g_i, and no client loses its g_i. BatchNorm statistics are averaged.
+    We keep the quadratic term, which some libraries drop. It is the trainer's proximal term
+    (`add_proximal` in fedapps/training/gradients.py); `prox-mu` adds to its weight.
+    BatchNorm statistics are averaged.
+    State: `hbar/<key>` (float64), the mean of all clients' g_i. It is exact unless a client loses
+    its g_i, or a reply is lost after its client has stored the new g_i.
     """
 
     citation = "Acar et al. 2021"
@@ -40,7 +41,7 @@ class FedDyn(BaseStrategy):
     options: Settings
 
     def setup(self) -> None:
-        """hbar = 0."""
+        """Start with hbar = 0."""
         for key in self.layout.shared(self.layout.names):
             if key in self.layout.parameters:
                 self.state[f"hbar/{key}"] = np.zeros(self.layout.shapes[key])

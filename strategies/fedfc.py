@@ -46,20 +46,23 @@ class Settings(OversampleSettings, frozen=True):
 
 
 class FedFC(SplitStrategy):
-    """The server joins the clients' features where they arrive and learns from all at once.
+    """The server joins the features of all clients at their cuts, and trains on them at once.
 
     Symbols: K of N `num-clients` `fraction-train`, rounds `num-rounds`, E `local-epochs`,
     B `batch-size`, eta `lr`, c_k `cuts`.
-    Algorithm 1, the clients' side, is in fedapps/split/client.py.
-    Where the paper is silent, we chose these rules: the loss is the mean over all joined samples;
-    a client with fewer batches waits for the next epoch, unless `oversample` is true; the copies
-    of a layer count alike, unless `weighting` is "samples"; momentum is 0.9 and the model has no
-    BatchNorm, dropout or augmentation (experiments/configs/fedfc-cifar10.toml, with a narrow VGG).
-    With cuts "auto" every client reports how long its layers take. The slowest client gets the
-    default cut, and each other one the deepest cut with which it is not slower than that. A client
-    slower than `slowest-limit` medians gets fewer layers instead, so that nobody makes all others
-    as slow as it says it is; one that reports nothing gets the default. (The paper leaves this
-    choice open.)
+    Algorithm 1, the clients' side, is in fedapps/split/client.py. Where the paper is silent, we
+    chose these rules:
+
+    - The loss is the mean over all joined samples.
+    - A client with fewer batches waits for the next epoch, unless `oversample` is true.
+    - The copies of a layer have equal weights, unless `weighting` is "samples".
+    - Momentum is 0.9, and the model has no BatchNorm, dropout or augmentation
+      (experiments/configs/fedfc-cifar10.toml, with a narrow VGG).
+    - With cuts "auto" every client reports how long its layers take; one that reports nothing gets
+      the default cut. The slowest client gets the default cut, and each other client the deepest
+      cut with which it is not slower than that one. A client slower than `slowest-limit` times the
+      median gets fewer layers instead, so that a false report cannot slow down all others.
+
     State: `cuts` [N], those chosen by speed (0: the default).
     """
 
@@ -68,18 +71,18 @@ class FedFC(SplitStrategy):
     options: Settings
 
     def setup(self) -> None:
-        """Cuts by speed are not known yet."""
+        """Allocate the cuts by speed, which are not known yet."""
         self.state["cuts"] = np.zeros(self.settings.num_clients, int)
         super().setup()
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Nobody is the slowest where speeds are not asked for."""
+        """`slowest-limit` has no effect unless cuts are chosen by speed."""
         return super().unused if self.auto else (*super().unused, "fedfc.slowest-limit")
 
     @property
     def auto(self) -> bool:
-        """Whether cuts are by speed."""
+        """Whether cuts are chosen by speed."""
         return self.options.cuts.strip() == "auto"
 
     def cut(self, client: int) -> int:
@@ -99,7 +102,7 @@ class FedFC(SplitStrategy):
         return self.checked_cut(int(words[client % len(words)]), "cuts")
 
     def question(self) -> Question | None:
-        """Cuts by speed need to know it; a layer that takes longer than a step may is none."""
+        """Ask for the seconds of each layer (at most `step-timeout`), if cuts are by speed."""
         most = self.settings.step_timeout
         return Question("layer-seconds", len(self.layout.names), most) if self.auto else None
 
@@ -112,7 +115,7 @@ class FedFC(SplitStrategy):
             self.event(0, client, "cut", str(self.cut(client)))
 
     def step(self, round_: int, wave: list[Smashed]) -> BatchGradients:
-        """Algorithm 2: join smashed data layer by layer, one loss, one backward, one step."""
+        """Algorithm 2: join smashed data layer by layer; one loss, one backward pass, one step."""
         x, joined = None, []
         for layer in self.part.layers:
             held = self.layout.names[: self.layout.names.index(layer)]
@@ -131,14 +134,14 @@ class FedFC(SplitStrategy):
         return {s.client: s.gradient(loss) for s in wave}
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
-        """Algorithm 3: average a layer over all that trained it, clients and server."""
+        """Algorithm 3: average each layer over its trained copies, clients' and server's."""
         return weighted_mean(self.copies(updates))[0]
 
     def copies(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """Yield the clients' layers, then the server's, layer by layer.
 
-        A copy that was not trained is left out. With weights by samples the server's copy counts
-        what passed through it in an epoch, as a client's does.
+        A copy that was not trained is left out. With weights by samples, the weight of the server's
+        copy is the number of samples that passed through it in an epoch, as for a client's copy.
         """
         by_samples = self.options.weighting == "samples"
         for update in updates:
@@ -156,8 +159,8 @@ def deepest(
 ) -> dict[int, int]:
     """Return each client's deepest cut with which it is not slower than the slowest at `default`.
 
-    `seconds[client][l]` is how long a step through layer l (from 0) takes alone. The slowest
-    counts up to `most` medians; a client that takes longer than that for one layer gets one.
+    `seconds[client][l]` is how long a step through layer l (from 0) takes by itself. The time of
+    the slowest is limited to `most` times the median. Each client gets at least one layer.
     """
     totals = [sum(times[:default]) for times in seconds.values()]
     limit = min(max(totals), most * median_low(totals))

@@ -24,7 +24,7 @@ from fedapps.method import (
 
 
 class Settings(MethodSettings, frozen=True):
-    """FedFomo's own keys; its validation part is the general `validation-fraction`."""
+    """FedFomo's own keys; the general key `validation-fraction` sets its validation part."""
 
     models: Annotated[
         NonNegative, doc("M: largest number of other clients' models that a client gets")
@@ -36,14 +36,14 @@ class Settings(MethodSettings, frozen=True):
 
 
 class FedFomo(BaseStrategy):
-    """Each client steps towards those of M other models that do better on its validation part.
+    """Each client gets M other models and steps towards those that do better on its data.
 
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`, B `batch-size`,
-    eta `lr`, M `models`, epsilon `epsilon`, its decrease per round `epsilon-decay`; the validation
-    part is `validation-fraction` of a client's training samples.
-    Of clients that are liked alike (nobody was measured yet, say) those are taken that a draw puts
-    first (our choice). The validation part is fixed per client (some libraries draw it anew).
-    The server only keeps last models and affinities.
+    eta `lr`, M `models`, epsilon `epsilon`, its decrease per round `epsilon-decay`.
+    "Better" means a lower loss on the client's validation part, a share `validation-fraction` of
+    its training samples. This part is fixed; some libraries draw it anew.
+    The server only stores last models and affinities. Between clients with equal affinity, for
+    example before any was measured, a random draw decides (our choice).
     State: `affinity` [N, N], `sent` [N], and `last/<key>`.
     """
 
@@ -54,7 +54,7 @@ class FedFomo(BaseStrategy):
     options: Settings
 
     def setup(self) -> None:
-        """Every client's last model is the initial one, and nobody likes anybody more."""
+        """Set every client's last model to the initial one, and all affinities to 0."""
         if not self.options.models:
             log.warning("fedfomo: models = 0, so every client trains alone")
         if not self.settings.validation_fraction:
@@ -66,12 +66,12 @@ class FedFomo(BaseStrategy):
         self.state["sent"] = np.zeros(clients, bool)
 
     def state_bytes(self) -> int:
-        """Every client's last model, and all affinities."""
+        """The size of every client's last model and of all affinities."""
         clients = self.settings.num_clients
         return LastSent.nbytes(self.arrays, self.keys, clients) + 8 * clients**2
 
     def plan(self, round_: int, client: int) -> Plan:
-        """Receive others' models, train one's own, send it and the affinities u_n."""
+        """Receive other clients' models, train the own model, send it and the affinities u_n."""
         names, others = self.layout.names, self.others(round_, client)
         shapes = {f"{n}/{key}": self.layout.shapes[key] for n in others for key in self.keys}
         return Plan(
@@ -85,7 +85,7 @@ class FedFomo(BaseStrategy):
         )
 
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
-        """None: the client's model is its own already."""
+        """No stages: the client's model is personal already."""
         return ()
 
     def others(self, round_: int, client: int) -> list[int]:
@@ -95,21 +95,21 @@ class FedFomo(BaseStrategy):
         chance = self.options.epsilon - self.options.epsilon_decay * (round_ - 1)
         explore = draws.random() < chance
         known = draws.permutation(known).tolist()
-        if not explore:  # a stable sort: who are liked alike stay in the order that was drawn
+        if not explore:  # a stable sort: equal affinities stay in the drawn order
             known.sort(key=lambda n: -self.state["affinity"][client, n])
         return sorted(known[: self.options.models])
 
     def download(self, round_: int, client: int, plan: Plan) -> Arrays:
-        """The last models of the others that the plan names."""
+        """Send the last models of the clients that the plan names."""
         parts = ((name, *name.split("/", 1)) for name in plan.receives)
         return {name: self.last.of(int(other), [key])[key] for name, other, key in parts}
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
-        """p_i += u_i; keep every model. The server's own model is their mean, for nobody's use."""
+        """p_i += u_i; store every model. The server's own model is their mean and is not sent."""
         return super().aggregate(round_, self.observed(updates))
 
     def observed(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
-        """Pass updates on and keep what the next rounds need."""
+        """Yield the updates, and store what the next rounds need."""
         for update in updates:
             for name, u in update.extras.items():
                 other = int(name.removeprefix("affinity/"))
@@ -120,5 +120,5 @@ class FedFomo(BaseStrategy):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Entries of a model that travel."""
+        """The keys of a model that travel."""
         return self.layout.shared(self.layout.names)

@@ -12,7 +12,7 @@ class Settings(MethodSettings, frozen=True):
 
 
 class FedPer(BaseStrategy):
-    """Base layers are averaged, personalization layers stay; both are trained jointly.
+    """Base layers are averaged, personalization layers stay on the client; both train jointly.
 
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`,
     B `batch-size`, eta `lr`, W_P `personal-layers` (by default the last `head-layers`).
@@ -23,7 +23,7 @@ class FedPer(BaseStrategy):
     options: Settings
 
     def plan(self, round_: int, client: int) -> Plan:
-        """Train everything, exchange the base layers."""
+        """Train all layers and exchange the base layers."""
         return self.exchange(round_, self.base, self.stage(round_, self.layout.names))
 
     @property

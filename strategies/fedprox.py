@@ -15,11 +15,11 @@ class FedProx(BaseStrategy):
     exchanges = "everything"
 
     def setup(self) -> None:
-        """Say so if there is no proximal term."""
+        """Warn if there is no proximal term."""
         if not self.settings.prox_mu:
             log.warning("fedprox: prox-mu = 0, so this is fedavg")
 
     def plan(self, round_: int, client: int) -> Plan:
-        """FedAvg's plan; its stage carries mu, which the method's table sets to 0.01."""
+        """Use FedAvg's plan; its stage contains mu, which is 0.01 by default for this method."""
         layers = self.layout.names
         return self.exchange(round_, layers, self.stage(round_, layers))

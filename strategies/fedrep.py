@@ -13,12 +13,12 @@ class Settings(MethodSettings, frozen=True):
 
 
 class FedRep(BaseStrategy):
-    """Head first, then body; the body is averaged, the head is personal.
+    """Clients train the head first, then the body; the body is averaged, the head is personal.
 
     Symbols: N (n in the paper) `num-clients`, T `num-rounds`, r `fraction-train`, B `batch-size`,
     alpha `lr`, tau (of the head) `head-epochs`; the body is trained for `body-epochs`.
-    Before it is evaluated, every client trains its head on the body that it receives, as it would
-    at the start of a round; general fine-tuning does not apply.
+    In an evaluation, every client trains its head on the received body, as at the start of a
+    round. This replaces general fine-tuning.
     """
 
     citation = "Collins et al. 2021"
@@ -27,13 +27,13 @@ class FedRep(BaseStrategy):
     options: Settings
 
     def plan(self, round_: int, client: int) -> Plan:
-        """`head-epochs` of the head, then `body-epochs` of the body (Algorithm 1)."""
+        """Train the head for `head-epochs`, then the body for `body-epochs` (Algorithm 1)."""
         body = self.layout.body
         body_stage = self.stage(round_, body, self.options.body_epochs)
         return self.exchange(round_, body, self.head_stage(round_), body_stage)
 
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
-        """The head's epochs."""
+        """Personalize by training the head, as in a round."""
         return (self.head_stage(round_),)
 
     def head_stage(self, round_: int) -> Stage:

@@ -4,11 +4,12 @@ from fedapps.method import FINETUNING, BaseStrategy, Plan, Stage
 
 
 class FedROD(BaseStrategy):
-    """phi and the generic head h_G are averaged; a personal head on top never travels.
+    """phi and the generic head h_G are averaged; each client adds a personal head, which stays.
 
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`,
     B `batch-size`, eta `lr`; both heads have the shape of the last `head-layers`.
-    The prediction is generic plus personal logits (some libraries use the personal head alone).
+    A client predicts with the sum of generic and personal logits (some libraries use the personal
+    head alone).
     The balanced softmax and the personal head are in clients/fedrod.py.
     """
 
@@ -18,10 +19,10 @@ class FedROD(BaseStrategy):
     clips_by_sample = False
 
     def plan(self, round_: int, client: int) -> Plan:
-        """Train and exchange phi and h_G; the client adds its personal head."""
+        """Train and exchange phi and h_G; the client trains its personal head besides."""
         names = self.layout.names
         return self.exchange(round_, names, self.stage(round_, names))
 
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
-        """None: the personal head is the personalization."""
+        """No stages: the personal head is the personalization."""
         return ()

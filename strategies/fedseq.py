@@ -38,16 +38,18 @@ class Settings(MethodSettings, frozen=True):
 
 
 class FedSeq(BaseStrategy):
-    """Sequential layer expansion: the body's K parts are unfrozen one after the other.
+    """Sequential layer expansion: the body's K parts are unfrozen one after another.
 
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, B `batch-size`, eta `lr`,
     E `local-epochs`, K `groups`, t_k `unfreeze-rounds`, mode `schedule`, F `finetune-epochs`.
-    Our choice: frozen parts are neither trained nor sent, because nobody ever trained them and
-    every client makes their initial values from the seed. The head follows the base method.
-    Our choice: t counts rounds from 0, and F is 10 by default, since the paper does not state it.
+    The head is treated as in the base method.
+    Our choices: frozen parts are neither trained nor sent, because they still have their initial
+    values, which every client makes from the seed. t counts rounds from 0. F is 10 by default,
+    since the paper does not state it.
     After the last round every client receives the body and fine-tunes `finetune-part` (all layers
-    by default), whatever the base: phase `finetune`, run by fedapps/engine/rounds.py. What that
-    sends counts as evaluation (`bytes_eval`), as it does for FedBABU, to which FedSeq is compared.
+    by default), whatever the base method. This is the phase `finetune`; fedapps/engine/rounds.py
+    runs it. Its bytes count as evaluation (`bytes_eval`), as for FedBABU, to which FedSeq is
+    compared.
     """
 
     citation = "Jang, Choi 2024"
@@ -56,7 +58,7 @@ class FedSeq(BaseStrategy):
     options: Settings
 
     def setup(self) -> None:
-        """Cut the body into parts, and take the base method's plans and figures."""
+        """Cut the body into K parts, and take over the base method's plans and figures."""
         self.base = self.other(self.options.base)
         self.figures = self.base.figures
         body = self.layout.body
@@ -79,11 +81,11 @@ class FedSeq(BaseStrategy):
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """What the base method has no use for; the fine-tuning is not the base's."""
+        """The base method's unused keys, except those of fine-tuning, which FedSeq uses itself."""
         return tuple(key for key in self.base.unused if key not in FINETUNING)
 
     def active(self, round_: int) -> Slice:
-        """A(t): parts with t >= t_k, t = round - 1, from the input (vanilla) or the head (anti)."""
+        """A(t): the parts with t >= t_k, t = round - 1, counted from the input or the head."""
         parts = self.parts if self.options.schedule == "vanilla" else self.parts[::-1]
         unfrozen = sum(round_ - 1 >= start for start in self.starts)
         return self.layout.slice(name for part in parts[:unfrozen] for name in part)

@@ -13,11 +13,12 @@ class Settings(MethodSettings, frozen=True):
 
 
 class LGFedAvg(WarmUp):
-    """High layers are global, low layers local: the opposite of FedPer (some libraries swap them).
+    """High layers are global, low layers are local: the opposite of FedPer.
 
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`,
     B `batch-size`, eta `lr`; the global model is the last `global-layers` layers.
-    The paper starts from a trained FedAvg model, which `warmup-rounds` of FedAvg give.
+    Some libraries swap the two. The paper starts from a model that FedAvg has trained; set
+    `warmup-rounds` to begin with rounds of FedAvg.
     """
 
     citation = "Liang et al. 2019"
@@ -26,7 +27,7 @@ class LGFedAvg(WarmUp):
     options: Settings
 
     def setup(self) -> None:
-        """Leave at least one layer on the clients."""
+        """Check that at least one layer stays on the clients."""
         super().setup()
         count, names = self.options.global_layers, self.layout.names
         if count >= len(names):
@@ -35,11 +36,11 @@ class LGFedAvg(WarmUp):
             )
 
     def warmup_rounds(self) -> int:
-        """`warmup-rounds` of FedAvg."""
+        """The number of rounds of FedAvg: `warmup-rounds`."""
         return self.options.warmup_rounds
 
     def personal_plan(self, round_: int, client: int) -> Plan:
-        """Train everything, exchange the last `global-layers` layers."""
+        """Train all layers and exchange the last `global-layers` layers."""
         names = self.layout.names
         shared = names[-self.options.global_layers :]
         return self.exchange(round_, shared, self.stage(round_, names))

@@ -15,10 +15,10 @@ class Settings(MethodSettings, frozen=True):
 
 
 class Local(BaseStrategy):
-    """E epochs on all layers in every round, from where the client's own model was.
+    """In every round each client trains its own model further, for E epochs on all layers.
 
     Symbols: N `num-clients`, T `num-rounds`, E `local-epochs`, B `batch-size`, eta `lr`;
-    r `fraction-train` matters only if `match-compute` is true.
+    r `fraction-train` has an effect only if `match-compute` is true.
     """
 
     citation = "baseline"
@@ -28,17 +28,17 @@ class Local(BaseStrategy):
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Without `match-compute` all clients train, and nobody fine-tunes."""
+        """No client fine-tunes; without `match-compute` all clients train in every round."""
         return FINETUNING if self.options.match_compute else ("fraction-train", *FINETUNING)
 
     def select(self, round_: int) -> list[int]:
-        """All clients; with `match-compute` those that the other methods would train."""
+        """Select all clients, or with `match-compute` those that the other methods would select."""
         return super().select(round_) if self.options.match_compute else self.clients
 
     def plan(self, round_: int, client: int) -> Plan:
-        """Train everything, exchange nothing."""
+        """Train all layers and exchange nothing."""
         return self.exchange(round_, (), self.stage(round_, self.layout.names))
 
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
-        """None: the client's model is its own already."""
+        """No stages: the client's model is personal already."""
         return ()

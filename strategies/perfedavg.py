@@ -37,10 +37,10 @@ class PerFedAvg(BaseStrategy):
     """A meta model that is good after one gradient step of each client (Algorithm 1).
 
     Symbols: N (n in the paper) `num-clients`, K `num-rounds`, r `fraction-train`,
-    B `batch-size`, alpha `lr`, beta `outer-lr`, delta `delta`; a client takes meta steps for
-    `local-epochs`, by the rule that `mode` names.
-    Clients personalize on training data, never on test data (some libraries do). Every selected
-    client counts the same in the mean.
+    B `batch-size`, alpha `lr`, beta `outer-lr`, delta `delta`. A client takes meta steps for
+    `local-epochs` epochs; `mode` chooses how the meta gradient is computed.
+    Clients personalize on training data; some libraries do it on test data. Every selected client
+    counts the same in the mean.
     """
 
     citation = "Fallah et al. 2020"
@@ -50,23 +50,23 @@ class PerFedAvg(BaseStrategy):
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """It personalizes by steps of its own; `delta` belongs to the Hessian-free rule."""
+        """The method personalizes with its own steps; only the Hessian-free rule has `delta`."""
         own = ("perfedavg.delta",) if self.options.mode == "fo" else ()
         return ("finetune-epochs", "finetune-part", *own)
 
     def plan(self, round_: int, client: int) -> Plan:
-        """E epochs of meta steps on everything; beta follows `lr-schedule`, alpha does not."""
+        """E epochs of meta steps on all layers; beta follows `lr-schedule`, alpha is constant."""
         names, stage = self.layout.names, self.stage(round_, self.layout.names)
         beta = self.options.outer_lr * stage.lr / self.settings.lr
         passes = 2 if self.options.mode == "fo" else 4
         return self.exchange(round_, names, replace(stage, lr=beta, passes=passes))
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
-        """Plain mean over the selected clients."""
+        """Set the model to the plain mean over the selected clients."""
         return {key: mean.astype(np.float32) for key, mean in plain_mean(updates)[0].items()}
 
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
-        """theta_i = w - alpha grad f_i(w): one step, or one epoch of them."""
+        """theta_i = w - alpha grad f_i(w): one such step, or one epoch of them."""
         stage = Stage(
             layers=self.layout.names,
             epochs=1,

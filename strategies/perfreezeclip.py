@@ -16,20 +16,24 @@ class Settings(MethodSettings, frozen=True):
 
 
 class PerFreezeClip(BaseStrategy):
-    """gamma E epochs of the head h, then the other epochs of the representation phi, all clipped.
+    """Train the head h for gamma E epochs, then the representation phi; gradients are clipped.
 
     Symbols: gamma `freeze-ratio`, E `local-epochs`, T (percentile) `clip-percentile`,
     mu `max-norm`, r `fraction-train`, B `batch-size`, eta `lr`.
     phi is averaged with weights n_i; h never leaves the client. The clipping (adap_clip) is in
     fedapps/training/clipping.py. Where the paper is silent or unclear, we chose these rules:
-    `clip-mode = batch` is the default; the history has one norm per step (with `sample` the mean
-    over the samples), is kept for each stage apart, and survives rounds up to `clip-history`
-    norms; the final round is the last communication round; the defaults are those that did best
-    on validation parts (experiments/RESULTS.md).
-    The default gamma is 0.4, not the paper's larger share for the head, which it calls common for
-    heterogeneous data: 0.8 was 4 points worse on validation parts. gamma E is rounded half up.
-    The paper's ablations: freezing only is percentile 100 and max-norm 0; clipping only is FedPer
-    (joint training of phi and h) with `clip-percentile` and `max-norm`; neither is FedPer.
+
+    - `clip-mode = batch` is the default.
+    - The history has one norm per step (with `sample`, the mean over the samples). Each stage has
+      a history of its own, which continues over rounds and holds up to `clip-history` norms.
+    - The final round is the last communication round. gamma E is rounded half up.
+    - The defaults are the values that did best on validation samples (experiments/RESULTS.md).
+      gamma is 0.4 by default. The paper gives the head a larger share and calls that common for
+      heterogeneous data, but 0.8 was 4 points worse on validation samples.
+
+    The paper's ablations: for freezing only, set percentile 100 and max-norm 0; for clipping only,
+    use FedPer (joint training of phi and h) with `clip-percentile` and `max-norm`; for neither,
+    use FedPer.
     """
 
     citation = "Electronics 2024"
@@ -37,12 +41,12 @@ class PerFreezeClip(BaseStrategy):
     options: Settings
 
     def setup(self) -> None:
-        """Say so if the body is not trained."""
+        """Warn if the body is not trained."""
         if self.options.freeze_ratio == 1.0:
             log.warning("perfreezeclip: freeze-ratio = 1: the body is never trained before the end")
 
     def plan(self, round_: int, client: int) -> Plan:
-        """Algorithm 1: freeze phi and train h, then the other way round; at last train both."""
+        """Algorithm 1: freeze phi and train h, then vice versa; in the last round train both."""
         phi, h = self.layout.body, self.layout.head
         if self.options.final_round_full and round_ == self.settings.num_rounds:
             return self.exchange(round_, phi, self.stage(round_, self.layout.names))
@@ -54,7 +58,7 @@ class PerFreezeClip(BaseStrategy):
         return self.exchange(round_, phi, *[stage for stage in stages if stage.epochs])
 
     def head_epochs(self) -> int:
-        """gamma E rounded half up; our choice: each stage keeps an epoch unless gamma is 0 or 1."""
+        """Round gamma E half up; our choice: each stage has an epoch unless gamma is 0 or 1."""
         gamma, epochs = self.options.freeze_ratio, self.settings.local_epochs
         if gamma in (0.0, 1.0):
             return int(gamma * epochs)

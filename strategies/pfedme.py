@@ -35,11 +35,13 @@ class Settings(MethodSettings, frozen=True):
 
 
 class PFedMe(BaseStrategy):
-    """A shared w and personal theta_i; our choices: who is not selected rests, weights are n_i.
+    """A shared model w, and a personal model theta_i on each client, which is pulled towards w.
 
     Symbols: N `num-clients`, T `num-rounds`, S of N `fraction-train`, R `local-rounds`,
-    K `inner-steps`, eta `lr`, eta_p `inner-lr`, |D| `batch-size`. Line 8 is a step of the run's
-    optimizer: with `momentum`, `optimizer`, `prox-mu` or clipping it is no longer the paper's.
+    K `inner-steps`, eta `lr`, eta_p `inner-lr`, |D| `batch-size`.
+    Our choices: only selected clients train, and the mean has weights n_i. Line 8 of Algorithm 1
+    is a step of the run's optimizer; with `momentum`, another `optimizer`, `prox-mu` or clipping
+    it differs from the paper's.
     """
 
     citation = "Dinh et al. 2020"
@@ -49,7 +51,7 @@ class PFedMe(BaseStrategy):
     options: Settings
 
     def setup(self) -> None:
-        """Line 8, w -= c (w - theta) with c = eta lambda, diverges from c = 2."""
+        """Check line 8, w -= c (w - theta) with c = eta lambda, which diverges for c >= 2."""
         c = self.settings.lr * self.options.lambda_
         if c >= 2:
             raise RunError(f"lr x pfedme.lambda = {c:g}: must be below 2, or w diverges")
@@ -58,11 +60,14 @@ class PFedMe(BaseStrategy):
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """R counts batches, not epochs; theta_i needs no fine-tuning."""
+        """R counts batches, not epochs; theta_i is not fine-tuned."""
         return ("local-epochs", *FINETUNING) if self.options.local_rounds else FINETUNING
 
     def plan(self, round_: int, client: int) -> Plan:
-        """R batches, each K times. Weight decay belongs to f_i, so line 8 has none (our choice)."""
+        """Train on R batches, K steps on each.
+
+        Our choice: weight decay is part of f_i, so line 8 has none.
+        """
         names, o = self.layout.names, self.options
         per_epoch = max(1, self.count(client, "train") // self.settings.batch_size)
         stage = self.stage(round_, names, epochs=-(-o.local_rounds // per_epoch) or None)
@@ -76,5 +81,5 @@ class PFedMe(BaseStrategy):
         return means | {key: (1 - beta) * w[key] + beta * means[key] for key in mixed}
 
     def evaluation_plan(self, round_: int, client: int) -> Plan:
-        """No fine-tuning: theta_i is on the client, and w comes for a figure of its own."""
+        """No fine-tuning: theta_i is on the client; w is downloaded for its own figure."""
         return Plan(round=round_, download=self.layout.names, stages=(), upload=())

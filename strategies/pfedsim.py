@@ -27,13 +27,14 @@ class Settings(MethodSettings, frozen=True):
 
 
 class PFedSim(WarmUp):
-    """FedAvg first; then heads are personal, and bodies are mixed by the heads' similarity.
+    """FedAvg first; then heads are personal, and bodies are mixed by the similarity of heads.
 
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`,
     B `batch-size`, eta `lr`; FedAvg takes the share `warmup` of T.
-    A client uploads its head for the similarity only. State: `similarity` [N, N] (the identity at
-    first, updated for pairs that train in the same round) and what every client sent last,
-    `last/<key>`. Our choice: similarities are updated after the warm-up only.
+    A client uploads its head only for the similarity. Our choice: similarities are updated only
+    after the warm-up.
+    State: `similarity` [N, N] (the identity at first, updated for pairs that train in the same
+    round), and `last/<key>`, what each client sent last.
     """
 
     citation = "Tan et al. 2023"
@@ -42,27 +43,27 @@ class PFedSim(WarmUp):
     options: Settings
 
     def setup(self) -> None:
-        """Make room for the heads of a round."""
+        """Prepare for the heads of a round."""
         super().setup()
         self.heads: dict[int, Arrays] = {}  # of this round
 
     def state_bytes(self) -> int:
-        """Every client's last body, and all similarities."""
+        """The size of every client's last body and of all similarities."""
         clients = self.settings.num_clients
         return LastSent.nbytes(self.arrays, self.body_keys, clients) + 8 * clients**2
 
     def warmup_rounds(self) -> int:
-        """`warmup` of T."""
+        """The share `warmup` of T."""
         return rounds_of(self.options.warmup, self.settings.num_rounds)
 
     def end_warmup(self) -> None:
-        """Every client's last body is the server's now, and each is similar to itself alone."""
+        """Set every client's last body to the server's; each client is similar only to itself."""
         clients = self.settings.num_clients
         self.last.start({key: self.arrays[key] for key in self.body_keys}, clients)
         self.state["similarity"] = np.eye(clients)
 
     def personal_plan(self, round_: int, client: int) -> Plan:
-        """Train everything; the body comes mixed, the head stays but is shown to the server."""
+        """Train all layers; download a mixed body; keep the head, but upload it, too."""
         names, layout = self.layout.names, self.layout
         stages = (self.stage(round_, names),)
         return Plan(
@@ -70,7 +71,7 @@ class PFedSim(WarmUp):
         )
 
     def download(self, round_: int, client: int, plan: Plan) -> Arrays:
-        """body_i = sum_j a_ij body_j over last bodies, a_ij = -ln(1 - s_ij), normalised over j."""
+        """body_i = sum_j a_ij body_j over last bodies; a_ij = -ln(1 - s_ij), normalized over j."""
         arrays = super().download(round_, client, plan)
         if round_ <= self.warmup:
             return arrays
@@ -78,7 +79,7 @@ class PFedSim(WarmUp):
         return arrays | self.last.mixture(a / a.sum(), self.body_keys)
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
-        """Note bodies and heads; the server's own body is the mean, its head the warm-up's."""
+        """Store bodies and compare heads; return the mean body, the server's head stays."""
         self.heads = {}
         mean = super().aggregate(round_, updates)
         if round_ <= self.warmup:
@@ -91,7 +92,7 @@ class PFedSim(WarmUp):
         return {key: value for key, value in mean.items() if key in body}
 
     def observe(self, round_: int, update: ClientUpdate) -> None:
-        """Keep the body for good and the head for this round."""
+        """Store the client's body, and its head for this round only."""
         if round_ <= self.warmup:
             return
         self.last.keep(update.client, {key: update.arrays[key] for key in self.body_keys})
@@ -101,7 +102,7 @@ class PFedSim(WarmUp):
 
     @property
     def body_keys(self) -> tuple[str, ...]:
-        """Entries of the body that travel."""
+        """The keys of the body that travel."""
         return self.layout.shared(self.layout.body)
 
 

@@ -25,14 +25,15 @@ class Settings(OversampleSettings, frozen=True):
 
 
 class SFLv1(SplitStrategy):
-    """A server part for each client, all in parallel; client parts are averaged with n_k.
+    """The server has a part for each client, all in parallel; client parts are averaged with n_k.
 
     Symbols: K of N `num-clients` `fraction-train`, rounds `num-rounds`, E `local-epochs`,
-    B `batch-size`, eta `lr`; layers 1..`cut` are on the clients, whose side is in
+    B `batch-size`, eta `lr`; layers 1..`cut` are on the clients. The clients' side is in
     fedapps/split/client.py.
-    With sync "iteration" (as the FedFC paper describes it) the server parts stay equal. One part
-    therefore stands for all: it steps along the mean of the gradients of all clients that sent a
-    batch in this iteration. Only its BatchNorm statistics differ from theirs: it sees each batch.
+    With sync "iteration" (as the FedFC paper describes it) the server parts stay equal, so one
+    part stands for all. It takes a step with the mean gradient of all clients that sent a batch in
+    this iteration. Only its BatchNorm statistics differ from those of separate parts, because it
+    sees the batches of all clients.
     """
 
     citation = "Thapa et al. 2022"
@@ -40,7 +41,7 @@ class SFLv1(SplitStrategy):
     options: Settings
 
     def cut(self, client: int) -> int:
-        """The same for all."""
+        """Return the cut, which is the same for all clients."""
         return self.checked_cut(self.options.cut)
 
     def prepare(self, round_: int, plans: Mapping[int, Plan]) -> None:
@@ -51,7 +52,7 @@ class SFLv1(SplitStrategy):
         self.own = {client: self.server_part(round_, layers) for client in plans}
 
     def step(self, round_: int, wave: list[Smashed]) -> BatchGradients:
-        """Each client's data through its own server part."""
+        """Take a step with each client's server part, or with the one that stands for all."""
         if self.options.sync == "round":
             gradients = {s.client: self.own[s.client].backward(s) for s in wave}
             for client in gradients:
@@ -64,22 +65,22 @@ class SFLv1(SplitStrategy):
         return gradients
 
     def part_of(self, client: int) -> ServerPart:
-        """Each client has its own, or one stands for all."""
+        """Return the client's own server part, or the one that stands for all."""
         return self.part if self.options.sync == "iteration" else self.own[client]
 
     def parts(self) -> list[ServerPart]:
-        """The parts that were trained."""
+        """Return the server parts that were trained."""
         return [self.part] if self.options.sync == "iteration" else [*self.own.values()]
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
-        """Average client parts with n_k, and the server parts likewise where there are several."""
+        """Average client parts with n_k; with several server parts, average these likewise."""
         if self.options.sync == "round":
             return weighted_mean(self.whole(updates))[0]
         mean, _ = weighted_mean(updates)
         return mean | self.part.arrays()
 
     def whole(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
-        """Put the server part of each client beside its layers."""
+        """Yield each update with the client's server part added to its layers."""
         for update in updates:
             part = self.own[update.client]
             yield replace(update, arrays={**update.arrays, **part.arrays()})

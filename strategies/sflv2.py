@@ -25,16 +25,17 @@ class Settings(OversampleSettings, frozen=True):
 
 
 class SFLv2(SplitStrategy):
-    """One server part takes the clients' batches one after the other, in a random order.
+    """The server has one part, and trains it on one client after another, in a random order.
 
     Symbols: K of N `num-clients` `fraction-train`, rounds `num-rounds`, E `local-epochs`,
-    B `batch-size`, eta `lr`; layers 1..`cut` are on the clients, whose side is in
+    B `batch-size`, eta `lr`; layers 1..`cut` are on the clients. The clients' side is in
     fedapps/split/client.py.
     With `order = client` the server trains all E epochs of one client before those of the next;
-    the clients' order is drawn anew in each round. So does the released code, and so we read the
-    FedFC paper's remark that SFLv2 "only remembered the smashed data from the latest client" (our
-    choice for its tables). With `batch` each client sends one batch in every iteration, in an
-    order that is drawn anew for it. All clients start a round from the same client layers.
+    the order of the clients is drawn anew in each round. The released code does the same. The
+    FedFC paper remarks that SFLv2 "only remembered the smashed data from the latest client"; we
+    understand this in the same way (our choice for its tables). With `order = batch` each client
+    sends one batch in every iteration, in an order that is drawn anew for each iteration. All
+    clients start a round from the same client layers.
     """
 
     citation = "Thapa et al. 2022"
@@ -42,11 +43,11 @@ class SFLv2(SplitStrategy):
     options: Settings
 
     def cut(self, client: int) -> int:
-        """The same for all."""
+        """Return the cut, which is the same for all clients."""
         return self.checked_cut(self.options.cut)
 
     def serve(self, round_: int, session: Session) -> None:
-        """Let all clients send batches at the same time, or one client after the other."""
+        """Let all clients send batches at the same time, or one client after another."""
         if self.options.order == "batch":
             super().serve(round_, session)
             return
@@ -56,7 +57,7 @@ class SFLv2(SplitStrategy):
                 session.send(self.step(round_, wave))
 
     def step(self, round_: int, wave: list[Smashed]) -> BatchGradients:
-        """A step of the server part for each client's batch."""
+        """Take a step of the server part on each client's batch, in a random order."""
         gradients: BatchGradients = {}
         draws = generator(self.settings.seed, "sflv2", round_, *wave[0].step)
         for index in draws.permutation(len(wave)):
@@ -65,6 +66,6 @@ class SFLv2(SplitStrategy):
         return gradients
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
-        """Average the client parts with n_k; the server's layers are the server's."""
+        """Average the client parts with n_k; the other layers are those of the server part."""
         mean, _ = weighted_mean(updates)
         return mean | self.part.arrays()

@@ -14,12 +14,12 @@ class Settings(MethodSettings, frozen=True):
 
 
 class SplitLearning(SplitStrategy):
-    """Clients train one after the other (ascending); each hands its layers on to the next one.
+    """Clients train one after another (ascending); each hands its layers on to the next one.
 
     Symbols: K `num-clients`, E `local-epochs`, B `batch-size`, eta `lr`; layers 1..`cut` are on
-    the clients, whose side is in fedapps/split/client.py.
-    The layers pass through the server, on the channel. A client that fails hands on nothing: the
-    next one starts from the layers that the failed one was given.
+    the clients. The clients' side is in fedapps/split/client.py.
+    The layers are handed on through the server, on the channel. If a client fails, the next one
+    starts from the layers that the failed client had received.
     """
 
     citation = "Gupta, Raskar 2018"
@@ -28,11 +28,11 @@ class SplitLearning(SplitStrategy):
     options: Settings
 
     def cut(self, client: int) -> int:
-        """The same for all."""
+        """Return the cut, which is the same for all clients."""
         return self.checked_cut(self.options.cut)
 
     def serve(self, round_: int, session: Session) -> None:
-        """Let one client after the other train its E epochs with the server."""
+        """Let one client after another train its E epochs with the server."""
         names = self.layout.names[: self.cut(0)]
         self.client_layers: Arrays = {k: self.arrays[k] for k in self.layout.shared(names)}
         for client in session.tokens:
@@ -41,13 +41,13 @@ class SplitLearning(SplitStrategy):
             self.client_layers = session.relayed.get(client, self.client_layers)
 
     def step(self, round_: int, wave: list[Smashed]) -> BatchGradients:
-        """A step on one batch of the client whose turn it is."""
+        """Take a step on one batch of the client whose turn it is."""
         gradients = {s.client: self.part.backward(s) for s in wave}
         self.part.step()
         return gradients
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
-        """Nothing is averaged: the last client's layers and the server's are the model."""
-        for _ in updates:  # the figures of each are counted on the way
+        """Average nothing: the model is the last client's layers and the server's layers."""
+        for _ in updates:  # each update must be read, so that its figures are counted
             continue
         return self.client_layers | self.part.arrays()
