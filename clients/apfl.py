@@ -39,7 +39,7 @@ class APFLClient(BaseClient):
         return Costs()
 
     def objective(self, phase: str) -> Objective:
-        """Train v_i beside the model, whose parameters are w_i."""
+        """Train v_i along with the model, whose parameters are w_i."""
         v = tuple(self.v[key] for key in self.trained)
         return Objective(self.loss, gradients=self.gradients, parameters=v, after_step=self.step)
 

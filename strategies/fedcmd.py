@@ -158,7 +158,10 @@ class FedCMD(WarmUp):
     # Phase 2 ------------------------------------------------------------------------------
 
     def personal_plan(self, round_: int, client: int) -> Plan:
-        """Train all layers, exchange all but the personal one; send that if layers are mixed."""
+        """Train all layers and exchange all but the personal one.
+
+        If layers are mixed, also send the personal layer, for the similarity.
+        """
         names = self.layout.names
         personal = self.fixed[client] if self.fixed else (names[self.chosen],)
         shared = tuple(name for name in names if name not in personal)

@@ -36,12 +36,12 @@ class Settings(MethodSettings, frozen=True):
 
 
 class FedFomo(BaseStrategy):
-    """Each client gets M other models and steps towards those that do better on its data.
+    """Each client gets up to M other models, and steps towards the better ones.
 
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`, B `batch-size`,
     eta `lr`, M `models`, epsilon `epsilon`, its decrease per round `epsilon-decay`.
-    "Better" means a lower loss on the client's validation part, a share `validation-fraction` of
-    its training samples. This part is fixed; some libraries draw it anew.
+    A better model has a lower loss on the client's validation part, which is a share
+    `validation-fraction` of its training samples. The part is fixed; some libraries draw it anew.
     The server only stores last models and affinities. Between clients with equal affinity, for
     example before any was measured, a random draw decides (our choice).
     State: `affinity` [N, N], `sent` [N], and `last/<key>`.

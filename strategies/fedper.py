@@ -12,7 +12,7 @@ class Settings(MethodSettings, frozen=True):
 
 
 class FedPer(BaseStrategy):
-    """Base layers are averaged, personalization layers stay on the client; both train jointly.
+    """Base layers are averaged, personalization layers stay; all are trained jointly.
 
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`,
     B `batch-size`, eta `lr`, W_P `personal-layers` (by default the last `head-layers`).

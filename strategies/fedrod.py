@@ -19,7 +19,7 @@ class FedROD(BaseStrategy):
     clips_by_sample = False
 
     def plan(self, round_: int, client: int) -> Plan:
-        """Train and exchange phi and h_G; the client trains its personal head besides."""
+        """Train and exchange phi and h_G; the client also trains its personal head."""
         names = self.layout.names
         return self.exchange(round_, names, self.stage(round_, names))
 

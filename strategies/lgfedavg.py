@@ -17,8 +17,8 @@ class LGFedAvg(WarmUp):
 
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`,
     B `batch-size`, eta `lr`; the global model is the last `global-layers` layers.
-    Some libraries swap the two. The paper starts from a model that FedAvg has trained; set
-    `warmup-rounds` to begin with rounds of FedAvg.
+    Some libraries swap high and low layers. The paper starts from a model that FedAvg has trained;
+    set `warmup-rounds` to begin with rounds of FedAvg.
     """
 
     citation = "Liang et al. 2019"

@@ -79,7 +79,7 @@ class PFedSim(WarmUp):
         return arrays | self.last.mixture(a / a.sum(), self.body_keys)
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
-        """Store bodies and compare heads; return the mean body, the server's head stays."""
+        """Store bodies, compare heads and average bodies; the server's head does not change."""
         self.heads = {}
         mean = super().aggregate(round_, updates)
         if round_ <= self.warmup:

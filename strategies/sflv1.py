@@ -73,7 +73,7 @@ class SFLv1(SplitStrategy):
         return [self.part] if self.options.sync == "iteration" else [*self.own.values()]
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
-        """Average client parts with n_k; with several server parts, average these likewise."""
+        """Average client parts with n_k; if there are several server parts, average these, too."""
         if self.options.sync == "round":
             return weighted_mean(self.whole(updates))[0]
         mean, _ = weighted_mean(updates)
