@@ -1,4 +1,4 @@
-"""The papers' tables: list them, run their rows, write RESULTS.md and the page of results.
+"""Repeat the papers' experiments: list their tables, run the rows, and write the results.
 
     python -m experiments list
     python -m experiments list fedcmd-cifar10
@@ -10,14 +10,16 @@
     python -m experiments communication fedcmd-cifar10 --plot bytes.png
     python -m experiments curves fedfc-classes --plot rounds.png
 
-A table is a TOML file in experiments/tables (its fields: experiments/papers.py). Rows run side by
-side in processes of their own; a finished one lies in experiments/results at once, with its config,
-and is not run again until its config changes. Rows that differ only in how clients are personalized
-are trained once, as long as the run directory of the first is there. Several terminals and machines
-that share that folder can run the same tables: none runs a row that another is running.
+Each table is a TOML file in experiments/tables; experiments/papers.py describes its fields. `run`
+runs several rows at the same time, each in its own process. As soon as a row has finished, its
+result and its config are in experiments/results, and the row is not run again until its config
+changes. Rows that differ only in how clients are personalized are trained once, as long as the run
+directory of the first of them exists. Several terminals, or machines that share the folder
+experiments/results, can run the same tables: none runs a row that another one is running.
 
-With --results DIR before the command, finished rows lie in DIR; `report` writes its page there, and
-leaves RESULTS.md, which is about the project's own results, as it is.
+`report` writes RESULTS.md and the page of results. With --results DIR before the command, finished
+rows are in DIR, and `report` writes its page there, but does not change RESULTS.md, which holds the
+project's own results.
 """
 
 import argparse
@@ -97,23 +99,23 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of finished rows")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for finished rows")
     commands = parser.add_subparsers(dest="command", required=True)
-    listed = commands.add_parser("list", help="what has run: of all tables, or the rows of some")
+    listed = commands.add_parser("list", help="list all tables, or the rows of some tables")
     listed.add_argument("tables", nargs="*", metavar="TABLE", help="names of tables, or all")
     _add_rows(listed)
     report = commands.add_parser("report", help="write RESULTS.md and the page of results")
     report.add_argument("tables", nargs="*", default=["all"], help="tables of RESULTS.md [all]")
-    _add_run(commands.add_parser("run", help="run rows of tables that are not done yet"))
+    _add_run(commands.add_parser("run", help="run the rows of tables that are not finished yet"))
     config = commands.add_parser("config", help="print the run-config of a row, to run it alone")
     config.add_argument("table")
     config.add_argument("row", help="a row, or row@column")
     config.add_argument("--seed", type=int, default=0)
     config.add_argument("--scale", choices=SCALES, default="cpu")
-    costs.add_arguments(commands.add_parser("costs", help="FedSeq's parameter and cost tables"))
-    sent = commands.add_parser("communication", help="bytes of a table's methods beside FedAvg")
+    costs.add_arguments(commands.add_parser("costs", help="print FedSeq's tables of costs"))
+    sent = commands.add_parser("communication", help="compare the bytes of methods with FedAvg's")
     communication.add_arguments(sent)
-    rounds = commands.add_parser("curves", help="plot of a table's accuracy over rounds")
+    rounds = commands.add_parser("curves", help="plot the accuracy of a table's rows over rounds")
     rounds.add_argument("table")
     rounds.add_argument("--scale", choices=SCALES, default="cpu")
     rounds.add_argument("--plot", type=Path, required=True, help="PNG file to write")
@@ -126,23 +128,27 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
         "--rows",
         default="",
         metavar="ROWS",
-        help="rows or row@column, * allowed, as 'fedavg,fedcmd*' [all]",
+        help="rows, or row@column; * is allowed: 'fedavg,fedcmd*' [all rows]",
     )
-    parser.add_argument("--scale", choices=SCALES, default="cpu", help="how large [cpu]")
+    parser.add_argument(
+        "--scale", choices=SCALES, default="cpu", help="how large the runs are [cpu]"
+    )
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tables", nargs="+", metavar="TABLE", help="names of tables, or all")
     _add_rows(parser)
-    parser.add_argument("--seeds", "--seed", default="", help="as 0-4 or 0,2 [the table's]")
-    parser.add_argument("--jobs", type=int, default=1, help="rows that run side by side [1]")
-    parser.add_argument("--dry-run", action="store_true", help="only say what would run")
-    parser.add_argument("--data-root", default="~/fedapps-data", help="[~/fedapps-data]")
+    parser.add_argument("--seeds", "--seed", default="", help="0-4 or 0,2 [the table's seeds]")
+    parser.add_argument("--jobs", type=int, default=1, help="rows that run at the same time [1]")
+    parser.add_argument("--dry-run", action="store_true", help="only print what would run")
+    parser.add_argument(
+        "--data-root", default="~/fedapps-data", help="folder of the data sets [~/fedapps-data]"
+    )
     parser.add_argument(
         "--runs-dir",
         type=Path,
         default=Path("~/fedapps-runs/experiments"),
-        help="folder of run directories and logs [~/fedapps-runs/experiments]",
+        help="folder for run directories and logs [~/fedapps-runs/experiments]",
     )
 
 

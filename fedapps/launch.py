@@ -1,15 +1,15 @@
-"""Run on Flower's engine: in a simulation on this machine (Ray), or on a SuperLink elsewhere.
+"""Train with Flower: in a simulation on this machine (Ray), or on another SuperLink.
 
-This does what `flwr run . --stream` does and exits with 1 if the run failed, where `flwr run`
-exits with 0. It shows the log and prints the run's own one-line error last. The packages that are
-installed here are used; plain `flwr run` would install the app's dependencies once more.
+This does the same as `flwr run . --stream`, with two differences. If the run fails, it prints the
+run's error in its last line and exits with 1; `flwr run` exits with 0. And it uses the packages
+that are installed here; `flwr run` installs the app's dependencies once more.
 
-A first run starts a SuperLink in the background, which stays for further runs: `fedapps status`
-shows it, `fedapps stop` ends it. Ctrl-C ends the log, not the run.
+The first run starts a SuperLink in the background, which later runs use, too. `fedapps status`
+shows it, and `fedapps stop` ends it. Ctrl-C ends the log, but not the run.
 
-A home (`--home`, Flower's FLWR_HOME) has one SuperLink with a port of its own, so SuperLinks of
-different homes run side by side. Without one, Flower's own choice holds: FLWR_HOME or ~/.flwr, and
-FLWR_LOCAL_SUPERLINK_HTTP_API_PORT or 39091.
+Each home folder (`--home`, Flower's FLWR_HOME) has one SuperLink with its own port, so SuperLinks
+of different homes can run side by side. Without `--home`, Flower's defaults apply: the folder is
+FLWR_HOME or ~/.flwr, and the port is FLWR_LOCAL_SUPERLINK_HTTP_API_PORT or 39091.
 
     fedapps run -c 'strategy=fedper dataset=cifar10'
     fedapps run -c experiments/configs/fedrep.toml -c 'seed=1 num-rounds=50'
@@ -86,7 +86,7 @@ def launch(
                 database.unlink(missing_ok=True)
             if run_id or attempt == STARTS or not failed:
                 break
-            echo("the SuperLink was too slow to start, trying again")
+            echo("the SuperLink took too long to start; trying again")
     if not run_id:
         return LaunchResult(0, "not started", lines)
     status, details = _outcome(target, run_id)
@@ -159,7 +159,7 @@ def _outcome(target: _Target, run_id: int) -> tuple[str, str]:
     while True:
         if target.lost():
             log_file = superlink.log_of(target.home)
-            return "lost", f"the SuperLink ended while the run was on; see {log_file}"
+            return "lost", f"the SuperLink ended during the run; see {log_file}"
         answer = subprocess.run(
             [flwr(), "ls", *target.named, "--run-id", str(run_id), "--format", "json"],
             env=target.env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -170,32 +170,40 @@ def _outcome(target: _Target, run_id: int) -> tuple[str, str]:
         except RunError as error:
             if time.monotonic() - answered > PATIENCE:
                 raise RunError(
-                    f"{error}; run {run_id} may go on, ask again with flwr ls"
+                    f"{error}; run {run_id} may still be going on: ask again with flwr ls"
                 ) from error
             details = ""
         if status.startswith("finished"):
             return status, details
         if pause == 1.0:
-            target.echo(f"the log broke off, run {run_id} is {status}; waiting for its end")
+            target.echo(f"the log was cut off; run {run_id} is {status}, waiting for its end")
         time.sleep(pause)
         pause = min(2 * pause, 15.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `fedapps run`."""
-    parser.add_argument("app", nargs="?", type=Path, default=Path(), help="folder of the app [.]")
+    parser.add_argument(
+        "app", nargs="?", type=Path, default=Path(), help="folder of the Flower app [.]"
+    )
     add_run_config(parser)
     add_resume(parser)
     parser.add_argument(
         "--federation-config",
         default="",
         metavar="KEYS",
-        help="settings of the engine: num-supernodes and resources of each",
+        help="settings of the simulation: the number of SuperNodes (num-supernodes) and the "
+        "resources of each (client-resources-num-cpus, client-resources-num-gpus)",
     )
     add_home(parser)
-    parser.add_argument("--port", type=int, help="port of the SuperLink [made from --home]")
     parser.add_argument(
-        "--connection", default="", metavar="NAME", help="a SuperLink of the home's config.toml"
+        "--port", type=int, help="port of the SuperLink [computed from the path of --home]"
+    )
+    parser.add_argument(
+        "--connection",
+        default="",
+        metavar="NAME",
+        help="run on the SuperLink with this name in the home's config.toml",
     )
 
 
@@ -232,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def add(parser: argparse.ArgumentParser) -> None:
         add_arguments(parser)
-        parser.add_argument("--stop", action="store_true", help="end the SuperLink of the home")
+        parser.add_argument("--stop", action="store_true", help="end the home's SuperLink")
 
     def do(options: argparse.Namespace) -> int:
         return end(options.home) if options.stop else run(options)

@@ -1,8 +1,8 @@
-"""Run in this process: it starts within seconds, and an error is where a debugger can see it.
+"""Train in one process, which starts within seconds and is easy to debug.
 
-The same seed gives the same numbers as on Flower's engine (`fedapps run`), which is faster where
-there are several cores. The last line printed is the run directory. Ctrl-C ends the run; the rounds
-that are done stay in the run directory.
+The same seed gives the same numbers as `fedapps run`, which is faster on a machine with several
+cores. The last line that is printed is the run directory. Ctrl-C ends the run; the results of the
+finished rounds stay in the run directory.
 
     fedapps serial                                       # FedBABU on handwritten digits
     fedapps serial -c 'strategy=fedper num-rounds=10'
@@ -84,20 +84,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="SuperNodes that share the clients, one after the other [1]",
+        help="number of SuperNodes that share the clients; they work one after the other [1]",
     )
     parser.add_argument(
         "--node-config",
         action="append",
         default=[],
         metavar="KEYS",
-        help=f"a device with data of its own, as {DEVICE}; one option for each device",
+        help=f"add a device with its own data: {DEVICE}; give this option once for each device",
     )
     parser.add_argument(
         "--keep-going",
         action="store_true",
-        help="a failing client costs that client, as on other engines; else it ends the run with "
-        "the client's traceback",
+        help="go on without a client that fails, as the other engines do; without this option, a "
+        "failing client ends the run with its traceback",
     )
 
 

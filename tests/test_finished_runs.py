@@ -93,11 +93,11 @@ def test_exported_client_predicts_without_the_run(tiny_run, read_csv, accuracy, 
     assert call(export, folder, "--client", row["client"], "--output", model) == 0
     source = folder.rename(folder.with_name("before"))
     assert accuracy(source, int(row["client"]), model) == float(row["accuracy_personalized"])
-    with pytest.raises(RunError, match=r"--client 3: .*one\.safetensors is of client 1"):
+    with pytest.raises(RunError, match=r"--client 3: .*one\.safetensors is the model of client 1"):
         call(predict, model, "--client", 3, "--input", tmp_path / "own.npz")
     shared = tmp_path / "shared.safetensors"
     assert call(export, source, "--output", shared) == 0
-    assert "as initialised: fc2; " in capsys.readouterr().err
+    assert "have their initial values: fc2; " in capsys.readouterr().err
     assert accuracy(source, 0, shared) == accuracy(source, 0, source)
 
 
@@ -122,7 +122,7 @@ def test_what_a_run_does_not_have_is_a_line(tiny_run, tmp_path):
         ": local trains no shared model; name a client, as --client 0"
     )
     assert refusal(tmp_path / "nowhere").endswith("check the path")
-    assert refusal() == "name one run directory, state-dir or .safetensors file"
+    assert refusal() == "name one model: a run directory, a state-dir or a .safetensors file"
 
 
 def test_a_run_without_checkpoints_or_end_is_read_too(tiny_run, read_csv, accuracy):

@@ -311,7 +311,7 @@ class TestLaunch:
         echoed: list[str] = []
         ended = launch.launch(EMPTY_APP, home=tmp_path, echo=echoed.append)
         assert ended.status == "finished:failed"
-        assert echoed[-1] == "the log broke off, run 7 is running; waiting for its end"
+        assert echoed[-1] == "the log was cut off; run 7 is running, waiting for its end"
 
     def test_an_answer_that_fails_is_asked_for_again(self, first_answer, tmp_path, monkeypatch):
         """The connection that ended the log is often gone for `flwr ls`, too."""
@@ -321,7 +321,7 @@ class TestLaunch:
         assert ended.status == "finished:failed"
         (tmp_path / "asked").unlink()
         monkeypatch.setattr(launch, "PATIENCE", -1.0)
-        with pytest.raises(RunError, match=r"Run ID not found.*run 7 may go on"):
+        with pytest.raises(RunError, match=r"Run ID not found.*run 7 may still be going on"):
             launch.launch(EMPTY_APP, home=tmp_path, echo=lambda line: None)
 
     def test_dead_superlink_loses_the_run(self, flwr, tmp_path, monkeypatch):

@@ -212,7 +212,7 @@ def test_the_command_writes_it_again(folder, tmp_path, capsys):
     assert [line for line in before.splitlines() if "written" not in line] == [
         line for line in lines if "written" not in line
     ]
-    with pytest.raises(RunError, match=r"is no run directory, it has no rounds\.csv$"):
+    with pytest.raises(RunError, match=r"is not a run directory, .* no rounds\.csv$"):
         report_command.run(parser.parse_args([str(tmp_path)]))
 
 

@@ -2,9 +2,9 @@
 
 First steps:
   fedapps serial                                  train FedBABU on handwritten digits
-  fedapps methods                                 see what else there is
+  fedapps methods                                 list the other methods
   fedapps serial -c 'strategy=fedper num-rounds=10'
-  fedapps compare RUN RUN                         two run directories side by side
+  fedapps compare RUN RUN                         compare two run directories
   fedapps run -c 'strategy=fedper dataset=cifar10'
 """
 
@@ -34,41 +34,41 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "Train": [
-        Command("serial", "run in this process: starts within seconds", "fedapps.serial"),
-        Command("run", "run on Flower's engine: several workers, GPUs, devices", "fedapps.launch"),
+        Command("serial", "train in one process, which starts in seconds", "fedapps.serial"),
+        Command("run", "train on several CPUs, GPUs or devices, with Flower", "fedapps.launch"),
         Command(
             "status", "show the SuperLink that `run` uses, and its runs", "fedapps.cli.status", True
         ),
-        Command("stop", "end that SuperLink and all that it started", "fedapps.cli.stop"),
+        Command("stop", "end this SuperLink and all its processes", "fedapps.cli.stop"),
     ],
     "Choose": [
-        Command("methods", "list the methods: strategy=NAME", "fedapps.cli.methods", True),
-        Command("models", "list the models: model=NAME", "fedapps.cli.models", True),
+        Command("methods", "list the methods (strategy=NAME)", "fedapps.cli.methods", True),
+        Command("models", "list the models (model=NAME)", "fedapps.cli.models", True),
         Command("keys", "list all settings with defaults and meanings", "fedapps.cli.keys", True),
     ],
     "Compare": [
-        Command("sweep", "a run for each combination of values and seeds", "fedapps.cli.sweep"),
+        Command("sweep", "run all combinations of values and seeds", "fedapps.cli.sweep"),
         Command(
-            "compare", "runs side by side: table, curves, CSV files", "fedapps.cli.compare", True
+            "compare", "compare runs in tables, curves and CSV files", "fedapps.cli.compare", True
         ),
     ],
     "Look at results": [
-        Command("evaluate", "score a run anew, without training it", "fedapps.cli.evaluate"),
-        Command("plot", "draw the plots of a run again, as png, svg or pdf", "fedapps.cli.plot"),
-        Command("report", "write the page of a run, report.html, again", "fedapps.cli.report"),
+        Command("evaluate", "score a run again, without training it", "fedapps.cli.evaluate"),
+        Command("plot", "draw the plots of a run again, as PNG, SVG or PDF", "fedapps.cli.plot"),
+        Command("report", "write the report of a run, report.html, again", "fedapps.cli.report"),
     ],
-    "Use what was trained": [
+    "Use a trained model": [
         Command("predict", "classify images with a trained model", "fedapps.cli.predict", True),
         Command("export", "write a trained model to a file", "fedapps.cli.export"),
     ],
     "Papers and devices": [
-        Command("experiments", "run the papers' tables", "fedapps.cli.experiments"),
-        Command("supernode", "start a device with data of its own", "fedapps.cli.supernode"),
+        Command("experiments", "repeat the papers' experiments", "fedapps.cli.experiments"),
+        Command("supernode", "start a device, with its own data", "fedapps.cli.supernode"),
     ],
 }
 END = """\
-`fedapps COMMAND -h` explains a command, with examples. Each run ends with the path of its run
-directory, which holds tables, plots and the trained model.\
+`fedapps COMMAND -h` explains a command, with examples. At its end, each run prints the path of its
+run directory, which contains tables, plots and the trained model.\
 """
 
 
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return version()
     if name not in known:
         hint = did_you_mean(name, known)
-        print(f"error: no command {name}{hint}; `fedapps -h` lists them", file=sys.stderr)
+        print(f"error: no command {name}{hint}; `fedapps -h` lists all commands", file=sys.stderr)
         return 2
     return perform(known[name], words)
 

@@ -24,23 +24,27 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         type=path,
         nargs="?",
         metavar="RUN|STATE_DIR|MODEL.safetensors",
-        help="a finished run's directory, a device's state-dir, or a model that was exported",
+        help="where the model is: a run directory, a device's state-dir or an exported model",
     )
     parser.add_argument(
-        "--state-dir", type=path, metavar="STATE_DIR", help="the same, as an option"
+        "--state-dir",
+        type=path,
+        metavar="STATE_DIR",
+        help="another way to name a device's state-dir",
     )
     parser.add_argument(
         "--client",
         type=int,
         metavar="N",
-        help="of a run: this client's personalized model; without it the shared model",
+        help="take the personalized model of client N from a run directory; without this option, "
+        "the shared model",
     )
 
 
 def read_model(options: argparse.Namespace) -> "Personalized":
     """Return the model that the options name; raises `RunError`."""
     if (options.source is None) == (options.state_dir is None):
-        raise RunError("name one run directory, state-dir or .safetensors file")
+        raise RunError("name one model: a run directory, a state-dir or a .safetensors file")
     source = options.source or options.state_dir
     # torch takes a second that the help need not wait for
     from fedapps.device import personalized
@@ -51,10 +55,11 @@ def read_model(options: argparse.Namespace) -> "Personalized":
         model = personalized.of_run(run, options.client)
         if options.client is None and run.initial:
             layers = ", ".join(run.initial)
-            note = f"note: not shared, so as initialised: {layers}; for a client's own: --client N"
-            print(note, file=sys.stderr)
+            note = f"these layers are not shared, so they have their initial values: {layers}"
+            print(f"note: {note}; --client N takes those of a client", file=sys.stderr)
         return model
     model = personalized.load(source)
     if options.client not in (None, model.about.client):
-        raise RunError(f"--client {options.client}: {source} is of client {model.about.client}")
+        own = model.about.client
+        raise RunError(f"--client {options.client}: {source} is the model of client {own}")
     return model

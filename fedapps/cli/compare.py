@@ -1,7 +1,8 @@
-"""Compare runs: a table of their last figures and costs, a picture of their curves, two CSV files.
+"""Compare runs: print tables of their results and costs, draw their curves, write two CSV files.
 
-Runs that differ only in their seed are put together as mean and standard deviation (n - 1). Where
-settings have seeds in common, their difference is told seed by seed, with a paired t-test.
+The results are those of the last evaluated round. Runs that differ only in their seed form a group,
+which is shown as a mean and a standard deviation (n - 1). If groups have seeds in common, a further
+table shows their differences, computed seed by seed, with a paired t-test.
 
     fedapps compare ~/fedapps-runs/fedavg-* ~/fedapps-runs/fedper-*
     fedapps compare ~/fedapps-runs/sweep --output figures --format pdf
@@ -22,14 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=path,
         nargs="+",
         metavar="RUN",
-        help="a run directory, a folder of some, or the table of an evaluation",
+        help="a run directory, a folder of run directories, or an evaluation-N.csv",
     )
     parser.add_argument(
         "--output",
         type=path,
         default=Path("comparison"),
         metavar="DIR",
-        help="where runs.csv, groups.csv and the picture are written [comparison]",
+        help="folder for runs.csv, groups.csv and the plot of the curves [comparison]",
     )
     add_format(parser)
 

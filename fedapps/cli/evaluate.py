@@ -1,6 +1,7 @@
-"""Score a saved run anew, with another personalization, without training it again.
+"""Score a saved run again, with another personalization, without training it again.
 
-It writes RUN/evaluation-1.csv, a line for each client, and adds the means to RUN/evaluations.csv.
+This writes RUN/evaluation-1.csv, with a line for each client, and adds a line with the means to
+RUN/evaluations.csv. The next evaluation writes evaluation-2.csv, and so on.
 
     fedapps evaluate ~/fedapps-runs/mine -c 'finetune-epochs=20 finetune-part=head'
 """

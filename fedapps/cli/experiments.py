@@ -1,4 +1,4 @@
-"""Run the papers' tables: hand the words on to `python -m experiments`."""
+"""Repeat the papers' experiments: hand the words on to `python -m experiments`."""
 
 import ast
 from collections.abc import Sequence

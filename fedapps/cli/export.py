@@ -1,4 +1,11 @@
-"""`fedapps export`: write a model of a finished run or of a device to a file."""
+"""Write the trained model of a run or of a device to a file.
+
+The suffix of the file name chooses the format: .safetensors (arrays), .pt2 (a program of
+torch.export) or .onnx.
+
+    fedapps export ~/fedapps-runs/mine --client 7 --output client-7.pt2
+    fedapps export /var/lib/fedapps --output model.safetensors
+"""
 
 import argparse
 
@@ -13,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=path,
         required=True,
         metavar="MODEL.safetensors|pt2|onnx",
-        help="the file to write; its suffix says what is written",
+        help="the file to write; its suffix chooses the format",
     )
 
 

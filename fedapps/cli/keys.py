@@ -1,7 +1,7 @@
-"""List all settings of a run with their types, defaults and meanings.
+"""List all settings (keys) of a run, with their types, defaults and meanings.
 
-Each is set as `-c KEY=VALUE`; with words after the command only keys that have one of them in
-their names are listed.
+Set a key with `-c KEY=VALUE`. To look up keys, give parts of their names: only keys whose names
+contain one of these words are listed.
 
     fedapps keys
     fedapps keys lr finetune
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--markdown",
         action="store_true",
-        help="print all as docs/configuration.md has them",
+        help="print all keys as in docs/configuration.md",
     )
 
 

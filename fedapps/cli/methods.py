@@ -1,6 +1,6 @@
-"""List the methods: citation, what clients and server exchange, and keys of their own.
+"""List the methods: where they come from, what clients and server exchange, and their own keys.
 
-A method is chosen with `-c strategy=NAME`; its keys are set as `-c NAME.KEY=VALUE`.
+Choose a method with `-c strategy=NAME`, and set one of its keys with `-c NAME.KEY=VALUE`.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""List the models with their layers, from the input on, and how many parameters they have.
+"""List the models with their layers, from input to output, and their numbers of parameters.
 
-A model is chosen with `-c model=NAME`. The numbers are for images of 3x32x32 and 10 classes.
+Choose a model with `-c model=NAME`. The numbers are for images of 3x32x32 and 10 classes.
 """
 
 import argparse

@@ -1,4 +1,7 @@
-"""`fedapps plot RUN`: draw the pictures of a run again, also as SVG or PDF for a paper."""
+"""Draw the plots of a run again, for example as SVG or PDF for a paper.
+
+fedapps plot ~/fedapps-runs/mine --format pdf
+"""
 
 import argparse
 from pathlib import Path
@@ -18,7 +21,7 @@ def add_format(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=("png", "svg", "pdf"),
         default="png",
-        help="what pictures are written as; svg and pdf are sharp at any size [png]",
+        help="format of the plots; svg and pdf are sharp at any size [png]",
     )
 
 

@@ -1,4 +1,11 @@
-"""`fedapps predict`: classify images with a model of a finished run or of a device."""
+"""Classify images with the trained model of a run or of a device.
+
+This prints a line for each image: its number, its predicted class, and the probability of this
+class.
+
+    fedapps predict ~/fedapps-runs/mine --client 7 --input images.npz
+    fedapps predict /var/lib/fedapps --input images.npz --output predictions.npz
+"""
 
 import argparse
 
@@ -14,13 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=path,
         required=True,
         metavar="IMAGES.npz",
-        help="images under the key images or test_images",
+        help="a file with the images in its array images or test_images",
     )
     parser.add_argument(
         "--output",
         type=path,
         metavar="PREDICTIONS.npz",
-        help="write labels, probabilities and class names there; without it a line per image",
+        help="write labels, probabilities and class names to this file instead of printing lines",
     )
 
 

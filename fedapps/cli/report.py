@@ -1,4 +1,7 @@
-"""`fedapps report`: write the page of a run directory again."""
+"""Write the report of a run, RUN/report.html, again.
+
+fedapps report ~/fedapps-runs/mine
+"""
 
 import argparse
 
@@ -8,7 +11,10 @@ from fedapps.cli.chosen_model import path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument(
-        "run", type=path, metavar="RUN", help="a run directory, of any version, finished or not"
+        "run",
+        type=path,
+        metavar="RUN",
+        help="a run directory; the run need not be finished, and can be of an older version",
     )
 
 
@@ -19,6 +25,6 @@ def run(options: argparse.Namespace) -> int:
     from fedapps.report import page
 
     if not (options.run / "rounds.csv").is_file():
-        raise RunError(f"{options.run}: is no run directory, it has no rounds.csv")
+        raise RunError(f"{options.run}: is not a run directory, because it has no rounds.csv")
     print(page.write(options.run.absolute(), page.plots_of(options.run)))
     return 0

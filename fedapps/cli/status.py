@@ -1,6 +1,6 @@
-"""Show the SuperLink that `fedapps run` uses in the background, and the runs on it.
+"""Show the SuperLink that `fedapps run` uses in the background, and its runs, newest first.
 
-The newest runs come first. `flwr stop RUN_ID` ends one of them, `fedapps stop` the SuperLink.
+`flwr stop RUN_ID` ends one of the runs; `fedapps stop` ends the SuperLink.
 """
 
 import argparse
@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add_home(parser)
     parser.add_argument(
-        "--limit", type=int, default=10, metavar="N", help="show N runs at most [10]"
+        "--limit", type=int, default=10, metavar="N", help="show at most N runs [10]"
     )
 
 

@@ -1,6 +1,6 @@
-"""End the SuperLink that `fedapps run` leaves in the background, and all that it started.
+"""End the SuperLink that `fedapps run` leaves in the background, and all processes that it started.
 
-A run of it that is still going on is lost.
+Runs on this SuperLink that are still going on end, too.
 """
 
 import argparse

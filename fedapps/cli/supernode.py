@@ -1,4 +1,4 @@
-"""Start a device with data of its own: Flower's SuperNode, which answers sooner here."""
+"""Start a device with its own data: Flower's SuperNode, but it looks for messages more often."""
 
 import sys
 from collections.abc import Sequence
@@ -7,12 +7,14 @@ NODE_CONFIG = "--node-config"
 HELP = """\
 usage: fedapps supernode OPTIONS   (the options of flower-supernode)
 
-Start a device with data of its own: a SuperNode of Flower's that answers sooner, and that ends when
-it has lost its SuperLink for good, so that a supervisor can start it again.
+Start a device with its own data. The device runs a SuperNode, as with flower-supernode, but looks
+for messages more often. When it has lost the SuperLink for good, it ends, so that a supervisor can
+start it again.
 
-the options that a device needs:
-  --superlink HOST:PORT          the SuperLink, or the proxy before it
-  --root-certificates FILE       of the authority that signed its certificate (--insecure: none)
+options that a device needs:
+  --superlink HOST:PORT          address of the SuperLink, or of the proxy in front of it
+  --root-certificates FILE       certificate of the CA that signed the server's certificate
+                                 (or --insecure, for a connection without TLS)
   --auth-supernode-private-key FILE
                                  the device's own key
   --node-config KEYS             'client-id=7 data="/path/train.npz" state-dir="/var/lib/fedapps"'
@@ -21,7 +23,7 @@ examples:
   fedapps supernode --insecure --superlink 127.0.0.1:8000 \\
     --node-config 'client-id=0 data="/data/a.npz" state-dir="/tmp/device-0"'
 
-`flower-supernode --help` lists all options; deploy/README.md walks through three devices.\
+`flower-supernode --help` lists all options. deploy/README.md sets up three devices step by step.\
 """
 
 

@@ -1,7 +1,7 @@
-"""Make a run for each combination of values and seeds, and compare them.
+"""Make a run for each combination of values and seeds, and compare the runs.
 
-Some run at a time, each in a process of its own. Started again with the same words, a sweep skips
-what is done and goes on with what is not.
+Several runs work at the same time, each in its own process. If you interrupt a sweep, the same
+command goes on with it: finished runs are skipped.
 
     fedapps sweep strategy=fedavg,fedper --seeds 0-2
     fedapps sweep lr=0.01,0.03,0.1 --validation 0.2 -c strategy=fedper
@@ -28,25 +28,27 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument(
-        "axes", nargs="*", metavar="AXIS", help="a key and its values, as lr=0.01,0.1"
+        "axes", nargs="*", metavar="AXIS", help="a key and its values, for example lr=0.01,0.1"
     )
     add_run_config(parser)
     parser.add_argument(
-        "--seeds", default="", metavar="0-2", help="seeds for each combination, as 0-2 or 0,3,7"
+        "--seeds", default="", metavar="0-2", help="seeds of each combination: 0-2 or 0,3,7"
     )
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="runs at a time [2]")
+    parser.add_argument(
+        "--jobs", type=int, default=2, metavar="N", help="number of runs at the same time [2]"
+    )
     parser.add_argument(
         "--validation",
         type=float,
         metavar="0.2",
-        help="hold out this share of each client's training samples and score on it: to choose "
+        help="hold out this share of each client's training samples and score on it, to choose "
         "settings without the test samples",
     )
     parser.add_argument(
         "--output",
         type=path,
         metavar="DIR",
-        help="where runs and their comparison are written [sweep in runs-dir]",
+        help="folder for the runs and their comparison [sweep in runs-dir]",
     )
     add_format(parser)
 
@@ -64,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     axes = [Axis.read(text) for text in options.axes]
     for axis in axes:
         if axis.key in scored:
-            raise RunError(f"axis {axis.key}: --validation sets it; leave one of them out")
+            raise RunError(f"axis {axis.key}: --validation sets this key, too; leave one out")
     grid = points(axes, base, read_seeds(options.seeds) if options.seeds else [])
     folder = (options.output or path(str(base["runs-dir"])) / "sweep").absolute()
 
@@ -75,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
         sweep.run()
     except KeyboardInterrupt:
         done = f"{len(sweep.finished)} of {len(grid)} runs are finished"
-        raise KeyboardInterrupt(f"stopped, {done}; the same words go on with the others") from None
+        raise KeyboardInterrupt(f"stopped: {done}; the same command runs the others") from None
     if sweep.finished:
         from fedapps.compare import files, table
         from fedapps.compare.comparison import compared
@@ -97,7 +99,7 @@ def _scored_on(validation: float | None) -> Flat:
     if validation is None:
         return {}
     if not 0 < validation < 1:
-        raise RunError(f"--validation {validation}: must be a share between 0 and 1, as 0.2")
+        raise RunError(f"--validation {validation}: must be a share between 0 and 1, such as 0.2")
     return {"validation-fraction": validation, "evaluate-on": "validation"}
 
 
@@ -110,11 +112,11 @@ def _next(options: argparse.Namespace, comparison: "Comparison", keys: Sequence[
     seeds = {seed for group in comparison.groups for seed in group.seeds}
     whole = [group for group in comparison.groups if set(group.seeds) == seeds]
     if not whole:
-        return "best on validation samples: none, as no settings have finished with all seeds"
+        return "best on validation samples: none, because no settings have finished with all seeds"
     best = max(whole, key=_validation_accuracy)
     fewer = ", ".join(group.name for group in comparison.groups if group not in whole)
-    which = f"{best.name}, {fewer} left out for want of seeds" if fewer else best.name
-    told = f"best on validation samples: {which}; on test samples, once:"
+    which = f"{best.name} (left out, because seeds are missing: {fewer})" if fewer else best.name
+    told = f"best on validation samples: {which}; score it once on test samples:"
     if looks := [*_looks(best)]:
         return "\n".join([told, *looks])
     words = ["fedapps", "sweep"]

@@ -91,7 +91,7 @@ def test_help_loads_nothing_that_takes_long():
 
 def test_a_command_that_is_not_there_gets_the_nearest(capsys):
     assert cli.main(["statu"]) == 2
-    line = "error: no command statu, did you mean status?; `fedapps -h` lists them\n"
+    line = "error: no command statu, did you mean status?; `fedapps -h` lists all commands\n"
     assert capsys.readouterr().err == line
 
 

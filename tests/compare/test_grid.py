@@ -96,7 +96,7 @@ def test_the_folder_is_sweep_in_runs_dir(tmp_path, monkeypatch):
         ("seed=0,1 --seeds 0-2", "axis seed: give seeds once, here or as --seeds"),
         ("seed=-1", "seed = -1: must be int >= 0"),
         ("lr=0.1 --jobs 0", "--jobs 0: must be at least 1"),
-        ("lr=0.1 --validation 1", "--validation 1.0: must be a share between 0 and 1, as 0.2"),
+        ("lr=0.1 --validation 1", "--validation 1.0: must be a share between 0 and 1, such as 0.2"),
         ("evaluate-on=test,validation", 'evaluate-on = "validation": needs validation-fraction'),
     ],
 )
@@ -108,5 +108,5 @@ def test_bad_words_end_a_sweep_before_anything_runs(refused, words, told):
 @pytest.mark.parametrize("axis", ["evaluate-on=test,validation", "validation-fraction=0.1,0.3"])
 def test_axes_of_what_validation_sets_are_refused(refused, axis):
     """Else what is told to be chosen on validation samples could be chosen on test samples."""
-    line = f"axis {axis.partition('=')[0]}: --validation sets it; leave one of them out"
+    line = f"axis {axis.partition('=')[0]}: --validation sets this key, too; leave one out"
     assert refused("sweep", axis, "--validation", "0.2") == line

@@ -255,6 +255,6 @@ def test_settings_are_chosen_on_validation_samples(sweep, own, tmp_path):
     means = compared.groups["accuracy_personalized_mean"]
     best, lr = means.idxmax(), compared.groups["lr"][means.idxmax()]
     (line,) = (line for line in said["out"].splitlines() if line.startswith("best "))
-    told, _, command = line.partition(", once: ")
-    assert told == f"best on validation samples: {best}; on test samples"
+    told, _, command = line.partition(" once on test samples: ")
+    assert told == f"best on validation samples: {best}; score it"
     assert shlex.split(command) == ["fedapps", "sweep", f"lr={lr}", *own]

@@ -221,7 +221,7 @@ def test_where_best_rounds_are_kept_they_choose_the_settings(made):
     for run in runs:
         (run / "best").mkdir()
     told, *looks = sweep._next(options, compared([*map(read, runs)]), ["lr"]).splitlines()
-    assert told == "best on validation samples: B; on test samples, once:"
+    assert told == "best on validation samples: B; score it once on test samples:"
     assert all("0.2-" in look for look in looks) and len(looks) == 3
 
 
@@ -234,16 +234,16 @@ def test_settings_without_all_seeds_are_not_the_best_on_validation(made):
     options = Namespace(run_config=["strategy=fedcmd"], seeds="0-2")
     said = sweep._next(options, compared([*map(read, runs)]), ["lr"])
     assert said == (
-        "best on validation samples: A, B left out for want of seeds; on test samples, once: "
-        "fedapps sweep lr=0.05 -c strategy=fedcmd --seeds 0-2"
+        "best on validation samples: A (left out, because seeds are missing: B); score it once on "
+        "test samples: fedapps sweep lr=0.05 -c strategy=fedcmd --seeds 0-2"
     )
     options.seeds = ""  # they are an axis
     said = sweep._next(options, compared([*map(read, runs[:3])]), ["seed", "lr"])
     assert said.endswith(
-        " A; on test samples, once: fedapps sweep lr=0.05 -c strategy=fedcmd --seeds 0-2"
+        " A; score it once on test samples: fedapps sweep lr=0.05 -c strategy=fedcmd --seeds 0-2"
     )
     said = sweep._next(options, compared([read(runs[1]), read(runs[3])]), ["seed", "lr"])
-    assert said.endswith("none, as no settings have finished with all seeds")
+    assert said.endswith("none, because no settings have finished with all seeds")
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -255,7 +255,7 @@ def test_rounds_that_validation_samples_have_chosen_are_scored_and_not_trained_a
         (run / "best").mkdir()
     options = Namespace(run_config=["keep-best=true patience=1"], seeds="0-1")
     first, *others = sweep._next(options, compared([*map(read, runs)]), ["lr"]).splitlines()
-    assert first == "best on validation samples: A; on test samples, once:"
+    assert first == "best on validation samples: A; score it once on test samples:"
     folders = [run / "best" if kept else run for run in runs]
     words = [["fedapps", "evaluate", str(folder), "-c", "evaluate-on=test"] for folder in folders]
     tables = [str(folder / "evaluation-1.csv") for folder in folders]
