@@ -171,7 +171,7 @@ def test_importing_is_light():
 
 def test_paths_that_are_refused(tmp_path):
     assert message("x.npz", "~") == (
-        'dataset = "x.npz": must be absolute or start with ~, as ~/x.npz'
+        'dataset = "x.npz": must be absolute or start with ~, for example ~/x.npz'
     )
     assert message(f"{tmp_path}/x.npz", "~") == f"{tmp_path}/x.npz: no such file"
     assert 'data-root = "data": must be absolute' in message("mnist", "data")

@@ -155,7 +155,7 @@ def test_candidates(flat_config):
         ('fedcmd.other-clients="1"', "fedcmd.other-clients and fedcmd.other-layer go together"),
         (
             'fedcmd.layer="fc1" fedcmd.other-layer="fc2" fedcmd.other-clients="1,9"',
-            'fedcmd.other-clients = "1,9": must be clients from 0 to 5, as 3,7,12',
+            'fedcmd.other-clients = "1,9": must be clients from 0 to 5, such as 3,7,12',
         ),
     ],
 )

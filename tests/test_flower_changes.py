@@ -91,7 +91,7 @@ def test_what_differs_is_said(known, line):
 def test_a_note_is_said_once(notes):
     for _ in range(3):
         flower.leave_as_it_is("a", "b", "c")
-    assert notes() == [f"note: Flower {flower.version()}: a is left as it is, as b; c"]
+    assert notes() == [f"note: Flower {flower.version()}: a is left as it is, because b; c"]
 
 
 # The SuperNode ------------------------------------------------------------------------------------

@@ -191,8 +191,8 @@ def test_a_large_state_is_told(monkeypatch, capsys):
     memory.reserve("it", 999_999_999, "take less")
     assert capsys.readouterr().out == ""
     memory.reserve("it", 8 * 10**9, "take less")
-    assert capsys.readouterr().out == "note: it needs 8.0 GB of memory, 8.0 GB are there\n"
-    line = r"^it needs 8\.1 GB of memory, 8\.0 GB are there: take less$"
+    assert capsys.readouterr().out == "note: it needs 8.0 GB of memory, 8.0 GB are free\n"
+    line = r"^it needs 8\.1 GB of memory, 8\.0 GB are free: take less$"
     with pytest.raises(RunError, match=line):
         memory.reserve("it", 8_100_000_000, "take less")
 

@@ -109,7 +109,7 @@ def test_a_method_without_its_twin_is_refused(monkeypatch):
     monkeypatch.setattr(registry, "names", lambda: ("fedfoo",))
     with pytest.raises(RunError) as caught:
         registry.client_class("fedfoo")
-    assert str(caught.value) == "clients.fedfoo: no such module; it is one half of method fedfoo"
+    assert str(caught.value) == "clients.fedfoo: no such module; method fedfoo needs it"
 
 
 def test_a_method_that_cannot_import_something_says_what(monkeypatch, tmp_path):

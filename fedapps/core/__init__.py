@@ -1,1 +1,1 @@
-"""What everything stands on: settings, methods by name, random numbers, errors, files, log."""
+"""What all packages build on: settings, methods by name, random numbers, errors, files, log."""

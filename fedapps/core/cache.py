@@ -1,4 +1,4 @@
-"""A cache that holds so many bytes, and knows their sum without counting."""
+"""A cache with a limit in bytes; it keeps count of the bytes that it holds."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -8,9 +8,9 @@ Value = TypeVar("Value")
 
 
 class ByteCache(Generic[Value]):
-    """Values by key, least recently used first out; `held` is the sum of their bytes.
+    """Values by key; when they exceed `limit` bytes, the least recently used ones are dropped.
 
-    `least` of them stay, however large they are.
+    `held` is the sum of their bytes. At least `least` values stay, however large they are.
     """
 
     def __init__(self, limit: int, least: int = 0) -> None:
@@ -23,14 +23,14 @@ class ByteCache(Generic[Value]):
         return len(self._known)
 
     def get(self, key: Hashable) -> Value | None:
-        """Return what is known, as the most recently used."""
+        """Return a value and mark it as the most recently used; None if the key is unknown."""
         if key not in self._known:
             return None
         self._known.move_to_end(key)
         return self._known[key][0]
 
     def put(self, key: Hashable, value: Value, nbytes: int) -> None:
-        """Keep a value as the most recently used, and drop what is then too much."""
+        """Store a value as the most recently used one; drop old values that exceed the limit."""
         _, before = self._known.pop(key, (value, 0))
         self._known[key] = (value, nbytes)
         self.held += nbytes - before

@@ -1,4 +1,4 @@
-"""What a run's settings say of it: what its numbers depend on, and what is not as by default."""
+"""Which settings a run's results depend on, and which of these differ from the defaults."""
 
 import hashlib
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 from fedapps.core import config
 from fedapps.core.schema import Scalar, literal
 
-# Where and how a run works. Some of them move the last digit (threads, presum, device).
+# Keys that say where and how a run works. Threads, presum and device change the last digit.
 INCIDENTAL = frozenset(
     {
         "cache-limit",
@@ -34,14 +34,15 @@ INCIDENTAL = frozenset(
         "threads",
     }
 )
-NAMED = ("strategy", "dataset", "seed")  # what every name of a run begins and ends with
-LONGEST = 100  # characters of a name that tell what was changed
+NAMED = ("strategy", "dataset", "seed")  # every name of a run begins and ends with these
+LONGEST = 100  # the largest number of characters before the seed
 
 
 def counting(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return what a run's numbers depend on: the values that hold for its method, by key.
+    """Return the settings that a run's results depend on, with the values for its method, by key.
 
-    Keys of other methods have no effect on it, and `INCIDENTAL` ones no effect that matters.
+    Keys of other methods have no effect on the run, and keys in `INCIDENTAL` have none that
+    matters.
     """
     general, full = config.effective(flat), config.resolved(flat)
     used = config.tables_in_use(flat)
@@ -53,32 +54,36 @@ def counting(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def changed(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return what a run does otherwise than its method by default, method, data and seed apart."""
+    """Return the settings in which a run differs from its method's defaults.
+
+    Method, data set and seed are left out.
+    """
     by_default, found = usual(str(flat["strategy"])), counting(flat).items()
     return {key: v for key, v in found if key not in NAMED and (key, v) not in by_default.items()}
 
 
 def usual(strategy: str) -> dict[str, Scalar]:
-    """Return what `counting` is of a run that sets nothing but its method, and other tables."""
+    """Return all settings of a run that sets nothing but its method; other tables stay in it."""
     known = config.defaults()
     return config.resolved(known) | counting(known | {"strategy": strategy})
 
 
 def data_name(dataset: Scalar) -> str:
-    """Return a short name of a data set, which may be the path of a file."""
+    """Return a short name for a data set, which can be the path of a file."""
     return re.sub(r"[^\w.-]+", "-", Path(str(dataset)).stem)
 
 
 def name_of(flat: Mapping[str, Scalar], unique: bool = False) -> str:
-    """Return a name for a run's folder: method, data, what was changed, seed.
+    """Return a name for a run's folder: method, data, changed settings, seed.
 
-    `validation` stands there for samples that are not test samples. Where very much was changed,
-    the name says how much it leaves out, or with `unique` has a digest of all.
+    The word `validation` in it means that the run is scored on validation samples. If too many
+    settings were changed, the name says how many it leaves out; with `unique` it has a digest of
+    all settings instead.
     """
     parts = [f"{flat['strategy']}-{data_name(flat['dataset'])}"]
     told = 0
     changes = changed(flat)
-    for key in sorted(changes, key=lambda key: key != "evaluate-on"):  # the rest in their order
+    for key in sorted(changes, key=lambda key: key != "evaluate-on"):  # the others in their order
         part = ("" if key == "evaluate-on" else key + "=") + _plain(changes[key])
         if sum(map(len, parts)) + len(part) > LONGEST:
             break
@@ -90,13 +95,13 @@ def name_of(flat: Mapping[str, Scalar], unique: bool = False) -> str:
 
 
 def digest(flat: Mapping[str, Scalar]) -> str:
-    """Return eight digits that differ where what a run's numbers depend on does."""
+    """Return eight hexadecimal digits that identify the settings that a run's results depend on."""
     text = repr(sorted((key, str(value)) for key, value in counting(flat).items()))
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def text_of(changes: Mapping[str, Scalar]) -> str:
-    """Return settings as they stand in a run-config: `lr=0.01 split="official"`."""
+    """Return settings as they are written in a run-config: `lr=0.01 split="official"`."""
     return " ".join(f"{key}={literal(value)}" for key, value in changes.items())
 
 

@@ -1,4 +1,4 @@
-"""One command of the command line: its parser, and what its errors and Ctrl-C end in."""
+"""What every command shares: its parser, and how it ends after an error or Ctrl-C."""
 
 import argparse
 import sys
@@ -8,11 +8,11 @@ from typing import NoReturn
 
 from fedapps.core.errors import RunError
 
-INTERRUPTED = 130  # what a shell makes of Ctrl-C
+INTERRUPTED = 130  # exit status that shells report after Ctrl-C
 
 
 class Paragraphs(argparse.RawDescriptionHelpFormatter):
-    """Fills the paragraphs of a description; one that has an indented line stays as it is."""
+    """Wraps the paragraphs of a description; one with an indented line stays as it is."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         parts = textwrap.dedent(text).strip().split("\n\n")
@@ -24,12 +24,12 @@ class Paragraphs(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Says where settings belong if some stand by themselves, the commonest slip of all."""
+    """Says where settings belong if they stand alone, which is the most common mistake."""
 
     def error(self, message: str) -> NoReturn:
-        """Exit with the message and status 2."""
+        """Print the message and exit with status 2."""
         if message.startswith("unrecognized arguments") and "=" in message:
-            message += "; settings stand behind -c, several in one pair of quotes: -c 'a=1 b=2'"
+            message += "; write settings after -c, several in one pair of quotes: -c 'a=1 b=2'"
         super().error(message)
 
 
@@ -40,9 +40,10 @@ def execute(
     run: Callable[[argparse.Namespace], int],
     arguments: Sequence[str] | None,
 ) -> int:
-    """Parse the arguments (None: the process's), run the command and return its exit status.
+    """Parse the arguments, run the command, and return its exit status.
 
-    An error of the user's is one line. A `KeyboardInterrupt` may carry a text, which is told.
+    If `arguments` is None, the arguments of the process are parsed. A `RunError` is printed as one
+    line. If a `KeyboardInterrupt` carries a text, the text is printed.
     """
     parser = Parser(
         prog=prog, description=description, formatter_class=Paragraphs, allow_abbrev=False

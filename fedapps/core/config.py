@@ -1,9 +1,12 @@
 """Run-config: from Flower's flat scalars to one frozen, checked `Settings` object.
 
-A list is a comma-separated string, and `""` means unset, because Flower's run-config holds scalars
-only. Flower lays what the user set over `[tool.flwr.app.config]` and hands on the sum. So a general
-key that some method has a default of its own for is `""` there, in the method's table too; what is
-set is then seen to be set, and wins. The defaults of such keys are in `[tool.fedapps.defaults]`.
+Flower's run-config holds scalars only. So a list is a comma-separated string, and `""` means that a
+key is unset.
+
+Flower merges what the user has set into `[tool.flwr.app.config]` and passes on the result alone, in
+which a value of the user's looks like a default. To tell the two apart, a key for which some method
+has a default of its own is `""` there, both as a general key and in that method's table. Any other
+value was set by the user, and wins. The defaults of such keys are in `[tool.fedapps.defaults]`.
 """
 
 import tomllib
@@ -30,7 +33,7 @@ from fedapps.core.schema import (
 from fedapps.core.settings import TABLES, Settings
 from fedapps.core.words import did_you_mean
 
-__all__ = [  # all that others need to know of settings
+__all__ = [  # all that other modules need for settings
     "DEVICE",
     "LATEST",
     "TABLES",
@@ -57,8 +60,8 @@ __all__ = [  # all that others need to know of settings
     "to_toml",
 ]
 
-DEVICE = "device"  # as dataset: every client is a device with data of its own
-UNSET = ""  # value of a key with a default in [tool.fedapps.defaults]
+DEVICE = "device"  # value of the key dataset: every client is a device with its own data
+UNSET = ""  # value of a key whose default is in [tool.fedapps.defaults]
 ALL_KEYS = "`fedapps keys` lists all keys"
 _REPEAT = "To repeat this run: flwr run . --run-config <this file>"
 
@@ -67,14 +70,15 @@ _REPEAT = "To repeat this run: flwr run . --run-config <this file>"
 
 
 def defaults() -> dict[str, Scalar]:
-    """Return the run-config of a run that sets nothing, flat (`local.match-compute`)."""
+    """Return the run-config of a run that sets nothing, as flat keys (`local.match-compute`)."""
     return options.flat(project.run_config())
 
 
 def resolved(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return a run-config in which every key has a value.
 
-    A method's key that is unset takes the general key if that is set, else its own default.
+    If a method's key is unset, it takes the value of the general key if that is set, and otherwise
+    its own default.
     """
     found = dict(flat)
     for key, default in options.flat(project.defaults()).items():
@@ -86,13 +90,13 @@ def resolved(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def effective(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return the general keys with the values that hold for the run's method."""
+    """Return the general keys with the values that apply to the run's method."""
     full, name = resolved(flat), str(flat.get("strategy", ""))
     return {key: full.get(f"{name}.{key}", full[key]) for key in full if "." not in key}
 
 
 def read(flat: Mapping[str, Scalar]) -> Settings:
-    """Check a flat run-config and turn it into `Settings`, method settings included.
+    """Check a flat run-config and return it as `Settings`, with the method's settings.
 
     Raises `RunError` with one line: key, value, what is allowed.
     """
@@ -103,9 +107,9 @@ def read(flat: Mapping[str, Scalar]) -> Settings:
 
 
 def read_general(flat: Mapping[str, Scalar]) -> Settings:
-    """Check all but the method's own settings, for which its module would have to be loaded.
+    """Check everything except the method's own settings, for which its module must be imported.
 
-    Raises `RunError` as `read` does.
+    Raises `RunError` like `read`.
     """
     registry.check(str(flat.get("strategy", "")))
     tables = {name: convert(table_of(flat, name), cls, f"{name}.") for name, cls in TABLES.items()}
@@ -118,9 +122,11 @@ def read_general(flat: Mapping[str, Scalar]) -> Settings:
 
 
 def parse(texts: Sequence[str]) -> dict[str, Scalar]:
-    """Parse `--run-config` options and lay them over the defaults.
+    """Parse the texts of `--run-config` options and apply them to the defaults.
 
-    A later option wins key by key (Flower's parser would replace a whole method table).
+    If two options set the same key, the later one wins; the other keys of its table stay. (Flower's
+    parser would replace the whole table of a method.) If `resume` names a run directory, the
+    settings of that run come before the options.
     """
     changes: dict[str, Scalar] = {}
     for option in texts:
@@ -139,21 +145,21 @@ def resumed_from(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def stored(folder: Path) -> dict[str, Scalar]:
-    """Read the run-config of a run directory, flat; raises `RunError` if it is none."""
+    """Read the run-config of a run directory as flat keys; raises `RunError` if it is none."""
     path = folder / "config.toml"
     if not folder.exists():
         raise RunError(f"{folder} is no run directory: there is no such folder")
     try:
         return options.flat(tomllib.loads(path.read_text("utf-8")))
-    except (OSError, ValueError) as error:  # of TOML and of UTF-8, too
+    except (OSError, ValueError) as error:  # ValueError: not TOML or not UTF-8
         reason = getattr(error, "strerror", None) or error
         raise RunError(f"{folder} is no run directory: {path.name}: {reason}") from error
 
 
 def to_toml(flat: Mapping[str, Scalar]) -> str:
-    """Write a flat run-config as the TOML file that repeats the run, method keys as tables.
+    """Return a flat run-config as the TOML file that repeats the run; method keys are in tables.
 
-    What was unset stays so; a comment tells the values that those keys had in the run.
+    Keys that were unset stay unset; a comment gives the value that each had in the run.
     """
     values = effective(flat)
     unset = [
@@ -168,31 +174,38 @@ def to_toml(flat: Mapping[str, Scalar]) -> str:
 
 
 def numbers(text: str, key: str, count: int) -> list[int]:
-    """Return the clients that a key names, as 3,7,12; raises `RunError` for others than 0..N-1."""
+    """Return the clients that a key names, such as 3,7,12.
+
+    Raises `RunError` if one of them is not a number from 0 to `count` - 1.
+    """
     words = [word.strip() for word in text.split(",")] if text else []
     if not all(word.isdecimal() and int(word) < count for word in words):
-        raise RunError(f'{key} = "{text}": must be clients from 0 to {count - 1}, as 3,7,12')
+        raise RunError(f'{key} = "{text}": must be clients from 0 to {count - 1}, such as 3,7,12')
     return [int(word) for word in words]
 
 
 def tables_in_use(flat: Mapping[str, Scalar]) -> set[str]:
-    """Return the tables whose keys have an effect on a run: its method's, its base method's, ..."""
+    """Return the names of the tables whose keys have an effect on a run.
+
+    These are the general tables, the method's own table, and the table of each method that a key of
+    the own table names, such as `fedseq.base`.
+    """
     name = str(flat["strategy"])
     return {name, *TABLES, *map(str, table_of(flat, name).values())}
 
 
 def foreign_keys(flat: Mapping[str, Scalar]) -> list[str]:
-    """Warn of keys that were set for another method than the one that runs."""
+    """Return a warning for each key that was set for a method other than the one that runs."""
     known, used = defaults(), tables_in_use(flat)
     return [
-        f"{key} = {value!r} belongs to {key.partition('.')[0]}, no effect on {flat['strategy']}"
+        f"{key} = {value!r} has no effect on {flat['strategy']}"
         for key, value in flat.items()
         if "." in key and key.partition(".")[0] not in used and known.get(key) != value
     ]
 
 
 def overridden(flat: Mapping[str, Scalar]) -> list[str]:
-    """Tell which general keys were set although the method's own table sets them otherwise."""
+    """Return a line for each general key that was set although the method's table overrides it."""
     name = str(flat["strategy"])
     return [
         f"{name}.{key} = {literal(value)} overrides {key} = {literal(flat[key])}"
@@ -202,12 +215,12 @@ def overridden(flat: Mapping[str, Scalar]) -> list[str]:
 
 
 def _check(settings: Settings) -> None:
-    """Refuse values that do not fit each other."""
+    """Refuse values that do not fit together."""
     absolute(settings.runs_dir, "runs-dir")
     absolute(settings.data_root, "data-root")
     if settings.channel_tls:
         absolute(settings.channel_tls, "channel-tls")
-    _ = settings.logger_names  # it is checked as it is read, like the next two
+    _ = settings.logger_names  # reading it checks it, like the next two
     if settings.dataset == DEVICE:
         _ = settings.shape, settings.names
         if settings.min_available > settings.num_clients:
@@ -215,7 +228,7 @@ def _check(settings: Settings) -> None:
                 f"min-available = {settings.min_available}: each device is a client, so it must be"
                 f" at most num-clients = {settings.num_clients}"
             )
-    _ = settings.further_rounds  # checked as it is read
+    _ = settings.further_rounds  # reading it checks it
     if settings.evaluate_on == "validation" and not settings.validation_fraction:
         raise RunError('evaluate-on = "validation": needs validation-fraction > 0')
     chooses = "keep-best = true" if settings.keep_best else f"patience = {settings.patience}"

@@ -1,4 +1,4 @@
-"""Files that are either there in full or not at all."""
+"""Writes files that are either complete or not there at all."""
 
 import fcntl
 import os
@@ -9,14 +9,14 @@ from threading import Lock
 
 from fedapps.core.errors import RunError
 
-# NumPy's headers are parsed by `ast`, which CPython 3.11 cannot do in two threads at once: "AST
+# NumPy parses headers with `ast`, which fails in CPython 3.11 if two threads do it at once: "AST
 # constructor recursion depth mismatch" (python/cpython#106905).
 parsing = Lock()
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what keeps a file from being written into a `RunError`."""
+    """Turn an error that keeps a file from being written into a `RunError`."""
     try:
         yield
     except OSError as error:
@@ -26,11 +26,11 @@ def writing(path: Path) -> Iterator[None]:
 def write_whole(path: Path, content: bytes | Callable[[Path], None], durable: bool = False) -> None:
     """Write a file so that `path` holds the old or the new content, never a part of it.
 
-    `content` is the bytes, or fills the temporary file whose path it gets. With `durable` the data
-    is on disk before the name is: a power cut leaves the old file. Raises `RunError` if the file
-    cannot be written.
+    `content` is the bytes, or a function that fills the temporary file whose path it gets. With
+    `durable` the data are on disk before the file gets its name, so a power cut leaves the old
+    file. Raises `RunError` if the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # a rename works in one folder
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # same folder: renaming works
     try:
         with writing(path):
             if isinstance(content, bytes):
@@ -49,23 +49,23 @@ def write_whole(path: Path, content: bytes | Callable[[Path], None], durable: bo
 
 
 def remove_left_over(folder: Path) -> None:
-    """Remove what `write_whole` left half written below a folder in processes that were killed."""
-    import psutil  # not for all who write files
+    """Remove the temporary files that killed processes left behind, in a folder and below."""
+    import psutil  # most users of this module do not need it
 
     left = [*folder.rglob(".*.tmp")]
-    running = psutil.pids()  # after the look: who writes a file that was seen is among them
+    running = psutil.pids()  # asked for later, so that it includes the writers of all these files
     for path in left:
         process = path.name.split(".")[-2]
         if process.isdecimal() and int(process) not in running:
-            with suppress(OSError):  # another process removes it, too
+            with suppress(OSError):  # another process has removed it
                 path.unlink()
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[bool]:
-    """Hold a folder for what is done in here; gives False where somebody else holds it.
+    """Lock a folder in this context; gives False if another process has locked it.
 
-    The system lets it go when the process ends, however that ends.
+    The system releases the lock when the process ends, however it ends.
     """
     with writing(folder):
         handle = os.open(folder, os.O_RDONLY)
@@ -77,14 +77,15 @@ def held(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def appending(table: Path) -> Iterator[bool]:
-    """Hold a table that several processes append to; gives whether it is empty, as one just made.
+    """Lock a table to which several processes append; gives whether the table is empty.
 
-    Others wait until it is let go. Raises `RunError` if it cannot be written.
+    It is created if it does not exist. Other processes wait until the lock is released. Raises
+    `RunError` if the table cannot be written.
     """
     with writing(table):
         handle = os.open(table, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        with suppress(OSError):  # a file system that knows no locks
+        with suppress(OSError):  # a file system without locks
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield not os.fstat(handle).st_size
     finally:
@@ -96,13 +97,13 @@ def _locked(handle: int) -> bool:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system that knows no locks
+    except OSError:  # a file system without locks
         return True
     return True
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have the names in a folder on disk, where the system can."""
+    """Write the names in a folder to disk, if the system can."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

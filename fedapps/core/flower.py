@@ -1,12 +1,14 @@
-"""The one place that imports what Flower does not promise to keep from version to version.
+"""The one place that imports those modules of Flower that can change with every version.
 
-What it promises are `flwr.app`, `flwr.client`, `flwr.clientapp`, `flwr.serverapp`,
-`flwr.serverapp.strategy` and `flwr.simulation`; every other module of Flower is named here, with
-what we take of it, and nowhere else (`device/warm.py` says why it is the exception). A name is
-imported when it is first used: few processes need all of them, and some take seconds.
+Flower promises to keep `flwr.app`, `flwr.client`, `flwr.clientapp`, `flwr.serverapp`,
+`flwr.serverapp.strategy` and `flwr.simulation`. Any other module of Flower that we use is named
+here, with the names that we take from it, and nowhere else (`device/warm.py` is the exception, and
+explains why). A name is imported when it is first used, because few processes need all of them, and
+some take seconds.
 
-Some of Flower is replaced while it runs, for speed. Whoever does that asks first whether it still
-is what we know (`Known.load`), and else leaves it as it is and says so (`leave_as_it_is`).
+For speed, we replace some functions of Flower while it runs. Code that does so first checks that
+the module is still the one that we know (`Known.load`). If it is not, the code leaves the module as
+it is and says so (`leave_as_it_is`).
 """
 
 import functools
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from flwr.supercore.task_identity import TaskIdentity as TaskIdentity
     from flwr.superlink.grid.http_grid import HttpGrid as HttpGrid
 
-TESTED = "1.41"  # the version that requirements.lock has and that is known to work
+TESTED = "1.41"  # the version in requirements.lock, which is known to work
 _MODULES = {
     "flwr.app.message": ("make_message",),
     "flwr.common.config": ("unflatten_dict",),
@@ -59,10 +61,10 @@ _MODULES = {
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
-if not TYPE_CHECKING:  # else every name would be one of this module
+if not TYPE_CHECKING:  # otherwise mypy would accept any name
 
     def __getattr__(name: str) -> Any:
-        """Import a name of Flower; raises `ImportError` in one line if this Flower lacks it."""
+        """Import a name from Flower; raises an `ImportError` of one line if it is missing."""
         if name not in _HOMES:
             raise AttributeError(f"module {__name__} has no attribute {name}")
         try:
@@ -72,12 +74,12 @@ if not TYPE_CHECKING:  # else every name would be one of this module
                 f"Flower {version()} has no {_HOMES[name]}.{name} ({error}); "
                 f"install one that is known to work: pip install 'flwr=={TESTED}.*'"
             ) from error
-        globals()[name] = value  # not asked for again
+        globals()[name] = value  # this function is not called for it again
         return value
 
 
 def version() -> str:
-    """Return the version of the Flower that is installed, "?" if that cannot be told."""
+    """Return the version of the installed Flower, or "?" if it cannot be found out."""
     for package in ("flwr", "flwr-nightly"):
         try:
             return importlib.metadata.version(package)
@@ -87,7 +89,7 @@ def version() -> str:
 
 
 def command(name: str) -> Callable[[], None]:
-    """Return what Flower's command `name` runs, wherever this version has it.
+    """Return the function that Flower's command `name` runs, wherever this version defines it.
 
     Raises `ImportError` if there is no such command.
     """
@@ -99,22 +101,24 @@ def command(name: str) -> Callable[[], None]:
 
 @functools.cache  # once in a process
 def leave_as_it_is(what: str, why: str, cost: str) -> None:
-    """Say in one line that a part of this Flower is not replaced, why, and what that costs."""
-    log_lines.info("note: Flower %s: %s is left as it is, as %s; %s", version(), what, why, cost)
+    """Report in one line which function of Flower is not replaced, why, and what that costs."""
+    log_lines.info(
+        "note: Flower %s: %s is left as it is, because %s; %s", version(), what, why, cost
+    )
 
 
 class ChangedError(Exception):
-    """Flower is not what we know; the text says in one line what differs."""
+    """Flower is not what we know; the text says in one line what is different."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """What we know of a module of Flower of which we replace something while it runs."""
+    """What we know about a module of Flower in which we replace something while it runs."""
 
     module: str
-    holds: Mapping[str, ModuleType]  # modules that it has imported, by the name in it
-    finds: Mapping[str, set[str]]  # all that a pattern finds in its source
-    parameters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of its functions
+    holds: Mapping[str, ModuleType]  # modules that it imports, by their names in it
+    finds: Mapping[str, set[str]]  # for each pattern, all matches in its source
+    parameters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by function
 
     def load(self) -> ModuleType:
         """Return the module; raises `ChangedError` if it is not as we know it."""
@@ -139,7 +143,7 @@ class Known:
 
 
 class Overlay:
-    """Stands for a module in another one: has what it is given, and all else is the module's."""
+    """Stands in for a module: has the attributes that it is given, and all others of the module."""
 
     def __init__(self, module: ModuleType, **own: Any) -> None:
         self._module = module

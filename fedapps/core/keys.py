@@ -1,4 +1,4 @@
-"""The table of all keys with type, default and meaning, as docs/configuration.md shows it."""
+"""The table of all keys with type, default and meaning; docs/configuration.md shows it."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from fedapps.core import config, registry
 from fedapps.core.schema import fields, kind_of, literal
 
-# Title and first line of each section. It begins at the key, or at the table of keys, of its name.
+# Title and first line of each section. A section begins at the key or table that stands for it.
 SECTIONS = {
     "strategy": ("Method and data", "[Data](data.md) explains what the partitioners do."),
     "model": (
@@ -65,7 +65,7 @@ def table() -> list[Key]:
 
 
 def markdown() -> Iterator[str]:
-    """Yield the lines of all sections with their tables, as they stand in the page."""
+    """Yield the lines of all sections with their tables, as docs/configuration.md shows them."""
     section = ""
     for key in table():
         before, section = section, _section(key.name, section)
@@ -78,7 +78,7 @@ def markdown() -> Iterator[str]:
 
 
 def _section(key: str, before: str) -> str:
-    """Return the section of a key that comes after a key of section `before`."""
+    """Return the section of a key; `before` is the section of the key before it."""
     name, dot, _ = key.partition(".")
     if name in SECTIONS:
         return name
@@ -86,7 +86,7 @@ def _section(key: str, before: str) -> str:
 
 
 def _fields(known: Mapping[str, config.Scalar]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each key with its schema: general ones, general tables, tables of the methods."""
+    """Yield each key with its schema: general keys, then general tables, then methods' tables."""
     general = fields(config.Settings)
     yield from ((key, field) for key, field in general.items() if key in known)
     for name, cls in config.TABLES.items():

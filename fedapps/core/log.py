@@ -1,10 +1,10 @@
-"""The one way to say what goes on: `log.info`, `log.warning`, ... print a line at once.
+"""The one log of the project: `log.info`, `log.warning`, ... print a line at once.
 
-Lines go to standard output, because that is what Flower and Ray carry from their processes to the
-user: warnings and errors begin with `warning: ` and `error: `, others are the text alone. The
-environment variable FEDAPPS_LOG (debug, info, warning or error; info if unset) says from which
-level on. A traceback (`log.exception`) is shown with FEDAPPS_LOG=debug only; a file that `to_file`
-attached gets everything.
+Lines go to standard output, because Flower and Ray carry that from their processes to the user.
+Warnings and errors begin with `warning: ` and `error: `; other lines are the text alone. The
+environment variable FEDAPPS_LOG sets the lowest level that is printed: debug, info (the default),
+warning or error. Tracebacks (`log.exception`) are printed only with FEDAPPS_LOG=debug. A file that
+`to_file` has attached gets everything.
 """
 
 import logging
@@ -25,16 +25,16 @@ LEVELS = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
-MOST_EARLY = 10_000  # lines that wait for a file
-NEVER = logging.CRITICAL + 1  # no line is as important as to be written before there is one
+MOST_EARLY = 10_000  # the largest number of lines that are kept until there is a file
+NEVER = logging.CRITICAL + 1  # a level above all lines: none makes the memory write early
 logger = logging.getLogger("fedapps")
-# The logger's own methods: a record carries the place in the code that calls them.
+# These are the logger's own methods, so that a record names the line of code that calls them.
 debug, info, warning = logger.debug, logger.info, logger.warning
 error, exception = logger.error, logger.exception
 
 
 class _Lines(logging.Formatter):
-    """A record as a line: the text, with the level before warnings and errors."""
+    """Formats a record: its text, after `warning: ` or `error: ` if it has such a level."""
 
     def format(self, record: logging.LogRecord) -> str:
         prefix = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
@@ -45,7 +45,7 @@ class _Lines(logging.Formatter):
 
 
 class _Stdout(logging.StreamHandler[TextIO]):
-    """Writes to what is standard output now: Flower replaces it in its processes."""
+    """Writes to whatever standard output is at the moment, because Flower replaces it."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -58,15 +58,15 @@ class _Stdout(logging.StreamHandler[TextIO]):
 
 
 class _File(logging.FileHandler):
-    """A file that a full disk keeps lines from, and nothing else."""
+    """A log file; if the disk is full it loses lines, and nothing else happens."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Leave the line out: whatever else cannot be written says so."""
+        """Drop the line: every other file that cannot be written reports the full disk."""
 
 
 @contextmanager
 def remembering() -> Iterator[None]:
-    """Keep what is said until `to_file` writes it, too."""
+    """Keep all lines that are logged in this context, until `to_file` writes them to a file too."""
     early = MemoryHandler(MOST_EARLY, flushLevel=NEVER, flushOnClose=False)
     logger.addHandler(early)
     try:
@@ -77,10 +77,9 @@ def remembering() -> Iterator[None]:
 
 @contextmanager
 def to_file(path: Path) -> Iterator[None]:
-    """Also append everything, debug lines and tracebacks too, to a file, with time and level.
+    """Also append every line to a file, with time and level; also debug lines and tracebacks.
 
-    What was said before while `remembering` comes first. Raises `RunError` if the file cannot be
-    written.
+    Lines that `remembering` has kept come first. Raises `RunError` if the file cannot be written.
     """
     try:
         handler = _File(path, encoding="utf-8", errors="backslashreplace")
@@ -101,20 +100,20 @@ def to_file(path: Path) -> Iterator[None]:
 
 
 def has_file(path: Path) -> bool:
-    """Tell whether lines of this process are written to that file."""
+    """Tell whether this process writes its log lines to that file."""
     files = [h for h in logger.handlers if isinstance(h, logging.FileHandler)]
     return any(Path(handler.baseFilename) == path.absolute() for handler in files)
 
 
 def set_level(name: str) -> None:
-    """Show lines from level `name` on; an unknown one is warned of and taken as info."""
+    """Print lines from level `name` on; for an unknown level, print a warning and take info."""
     _stdout.setLevel(LEVELS.get(name, logging.INFO))
     if name not in LEVELS:
         warning(f'{LEVEL} = "{name}": must be one of {", ".join(LEVELS)}; info is used')
 
 
 _stdout = _Stdout()
-logger.setLevel(logging.DEBUG)  # the handlers choose
-logger.propagate = False  # or the root's handlers, Flower's and Ray's, would say it again
+logger.setLevel(logging.DEBUG)  # the handlers select by level
+logger.propagate = False  # otherwise Flower's and Ray's handlers would print each line again
 logger.handlers = [_stdout]
 set_level(os.environ.get(LEVEL, "").lower() or "info")

@@ -1,7 +1,8 @@
-"""Options of the command line that are alike everywhere, and `-c` read without Flower.
+"""Options that several commands share, and a reader of `-c` that does not need Flower.
 
-What `-c` reads is what `flwr run --run-config` reads, and one thing more: a text without spaces
-needs no quotes, as `strategy=fedper`, because a shell takes them away from `-c strategy="fedper"`.
+`-c` reads all that `flwr run --run-config` reads. In addition, a text without spaces needs no
+quotes here, as in `strategy=fedper`, because a shell removes the quotes from `-c
+strategy="fedper"`.
 """
 
 import argparse
@@ -17,60 +18,61 @@ from fedapps.core.paths import expanded
 
 Flat = dict[str, bool | int | float | str]
 NAME = "--run-config"
-LATEST = "latest"  # as `resume`: the newest unfinished run of the same settings
+LATEST = "latest"  # value of `resume`: the newest unfinished run with the same settings
 _PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")  # as in Flower's parse_config_args
-_BARE = re.compile(r"""[^\s'"\\\[\]{}]+""")  # a word that can only be a text if it is no number
+_BARE = re.compile(r"""[^\s'"\\\[\]{}]+""")  # such a word is a text if TOML cannot read it
 
 
 def add_run_config(parser: argparse.ArgumentParser) -> None:
-    """Add `-c`, which may be given several times; a later one wins key by key."""
+    """Add `-c`, which can be repeated; for each key the last value wins."""
     parser.add_argument(
         "-c",
         NAME,
         action="append",
         default=[],
         metavar="KEYS|FILE",
-        help="settings as 'KEY=VALUE KEY=VALUE', or a .toml file of them; may be repeated, a later "
-        "one wins. `fedapps keys` lists all keys",
+        help="settings as 'KEY=VALUE KEY=VALUE', or a .toml file of them; can be repeated, and the "
+        "last value of a key wins. `fedapps keys` lists all keys",
     )
 
 
 def add_resume(parser: argparse.ArgumentParser) -> None:
-    """Add `--resume`, short for the key `resume`; see `chosen`."""
+    """Add `--resume`, which is short for the key `resume`; see `chosen`."""
     parser.add_argument(
         "--resume",
         nargs="?",
         const=LATEST,
         default="",
         metavar="RUN",
-        help="go on with the run of this directory; without one, with the newest unfinished run of "
-        "these settings",
+        help="resume the run in this directory; without a directory, resume the newest unfinished "
+        "run with these settings",
     )
 
 
 def chosen(options: argparse.Namespace) -> list[str]:
-    """Return the texts of all `-c` options, and what `--resume` adds to them.
+    """Return the texts of all `-c` options, and one more text if `--resume` is given.
 
     Raises `RunError`.
     """
     if options.resume in ("", LATEST):
         folder = options.resume
-    else:  # a relative path is meant from here
+    else:  # a relative path starts at the working directory
         folder = str(expanded(options.resume, "--resume").absolute())
-    from fedapps.core.schema import literal  # imports msgspec, which help does without
+    from fedapps.core.schema import literal  # imports msgspec, which --help does not need
 
     return [*options.run_config, *[f"resume={literal(folder)}"] * bool(folder)]
 
 
 def add_home(parser: argparse.ArgumentParser) -> None:
-    """Add `--home`: whose SuperLink is meant."""
+    """Add `--home`, which says whose SuperLink is meant."""
     parser.add_argument("--home", type=Path, help="home of the SuperLink [FLWR_HOME or ~/.flwr]")
 
 
 def parse_option(option: str, name: str = NAME) -> Flat:
-    """Read the value of one option `name` to flat keys; raises `RunError`.
+    """Parse the value of the option `name` into flat keys; raises `RunError`.
 
-    It refuses what Flower skips silently: words that belong to no pair, and keys that come twice.
+    Two things that Flower skips silently are refused: words that belong to no pair, and keys that
+    occur twice.
     """
     if option.endswith(".toml"):
         return _read_file(option, name)
@@ -84,13 +86,13 @@ def parse_option(option: str, name: str = NAME) -> Flat:
         )
     for key, count in Counter(key for key, _ in pairs).items():
         if count > 1:
-            raise RunError(f"{name} {option}: {key} is there {count} times; give it once")
+            raise RunError(f"{name} {option}: {key} is set {count} times; set it once")
     where = f"{name} {option}"
     return {key: _scalar(key, _value(key, text, where), where) for key, text in pairs}
 
 
 def quoted(option: str) -> str:
-    """Return an option's text with quotes around texts that lack them, as Flower needs them."""
+    """Return an option's text with quotes around values that lack them, as Flower needs them."""
 
     def quote(match: re.Match[str]) -> str:
         key, text = match.groups()
@@ -100,10 +102,10 @@ def quoted(option: str) -> str:
 
 
 def _is_bare(text: str) -> bool:
-    """Tell whether a value is a text without its quotes."""
+    """Tell whether a value is a text that is written without quotes."""
     try:
         tomllib.loads(f"x = {text}")
-    except (ValueError, RecursionError):  # a number of thousands of digits, [[[[...
+    except (ValueError, RecursionError):  # a number with thousands of digits, [[[[...
         return _BARE.fullmatch(text) is not None
     return False
 
@@ -114,27 +116,27 @@ def _value(key: str, text: str, where: str) -> object:
     try:
         return tomllib.loads(f"x = {text}")["x"]
     except (ValueError, RecursionError) as error:
-        what = f"{key} is no number, true, false or text; write a text in quotes"
-        raise RunError(f"""{where}: {what}, as '{key}="..."'""") from error
+        what = f"{key} is not a number, true, false or a text; write a text in quotes"
+        raise RunError(f"""{where}: {what}, such as '{key}="..."'""") from error
 
 
 def _scalar(key: str, value: object, where: str) -> bool | int | float | str:
     if isinstance(value, bool | int | float | str):
         return value
     raise RunError(
-        f"{where}: {key} must be a number, true, false or text; a list is one text, as "
+        f"{where}: {key} must be a number, true, false or a text; a list is one text, such as "
         f'{key}="1,2,3"'
     )
 
 
 def _read_file(option: str, name: str) -> Flat:
-    """Read a TOML file; its tables become keys as `fedper.personal-layers`."""
+    """Read a TOML file; the keys of its tables become keys such as `fedper.personal-layers`."""
     try:
         values = tomllib.loads(expanded(option, name).read_text("utf-8"))
     except UnicodeDecodeError as error:
-        raise RunError(f"{name} {option}: is no text file; must be TOML in UTF-8") from error
+        raise RunError(f"{name} {option}: is not a text file; must be TOML in UTF-8") from error
     except (ValueError, RecursionError) as error:
-        raise RunError(f"{name} {option}: is no TOML file ({error})") from error
+        raise RunError(f"{name} {option}: is not a TOML file ({error})") from error
     except OSError as error:
         reason = error.strerror or error
         raise RunError(f"{name} {option}: cannot be read ({reason})") from error
@@ -144,12 +146,12 @@ def _read_file(option: str, name: str) -> Flat:
 def _exists(text: str) -> bool:
     try:
         return expanded(text).exists()
-    except (RunError, OSError):  # as a name that is too long
+    except (RunError, OSError):  # such as a name that is too long
         return False
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested tables as one, with keys as `fedper.personal-layers`."""
+    """Return nested tables as one table, with keys such as `fedper.personal-layers`."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         inner = isinstance(value, Mapping)

@@ -1,4 +1,4 @@
-"""Paths that people give: `~` is expanded, and what no file can be called is refused."""
+"""Paths that users give: `~` is expanded, and texts that cannot be paths are refused."""
 
 from pathlib import Path
 
@@ -6,20 +6,21 @@ from fedapps.core.errors import RunError
 
 
 def problem_of(text: str) -> str:
-    """Say why a text cannot be that of a setting, a path or a line; empty if it can."""
+    """Say why a text cannot be a setting, a path or a line; return an empty text if it can."""
     if "\0" in text:
         return "must be without NUL characters"
     try:
         text.encode()
-    except UnicodeEncodeError:  # bytes of a command line that are no UTF-8, or half a character
+    except UnicodeEncodeError:  # the command line had bytes that are not UTF-8
         return "must be text in UTF-8"
     return ""
 
 
 def expanded(text: str, name: str = "") -> Path:
-    """Return a path with its `~` or `~user` expanded; `name` is that of the key or option.
+    """Return a path with its `~` or `~user` expanded.
 
-    Raises `RunError` if there is no such user, or if no path is called so.
+    `name` is the key or option that holds the path; error messages begin with it. Raises `RunError`
+    if there is no such user, or if the text cannot be a path.
     """
     where = f'{name} = "{text}"' if name else text
     if problem := problem_of(text):
@@ -27,16 +28,16 @@ def expanded(text: str, name: str = "") -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
-        what = f"no home folder of {Path(text).parts[0]} is known; write the whole path"
+        what = f"the home folder of {Path(text).parts[0]} is not known; write the full path"
         raise RunError(f"{where}: {what}") from error
 
 
 def absolute(text: str, name: str) -> Path:
-    """Return the path of a key; a relative one is refused, as each process would resolve its own.
+    """Return the path that a key holds; a relative path is refused.
 
-    Raises `RunError`.
+    Each process would resolve a relative path against its own working directory. Raises `RunError`.
     """
     path = expanded(text, name)
     if not path.is_absolute():
-        raise RunError(f'{name} = "{text}": must be absolute or start with ~, as ~/{text}')
+        raise RunError(f'{name} = "{text}": must be absolute or start with ~, for example ~/{text}')
     return path

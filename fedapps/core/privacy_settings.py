@@ -16,14 +16,14 @@ from fedapps.core.schema import (
 
 
 class PrivacySettings(MethodSettings, frozen=True):
-    """Keys of the general table `dp`; docs/privacy.md says what they guarantee."""
+    """Keys of the general table `dp`; docs/privacy.md explains what they guarantee."""
 
     mode: Annotated[
         Literal["none", "central", "local"],
         doc("who adds noise for differential privacy: the server, each client, or nobody"),
     ]
     clip_norm: Annotated[
-        Positive, doc("S: largest L2 norm of a client's update, over all that it uploads")
+        Positive, doc("S: largest L2 norm of a client's update, of all uploaded arrays together")
     ]
     noise_multiplier: Annotated[
         float,
@@ -45,7 +45,7 @@ class PrivacySettings(MethodSettings, frozen=True):
         Fraction, doc("adaptive: share of the updates that S should leave unclipped")
     ]
     clip_lr: Annotated[
-        Share, doc("adaptive: each round multiplies S by exp(-clip-lr (share - target))")
+        Share, doc("adaptive: each round multiplies S by exp(-clip-lr (unclipped share - target))")
     ]
     count_noise: Annotated[
         AtLeastZero,

@@ -1,4 +1,4 @@
-"""The project's pyproject.toml: the one place that finds and reads it."""
+"""Finds and reads the project's pyproject.toml; no other module does."""
 
 import tomllib
 from collections.abc import Iterator
@@ -11,25 +11,28 @@ from fedapps.core.errors import RunError
 
 @cache
 def pyproject() -> dict[str, Any]:
-    """Return the content of pyproject.toml; nobody may change it. Raises `RunError` without one.
+    """Return the content of pyproject.toml, which callers must not change.
 
-    A wheel carries the file in the package. In a checkout, and in the bundle that Flower makes of
-    one and runs without installing it, the file is beside the package.
+    An installed wheel carries the file inside the package. In a checkout the file is beside the
+    package, and so it is in the bundle that Flower makes of a checkout and runs without installing
+    it. Raises `RunError` if there is no such file.
     """
     for path in _places():
         if path.exists():
             return tomllib.loads(path.read_text("utf-8"))
-    raise RunError(f"pyproject.toml: not at {' nor '.join(map(str, _places()))}; it has defaults")
+    raise RunError(
+        f"pyproject.toml: not at {' nor '.join(map(str, _places()))}; it has all defaults"
+    )
 
 
 def run_config() -> dict[str, Any]:
-    """Return `[tool.flwr.app.config]`: what Flower lays a run's own values over."""
+    """Return `[tool.flwr.app.config]`: the run-config before Flower applies the user's values."""
     config: dict[str, Any] = pyproject()["tool"]["flwr"]["app"]["config"]
     return config
 
 
 def defaults() -> dict[str, Any]:
-    """Return `[tool.fedapps.defaults]`: what keys mean that are unset in the run-config."""
+    """Return `[tool.fedapps.defaults]`: the defaults of keys that are unset in the run-config."""
     table: dict[str, Any] = pyproject()["tool"]["fedapps"]["defaults"]
     return table
 

@@ -1,7 +1,8 @@
-"""Keeps lines out of Flower's log that tell the user nothing, or what one line of ours tells.
+"""Removes lines from Flower's log that tell the user nothing, or that a line of ours replaces.
 
-Importing it does so for the whole process; those of Flower's import it before all else of ours,
-because Ray's warning comes soon. With FEDAPPS_LOG=debug every line is shown.
+Importing this module is enough, and affects the whole process. The modules that Flower starts
+import it before anything else of ours, because Ray's warning comes early. With FEDAPPS_LOG=debug
+every line is shown.
 """
 
 import logging
@@ -11,19 +12,19 @@ import warnings
 from fedapps.core.errors import RunError
 from fedapps.core.log import LEVEL
 
-# A worker process that died: the round says which clients it concerns and what to do.
+# A worker process died: the round reports which clients were affected and what to do.
 _DEAD_WORKER = (
     "ActorDiedError",
     "The actor died unexpectedly",
     "processing a message by RayBackend",
 )
-_OF_RAY = "Tip: In future versions of Ray"  # for who writes programs with Ray
+_OF_RAY = "Tip: In future versions of Ray"  # advice for authors of Ray programs
 
 
 class _Telling(logging.Filter):
-    """Lets the lines of Flower's log pass that are worth showing."""
+    """Lets only those lines of Flower's log pass that are worth showing."""
 
-    failed = False  # with a line of ours
+    failed = False  # whether a line of ours has reported the error
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Tell whether to show a line."""

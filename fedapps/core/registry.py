@@ -1,7 +1,7 @@
-"""Finds methods: `strategies/x.py` and its twin `clients/x.py` make method x.
+"""Finds methods: `strategies/x.py` and its twin `clients/x.py` are method x.
 
-Each module defines one class of its own (a `BaseStrategy`, a `BaseClient`), and the strategy
-module may define `Settings` with the keys of the method's run-config table.
+Each of the two modules defines one class, a `BaseStrategy` or a `BaseClient`. The strategy's module
+can also define `Settings`, with the keys of the method's run-config table.
 """
 
 import importlib
@@ -29,7 +29,7 @@ def names() -> tuple[str, ...]:
 def strategy_class(name: str) -> Any:
     """Return the strategy class of method `name`; raises `RunError` if there is no such method."""
     module = _module(strategies, name)
-    from flwr.serverapp.strategy import Strategy  # takes long, and a wrong name needs none
+    from flwr.serverapp.strategy import Strategy  # slow, and a wrong name does not need it
 
     return _own_class(module, Strategy, "BaseStrategy")
 
@@ -50,7 +50,7 @@ def settings_class(name: str) -> Any:
 
 
 def method_settings(name: str, flat: Mapping[str, Scalar]) -> Any:
-    """Check and return the own settings of method `name` from a flat run-config."""
+    """Check the settings that a flat run-config has for method `name`, and return them."""
     cls = settings_class(name)
     own = {k: v for k, v in table_of(flat, name).items() if k in cls.__struct_encode_fields__}
     return convert(own, cls, name + ".")
@@ -72,13 +72,14 @@ def _module(package: ModuleType, name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != path:
             raise
-        raise RunError(f"{path}: no such module; it is one half of method {name}") from error
+        raise RunError(f"{path}: no such module; method {name} needs it") from error
 
 
 def _own_class(module: ModuleType, base: type, name: str) -> type:
-    """Return the one class of the module that is of Flower's kind `base`, by our base `name`.
+    """Return the only class of the module that derives from Flower's class `base`.
 
-    Our base classes stand on floors above this one, Flower's below it.
+    `name` is our own base class, for the error message: packages above this one define it, so it
+    cannot be imported here.
     """
     own = [
         value

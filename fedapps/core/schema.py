@@ -1,4 +1,4 @@
-"""Tables of run-config keys: types with ranges, meanings, and the check of values against them."""
+"""Tables of run-config keys: types with ranges, meanings, and how values are checked."""
 
 import math
 from collections.abc import Mapping
@@ -23,25 +23,28 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 
 
 def doc(text: str) -> Meta:
-    """Attach the meaning of a key, as docs/configuration.md shows it."""
+    """Attach the meaning of a key, which docs/configuration.md shows."""
     return Meta(description=text)
 
 
 class MethodSettings(
     msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True
 ):
-    """Base of a table of keys, a method's or a general one: frozen, kebab-case, nothing unknown."""
+    """Base class of a table of keys, general or of a method: frozen, with keys in kebab-case.
+
+    A key that the class does not define is refused.
+    """
 
 
 def table_of(flat: Mapping[str, Scalar], name: str) -> dict[str, Scalar]:
-    """Return the keys of table `name` of a flat run-config, by their short names."""
+    """Return the keys of table `name` in a flat run-config, without the name of the table."""
     return {k.partition(".")[2]: v for k, v in flat.items() if k.startswith(name + ".")}
 
 
 def convert(values: Mapping[str, Any], cls: type[MethodSettings], prefix: str) -> Any:
-    """Check values by key against a table of keys and return its object.
+    """Check the values of a table's keys, and return them as an object of the table's class.
 
-    Raises `RunError`: key (after `prefix`, as `fedrep.`), value, what is allowed.
+    Raises `RunError` with key (after `prefix`, such as `fedrep.`), value and what is allowed.
     """
     for key, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -72,7 +75,7 @@ def fields(cls: type[MethodSettings]) -> dict[str, dict[str, Any]]:
 
 
 def kind_of(field: Mapping[str, Any]) -> str:
-    """Say a JSON-schema type as people do: `float > 0`, `one of a, b`."""
+    """Describe a JSON-schema type for readers: `float > 0`, `one of a, b`."""
     if "anyOf" in field:
         return " or ".join(kind_of(option) for option in field["anyOf"])
     if "enum" in field:
@@ -85,7 +88,7 @@ def kind_of(field: Mapping[str, Any]) -> str:
 
 
 def _spelling(value: object, field: Mapping[str, Any]) -> str:
-    """Say how a number is written that TOML reads as a text: `.1` as 0.1, `0,05` as 0.05."""
+    """Return how to write a number that TOML reads as a text: 0.1 for `.1`, 0.05 for `0,05`."""
     if not isinstance(value, str) or field.get("type") != "number":
         return ""
     try:
@@ -96,5 +99,5 @@ def _spelling(value: object, field: Mapping[str, Any]) -> str:
 
 
 def literal(value: Scalar) -> str:
-    """Return a value as it stands in a run-config: `"text"`, `true`, `0.1`."""
+    """Return a value as it is written in a run-config: `"text"`, `true`, `0.1`."""
     return tomli_w.dumps({"x": value}).partition(" = ")[2].strip()

@@ -1,4 +1,4 @@
-"""All keys of a run: types, ranges and meanings. Defaults stand only in pyproject.toml."""
+"""All keys of a run: types, ranges and meanings. Their defaults are in pyproject.toml only."""
 
 import math
 from typing import Annotated, Any, Literal
@@ -195,7 +195,7 @@ class Settings(MethodSettings, frozen=True):
     ]
     join_timeout: Annotated[Positive, doc("seconds to wait for a split client to join a round")]
     step_timeout: Annotated[Positive, doc("seconds to wait for a split client's next batch")]
-    min_available: Annotated[Count, doc("SuperNodes that must be there before each round")]
+    min_available: Annotated[Count, doc("SuperNodes that must be connected before each round")]
     runs_dir: Annotated[str, doc("folder of the run directories, absolute or with `~`")]
     run_name: Annotated[str, doc('name of the run directory; "": strategy, data, seed and time')]
     checkpoint_every: Annotated[
@@ -206,7 +206,7 @@ class Settings(MethodSettings, frozen=True):
         doc("run directory to resume, or latest: the newest unfinished one with these keys"),
     ]
     keep_best: Annotated[
-        bool, doc("also keep the model of the best round on validation samples, in best/")
+        bool, doc("also keep the model of the round that is best on validation samples, in best/")
     ]
     patience: Annotated[
         NonNegative,
@@ -217,7 +217,7 @@ class Settings(MethodSettings, frozen=True):
     ]
     dp: PrivacySettings
     method: Annotated[Any, doc("settings of the method, from its own table")] = None
-    flat: Annotated[tuple[tuple[str, Any], ...], doc("what all this was read from")] = ()
+    flat: Annotated[tuple[tuple[str, Any], ...], doc("the run-config that it was read from")] = ()
 
     def of(self, strategy: str) -> "Settings":
         """Return these settings with the method settings of another strategy (a base method)."""
@@ -230,33 +230,34 @@ class Settings(MethodSettings, frozen=True):
         words = [word.strip() for word in self.input_shape.split(",")]
         if len(words) != 3 or not all(word.isdecimal() and int(word) for word in words):
             raise RunError(
-                f'input-shape = "{self.input_shape}": must be channels,height,width, as 1,28,28'
+                f'input-shape = "{self.input_shape}": must be channels,height,width, '
+                "such as 1,28,28"
             )
         channels, height, width = map(int, words)
         return channels, height, width
 
     @property
     def names(self) -> tuple[str, ...]:
-        """A name for each class, its number if it has none; raises `RunError`."""
+        """The names of the classes: their numbers if none are set; raises `RunError`."""
         if not self.class_names:
             return tuple(map(str, range(self.num_classes)))
         words = tuple(word.strip() for word in self.class_names.split(","))
         if len(set(words)) != self.num_classes or len(words) != self.num_classes or "" in words:
             raise RunError(
                 f'class-names = "{self.class_names}": must be {self.num_classes} different names '
-                "(num-classes), as cat,dog"
+                "(num-classes), such as cat,dog"
             )
         return words
 
     @property
     def logger_names(self) -> tuple[str, ...]:
-        """Names of the further loggers; raises `RunError`."""
+        """Names of the additional loggers; raises `RunError`."""
         words = tuple(word.strip() for word in self.loggers.split(",")) if self.loggers else ()
         for word in words:
             if word not in LOGGERS or words.count(word) > 1:
                 raise RunError(
                     f'loggers = "{self.loggers}": must be some of {", ".join(LOGGERS)}, '
-                    "as tensorboard,wandb"
+                    "such as tensorboard,wandb"
                 )
         return words
 
@@ -267,19 +268,20 @@ class Settings(MethodSettings, frozen=True):
 
     @property
     def further_rounds(self) -> frozenset[int]:
-        """The rounds of `evaluate-rounds` that the run has; raises `RunError`."""
+        """The rounds in `evaluate-rounds` that the run has; raises `RunError`."""
         try:
             spans = [span(word) for word in self.evaluate_rounds.split(",") if word]
         except ValueError:
             raise RunError(
-                f'evaluate-rounds = "{self.evaluate_rounds}": must be rounds, as 190-199 or 50,100'
+                f'evaluate-rounds = "{self.evaluate_rounds}": must be rounds, '
+                "such as 190-199 or 50,100"
             ) from None
-        end = self.num_rounds + 1  # what lies beyond is none of this run's
+        end = self.num_rounds + 1  # this run has no later rounds
         own = [range(rounds.start, min(rounds.stop, end)) for rounds in spans]
         return frozenset(round_ for rounds in own for round_ in rounds)
 
     def round_lr(self, round_: int) -> float:
-        """Learning rate in round `round_` (from 1); steps come after T//2 and 3T//4, at least 1."""
+        """Learning rate in a round (from 1); `step` lowers it after T//2 and 3T//4 rounds."""
         done, total = round_ - 1, self.num_rounds
         if self.lr_schedule == "step":
             steps = max(1, total // 2), max(1, 3 * total // 4)
@@ -289,7 +291,7 @@ class Settings(MethodSettings, frozen=True):
         return self.lr
 
 
-# General tables: the fields of Settings that hold keys of their own, as `dp.clip-norm`.
+# General tables: the fields of Settings that hold keys of their own, such as `dp.clip-norm`.
 TABLES: dict[str, type[MethodSettings]] = {
     field.encode_name: field.type
     for field in msgspec.structs.fields(Settings)

@@ -1,9 +1,10 @@
-"""A run that is told to stop: by a signal to this process, or because Flower ends it.
+"""Ends a run in good order when a signal arrives or Flower ends the process.
 
-Whoever is told writes down what there is before the process ends, so being told raises `Stopped` in
-the thread of the run. In the main thread the signal itself does that. In a simulation the run has a
-thread of its own while Flower's main thread gets the signals; there the run asks from time to time
-(`check`), and Flower's end of the process waits for it.
+Before the process ends, the run must write what it has. A request to stop therefore raises
+`Stopped` in the thread of the run. If that is the main thread, the signal handler raises it. In a
+simulation, the run has a thread of its own, and signals arrive in Flower's main thread. There the
+run asks from time to time whether it has to stop (`check`), and Flower waits for it before it ends
+the process.
 """
 
 import signal
@@ -15,12 +16,12 @@ from typing import Any
 
 from fedapps.core import flower
 
-PATIENCE = 20.0  # seconds that the end of the process waits for a run in another thread
+PATIENCE = 20.0  # seconds for which the process, at its end, waits for a run in another thread
 _told = threading.Event()
 
 
 class Stopped(SystemExit):
-    """The run has been told to stop; its text says by what, its code is the exit status."""
+    """The run was told to stop; the text says by what, and the code is the exit status."""
 
     def __init__(self, why: str, status: int) -> None:
         super().__init__(status)
@@ -38,9 +39,10 @@ def check() -> None:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Let signals and Flower raise `Stopped` in here; it goes on to whoever had the signal before.
+    """Let signals and Flower raise `Stopped` in this context.
 
-    Ctrl-C is Python's KeyboardInterrupt where nobody else has taken it.
+    Then the signal is passed on to the handler that was there before. Ctrl-C remains Python's
+    KeyboardInterrupt unless a handler was installed for it.
     """
     if threading.current_thread() is threading.main_thread():
         with _by_signals():
@@ -60,12 +62,14 @@ def _by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
     def stop(number: int, frame: FrameType | None) -> None:
-        restore()  # a second one ends the process at once, but for
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # that of a terminal, which often comes twice
+        restore()  # a second signal ends the process at once, except for
+        signal.signal(
+            signal.SIGHUP, signal.SIG_IGN
+        )  # that of a closed terminal, which often comes twice
         came.append(number)
         raise Stopped(signal.Signals(number).name, 128 + number)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the last: a closed terminal
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGHUP: a closed terminal
         handler = signal.getsignal(number)
         if handler not in (None, signal.SIG_IGN, signal.default_int_handler):
             before[number] = signal.signal(number, stop)
@@ -73,7 +77,7 @@ def _by_signals() -> Iterator[None]:
         yield
     except Stopped:
         former = before.get(came[0]) if came else None
-        if callable(former):  # Flower's own, which tells the SuperLink and ends the process
+        if callable(former):  # Flower's handler, which tells the SuperLink and ends the process
             former(came[0], None)
         raise
     finally:
@@ -85,7 +89,7 @@ def _by_flower() -> Iterator[None]:
     written = threading.Event()
 
     def before_the_end() -> None:
-        if not written.is_set():  # of a run that is over, the next one is not told
+        if not written.is_set():  # a run that is over must not stop the next one
             _told.set()
             written.wait(PATIENCE)
 
@@ -98,9 +102,9 @@ def _by_flower() -> Iterator[None]:
 
 
 def _at_the_end(function: Callable[[], None]) -> None:
-    """Have Flower call a function before it ends this process, and wait for it."""
+    """Make Flower call a function, and wait for it, before Flower ends this process."""
     try:
         flower.add_exit_handler(function, run_before_force_exit=True)
     except (ImportError, TypeError) as error:
-        cost = "a simulation that is stopped may leave no plots and no summary"
+        cost = "a simulation that is stopped possibly leaves no plots and no summary"
         flower.leave_as_it_is("the end of a simulation", str(error), cost)

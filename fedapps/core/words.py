@@ -1,23 +1,26 @@
-"""Words for messages: the nearest name that there is, a number with its noun."""
+"""Words for messages: the most similar name, a number with its noun."""
 
 import difflib
 from collections.abc import Iterable
 
 
 def nearest(word: str, words: Iterable[str], always: bool = False) -> str:
-    """Return the most similar of `words`, empty if none is; with `always` however far it is."""
+    """Return the most similar of `words`, or an empty text if none is similar.
+
+    With `always`, return the most similar one even if it differs a lot.
+    """
     close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.0 if always else 0.6)
     return close[0] if close else ""
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """Return `, did you mean X?` for the most similar of `words`, or nothing."""
+    """Return `, did you mean X?` for the most similar of `words`, or an empty text."""
     close = nearest(word, words)
     return f", did you mean {close}?" if close else ""
 
 
 def span(word: str) -> range:
-    """Parse `3` or `0-2`, the last one included; raises `ValueError`."""
+    """Parse `3` or `0-2` as a range that includes the last number; raises `ValueError`."""
     first, dash, last = word.partition("-")
     numbers = range(int(first), int(last if dash else first) + 1)
     if not numbers:

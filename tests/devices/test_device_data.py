@@ -117,8 +117,8 @@ def test_a_device_in_a_run_of_another_data_set_is_left_out(
 @pytest.mark.parametrize(
     ("option", "line"),
     [
-        ('input-shape="28,28"', 'input-shape = "28,28": must be channels,height,width, as 1,28,28'),
-        ('input-shape="1,0,8"', 'input-shape = "1,0,8": must be channels,height,width, as 1,28,28'),
+        ('input-shape="28,28"', 'input-shape = "28,28": must be channels,height,width, such as '),
+        ('input-shape="1,0,8"', 'input-shape = "1,0,8": must be channels,height,width, such as '),
         ('class-names="a,b"', 'class-names = "a,b": must be 3 different names (num-classes)'),
         ('class-names="a,b,b"', 'class-names = "a,b,b": must be 3 different names (num-classes)'),
     ],
