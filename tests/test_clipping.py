@@ -203,9 +203,9 @@ def weight_by_hand(model):
         (gradient_before, "a step has gradients of more than one loss"),
         (mirrored, "a step runs a Conv2d twice"),
         (head_twice, "a step runs a Linear twice"),
-        (penalty, "the loss depends on weights in another way, as by a penalty"),
-        (penalty_on_a_bias, "the loss depends on weights in another way, as by a penalty"),
-        (weight_by_hand, "the loss depends on weights in another way, as by a penalty"),
+        (penalty, "the loss uses weights outside of their layer, such as in a penalty"),
+        (penalty_on_a_bias, "the loss uses weights outside of their layer, such as in a penalty"),
+        (weight_by_hand, "the loss uses weights outside of their layer, such as in a penalty"),
     ],
 )
 def test_sample_mode_refuses_a_step_whose_gradients_would_be_wrong(make, what):

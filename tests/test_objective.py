@@ -216,7 +216,7 @@ def test_any_number_of_inner_steps(trainer, data):
     done = trainer.train(data, (stage("abc", passes=inner),), DRAW, objective)
     close(trainer.model, wanted)
     assert (done.samples, done.batches) == (inner * SIZE, inner * 3)
-    with pytest.raises(ValueError, match=r"^passes = 14: a step evaluated 15 gradients; give"):
+    with pytest.raises(ValueError, match=r"^passes = 14: a step computed 15 gradients; declare"):
         trainer.train(data, (stage("abc", passes=14),), DRAW, objective)
 
 

@@ -1,6 +1,7 @@
-"""What a method is written with: all that `strategies/` and `clients/` import of fedapps.
+"""What a method is written with: all that `strategies/` and `clients/` import from fedapps.
 
-A whole method, as two modules would hold it, run for two rounds without Flower:
+Here is a whole method, which is run for two rounds without Flower. (In the project, a method's two
+classes are in two modules.)
 
 >>> from fedapps.method import BaseClient, BaseStrategy, Plan, rehearse
 >>> class HeadStays(BaseStrategy):
@@ -18,9 +19,14 @@ A whole method, as two modules would hold it, run for two rounds without Flower:
 >>> 0.5 < run.evaluate(client=0)["accuracy_personalized"] <= 1.0
 True
 
-The concepts: a strategy (`BaseStrategy`) and a client (`BaseClient`) with their hooks; a `Plan` of
-`Stage`s that travels to a client; slices of the model's `Layout`; the `ClientUpdate` that comes
-back; the `Objective` of a step; and the method's keys, a `MethodSettings`.
+These are the concepts:
+
+- a strategy (`BaseStrategy`) and a client (`BaseClient`), with their hooks;
+- a `Plan` made of `Stage`s, which the server sends to a client;
+- slices of the model's `Layout`;
+- the `ClientUpdate` that a client sends back;
+- the `Objective` of a training step;
+- the method's own keys, a `MethodSettings`.
 """
 
 from fedapps.core import log

@@ -1,4 +1,4 @@
-"""Aggregation rules over client updates, in float64 and in the order the updates come."""
+"""Aggregation rules: means of client updates, in float64 and in the order of the updates."""
 
 from collections.abc import Iterable
 
@@ -9,9 +9,9 @@ from fedapps.models.layers import Arrays
 
 
 def plain_mean(updates: Iterable[ClientUpdate]) -> tuple[Arrays, int]:
-    """Return the mean of every array, every client counting the same (float64).
+    """Return the unweighted mean of every array (float64), and the number of updates.
 
-    An array's mean is over the updates that carry it; the number returned beside is of all.
+    An array's mean is over the updates that carry it; the number counts all updates.
     """
     sums: Arrays = {}
     carriers: dict[str, int] = {}
@@ -27,9 +27,10 @@ def plain_mean(updates: Iterable[ClientUpdate]) -> tuple[Arrays, int]:
 def weighted_mean(updates: Iterable[ClientUpdate]) -> tuple[Arrays, float]:
     """Return sum_i w_i a_i / sum_i w_i for every array (in its dtype), and sum_i w_i.
 
-    An array's mean is over the updates that carry it; the sum of weights is over all. One
-    float64 accumulator per array, updates added in place as they come: never a list of whole
-    models, and the same digits whatever the number of SuperNodes as long as the order is kept.
+    An array's mean is over the updates that carry it; the sum of weights is over all updates. Each
+    array has one float64 accumulator, to which updates are added in place as they arrive, so the
+    server never holds a list of whole models. As long as the order of the updates stays the same,
+    so do all digits of the result, whatever the number of SuperNodes.
     """
     sums: dict[str, np.ndarray] = {}
     weights: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""The client side of a method: the hooks that its author writes."""
+"""The client side of a method: the hooks that a method's author writes."""
 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -15,21 +15,30 @@ from fedapps.training.plan import Plan
 
 
 class BaseClient(ClientTools, FlowerClient):
-    """One client in one round: it executes the plan that the strategy made for it.
+    """One client in one round: it executes the plan that the strategy has made for it.
 
-    A training round goes: the model is made of what was received, else of what the client kept,
-    else of initial values; `before_training`; the plan's stages on `objective("train")`;
-    what was trained and not uploaded is kept; the upload is taken; `after_training`. An evaluation
-    goes: `before_scoring`, score, and if the plan has stages `personalize`, which executes them on
-    `objective("finetune")`, and score again.
+    A training round has these steps:
 
-    Yours to use in every hook: `settings`, `options`, `layout`, `model`, `train_data`, and
+    1. Each array of the model takes the received value, or else the one that the client has kept,
+       or else the initial one.
+    2. `before_training` is called.
+    3. The stages of the plan are trained on `objective("train")`.
+    4. The client keeps what was trained and is not uploaded. Then the upload is taken.
+    5. `after_training` is called.
 
-    - `state`: what the client kept from earlier rounds, tensors by name; `kept` and `remember`
-      read and write entries under a prefix. Nothing of an evaluation is kept.
-    - `train(plan, phase, objective)`: trains once more, with stages of one's own.
-    - `received`: the arrays of this round by name; `upload`: in `after_training`, those that leave
-      the client, with the noise of local privacy; `sends`: put here what the plan's `sends` names.
+    An evaluation begins with step 1. Then `before_scoring` is called, and the model is scored. If
+    the plan has stages, `personalize` executes them on `objective("finetune")`, and the model is
+    scored again. Nothing of an evaluation is kept.
+
+    In every hook you can use `settings`, `options`, `layout`, `model`, `train_data`, and
+
+    - `state`: what the client has kept from earlier rounds, as tensors by name. `kept` and
+      `remember` read and write the entries under a prefix.
+    - `train(plan, phase, objective)`: trains once more, on the stages of a plan of your own.
+    - `received`: the arrays of this round, by name.
+    - `upload`: in `after_training`, the arrays that leave the client, with the noise of local
+      privacy.
+    - `sends`: put those arrays here that the plan names in its own `sends`.
     """
 
     options: MethodSettings
@@ -46,7 +55,7 @@ class BaseClient(ClientTools, FlowerClient):
     def keeps(self, plan: Plan) -> list[str]:
         """Return the entries of the model that stay here: what was trained and not uploaded.
 
-        Of what was uploaded, the slice `plan.also_keep` stays too.
+        Trained entries in the slice `plan.also_keep` stay even though they were uploaded.
         """
         trained = {key for stage in plan.stages for key in self.layout.keys_of(stage.layers)}
         kept = {*self.layout.personal(plan.upload), *self.layout.keys_of(plan.also_keep)}
@@ -55,7 +64,8 @@ class BaseClient(ClientTools, FlowerClient):
     def of_one_run(self) -> tuple[str, ...]:
         """Return the prefixes of `state` that mean nothing in a device's next run (none).
 
-        That run begins without them: its model starts anew, as does what the server keeps.
+        A device's next run begins without these entries, because its model and the server's state
+        start anew.
         """
         return ()
 
@@ -64,19 +74,19 @@ class BaseClient(ClientTools, FlowerClient):
         return cross_entropy(logits, labels)
 
     def objective(self, phase: str) -> Objective:
-        """Return what a step minimises in phase `train` or `finetune`."""
+        """Return what a training step minimizes in phase `train` or `finetune`."""
         return Objective(self.loss)
 
     def before_training(self, plan: Plan) -> Costs:
-        """Change or measure the received model, which is in place; return what that cost."""
+        """Change or measure the received model before it is trained; return what that cost."""
         return Costs()
 
     def last_local(self) -> Arrays:
-        """Return the whole model that `score-last` scores: by default as training left it."""
+        """Return the whole model that `score-last` scores: by default, as training has left it."""
         return take(self.model, self.layout.keys_of(self.layout.names))
 
     def after_training(self, plan: Plan) -> Costs:
-        """Do what is left when the upload has been taken; return what that cost."""
+        """Do what is left to do once the upload has been taken; return what that cost."""
         return Costs()
 
     def before_scoring(self, plan: Plan) -> Costs:
@@ -84,9 +94,9 @@ class BaseClient(ClientTools, FlowerClient):
         return Costs()
 
     def personalize(self, plan: Plan) -> TrainingStats:
-        """Personalize the scored model, if the plan has stages; return what was done.
+        """Personalize the scored model (called if the plan has stages); return what was done.
 
-        It may be no more than the stages say, by which the server judges it.
+        Do not train more than the stages say: the server checks the client's figures against them.
         """
         return self.train(plan, "finetune", self.objective("finetune"))
 
@@ -95,26 +105,26 @@ class BaseClient(ClientTools, FlowerClient):
         return run(self.model, images, self.layout.names)
 
     def module(self) -> nn.Module:
-        """Return what is used after a run: normalised images to the logits of `predict`."""
+        """Return the model to use after a run: normalized images to the logits of `predict`."""
         return self.model
 
     def extra_scores(self) -> dict[str, float]:
-        """Return the figures that the strategy declares (`figures`), of the initial model.
+        """Return the values of the strategy's `figures`, for the model as it was first scored.
 
-        The model is to be as before in the end: it may be what the client predicts with.
+        Leave the model as you found it, because the client may go on to predict with it.
         """
         return {}
 
     def answer(self, question: str) -> list[float]:
         """Answer what the strategy asks before round 1 (`BaseStrategy.question`)."""
-        raise ValueError(f"{question}: a question that this method's client does not know")
+        raise ValueError(f"{question}: this method's client does not know this question")
 
     # The engine's calls -------------------------------------------------------------------
 
     def train_round(self, plan: Plan, received: Arrays) -> ClientUpdate:
-        """Train as a plan says; `received` are the arrays of its download, by name."""
+        """Train as a plan says; `received` holds the arrays of its download, by name."""
         return local.train(self, plan, received)
 
     def score_round(self, plan: Plan, received: Arrays) -> ClientUpdate:
-        """Score the received model, personalize it as a plan says, score it again."""
+        """Score the received model, personalize it as a plan says, and score it again."""
         return local.score(self, plan, received)

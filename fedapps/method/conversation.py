@@ -1,4 +1,4 @@
-"""Hooks of the few methods that talk with clients beside the plan: before a run, or in a round."""
+"""Hooks for the few methods that need more than plans: before a run, or around a round."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -11,9 +11,9 @@ from fedapps.training.plan import Plan
 
 @dataclass(frozen=True)
 class Question:
-    """Something that every client is asked before round 1: its answer is `length` floats > 0.
+    """A question to every client before round 1; each answer is `length` floats > 0.
 
-    None of them is above `largest`.
+    No value of an answer may be above `largest`.
     """
 
     name: str
@@ -22,40 +22,40 @@ class Question:
 
 
 class Conversation:
-    """What a strategy may do around the plans; by default nothing."""
+    """What a strategy can do around its plans; by default nothing."""
 
     def question(self) -> Question | None:
-        """Return what to ask every client before round 1 (its `answer` hook), if anything."""
+        """Return the question to every client before round 1 (for its hook `answer`), or None."""
         return None
 
     def answered(self, answers: Mapping[int, list[float]]) -> None:
-        """Take the valid answers, by client; there is at least one."""
+        """Use the valid answers, by client; there is at least one."""
 
     def running(self) -> AbstractContextManager[object]:
-        """Return the context in which all rounds take place, as one with a server of its own."""
+        """Return a context for all rounds, such as one that runs a server of the method's own."""
         return nullcontext()
 
     def begin_round(self, round_: int, plans: dict[int, Plan]) -> dict[int, Plan]:
-        """Prepare a round with these clients; return their plans as they are sent."""
+        """Prepare a round with these clients; return their plans as they will be sent."""
         return plans
 
     def train_nodes(self, nodes: list[int], workers: int) -> list[int]:
-        """Return those of the SuperNodes that the clients of a round are shared out over.
+        """Return those SuperNodes over which the clients of a round are distributed.
 
-        So many `workers` of them work at the same time; 0: each has a process of its own.
+        `workers` of the SuperNodes work at the same time; 0 means that each has its own process.
         """
         return nodes
 
     def unreachable(self) -> dict[int, str]:
-        """Return clients whose reply is not worth waiting for, and why."""
+        """Return the clients whose reply is not worth waiting for, each with the reason."""
         return {}
 
     def screen(
         self, round_: int, updates: Iterator[ClientUpdate]
     ) -> Iterator[ClientUpdate | Failure]:
-        """Pass updates on, or a failure in the place of one that must not count."""
+        """Pass the updates on, but a failure in the place of an update that must not count."""
         yield from updates
 
     def end_round(self, round_: int) -> tuple[int, int]:
-        """Close what `begin_round` opened; return the bytes (down, up) that it has moved."""
+        """Close what `begin_round` has opened; return the bytes (down, up) that this moved."""
         return 0, 0

@@ -1,4 +1,4 @@
-"""What a method has its runs show: further figures of an evaluation, and plots of its events."""
+"""What a method adds to the results of its runs: figures of an evaluation, plots of events."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,25 +9,26 @@ import msgspec
 
 @dataclass(frozen=True)
 class Figure:
-    """A further figure that clients give in an evaluation, beside the loss and the accuracies.
+    """A figure that clients report in an evaluation, beside the loss and the accuracies.
 
-    A strategy class lists those of its method as `figures`, and the client returns their values
-    from `extra_scores`. rounds.csv has the mean over the clients that give it, in every run
-    (empty where nobody does). If the name begins with `accuracy_`, summary.json has its best round.
+    A strategy class lists the figures of its method as `figures`, and the client returns their
+    values from `extra_scores`. In every run, rounds.csv has the mean over the clients that report
+    the figure (empty if none does). If the name begins with `accuracy_`, summary.json has the
+    figure's best round.
     """
 
     name: str  # its key in a client's reply and its column in rounds.csv
     meaning: str  # one line
-    label: str = ""  # of its curve in the plot of accuracies; "": no curve
-    after: str = ""  # the column of rounds.csv that it stands behind; "": it stands at the end
-    weighted: bool = False  # <name>_weighted is there too: the mean by test samples
-    per_client: bool = False  # it is a column of clients.csv too
-    low: float = 0.0  # the range that is accepted from a client
-    high: float = 1.0
+    label: str = ""  # the label of its curve in the plot of accuracies; "": no curve
+    after: str = ""  # the column of rounds.csv before it; "": it is the last column
+    weighted: bool = False  # report <name>_weighted too: the mean weighted by test samples
+    per_client: bool = False  # make it a column of clients.csv too
+    low: float = 0.0  # the smallest value that is accepted from a client
+    high: float = 1.0  # the largest one
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Its columns in rounds.csv."""
+        """The columns that the figure has in rounds.csv."""
         return (self.name, f"{self.name}_weighted") if self.weighted else (self.name,)
 
 
@@ -35,15 +36,15 @@ class Figure:
 class EventPlot:
     """A plot of events.csv: how often each category was counted, and the mean of its values.
 
-    A strategy class lists those of its method as `plots`. Categories are words in the details of
-    events: `<category>` in those that are counted, `<category> <number>` in those with a value.
+    A strategy class lists the plots of its method as `plots`. The details of an event name its
+    category: `<category>` in events that are counted, `<category> <number>` in events with a value.
     """
 
-    name: str  # of the file plots/<name>.png
-    counted: str  # kind of the events that are counted for each category and round: bars
-    valued: str  # kind of the events that give a category a value; its mean in a round: lines
-    count_label: str  # of the axis of the bars
-    value_label: str  # of the axis of the lines
+    name: str  # the plot is the file plots/<name>.png
+    counted: str  # the kind of event that is counted, for each category and round: bars
+    valued: str  # the kind of event that has a value; its mean for each category and round: lines
+    count_label: str  # the label of the bars' axis
+    value_label: str  # the label of the lines' axis
 
 
 LAST_LOCAL = Figure(
@@ -60,12 +61,12 @@ WITHOUT_HEAD = Figure(
     label="without head",
     after="accuracy_initial",
 )
-# Figures that a key of the run-config brings, whatever the method.
+# Figures that a key of the run-config turns on for any method.
 GENERAL = {"score_last": LAST_LOCAL, "score_without_head": WITHOUT_HEAD}
 
 
 def given(figures: Iterable[Figure], metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return those of `figures` that a client gave; raises ValueError for one out of its range."""
+    """Return the `figures` that a client reported; raises ValueError for one out of its range."""
     return {f.name: _checked(f, metrics[f.name]) for f in figures if f.name in metrics}
 
 

@@ -1,8 +1,8 @@
-"""What makes a pair Flower's `Strategy` and `NumPyClient`; nothing here concerns a method.
+"""Makes a method's two classes Flower's `Strategy` and `NumPyClient`; knows no method.
 
-Flower calls a strategy back in each round. A method's class holds hooks only, so each callback
-goes on to the engine that runs the rounds (`fedapps/engine/rounds.py`). A client's lists of arrays
-get their names here, and everything behind speaks of names.
+Flower calls a strategy back in each round. A method's class has hooks only, so each callback is
+passed on to the engine that runs the rounds (`fedapps/engine/rounds.py`). Flower's clients get and
+return arrays as lists; here the arrays get their names, which all other code uses.
 """
 
 from abc import abstractmethod
@@ -24,58 +24,58 @@ Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
 
 
 class Engine(Protocol):
-    """What runs the rounds of a strategy."""
+    """The engine, which runs the rounds of a strategy."""
 
     def configure_train(self, round_: int) -> list[Message]:
         """Return the messages that start a round."""
 
     def aggregate_train(self, round_: int, replies: Iterable[Message]) -> None:
-        """Aggregate what comes back."""
+        """Aggregate the replies of a round."""
 
     def configure_evaluate(self, round_: int) -> list[Message]:
-        """Return the messages of an evaluation, if one is due."""
+        """Return the messages that start an evaluation, if one is due."""
 
     def aggregate_evaluate(self, round_: int, replies: Iterable[Message]) -> None:
         """Collect the scores."""
 
 
 class FlowerStrategy(Strategy):
-    """Flower's callbacks, each one handed on; the model lives in `arrays`, not in the records."""
+    """Passes Flower's callbacks on; the model lives in `arrays`, not in Flower's records."""
 
     engine: Engine  # set before the first round
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Flower's hook before a round."""
+        """Start a round: Flower calls this hook."""
         return self.engine.configure_train(server_round)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
-        """Flower's hook for the replies of a round."""
+        """Aggregate the replies of a round: Flower calls this hook."""
         self.engine.aggregate_train(server_round, replies)
         return None, None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Flower's hook before an evaluation."""
+        """Start an evaluation: Flower calls this hook."""
         return self.engine.configure_evaluate(server_round)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Flower's hook for the replies of an evaluation."""
+        """Collect the replies of an evaluation: Flower calls this hook."""
         self.engine.aggregate_evaluate(server_round, replies)
         return None
 
     def summary(self) -> None:
-        """Flower asks for a summary at the start; the report's header says it all."""
+        """Print nothing when Flower asks for a summary: the report's header has it all."""
 
 
 class FlowerClient(NumPyClient):
-    """A client by Flower's interface: a list of arrays and a config in, a list and figures out.
+    """A client with Flower's interface: arrays and a config come in, arrays and figures go out.
 
-    The arrays are in the order of `Plan.down` and `Plan.up`, the config holds the plan as JSON.
+    The arrays are in the order of `Plan.down` and `Plan.up`; the config holds the plan as JSON.
     """
 
     @property
@@ -89,12 +89,12 @@ class FlowerClient(NumPyClient):
 
     @abstractmethod
     def score_round(self, plan: Plan, received: Arrays) -> ClientUpdate:
-        """Score, personalize and score again as a plan says."""
+        """Score, personalize and score again, as a plan says."""
 
     def fit(
         self, parameters: list[np.ndarray], config: Mapping[str, Any]
     ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
-        """Train; return the upload, the sample count and metrics."""
+        """Train; return the upload, the sample count and the metrics."""
         plan, received = self._named(parameters, config)
         update = self.train_round(plan, received)
         sent = update.arrays | update.extras
@@ -104,7 +104,7 @@ class FlowerClient(NumPyClient):
     def evaluate(
         self, parameters: list[np.ndarray], config: Mapping[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """Score; return the loss, the number of test samples and metrics."""
+        """Score; return the loss, the number of test samples and the metrics."""
         update = self.score_round(*self._named(parameters, config))
         metrics: dict[str, Any] = dict(update.metrics)
         return metrics["loss"], update.num_examples, metrics

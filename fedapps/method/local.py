@@ -1,4 +1,4 @@
-"""What happens on a client in a round, around the hooks of its method."""
+"""What a client does in a round, around the hooks of its method."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -20,12 +20,12 @@ from fedapps.training.templates import nearest_template
 if TYPE_CHECKING:
     from fedapps.method.client import BaseClient
 
-NORMS = "norms/"  # prefix of the norms that clipping has seen, by the layers of their stage
-LAST = "last/"  # of the model as the last local training left it (`score-last`)
+NORMS = "norms/"  # prefix of the gradient norms that clipping has seen, by their stage's layers
+LAST = "last/"  # prefix of the model as the last local training has left it (`score-last`)
 
 
 def train(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
-    """Train as the plan says; return the upload, the sample count and metrics.
+    """Train as the plan says; return the upload, the sample count and the metrics.
 
     Raises `PermissionError` for a plan that uploads a personal layer.
     """
@@ -47,9 +47,10 @@ def train(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
 
 
 def score(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
-    """Score the received model, personalize it (`personalize`), score it again.
+    """Score the received model, personalize it (`personalize`), and score it again.
 
-    Metrics: accuracies, loss, class-wise counts, and the figures that the strategy declares.
+    The metrics are accuracies, the loss, counts for each class, and the figures that the strategy
+    declares.
     """
     receive(client, plan, received)
     before = cost_of(client.before_scoring, plan, Costs)
@@ -77,17 +78,21 @@ def score(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
 
 
 def begin(client: "BaseClient") -> None:
-    """Begin a run with what an earlier one left on this device: its personal layers."""
+    """Begin a device's run with what an earlier run has left: the client's personal layers.
+
+    The norms that clipping has seen, the model for `score-last`, and what `of_one_run` names are
+    dropped.
+    """
     over = (NORMS, LAST, *client.of_one_run())
     for key in [key for key in client.state if key.startswith(over)]:
         del client.state[key]  # in place: clients of `other` methods hold the same dictionary
 
 
 def receive(client: "BaseClient", plan: Plan, received: Arrays) -> None:
-    """Make the model: what was downloaded, else what the client kept, else the initial one.
+    """Build the model from what was downloaded, else what the client kept, else initial values.
 
-    Whoever used it before in this process leaves no trace: hooks find it in eval mode, with all
-    parameters asking for gradients.
+    Work for other clients in this process leaves no trace: hooks find the model in eval mode, with
+    all parameters asking for gradients.
     """
     client.received = received
     downloaded = {key: received[key] for key in client.layout.shared(plan.download)}
@@ -99,25 +104,31 @@ def _refuse_leak(client: "BaseClient", plan: Plan) -> None:
     uploads = client.layout.keys_of(plan.upload)
     leak = dict.fromkeys(key.partition(".")[0] for key in uploads if key in personal)
     if leak:
-        raise PermissionError(f"the plan uploads {', '.join(leak)}: personal layers")
+        raise PermissionError(f"the plan uploads {', '.join(leak)}: personal layers never leave")
 
 
 def _sent(client: "BaseClient", plan: Plan) -> Arrays:
-    """Return the extra arrays of the upload; raises `ValueError` if a hook has forgotten one."""
+    """Return the additional arrays of the upload; raises `ValueError` if a hook forgot one."""
     if missing := [name for name in plan.sends if name not in client.sends]:
         raise ValueError(f"the plan sends {missing[0]}, but no hook has put it into self.sends")
     return {name: np.asarray(client.sends[name], np.float32) for name in plan.sends}
 
 
 def _thresholds(client: "BaseClient", plan: Plan) -> dict[tuple[Slice, Clip], Threshold]:
-    """Go on with the norms of the client's earlier steps on the same layers, clipped alike."""
+    """Return a threshold for each kind of stage, with the norms of the client's earlier steps.
+
+    Stages with the same layers and the same clipping share their norms.
+    """
     clipped = [(stage.layers, stage.clip) for stage in plan.stages if stage.clip]
     known = {key: client.state.get(_norms_of(*key), torch.empty(0)) for key in clipped}
     return {key: Threshold(key[1], norms.tolist()) for key, norms in known.items()}
 
 
 def _keep(client: "BaseClient", plan: Plan, thresholds: Thresholds) -> None:
-    """Have the client keep what is its own after training: layers, norms, for `score-last` all."""
+    """Store what the client keeps after training: its layers, and the norms for clipping.
+
+    For `score-last` it stores the whole model too.
+    """
     client.remember("model/", take(client.model, client.keeps(plan)))
     for key, threshold in thresholds.items():
         if threshold.remembers:
@@ -132,10 +143,10 @@ def _norms_of(layers: Slice, clip: Clip) -> str:
 
 
 def _score_last(client: "BaseClient", initial: Score) -> float:
-    """Score the model of the last local training; without one, that is the initial score.
+    """Score the model of the last local training; without one, return the initial score.
 
-    A client that trained a part of the model is scored with the rest as it was received. The
-    initial model is in place again afterwards.
+    If the client trained only a part of the model, the rest is scored as it was received.
+    Afterwards the initial model is in place again.
     """
     last = client.kept(LAST)
     if not last:

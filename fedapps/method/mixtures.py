@@ -17,25 +17,25 @@ class LastSent:
 
     @staticmethod
     def nbytes(arrays: Mapping[str, np.ndarray], keys: Iterable[str], clients: int) -> int:
-        """Return the bytes that it takes to keep some of such arrays of so many clients."""
+        """Return the bytes that are needed to keep the arrays `keys` of so many clients."""
         return clients * sum(arrays[key].nbytes for key in keys)
 
     def start(self, arrays: Mapping[str, np.ndarray], clients: int) -> None:
-        """Give every client the same arrays: what counts as sent before it sends anything."""
+        """Give every client the same arrays; they count as sent until the client sends its own."""
         for key, value in arrays.items():
             self.state[PREFIX + key] = np.repeat(value[None], clients, axis=0)
 
     def keep(self, client: int, arrays: Mapping[str, np.ndarray]) -> None:
-        """Replace what a client sent last."""
+        """Replace the arrays that a client sent last."""
         for key, value in arrays.items():
             self.state[PREFIX + key][client] = value
 
     def of(self, client: int, keys: Iterable[str]) -> Arrays:
-        """Return what a client sent last."""
+        """Return the arrays that a client sent last."""
         return {key: self.state[PREFIX + key][client] for key in keys}
 
     def mixture(self, weights: np.ndarray, keys: Iterable[str]) -> Arrays:
-        """Return sum_j w_j a_j for float64 weights [N]: summed in float64, float32 arrays."""
+        """Return sum_j w_j a_j (float32) for weights w (float64 [N]); the sums are in float64."""
         chosen = np.flatnonzero(weights)
         return {key: self._sum(weights, chosen, PREFIX + key) for key in keys}
 

@@ -1,8 +1,8 @@
-"""A method's rounds without Flower: for writing, testing and debugging a pair of classes.
+"""Runs a method's rounds without Flower: for writing, testing and debugging its two classes.
 
-Select, plan, download, train and aggregate are called as in a run, in this process and without
-messages, checks or files; whatever fails, raises here. Left out are what stands around a round: the
-hooks of `Conversation`, privacy, `server-data`.
+The hooks that select, plan, download, train and aggregate are called as in a run, in this process
+and without messages, checks or files. Any error is raised as it is. What surrounds a round is left
+out: the hooks of `Conversation`, privacy, `server-data`.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from fedapps.training.workspace import Workspace
 
 @dataclass
 class Rehearsal:
-    """The server's `strategy`, and the state of every client by its id."""
+    """A method's rounds: the server's `strategy`, and the state of every client by its number."""
 
     strategy: BaseStrategy
     client_class: type[BaseClient]
@@ -36,7 +36,7 @@ class Rehearsal:
         return self.strategy.layout
 
     def rounds(self, count: int = 1) -> None:
-        """Do so many more rounds: select, train, aggregate."""
+        """Run `count` more rounds: select, train, aggregate."""
         for _ in range(count):
             self.round += 1
             strategy = self.strategy
@@ -48,24 +48,24 @@ class Rehearsal:
             cost_of(strategy.after_round, self.round, TrainingStats)
 
     def train(self, client: int, plan: Plan) -> ClientUpdate:
-        """Do one client's work in a round."""
+        """Do one client's work in a round; return its update."""
         made = self.make(client)
         update = made.train_round(plan, self._download(client, plan))
         self.clients[client] = made.state
         return replace(update, arrays=as_sent(update.arrays), extras=as_sent(update.extras))
 
     def evaluate(self, client: int) -> dict:
-        """Return a client's figures after the rounds so far."""
+        """Evaluate a client after the rounds so far; return its figures."""
         plan = self.strategy.evaluation_plan(max(self.round, 1), client)
         return self.make(client).score_round(plan, self._download(client, plan)).metrics
 
     def make(self, client: int) -> BaseClient:
-        """Return a client as it begins a round, with a state of its own as if read from disk."""
+        """Return a client as it begins a round, with a copy of its state as if read from disk."""
         state = {key: value.clone() for key, value in self.clients.get(client, {}).items()}
         return self.client_class(self.strategy.workspace, client, state)
 
     def _download(self, client: int, plan: Plan) -> Arrays:
-        """Return what a client gets."""
+        """Return the arrays that a client receives."""
         return as_sent(self.strategy.download(self.round, client, plan))
 
 
@@ -74,7 +74,10 @@ def rehearse(
     client_class: type[BaseClient],
     run_config: str | Settings = "",
 ) -> Rehearsal:
-    """Prepare rounds of a pair on digits, or on what `run_config` says (as `--run-config`)."""
+    """Prepare rounds of a method's two classes, on digits or on what `run_config` says.
+
+    The text of `run_config` is written like the value of `--run-config`.
+    """
     settings = run_config
     if isinstance(settings, str):
         settings = config.read(config.parse(['device="cpu"', settings]))

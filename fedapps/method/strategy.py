@@ -1,8 +1,9 @@
-"""The server side of a method: the hooks that its author writes.
+"""The server side of a method: the hooks that a method's author writes.
 
-A method is a pair of the same name. `strategies/x.py` says what the server does, `clients/x.py`
-what a client does; `fedapps.method` is all that both import. In each round the server selects
-clients, sends each a plan and a slice of its model, and aggregates the slices that come back.
+A method is a pair of modules with the same name: `strategies/x.py` says what the server does, and
+`clients/x.py` what a client does. Both import only `fedapps.method`. In each round the server
+selects clients, sends each of them a plan and a slice of its model, and aggregates the slices that
+come back.
 """
 
 from abc import abstractmethod
@@ -25,78 +26,79 @@ FINETUNING = ("finetune-epochs", "finetune-lr", "finetune-part")  # keys of gene
 
 
 class BaseStrategy(StrategyTools, Conversation, FlowerStrategy):
-    """What a method does on the server. Only `plan` has to be written; FedAvg is the rest.
+    """What a method does on the server. Write `plan`; by default all other hooks are FedAvg's.
 
-    Set when `setup` is called, and yours to use in every hook:
+    These are set when `setup` is called, and you can use them in every hook:
 
-    - `settings`: the general keys of the run; `options`: the method's own (class `Settings` of its
-      module; annotate `options: Settings`).
-    - `layout`: the layers of the model, `layout.names`, `.head`, `.body` (see `Layout`).
-    - `arrays`: the server's model, float32 by name; initial values where never aggregated.
-    - `state`: all else that the method keeps on the server: arrays by name, of any dtype.
-    - `clients`: those that are there; `count(client, "train")`: how many samples one has.
+    - `settings`: the general keys of the run; `options`: the method's own keys (the class
+      `Settings` of its module; annotate `options: Settings`).
+    - `layout`: the layers of the model, such as `layout.names`, `.head`, `.body` (see `Layout`).
+    - `arrays`: the server's model, as float32 arrays by name. An array that was never aggregated
+      has its initial value.
+    - `state`: all else that the method keeps on the server, as arrays of any dtype by name.
+    - `clients`: the clients that are there; `count(client, "train")`: how many samples one has.
     - `exchange(round_, slice, *stages)`: the plan that downloads, trains, and uploads a slice;
       `stage(round_, layers, epochs)`: a stage with the settings of the run.
-    - `event(round_, client, kind, detail)`: adds a line to events.csv.
+    - `event(round_, client, kind, detail)`: adds a row to events.csv.
 
-    Rarely needed: `workspace` (data, model and trainer of this process), `train_here` (training in
-    the server's process), `other("fedper")` (another method's strategy, to build on).
+    You rarely need these: `workspace` (data, model and trainer of this process), `train_here`
+    (training in the server's process), `other("fedper")` (another method's strategy to build on).
     """
 
-    citation: ClassVar[str] = ""  # of the paper, for `python -m fedapps methods`
+    citation: ClassVar[str] = ""  # the paper, for `python -m fedapps methods`
     exchanges: ClassVar[str] = ""  # what travels, in a few words
-    figures: tuple[Figure, ...] = ()  # that its clients give beside loss and accuracy
-    plots: ClassVar[tuple[EventPlot, ...]] = ()  # drawn from its events
-    final_phase: ClassVar[str] = ""  # name of a last phase: every client gets the final model
-    clips_by_sample: ClassVar[bool] = True  # whether clip-mode "sample" fits its steps
-    sends_its_model: ClassVar[bool] = True  # to the clients, so that server-data has an effect
-    least_loss: ClassVar[float] = 0.0  # of a sample; -inf where a loss of your own has no least
+    figures: tuple[Figure, ...] = ()  # what clients report beside loss and accuracy
+    plots: ClassVar[tuple[EventPlot, ...]] = ()  # plots of its events
+    final_phase: ClassVar[str] = ""  # name of a phase after the last round, for all clients
+    clips_by_sample: ClassVar[bool] = True  # whether its steps work with clip-mode "sample"
+    sends_its_model: ClassVar[bool] = True  # whether clients get it; if not, no server-data
+    least_loss: ClassVar[float] = 0.0  # lower bound of a sample's loss; -inf if there is none
     needs_union: ClassVar[bool] = False  # whether the server itself trains on all clients' data
-    needs_norms: ClassVar[bool] = False  # whether it is another method on a model without BatchNorm
+    needs_norms: ClassVar[bool] = False  # whether models without BatchNorm are refused
 
     options: MethodSettings
 
     # Hooks --------------------------------------------------------------------------------
 
     def setup(self) -> None:
-        """Check `options` (raise `RunError`) and make what the method keeps in `state`."""
+        """Check `options` (raise `RunError`), and create what the method keeps in `state`."""
 
     def state_bytes(self) -> int:
-        """Return the bytes that `state` comes to, if it grows with the clients."""
+        """Return how many bytes `state` will have, if it grows with the number of clients."""
         return 0
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Keys that have no effect in this run, as `local-epochs`: who sets one is told."""
+        """Keys without effect in this run, such as `local-epochs`; setting one gives a warning."""
         return ()
 
     @abstractmethod
     def plan(self, round_: int, client: int) -> Plan:
-        """Return what `client` does in `round_` (from 1): mostly `self.exchange(...)`."""
+        """Return what `client` does in `round_` (from 1): usually `self.exchange(...)`."""
 
     def select(self, round_: int) -> list[int]:
-        """Return the clients to train in `round_`, ascending: by default a share of r."""
+        """Return the clients that train in `round_`, ascending: by default a random share r."""
         s, there = self.settings, self.clients
         chosen = sample_clients(s.seed, round_, len(there), s.fraction_train)
         return [there[index] for index in chosen]
 
     def download(self, round_: int, client: int, plan: Plan) -> Arrays:
-        """Return the arrays that `client` is sent: those of the plan's download slice."""
+        """Return the arrays that `client` receives: those of the plan's download slice."""
         return {key: self.arrays[key] for key in self.layout.shared(plan.download)}
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
-        """Return new values of server arrays, by default means with weights n_i.
+        """Return new values of server arrays: by default means with weights n_i.
 
-        Updates come one by one in client order, while later ones are still on their way.
+        Updates come one by one in client order, while later ones may still be on their way.
         """
         return weighted_mean(updates)[0]
 
     def after_round(self, round_: int) -> TrainingStats:
-        """Do what the server itself computes after aggregation; return what that cost."""
+        """Do the server's own computation after aggregation; return what that cost."""
         return TrainingStats()
 
     def phase(self, round_: int) -> str:
-        """Return the word for this round in rounds.csv."""
+        """Return the word that stands for this round in rounds.csv."""
         return "train"
 
     def evaluation_plan(self, round_: int, client: int) -> Plan:

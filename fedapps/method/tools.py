@@ -1,4 +1,4 @@
-"""What the hooks of a strategy and of a client are built with."""
+"""What the hooks of a strategy and of a client can use."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,12 +21,12 @@ from fedapps.training.plan import Clip, Plan, Stage
 from fedapps.training.workspace import Workspace
 
 State = dict[str, Tensor]
-Devices = dict[int, Mapping[str, int]]  # clients with data of their own: samples by subset
-CHECKPOINT_COPIES = 2  # of the state, in memory while engine/checkpoint.py writes it
+Devices = dict[int, Mapping[str, int]]  # by client with its own data: sample counts of its subsets
+CHECKPOINT_COPIES = 2  # copies of the state in memory while engine/checkpoint.py writes it
 
 
 class StrategyTools:
-    """The server's side; `BaseStrategy` says what each of its attributes is."""
+    """The server's side; `BaseStrategy` explains each of its attributes."""
 
     options: MethodSettings
 
@@ -42,45 +42,45 @@ class StrategyTools:
         self.layout = workspace.layout
         self.arrays: Arrays = {key: value.copy() for key, value in workspace.initial.items()}
         self.state: Arrays = {}
-        self.devices: Devices = {} if devices is None else devices  # changed in place: `other`
+        self.devices: Devices = {} if devices is None else devices  # shared with `other`
         self.event: Callable[[int, int | str, str, str], None] = ignore_event
         self._reserve_memory()
         self.setup()
 
     def setup(self) -> None:
-        """A method's own beginning, once all of the above is set."""
+        """Do the method's own setup, when everything above is set."""
 
     def state_bytes(self) -> int:
-        """The bytes that a method's state comes to."""
+        """Return how many bytes a method's state will have."""
         return 0
 
     def _reserve_memory(self) -> None:
-        """Tell of a large state before it is made; raises `RunError` for one that cannot fit."""
+        """Report a large state before it is created; raises `RunError` for one that cannot fit."""
         s = self.settings
         copies = 1 + (CHECKPOINT_COPIES if s.checkpoint_every else 0)
         what = f"{s.strategy}: what the server keeps of {s.num_clients} clients"
-        less = "fewer clients (num-clients), a smaller model, or checkpoint-every=0"
+        less = "use fewer clients (num-clients), a smaller model, or checkpoint-every=0"
         reserve(what, copies * self.state_bytes(), less)
 
     @property
     def clients(self) -> list[int]:
-        """The clients that are there, ascending: all, or the devices that have not left."""
+        """The clients that are there, ascending: all clients, or the devices that have not left."""
         return list(self.devices) or list(range(self.settings.num_clients))
 
     def count(self, client: int, subset: str) -> int:
-        """Return how many samples a client has: `train`, `test` or `validation`."""
+        """Return how many samples a client has in a subset: `train`, `test` or `validation`."""
         if self.devices:
             return self.devices[client][subset]
-        if not self.workspace.shares:  # devices, before they are there: plans are only checked
+        if not self.workspace.shares:  # no device is there yet: plans are only checked
             return 1
         return len(getattr(self.workspace.shares[client], subset))
 
     def exchange(self, round_: int, shared: Slice, *stages: Stage) -> Plan:
-        """Return the commonest plan: download a slice, run the stages, upload the same slice."""
+        """Return the most common plan: download a slice, run the stages, upload the same slice."""
         return Plan(round=round_, download=shared, stages=stages, upload=shared)
 
     def stage(self, round_: int, layers: Slice, epochs: int | None = None) -> Stage:
-        """Return a stage with the run's local epochs, learning rate and other settings."""
+        """Return a stage with the settings of the run: local epochs, learning rate and so on."""
         s = self.settings
         return Stage(
             layers=layers,
@@ -94,7 +94,7 @@ class StrategyTools:
         )
 
     def clip(self) -> Clip | None:
-        """Return the clipping that the run asks for, if any."""
+        """Return the clipping that the keys of the run ask for; None if they ask for none."""
         s = self.settings
         if s.clip_percentile == 100 and s.max_norm == 0:
             return None
@@ -108,7 +108,9 @@ class StrategyTools:
     def train_here(self, round_: int, samples: Samples, stage: Stage) -> TrainingStats:
         """Train the server's model in this process; return the costs."""
         self.workspace.reset(self.arrays)
-        draw = Draw(self.settings.seed, "train", round_, 0)  # as FedAvg's only client would draw
+        draw = Draw(
+            self.settings.seed, "train", round_, 0
+        )  # the draws of FedAvg's client if it is the only one
         done = self.workspace.trainer.train(samples, (stage,), draw)
         self.arrays.update(take(self.workspace.model, self.layout.shared(stage.layers)))
         return done
@@ -116,18 +118,18 @@ class StrategyTools:
     def other(self, name: str) -> Any:
         """Return the strategy of another method for the same run, for its plans and figures.
 
-        It knows the same clients. Its arrays and state are its own: what rests on them, as
-        `aggregate`, is not for use here.
+        It knows the same clients, but has arrays and a state of its own. Do not use what depends on
+        these here, such as `aggregate`.
         """
         return registry.strategy_class(name)(self.workspace, self.settings.of(name), self.devices)
 
 
 def ignore_event(round_: int, client: int | str, kind: str, detail: str) -> None:
-    """Stand in for the run directory's events.csv, outside of a run."""
+    """Do nothing: outside of a run, there is no events.csv to write to."""
 
 
 class ClientTools:
-    """A client's side in one round; `BaseClient` says what each of its attributes is."""
+    """A client's side in one round; `BaseClient` explains each of its attributes."""
 
     options: MethodSettings
 
@@ -145,16 +147,16 @@ class ClientTools:
         self.setup()
 
     def setup(self) -> None:
-        """A method's own beginning, once all of the above is set."""
+        """Do the method's own setup, when everything above is set."""
 
     @property
     def model(self) -> nn.Sequential:
-        """The resident model of this process."""
+        """The model of this process, which its clients use one after the other."""
         return self.workspace.model
 
     @property
     def layout(self) -> Layout:
-        """Its layers and slices."""
+        """The layers and slices of the model."""
         return self.workspace.layout
 
     @property
@@ -164,7 +166,7 @@ class ClientTools:
 
     @property
     def test_data(self) -> Samples:
-        """The samples that this client is scored on (`evaluate-on`)."""
+        """The samples on which this client is scored (`evaluate-on`)."""
         return self.workspace.samples(self.client, self.settings.evaluate_on)
 
     def train(
@@ -175,30 +177,31 @@ class ClientTools:
         thresholds: Thresholds | None = None,
         data: Samples | None = None,
     ) -> TrainingStats:
-        """Execute the plan's stages on the model; `phase` names the random numbers.
+        """Train the model on the plan's stages; random numbers depend on the word `phase`.
 
-        It trains on `data`, by default on all of this client's training samples.
+        The samples are `data`: by default, all training samples of this client.
         """
         draw = Draw(self.settings.seed, phase, plan.round, self.client)
-        cache_key = self.client if data is None else None  # features of other samples are not kept
+        cache_key = self.client if data is None else None  # features of `data` are not cached
         samples = self.train_data if data is None else data
         return self.workspace.trainer.train(
             samples, plan.stages, draw, objective, thresholds, cache_key=cache_key
         )
 
     def kept(self, prefix: str = "model/") -> Arrays:
-        """Return the arrays that this client keeps under a prefix; `model/`: of its model."""
+        """Return the arrays that this client keeps under a prefix (`model/`: of its model)."""
         names = (name for name in self.state if name.startswith(prefix))
         return {name.removeprefix(prefix): self.state[name].numpy() for name in names}
 
     def remember(self, prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
-        """Keep arrays under a prefix; they come back in the client's next round."""
+        """Keep arrays under a prefix; they are there again in the client's next round."""
         self.state |= {prefix + key: torch.from_numpy(value) for key, value in arrays.items()}
 
     def other(self, name: str) -> Any:
-        """Return the client of another method for the same round, for what its model decides.
+        """Return the client of another method for the same round, to use its hooks.
 
-        It shares model, data and state; what is received and sent is this client's alone.
+        It shares model, data and state with this client. What is received and sent is this client's
+        alone.
         """
         make = registry.client_class(name)
         return make(self.workspace, self.client, self.state, self.settings.of(name))

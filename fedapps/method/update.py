@@ -1,4 +1,4 @@
-"""What aggregation sees of one client after its work: an update, or a failure and its cause."""
+"""What a client's work gives to aggregation: an update, or a failure and its cause."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ import msgspec
 
 from fedapps.models.layers import Arrays
 
-SERVER = -1  # as the client of an update that the server made itself
+SERVER = -1  # the client of an update that the server has made itself
 Metrics = dict[str, int | float | list[int] | list[float]]
 
 
@@ -16,12 +16,13 @@ Metrics = dict[str, int | float | list[int] | list[float]]
 class ClientUpdate:
     """What aggregation sees of one client: arrays by name (float32), sample count, metrics.
 
-    `arrays` are entries of the model, `extras` what the plan's `sends` asked for beside them.
-    `metrics` are the client's figures as it sent them; on the server `figures` is what was read
-    from them, once and checked (of a training: `TrainingStats`).
-    `weight` is the client's weight in a weighted mean, its sample count. It travels with `presum`
-    only: one update of a SuperNode then carries the mean of all its clients and their summed
-    weight, and the others weigh nothing.
+    `arrays` are entries of the model; `extras` are the arrays that the plan asked for in `sends`.
+    `metrics` are the client's figures as it has sent them. On the server, `figures` holds what was
+    read from them and checked once (after training, a `TrainingStats`).
+
+    `weight` is the client's weight in a weighted mean: its sample count. It is sent only with
+    `presum`. Then one update of a SuperNode carries the mean of all its clients and the sum of
+    their weights, and its other updates have weight 0.
     """
 
     client: int
@@ -46,7 +47,7 @@ Item = TypeVar("Item")
 
 
 def replace(item: Item, **changes: Any) -> Item:
-    """Return a copy of a plan, a stage or an update with some fields changed."""
+    """Return a copy of a plan, stage or update in which some fields are changed."""
     if isinstance(item, msgspec.Struct):
         return msgspec.structs.replace(item, **changes)
     return dataclasses.replace(item, **changes)  # type: ignore[type-var]

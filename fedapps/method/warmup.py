@@ -1,4 +1,4 @@
-"""Strategies that begin as FedAvg and then leave a part of the model to each client."""
+"""Strategies that begin with FedAvg and then leave a part of the model to each client."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -18,16 +18,17 @@ from fedapps.training.plan import Plan
 class WarmUp(BaseStrategy):
     """FedAvg on the whole model for `self.warmup` rounds (phase `train-warmup`), then another plan.
 
-    What is personal then starts from the server's model at the end of the warm-up: a client gets
-    it with its first round after that, and with its evaluations until then. Who gets it is known
-    from the updates that arrive: a client whose first one was lost gets it again, and one that has
-    lost its state (event `state-lost`) goes on from initial values.
+    After the warm-up, each client's personal layers start from the server's model as it was at the
+    end of the warm-up. A client gets this model in its first round after the warm-up, and in every
+    evaluation before that. The server learns from the updates that arrive who has it: if a client's
+    first update is lost, the client gets the model again. A client that has lost its state (event
+    `state-lost`) continues from initial values.
     """
 
     def setup(self) -> None:
-        """Begin with the warm-up; a method that has more to set up calls this first."""
+        """Begin with the warm-up; a method with more to set up calls this method first."""
         self.warmup = self.warmup_rounds()
-        self.state["last_trained"] = np.zeros(self.settings.num_clients, int)  # last, 0: never
+        self.state["last_trained"] = np.zeros(self.settings.num_clients, int)  # last round; 0: none
         if self.warmup >= self.settings.num_rounds:
             rounds = self.settings.num_rounds
             log.warning("all %s rounds are warm-up: nothing is personal", rounds)
@@ -36,12 +37,12 @@ class WarmUp(BaseStrategy):
 
     @property
     def last(self) -> LastSent:
-        """What every client sent last, for methods that mix it; it lives in the state."""
+        """What every client sent last, for methods that mix it; a part of the state."""
         return LastSent(self.state)
 
     @abstractmethod
     def warmup_rounds(self) -> int:
-        """Return the number of rounds of FedAvg."""
+        """Return how many rounds FedAvg takes."""
 
     def warmup_plan(self, round_: int, client: int) -> Plan:
         """Return what `client` does in a round of the warm-up: train and exchange everything."""
@@ -53,27 +54,30 @@ class WarmUp(BaseStrategy):
         """Return what `client` does in a round after the warm-up."""
 
     def end_warmup(self) -> None:
-        """Prepare the server's state for the rounds after the warm-up (nothing)."""
+        """Prepare the server's state for the rounds after the warm-up (by default, nothing)."""
 
     def observe(self, round_: int, update: ClientUpdate) -> None:
-        """Take from an update what the method keeps on the server (nothing)."""
+        """Take from an update what the method keeps on the server (by default, nothing)."""
 
     def plan(self, round_: int, client: int) -> Plan:
-        """The warm-up's plan, then the personal one; a newcomer to that downloads all layers."""
+        """Return the warm-up's plan or, later, the personal one.
+
+        In its first round after the warm-up, a client downloads all layers.
+        """
         if round_ <= self.warmup:
             return self.warmup_plan(round_, client)
         plan = self.personal_plan(round_, client)
         known = self.state["last_trained"][client]
-        if not self.warmup or known:  # without a warm-up it makes the initial model itself
+        if not self.warmup or known:  # without a warm-up, clients build the initial model
             return plan
         return msgspec.structs.replace(plan, download=self.layout.names)
 
     def phase(self, round_: int) -> str:
-        """Return the word for this round in rounds.csv."""
+        """Return the word that stands for this round in rounds.csv."""
         return "train-warmup" if round_ <= self.warmup else "train"
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
-        """Mean with weights n_i, each update shown to `observe`."""
+        """Return means with weights n_i; `observe` sees each update."""
         return super().aggregate(round_, self._observed(round_, updates))
 
     def after_round(self, round_: int) -> TrainingStats:
@@ -85,12 +89,12 @@ class WarmUp(BaseStrategy):
 
     def _observed(self, round_: int, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         for update in updates:
-            if round_ > self.warmup and update.arrays:  # without arrays it was only asked
+            if round_ > self.warmup and update.arrays:  # without arrays it did not train
                 self.state["last_trained"][update.client] = round_
             self.observe(round_, update)
             yield update
 
 
 def rounds_of(fraction: float, num_rounds: int) -> int:
-    """Return a fraction of the rounds, rounded down."""
+    """Return a fraction of the number of rounds, rounded down."""
     return int(fraction * num_rounds + 1e-9)

@@ -1,1 +1,1 @@
-"""Local training and scoring: plans, the one loop over batches, what it costs."""
+"""Local training and scoring: plans, the one loop over batches, and what training costs."""

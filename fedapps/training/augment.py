@@ -1,4 +1,4 @@
-"""Augmentation `crop-flip`: pad 4 pixels, crop at random, flip at random, a batch at a time."""
+"""Augmentation `crop-flip`: pad by 4 pixels, crop and flip at random, a whole batch at once."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,10 @@ from torch import Tensor
 def windows(
     top: np.ndarray, left: np.ndarray, flip: np.ndarray, size: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Return which rows [n, H] and columns [n, W] of padded images of `size` (H, W) make windows.
+    """Return the rows [n, H] and columns [n, W] of padded images that form a window each.
 
-    A window begins at (top, left) and is mirrored where `flip` says so.
+    `size` is (H, W) of the images before padding. Window i begins at (top[i], left[i]) and is
+    mirrored if flip[i] is true.
     """
     height, width = size
     columns = np.arange(width)[None] + left[:, None]
@@ -21,10 +22,10 @@ def windows(
 
 
 def crop_flip(x: Tensor, rows: Tensor, columns: Tensor, border: Tensor | None = None) -> Tensor:
-    """Pad 4 pixels and cut the windows that `windows` has found; all tensors on one device.
+    """Pad by 4 pixels, and cut out the windows from `windows`; all tensors are on one device.
 
-    `border` [C] is the padding's value (zero if None): images are normalised already, and the
-    usual pipeline pads black before that.
+    `border` [C] is the value of the padding (None: zero). The usual pipeline pads with black before
+    it normalizes; these images are normalized already, so `border` is what black has become.
     """
     height, width = x.shape[-2:]
     sample = torch.arange(len(x), device=x.device)[:, None, None]

@@ -1,4 +1,4 @@
-"""Samples and batches: how an epoch is cut, grouped into steps, and read from memory."""
+"""Samples and batches: how an epoch is cut into batches, and how batches are grouped into steps."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -19,10 +19,10 @@ def epoch_batches(
     crops: Sequence[Tensor] = (),
     border: Tensor | None = None,
 ) -> Iterator[Samples]:
-    """Yield the batches of up to `size` samples that begin at `starts` of an epoch's `order`.
+    """Yield the batches of up to `size` samples that begin at `starts` in an epoch's `order`.
 
-    `crops` are the rows and columns of each place in that order (`augment.windows`); none: no
-    augmentation.
+    `crops` are the rows and columns for each place in that order (from `augment.windows`); if it is
+    empty, there is no augmentation.
     """
     inputs, labels = data
     for start in starts:
@@ -35,9 +35,9 @@ def epoch_batches(
 
 
 def grouped(batches: Iterable[Samples], size: int, limit: int) -> Iterator[list[Samples]]:
-    """Yield groups of `size` consecutive batches, at most `limit` (0: all).
+    """Yield groups of `size` consecutive batches, at most `limit` of them (0: all).
 
-    The last group is filled up with the batches that came first.
+    If the last group is too small, it is filled up with the first batches.
     """
     stream, first, made = iter(batches), list[Samples](), 0
     while (not limit or made < limit) and (group := list(islice(stream, size))):
@@ -49,14 +49,17 @@ def grouped(batches: Iterable[Samples], size: int, limit: int) -> Iterator[list[
 
 
 def gather(samples: Tensor, chosen: Tensor) -> Tensor:
-    """Copy some samples; images ([n, C, H, W]) come out channels last."""
+    """Copy the chosen samples; images ([n, C, H, W]) come out in channels-last format."""
     if samples.dim() != 4:
         return samples.index_select(0, chosen)
     return samples.permute(0, 2, 3, 1).index_select(0, chosen).permute(0, 3, 1, 2)
 
 
 def chunks(images: Tensor) -> list[Tensor]:
-    """Cut images for forward passes; one left over joins the last chunk (BatchNorm needs two)."""
+    """Cut images into chunks of at most `CHUNK` + 1 images for forward passes.
+
+    A single image that is left over joins the last chunk, because BatchNorm needs two.
+    """
     parts = list(images.split(CHUNK))
     if len(parts) > 1 and len(parts[-1]) == 1:
         parts[-2:] = [images[-CHUNK - 1 :]]

@@ -1,4 +1,4 @@
-"""Where split learning's clients find the server: the part of a plan that only they have."""
+"""Where clients of split learning find the server: the part of a plan that only they have."""
 
 import msgspec
 
@@ -6,9 +6,9 @@ import msgspec
 class Channel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where and how a client of split learning reaches the server in one round.
 
-    `token` is good for one join; `certificate` is the server's CA (PEM; empty: no TLS); `limit`
-    is the most bytes of tensors in a frame; `wait` are the seconds to wait for an answer. With
-    `relay` the client's layers come and go through the channel too.
+    `token` is valid for one join. `certificate` is the certificate of the server's CA (PEM; empty:
+    no TLS). `limit` is the largest number of bytes of tensors in a frame, and `wait` how many
+    seconds to wait for an answer. With `relay`, the client's layers travel through the channel too.
     """
 
     address: str

@@ -1,7 +1,7 @@
-"""Adaptive gradient clipping (AutoClip) as an orthogonal part of a stage.
+"""Adaptive gradient clipping (AutoClip), which any stage can use.
 
-The threshold of a step is the T-th percentile of the gradient norms so far, this one included,
-and at most `max_norm`: c_t = min(tau_t, mu); g <- g min(1, c_t / ||g||) (PerFreezeClip, Section 3).
+The threshold of a step is the T-th percentile of all gradient norms so far, including this step's,
+but at most `max_norm`: c_t = min(tau_t, mu); g <- g min(1, c_t / ||g||) (PerFreezeClip, Section 3).
 """
 
 import math
@@ -21,7 +21,7 @@ Supported = nn.Linear | nn.Conv2d
 
 
 class Threshold:
-    """Running percentile over the last `history` norms: a sorted list and the order of arrival."""
+    """Running percentile of the last `history` norms, kept both sorted and in order of arrival."""
 
     def __init__(self, clip: Clip, norms: Iterable[float] = ()) -> None:
         self.clip = clip
@@ -31,16 +31,16 @@ class Threshold:
 
     @property
     def remembers(self) -> bool:
-        """Whether history matters: percentile 100 is none, and `max_norm` alone counts."""
+        """Whether the history matters: at percentile 100 only `max_norm` does."""
         return self.clip.percentile < 100
 
     @property
     def by_sample(self) -> bool:
-        """Whether gradients of single samples are clipped, not those of the batch."""
+        """Whether the gradients of single samples are clipped, instead of the batch's gradient."""
         return self.clip.mode == "sample"
 
     def after(self, norm: float) -> float:
-        """Add the norm of one more step and return the step's threshold c_t."""
+        """Add the norm of a new step, and return the threshold c_t of this step."""
         if not self.remembers:
             return self.limit
         if len(self.arrived) == self.clip.history:
@@ -50,7 +50,7 @@ class Threshold:
         return min(self.percentile(), self.limit)
 
     def percentile(self) -> float:
-        """Return the T-th percentile of the history, linearly interpolated as NumPy does."""
+        """Return the T-th percentile of the history, with linear interpolation as in NumPy."""
         position = (len(self._sorted) - 1) * self.clip.percentile / 100
         low = int(position)
         high = min(low + 1, len(self._sorted) - 1)
@@ -58,11 +58,14 @@ class Threshold:
         return below + (above - below) * (position - low)
 
 
-Thresholds = Mapping[tuple[Slice, Clip], Threshold]  # by the layers of a stage and its clipping
+Thresholds = Mapping[tuple[Slice, Clip], Threshold]  # by a stage's layers and clipping
 
 
 def clip_batch(gradients: list[Tensor], threshold: Threshold) -> bool:
-    """Clip the batch gradient in place; False if its norm is not finite (reject the step)."""
+    """Clip the batch gradient in place; return False if its norm is not finite.
+
+    The caller must then reject the step.
+    """
     norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
     if not math.isfinite(norm):
         return False
@@ -73,15 +76,16 @@ def clip_batch(gradients: list[Tensor], threshold: Threshold) -> bool:
 
 
 class SampleGradients:
-    """Per-sample gradient norms and clipped mean gradients of linear and convolution layers.
+    """Per-sample gradient norms, and means of clipped gradients, of linear and convolution layers.
 
-    A sample's gradient is never formed for linear layers (its norm is that of its input times
-    that of its output gradient), and the clipped mean is one weighted product per layer: about
-    the cost of a batch gradient, where vmap(grad) takes ten times that (measured, cnn).
+    For a linear layer, the gradient of a sample is never formed, because its norm is the norm of
+    the sample's input times that of its output gradient. The mean of the clipped gradients is one
+    weighted product per layer. All this costs about as much as a batch gradient; vmap(grad) takes
+    ten times as long (measured with cnn).
 
-    That is right where the loss is a mean over the samples of what each one gives, and depends on a
-    layer's weights by one pass through the layer alone. The second is checked in every step, the
-    first nobody can see.
+    The result is correct under two conditions: the loss is a mean of one term for each sample, and
+    it depends on the weights of a layer only through one pass through that layer. The second
+    condition is checked in every step; the first cannot be checked.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -90,16 +94,17 @@ class SampleGradients:
         self._handles = [m.register_forward_hook(self._see) for m in self.layers]
 
     def close(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         for handle in self._handles:
             handle.remove()
 
     def clip(self, loss: Tensor, threshold: Threshold) -> bool:
-        """Set each parameter's `.grad` to the mean of the clipped sample gradients.
+        """Set each parameter's `.grad` to the mean of the clipped gradients of the samples.
 
-        `loss` is the mean over the batch. The history gets the mean per-sample norm, one value
-        per iteration. False if that is not finite (reject the step). A layer that the loss does
-        not depend on gets no gradient. Raises ValueError where the gradients would be wrong.
+        `loss` is the mean over the batch. The history gets one value for each step: the mean of the
+        per-sample norms. Returns False if this mean is not finite; the caller must then reject the
+        step. A layer on which the loss does not depend gets no gradient. Raises ValueError if the
+        gradients would be wrong.
         """
         layers = self._layers_of(loss)
         seen = [self._seen[module] for module in layers]
@@ -122,34 +127,36 @@ class SampleGradients:
         return True
 
     def _layers_of(self, loss: Tensor) -> list[Supported]:
-        """Return the layers that a loss depends on; refuse what would be lost without a word."""
+        """Return the layers on which a loss depends; refuse a loss with incomplete gradients."""
         uses = _uses(loss)
         for module in self.layers:
             for parameter in module.parameters(recurse=False):
                 if parameter.grad is not None:
                     raise refusal("a step has gradients of more than one loss")
                 if uses[parameter] > (module in self._seen):
-                    raise refusal("the loss depends on weights in another way, as by a penalty")
+                    raise refusal(
+                        "the loss uses weights outside of their layer, such as in a penalty"
+                    )
         return [module for module in self.layers if uses[module.weight]]
 
     def _see(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        if not output.requires_grad:  # no loss comes from here
+        if not output.requires_grad:  # no gradient flows through here
             return output
         if module in self._seen:
             raise refusal(f"a step runs a {type(module).__name__} twice")
         if isinstance(module, nn.Linear) and args[0].dim() != 2:
             raise refusal(f"a Linear gets {args[0].dim()} dimensions, not [samples, features]")
         self._seen[module] = (args[0].detach(), output)
-        return output.clone()  # a ReLU in place would otherwise change what was seen
+        return output.clone()  # an in-place ReLU would otherwise change the recorded output
 
 
 def refusal(what: str) -> ValueError:
-    """Return the error for something that gradients of single samples cannot be made of."""
+    """Return the error for a step or layer with which per-sample gradients do not work."""
     return ValueError(f'clip-mode = "sample": {what}; use "batch"')
 
 
 def _uses(loss: Tensor) -> Counter[Tensor]:
-    """Count how often each parameter enters the graph of a loss: a layer takes each once a pass."""
+    """Count how often each parameter enters a loss's graph: once for each pass of its layer."""
     found: Counter[Tensor] = Counter()
     met, nodes = {loss.grad_fn}, [loss.grad_fn]
     while nodes:
@@ -183,7 +190,7 @@ def _is_trained(module: nn.Module) -> bool:
 
 
 def _square_norms(module: Supported, values: Tensor, gradient: Tensor) -> Tensor:
-    """Return [b]: the squared norm of each sample's gradient of weight and bias."""
+    """Return [b]: the squared norm of each sample's gradient of weight and bias together."""
     if isinstance(module, nn.Linear):
         bias = 0 if module.bias is None else 1
         return gradient.square().sum(1) * (values.square().sum(1) + bias)

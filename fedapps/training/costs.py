@@ -1,7 +1,7 @@
-"""Computation that a step really does: multiply-accumulates, counted on one tiny forward pass.
+"""The computation that a step really does: multiply-accumulates, counted in a tiny forward pass.
 
-Counted are convolutions and linear layers, as `torch.utils.flop_counter` does (which takes
-seconds to start; the tests hold the two against each other).
+Convolutions and linear layers are counted, as in `torch.utils.flop_counter`. That module takes
+seconds to import, so it is not used here; tests compare the two.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,26 +22,26 @@ SAMPLES = 2
 
 @dataclass
 class Costs:
-    """What some computation costs, as figures that add up.
+    """What some computation costs, as numbers that can be added.
 
-    `macs` are multiply-accumulates; `cost_paper` counts parameter updates, a step times the
-    parameters that it trains (FedBABU's and FedSeq's tables).
+    `macs` are multiply-accumulates. `cost_paper` counts parameter updates: each step counts as many
+    as it trains parameters (as in FedBABU's and FedSeq's tables).
     """
 
     macs: NonNegative = 0
     cost_paper: NonNegative = 0
 
     def spend(self, more: "Costs") -> None:
-        """Add what other work cost: of a `TrainingStats` no more than that."""
+        """Add the costs of other work; of a `TrainingStats`, only its costs are added."""
         self.macs += more.macs
         self.cost_paper += more.cost_paper
 
 
 @dataclass
 class TrainingStats(Costs):
-    """What a local training did and cost: sums over its steps.
+    """What a local training did and cost, as sums over its steps.
 
-    `loss` is the sum over samples; `skipped` batches are too small to train on, `rejected` ones
+    `loss` is the sum over samples. `skipped` batches were too small to train on; `rejected` ones
     had a gradient that is not finite.
     """
 
@@ -53,11 +53,11 @@ class TrainingStats(Costs):
 
     @property
     def mean_loss(self) -> float:
-        """Mean loss per sample over all steps; NaN if there was none."""
+        """Mean loss per sample over all steps; NaN if there was no step."""
         return self.loss / self.samples if self.samples else float("nan")
 
     def costs_only(self) -> "TrainingStats":
-        """Return what the training cost, without its loss: it is no client's."""
+        """Return what the training cost, without its loss, which is not that of a client."""
         return replace(self, loss=0.0, samples=0)
 
 
@@ -66,7 +66,7 @@ Kind = TypeVar("Kind", bound=Costs)
 
 
 def cost_of(hook: Callable[[About], Kind], about: About, kind: type[Kind]) -> Kind:
-    """Call a hook that returns what it cost; raises `TypeError` if it returns anything else."""
+    """Call a hook that returns its costs; raises `TypeError` if it returns anything else."""
     costs = hook(about)
     if not isinstance(costs, kind):
         raise TypeError(
@@ -78,10 +78,10 @@ def cost_of(hook: Callable[[About], Kind], about: About, kind: type[Kind]) -> Ki
 
 @dataclass(frozen=True)
 class Profile:
-    """Static facts about one model for samples of one shape.
+    """Facts about a model that do not change, for samples of one shape.
 
-    `shapes[layer]` is the shape of one sample at the layer's input; `lone[layer]` tells that a
-    BatchNorm of the layer sees one value per channel and sample.
+    `shapes[layer]` is the shape of one sample at the layer's input. `lone[layer]` says whether a
+    BatchNorm of the layer sees only one value for each channel and sample.
     """
 
     model: nn.Sequential
@@ -89,12 +89,12 @@ class Profile:
     lone: dict[str, bool]
 
     def step_macs(self, trained: Slice, start: str, by_sample: bool = False) -> int:
-        """Return multiply-accumulates per sample of a step that starts at layer `start`.
+        """Return the multiply-accumulates per sample of a step that starts at layer `start`.
 
-        Forward once; backward once more for each weight that is trained and once more for each
-        input that the gradient has to pass. Clipped `by_sample`, the weights of convolutions once
-        more: their gradients are formed for each sample, then for the batch (`SampleGradients`).
-        Freezes all layers but `trained`.
+        The forward pass counts once. The backward pass counts once for each trained weight, and
+        once for each input through which the gradient must pass. With clipping `by_sample`, the
+        weights of convolutions count once more, because their gradients are formed for each sample
+        and again for the batch (`SampleGradients`). Freezes all layers except `trained`.
         """
         for name, layer in self.model.named_children():
             layer.requires_grad_(name in trained)
@@ -102,16 +102,17 @@ class Profile:
         return self._count(names[names.index(start) :], by_sample=by_sample)
 
     def layer_macs(self, layer: str) -> int:
-        """Return multiply-accumulates per sample of a trained layer amid others that are trained.
+        """Return the multiply-accumulates per sample of a layer between other trained layers.
 
-        Forward, its own gradients, and the gradient that goes on to the layer before it.
+        These are the forward pass, the layer's own gradients, and the gradient that goes on to the
+        layer before it.
         """
         self.model.get_submodule(layer).requires_grad_(True)
         return self._count((layer,), below=True)
 
     @torch.no_grad()
     def forward_macs(self, layers: Slice) -> int:
-        """Return multiply-accumulates per sample of a forward pass through `layers`."""
+        """Return the multiply-accumulates per sample of a forward pass through `layers`."""
         return self._count(layers)
 
     def _count(self, layers: Iterable[str], below: bool = False, by_sample: bool = False) -> int:
@@ -120,7 +121,7 @@ class Profile:
         def add(module: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
             nonlocal macs
             weight = module.get_parameter("weight")
-            # an output value is the sum of as many products as a weight has entries per channel
+            # an output value is a sum of products, one for each entry of its channel's weight
             forward = output.numel() // SAMPLES * (weight.numel() // weight.shape[0])
             back = int(weight.requires_grad) + int(args[0].requires_grad)
             again = by_sample and isinstance(module, _ConvNd) and weight.requires_grad
@@ -136,7 +137,7 @@ class Profile:
         return macs
 
     def restricted(self, model: nn.Sequential) -> "Profile":
-        """Return the facts about `model`, which has some of the layers."""
+        """Return the same facts for `model`, which has only some of the layers."""
         names = [name for name, _ in model.named_children()]
         shapes, lone = self.shapes, self.lone
         return Profile(model, {n: shapes[n] for n in names}, {n: lone[n] for n in names})
@@ -148,7 +149,10 @@ class Profile:
 
 @torch.no_grad()
 def profile(model: nn.Sequential, shape: tuple[int, ...]) -> Profile:
-    """Trace `model` once (eval mode) for samples of `shape`; its state stays as it is."""
+    """Describe `model` by running it once, in eval mode, on samples of `shape`.
+
+    Its state stays as it is.
+    """
     shapes, lone = {}, {}
     seen: list[bool] = []
     handles = [
@@ -170,7 +174,8 @@ def profile(model: nn.Sequential, shape: tuple[int, ...]) -> Profile:
 def is_cacheable(layer: nn.Module) -> bool:
     """Tell whether a frozen layer maps a sample to the same output in every epoch.
 
-    Dropout draws, and a BatchNorm without running statistics depends on the rest of the batch.
+    It does not if it has dropout, which is random, or a BatchNorm without running statistics, which
+    depends on the other samples of the batch.
     """
     return not has_dropout(layer) and not any(
         isinstance(module, _BatchNorm) and module.running_mean is None for module in layer.modules()
@@ -178,7 +183,7 @@ def is_cacheable(layer: nn.Module) -> bool:
 
 
 def has_dropout(layer: nn.Module) -> bool:
-    """Tell whether a layer draws random numbers in training."""
+    """Tell whether a layer draws random numbers when it trains."""
     return any(isinstance(m, nn.modules.dropout._DropoutNd) for m in layer.modules())
 
 

@@ -1,4 +1,4 @@
-"""The random numbers of one local training: shuffles, crops, dropout."""
+"""The random numbers of one local training: for shuffles, crops and dropout."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from fedapps.core.draws import generator
 
 @dataclass(frozen=True)
 class Draw:
-    """Names the random numbers of one local training: (seed, phase, round, client)."""
+    """Gives one local training its random numbers, which depend on (seed, phase, round, client)."""
 
     seed: int
     phase: str
@@ -24,12 +24,12 @@ class Draw:
         return torch.from_numpy(draws.permutation(size))
 
     def crops(self, epoch: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return top, left (0..8) and flip of every sample's augmentation in an epoch."""
+        """Return top (0..8), left (0..8) and flip for each sample's augmentation in an epoch."""
         draws = self._generator("augment", epoch)
         return draws.integers(9, size=size), draws.integers(9, size=size), draws.random(size) < 0.5
 
     def torch_seed(self) -> int:
-        """Return the seed for layers that draw (dropout)."""
+        """Return the seed for layers that draw random numbers (dropout)."""
         return int(self._generator("torch", 0).integers(2**63))
 
     def _generator(self, purpose: str, epoch: int) -> np.random.Generator:

@@ -1,4 +1,4 @@
-"""Scores of a model on a client's samples, in eval mode and in large batches."""
+"""Scores of a model on a client's samples, computed in eval mode and in large batches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from fedapps.training.batches import Samples, chunks
 
 @dataclass(frozen=True)
 class Score:
-    """Mean loss and, per class, how many samples there are and how many are right."""
+    """The mean loss and, for each class, the number of samples and of correct predictions."""
 
     loss: float
     total: np.ndarray
@@ -21,7 +21,7 @@ class Score:
 
     @property
     def accuracy(self) -> float:
-        """Share of correct samples."""
+        """Share of samples that are predicted correctly."""
         return float(self.correct.sum() / self.total.sum())
 
 

@@ -1,4 +1,4 @@
-"""Outputs of frozen layers, computed once and kept as long as the layers stay the same."""
+"""Outputs of frozen layers, computed once and reused as long as the layers do not change."""
 
 import hashlib
 from collections.abc import Callable, Hashable, Iterable
@@ -13,23 +13,23 @@ from fedapps.training.batches import chunks
 
 @torch.no_grad()
 def features(model: nn.Sequential, images: Tensor, layers: Slice) -> Tensor:
-    """Return the outputs of some leading layers in eval mode for all images."""
+    """Return the outputs of the given leading layers, in eval mode, for all images."""
     for name in layers:
         model.get_submodule(name).eval()
     return torch.cat([run(model, chunk, layers) for chunk in chunks(images)])
 
 
 class FeatureCache:
-    """Outputs of frozen prefixes by (data, prefix), least recently used first out.
+    """A cache for the outputs of frozen prefixes, by (data, prefix).
 
-    `limit` is in bytes.
+    At `limit` bytes the least recently used outputs are dropped.
     """
 
     def __init__(self, limit: int) -> None:
         self._known: ByteCache[tuple[bytes, Tensor]] = ByteCache(limit)
 
     def get(self, key: Hashable, state: bytes, compute: Callable[[], Tensor]) -> Tensor:
-        """Return the known outputs if they are those of `state`, else compute and store them."""
+        """Return the cached outputs if they belong to `state`; otherwise compute and store them."""
         before, values = self._known.get(key) or (None, torch.empty(0))
         if before != state:
             values = compute()

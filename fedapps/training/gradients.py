@@ -1,4 +1,4 @@
-"""The gradients of a step: where they come from, and what is done to them before it is taken."""
+"""The gradients of a step: how they are computed, and what is done to them before the step."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,10 +10,11 @@ from fedapps.training.clipping import SampleGradients, Threshold, clip_batch, re
 
 
 class GradientRule:
-    """Sets `.grad` from a batch loss: plain, clipped as a batch, or clipped per sample.
+    """Sets `.grad` from a batch loss: plain, clipped as a batch, or clipped for each sample.
 
-    Per sample the clipping is part of `backward`; as a batch it comes last, in `finish`. Raises
-    ValueError for parameters `beside` the model per sample: they would never get a gradient.
+    Per-sample clipping is part of `backward`; batch clipping is done at the end, in `finish`. With
+    per-sample clipping, parameters `beside` the model would never get a gradient, so they raise
+    ValueError.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class GradientRule:
             value.backward()
 
     def finish(self) -> bool:
-        """Clip what is to be clipped as a batch; False if the step is to be rejected."""
+        """Clip the gradient of the batch if the rule says so; False: reject the step."""
         fine, self.fine = self.fine, True
         if fine and self.threshold and not self.samples:
             fine = clip_batch([p.grad for p in self.trained if p.grad is not None], self.threshold)
@@ -51,7 +52,7 @@ def gradient_rule(
     threshold: Threshold | None,
     beside: Sequence[nn.Parameter] = (),
 ) -> Iterator[GradientRule]:
-    """Give the rule of a stage and take its hooks off the model in the end."""
+    """Give the gradient rule of a stage, and remove its hooks from the model at the end."""
     rule = GradientRule(model, trained, threshold, beside)
     try:
         yield rule
@@ -65,7 +66,7 @@ def add_proximal(
 ) -> None:
     """Add the gradient of the proximal term (mu/2)||w - anchor||^2 (FedProx, Eq. 2)."""
     moved = {key: p.grad for key, p in parameters.items() if p.grad is not None}
-    if moved:  # else the step is rejected
+    if moved:  # without gradients, the step is rejected
         values = [parameters[key].detach() for key in moved]
         apart = torch._foreach_sub(values, [anchor[key] for key in moved])
         torch._foreach_add_([*moved.values()], apart, alpha=mu)

@@ -1,4 +1,4 @@
-"""Steps that a method takes inside one step of its optimizer (`Objective.gradients`)."""
+"""Helpers for methods whose `Objective.gradients` takes several inner steps in one step."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 @torch.no_grad()
 def descend(parameters: Iterable[nn.Parameter], lr: float) -> None:
-    """Take one plain SGD step, p -= lr grad, and drop the gradients: an inner step.
+    """Take an inner step of plain SGD, p -= lr grad, and drop the gradients.
 
-    For `Objective.gradients`, between calls of `backward`; what has no gradient stays as it is.
+    Use it in `Objective.gradients`, between calls of `backward`. Parameters without a gradient stay
+    as they are.
     """
     for parameter in parameters:
         if parameter.grad is not None:
@@ -23,9 +24,10 @@ def descend(parameters: Iterable[nn.Parameter], lr: float) -> None:
 def pull(
     parameters: Iterable[nn.Parameter], mu: float, anchor: Sequence[Tensor] | None = None
 ) -> None:
-    """Add the gradient mu (p - anchor) of a pull (mu/2)||p - anchor||^2; None: towards zero.
+    """Add mu (p - anchor), the gradient of (mu/2)||p - anchor||^2, to the gradients.
 
-    For `Objective.gradients`; what has no gradient has this one then.
+    Without `anchor`, the pull is towards zero. Use it in `Objective.gradients`. A parameter that
+    has no gradient gets this one.
     """
     for index, parameter in enumerate(parameters):
         apart = parameter.detach() - (0 if anchor is None else anchor[index])
@@ -37,7 +39,10 @@ def pull(
 
 @contextmanager
 def restored(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Put values of parameters back in the end: around inner steps; gradients stay as they are."""
+    """Put the values of parameters back at the end; gradients stay as they are.
+
+    Use it around inner steps.
+    """
     values = [(parameter, parameter.detach().clone()) for parameter in parameters]
     try:
         yield
@@ -49,9 +54,10 @@ def restored(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
 
 @contextmanager
 def swapped(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> Iterator[None]:
-    """Exchange the contents of parameters and `values`, and exchange them back in the end.
+    """Swap the contents of parameters and `values`, and swap them back at the end.
 
-    Inside, the model is the other one, and what it becomes is in `values` afterwards.
+    Inside this context, the model has the other values and can be trained. Afterwards, `values`
+    holds what they have become.
     """
     exchange(parameters, values)
     try:
@@ -62,7 +68,7 @@ def swapped(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> Ite
 
 @torch.no_grad()
 def exchange(some: Sequence[Tensor], others: Sequence[Tensor]) -> None:
-    """Exchange the contents of tensors, pair by pair."""
+    """Swap the contents of tensors, pair by pair."""
     for one, other in zip(some, others, strict=True):
         held = one.clone()
         one.copy_(other)

@@ -1,4 +1,4 @@
-"""What a step minimises and how: all that a method's author can change of local training."""
+"""What a step minimizes and how: all that a method's author can change about local training."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,34 +14,36 @@ Backward = Callable[[Samples], None]  # adds the gradients of a batch's loss to 
 
 
 def of_first(backward: Backward, batches: list[Samples]) -> None:
-    """Set the gradients of plain SGD: those of the step's one batch."""
+    """Set the gradients of plain SGD: those of the step's only batch."""
     backward(batches[0])
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What a step minimises, where a method differs from plain SGD on the batch loss.
+    """What a step minimizes, for methods that differ from plain SGD on the batch loss.
 
-    A step, in order:
+    A step does this, in order:
 
     1. It takes `batches` consecutive batches and calls `gradients(backward, batches)`, which sets
        `.grad`. Each `backward(batch)` adds the gradients of `loss(forward(model, x, layers),
-       labels)`: logits [b, classes] and labels [b] to a scalar; `layers` are those after a cached
-       frozen prefix. Declare how many times a step calls it as `Stage.passes` (1), in the plan.
-    2. The proximal term pulls towards `anchor`, by name (None: the model as the plan began), and
-       gradients are clipped, if the stage says so. Both leave `parameters` alone. Clipped per
-       sample, a step is one `backward` of a loss that is a mean over samples, of one pass through
-       the layers and of nothing else: most of what differs raises ValueError (`SampleGradients`).
-    3. The stage's optimizer moves the stage's layers, and `parameters` beside the model. Layers may
-       be none: then only `parameters` are trained. These cost `macs` a sample on top.
-    4. `after_step(model)` runs without gradients, unless the step was rejected: it may change what
-       was trained (a clamp, a projection) or note it (a running average).
+       labels)`. `loss` maps logits [b, classes] and labels [b] to a scalar; `layers` are the layers
+       after a cached frozen prefix. If a step calls `backward` more than once, the stage in the
+       plan must say how often at most (`Stage.passes`).
+    2. If the stage says so, the proximal term pulls towards `anchor` (tensors by name; None: the
+       model as it was when the plan began), and gradients are clipped. Both leave `parameters`
+       alone. With per-sample clipping, a step must call `backward` once, with a loss that is a mean
+       over samples and depends on the weights by one pass through the layers only. Most steps that
+       differ raise ValueError (`SampleGradients`).
+    3. The stage's optimizer moves the stage's layers, and `parameters` beside the model. A stage
+       without layers trains `parameters` alone. They cost `macs` more for each sample.
+    4. `after_step(model)` runs without gradients, unless the step was rejected. It may change what
+       was trained (a clamp, a projection) or take note of it (a running average).
 
-    `start` names the layer where `parameters` come in if that is before the first trained layer:
-    what is before it runs once and is cached. "": the first trained layer, the model's first if
-    there is none.
+    `start` names the layer at which `parameters` come in, if that is before the first trained
+    layer: the layers before it run once and are cached. "" means the first trained layer, or the
+    model's first layer if no layer is trained.
 
-    An offset to the logits that is trained on a frozen model, and is never negative:
+    This example trains an offset to the logits of a frozen model. The offset is never negative:
 
         offset = nn.Parameter(torch.zeros(10))
         Objective(

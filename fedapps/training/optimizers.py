@@ -1,9 +1,9 @@
-"""Optimizers: what becomes of gradients. One class each, and a table of their names.
+"""Optimizers, which turn gradients into steps: one class each, and a table of their names.
 
-`torch.optim`'s classes compute the same, but the first one in a process imports torch's compiler
-(2 to 5 s, paid by every worker), so these call the same kernels by torch's functional forms.
-Another optimizer is a class here, a line in `OPTIMIZERS`, and a word at `optimizer` in
-`core/settings.py`.
+`torch.optim` has classes that compute the same. But the first one that a process creates imports
+torch's compiler (2 to 5 s in every worker), so the classes here call the same kernels through
+torch's functional forms. Another optimizer needs a class here, a line in `OPTIMIZERS`, and its name
+at `optimizer` in `core/settings.py`.
 """
 
 from abc import ABC, abstractmethod
@@ -19,9 +19,9 @@ from fedapps.training.plan import Stage
 
 
 class Optimizer(ABC):
-    """Moves parameters along their `.grad`; its state (momentum, averages) begins with it.
+    """Moves parameters along their `.grad`; a new object has new state (momentum, averages).
 
-    A parameter without a gradient stays as it is in that step, and so does its state.
+    In a step, a parameter without a gradient stays as it is, and so does its state.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], stage: Stage) -> None:
@@ -38,13 +38,13 @@ class Optimizer(ABC):
         self.drop()
 
     def drop(self) -> None:
-        """Forget the gradients."""
+        """Drop the gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 
     @abstractmethod
     def _move(self, indices: list[int], parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        """Change `parameters`, those at `indices`, in place; remember what the next step needs."""
+        """Change `parameters` (those at `indices`) in place, and store what the next step needs."""
 
 
 class Sgd(Optimizer):
@@ -58,7 +58,7 @@ class Sgd(Optimizer):
         buffers = [self.buffers[i] for i in indices]
         missing = sum(buffer is None for buffer in buffers)
         if 0 < missing < len(buffers):
-            # torch's kernel takes all as new or none; momentum x zero + gradient is the same
+            # torch's kernel takes all as new or none; a buffer of zeros gives the same result
             pairs = zip(parameters, buffers, strict=True)
             buffers = [torch.zeros_like(p) if b is None else b for p, b in pairs]
         sgd(
@@ -87,7 +87,9 @@ class Adam(Optimizer):
 
     def __init__(self, parameters: Sequence[nn.Parameter], stage: Stage) -> None:
         super().__init__(parameters, stage)
-        self.state: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # means of g and g^2, steps
+        self.state: dict[
+            int, tuple[Tensor, Tensor, Tensor]
+        ] = {}  # means of g and g^2, number of steps
 
     def _move(self, indices: list[int], parameters: list[Tensor], gradients: list[Tensor]) -> None:
         for i, parameter in zip(indices, parameters, strict=True):
@@ -100,7 +102,7 @@ class Adam(Optimizer):
             gradients,
             [mean for mean, _, _ in states],
             [square for _, square, _ in states],
-            [],  # the largest mean squares, which only AMSGrad has
+            [],  # the largest mean squares: only for AMSGrad
             [steps for _, _, steps in states],
             lr=self.stage.lr,
             beta1=0.9,
@@ -116,7 +118,7 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam with the stage's weight decay applied to the weights themselves (`torch.optim.AdamW`).
 
-    Weight decay is the run's, 0 by default, where `torch.optim.AdamW` has 0.01.
+    The default of the weight decay is the run's, 0, and not the 0.01 of `torch.optim.AdamW`.
     """
 
     kernel = staticmethod(adamw)
@@ -126,9 +128,10 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": Sgd, "adam": Adam, "adamw": Ada
 
 
 def optimizer(parameters: Sequence[nn.Parameter], stage: Stage) -> Optimizer:
-    """Return a new optimizer of a stage.
+    """Return a new optimizer for a stage.
 
-    Raises ValueError for a name that is not in the table, and for a momentum without effect.
+    Raises ValueError for a name that is not in the table, and for a momentum that would have no
+    effect.
     """
     if stage.optimizer not in OPTIMIZERS:
         names = ", ".join(OPTIMIZERS)
@@ -141,7 +144,7 @@ def optimizer(parameters: Sequence[nn.Parameter], stage: Stage) -> Optimizer:
 
 
 def _gradient(parameter: Tensor) -> Tensor:
-    """Return a parameter's gradient in its memory format, which fused kernels take for granted."""
+    """Return a gradient in the memory format of its parameter, which fused kernels rely on."""
     gradient = parameter.grad
     assert gradient is not None
     if gradient.stride() == parameter.stride():

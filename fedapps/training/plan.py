@@ -7,9 +7,10 @@ from fedapps.training.channel import Channel
 
 
 class Clip(msgspec.Struct, frozen=True, kw_only=True):
-    """Clipping of a stage: threshold = min(percentile of the last norms, `max_norm`).
+    """Clipping of a stage: the threshold is min(percentile of the last norms, `max_norm`).
 
-    `max_norm` None means no limit; `mode` is `batch` or `sample`; `history` counts norms.
+    `max_norm` None means no limit; `mode` is `batch` or `sample`; `history` is the number of norms
+    that are kept.
     """
 
     percentile: float
@@ -21,12 +22,13 @@ class Clip(msgspec.Struct, frozen=True, kw_only=True):
 class Stage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Some epochs of training on some layers; every other layer is frozen and in eval mode.
 
-    `layers` may be empty where the objective trains parameters beside the model; without those
-    such a stage trains nothing. `optimizer` is one of `optimizers.OPTIMIZERS`, new in every stage;
-    only "sgd" has a `momentum`. `passes` is how many gradients a step evaluates at most, by which
-    the server judges the figures of clients. `max_steps` ends the stage early, after so many
-    steps (0: no limit). `batches` is the number of batches in an epoch: a client with fewer takes
-    its own again (0: as many as it has). A batch of fewer than `least` samples is skipped.
+    `layers` may be empty if the objective trains parameters beside the model; otherwise a stage
+    without layers trains nothing. `optimizer` is a name in `optimizers.OPTIMIZERS`; each stage
+    begins with a new optimizer. Only "sgd" has a `momentum`. `passes` is the largest number of
+    gradients that a step computes; the server checks the clients' figures against it. `max_steps`
+    ends the stage after that many steps (0: no limit). `batches` is the number of batches in an
+    epoch; a client with fewer batches uses its own again (0: as many as it has). A batch of fewer
+    than `least` samples is skipped.
     """
 
     layers: Slice
@@ -46,11 +48,12 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a client receives, trains and sends back; slices are tuples of layer names.
 
-    A client keeps what it trained and did not upload, and what is in `also_keep` though it was
-    uploaded. `receives` and `sends` name extra arrays (float32) that travel down and up, with
-    their shapes; a name has a "/", which no entry of a model has. A plan with a `channel` is run on
-    the trained layers alone, at the same time as the others of its message. One that is
-    `unpersonalized` has lost its stages: what it scores is not what the client would predict with.
+    A client keeps what it has trained and does not upload. It also keeps the layers in `also_keep`,
+    although they are uploaded. `receives` and `sends` name additional arrays (float32), with their
+    shapes, that travel down and up. Such a name contains a "/", which no name of a model's entry
+    does. A plan with a `channel` is run on a model of the trained layers alone, at the same time as
+    the other plans of its message. An `unpersonalized` plan has lost its stages, so its scores are
+    not those of the model with which the client would predict.
     """
 
     round: int
@@ -64,7 +67,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unpersonalized: bool = False
 
     def without_stages(self) -> "Plan":
-        """Return the plan of an evaluation in which the client scores and does not personalize."""
+        """Return the plan of an evaluation in which the client does not personalize."""
         return msgspec.structs.replace(self, stages=(), unpersonalized=bool(self.stages))
 
     def down(self, layout: Layout) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
 """Differential privacy of what a client uploads: clipping, local noise, and what may leave.
 
-What is protected is a whole client. Its update is the difference between the slice that it uploads
-and the same arrays as it downloaded them, all together one vector, clipped to the L2 norm S. With
-local privacy the client clips its update and adds the noise itself. The server's side is
-`fedapps.engine.privacy`; what both guarantee: docs/privacy.md.
+What is protected is the whole client. Its update is the difference between the slice that it
+uploads and the same arrays as it has downloaded them, all taken together as one vector, which is
+clipped to the L2 norm S. With local privacy, the client itself clips its update and adds the noise.
+The server's part is `fedapps.engine.privacy`; docs/privacy.md says what both of them guarantee.
 """
 
 import math
@@ -26,9 +26,10 @@ def privatize(
     received: Mapping[str, np.ndarray],
     upload: Arrays,
 ) -> Arrays:
-    """Return what leaves a client: with local dp its clipped update with noise N(0, (z S)^2).
+    """Return what leaves a client: with local privacy, its clipped update plus noise.
 
-    Raises `RunError` for a plan under which more would leave: the server cannot ask for it.
+    The noise is N(0, (z S)^2). Raises `RunError` for a plan under which more would leave the
+    client, so the server cannot ask for more.
     """
     dp = settings.dp
     if dp.mode != "local":
@@ -49,7 +50,7 @@ def clipped_difference(
 ) -> tuple[Arrays, float]:
     """Return new - old (float64, by name), scaled to an L2 norm of at most `limit`, and its norm.
 
-    The norm is that of all arrays together, so the whole slice is one vector.
+    The norm is that of all arrays together, as one vector; it is the norm before scaling.
     """
     difference = {key: value.astype(np.float64) - old[key] for key, value in new.items()}
     norm = math.sqrt(sum(float(np.vdot(d, d)) for d in difference.values()))
@@ -58,7 +59,7 @@ def clipped_difference(
 
 
 def postprocess(arrays: Mapping[str, np.ndarray], layout: Layout) -> Arrays:
-    """Return arrays as float32; a BatchNorm's variance that noise made negative becomes 0.
+    """Return arrays as float32; set variances of BatchNorms that noise made negative to 0.
 
     This comes after the noise, so it costs no privacy.
     """
@@ -71,11 +72,14 @@ def postprocess(arrays: Mapping[str, np.ndarray], layout: Layout) -> Arrays:
 
 
 def check_plan(settings: Settings, layout: Layout, plan: Plan) -> None:
-    """Refuse a plan that lets more leave a client than differences from what it downloaded."""
+    """Refuse a plan under which more leaves a client than differences from what it downloaded.
+
+    Raises `RunError`.
+    """
     if settings.dp.mode == "none":
         return
     up, down = layout.shared(plan.upload), layout.shared(plan.download)
-    start = set(down).difference(layout.keys_of(plan.also_keep))  # what is kept starts from itself
+    start = set(down).difference(layout.keys_of(plan.also_keep))  # kept layers start as they are
     foreign = dict.fromkeys(key.partition(".")[0] for key in up if key not in start)
     reason = ""
     if plan.sends or plan.channel:

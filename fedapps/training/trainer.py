@@ -1,9 +1,10 @@
-"""The one trainer: it executes the stages of a plan on whole-client tensors in memory.
+"""The one trainer: it executes the stages of a plan on a client's samples in memory.
 
-Frozen means not computed. Parameters of frozen layers get no gradient, and the leading frozen
-layers (the prefix) run once per stage: every epoch then starts from their cached outputs, which
-also serve later rounds while the prefix stays the same. Counted is one pass per stage, cached
-outputs or not, so that the figures do not depend on which process had them.
+Frozen layers are not computed again and again. Their parameters get no gradient, and the leading
+frozen layers (the prefix) run only once per stage: every epoch then starts from their cached
+outputs, which also serve later rounds as long as the prefix stays the same. The costs always count
+one pass per stage, even if the outputs were cached already, so that figures do not depend on which
+process had them in its cache.
 """
 
 import math
@@ -40,7 +41,7 @@ class Trainer:
     augment: str = "none"
     cache_bytes: int = 0
     use_cache: bool = True
-    border: Tensor | None = None  # [C]: what a black pixel is after normalisation
+    border: Tensor | None = None  # [C]: a black pixel after normalization
 
     def __post_init__(self) -> None:
         self._step_macs = cache(self.profile.step_macs)
@@ -58,16 +59,16 @@ class Trainer:
     ) -> TrainingStats:
         """Execute `stages` one after the other on data (float [n, C, H, W], int64 [n]).
 
-        Epochs are counted over all stages, so that the shuffles of a round do not depend on how
-        it is cut into stages. `thresholds` holds the clipping history by trained layers and
-        clipping, and is updated. `cache_key` names the data, so that features of a prefix that
-        stays the same serve later rounds too; None: they serve one stage.
+        Epochs are counted over all stages, so that the shuffles of a round do not depend on how it
+        is cut into stages. `thresholds` holds the clipping history for each pair of trained layers
+        and clipping; it is updated. `cache_key` names the data, so that the features of a prefix
+        that stays the same can serve later rounds; with None, they serve one stage only.
 
-        Raises `RunError` for a layer that the model does not have, ValueError for a stage that
+        Raises `RunError` for a layer that the model does not have, and ValueError for a stage that
         cannot be executed as it says (`check`, `Stage.passes`).
         """
         done, epoch = TrainingStats(), 0
-        self.model.zero_grad()  # a client that failed may have left gradients
+        self.model.zero_grad()  # a client that failed can have left gradients
         self._seed(draw.torch_seed())
         anchor = self._anchor(stages, objective.anchor)
         for stage in stages:
@@ -91,9 +92,9 @@ class Trainer:
         threshold: Threshold | None,
         done: TrainingStats,
     ) -> None:
-        """Take steps on the stage's layers, one per group of batches; run `layers`.
+        """Take steps on the stage's layers, one per group of batches; run the layers `layers`.
 
-        Clipping knows the model's parameters only, not those beside it.
+        Clipping includes the model's parameters only, not those beside it.
         """
         by_sample = threshold is not None and threshold.by_sample
         macs = self._step_macs(stage.layers, layers[0], by_sample) + objective.macs
@@ -102,7 +103,7 @@ class Trainer:
         trained, beside = [*parameters.values()], objective.parameters
         mover = optimizer([*trained, *beside], stage)
         total = torch.zeros(())
-        taken: list[int] = []  # sizes of the batches of all steps taken
+        taken: list[int] = []  # batch sizes of all steps that were taken
         with gradient_rule(self.model, trained, threshold, beside) as rule:
 
             def backward(batch: Samples) -> None:
@@ -142,7 +143,7 @@ class Trainer:
             SampleGradients(self.model).close()
 
     def freeze_all_but(self, trained: Slice) -> dict[str, nn.Parameter]:
-        """Freeze every other layer (eval mode, no gradient); return the parameters to train."""
+        """Freeze all other layers (eval mode, no gradients); return the parameters to train."""
         for name, layer in self.model.named_children():
             layer.train(name in trained)
             layer.requires_grad_(name in trained)
@@ -151,11 +152,13 @@ class Trainer:
     def _inputs(
         self, images: Tensor, stage: Stage, start: str, cache_key: Hashable, done: TrainingStats
     ) -> tuple[Tensor, Slice]:
-        """Return what a step starts from and the layers that it runs."""
+        """Return the steps' inputs (images or cached features) and the layers to run on them."""
         prefix = self.cached_prefix(stage.layers, len(images), start)
         if not prefix:
             return images, self.layout.names
-        done.macs += len(images) * self._forward_macs(prefix)  # cached or not: any process alike
+        done.macs += len(images) * self._forward_macs(
+            prefix
+        )  # also if cached: the same in any process
 
         def compute() -> Tensor:
             return features(self.model, images, prefix)
@@ -169,7 +172,8 @@ class Trainer:
     def cached_prefix(self, trained: Slice, size: int, start: str = "") -> Slice:
         """Return the longest frozen prefix whose outputs for `size` samples may be cached.
 
-        It ends before `start` (`Objective.start`), and is empty where no layer is trained or named.
+        It ends before `start` (`Objective.start`). It is empty if no layer is trained and `start`
+        is not given.
         """
         needed = self.layout.slice((*trained, start) if start else trained)
         if not needed or self.augment != "none" or not self.use_cache:
@@ -188,9 +192,9 @@ class Trainer:
         return 4 * size * int(np.prod(self.profile.shapes[following]))
 
     def starts(self, size: int, stage: Stage) -> list[int]:
-        """Return where the batches of an epoch start in its order of `size` samples.
+        """Return where the batches of an epoch begin in its order of `size` samples.
 
-        A batch is left out if it is one sample that a BatchNorm cannot normalise.
+        A batch of one sample is left out if a BatchNorm could not normalize it.
         """
         own = list(range(0, size, self.batch_size))
         taken = [own[index % len(own)] for index in range(stage.batches or len(own))]
@@ -207,7 +211,7 @@ class Trainer:
         stage: Stage,
         done: TrainingStats,
     ) -> Iterator[Samples]:
-        """Yield shuffled batches; one that BatchNorm cannot normalise is skipped and counted."""
+        """Yield shuffled batches; skip and count those that are too small to train on."""
         inputs, labels = data
         size = len(labels)
         starts = self.starts(size, stage)
@@ -222,17 +226,17 @@ class Trainer:
             yield from epoch_batches(data, order, starts, self.batch_size, crops, self.border)
 
     def _sees_one_value(self, layer: str, trained: Slice) -> bool:
-        """Tell whether a BatchNorm would take statistics of one value from a batch of one."""
+        """Tell whether a BatchNorm would take statistics of a single value in a batch of one."""
         norms = batch_norms(self.model.get_submodule(layer))
         of_batch = layer in trained or any(norm.running_mean is None for norm in norms)
         return self.profile.lone[layer] and of_batch
 
     def _seed(self, seed: int) -> None:
-        """Seed what layers draw from, as dropout does."""
+        """Seed the random numbers of layers such as dropout."""
         if next(self.model.parameters()).is_cpu:
             torch.default_generator.manual_seed(seed)
         else:
-            torch.manual_seed(seed)  # takes milliseconds, in which it notes who has called
+            torch.manual_seed(seed)  # takes milliseconds, because it records its caller
 
     def _anchor(
         self, stages: tuple[Stage, ...], given: Mapping[str, Tensor] | None
@@ -246,15 +250,22 @@ class Trainer:
 
 
 def _threshold(stage: Stage, known: Thresholds) -> Threshold | None:
-    """Return what clips a stage; None: nothing, as where none of the model's layers is trained."""
+    """Return the clipping threshold of a stage; None if nothing is clipped.
+
+    Nothing is clipped if the stage trains none of the model's layers.
+    """
     if not (stage.layers and stage.clip):
         return None
     return known.get((stage.layers, stage.clip)) or Threshold(stage.clip)
 
 
 def _check_passes(passes: int, stage: Stage) -> None:
-    """Hold a step to what the stage declares, by which the server judges the client's figures."""
+    """Refuse a step that computed more gradients than its stage declares.
+
+    The server checks the client's figures against that declaration.
+    """
     if passes > stage.passes:
         raise ValueError(
-            f"passes = {stage.passes}: a step evaluated {passes} gradients; give its Stage as many"
+            f"passes = {stage.passes}: a step computed {passes} gradients;"
+            " declare as many in its Stage"
         )

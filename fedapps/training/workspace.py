@@ -1,4 +1,4 @@
-"""What a process needs to work on a run: data, shares, the resident model and its layout."""
+"""What a process needs to work on a run: data, shares, its one model and the model's layout."""
 
 import copy
 import dataclasses
@@ -34,9 +34,9 @@ GPU_HINT = (
 
 
 class Workspace:
-    """Everything static of a run, made from its settings alone and so equal in all processes.
+    """What stays the same in a run; made from its settings alone, so all processes agree on it.
 
-    A device has a `dataset` of its own, which is all `client`'s and nobody else's.
+    A device has a `dataset` of its own, all of which belongs to its `client`.
     """
 
     def __init__(
@@ -57,18 +57,18 @@ class Workspace:
         self.model.to(self.device)
         self.model.to(memory_format=torch.channels_last)
         self._clients: ByteCache[Samples] = ByteCache(settings.cache_limit * MEBI, least=1)
-        self._lock = Lock()  # clients of split learning run in threads
+        self._lock = Lock()  # split learning runs its clients in threads
 
     @cached_property
     def shares(self) -> tuple[Share, ...]:
-        """Index arrays of every client's training and test samples; devices have their own."""
+        """The indices of every client's samples; empty with devices, which have their own data."""
         if self.settings.dataset == DEVICE:
             return ()
         return shares(self.dataset.labels, self.dataset.num_train, self.settings)
 
     @cached_property
     def trainer(self) -> Trainer:
-        """The one trainer of this process, on the resident model."""
+        """The one trainer of this process; it trains the model of the workspace."""
         mean, std = self.dataset.mean, self.dataset.std
         return Trainer(
             self.model,
@@ -82,17 +82,17 @@ class Workspace:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of the initial model: two processes with other libraries may differ in it."""
+        """Digest of the initial model, which can differ if processes have other libraries."""
         digest = hashlib.sha256()
         for key, value in self.initial.items():
             digest.update(key.encode() + np.ascontiguousarray(value).tobytes())
         return digest.hexdigest()[:16]
 
     def reset(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Have the initial model with `arrays` in it as in a new process, whoever used it before.
+        """Put the model into its initial state, with `arrays` in it, whoever used it before.
 
-        It is in eval mode, its parameters ask for gradients and have none, and the counters of
-        BatchNorms, which no array carries, are as at first.
+        It is then as in a new process: in eval mode, its parameters ask for gradients and have
+        none, and the counters of BatchNorms, which no array carries, have their initial values.
         """
         self.model.eval().requires_grad_(True)
         self.model.zero_grad()
@@ -102,12 +102,13 @@ class Workspace:
         put(self.model, self.initial | dict(arrays))
 
     def restricted(self, layers: Slice) -> "Workspace":
-        """Return the same run for one that holds consecutive `layers` only, in a model of its own.
+        """Return the workspace of the same run with a model of its own that has `layers` only.
 
-        This is for split learning, whose clients of one message run in threads at the same time.
-        Data, shares and fingerprint are the run's; model, layout and trainer are its own.
+        Split learning needs this, because all clients of one message run in threads at the same
+        time. The layers are consecutive. Data, shares and fingerprint are those of the run; the
+        model, layout and trainer are new.
         """
-        trainer, _ = self.trainer, self.shares  # made once, before they are copied
+        trainer, _ = self.trainer, self.shares  # created before the copy, which shares them
         less = copy.copy(self)
         less.layout = self.layout.restricted(layers)
         names = less.layout.names
@@ -126,7 +127,7 @@ class Workspace:
     def share(self, client: int) -> Share:
         """Return the indices of a client's samples in the data set.
 
-        Raises `RunError` for another client than the device's own.
+        On a device, raises `RunError` for any client but the device's own.
         """
         if self.client is None:
             return self.shares[client]
@@ -139,7 +140,7 @@ class Workspace:
         """Return a subset of a client's samples: `train`, `test` or `validation`.
 
         Images are float [n, C, H, W], labels int64 [n], both on the workspace's device. They stay
-        in memory up to `cache-limit`, least recently used first out.
+        in memory up to `cache-limit`; then the least recently used ones are dropped.
         """
         key = (client, subset)
         with self._lock:
@@ -152,21 +153,24 @@ class Workspace:
 
     @cached_property
     def union(self) -> Samples:
-        """The training samples of all clients together, for what the server itself trains."""
+        """The training samples of all clients together, for training on the server itself."""
         indices = np.concatenate([share.train for share in self.shares])
         images, labels = self.dataset.tensors(indices)
         return self._place(images, labels)
 
     @cached_property
     def server_samples(self) -> Samples:
-        """The server's own samples: `server-data` of all training samples; clients keep theirs."""
+        """The server's own samples: a share `server-data` of all training samples.
+
+        The clients keep these samples too.
+        """
         everything = np.concatenate([share.train for share in self.shares])
         size = max(1, round(self.settings.server_data * len(everything)))
         chosen = generator(self.settings.seed, "server-data").permutation(everything)[:size]
         return self._place(*self.dataset.tensors(np.sort(chosen)))
 
     def _place(self, images: torch.Tensor, labels: torch.Tensor) -> Samples:
-        """Bring samples to the device, channels last: convolutions are up to twice as fast so."""
+        """Move samples to the device, channels last: convolutions are then up to twice as fast."""
         format_ = torch.channels_last if images.dim() == 4 else torch.preserve_format
         return images.to(self.device, memory_format=format_), labels.to(self.device)
 
@@ -183,27 +187,27 @@ class Workspace:
 
 @lru_cache(maxsize=1)
 def workspace(settings: Settings) -> Workspace:
-    """Return this process's workspace for a run; it is made once and replaced by the next run's.
+    """Return this process's workspace for a run; another run's workspace replaces it.
 
-    Sets the process's number of torch threads. Raises `RunError` for what is not there: the model,
-    the data set, the GPU.
+    Sets the number of torch threads of the process. Raises `RunError` if the model, the data set or
+    the GPU is not there.
     """
     torch.set_num_threads(settings.threads)
     return Workspace(settings)
 
 
 def _load(settings: Settings) -> data.Dataset:
-    """Open the run's data set, of which a server of devices knows the shape and classes only."""
+    """Open the run's data set; a server of devices knows only its shape and classes."""
     if settings.dataset == DEVICE:
         return data.declared(DEVICE, settings.shape, settings.num_classes)
     return data.load(settings.dataset, settings.data_root)
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the torch device of `device`; raises `RunError` for cuda where there is none.
+    """Return the torch device for the key `device`; raises `RunError` for cuda without a GPU.
 
-    A GPU's convolutions are set to full float32 and the same bits every time, as those of CPUs
-    are: cuDNN's own choice is 10-bit mantissas (TF32) and sums in any order.
+    On a GPU, convolutions are set to full float32 and to repeatable bits, as on CPUs. By default,
+    cuDNN uses 10-bit mantissas (TF32) and adds up in any order.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise RunError(
