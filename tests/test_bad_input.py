@@ -104,15 +104,18 @@ def test_unknown_strategy(refuse):
             "num-round=3",
             "unknown key num-round, did you mean num-rounds?; `fedapps keys` lists all keys",
         ),
-        ("head-layers=4", "head-layers = 4: the model has 4 layers, leave one"),
-        ("head-layers=99", "head-layers = 99: the model has 4 layers, leave one"),
+        ("head-layers=4", "head-layers = 4: the model has 4 layers; leave at least"),
+        ("head-layers=99", "head-layers = 99: the model has 4 layers; leave at least"),
         (
             "num-clients=61",
             "num-clients = 61: 61 clients for 120 samples; a client needs at least 2",
         ),
         ('partitioner="sizes" sizes="0.5"', 'sizes = "0.5": 1 fraction for num-clients = 4;'),
-        ('partitioner="sizes" sizes="a"', 'sizes = "a": must be fractions as 0.4,0.3,0.2,0.1'),
-        ('partitioner="classes"', 'classes-per-client = "": must be a set per client as'),
+        (
+            'partitioner="sizes" sizes="a"',
+            'sizes = "a": must be fractions, such as 0.4,0.3,0.2,0.1',
+        ),
+        ('partitioner="classes"', 'classes-per-client = "": must be a set per client, such as'),
         ("min-samples=31", "min-samples = 31: 4 clients would need 124 of 120 samples;"),
         (
             "min-samples=30 alpha=0.01 dirichlet-balance=false",
@@ -296,9 +299,9 @@ def test_images_with_channels_first(refuse, make_npz, tmp_path):
 def test_labels_of_another_length(refuse, make_npz, tmp_path):
     path = make_npz(tmp_path / "x.npz", train_labels=np.zeros(95, np.int64))
     line = refuse(quoted(path))
-    assert (
-        line
-        == f"{path}: train_labels holds 95 labels for 96 images of train_images; must be as many"
+    assert line == (
+        f"{path}: train_labels holds 95 labels for 96 images of train_images; the numbers must be"
+        " equal"
     )
 
 
@@ -327,7 +330,7 @@ def test_a_path_that_is_no_npz(refuse, tmp_path):
     line = refuse(quoted(tmp_path))
     assert line.startswith(f'dataset = "{tmp_path}": is a folder; {needed} (folders of pictures: ')
     line = refuse(quoted("~/x.csv"))
-    assert line.startswith(f'dataset = "~/x.csv": is no .npz file; {needed} (folders of ')
+    assert line.startswith(f'dataset = "~/x.csv": is not an .npz file; {needed} (folders of ')
 
 
 def test_unknown_data_set(refuse):
@@ -429,7 +432,7 @@ def test_the_serverapp_logs_the_line_and_fails(started, flat_config, tiny_npz, c
     with pytest.raises(RunError):
         server_app.main(SerialGrid(client_app.app, flat, 1), context)
     assert [record.getMessage() for record in caplog.records] == [
-        "error: head-layers = 9: the model has 4 layers, leave one"
+        "error: head-layers = 9: the model has 4 layers; leave at least one for the body"
     ]
     assert started == []
     assert not (tmp_path / "runs").exists()

@@ -206,7 +206,7 @@ def test_paths_that_are_refused(tmp_path):
         ({"test_images": np.zeros((5, 6, 4, 3))}, "holds float64 images"),
         (
             {"train_labels": np.zeros(6, int)},
-            "train_labels holds 6 labels for 7 images of train_images; must be as many",
+            "train_labels holds 6 labels for 7 images of train_images; the numbers must be equal",
         ),
         ({"train_labels": np.zeros((7, 2), int)}, "has shape [7, 2]; must be [N] or [N, 1]"),
         ({"train_labels": np.array(3)}, "has shape []; must be [N] or [N, 1]"),
@@ -270,7 +270,7 @@ def test_a_header_that_promises_more_than_there_is(tmp_path):
         for name in sound.namelist():
             lying.writestr(name, sound.read(name).replace(b"(7, 6, 4, 3)", b"(9, 6, 4, 3)"))
     line = message(str(path), "~")
-    assert "train_images does not have the size that its header announces" in line
+    assert "train_images does not have the size that its header states" in line
 
 
 def test_a_file_that_shrinks_after_it_was_opened(tmp_path):
@@ -529,7 +529,7 @@ def test_cinic10_in_parts(cinic10):
     folder = root / "cinic10"
     (folder / "test").rename(root / "test")
     assert message("cinic10", str(root)) == (
-        f"{folder}/test: must have the folders of train; unpack it again"
+        f"{folder}/test: must have the same folders as train; unpack it again"
     )
     (folder / "train").rename(root / "train")
     line = message("cinic10", str(root))
@@ -548,7 +548,7 @@ def test_pictures_that_cannot_be_used(cinic10, damage):
     else:
         picture(path, 0, size=(32, 16))
         line = message("cinic10", str(root))
-        assert line == f"{path}: 32x16 pixels; must be 32x32 as 0.png"
+        assert line == f"{path}: 32x16 pixels; must be 32x32 like 0.png"
 
 
 @pytest.fixture

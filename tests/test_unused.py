@@ -124,17 +124,17 @@ def test_only_what_somebody_set_is_told(options, lines, data_root):
         (
             np.linspace(0, 255, 144, dtype=np.float32).reshape(9, 4, 4),
             [0, 1, 2] * 3,
-            "float pixels from 0 to 255 are taken as they are, models expect 0..1; divide them by ",
+            "float pixels from 0 to 255 are used as they are, but models expect 0..1; divide them",
         ),
         (
             np.linspace(0, 65535, 144, dtype=np.float32).reshape(9, 4, 4),
             [0, 1, 2] * 3,
-            "models expect 0..1; divide them by the largest value that a pixel can have, as 65535",
+            "; divide them by the largest value that a pixel can have, such as 65535",
         ),
         (
             np.linspace(-2, 2, 144, dtype=np.float32).reshape(9, 4, 4),
             [0, 1, 2] * 3,
-            "float pixels from -2 to 2 are taken as they are, models expect 0..1",
+            "float pixels from -2 to 2 are used as they are, but models expect 0..1",
         ),
         (
             np.ones((9, 4, 4), np.uint8),
@@ -161,5 +161,5 @@ def test_classes_that_nobody_can_learn_are_told(tmp_path):
     labels = {"train_labels": np.array([0, 1] * 3), "test_labels": np.array([0, 1, 2] * 2)}
     np.savez(path, train_images=images, test_images=images, **labels)
     (found,) = notes(load(str(path), ""), "official")
-    assert "labels 2 occur in the test part only" in found
+    assert "labels 2 occur in the test set only" in found
     assert notes(load(str(path), ""), "merged") == []

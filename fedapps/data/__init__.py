@@ -5,14 +5,15 @@
     for client, share in enumerate(shares(cifar.labels, cifar.num_train, settings)):
         share.train, share.test  # indices into cifar.labels, sorted
 
-Every set is in the end one `.npz` file: `<root>/<name>.npz` for the sets known by name (made once
-from a download or an unpacked archive), or the user's own file. Its members are `train_images`,
-`train_labels`, `test_images`, `test_labels` and optionally `val_images`, `val_labels`, which are
-joined to train. Images are uint8 or float, [N, H, W] or [N, H, W, C]; labels are integers, [N] or
-[N, 1]. Float values are taken as they are (0..1 is expected), uint8 values are divided by 255.
+In the end, every data set is one `.npz` file. For a data set known by name it is
+`<root>/<name>.npz`, made once from a download or an unpacked archive; otherwise it is the user's
+own file. Its members are `train_images`, `train_labels`, `test_images`, `test_labels` and
+optionally `val_images`, `val_labels`, which are joined to the training set. Images are uint8 or
+float, [N, H, W] or [N, H, W, C]; labels are integers, [N] or [N, 1]. Float values are used as they
+are (they should be in 0..1); uint8 values are divided by 255.
 
-A new set is one file in `fedapps.data.sources`, a new partitioner one in
-`fedapps.data.partitioners`; each has its line in the package's `__init__`.
+A new data set needs one file in `fedapps.data.sources`, and a new partitioner one file in
+`fedapps.data.partitioners`. Each also needs a line in the `__init__` of its package.
 """
 
 from fedapps.data.dataset import Dataset, Shape, declared

@@ -1,4 +1,4 @@
-"""A data set: labels and shape at once, pixels only when somebody asks for a client's tensors."""
+"""A data set: labels and shape are known at once; pixels are read for one client at a time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +19,11 @@ class Pixels(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A labelled set of images; sample i is row i of the official train set, then of the test set.
+    """A labeled set of images: first the samples of the official training set, then the test set.
 
-    `shape` is (C, H, W) as a model gets it, `labels` is int64 [N] in 0..classes-1, the first
-    `num_train` of the N samples are the official train set, `mean` and `std` hold C values.
+    `shape` is (C, H, W), as a model gets the images. `labels` is int64 [N], with values in
+    0..classes-1. The first `num_train` of the N samples are the official training set. `mean` and
+    `std` hold C values each.
     """
 
     name: str
@@ -32,13 +33,13 @@ class Dataset:
     num_train: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    images: Pixels | None  # None: a set without pixels
+    images: Pixels | None  # None: there are no pixels
 
     def tensors(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the samples `indices`: images float32 [n, C, H, W], normalised; labels int64 [n].
+        """Return the samples `indices`: images float32 [n, C, H, W], normalized; labels int64 [n].
 
-        A value does not depend on the samples that it is read with. Raises `RunError` where the
-        file changed or is broken, or where a pixel is not finite.
+        A sample's values do not depend on the other samples that are read with it. Raises
+        `RunError` if the file has changed or is broken, or if a pixel is not finite.
         """
         indices = np.asarray(indices, dtype=np.int64)
         assert self.images is not None
@@ -55,6 +56,6 @@ def _per_channel(values: Sequence[float]) -> torch.Tensor:
 
 
 def declared(name: str, shape: Shape, classes: int) -> Dataset:
-    """Return a set without samples: what a server knows of data that stay on devices."""
+    """Return a data set without samples: what a server knows about data that stay on devices."""
     half = (0.5,) * shape[0]
     return Dataset(name, classes, shape, np.empty(0, np.int64), 0, half, half, None)

@@ -1,4 +1,4 @@
-"""The images and labels of an .npz file: checked when it is opened, read when asked for."""
+"""The images and labels of an .npz file: checked when it is opened, read when they are needed."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,10 +17,10 @@ MAX_CLASSES = 65_536  # a larger label is a mistake that would cost a huge last 
 
 @dataclass(frozen=True)
 class Images:
-    """The images of one .npz file: those of train, (val,) and test, one after the other.
+    """The images of one .npz file: first train, then val (if there is any), then test.
 
-    Rows are read from the file whenever they are asked for. No process holds all pixels; the page
-    cache of the machine does, once for all processes.
+    Rows are read from the file each time that they are needed. So no process holds all pixels; the
+    page cache of the machine holds them once for all processes.
     """
 
     arrays: tuple[Array, ...]
@@ -32,7 +32,7 @@ class Images:
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """Number of the first row of every array, and the number of all rows."""
+        """The number of the first row of every array, and at the end the number of all rows."""
         return np.cumsum([0, *(array.shape[0] for array in self.arrays)])
 
     def read(self, indices: np.ndarray) -> np.ndarray:
@@ -49,7 +49,7 @@ class Images:
         self._fill(out, array_of, rows)
         if out.dtype == np.uint8:
             return out
-        with np.errstate(over="ignore"):  # the next lines say it better
+        with np.errstate(over="ignore"):  # the check below reports it more clearly
             out = out.astype(np.float32, copy=False)
         broken = np.flatnonzero(~np.isfinite(out).all(axis=(1, 2, 3)))
         if len(broken):
@@ -60,7 +60,7 @@ class Images:
         return out
 
     def _fill(self, out: np.ndarray, array_of: np.ndarray, rows: np.ndarray) -> None:
-        """Read rows into `out`, each run of neighbours in one array at once."""
+        """Read rows into `out`; consecutive rows of one array are read at once."""
         ends = np.flatnonzero((np.diff(rows) != 1) | (np.diff(array_of) != 0)) + 1
         path = self.arrays[0].path
         with reading(path), path.open("rb") as file:
@@ -71,9 +71,10 @@ class Images:
 
 
 def open_npz(path: Path) -> tuple[Images, np.ndarray, int]:
-    """Check an .npz by its headers and labels: images, labels int64 [N], size of the train set.
+    """Open an .npz: return its images, labels (int64 [N]), and the size of the training set.
 
-    A `val` part is joined to train. Raises `RunError` for members that are missing or do not fit.
+    Headers and labels are checked, pixels are not read. `val_*` is joined to the training set.
+    Raises `RunError` for members that are missing or do not fit.
     """
     arrays = headers(path)
     parts = ("train", "val", "test") if "val_images" in arrays else ("train", "test")
@@ -93,7 +94,7 @@ def open_npz(path: Path) -> tuple[Images, np.ndarray, int]:
 
 
 def check_images(images: Array, first: Array) -> None:
-    """Refuse images that are no images, or other ones than those of the `first` member."""
+    """Refuse an array that does not hold images, or whose images do not match the `first` one."""
     where = f"{images.path}: {images.key}"
     if images.dtype != np.uint8 and images.dtype.kind != "f":
         raise RunError(f"{where} has dtype {images.dtype}; must be uint8 or float")
@@ -114,7 +115,7 @@ def check_images(images: Array, first: Array) -> None:
 
 
 def check_pixels(images: Images) -> None:
-    """Refuse what mean and deviation 0.5 would not normalise: float pixels outside 0..1."""
+    """Refuse float pixels outside 0..1, which mean and deviation 0.5 would not normalize."""
     first, count = images.arrays[0], int(images.starts[-1])
     if first.dtype == np.uint8:
         return
@@ -136,12 +137,12 @@ def _check_labels(labels: Array, images: Array) -> None:
     if labels.shape[0] != images.shape[0]:
         raise RunError(
             f"{where} holds {number(labels.shape[0], 'label')} for"
-            f" {number(images.shape[0], 'image')} of {images.key}; must be as many"
+            f" {number(images.shape[0], 'image')} of {images.key}; the numbers must be equal"
         )
 
 
 def _label_values(labels: Array) -> np.ndarray:
-    """Read labels as int64 [N]; raises `RunError` for one that no class could have."""
+    """Read labels as int64 [N]; raises `RunError` for values that cannot be labels of classes."""
     values = labels.whole.reshape(-1)
     low, high = int(values.min()), int(values.max())
     if low < 0 or high >= MAX_CLASSES:

@@ -1,4 +1,4 @@
-"""Opens a data set by its name or by the path of the user's own file."""
+"""Opens a data set by its name, or by the path of the user's own file."""
 
 import os
 import tempfile
@@ -21,13 +21,14 @@ from fedapps.data.sources import NAMES, SOURCES
 def load(name: str, root: str) -> Dataset:
     """Open a data set by name, or the user's own `.npz` by its absolute path (`~` allowed).
 
-    A set that `root` (a folder, `~` allowed) lacks is downloaded there or made from its unpacked
-    archive. Raises `RunError`: unknown name, nothing to make it from, file with wrong contents.
+    If a data set is missing in the folder `root` (`~` allowed), it is downloaded to there, or made
+    from its unpacked archive. Raises `RunError` for an unknown name, if there is nothing to make
+    the data set from, and for a file with wrong contents.
     """
     if name.endswith(".npz"):
         return of_user(absolute(name, "dataset"))
     if name not in SOURCES and _is_path(name):
-        what = "is a folder" if expanded(name, "dataset").is_dir() else "is no .npz file"
+        what = "is a folder" if expanded(name, "dataset").is_dir() else "is not an .npz file"
         raise RunError(
             f'dataset = "{name}": {what}; own data is an .npz file with {", ".join(KEYS)}'
             ' (folders of pictures: only on devices, dataset = "device")'
@@ -64,7 +65,7 @@ def _named(name: str, path: Path) -> Dataset:
 
 
 def _make(name: str, path: Path) -> None:
-    """Write the .npz of a known set; another process sees nothing or the whole file."""
+    """Write the .npz of a known data set; other processes see either no file or the whole one."""
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     arrays = SOURCES[name].make(path.parent)

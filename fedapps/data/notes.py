@@ -1,4 +1,4 @@
-"""What of a data set is probably a mistake, though a model can be trained on it."""
+"""Notes on data sets that are probably a mistake, although a model can be trained on them."""
 
 from collections.abc import Iterator
 
@@ -8,13 +8,13 @@ from fedapps.data.dataset import Dataset
 from fedapps.data.images import Images
 from fedapps.data.npz import Array
 
-LOOKED_AT = 2**22  # bytes from the beginning of each array of pixels
-SCALED = 16.0  # floats above this are no standardised pixels, but those of bytes
-MOST_LABELS = 10  # that are named
+LOOKED_AT = 2**22  # bytes that are read, from the beginning of each array of pixels
+SCALED = 16.0  # floats above this are not standardized pixels, but values of bytes
+MOST_LABELS = 10  # a note names at most so many labels
 
 
 def notes(dataset: Dataset, split: str) -> list[str]:
-    """Return a line for each thing that looks wrong, with the key `split`; reads a few pixels."""
+    """Return a line for each thing that looks wrong with this `split`; reads a few pixels."""
     arrays = dataset.images.arrays if isinstance(dataset.images, Images) else ()
     pixels = (note for array in arrays for note in _of_pixels(array))
     unknown = _of_unknown(dataset) if split == "official" else ()
@@ -34,8 +34,8 @@ def _of_pixels(array: Array) -> Iterator[str]:
         )
     if array.dtype != np.uint8 and (low < 0 or high > 1):
         yield (
-            f"{array.path}: {array.key}: float pixels from {low:g} to {high:g} are taken as they "
-            f"are, models expect 0..1{_cure(high)}"
+            f"{array.path}: {array.key}: float pixels from {low:g} to {high:g} are used as they "
+            f"are, but models expect 0..1{_cure(high)}"
         )
 
 
@@ -44,13 +44,13 @@ def _cure(high: float) -> str:
         return ""
     if high <= 255:
         return "; divide them by 255, or store uint8"
-    return "; divide them by the largest value that a pixel can have, as 65535"
+    return "; divide them by the largest value that a pixel can have, such as 65535"
 
 
 def _of_unknown(dataset: Dataset) -> Iterator[str]:
     trained, tested = np.split(dataset.labels, [dataset.num_train])
     if len(trained) and (new := np.setdiff1d(tested, trained).tolist()):
-        yield f"{dataset.name}: labels {_some(new)} occur in the test part only: nobody learns them"
+        yield f"{dataset.name}: labels {_some(new)} occur in the test set only: nobody learns them"
 
 
 def _of_labels(dataset: Dataset) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Members of an .npz file: known from their headers, read where they lie in the file."""
+"""Members of an .npz file: described by their headers, and read directly from the file."""
 
 import struct
 import tokenize
@@ -18,11 +18,11 @@ from fedapps.core.errors import RunError
 from fedapps.core.files import parsing
 
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
-MEMBERS = (*KEYS, "val_images", "val_labels", "images")  # what is read if it is there
+MEMBERS = (*KEYS, "val_images", "val_labels", "images")  # the members that are read, if they exist
 
-MOST_VALUES = 2**48  # along an axis
+MOST_VALUES = 2**48  # the largest size of an axis
 
-# What zipfile and numpy raise when bytes are not what they should be.
+# The errors that zipfile and numpy raise for a broken file.
 _UNREADABLE = (
     OSError,
     ValueError,
@@ -39,7 +39,7 @@ _UNREADABLE = (
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn whatever a broken file makes the libraries raise into one line."""
+    """Turn every error that a broken file causes in the libraries into a `RunError` of one line."""
     try:
         yield
     except FileNotFoundError as error:
@@ -53,16 +53,16 @@ def reading(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Array:
-    """A member of an .npz file, known from its header; values are read when they are asked for."""
+    """A member of an .npz file, described by its header; its values are read when needed."""
 
     path: Path
     key: str
     shape: tuple[int, ...]
     dtype: np.dtype
-    offset: int | None  # of the first value in the file; None: compressed or in Fortran order
+    offset: int | None  # of the first value; None: compressed or in Fortran order
 
     def first(self, nbytes: int) -> np.ndarray:
-        """Return values from the beginning of the file, at most so many bytes, without axes."""
+        """Return the values at the beginning, at most `nbytes` bytes of them, as a flat array."""
         with (
             reading(self.path),
             zipfile.ZipFile(self.path) as archive,
@@ -75,12 +75,12 @@ class Array:
 
     @cached_property
     def whole(self) -> np.ndarray:
-        """All values; kept, because a compressed member can only be read from its start."""
+        """All values, which stay in memory: a compressed member can only be read from its start."""
         with reading(self.path), parsing, np.load(self.path, allow_pickle=False) as file:
             return file[self.key]
 
     def read(self, file: BufferedReader, first: int, out: np.ndarray) -> None:
-        """Fill `out` with the rows from `first` on."""
+        """Fill `out` with the rows that begin at row `first`."""
         if self.offset is None:
             out[...] = self.whole[first : first + len(out)].reshape(out.shape)
             return
@@ -90,7 +90,7 @@ class Array:
 
 
 def class_names(path: Path) -> list[str]:
-    """Read the names of classes that an .npz may carry; none: empty."""
+    """Return the class names that an .npz may contain; an empty list if it has none."""
     with reading(path), np.load(path, allow_pickle=False) as file:
         return [str(name) for name in file["class_names"]] if "class_names" in file else []
 
@@ -102,7 +102,7 @@ def members(path: Path) -> list[str]:
 
 
 def headers(path: Path) -> dict[str, Array]:
-    """Describe the `MEMBERS` of an .npz from their headers alone, by key."""
+    """Describe the `MEMBERS` of an .npz by reading only their headers; the result is by key."""
     with reading(path), zipfile.ZipFile(path) as archive, path.open("rb") as file:
         return {
             info.filename.removesuffix(".npy"): _header(path, archive, info, file)
@@ -114,22 +114,22 @@ def headers(path: Path) -> dict[str, Array]:
 def _header(
     path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: BufferedReader
 ) -> Array:
-    """Read a member's header and find its values in `file` if they are stored as they are."""
+    """Read a member's header; if the values are stored uncompressed, find their place in `file`."""
     key = info.filename.removesuffix(".npy")
     with archive.open(info) as stream:
         shape, fortran, dtype = _read_header(stream, key)
         start = stream.tell()
     if not dtype.hasobject and start + _bytes(shape, dtype) != info.file_size:
-        raise ValueError(f"{key} does not have the size that its header announces")
+        raise ValueError(f"{key} does not have the size that its header states")
     if info.compress_type != zipfile.ZIP_STORED or fortran:
         return Array(path, key, shape, dtype, None)
-    file.seek(info.header_offset + 26)  # of the zip's local header: lengths of name and extra
+    file.seek(info.header_offset + 26)  # in the local header: lengths of name and extra field
     name, extra = struct.unpack("<HH", file.read(4))
     return Array(path, key, shape, dtype, info.header_offset + 30 + name + extra + start)
 
 
 def _read_header(stream: IO[bytes], key: str) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Read a member's header: shape, whether it is in Fortran order, dtype."""
+    """Read a member's header; return its shape, whether it is in Fortran order, and its dtype."""
     read = {
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,

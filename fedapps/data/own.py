@@ -1,4 +1,4 @@
-"""Data of the user's or of a device: an .npz file or a folder of pictures."""
+"""Data of a user or of a device: an .npz file, or a folder of pictures."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from fedapps.data.pictures import Pictures, folders, picture_files, picture_of
 
 
 def of_user(path: Path) -> Dataset:
-    """Open the user's own .npz; it has as many classes as its highest label says."""
+    """Open the user's own .npz; the highest label gives the number of classes."""
     images, labels, num_train = open_npz(path)
     half = (0.5,) * images.shape[0]
     classes = int(labels.max()) + 1
@@ -22,11 +22,12 @@ def of_user(path: Path) -> Dataset:
 
 
 def of_device(path: Path, shape: Shape, names: Sequence[str]) -> Dataset:
-    """Open a device's own data, an .npz or a folder, and check it against the run.
+    """Open a device's own data, an .npz or a folder, and check that they fit the run.
 
-    A folder holds `train/<class>/` and `test/<class>/` for every class, with .png, .jpg or .jpeg
-    files; a device without samples of a class leaves its folder empty. An .npz may carry
-    `class_names`. Raises `RunError` for another shape, a label or a name that the run lacks.
+    A folder contains `train/<class>/` and `test/<class>/` for every class, with .png, .jpg or .jpeg
+    files. If a device has no samples of a class, the folder of that class is empty. An .npz can
+    contain `class_names`. Raises `RunError` if the shape, a label or a class name does not fit the
+    run.
     """
     if path.is_dir():
         return _class_folders(path, shape, names)
@@ -52,9 +53,9 @@ def of_device(path: Path, shape: Shape, names: Sequence[str]) -> Dataset:
 
 
 def unlabelled(path: Path, shape: Shape, classes: int) -> Dataset:
-    """Open images without labels: key `images`, or else `test_images`, of an .npz.
+    """Open images without labels: the key `images` of an .npz, or else `test_images`.
 
-    Raises `RunError` for another shape.
+    Raises `RunError` if the shape is not that of the model.
     """
     arrays = headers(path)
     array = arrays.get("images") or arrays.get("test_images")
@@ -72,7 +73,7 @@ def unlabelled(path: Path, shape: Shape, classes: int) -> Dataset:
 
 
 def _class_folders(folder: Path, shape: Shape, names: Sequence[str]) -> Dataset:
-    """Read a device's `{train,test}/<class>/` pictures; raises `RunError` if they do not fit."""
+    """Read the pictures in `{train,test}/<class>/`; raises `RunError` if they do not fit."""
     files = [_labelled_files(folder / part, names) for part in ("train", "test")]
     images = [picture_of(file, shape) for part in files for file, _ in part]
     return dataclasses.replace(
@@ -84,12 +85,13 @@ def _class_folders(folder: Path, shape: Shape, names: Sequence[str]) -> Dataset:
 
 
 def _labelled_files(folder: Path, names: Sequence[str]) -> list[tuple[Path, int]]:
-    """List the pictures of `<class>/` with their labels; raises `RunError` for none at all."""
+    """List the pictures in `<class>/` with their labels; raises `RunError` if there are none."""
     there = folders(folder)
     for name in sorted(set(there).symmetric_difference(names)):
-        what = "is no class of the run" if name in there else "is missing"
+        what = "is not a class of the run" if name in there else "is missing"
         raise RunError(
-            f"{folder / name}: {what}; needed a folder, maybe empty, for each of {', '.join(names)}"
+            f"{folder / name}: {what}; must be one folder, possibly empty, for each of "
+            f"{', '.join(names)}"
         )
     files = [
         (file, label) for label, name in enumerate(names) for file in picture_files(folder / name)

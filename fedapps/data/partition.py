@@ -1,7 +1,7 @@
-"""Who holds which samples: a pure function of labels and settings, the same in every process.
+"""Which client has which samples: a pure function of labels and settings, in every process.
 
-A partitioner says who owns which samples of a pool (`fedapps.data.partitioners`); here the samples
-of each client are then split into train, test and validation.
+First a partitioner decides which client owns which samples of a pool (`fedapps.data.partitioners`).
+Then each client's samples are split here into training, test and validation samples.
 """
 
 import math
@@ -28,13 +28,13 @@ class Share:
 
 
 def shares(labels: np.ndarray, num_train: int, settings: Settings) -> tuple[Share, ...]:
-    """Share a data set out over `num-clients` clients; no sample goes to two places.
+    """Distribute a data set over `num-clients` clients; no sample is used twice.
 
-    `labels` is int64 [N], the first `num_train` of them are the official train set. With
-    `split = merged` all N samples are partitioned and each client's part is split by
-    `test-fraction`; with `official` the train set is partitioned and the test set follows it
-    class by class. `validation-fraction` of each client's training samples is then held out.
-    Raises `RunError` where the settings cannot be met.
+    `labels` is int64 [N]; the first `num_train` samples are the official training set. With `split
+    = merged`, all N samples are partitioned, and each client's samples are split by
+    `test-fraction`. With `official`, the training set is partitioned, and the test set is
+    distributed in the same way, class by class. Then `validation-fraction` of each client's
+    training samples is held out. Raises `RunError` if the data do not allow these settings.
     """
     if settings.split == "merged":
         parts = [
@@ -51,21 +51,22 @@ def shares(labels: np.ndarray, num_train: int, settings: Settings) -> tuple[Shar
 
 
 def own_share(size: int, num_train: int, client: int, settings: Settings) -> Share:
-    """Return the share of a client with data of its own: all `size` samples, as they are split.
+    """Return the share of a client with its own data: all `size` samples, split as they are.
 
-    `validation-fraction` of its training samples is held out. Raises `RunError` for too few.
+    `validation-fraction` of its training samples is held out. Raises `RunError` if there are too
+    few.
     """
     share = Share(np.arange(num_train), np.arange(num_train, size))
     return _hold_out(share, client, settings) if settings.validation_fraction else share
 
 
 def class_counts(labels: np.ndarray, shares: Sequence[Share]) -> np.ndarray:
-    """Count training samples by client and class: int64 [clients, classes]."""
+    """Count the training samples by client and class: int64 [clients, classes]."""
     return _counts_of_parts(labels, [share.train for share in shares])
 
 
 def _partition(labels: np.ndarray, settings: Settings) -> list[np.ndarray]:
-    """Partition a pool over the clients: sorted indices of each, at least 2."""
+    """Partition a pool over the clients; return each client's sorted indices, at least 2."""
     clients, pool = settings.num_clients, len(labels)
     if 2 * clients > pool:
         raise RunError(
@@ -83,7 +84,7 @@ def _partition(labels: np.ndarray, settings: Settings) -> list[np.ndarray]:
 
 
 def _split(part: np.ndarray, client: int, settings: Settings) -> Share:
-    """Shuffle a client's samples and split them into train and test, none of them empty."""
+    """Shuffle a client's samples and split them into training and test samples, both not empty."""
     shuffled = partition_generator(settings.seed, "split", client).permutation(part)
     wanted = math.floor(settings.test_fraction * len(part) + 0.5)
     num_test = min(max(1, wanted), len(part) - 1)
@@ -91,7 +92,7 @@ def _split(part: np.ndarray, client: int, settings: Settings) -> Share:
 
 
 def _hold_out(share: Share, client: int, settings: Settings) -> Share:
-    """Move training samples to the validation part, at least one; at least one is left."""
+    """Move some training samples to validation: at least one moves, and at least one stays."""
     if len(share.train) < 2:
         raise RunError(
             f"validation-fraction = {settings.validation_fraction:g}: client {client} has"
@@ -106,7 +107,7 @@ def _hold_out(share: Share, client: int, settings: Settings) -> Share:
 def _follow(
     train: Sequence[np.ndarray], labels: np.ndarray, num_train: int, settings: Settings
 ) -> list[np.ndarray]:
-    """Partition the official test set as its train set was: same places, or same proportions."""
+    """Partition the official test set like the training set: same places, or same proportions."""
     test_owners = PARTITIONERS[settings.partitioner].test_owners
     if test_owners is not None:
         owners = test_owners(labels[num_train:], settings)

@@ -1,4 +1,4 @@
-"""Picture files: one of a known size, or many into one array."""
+"""Picture files: reads one of a known size, or many into one array."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy as np
 from fedapps.core.errors import RunError
 from fedapps.data.dataset import Shape
 
-MOST_PIXELS = 2**24  # of a picture; a small file can announce many more
+MOST_PIXELS = 2**24  # of one picture; a small file can claim to have many more
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Pictures:
 
 
 def folders(folder: Path) -> list[str]:
-    """Names of the folders in `folder`, sorted: their places are the labels."""
+    """Return the names of the folders in `folder`, sorted: a folder's position is its label."""
     return sorted(entry.name for entry in folder.glob("*/"))
 
 
@@ -35,7 +35,7 @@ def picture_files(folder: Path) -> list[Path]:
 
 
 def picture_of(file: Path, shape: Shape) -> np.ndarray:
-    """Read a picture as uint8 [H, W, C] in grey or RGB; raises `RunError` for another size."""
+    """Read a picture as uint8 [H, W, C], gray or RGB; raises `RunError` for another size."""
     if shape[0] not in (1, 3):
         raise RunError(f"{file}: a picture has 1 or 3 channels; the run has {shape[0]}")
     picture = _picture(file, "L" if shape[0] == 1 else "RGB")
@@ -48,7 +48,10 @@ def picture_of(file: Path, shape: Shape) -> np.ndarray:
 def picture_arrays(
     part: str, files: Sequence[tuple[Path, int]], where: Path
 ) -> dict[str, np.ndarray]:
-    """Read picture files as RGB: uint8 [N, H, W, 3] and labels [N], under the keys of `part`."""
+    """Read picture files as RGB: uint8 [N, H, W, 3] and labels [N], under the keys of `part`.
+
+    Raises `RunError` if there are no files, or if a picture has another size than the first.
+    """
     if not files:
         raise RunError(f"{where}: no such files; unpack the whole archive again")
     first = _picture(files[0][0])
@@ -58,7 +61,7 @@ def picture_arrays(
         if picture.shape != first.shape:
             raise RunError(
                 f"{file}: {picture.shape[1]}x{picture.shape[0]} pixels; must be"
-                f" {first.shape[1]}x{first.shape[0]} as {files[0][0].name}"
+                f" {first.shape[1]}x{first.shape[0]} like {files[0][0].name}"
             )
         images[row] = picture
     labels = np.array([label for _, label in files], np.int64)
@@ -72,8 +75,10 @@ def _picture(file: Path, mode: str = "RGB") -> np.ndarray:
         with Image.open(file) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise ValueError(f"{image.width}x{image.height} pixels are too many")
-            if image.mode.startswith(("I", "F")):  # of 16 or 32 bits, which `convert` cuts off
-                raise ValueError("more than 8 bits a pixel; save it with 8, or floats in an .npz")
+            if image.mode.startswith(("I", "F")):  # 16 or 32 bits, which `convert` clips
+                raise ValueError(
+                    "more than 8 bits a pixel; save it with 8, or as floats in an .npz"
+                )
             return np.asarray(image.convert(mode))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         # SyntaxError: a broken PNG chunk

@@ -1,13 +1,13 @@
-"""The models: each a plain `nn.Sequential` whose named children are its layers, input side first.
+"""The models: each is a plain `nn.Sequential`; its named children are the layers, in order.
 
-Every layer has parameters, the last one is the classifier, and the layer before it returns
-[N, features]. State-dict keys read `layer.module.name`: `conv1.conv.weight`,
-`conv1.bn.running_mean`, `fc2.fc.weight`. What of a model may travel: `fedapps.models.layers`.
+Every layer has parameters. The last layer is the classifier, and the layer before it returns
+[N, features]. State-dict keys have the form `layer.module.name`: `conv1.conv.weight`,
+`conv1.bn.running_mean`, `fc2.fc.weight`. `fedapps.models.layers` says what of a model may travel.
 
     model = build("cnn", (1, 28, 28), classes=10, seed=0)
     [name for name, _ in model.named_children()]  # ['conv1', 'conv2', 'fc1', 'fc2']
 
-A new family is one file with its `MODELS` and a line in `fedapps.models.zoo`.
+A new family of models needs one file with its `MODELS`, and a line in `fedapps.models.zoo`.
 """
 
 from fedapps.models.blocks import ModelSpec, Shape

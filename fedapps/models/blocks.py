@@ -1,7 +1,7 @@
-"""What the models are made of: layers, and the modules that stand in them.
+"""The building blocks of the models: layers, and the modules inside them.
 
-A layer is a block of named modules and holds all that belongs to it (normalisation, activation,
-pooling, flattening), so that its output is what the next layer receives.
+A layer is a block of named modules. It holds all that belongs to it (normalization, activation,
+pooling, flattening), so that its output is exactly what the next layer receives.
 """
 
 from collections import OrderedDict
@@ -17,10 +17,10 @@ Modules = dict[str, nn.Module]  # by name, in order
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model that can be asked for by name.
+    """A model that users can ask for by name.
 
-    `build` maps (shape of an image, number of classes) to the model with fresh weights;
-    `smallest` is the least height and width of an image, in pixels.
+    `build` maps (shape of an image, number of classes) to the model with fresh weights. `smallest`
+    is the smallest height and width of an image, in pixels.
     """
 
     build: Builder
@@ -28,7 +28,7 @@ class ModelSpec:
 
 
 def chain(**modules: nn.Module) -> nn.Sequential:
-    """Return the modules one after the other, under their names."""
+    """Return the modules in sequence, under their names."""
     return nn.Sequential(OrderedDict(modules))
 
 
@@ -45,8 +45,8 @@ def conv_layer(
 ) -> nn.Sequential:
     """Return a layer: convolution [- BatchNorm] [- maxpool2] - ReLU, then the modules `after`.
 
-    The papers pool after ReLU. That gives the same outputs and gradients, bit for bit, and ReLU
-    has four times the work.
+    The papers pool after ReLU. Pooling first gives the same outputs and gradients, bit for bit, and
+    saves three quarters of ReLU's work.
     """
     conv = nn.Conv2d(inputs, outputs, kernel, padding=padding, bias=bias)
     norm = {"bn": nn.BatchNorm2d(outputs)} if bn else {}
@@ -60,25 +60,25 @@ def fc_layer(inputs: int, outputs: int) -> nn.Sequential:
 
 
 def classifier(inputs: int, classes: int) -> nn.Sequential:
-    """Return the last layer, which returns logits [N, classes]."""
+    """Return the last layer, which computes logits [N, classes]."""
     return chain(fc=nn.Linear(inputs, classes))
 
 
 def flatten() -> Modules:
-    """[N, ...] -> [N, features]."""
+    """Return the module that flattens [N, ...] to [N, features]."""
     return {"flatten": nn.Flatten()}
 
 
 def average() -> Modules:
-    """Global average pooling, [N, C, H, W] -> [N, C]."""
+    """Return global average pooling: [N, C, H, W] to [N, C]."""
     return {"average": nn.AdaptiveAvgPool2d(1), **flatten()}
 
 
 def two_conv5(height: int, width: int) -> tuple[int, int]:
-    """Return the padding of two (conv5x5, maxpool2) layers, and the pixels left after them.
+    """Return the padding of two (conv5x5, maxpool2) layers, and the number of pixels after them.
 
-    The papers' form has no padding and needs 16 pixels a side; below that the map would vanish,
-    and a padding of 2, with which a convolution keeps the size, takes its place.
+    The papers use no padding, which needs images of at least 16 pixels a side. Below that nothing
+    would be left of the image, so the padding is 2, with which a convolution keeps the size.
     """
     padding = 0 if min(height, width) >= 16 else 2
     for _ in range(2):

@@ -17,8 +17,8 @@ from fedapps.models.blocks import (
 def cnn(shape: Shape, classes: int) -> nn.Sequential:
     """FedSeq's CNN (setting of its experiments): conv 32, conv 64, fc 512, classifier `fc2`.
 
-    Convolutions are 5x5 without padding, each with ReLU and maxpool2. Images with a side below
-    16 pixels get a padding of 2.
+    Convolutions are 5x5 without padding, and each is followed by ReLU and maxpool2. For images with
+    a side below 16 pixels, the padding is 2.
     """
     channels, height, width = shape
     padding, pixels = two_conv5(height, width)

@@ -16,7 +16,8 @@ from fedapps.models.blocks import (
 def conv4(shape: Shape, classes: int) -> nn.Sequential:
     """FedBABU's second model: 4 x (conv3x3 64 - BatchNorm - ReLU - maxpool2), classifier `fc`.
 
-    A pooling is left out where a side of the map is 1 pixel already (images below 16 pixels).
+    A pooling is left out if a side of the feature map has only 1 pixel left (images below 16
+    pixels).
     """
     channels, height, width = shape
     layers: Modules = {}

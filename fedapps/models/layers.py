@@ -1,14 +1,14 @@
 """Layers and slices: which arrays of a model belong to which layer, and which may travel.
 
-A model is an `nn.Sequential` whose named children are its layers, input side first. A slice is a
-tuple of layer names. A layer may have named parts, and `layer:part` in a slice is one of them:
-`conv1:norms` are the BatchNorms of conv1, `conv1:rest` is what is in no part. BatchNorms are parts
-by themselves, a model may declare others (`fedapps.models.parts`).
+A model is an `nn.Sequential` whose named children are its layers, in order. A slice is a tuple of
+layer names. A layer can have named parts, which a slice names as `layer:part`: `conv1:norms` are
+the BatchNorms of conv1, and `conv1:rest` is everything in conv1 that is in no part. BatchNorms are
+always a part; a model can declare others (`fedapps.models.parts`).
 
     layout.without_norms(("conv1", "fc1"))  # ('conv1:rest', 'fc1')
     layout.part_of(layout.names, "adapter")  # ('fc1:adapter',)
 
-This module is the only place that takes a state apart or puts it together.
+Only this module takes the state of a model apart or puts it together.
 """
 
 import dataclasses
@@ -30,12 +30,13 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Layout:
-    """The ordered layers of one model and the state-dict keys of each.
+    """The ordered layers of one model, and the state-dict keys of each layer.
 
-    `keys[layer]` are the floating-point entries of the layer (parameters and running statistics;
-    integer counters are left out: they never travel). `parts[key]` is the part that an entry
-    belongs to; entries of no part are not in it. `stays` are the keys that never leave a client
-    whatever its slice, because of `bn-stats` and `bn-local` (docs/notation.md, BatchNorm).
+    `keys[layer]` are the floating-point entries of the layer: parameters and running statistics.
+    (Integer counters are left out, because they never travel.) `parts[key]` is the part to which an
+    entry belongs; entries that are in no part are not in it. `stays` holds the keys that never
+    leave a client, whatever slice it uploads, because of `bn-stats` and `bn-local`
+    (docs/notation.md, BatchNorm).
     """
 
     names: Slice
@@ -48,7 +49,7 @@ class Layout:
 
     @property
     def body(self) -> Slice:
-        """All layers but the head."""
+        """All layers except the head."""
         return tuple(name for name in self.names if name not in self.head)
 
     @property
@@ -58,7 +59,7 @@ class Layout:
 
     @property
     def part_names(self) -> tuple[str, ...]:
-        """Names of the parts that layers may have, also of those that none has, as `norms`."""
+        """The names of all parts that layers can have; `norms` is there even if no layer has it."""
         return tuple(dict.fromkeys((NORMS, *self.parts.values(), REST)))
 
     def slice(self, layers: Iterable[str]) -> Slice:
@@ -79,7 +80,7 @@ class Layout:
         return self.without(layers, NORMS)
 
     def part_of(self, layers: Slice, part: str) -> Slice:
-        """Return the `part` of a slice: empty where no layer of it has that part."""
+        """Return the `part` of a slice; it is empty if no layer of the slice has that part."""
         return tuple(
             f"{name}:{part}"
             for name, own in map(_split, self.slice(layers))
@@ -91,19 +92,22 @@ class Layout:
         return tuple(item for wanted in self.slice(layers) for item in self._less(wanted, part))
 
     def _less(self, item: str, part: str) -> Slice:
-        """Return what is left of one item of a slice without `part`."""
+        """Return what is left of one item of a slice if `part` is taken away."""
         name, own = _split(item)
         if own or part not in self._parts_of(name):
             return () if own == part else (item,)
         return tuple(f"{name}:{other}" for other in self._parts_of(name) if other != part)
 
     def _parts_of(self, name: str) -> tuple[str, ...]:
-        """Return the names of the parts that a layer has, `rest` included."""
+        """Return the names of a layer's parts, including `rest`."""
         own = {REST, *(self.parts.get(key) for key in self.keys[name])}
         return tuple(part for part in self.part_names if part in own)
 
     def named(self, text: str, key: str) -> Slice:
-        """Return the slice that run-config key `key` names, as `fc1,fc2`; raises `RunError`."""
+        """Return the slice that the run-config key `key` names, such as `fc1,fc2`.
+
+        Raises `RunError` for a layer that does not exist.
+        """
         try:
             words = [word.strip() for word in text.split(",")]
             return self.slice(word.replace(":", "?") for word in words)  # whole layers only
@@ -111,7 +115,7 @@ class Layout:
             raise RunError(f'{key} = "{text}": {error}') from error
 
     def keys_of(self, layers: Slice) -> tuple[str, ...]:
-        """Return all floating-point keys of a slice, each once, in model order."""
+        """Return all floating-point keys of a slice, each once, in the model's order."""
         keys = (key for item in self.slice(layers) for key in self._keys_of(item))
         return tuple(dict.fromkeys(keys))
 
@@ -120,16 +124,16 @@ class Layout:
         return tuple(k for k in self.keys[name] if part in ("", self.parts.get(k, REST)))
 
     def shared(self, layers: Slice) -> tuple[str, ...]:
-        """Return the keys that travel when the slice `layers` is exchanged, in model order."""
+        """Return the keys that travel if the slice `layers` is exchanged, in the model's order."""
         return tuple(key for key in self.keys_of(layers) if key not in self.stays)
 
     def personal(self, layers: Slice) -> tuple[str, ...]:
-        """Return the keys that a client keeps when it exchanges the slice `layers`."""
+        """Return the keys that a client keeps to itself if the slice `layers` is exchanged."""
         travelling = set(self.shared(layers))
         return tuple(key for key in self.keys_of(self.names) if key not in travelling)
 
     def restricted(self, layers: Slice) -> "Layout":
-        """Return the layout of a model that has only `layers`."""
+        """Return the layout of a model that has only these `layers`."""
         names = self.slice(layers)
         head = tuple(name for name in self.head if name in names)
         return dataclasses.replace(self, names=names, head=head)
@@ -140,22 +144,25 @@ class Layout:
         return sum(math.prod(self.shapes[key]) for key in trained)
 
     def prefix(self, trained: Slice) -> Slice:
-        """Return the leading layers before the first one of which something is `trained`."""
+        """Return the layers before the first one in which something is `trained`."""
         touched = {_split(item)[0] for item in trained}
         return tuple(takewhile(lambda name: name not in touched, self.names))
 
 
 def _split(item: str) -> tuple[str, str]:
-    """Return the layer and the part of an item of a slice; the part of a whole layer is ""."""
+    """Return layer and part of an item of a slice; the part is "" if the item is a whole layer."""
     name, _, part = item.partition(":")
     return name, part
 
 
 def layout_of(model: nn.Sequential, head_layers: int, bn_stats: str, bn_local: bool) -> Layout:
-    """Describe `model`; raises `RunError` if fewer than one layer would remain for the body."""
+    """Describe the layers of `model`; raises `RunError` if no layer would be left for the body."""
     names = tuple(name for name, _ in model.named_children())
     if head_layers >= len(names):
-        raise RunError(f"head-layers = {head_layers}: the model has {len(names)} layers, leave one")
+        raise RunError(
+            f"head-layers = {head_layers}: the model has {len(names)} layers;"
+            " leave at least one for the body"
+        )
     state = {k: v for k, v in model.state_dict().items() if v.is_floating_point()}
     parameters = frozenset(name for name, _ in model.named_parameters())
     parts = {key: part for key, part in declared_parts(model).items() if key in state}
@@ -179,7 +186,7 @@ def take(model: nn.Module, keys: Iterable[str]) -> Arrays:
 
 
 def as_sent(arrays: Mapping[str, np.ndarray]) -> Arrays:
-    """Return arrays as they come out of a message: float32, not to be changed in place."""
+    """Return arrays as they come out of a message: float32 and read-only."""
     sent = {key: np.asarray(value, np.float32).view() for key, value in arrays.items()}
     for view in sent.values():
         view.flags.writeable = False
@@ -187,11 +194,13 @@ def as_sent(arrays: Mapping[str, np.ndarray]) -> Arrays:
 
 
 def put(model: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
-    """Copy arrays into the model's state in place; raises `RunError` for a shape that differs."""
+    """Copy arrays into the model's state in place; raises `RunError` for a wrong shape."""
     state = model.state_dict()
     for key, value in arrays.items():
         if tuple(state[key].shape) != value.shape:
-            raise RunError(f"{key}: has shape {value.shape}, the model {tuple(state[key].shape)}")
+            raise RunError(
+                f"{key}: has shape {value.shape}; the model needs {tuple(state[key].shape)}"
+            )
         if state[key].is_cpu:
             np.copyto(state[key].numpy(), value)
         else:
@@ -199,7 +208,7 @@ def put(model: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def run(model: nn.Sequential, x: Tensor, layers: Iterable[str]) -> Tensor:
-    """Run some consecutive layers of the model on their input `x`."""
+    """Run consecutive layers of the model on `x`, the input of the first of them."""
     for name in layers:
         x = model.get_submodule(name)(x)
     return x

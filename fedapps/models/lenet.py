@@ -1,6 +1,6 @@
-"""LeNet5 and its variants with fewer or more hidden layers.
+"""LeNet5, and variants with fewer or more hidden layers.
 
-FedCMD's appendix lists one pooling; we chose one after each convolution.
+FedCMD's appendix lists only one pooling; we chose one after each convolution.
 """
 
 from functools import partial
@@ -21,10 +21,10 @@ from fedapps.models.blocks import (
 
 
 def lenet5(shape: Shape, classes: int, *, hidden: tuple[int, ...]) -> nn.Sequential:
-    """FedCMD's LeNet5 (appendix): conv 6, conv 16, the hidden fc layers, `classifier`.
+    """FedCMD's LeNet5 (appendix): conv 6, conv 16, the `hidden` fc layers, `classifier`.
 
-    Convolutions are 5x5 with bias, without padding, each with BatchNorm, ReLU and maxpool2.
-    Images with a side below 16 pixels get a padding of 2.
+    Convolutions are 5x5 with bias and without padding, and each is followed by BatchNorm, ReLU and
+    maxpool2. For images with a side below 16 pixels, the padding is 2.
     """
     channels, height, width = shape
     padding, pixels = two_conv5(height, width)

@@ -18,7 +18,7 @@ from fedapps.models.blocks import (
 def mobilenet(shape: Shape, classes: int) -> nn.Sequential:
     """FedBABU's MobileNet: v1, width 1, with stride 1 in the first layer for small images.
 
-    Source: Howard et al. 2017, table 1. Layers conv1, block1..block13, fc.
+    Source: Howard et al. 2017, Table 1. The layers are conv1, block1..block13, fc.
     """
     widths = (32, 64, 128, 128, 256, 256, *[512] * 6, 1024, 1024)
     halving = {2, 4, 6, 12}
@@ -31,7 +31,7 @@ def mobilenet(shape: Shape, classes: int) -> nn.Sequential:
 
 
 def _separable(inputs: int, outputs: int, stride: int, after: Modules) -> nn.Sequential:
-    """A layer: depthwise conv3x3 and pointwise conv1x1, each with BatchNorm and ReLU."""
+    """Return a layer: depthwise conv3x3 and pointwise conv1x1, each with BatchNorm and ReLU."""
     return chain(
         conv1=nn.Conv2d(inputs, inputs, 3, stride, padding=1, groups=inputs, bias=False),
         bn1=nn.BatchNorm2d(inputs),

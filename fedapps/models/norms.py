@@ -7,12 +7,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def batch_norms(model: nn.Module) -> Iterator[_BatchNorm]:
-    """Yield every BatchNorm module."""
+    """Yield every BatchNorm module of a model."""
     return (module for module in model.modules() if isinstance(module, _BatchNorm))
 
 
 def use_batch_statistics(model: nn.Module) -> None:
-    """Let every BatchNorm use its batch's statistics, in evaluation too (FedBABU's tables)."""
+    """Make BatchNorms use the statistics of each batch, also in evaluation (FedBABU's tables)."""
     for module in batch_norms(model):
         module.track_running_stats = False
         module.running_mean = module.running_var = module.num_batches_tracked = None

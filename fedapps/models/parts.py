@@ -1,7 +1,7 @@
-"""Parts of layers, as a model declares them where it is built.
+"""Parts of layers, which a model declares where it is built.
 
-A part is what of a layer may travel or stay by itself. BatchNorms are the part `norms` without
-being declared; anything else is the part that a module of it was declared to be:
+A part is something in a layer that can travel, or stay on the client, separately from the rest. All
+BatchNorms are in the part `norms`; they need not be declared. Any other part is declared like this:
 
     chain(fc=nn.Linear(64, 32), lora=declare_part(LowRank(64, 32), "adapter"))
 """
@@ -12,26 +12,26 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 Module = TypeVar("Module", bound=nn.Module)
-NORMS, REST = "norms", "rest"  # the BatchNorms of a layer, and what of it is in no part
-_PART = "layer_part"  # attribute of a module that was declared to be one
+NORMS, REST = "norms", "rest"  # a layer's BatchNorms, and all that is in no part
+_PART = "layer_part"  # attribute of a module that was declared as a part
 
 
 def declare_part(module: Module, part: str) -> Module:
-    """Make all that `module` holds the `part` of its layer, as "adapter"; returns the module.
+    """Put all that `module` holds into the `part` of its layer, such as "adapter"; return it.
 
-    A module within another one's part may be of a part of its own. Raises ValueError for a name
-    that no slice could hold.
+    A module inside of it can be declared as another part. Raises ValueError for a name that a slice
+    could not contain.
     """
     if not part.isidentifier() or part == REST:
         raise ValueError(f'part "{part}": must be a word of letters, and not "{REST}"')
-    object.__setattr__(module, _PART, part)  # what nn.Module would do with a str, in other words
+    object.__setattr__(module, _PART, part)  # nn.Module itself sets a str in this way
     return module
 
 
 def declared_parts(model: nn.Module) -> dict[str, str]:
-    """Return the part of each state-dict key that is in one; BatchNorms declare `norms`, by type.
+    """Return the part of each state-dict key that is in one; BatchNorms are in `norms` by type.
 
-    Of modules within each other the inner one's declaration counts.
+    If a declared module is inside another one, the declaration of the inner module counts.
     """
     parts: dict[str, str] = {}
     for prefix, module in model.named_modules():  # outer ones first

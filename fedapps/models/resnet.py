@@ -18,7 +18,7 @@ from fedapps.models.blocks import (
 def resnet18(shape: Shape, classes: int) -> nn.Sequential:
     """ResNet-18 with the stem for small images: conv3x3, stride 1, no pooling.
 
-    Source: He et al. 2016, table 1. Layers conv1, block1..block8, fc.
+    Source: He et al. 2016, Table 1. The layers are conv1, block1..block8, fc.
     """
     widths = (64, 64, 64, 128, 128, 256, 256, 512, 512)
     blocks = {
@@ -30,7 +30,7 @@ def resnet18(shape: Shape, classes: int) -> nn.Sequential:
 
 
 def _residual(inputs: int, outputs: int, stride: int, after: Modules) -> nn.Sequential:
-    """A layer: the basic residual block, two conv3x3 with BatchNorm beside a shortcut."""
+    """Return a layer: the basic residual block, two conv3x3 with BatchNorm beside a shortcut."""
     main = chain(
         conv1=nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
         bn1=nn.BatchNorm2d(outputs),

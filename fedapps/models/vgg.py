@@ -1,8 +1,8 @@
 """VGG-16 in three widths.
 
-For 32x32 images (FedFC): the classifier is 512-4096-4096-classes on a 1x1 feature map. Where the
-FedFC paper is silent we chose configuration D, without BatchNorm and dropout, and Kaiming's
-initial weights; those with `-bn` have BatchNorm.
+It is for 32x32 images (FedFC): the classifier is 512-4096-4096-classes on a 1x1 feature map. Where
+the FedFC paper is silent, we chose configuration D, without BatchNorm and dropout, and Kaiming
+initialization. The models whose names end with `-bn` have BatchNorm.
 """
 
 from functools import partial
@@ -25,11 +25,12 @@ from fedapps.models.blocks import (
 def vgg(
     shape: Shape, classes: int, *, widths: tuple[int, ...], hidden: int, bn: bool
 ) -> nn.Sequential:
-    """VGG configuration D (Simonyan, Zisserman 2015, table 1), in FedFC on 32x32 images.
+    """VGG configuration D (Simonyan, Zisserman 2015, Table 1), in FedFC on 32x32 images.
 
-    13 conv3x3 with ReLU, in five groups of the given widths with maxpool2 at each group's end,
-    then fc1, fc2, fc3 on a 1x1 map (averaged for images larger than 32 pixels). No dropout.
-    Kaiming initialisation. Layers conv1..conv13, fc1..fc3; groups end at layers 2, 4, 7, 10, 13.
+    There are 13 conv3x3 with ReLU, in five groups of the given widths, with maxpool2 at the end of
+    each group. Then fc1, fc2, fc3 follow on a 1x1 map (averaged if images are larger than 32
+    pixels). There is no dropout. The weights have Kaiming initialization. The layers are
+    conv1..conv13, fc1..fc3; the groups end at layers 2, 4, 7, 10, 13.
     """
     depths = (2, 2, 3, 3, 3)
     ends = set(accumulate(depths))
@@ -47,10 +48,10 @@ def vgg(
 
 
 def _kaiming(module: nn.Module) -> None:
-    """Kaiming-normal weights by fan-in and zero biases.
+    """Set Kaiming-normal weights (fan-in) and zero biases.
 
-    Without BatchNorm, PyTorch's default initialisation leaves VGG at chance at FedFC's learning
-    rate, and fan-out learns much later.
+    With PyTorch's default initialization, VGG without BatchNorm stays at chance at FedFC's learning
+    rate; with fan-out it begins to learn much later.
     """
     if isinstance(module, nn.Conv2d | nn.Linear):
         nn.init.kaiming_normal_(module.weight, nonlinearity="relu")

@@ -1,4 +1,4 @@
-"""The models by name, and how one is built with weights that the seed alone decides."""
+"""The models by name, and how to build one with weights that depend on the seed alone."""
 
 import torch
 from torch import nn
@@ -21,11 +21,11 @@ def build(name: str, shape: Shape, classes: int, seed: int) -> nn.Sequential:
     """Return the named model with fresh weights, on the CPU, for images of `shape`.
 
     `shape` is (channels, height, width). The model maps float images [N, channels, height, width]
-    to logits [N, classes]. The weights are a pure function of the four arguments; the global
-    random state stays as it is.
+    to logits [N, classes]. The weights are a pure function of the four arguments; the global random
+    state stays as it is.
 
-    Raises ValueError: unknown name, a shape that is no (channels, height, width), images too
-    small for the model, or fewer than 2 classes.
+    Raises ValueError for an unknown name, a shape that is not (channels, height, width), images
+    that are too small for the model, or fewer than 2 classes.
     """
     _check(name, shape, classes)
     with torch.random.fork_rng(devices=[]):

@@ -30,7 +30,7 @@ def bad_node(nodes, make_npz, tmp_path):
             return node, f"{npz}: class_names are x,y,z; the run has 0,1,2 (class-names)"
         if kind == "folder":
             node["data"] = str(put(tmp_path / "pictures", "012", skip=("2",)))
-            return node, f"{tmp_path}/pictures/train/2: is missing; needed a folder"
+            return node, f"{tmp_path}/pictures/train/2: is missing; must be one folder"
         if kind == "picture":
             node["data"] = str(put(tmp_path / "pictures", "012", size=(7, 8)))
             return node, "pixels; the run has 8x8"
@@ -137,7 +137,7 @@ def test_a_folder_of_pictures_is_data(tmp_path):
     assert labels.tolist() == [0, 1]
     np.testing.assert_allclose(images[:, 0, 0, 0], [-1.0, 61 / 255 * 2 - 1], rtol=1e-6)
     assert data.of_device(folder, (3, 8, 8), ["cat", "dog", "owl"]).tensors(np.arange(2))[0].shape
-    with pytest.raises(RunError, match="owl: is no class of the run"):
+    with pytest.raises(RunError, match="owl: is not a class of the run"):
         data.of_device(folder, (1, 8, 8), ["cat", "dog"])
 
 

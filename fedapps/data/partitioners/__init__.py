@@ -1,7 +1,7 @@
-"""The partitioners, by the value of run-config key `partitioner`.
+"""The partitioners, by their value of the run-config key `partitioner`.
 
-A new one is one file here with `owners(labels, settings)`, its line in `PARTITIONERS`, and
-its name among the values of the key in `fedapps.core.settings`.
+A new one needs a file here with `owners(labels, settings)`, a line in `PARTITIONERS`, and its name
+among the values of the key in `fedapps.core.settings`.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,13 @@ from fedapps.data.partitioners import classes, dirichlet, iid, shards, sizes
 
 @dataclass(frozen=True)
 class Partitioner:
-    """How a pool of samples is shared out.
+    """How a pool of samples is distributed over the clients.
 
-    `owners` maps labels (int64 [n]) and settings to the owners of the samples: int64 [n], the
-    number of the client or -1 where nobody gets the sample. `test_owners` does so for an official
-    test set (`split = official`); None: the test set follows the train set class by class.
-    `keys` are those of the run-config that it reads and other partitioners may not.
+    `owners` maps labels (int64 [n]) and settings to the owner of each sample: int64 [n], the number
+    of a client, or -1 if no client gets the sample. `test_owners` does the same for an official
+    test set (`split = official`); if it is None, the test set is distributed like the training set,
+    class by class. `keys` are the run-config keys that it reads, apart from those that all
+    partitioners read.
     """
 
     owners: Callable[[np.ndarray, Settings], np.ndarray]

@@ -1,4 +1,4 @@
-"""Given classes for each client."""
+"""Each client has given classes."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from fedapps.data.partitioners.dealing import allot, deal
 
 
 def owners(labels: np.ndarray, settings: Settings) -> np.ndarray:
-    """Give each client its `classes-per-client`; the holders of a class share it equally."""
+    """Give each client its `classes-per-client`; clients with the same class share it equally."""
     sizes = np.bincount(labels)
     held = np.zeros((settings.num_clients, len(sizes)))
     for client, classes in enumerate(_class_sets(settings, len(sizes))):
@@ -20,19 +20,19 @@ def owners(labels: np.ndarray, settings: Settings) -> np.ndarray:
 
 
 def _class_sets(settings: Settings, classes: int) -> list[list[int]]:
-    """Parse `classes-per-client`, as `0-2/2-4` or `0,1/2,3`: one set of classes per client."""
+    """Parse `classes-per-client`, such as `0-2/2-4` or `0,1/2,3`: one set of classes per client."""
     where = f'classes-per-client = "{settings.classes_per_client}"'
     texts = settings.classes_per_client.split("/")
     try:
         sets = [[span(word) for word in text.split(",")] for text in texts]
     except ValueError as error:
         raise RunError(
-            f"{where}: must be a set per client as 0-2/2-4/4-6/7-9 or 0,1/2,3"
+            f"{where}: must be a set per client, such as 0-2/2-4/4-6/7-9 or 0,1/2,3"
         ) from error
     if len(sets) != settings.num_clients:
         raise RunError(
             f"{where}: {number(len(sets), 'set')} for num-clients = {settings.num_clients};"
-            " must be as many"
+            " must be one per client"
         )
     highest = max(one[-1] for spans in sets for one in spans)
     if highest >= classes:

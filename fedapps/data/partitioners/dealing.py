@@ -1,6 +1,6 @@
 """What partitioners have in common: cutting, dealing and rounding.
 
-Owners are int64 [n]: for every sample of a pool the number of its client, `NOBODY` where no client
+Owners are int64 [n]: for every sample of a pool the number of its client, or `NOBODY` if no client
 gets it.
 """
 
@@ -15,12 +15,12 @@ NOBODY = -1
 
 
 def even_edges(samples: int, parts: int) -> np.ndarray:
-    """Edges of `parts` parts whose sizes differ by at most 1: int64 [parts + 1]."""
+    """Return the edges of `parts` pieces whose sizes differ by at most 1: int64 [parts + 1]."""
     return np.arange(parts + 1) * samples // parts
 
 
 def cut_shuffled(edges: np.ndarray, settings: Settings) -> np.ndarray:
-    """Owners where client i gets the places edges[i]..edges[i+1] of a shuffled pool."""
+    """Return owners: client i gets the positions edges[i] to edges[i+1] of a shuffled pool."""
     owners = np.empty(edges[-1], np.int64)
     shuffled = partition_generator(settings.seed, "shuffle").permutation(edges[-1])
     owners[shuffled] = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
@@ -28,7 +28,7 @@ def cut_shuffled(edges: np.ndarray, settings: Settings) -> np.ndarray:
 
 
 def deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Owners where every client gets counts[client, class] random samples of every class."""
+    """Return owners: each client gets counts[client, class] random samples of each class."""
     owners = np.full(len(labels), NOBODY)
     order = np.argsort(labels, kind="stable")
     by_class = np.split(order, np.cumsum(np.bincount(labels, minlength=counts.shape[1]))[:-1])
@@ -38,11 +38,13 @@ def deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np
 
 
 def allot(wanted: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Round wanted [clients, classes], proportions per class, to whole samples of `sizes`.
+    """Round `wanted` [clients, classes], proportions of each class, to numbers of samples.
 
-    Every number is rounded up or down and the whole class is given away. Who is rounded up is who
-    is owed most over the classes so far: otherwise many small proportions would always fall to the
-    same clients and leave others with nothing. Ties fall to the client with the lower number.
+    `sizes` holds the number of samples of each class. Every number is rounded up or down, and no
+    sample of a class is left over. A class's extra samples go to the clients that have lost most by
+    rounding so far. Otherwise many small proportions would always be rounded up for the same
+    clients, and others would get nothing. In a tie, the client with the lower number gets the
+    sample.
     """
     quota = wanted * sizes
     counts = np.floor(quota + 1e-9).astype(np.int64)
@@ -59,7 +61,7 @@ def allot(wanted: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def samples_by_client(owners: np.ndarray, clients: int) -> list[np.ndarray]:
-    """Sorted indices of each client's samples."""
+    """Return the sorted indices of each client's samples."""
     order = np.argsort(owners, kind="stable")
     edges = np.searchsorted(owners[order], np.arange(clients + 1))
     return [order[first:last] for first, last in pairwise(edges)]

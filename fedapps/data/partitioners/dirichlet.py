@@ -1,4 +1,4 @@
-"""Proportions of every class from a Dirichlet distribution."""
+"""The proportions of every class are drawn from a Dirichlet distribution."""
 
 import numpy as np
 
@@ -12,16 +12,16 @@ MAX_DRAWS = 10_000
 
 
 def owners(labels: np.ndarray, settings: Settings) -> np.ndarray:
-    """Share every class out by proportions from Dir(alpha), drawn anew until all have enough."""
+    """Divide every class by proportions from Dir(alpha); redraw until all clients have enough."""
     counts = _counts(np.bincount(labels), settings)
     return deal(labels, counts, partition_generator(settings.seed, "deal"))
 
 
 def _counts(sizes: np.ndarray, settings: Settings) -> np.ndarray:
-    """First draw in which every client has `min-samples`: int64 [clients, classes].
+    """Return the first draw in which every client has `min-samples`: int64 [clients, classes].
 
-    Draws are made in growing batches, all from one stream, so that batches change nothing but
-    speed.
+    Draws are made in growing batches, all from one random stream, so the size of a batch affects
+    nothing but speed.
     """
     clients, least = settings.num_clients, settings.min_samples
     if clients * least > sizes.sum():
@@ -30,7 +30,7 @@ def _counts(sizes: np.ndarray, settings: Settings) -> np.ndarray:
             f" {number(sizes.sum(), 'sample')}; take at most {sizes.sum() // clients}"
         )
     rng = partition_generator(settings.seed, "dirichlet")
-    largest = max(1, 2**18 // (clients * len(sizes)))  # 2 MiB of proportions
+    largest = max(1, 2**18 // (clients * len(sizes)))  # draws in 2 MiB of proportions
     tried, batch = 0, 1
     while tried < MAX_DRAWS:
         batch = min(batch, MAX_DRAWS - tried)
@@ -50,11 +50,11 @@ def _counts(sizes: np.ndarray, settings: Settings) -> np.ndarray:
 
 
 def _cut(drawn: np.ndarray, sizes: np.ndarray, balance: bool) -> np.ndarray:
-    """Whole samples for proportions [draws, classes, clients]: float of the same shape.
+    """Turn proportions [draws, classes, clients] into numbers of samples: float, same shape.
 
-    `balance`: a client that holds its fair number of samples gets nothing of the next class
-    (as in the code of Yurochkin et al. 2019). Where all clients that may get a class drew a
-    proportion that is 0 in floating point, nobody does, and the draw is incomplete.
+    With `balance`, a client that already holds its equal share of all samples gets none of the next
+    class (as in the code of Yurochkin et al. 2019). If all clients that may get a class have drawn
+    a proportion that is 0 in floating point, no client gets it, and the draw is incomplete.
     """
     fair = sizes.sum() / drawn.shape[2]
     counts = np.empty_like(drawn)

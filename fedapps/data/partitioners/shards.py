@@ -1,4 +1,4 @@
-"""Shards of the samples in the order of their labels."""
+"""Shards of samples that are sorted by label."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from fedapps.data.partitioners.dealing import even_edges
 
 
 def owners(labels: np.ndarray, settings: Settings) -> np.ndarray:
-    """Deal shards of at least one sample; raises `RunError` where one would be empty."""
+    """Deal shards of at least one sample each; raises `RunError` if a shard would be empty."""
     clients, per_client = settings.num_clients, settings.shards_per_client
     if clients * per_client > len(labels):
         raise RunError(
@@ -22,10 +22,11 @@ def owners(labels: np.ndarray, settings: Settings) -> np.ndarray:
 
 
 def deal_shards(labels: np.ndarray, settings: Settings) -> np.ndarray:
-    """Sort by label, cut into equal shards, give each client `shards-per-client` at random.
+    """Sort by label, cut into equal shards, and give each client `shards-per-client` at random.
 
-    McMahan et al. 2017, with s shards as in FedBABU. Which shards a client gets does not depend
-    on the labels, so the test set, cut alike, goes to the same clients at the same places.
+    This is McMahan et al. 2017, with s shards as in FedBABU. Which shards a client gets does not
+    depend on the labels. So if the test set is cut in the same way, each client gets the test
+    shards at the places of its training shards.
     """
     clients, per_client = settings.num_clients, settings.shards_per_client
     dealt = partition_generator(settings.seed, "shards").permutation(clients * per_client)

@@ -1,4 +1,4 @@
-"""Parts of given sizes at random."""
+"""Shares of given sizes at random."""
 
 import math
 
@@ -17,16 +17,16 @@ def owners(labels: np.ndarray, settings: Settings) -> np.ndarray:
 
 
 def _fractions(settings: Settings) -> list[float]:
-    """Parse `sizes`, as `0.4,0.3,0.2,0.1`: one fraction per client, sum 1."""
+    """Parse `sizes`, such as `0.4,0.3,0.2,0.1`: one fraction per client, with sum 1."""
     where = f'sizes = "{settings.sizes}"'
     try:
         fractions = [float(word) for word in settings.sizes.split(",")]
     except ValueError as error:
-        raise RunError(f"{where}: must be fractions as 0.4,0.3,0.2,0.1") from error
+        raise RunError(f"{where}: must be fractions, such as 0.4,0.3,0.2,0.1") from error
     if len(fractions) != settings.num_clients:
         raise RunError(
             f"{where}: {number(len(fractions), 'fraction')} for num-clients ="
-            f" {settings.num_clients}; must be as many"
+            f" {settings.num_clients}; must be one per client"
         )
     if not all(0 < fraction <= 1 for fraction in fractions):
         raise RunError(f"{where}: every fraction must be above 0 and at most 1")

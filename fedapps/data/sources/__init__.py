@@ -1,7 +1,7 @@
-"""The data sets known by name; a new one is one file here and its line in `SOURCES`.
+"""The data sets known by name; a new one needs one file here and a line in `SOURCES`.
 
-The libraries and archives that a set comes from are read when somebody asks for it first, and
-never again: it is kept as `<root>/<name>.npz`.
+A data set's libraries or archives are read only when somebody first asks for the data set. It is
+then kept as `<root>/<name>.npz`.
 """
 
 from fedapps.data.sources import cinic10, digits, medmnist, tiny_imagenet, torchvision

@@ -8,13 +8,13 @@ from fedapps.data.sources.source import Arrays, Source, archive
 
 
 def _cinic10(root: Path) -> Arrays:
-    """Read `cinic10/{train,valid,test}/<class>/*.png`; valid counts as train, as `val_*` does."""
+    """Read `cinic10/{train,valid,test}/<class>/*.png`; `valid` is joined to the training set."""
     folder = archive("cinic10", root / "cinic10", "https://datashare.ed.ac.uk/handle/10283/3192")
     classes = folders(folder / "train")
     arrays: Arrays = {}
     for part, key in (("train", "train"), ("valid", "val"), ("test", "test")):
         if folders(folder / part) != classes:
-            raise RunError(f"{folder / part}: must have the folders of train; unpack it again")
+            raise RunError(f"{folder / part}: must have the same folders as train; unpack it again")
         files = [
             (file, label)
             for label, name in enumerate(classes)

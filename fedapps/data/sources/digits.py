@@ -1,4 +1,4 @@
-"""The digits of scikit-learn."""
+"""The digits data set of scikit-learn."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from fedapps.data.sources.source import Arrays, Source, named_arrays
 
 
 def _digits(root: Path) -> Arrays:
-    """The 1,797 digits of 8x8 pixels that scikit-learn ships; its last 20 % serve as test set."""
+    """Return the 1,797 digits (8x8 pixels) of scikit-learn; the last 20 % are the test set."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()

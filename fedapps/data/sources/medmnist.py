@@ -1,4 +1,4 @@
-"""Data sets of MedMNIST."""
+"""The data sets of MedMNIST."""
 
 import tempfile
 from functools import partial
@@ -10,7 +10,7 @@ from fedapps.data.sources.source import Arrays, Source, downloading
 
 
 def _medmnist(root: Path, *, name: str, cls: str) -> Arrays:
-    """Download a set of MedMNIST in 28x28 pixels; it comes as .npz, compressed, with `val_*`."""
+    """Download a MedMNIST data set in 28x28 pixels: a compressed .npz, which has `val_*`."""
     with downloading(name, root), tempfile.TemporaryDirectory(dir=root) as folder:
         import medmnist
 
@@ -20,7 +20,7 @@ def _medmnist(root: Path, *, name: str, cls: str) -> Arrays:
 
 
 def _source(name: str, cls: str) -> Source:
-    """Mean and std are those of MedMNIST's own examples."""
+    """Return a source whose mean and std are those of MedMNIST's own examples."""
     return Source(name, 11, (0.5,), (0.5,), partial(_medmnist, name=name, cls=cls))
 
 

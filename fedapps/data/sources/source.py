@@ -1,4 +1,4 @@
-"""What is known of a data set by name, and what its ways of getting it have in common."""
+"""What is known about a named data set, and what the ways to get one have in common."""
 
 import textwrap
 from collections.abc import Callable, Iterator
@@ -18,10 +18,11 @@ Arrays = dict[str, np.ndarray]
 class Source:
     """A data set that is known by name.
 
-    `classes` is None where the set has as many as there are; `mean` and `std` are those of the
-    pixels of the train set in 0..1, per channel, as in common use. They are constants: nothing
-    about one client's data enters another client's input. `make` maps the folder of data sets to
-    the arrays of the .npz (`KEYS`, and maybe `val_*`), which it downloads or reads there.
+    `classes` is None if the labels in the data give the number of classes. `mean` and `std` are
+    those of the training set's pixels in 0..1, for each channel, as commonly used. They are
+    constants, so nothing about one client's data enters another client's input. `make` maps the
+    folder of data sets to the arrays of the .npz (`KEYS`, possibly `val_*`), which it downloads or
+    reads there.
     """
 
     name: str
@@ -32,16 +33,16 @@ class Source:
 
 
 def named_arrays(*values: np.ndarray) -> Arrays:
-    """Name train images, train labels, test images, test labels."""
+    """Give training images, training labels, test images and test labels their names."""
     return dict(zip(KEYS, map(np.ascontiguousarray, values), strict=True))
 
 
 @contextmanager
 def downloading(name: str, root: Path) -> Iterator[None]:
-    """Turn a failed download into one line.
+    """Turn a failed download into a `RunError` of one line.
 
-    The libraries raise URLError, RuntimeError, BadZipFile, ... : any error here is a failed
-    download, and what helps is the same.
+    The libraries raise URLError, RuntimeError, BadZipFile and others. Any error here is a failed
+    download, and the advice is always the same.
     """
     try:
         yield
@@ -54,7 +55,7 @@ def downloading(name: str, root: Path) -> Iterator[None]:
 
 
 def archive(name: str, folder: Path, source: str) -> Path:
-    """Return the folder of an unpacked archive, or say where to get it."""
+    """Return the folder of an unpacked archive; raises `RunError` that says where to get it."""
     if not (folder / "train").is_dir():
         raise RunError(
             f'dataset = "{name}": {folder / "train"} is missing; unpack {source} to {folder},'

@@ -9,7 +9,7 @@ from fedapps.data.sources.source import Arrays, Source, archive
 
 
 def _tiny_imagenet(root: Path) -> Arrays:
-    """Read Tiny-ImageNet: `train/<wnid>/images`, and `val` as test set (test has no labels)."""
+    """Read `train/<wnid>/images` as training set, and `val` as test set (`test` has no labels)."""
     source = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
     folder = archive("tiny-imagenet", root / "tiny-imagenet-200", source)
     labels = {wnid: label for label, wnid in enumerate(folders(folder / "train"))}
@@ -24,7 +24,7 @@ def _tiny_imagenet(root: Path) -> Arrays:
 
 
 def _annotated(folder: Path, labels: Mapping[str, int]) -> list[tuple[Path, int]]:
-    """List the files of `val_annotations.txt` (name, wnid, box, separated by tabs)."""
+    """List the files in `val_annotations.txt` (tab-separated: name, wnid, box) with labels."""
     path = folder / "val_annotations.txt"
     if not path.is_file():
         raise RunError(f"{path}: no such file; unpack the whole archive again")

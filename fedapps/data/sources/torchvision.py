@@ -1,7 +1,7 @@
-"""Data sets that torchvision downloads.
+"""The data sets that torchvision downloads.
 
-Where papers do not say which part of a set they use, we chose SVHN without `extra`, and EMNIST's
-`byclass` (62 classes).
+If the papers do not say which part of a data set they use, the choice is ours: SVHN without
+`extra`, and EMNIST's `byclass` (62 classes).
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ from fedapps.data.sources.source import Arrays, Source, downloading, named_array
 def _download(
     root: Path, *, name: str, cls: str, train: Mapping[str, Any], test: Mapping[str, Any]
 ) -> Arrays:
-    """Download a set with the class `cls` of torchvision, which knows addresses and checksums.
+    """Download a data set with torchvision's class `cls`, which knows addresses and checksums.
 
-    `train` and `test` are the options of the class for the two parts.
+    `train` and `test` are the class's options for the two sets.
     """
     with downloading(name, root):
         import torchvision
@@ -40,13 +40,13 @@ def _images_and_labels(data: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _by_train_flag(name: str, cls: str, **options: Any) -> partial[Arrays]:
-    """For the classes of torchvision that take `train=True` or `False`."""
+    """Return `make` for those torchvision classes that take `train=True` or `train=False`."""
     train, test = {"train": True, **options}, {"train": False, **options}
     return partial(_download, name=name, cls=cls, train=train, test=test)
 
 
 def _by_split(name: str, cls: str) -> partial[Arrays]:
-    """For the classes of torchvision that take `split="train"` or `"test"`."""
+    """Return `make` for those torchvision classes that take `split="train"` or `split="test"`."""
     return partial(_download, name=name, cls=cls, train={"split": "train"}, test={"split": "test"})
 
 
