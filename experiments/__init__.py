@@ -1,1 +1,1 @@
-"""The papers' tables and figures as run-configs, and the runner that makes them."""
+"""The papers' tables and figures as run-configs, and the program that runs them."""

@@ -43,7 +43,7 @@ RESULTS = HERE / "results"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run what is not done yet; return the exit status."""
+    """Run the rows that are not done yet; return the exit status."""
     store, known = Store(options.results), pick(options.tables)
     known = [table for table in known if options.tables != ["all"] or options.scale in table.scales]
     cells = [cell for table in known for cell in table.cells(options.scale, options.only)]
@@ -74,13 +74,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _announce(work: runner.Runner, jobs: Sequence[runner.Job]) -> int:
-    """Print what would run and how long that would take."""
+    """Print the rows that would run and how long they would take."""
     estimate, total, known = Estimate(work.store), 0.0, True
     undone = work.open_groups(jobs)
     trains = {group.trains for group in undone}
     scored = {job for group in undone for job in group.jobs} - trains
     for job in jobs:
-        if job in scored:  # its training is that of another job
+        if job in scored:  # another job trains its model
             print(f"scored    {job.name}")
         elif job not in trains:
             print(f"done      {job.name}")
@@ -170,7 +170,7 @@ def _do(options: argparse.Namespace) -> int:
         (table,) = pick([options.table])
         cells = {cell.name: cell for cell in settled(store, table, options.scale, options.row)}
         for cell in table.cells(options.scale, options.row):
-            untold = "" if cell.name in cells else ", whose settings no trials have chosen yet"
+            untold = "" if cell.name in cells else ", whose trials have not chosen its settings yet"
             flat = cells.get(cell.name, cell).config(options.seed)
             print(f"# {table.name} {cell.name}{untold}\n{to_toml(flat)}")
     elif options.command == "list" and not options.tables:
@@ -186,19 +186,22 @@ def _do(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line and do what it says; return the exit status."""
+    """Run the given command; return the exit status."""
     try:
         status = _do(_parser().parse_args(arguments))
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # `... | head` has read enough; what is left goes nowhere
+    except BrokenPipeError:  # `... | head` has read enough; drop the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("stopped; what is finished is kept, run the same again to go on", file=sys.stderr)
+        print(
+            "stopped; finished rows are kept; run the same command again to continue",
+            file=sys.stderr,
+        )
         return 130
 
 

@@ -1,4 +1,4 @@
-"""What has come out for each cell of a table: runs by seed, means, intervals, differences."""
+"""The results of each cell of a table: runs by seed, means, intervals, differences."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from experiments.tuning import settled
 
 @dataclass(frozen=True)
 class Figure:
-    """A reading of a cell over its seeds, in percent; `half` is that of the 95 % interval.
+    """A reading of a cell over its seeds, in percent.
 
-    The interval is Student's over the seeds; with one seed there is none.
+    `half` is half the width of the 95 % interval, Student's t over the seeds; None with one seed.
     """
 
     values: tuple[float, ...]
@@ -28,7 +28,7 @@ class Figure:
 
     @property
     def half(self) -> float | None:
-        """Half the width of the interval."""
+        """Half the width of the interval; None with one seed."""
         count = len(self.values)
         if count < 2:
             return None
@@ -36,37 +36,37 @@ class Figure:
 
     @property
     def difference(self) -> float | None:
-        """Ours less the published figure."""
+        """Our mean minus the published figure."""
         return None if self.published is None else self.mean - self.published
 
     def text(self, sign: str = "") -> str:
-        """The mean, with the interval if there is one; `sign="+"` shows the sign of both kinds."""
+        """The mean, with its interval if there is one; `sign="+"` also marks positive means."""
         mean = f"{self.mean:{sign}.2f}"
         return mean if self.half is None else f"{mean} ± {self.half:.2f}"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A cell and its runs, by seed."""
+    """A cell and its runs, ordered by seed."""
 
     cell: Cell
     runs: Sequence[Run]
 
     def by_seed(self, reading: Reading) -> dict[int, float]:
-        """Return a reading of the runs that have it, in percent."""
+        """Return a reading in percent, for each seed whose run has it."""
         key = reading.reads
         return {run.seed: 100 * run.figures[key] for run in self.runs if key in run.figures}
 
     def figure(self, reading: Reading) -> Figure | None:
-        """Return a reading over the seeds; None where no run has it."""
+        """Return a reading over the seeds; None if no run has it."""
         values = tuple(self.by_seed(reading).values())
         return Figure(values, reading.published_in(self.cell.column)) if values else None
 
 
 def outcomes(store: Store, table: Table, scale: str) -> Iterator[Outcome]:
-    """Yield the cells of a table at a scale whose settings are known, also those without a run.
+    """Yield the cells of a table at a scale whose settings are known, even cells without a run.
 
-    A cell's runs are those of all seeds, also of seeds that only another table has run it with.
+    A cell's runs are those of all seeds, even seeds with which only another table has run it.
     """
     chosen = sorted({run.seed for run in store.runs() if run.scale == scale})
     for cell in settled(store, table, scale):
@@ -75,7 +75,7 @@ def outcomes(store: Store, table: Table, scale: str) -> Iterator[Outcome]:
 
 
 def best_scale(store: Store, table: Table) -> str:
-    """Return the largest scale at which something of a table has run; `cpu` if nothing has."""
+    """Return the largest scale at which a row of the table has run; `cpu` if none has."""
     there = {run.scale for run in store.runs()}
     for scale in reversed(SCALES):
         known = scale in table.scales and scale in there

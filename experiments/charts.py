@@ -1,4 +1,4 @@
-"""The figures of the page of results, as SVG that needs no script: titles show on hover."""
+"""Charts for the page of results, as SVG without scripts; values show on hover."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from markupsafe import Markup, escape
 
 WIDTH = 640
 RIGHT, TOP, ROW, BOTTOM = 20, 8, 24, 40
-LETTER = 9  # width of a letter of a row's name, on small screens, where it is largest
+LETTER = 9  # width of a letter in a row's name on small screens, where letters are widest
 COLOURS = 8  # classes c0 to c7 of the style sheet
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One line of a chart of rows: a value with its interval, and what it is held against."""
+    """One line of a chart of rows: a value, its interval, and a value to compare it with."""
 
     name: str
     value: float
@@ -24,9 +24,9 @@ class Bar:
 
 
 def rows_chart(title: str, unit: str, bars: Sequence[Bar], zero: bool = False) -> Markup:
-    """Draw a dot and interval for each row, a diamond for the published figure.
+    """Draw a dot and an interval for each row, and a diamond for its published figure.
 
-    With `zero` a line marks 0: values are differences.
+    With `zero`, values are differences, and a line marks 0.
     """
     values = [v for b in bars for v in (b.low, b.high, b.against) if v is not None]
     low, high = min(values), max(values)
@@ -69,7 +69,7 @@ def rows_chart(title: str, unit: str, bars: Sequence[Bar], zero: bool = False) -
 def lines_chart(
     title: str, x_label: str, unit: str, lines: Mapping[str, Sequence[Point]], ranks: bool = False
 ) -> Markup:
-    """Draw a line for each name; with `ranks` each point is a client, and its title says so."""
+    """Draw a line for each name; with `ranks`, each point and its title are those of a client."""
     height, left = 300, 52
     points = [point for line in lines.values() for point in line]
     x_low, x_high = min(p[0] for p in points), max(p[0] for p in points)
@@ -99,7 +99,7 @@ def lines_chart(
 
 
 def legend(names: Iterable[str]) -> Markup:
-    """Return the key of a chart of lines."""
+    """Return the legend of a chart of lines."""
     items = (
         Markup('<li class="c{}"><i></i>{}</li>').format(number % COLOURS, name)
         for number, name in enumerate(names)
@@ -108,7 +108,7 @@ def legend(names: Iterable[str]) -> Markup:
 
 
 def steps(low: float, high: float, most: int) -> list[float]:
-    """Return at most so many round numbers from `low` to `high`."""
+    """Return at most `most` round numbers from `low` to `high`, for ticks."""
     size, factors = 10.0**-6, (2.0, 2.5, 2.0)  # 1, 2, 5, 10, ...
     turn = 0
     while (high - low) / size > most:
@@ -119,7 +119,7 @@ def steps(low: float, high: float, most: int) -> list[float]:
 
 
 def shortened(name: str, most: int = 28) -> str:
-    """Return a name that fits the margin."""
+    """Return a name, shortened to `most` characters so that it fits the margin."""
     return name if len(name) <= most else name[: most - 1] + "…"
 
 

@@ -1,4 +1,4 @@
-"""What each method of a table sent, beside FedAvg (FedCMD, Fig. 8), from measured bytes."""
+"""Compare the bytes that a table's methods sent with FedAvg's (FedCMD, Fig. 8)."""
 
 import argparse
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from experiments.store import Store
 from fedapps.core.errors import RunError
 from fedapps.report.drawing import BLUE, GREEN, INK, STYLE, save
 
-REFERENCES = ("fedavg", "fedavg-ft")  # the first one that a column has
+REFERENCES = ("fedavg", "fedavg-ft")  # a column is compared with the first one that it has
 Results = Mapping[str, Mapping[str, float]]
 
 
@@ -24,13 +24,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `python -m experiments communication`."""
     parser.add_argument("table")
     parser.add_argument("--scale", choices=papers.SCALES, default="cpu")
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the bars into a file")
+    parser.add_argument(
+        "--plot", type=Path, metavar="PNG", help="also draw a bar chart into this file"
+    )
 
 
 def sent(results: Results) -> dict[str, tuple[float, float]]:
-    """Return bytes (down, up) of each cell over those of FedAvg, in both directions, in its column.
+    """Return the bytes (down, up) of each cell, divided by all of FedAvg's bytes in its column.
 
-    Raises `RunError` where FedAvg has no result in any column.
+    Raises `RunError` if FedAvg has no result in any column.
     """
     whole: dict[str, float] = {}
     for reference in reversed(REFERENCES):
@@ -39,7 +41,9 @@ def sent(results: Results) -> dict[str, tuple[float, float]]:
             if name == reference:
                 whole[column] = row["bytes_down"] + row["bytes_up"]
     if not whole:
-        raise RunError(f"the table has no result of {REFERENCES[0]} to compare with")
+        raise RunError(
+            f"the table has no result of {REFERENCES[0]}, which the others are compared with"
+        )
     return {
         cell: (row["bytes_down"] / whole[column], row["bytes_up"] / whole[column])
         for cell, row in results.items()
@@ -48,18 +52,18 @@ def sent(results: Results) -> dict[str, tuple[float, float]]:
 
 
 def _parts(cell: str) -> tuple[str, str]:
-    """Return the row and the column ("": there is one only) of a cell's name."""
+    """Split a cell's name into row and column ("" if the table has no columns)."""
     row, _, column = cell.partition("@")
     return row, column
 
 
 def results_of(store: Store, table: papers.Table, scale: str) -> Results:
-    """Return what each cell of a table sent, by its first seed that has run."""
+    """Return the costs of each cell of a table, from its first seed that has run."""
     return {o.cell.name: o.runs[0].costs for o in outcomes(store, table, scale) if o.runs}
 
 
 def show(store: Store, table_: papers.Table, scale: str, plot: Path | None) -> None:
-    """Print the table, least bytes first, and draw it if asked to."""
+    """Print the table, fewest bytes first, and draw it if `plot` is given."""
     results = results_of(store, table_, scale)
     shares = dict(sorted(sent(results).items(), key=lambda item: sum(item[1])))
     table = Table("method", *map(_right, ("down MB", "up MB", "of FedAvg")), box=box.SIMPLE)
@@ -78,7 +82,7 @@ def _right(title: str) -> Column:
 
 
 def draw(shares: Mapping[str, tuple[float, float]]) -> Figure:
-    """Bars of each method's bytes down and up, in percent of FedAvg's sum."""
+    """Draw bars of each method's bytes down and up, in percent of FedAvg's total."""
     figure = Figure(figsize=(6.8, 0.8 + 0.3 * len(shares)))
     axes = figure.add_subplot(xlabel="bytes of training, % of FedAvg's")
     names = list(shares)[::-1]

@@ -1,10 +1,10 @@
-"""FedSeq's tables of parameters and of paper-style cost, for any model and data shape.
+"""FedSeq's tables of parameters and of its paper's cost, for any model and data shape.
 
     python -m experiments costs
     python -m experiments costs --model lenet5 --shape 3,32,32 --classes 100 --csv costs.csv
 
 Cost = active parameters x batches x clients, summed over the rounds (FedSeq, Section 4.3). The
-paper's own table counts all 100 clients with 50 batches each in every of 300 rounds.
+paper's own table counts all 100 clients, with 50 batches each, in each of 300 rounds.
 """
 
 import csv
@@ -33,7 +33,7 @@ ROWS = (
 
 @dataclass(frozen=True)
 class Cost:
-    """A line of the cost table: method, unfreeze rounds and cost in parameter-batches."""
+    """A line of the cost table; `cost` is in parameters times batches."""
 
     method: str
     unfreeze_rounds: str
@@ -41,12 +41,12 @@ class Cost:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Say what the tables are made for; the defaults are the paper's setting."""
+    """Add the options of `python -m experiments costs`; defaults are the paper's setting."""
     parser.add_argument("--model", default="cnn")
     parser.add_argument("--shape", default="1,28,28", help="channels, height, width [1,28,28]")
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--clients", type=int, default=100)
-    parser.add_argument("--batches", type=int, default=50, help="per client and round [50]")
+    parser.add_argument("--batches", type=int, default=50, help="batches per client and round [50]")
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument(
         "--unfreeze-rounds", action="append", metavar="T1,T2,..", help="[0,100,200 and 0,50,100]"
@@ -55,7 +55,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def workspace(options: Namespace, run_config: str) -> Workspace:
-    """Return a workspace for a shape without data."""
+    """Return a workspace for the given model and data shape, without data."""
     try:
         channels, height, width = (int(word) for word in options.shape.split(","))
     except ValueError:
@@ -76,7 +76,7 @@ def workspace(options: Namespace, run_config: str) -> Workspace:
 
 
 def costs(options: Namespace) -> list[Cost]:
-    """Return the cost of each method, FedSeq's once per list of unfreeze rounds."""
+    """Return the cost of each method; FedSeq has one for each list of unfreeze rounds."""
     found = []
     for method, run_config in ROWS:
         lists = options.unfreeze_rounds or ["0,100,200", "0,50,100"]
@@ -92,12 +92,12 @@ def costs(options: Namespace) -> list[Cost]:
 
 
 def active(space: Workspace, plan: Plan) -> int:
-    """Return parameters that a plan trains, times the epochs it trains them."""
+    """Return the number of parameters that a plan trains, times their epochs."""
     return sum(space.layout.count(stage.layers) * stage.epochs for stage in plan.stages)
 
 
 def show(options: Namespace) -> None:
-    """Print both tables and write the CSV file if asked for."""
+    """Print both tables, and write the CSV file if one is given."""
     layout = workspace(options, 'strategy="fedavg"').layout
     parameters = Table(
         "layer", "parameters", box=box.SIMPLE, title=f"{options.model}, {options.shape}"

@@ -1,4 +1,4 @@
-"""A table's accuracy over rounds, one line a method, as a plot."""
+"""Plot a table's accuracy over rounds, with one line per method."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ Curves = Mapping[tuple[str, str], Mapping[int, float]]
 
 
 def curves_of(store: Store, table: papers.Table, scale: str) -> Curves:
-    """Return the followed column by (cell, seed) and round."""
+    """Return the column that the table follows, by (cell, seed) and round."""
     found = {}
     for outcome in outcomes(store, table, scale):
         for run in outcome.runs:
@@ -36,14 +36,14 @@ def show(store: Store, table: papers.Table, scale: str, plot: Path) -> None:
     """Draw the curves into a PNG file; raises `RunError` if there are none."""
     title, column, curves = table.title, table.follows, curves_of(store, table, scale)
     if not curves:
-        raise RunError("the table has no curves: none of its rows has run, or it follows nothing")
+        raise RunError("the table has no curves: no row has run, or its file has no `follows`")
     with matplotlib.style.context(["default", STYLE]):
         save(draw(title, column, curves), plot)
     print(plot)
 
 
 def draw(title: str, column: str, curves: Curves) -> Figure:
-    """Lines over rounds in percent; the names stand at the right, in their lines' order."""
+    """Draw lines over rounds, in percent. Names are at the right, in the order of the lines."""
     figure = Figure(figsize=(6.8, 3.8))
     axes = figure.add_subplot(xlabel="round", ylabel=f"{WORDS.get(column, column)}, %", title=title)
     ends = {key: 100 * curve[max(curve)] for key, curve in curves.items()}

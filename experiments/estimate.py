@@ -1,4 +1,4 @@
-"""How long a run will take, from those that have run."""
+"""Estimate how long a run will take from the runs that are done."""
 
 import statistics
 
@@ -7,17 +7,18 @@ from experiments.store import Config, Run, Store, numeric
 
 
 class Estimate:
-    """Knows the runs of a store as they are when it is asked."""
+    """Estimates from the runs that a store has at the time of the question."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
 
     def seconds(self, cell: Cell, seed: int) -> float | None:
-        """Return the seconds of a run; None if nothing like it has run at this scale.
+        """Return the seconds that a run will take; None if no similar run is known at this scale.
 
-        Best known from the same cell with another seed, then from the same method on the same data
-        and model, then from the same table, then from the same data and model. Twice the local
-        epochs take twice the time. A run counts at most twice its median round: more is a pause.
+        The first of these that exist are used: runs of the same cell with another seed; of the same
+        method, data set and model; of the same table; of the same data set and model. Twice the
+        local epochs take twice the time. A round counts for at most twice the run's median round,
+        because a longer time means that the run was paused.
         """
         wanted = numeric(cell.config(seed))
         runs = [run for run in self.store.runs() if run.scale == cell.scale and run.figures]

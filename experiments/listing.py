@@ -1,4 +1,4 @@
-"""What tables there are and what has run of them: an overview, or the rows of some tables."""
+"""List the tables and how much of each has run, or the rows of some tables."""
 
 from collections.abc import Iterable
 from textwrap import wrap
@@ -9,11 +9,11 @@ from experiments.tuning import settled
 from fedapps.cli.tables import WIDTH, Column, show
 from fedapps.core.words import number
 
-OFFERED = [scale for scale in SCALES if scale != "smoke"]  # which is for the tests
+OFFERED = [scale for scale in SCALES if scale != "smoke"]  # `smoke` is for the tests
 
 
 def overview(store: Store, known: Iterable[Table]) -> None:
-    """Print a line for each table with the runs that are done, of all, at each scale."""
+    """Print a line for each table: how many of its runs are done at each scale."""
     rows = [
         [table.name, *(_share(store, table, scale) for scale in OFFERED), table.title]
         for table in known
@@ -21,16 +21,16 @@ def overview(store: Store, known: Iterable[Table]) -> None:
     width = max(len(name) for name, *_ in rows)
     columns = [Column("table", width), *(Column(scale, 8) for scale in OFFERED), Column("what")]
     show(columns, rows)
-    print("\nruns that are done, of all, by scale; of one table, row by row: list TABLE")
+    print("\nfinished runs of all runs, by scale; list TABLE shows one table row by row")
 
 
 def rows_of(store: Store, table: Table, scale: str, only: str = "") -> None:
-    """Print the rows of a table at a scale: their settings, and the seeds that are done."""
+    """Print the rows of a table at a scale: the seeds that are done, and the settings."""
     cells, chosen = table.cells(scale, only), seeds(table.scales[scale].seeds)
     with_settings = {cell.name: cell for cell in settled(store, table, scale, only)}
     rows, done = [], 0
     for cell in cells:
-        now = with_settings.get(cell.name)  # None: its trials have not chosen them yet
+        now = with_settings.get(cell.name)  # None: its trials have not chosen its settings yet
         found = [seed for seed in chosen if now and store.find(now, seed)]
         done += len(found)
         rows.append([cell.name, ",".join(map(str, found)) or "-", cell.row.config])

@@ -1,24 +1,25 @@
 """The papers' tables: what their cells run, at which scale, and what was published.
 
-A table is a TOML file in `experiments/tables`. A row changes the base run-config, and a column
-changes it further, so that a cell is a row in a column; a table without columns has one cell a row.
+A table is a TOML file in `experiments/tables`. A cell is a row in a column: it runs the base
+run-config, changed first by the column, then by the row, then by the scale. A table without
+columns has one cell per row. Values in brackets are defaults.
 
-    title, source, note     what it is, where it stands in the paper, what to know
-    base                    a run-config in experiments/configs
+    title, source, note     its title, its place in the paper, and what readers should know
+    base                    the name of a run-config in experiments/configs
     columns                 column name = run-config (optional)
-    [scales.cpu]            config: laid over all else; seeds: those that `run` takes by default;
-                            rows, columns: patterns of those that belong to this scale (all);
-                            trials: how many of a search are tried (8)
-    [[rows]]                name, config, reads (how a figure is read: `readings.py`),
-                            published (a number, or column = number; percent),
+    [scales.cpu]            config: overrides all other settings; seeds: the seeds that `run` uses
+                            by default; rows, columns: patterns of those that this scale has [all];
+                            trials: how many settings of a search are tried [8]
+    [[rows]]                name, config, reads (how the figure is read: `readings.py`),
+                            published (a number, or column = number, in percent),
                             also (further readings of the same runs: reads, published),
-                            columns (patterns of those it has a cell in), note,
-                            search (key = list of values: chosen on validation parts)
-    [[claims]]              says (of the paper; `ours: ` begins a question of ours), better (a row),
-                            than (rows that it should be better than), reads (what is compared;
-                            the rows' own readings): `claims.py`
-    yardstick, alone        rows that all others are compared with, client by client
-    follows, thresholds     a column of rounds.csv to draw over rounds; percent to reach
+                            columns (patterns of the columns in which it has a cell), note,
+                            search (key = list of values, chosen on validation samples)
+    [[claims]]              says (the paper's claim; a question of ours begins with `ours: `),
+                            better (a row), than (rows that it should be better than),
+                            reads (the reading to compare [that of each row]): `claims.py`
+    yardstick, alone        rows with which all others are compared, client by client
+    follows, thresholds     a column of rounds.csv to plot over rounds; accuracies in percent
 """
 
 import tomllib
@@ -42,7 +43,7 @@ Published = float | dict[str, float] | None
 
 
 class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A figure that is read of a row's runs, and what was published for it (percent)."""
+    """A figure to read from a row's runs, and the published one (in percent)."""
 
     reads: str
     published: Published = None
@@ -55,30 +56,30 @@ class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One line of a table: what it changes in the base run-config, and how it is read."""
+    """One line of a table: its changes to the base run-config, and its readings."""
 
     name: str
     config: str = ""
     reads: str = "accuracy_personalized"
     published: Published = None
     also: tuple[Reading, ...] = ()
-    columns: str = "*"  # patterns of the columns that it has a cell in
-    search: dict[str, list[Any]] = {}  # values of keys to choose from (`tuning.py`)
+    columns: str = "*"  # patterns of the columns in which it has a cell
+    search: dict[str, list[Any]] = {}  # for each key, the values to choose from (`tuning.py`)
     note: str = ""
 
     @property
     def readings(self) -> tuple[Reading, ...]:
-        """All that is read of its runs, the main one first."""
+        """All readings of its runs, the main one first."""
         return (Reading(self.reads, self.published), *self.also)
 
     def reading(self, reads: str) -> Reading:
-        """Return one by its name, with what was published for it; the main one if it has none."""
+        """Return the reading of a name, with its published figure; without a name, the main one."""
         known = {reading.reads: reading for reading in self.readings}
         return known.get(reads or self.reads, Reading(reads))
 
 
 class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Something that a paper says, or that we ask: a row is better than others."""
+    """The statement of a paper, or our own question, that a row is better than others."""
 
     says: str
     better: str
@@ -87,7 +88,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Scale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How large a table is run, and which part of it."""
+    """A size at which a table runs, and the rows and columns that it has there."""
 
     config: str = ""
     seeds: str = "0"
@@ -98,22 +99,22 @@ class Scale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Cell:
-    """A row in a column of a table, at a scale: a run-config but for the seed."""
+    """A row in a column of a table, at a scale: a run-config that lacks only the seed."""
 
     table: "Table"
     row: Row
     column: str
     scale: str
-    extra: str = ""  # settings that were chosen, laid over all others
-    suffix: str = ""  # of a trial's name
+    extra: str = ""  # chosen settings, which override all others
+    suffix: str = ""  # the end of a trial's name
 
     @property
     def name(self) -> str:
-        """`row`, or `row@column`; a trial's ends in `~` and a number."""
+        """`row` or `row@column`; the name of a trial ends in `~` and a number."""
         return (f"{self.row.name}@{self.column}" if self.column else self.row.name) + self.suffix
 
     def config(self, seed: int) -> dict[str, Scalar]:
-        """Return the flat run-config; raises `RunError`."""
+        """Return the flat run-config; raises `RunError` for an invalid one."""
         table = self.table
         changes = [table.columns.get(self.column, ""), self.row.config]
         changes += [table.scales[self.scale].config, self.extra, f"seed={seed}"]
@@ -121,7 +122,7 @@ class Cell:
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table's TOML file."""
+    """The content of a table's TOML file."""
 
     title: str
     base: str
@@ -139,7 +140,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Table:
-    """A paper's table; the module's docstring explains its fields."""
+    """A paper's table; the docstring of this module explains the fields."""
 
     name: str
     title: str
@@ -149,26 +150,26 @@ class Table:
     rows: tuple[Row, ...] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
     scales: Mapping[str, Scale] = field(default_factory=dict)
-    follows: str = ""  # a column of rounds.csv of which every round is shown
-    thresholds: Sequence[int] = ()  # percent: the first round that reaches it is reported
+    follows: str = ""  # a column of rounds.csv to show for every round
+    thresholds: Sequence[int] = ()  # percent: the first round that reaches each is reported
     claims: Sequence[Claim] = ()
     yardstick: str = ""
     alone: str = ""
 
     @property
     def about(self) -> str:
-        """Where it stands in the paper, and what to know."""
+        """Its place in the paper, and what readers should know."""
         return f"{self.source}. {self.note}".strip()
 
     @property
     def base_file(self) -> Path:
-        """The run-config that all rows start from."""
+        """The run-config from which all rows start."""
         return HERE / "configs" / f"{self.base}.toml"
 
     def cells(self, scale: str, only: str = "") -> list[Cell]:
-        """Return the cells of a scale, of rows (or `row@column`) that match a pattern of `only`.
+        """Return the cells of a scale whose row (or `row@column`) matches a pattern of `only`.
 
-        Raises `RunError` if a pattern matches none.
+        Raises `RunError` if a pattern matches no cell.
         """
         if scale not in self.scales:
             known = ", ".join(self.scales) or "none"
@@ -194,12 +195,12 @@ class Table:
 
     @cached_property
     def order(self) -> dict[str, int]:
-        """The place of each row."""
+        """The position of each row, by name."""
         return {row.name: place for place, row in enumerate(self.rows)}
 
 
 def tables() -> dict[str, Table]:
-    """Read all tables; raises `RunError` for one that is not as the module's docstring says."""
+    """Read all tables; raises `RunError` for an invalid one."""
     found = {}
     for path in sorted((HERE / "tables").glob("*.toml")):
         try:
@@ -211,14 +212,15 @@ def tables() -> dict[str, Table]:
             raise RunError(f"{path.name}: two rows have the same name")
         for name in (name for claim in read.claims for name in (claim.better, *claim.than)):
             if name not in names:
-                raise RunError(f"{path.name}: a claim names row {name}{did_you_mean(name, names)}")
+                unknown = f"a claim names row {name}, which does not exist"
+                raise RunError(f"{path.name}: {unknown}{did_you_mean(name, names)}")
         fields: dict[str, Any] = msgspec.structs.asdict(read)
         found[path.stem] = Table(name=path.stem, **fields)
     return found
 
 
 def pick(names: Iterable[str]) -> list[Table]:
-    """Return tables by name, all for `all`; raises `RunError` for an unknown one."""
+    """Return tables by name, or all for `all`; raises `RunError` for an unknown name."""
     known = tables()
     wanted = [*names]
     if wanted == ["all"]:
@@ -230,11 +232,11 @@ def pick(names: Iterable[str]) -> list[Table]:
 
 
 def seeds(text: str) -> list[int]:
-    """Read seeds, as 0-4 or 0,2; raises `RunError`."""
+    """Read seeds such as 0-4 or 0,2; raises `RunError` for other texts."""
     try:
         return [*dict.fromkeys(seed for word in text.split(",") for seed in span(word))]
     except ValueError:
-        raise RunError(f"--seeds {text}: must be numbers, as 0-4 or 0,2") from None
+        raise RunError(f"--seeds {text}: must be numbers, such as 0-4 or 0,2") from None
 
 
 def _parsed(path: Path) -> dict[str, Any]:

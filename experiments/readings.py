@@ -1,14 +1,13 @@
-"""How a figure is read from a run directory.
+"""Read a figure from a run directory. A reading is one of these:
 
-A reading is a column of rounds.csv in its last round (`accuracy_personalized`), the best round of
-it (`best accuracy_personalized`: chosen on test data, so only beside a paper that did so), or
+    accuracy_personalized       a column of rounds.csv, in the last round
+    best accuracy_personalized  the best round of a column. It is chosen on test data, so use it
+                                only to compare with a paper that does the same
+    selected_before, last 10    the accuracy of the clients selected for a round before they train
+                                in it, weighted by test samples; the mean over the last ten rounds
 
-    selected_before, last 10    the mean over the last ten rounds of the accuracy that the clients
-                                selected for a round have before they train in it, pooled by test
-                                samples
-
-The last is how FedCMD's published figures are read. It needs the rounds before the last ten to be
-evaluated: `evaluate-rounds = "190-199"` of 200 rounds, all clients.
+FedCMD's published figures are measured in the last way. It needs an evaluation of all clients
+before each of the last ten rounds: of 200 rounds, `evaluate-rounds = "190-199"`.
 """
 
 import csv
@@ -36,17 +35,20 @@ def table_of(path: Path) -> Lines:
 
 
 def check(reads: str, columns: Iterable[str]) -> None:
-    """Raise `RunError` for a reading that there is not."""
+    """Raise `RunError` if a reading does not exist."""
     if not SELECTED.fullmatch(reads) and reads.removeprefix("best ") not in columns:
-        raise RunError(f"reads = {reads!r}: must be a column, best COLUMN, or selected_before")
+        raise RunError(
+            f"reads = {reads!r}: must be a column, `best COLUMN`, or `selected_before, last N`"
+        )
 
 
 def figures(
     folder: Path, flat: Mapping[str, Scalar], own: Collection[str], others: Collection[str] = ()
 ) -> dict[str, float]:
-    """Return all accuracies of a run's end, their best rounds, and what `own` reads besides.
+    """Return all accuracies at the end of a run, their best rounds, and the readings in `own`.
 
-    `others` are readings of other tables, which may share this run: those that it allows.
+    `others` are the readings of other tables, which can share this run; those that the run does
+    not allow are left out.
     """
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text("utf-8"))
     found = {}
@@ -64,11 +66,12 @@ def figures(
 
 
 def selected_before(lines: Lines, flat: Mapping[str, Scalar], last: int) -> float:
-    """Pool what the next round's clients score in the `last` rounds before the end.
+    """Return the accuracy of the clients selected for each of the `last` rounds before they train.
 
-    `lines` are those of clients.csv. A round's clients are a function of the seed
-    (`draws.sample_clients`), so it does not matter that clients.csv does not tell them. Of a run
-    with fewer rounds those from the first on are read. Raises `RunError` if one was not evaluated.
+    `lines` are those of clients.csv, which does not say which clients were selected; that follows
+    from the seed (`draws.sample_clients`). A round's accuracy is weighted by test samples. If the
+    run has fewer rounds, all from the second on count. Raises `RunError` if a client was not
+    evaluated.
     """
     total, count = int(flat["num-rounds"]), int(flat["num-clients"])
     seed, fraction = int(flat["seed"]), float(flat["fraction-train"])
@@ -91,5 +94,5 @@ def selected_before(lines: Lines, flat: Mapping[str, Scalar], last: int) -> floa
 
 
 def wanted(known: Iterable[Table]) -> set[str]:
-    """Return all readings of some tables."""
+    """Return all readings that some tables use."""
     return {r.reads for table in known for row in table.rows for r in row.readings}

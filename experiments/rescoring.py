@@ -1,9 +1,9 @@
-"""Rows that differ in their personalization only are trained once, and scored for each.
+"""Train once for rows that differ only in their personalization, and score the model for each.
 
-A run that is scored at its end alone has the same training whatever its clients do after it:
-fine-tuning for one epoch or for twenty, of the head or of all. So FedBABU's table of fine-tuning
-speed needs one trained model for each method and column, as in the paper. It may be of an earlier
-call, as long as its run directory and its result are still there.
+If a run is scored only at its end, its training does not depend on what clients do afterwards:
+whether they fine-tune for one epoch or for twenty, the head or all layers. So FedBABU's table of
+fine-tuning speed needs one trained model for each method and column, as in the paper. The model
+can come from an earlier call, as long as its run directory and its result still exist.
 """
 
 import json
@@ -19,16 +19,16 @@ from fedapps.core.schema import Scalar
 from fedapps.report.columns import SPREAD, accuracy_columns, known_figures
 from fedapps.report.summary import versions
 
-# Those of `fedapps.engine.again.ALLOWED` that numbers depend on.
+# The keys of `fedapps.engine.again.ALLOWED` on which numbers depend.
 PERSONAL = ("evaluate-on", "finetune-epochs", "finetune-lr", "finetune-part", "score-without-head")
-NOTE = "not trained: a run with the same training was scored again"
+NOTE = "not trained: the model of a run with the same training was scored"
 
 
 def training(flat: Mapping[str, Scalar]) -> str:
-    """Return a text that is the same for run-configs whose runs can be made of one training.
+    """Return a text that is the same for run-configs that can share one training.
 
-    Not of a run that is scored before its end, or on some clients only, or keeps no checkpoint of
-    its end: it has a training of its own.
+    A run needs a training of its own if it is scored before its end, is scored on only some
+    clients, or keeps no checkpoint of its end.
     """
     own = numeric(flat)
     early = flat["evaluate-every"] or flat["evaluate-rounds"] or flat["evaluate-clients"]
@@ -39,7 +39,8 @@ def training(flat: Mapping[str, Scalar]) -> str:
 def trained(runs: Iterable[Run], runs_dir: Path) -> dict[str, Path]:
     """Return the run directories below a folder whose training can be used again, by `training`.
 
-    Those of `runs`, so that deleting a result has its run trained anew, and of today's versions.
+    Only directories of `runs` count, so that a run whose result is deleted is trained anew, and
+    only those made with the current versions of the libraries.
     """
     known = {json.dumps(numeric(config.defaults() | run.config)) for run in runs if not run.note}
     found: dict[str, Path] = {}
@@ -52,12 +53,12 @@ def trained(runs: Iterable[Run], runs_dir: Path) -> dict[str, Path]:
 
 
 def can_be_scored_again(base: Path, flat: Mapping[str, Scalar]) -> bool:
-    """Tell whether a finished run has rows of its rounds alone: its costs are those of training."""
+    """Tell whether a finished run has rows for its rounds only, so its costs are of training."""
     return len(table_of(base / "rounds.csv")) == flat["num-rounds"]
 
 
 def score(base: Path, flat: Mapping[str, Scalar]) -> Path:
-    """Score the clients of a run as a run-config personalizes them; return the table of clients."""
+    """Score a run's clients with the personalization of a run-config; return their table."""
     from fedapps.engine import again  # loads torch
 
     before = config.defaults() | config.stored(base)
@@ -65,7 +66,7 @@ def score(base: Path, flat: Mapping[str, Scalar]) -> Path:
 
 
 def rescored(cell: Cell, seed: int, base: Path, clients: Path) -> Run:
-    """Return the run of a cell: the training of `base`, scored as the table `clients` says."""
+    """Return the run of a cell: the training of `base` with the scores of table `clients`."""
     run, evaluation = collect(cell, seed, base), clients.stem.partition("-")[2]
     lines = table_of(base / "evaluations.csv")
     line = [line for line in lines if line["evaluation"] == evaluation][-1]

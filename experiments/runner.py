@@ -1,4 +1,4 @@
-"""Runs cells of tables side by side, each once, and says how long the rest will take."""
+"""Run cells of tables side by side, each once, and show how long the rest will take."""
 
 import queue
 import sys
@@ -21,7 +21,7 @@ from fedapps.core.errors import DIVERGED, RunError
 from fedapps.core.schema import Scalar
 from fedapps.report.units import clock
 
-REFRESH = 2.0  # seconds between looks at how far the runs are
+REFRESH = 2.0  # seconds between two updates of the progress
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,26 +33,26 @@ class Job:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name to print."""
         return f"{self.cell.table.name} {self.cell.name} s{self.seed}"
 
 
 @dataclass(frozen=True)
 class Group:
-    """Jobs with the same training, and the directory of a run that has done it, if there is one."""
+    """Jobs with the same training, and the directory of a run that has done it, if any."""
 
     jobs: list[Job]
     base: Path | None = None
 
     @property
     def trains(self) -> Job | None:
-        """The job that will train for the others, which takes nearly all the time."""
+        """The job that will train for all; training takes nearly all of the time."""
         return None if self.base else self.jobs[0]
 
 
 @dataclass
 class Runner:
-    """Does jobs in `jobs` processes; `run` returns the names of those that failed."""
+    """Runs jobs in `jobs` processes; `run` returns the names of the failed ones."""
 
     store: Store
     runs_dir: Path
@@ -62,11 +62,11 @@ class Runner:
     extra: dict[str, Scalar] = field(default_factory=dict)
 
     def run(self, jobs: Sequence[Job]) -> list[str]:
-        """Do all that nobody has done or is doing; a failed one does not end the others."""
+        """Run all jobs that no process has done or is doing; a failed one stops no other."""
         self.failed: list[str] = []
         self.active: dict[int, tuple[Job, Path, float]] = {}
         todo: queue.SimpleQueue[Group] = queue.SimpleQueue()
-        self.left: dict[Job, None] = {}  # those that will train
+        self.left: dict[Job, None] = {}  # the jobs that will train
         open_groups = self.open_groups(jobs)
         for group in open_groups:
             todo.put(group)
@@ -93,12 +93,12 @@ class Runner:
         return self.failed
 
     def open_groups(self, jobs: Iterable[Job]) -> list[Group]:
-        """Return the jobs that are not done yet, in groups."""
+        """Return the jobs that are not done yet, grouped by their training."""
         undone = [job for job in jobs if self.store.find(job.cell, job.seed) is None]
         return groups(undone, rescoring.trained(self.store.runs(), self.runs_dir))
 
     def remaining(self) -> float | None:
-        """Return the seconds that the rest will take, None if nothing like it has run."""
+        """Return the seconds that the rest will take; None if no similar run is known."""
         seconds = {job: self.estimate.seconds(job.cell, job.seed) for job in [*self.left]}
         known = [value for value in seconds.values() if value is not None]
         if not known and seconds:
@@ -122,18 +122,18 @@ class Runner:
                 base = self._try(job, number, base) or base
 
     def _try(self, job: Job, number: int, base: Path | None) -> Path | None:
-        """Do a job, if nobody else does, and return the directory of its run if it has trained.
+        """Run a job if no other process does; return the directory of its run if it has trained.
 
-        `base` is that of a run with the same training.
+        `base` is the directory of a run with the same training.
         """
         try:
             with self.store.claimed(job.cell, job.seed) as free:
                 if not free:
-                    self.screen.say(f"{job.name}: runs in another process")
+                    self.screen.say(f"{job.name}: is running in another process")
                 elif self.store.find(job.cell, job.seed) is None:
                     return self._do(job, number, base)
                 else:
-                    self.screen.say(f"{job.name}: done meanwhile")
+                    self.screen.say(f"{job.name}: another process has done it in the meantime")
         except Exception as error:
             self.failed.append(job.name)
             self.screen.say(f"error: {job.name}: {error}")
@@ -171,7 +171,7 @@ class Runner:
         return trained
 
     def _tell(self, job: Job, run: Run, seconds: float) -> None:
-        """Print what came out and how long the rest will take."""
+        """Print the result and how long the rest will take."""
         figure = run.figures.get(job.cell.row.reads)
         shown = run.note if figure is None else f"{100 * figure:.2f} %"
         self.left.pop(job, None)
@@ -181,7 +181,7 @@ class Runner:
 
 
 def groups(jobs: Iterable[Job], trained: Mapping[str, Path]) -> list[Group]:
-    """Put jobs with the same training together; `trained` are runs that have done theirs."""
+    """Group jobs by their training; `trained` are the directories of finished trainings."""
     found: dict[str, list[Job]] = {}
     for job in jobs:
         found.setdefault(rescoring.training(job.cell.config(job.seed)), []).append(job)
@@ -189,7 +189,7 @@ def groups(jobs: Iterable[Job], trained: Mapping[str, Path]) -> list[Group]:
 
 
 def interrupted(flat: Mapping[str, Scalar]) -> Path | None:
-    """Return the run directory of these settings whose run was interrupted, if there is one."""
+    """Return the directory of an interrupted run with these settings, if there is one."""
     from fedapps.core import config
     from fedapps.engine import resume  # takes seconds, and only runs need it
 
@@ -198,7 +198,7 @@ def interrupted(flat: Mapping[str, Scalar]) -> Path | None:
 
 
 def rounds_done(folder: Path) -> int:
-    """Return how many rounds a run directory has."""
+    """Return the number of finished rounds in a run directory."""
     try:
         return len(readings.table_of(folder / "rounds.csv"))
     except OSError:
@@ -206,7 +206,7 @@ def rounds_done(folder: Path) -> int:
 
 
 class _Screen:
-    """A bar for all and one for each run in a terminal; else a line for each run that ended."""
+    """In a terminal, a progress bar for all runs and one for each; else a line per ended run."""
 
     def __init__(self, runner: Runner, progress: Progress, total: int, done: int) -> None:
         self.runner, self.progress = runner, progress
@@ -216,7 +216,7 @@ class _Screen:
 
     @classmethod
     def made(cls, runner: Runner, total: int, done: int) -> Self:
-        """Make one on standard error."""
+        """Make a screen on standard error."""
         console = Console(stderr=True, highlight=False)
         columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn())
         left = TextColumn("{task.fields[left]}")
@@ -238,7 +238,7 @@ class _Screen:
             print(text, file=sys.stderr, flush=True)
 
     def started(self, number: int, job: Job) -> None:
-        """Begin the bar of a run; it takes that of the worker's last run."""
+        """Begin the bar of a run, which replaces that of the worker's last run."""
         total = int(job.cell.config(job.seed)["num-rounds"])
         if number in self.bars:
             self.progress.remove_task(self.bars[number])
@@ -249,7 +249,7 @@ class _Screen:
         self.progress.advance(self.all)
 
     def refresh(self) -> None:
-        """Look how far the runs are."""
+        """Update the progress of the runs."""
         if not self.live:
             return
         for number, (_, folder, _) in [*self.runner.active.items()]:
@@ -260,7 +260,7 @@ class _Screen:
 
 
 def check(jobs: Sequence[Job], columns: Sequence[str]) -> None:
-    """Raise `RunError` for a config or a reading that cannot be, before anything runs."""
+    """Raise `RunError` for an invalid config or reading, before anything runs."""
     from fedapps.core import config
 
     for job in jobs:

@@ -1,9 +1,9 @@
-"""What has run: one JSON file a run, with its resolved config, in results/<scale>/<table>/.
+"""The finished runs: one JSON file per run, with its full config, in results/<scale>/<table>/.
 
-A cell of a table is done when some run, of this or another table, had its config: every key that
-can change numbers is the same (`numeric`). So a row whose settings have changed is not done, two
-tables share the runs they have in common, and a key that is new since then changes nothing as
-long as it has its default. The figures of a file can be made again from its config alone.
+A cell of a table is done if a run of this or another table has its config, that is, the same value
+for every key that can change numbers (`numeric`). So a row whose settings have changed is not done,
+two tables share the runs that they have in common, and a key that was added later changes nothing
+as long as it has its default. Anybody can repeat the figures in a file from its config alone.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from fedapps.core import config
 from fedapps.core.files import write_whole
 from fedapps.core.schema import Scalar
 
-# What machine and terminal decide, and no number depends on.
+# Keys that depend on the machine or terminal, and on which no number depends.
 ELSEWHERE = """
     data-root runs-dir run-name device cache-limit max-failures max-value round-timeout join-timeout
     step-timeout min-available channel-address channel-reach channel-tls channel-nodes client-state
@@ -42,16 +42,16 @@ PER_ROUND = (
     "train_loss",
 )
 PER_CLIENT = ("client", "num_train", "num_test", "accuracy_initial", "accuracy_personalized")
-CLOCK = 2.0  # seconds within which two changes of a folder can have the same time
+CLOCK = 2.0  # seconds within which two changes of a folder can have the same timestamp
 Config = Mapping[str, Scalar]
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its config, figures (fractions), costs, curves, and its clients at the end.
+    """A finished run: its config, figures (fractions), costs, curves, and clients at the end.
 
-    `rounds` and `clients` are columns; a value that is not there is None. `events` counts events
-    by `kind detail` where the detail is one word.
+    `rounds` and `clients` hold columns; a missing value is None. `events` counts the events whose
+    detail is one word, by `kind detail`.
     """
 
     table: str
@@ -71,13 +71,13 @@ class Run:
 
     @property
     def digest(self) -> str:
-        """Eight hex digits that stand for the config."""
+        """Eight hex digits that identify the config."""
         text = json.dumps(self.config, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def numeric(flat: Config) -> dict[str, Scalar]:
-    """Return the keys of a run-config that numbers depend on, resolved."""
+    """Return the resolved keys of a run-config on which numbers depend."""
     full = config.resolved(flat)
     own = str(full["strategy"])
     tables = {own, *config.TABLES, *(str(v) for k, v in full.items() if k.startswith(f"{own}."))}
@@ -89,32 +89,32 @@ def numeric(flat: Config) -> dict[str, Scalar]:
 
 
 def same(older: Config, wanted: Config, defaults: Config) -> bool:
-    """Tell whether a run with config `older` is one of `wanted` (both `numeric`)."""
+    """Tell whether a run with config `older` can stand for `wanted` (both `numeric`)."""
     return not differences(older, wanted, defaults)
 
 
 def differences(older: Config, wanted: Config, defaults: Config) -> list[str]:
-    """Return the keys in which a run differs from what is wanted."""
+    """Return the keys in which a run's config differs from the wanted one."""
     return [key for key in wanted if older.get(key, defaults.get(key)) != wanted[key]]
 
 
 class Store:
-    """The runs below a folder; reading notices what other processes have added."""
+    """The runs below a folder, including those that other processes add meanwhile."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.defaults = config.resolved(config.defaults())
         self._read: dict[str, Run] = {}  # by path
-        self._changed: dict[str, float] = {}  # when folders of tables were, as of the last look
+        self._changed: dict[str, float] = {}  # times of the tables' folders at the last look
         self._alike: dict[tuple[str, int], list[Run]] = {}  # by scale and seed
 
     def runs(self) -> list[Run]:
-        """Return all runs, by scale, table and name."""
+        """Return all runs, ordered by scale, table and name."""
         self._look()
         return [self._read[path] for path in sorted(self._read)]
 
     def _look(self) -> None:
-        """Read what is new since the last look."""
+        """Read the files that are new since the last look."""
         folders = glob(f"{escape(str(self.folder))}/*/*/")
         changed = {folder: os.stat(folder).st_mtime for folder in folders}
         just_now = max(changed.values(), default=0) > time.time() - CLOCK
@@ -130,7 +130,7 @@ class Store:
             self._alike.setdefault((run.scale, run.seed), []).append(run)
 
     def find(self, cell: Cell, seed: int) -> Run | None:
-        """Return a run of a cell's config and seed, if there is one."""
+        """Return a run with a cell's config and seed, if there is one."""
         wanted = numeric(cell.config(seed))
 
         def fits(run: Run) -> bool:
@@ -143,7 +143,7 @@ class Store:
         return next(filter(fits, self._alike.get((cell.scale, seed), ())), None)
 
     def stale(self, cell: Cell, seed: int) -> tuple[Run, list[str]] | None:
-        """Return the run of this name that had another config, and the keys that changed."""
+        """Return the run of this name if it had another config, and the keys that changed."""
         path = self.path(cell, seed)
         if not path.exists():
             return None
@@ -152,11 +152,11 @@ class Store:
         return (run, changed) if changed else None
 
     def path(self, cell: Cell, seed: int) -> Path:
-        """Return where the run of a cell lies."""
+        """Return the path of a cell's run."""
         return self.folder / cell.scale / cell.table.name / f"{cell.name}-s{seed}.json"
 
     def save(self, cell: Cell, run: Run) -> None:
-        """Write a run whole, over an older one of this name."""
+        """Write a run, atomically; it replaces an older one of this name."""
         path = self.path(cell, run.seed)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, _text(asdict(run)).encode())
@@ -164,9 +164,9 @@ class Store:
 
     @contextmanager
     def claimed(self, cell: Cell, seed: int) -> Iterator[bool]:
-        """Hold the lock of a cell's config and seed; yields False where another process has it.
+        """Hold the lock of a cell's config and seed; yields False if another process holds it.
 
-        The lock is the operating system's: it is free again when its holder has died.
+        The operating system owns the lock and frees it if its holder dies.
         """
         text = json.dumps(numeric(cell.config(seed)), sort_keys=True)
         name = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -189,7 +189,7 @@ class Store:
 
 
 def collect(cell: Cell, seed: int, folder: Path, reads: Collection[str] = ()) -> Run:
-    """Read a run directory; `reads` are readings of other tables to take along."""
+    """Read a run directory; `reads` are readings of other tables to store as well."""
     flat = cell.config(seed)
     own = {reading.reads for reading in cell.row.readings}
     rounds = readings.table_of(folder / "rounds.csv")
@@ -219,12 +219,12 @@ def collect(cell: Cell, seed: int, folder: Path, reads: Collection[str] = ()) ->
 
 
 def client_columns(lines: Sequence[Mapping[str, str]]) -> dict[str, list[float]]:
-    """Return what is kept of the clients of one evaluation, by columns."""
+    """Return the stored columns of the clients of one evaluation."""
     return {name: [_number(line[name]) or 0 for line in lines] for name in PER_CLIENT}
 
 
 def failed_trial(cell: Cell, seed: int, cause: str) -> Run:
-    """Return a trial of settings with which training diverges: it has no figures, only a note."""
+    """Return a trial whose training diverged: it has no figures, only a note."""
     return replace(_nothing_of(cell, seed), note=cause)
 
 
@@ -233,13 +233,13 @@ def _nothing_of(cell: Cell, seed: int) -> Run:
 
 
 def _number(text: str | None) -> float | None:
-    """Read a cell of a table; None for an empty one."""
+    """Return the number in a cell of a table; None if it is empty."""
     value = float(text) if text else None
     return int(value) if value is not None and value.is_integer() and abs(value) > 1 else value
 
 
 def _text(content: dict[str, Any]) -> str:
-    """Return JSON with a line for each key of the upper two levels: short, readable as a diff."""
+    """Return JSON with a line for each key of the top two levels, so that diffs are readable."""
     lines = []
     for key, value in content.items():
         if isinstance(value, dict) and value:

@@ -1,4 +1,4 @@
-"""results/<scale>.csv: a line for each run, with all figures, for whoever reads tables."""
+"""Write results/<scale>.csv: one line per run, with all its figures."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ SPENT = ("seconds", "seconds_per_round", *COSTS)
 
 
 def write_csv(store: Store) -> list[Path]:
-    """Write all runs of each scale into one file; return the files."""
+    """Write one file for each scale, with all its runs; return the files."""
     written = []
     runs = store.runs()
     for scale in dict.fromkeys(run.scale for run in runs):
@@ -29,7 +29,7 @@ def write_csv(store: Store) -> list[Path]:
 
 
 def line(run: Run) -> dict[str, object]:
-    """Return a run's line."""
+    """Return the line of a run, by column."""
     row, _, column = run.cell.partition("@")
     about = (run.table, row, column, run.scale, run.seed, run.config["strategy"])
     values: dict[str, object] = dict(

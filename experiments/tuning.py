@@ -1,11 +1,11 @@
-"""Settings of a row that are chosen on validation parts, for a fair comparison.
+"""Choose the settings of a row on validation samples, for a fair comparison.
 
-A row with `search` names lists of values of some keys. Eight of their combinations (a draw without
-replacement, the same in every place) run as trials, `row~0` to `row~7`: on the table's first seed,
-trained without and scored on 20 % of each client's training samples, so no test sample is seen. The
-one with the best mean of the row's reading is what the row runs with; one whose training diverges
-is the worst. A library's sampler would draw its first ten trials at random, too, so none is needed
-for eight.
+The `search` of a row lists values for some keys. Eight combinations of these values run as trials,
+`row~0` to `row~7`; they are drawn at random without replacement, and are the same everywhere. A
+trial uses the table's first seed. It trains on 80 % of each client's training samples and is scored
+on the other 20 %, so it sees no test sample. The row then runs with the settings of the trial that
+has the best mean of the row's reading; a trial whose training diverges is the worst. The samplers
+of tuning libraries also draw their first ten trials at random, so eight trials need no library.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,14 +24,14 @@ HEADS = ["method", "reading", "validation accuracy", "range over trials", "setti
 
 
 def combinations(row: Row, most: int) -> list[dict[str, Any]]:
-    """Return the combinations of a row's values that are tried, at most so many."""
+    """Return the combinations of a row's values to try, at most `most`."""
     every = [dict(zip(row.search, values, strict=True)) for values in product(*row.search.values())]
     order = generator(0, "tune").permutation(len(every)).tolist()
     return [every[index] for index in order[:most]]
 
 
 def trials(cell: Cell) -> list[Cell]:
-    """Return the cells of a row's trials."""
+    """Return the cells of the trials of a cell's row."""
     most = cell.table.scales[cell.scale].trials
     return [
         replace(cell, suffix=f"~{number}", extra=f"{_text(values)} {VALIDATION}")
@@ -40,14 +40,14 @@ def trials(cell: Cell) -> list[Cell]:
 
 
 def first_seed(cell: Cell) -> int:
-    """Return the seed of the trials: the first of the table's own."""
+    """Return the seed of the trials, which is the table's first one."""
     return seeds(cell.table.scales[cell.scale].seeds)[0]
 
 
 def scores(store: Store, cell: Cell) -> dict[str, float | None]:
-    """Return the settings of each trial and what they reached on the validation parts (a fraction).
+    """Return the settings of each trial and its score on the validation samples (a fraction).
 
-    None: the trial has not run; `WORST`: its training diverges.
+    A score is None if the trial has not run, and `WORST` if its training diverges.
     """
     found: dict[str, float | None] = {}
     tried = combinations(cell.row, cell.table.scales[cell.scale].trials)
@@ -69,7 +69,7 @@ def chosen(store: Store, cell: Cell) -> str | None:
 
 
 def settled(store: Store, table: Table, scale: str, only: str = "") -> Iterator[Cell]:
-    """Yield the cells of a table with their chosen settings, but none whose trials have not run."""
+    """Yield the cells of a table with their chosen settings; omit cells with trials to run."""
     for cell in table.cells(scale, only):
         if not cell.row.search:
             yield cell
@@ -89,7 +89,7 @@ def untried(store: Store, cells: Iterable[Cell]) -> list[Cell]:
 
 
 def texts(store: Store, cells: Iterable[Cell]) -> Iterator[list[str]]:
-    """Yield a line under `HEADS` for each of some settled cells whose settings were chosen."""
+    """Yield a line under `HEADS` for each of the settled cells whose row has a search."""
     for cell in cells:
         if cell.row.search:
             reached = [score for score in scores(store, cell).values() if score is not None]

@@ -179,7 +179,7 @@ def test_commands_know_the_settings_that_were_chosen(toy, tmp_path, monkeypatch,
         options = ["--results", str(folder), "config", table.name, "better", "--seed", "2"]
         assert __main__.main(options) == 0
         text = capsys.readouterr().out
-        assert ("whose settings no trials have chosen yet" in text) == told
+        assert ("whose trials have not chosen its settings yet" in text) == told
         flat = tomllib.loads(text)
         best = tuning.combinations(row, 3)[1]
         assert ({key: flat.get(key) for key in best} == best) != told and flat["seed"] == 2
