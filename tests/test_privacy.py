@@ -523,8 +523,8 @@ def test_local_noise_is_gaussian_with_z_s_and_differs_by_client_and_round():
         ({"sends": {"phi/x": (1,)}}, "has clients send more than layers"),
         ({"channel": Channel(address="a:1", token="")}, "has clients send more than layers"),
         ({"upload": ()}, "uploads nothing"),
-        ({"download": LAYOUT.body}, f"uploads {LAYOUT.head[0]}, which clients do not start from"),
-        ({"also_keep": LAYOUT.head}, f"uploads {LAYOUT.head[0]}, which clients do not start from"),
+        ({"download": LAYOUT.body}, f"uploads {LAYOUT.head[0]}, but clients start from other"),
+        ({"also_keep": LAYOUT.head}, f"uploads {LAYOUT.head[0]}, but clients start from other"),
     ],
 )
 @pytest.mark.parametrize("mode", ["central", "local"])

@@ -35,7 +35,7 @@ INCIDENTAL = frozenset(
     }
 )
 NAMED = ("strategy", "dataset", "seed")  # every name of a run begins and ends with these
-LONGEST = 100  # the largest number of characters before the seed
+LONGEST = 100  # characters of a name before its seed: about the limit
 
 
 def counting(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -63,7 +63,7 @@ def changed(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def usual(strategy: str) -> dict[str, Scalar]:
-    """Return all settings of a run that sets nothing but its method; other tables stay in it."""
+    """Return all settings of a run that sets nothing but its method, with every method's table."""
     known = config.defaults()
     return config.resolved(known) | counting(known | {"strategy": strategy})
 

@@ -145,7 +145,10 @@ def resumed_from(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def stored(folder: Path) -> dict[str, Scalar]:
-    """Read the run-config of a run directory as flat keys; raises `RunError` if it is none."""
+    """Read the run-config of a run directory as flat keys.
+
+    Raises `RunError` if the folder is not a run directory.
+    """
     path = folder / "config.toml"
     if not folder.exists():
         raise RunError(f"{folder} is no run directory: there is no such folder")
@@ -187,8 +190,8 @@ def numbers(text: str, key: str, count: int) -> list[int]:
 def tables_in_use(flat: Mapping[str, Scalar]) -> set[str]:
     """Return the names of the tables whose keys have an effect on a run.
 
-    These are the general tables, the method's own table, and the table of each method that a key of
-    the own table names, such as `fedseq.base`.
+    These are the general tables, the method's own table, and the table of each method that a key in
+    the method's own table names, such as `fedseq.base`.
     """
     name = str(flat["strategy"])
     return {name, *TABLES, *map(str, table_of(flat, name).values())}

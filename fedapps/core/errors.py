@@ -13,9 +13,7 @@ class RunError(Exception):
 
     def __init__(self, message: str) -> None:
         line = " ".join(message.split())
-        super().__init__(
-            line.encode("utf-8", "backslashreplace").decode()
-        )  # surrogates are not printable
+        super().__init__(line.encode("utf-8", "backslashreplace").decode())  # no surrogates
 
 
 def one_line(text: str) -> str:
@@ -30,7 +28,7 @@ def one_line(text: str) -> str:
 
 @contextmanager
 def without_lines(logger: str, unwanted: Callable[[LogRecord], bool]) -> Iterator[None]:
-    """Keep those lines of a library for which `unwanted` is true out of the log."""
+    """Keep lines out of the log of a library if `unwanted` is true for them."""
 
     def keep(record: LogRecord) -> bool:
         return not unwanted(record)

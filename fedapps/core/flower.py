@@ -1,4 +1,4 @@
-"""The one place that imports those modules of Flower that can change with every version.
+"""The one place that imports modules of Flower which can change with every version.
 
 Flower promises to keep `flwr.app`, `flwr.client`, `flwr.clientapp`, `flwr.serverapp`,
 `flwr.serverapp.strategy` and `flwr.simulation`. Any other module of Flower that we use is named

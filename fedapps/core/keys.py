@@ -16,8 +16,7 @@ SECTIONS = {
     "num-rounds": ("Training", "[Notation](notation.md) explains the symbols and the rules."),
     "evaluate-every": (
         "Evaluation and personalization",
-        "[Results and figures](results-and-figures.md#the-accuracies) says what is measured, and "
-        "when.",
+        "[Results and figures](results-and-figures.md#the-accuracies) says what each score means.",
     ),
     "device": ("Computing", "[Engines](engines.md) explains where a run computes."),
     "max-failures": (
@@ -40,8 +39,9 @@ SECTIONS = {
     "dp": ("Differential privacy", "[Differential privacy](privacy.md) says what is guaranteed."),
     "methods": (
         "Methods",
-        "A method reads only the table of its own name. The symbols are those of the method's "
-        "paper; the docstring of the method's module in `strategies/` explains them.",
+        "A method reads only the table with its own name and, if it builds on another method, that "
+        "method's table. The symbols are those of its paper; the docstring of its module in "
+        "`strategies/` explains them.",
     ),
 }
 

@@ -77,7 +77,7 @@ def remembering() -> Iterator[None]:
 
 @contextmanager
 def to_file(path: Path) -> Iterator[None]:
-    """Also append every line to a file, with time and level; also debug lines and tracebacks.
+    """Also append every line, even debug lines and tracebacks, to a file, with time and level.
 
     Lines that `remembering` has kept come first. Raises `RunError` if the file cannot be written.
     """

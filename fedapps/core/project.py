@@ -14,8 +14,8 @@ def pyproject() -> dict[str, Any]:
     """Return the content of pyproject.toml, which callers must not change.
 
     An installed wheel carries the file inside the package. In a checkout the file is beside the
-    package, and so it is in the bundle that Flower makes of a checkout and runs without installing
-    it. Raises `RunError` if there is no such file.
+    package. The same is true of the bundle that Flower makes from a checkout, and runs without
+    installing it. Raises `RunError` if there is no such file.
     """
     for path in _places():
         if path.exists():

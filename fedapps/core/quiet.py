@@ -22,7 +22,7 @@ _OF_RAY = "Tip: In future versions of Ray"  # advice for authors of Ray programs
 
 
 class _Telling(logging.Filter):
-    """Lets only those lines of Flower's log pass that are worth showing."""
+    """Lets a line of Flower's log pass only if it is worth showing."""
 
     failed = False  # whether a line of ours has reported the error
 

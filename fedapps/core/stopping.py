@@ -63,9 +63,7 @@ def _by_signals() -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         restore()  # a second signal ends the process at once, except for
-        signal.signal(
-            signal.SIGHUP, signal.SIG_IGN
-        )  # that of a closed terminal, which often comes twice
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # SIGHUP, which terminals often send twice
         came.append(number)
         raise Stopped(signal.Signals(number).name, 128 + number)
 

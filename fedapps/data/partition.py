@@ -30,9 +30,9 @@ class Share:
 def shares(labels: np.ndarray, num_train: int, settings: Settings) -> tuple[Share, ...]:
     """Distribute a data set over `num-clients` clients; no sample is used twice.
 
-    `labels` is int64 [N]; the first `num_train` samples are the official training set. With `split
-    = merged`, all N samples are partitioned, and each client's samples are split by
-    `test-fraction`. With `official`, the training set is partitioned, and the test set is
+    `labels` is int64 [N]; the first `num_train` samples are the official training set. With
+    `split="merged"`, all N samples are partitioned, and each client's samples are split by
+    `test-fraction`. With `split="official"`, the training set is partitioned, and the test set is
     distributed in the same way, class by class. Then `validation-fraction` of each client's
     training samples is held out. Raises `RunError` if the data do not allow these settings.
     """

@@ -38,7 +38,7 @@ class BaseClient(ClientTools, FlowerClient):
     - `received`: the arrays of this round, by name.
     - `upload`: in `after_training`, the arrays that leave the client, with the noise of local
       privacy.
-    - `sends`: put those arrays here that the plan names in its own `sends`.
+    - `sends`: put the arrays here that the plan names in its own `sends`.
     """
 
     options: MethodSettings

@@ -40,7 +40,7 @@ class Conversation:
         return plans
 
     def train_nodes(self, nodes: list[int], workers: int) -> list[int]:
-        """Return those SuperNodes over which the clients of a round are distributed.
+        """Return the SuperNodes over which the clients of a round are distributed.
 
         `workers` of the SuperNodes work at the same time; 0 means that each has its own process.
         """

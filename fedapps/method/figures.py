@@ -9,7 +9,7 @@ import msgspec
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that clients report in an evaluation, beside the loss and the accuracies.
+    """A figure that clients report in an evaluation, besides the loss and the accuracies.
 
     A strategy class lists the figures of its method as `figures`, and the client returns their
     values from `extra_scores`. In every run, rounds.csv has the mean over the clients that report

@@ -1,4 +1,4 @@
-"""Makes a method's two classes Flower's `Strategy` and `NumPyClient`; knows no method.
+"""Connects the two classes of any method to Flower's `Strategy` and `NumPyClient`.
 
 Flower calls a strategy back in each round. A method's class has hooks only, so each callback is
 passed on to the engine that runs the rounds (`fedapps/engine/rounds.py`). Flower's clients get and

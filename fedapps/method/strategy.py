@@ -47,7 +47,7 @@ class BaseStrategy(StrategyTools, Conversation, FlowerStrategy):
 
     citation: ClassVar[str] = ""  # the paper, for `python -m fedapps methods`
     exchanges: ClassVar[str] = ""  # what travels, in a few words
-    figures: tuple[Figure, ...] = ()  # what clients report beside loss and accuracy
+    figures: tuple[Figure, ...] = ()  # what clients report besides loss and accuracy
     plots: ClassVar[tuple[EventPlot, ...]] = ()  # plots of its events
     final_phase: ClassVar[str] = ""  # name of a phase after the last round, for all clients
     clips_by_sample: ClassVar[bool] = True  # whether its steps work with clip-mode "sample"

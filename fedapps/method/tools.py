@@ -108,9 +108,7 @@ class StrategyTools:
     def train_here(self, round_: int, samples: Samples, stage: Stage) -> TrainingStats:
         """Train the server's model in this process; return the costs."""
         self.workspace.reset(self.arrays)
-        draw = Draw(
-            self.settings.seed, "train", round_, 0
-        )  # the draws of FedAvg's client if it is the only one
+        draw = Draw(self.settings.seed, "train", round_, 0)  # as for FedAvg with one client
         done = self.workspace.trainer.train(samples, (stage,), draw)
         self.arrays.update(take(self.workspace.model, self.layout.shared(stage.layers)))
         return done

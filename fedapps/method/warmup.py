@@ -20,9 +20,9 @@ class WarmUp(BaseStrategy):
 
     After the warm-up, each client's personal layers start from the server's model as it was at the
     end of the warm-up. A client gets this model in its first round after the warm-up, and in every
-    evaluation before that. The server learns from the updates that arrive who has it: if a client's
-    first update is lost, the client gets the model again. A client that has lost its state (event
-    `state-lost`) continues from initial values.
+    evaluation before that. From the updates that arrive, the server learns which clients have it:
+    if a client's first update is lost, the client gets the model again. A client that has lost its
+    state (event `state-lost`) continues from initial values.
     """
 
     def setup(self) -> None:

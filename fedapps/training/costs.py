@@ -174,8 +174,8 @@ def profile(model: nn.Sequential, shape: tuple[int, ...]) -> Profile:
 def is_cacheable(layer: nn.Module) -> bool:
     """Tell whether a frozen layer maps a sample to the same output in every epoch.
 
-    It does not if it has dropout, which is random, or a BatchNorm without running statistics, which
-    depends on the other samples of the batch.
+    Two kinds of layers do not: those with dropout, which is random, and those with a BatchNorm
+    without running statistics, whose output depends on the other samples of the batch.
     """
     return not has_dropout(layer) and not any(
         isinstance(module, _BatchNorm) and module.running_mean is None for module in layer.modules()

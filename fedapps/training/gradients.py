@@ -12,9 +12,9 @@ from fedapps.training.clipping import SampleGradients, Threshold, clip_batch, re
 class GradientRule:
     """Sets `.grad` from a batch loss: plain, clipped as a batch, or clipped for each sample.
 
-    Per-sample clipping is part of `backward`; batch clipping is done at the end, in `finish`. With
-    per-sample clipping, parameters `beside` the model would never get a gradient, so they raise
-    ValueError.
+    Per-sample clipping is part of `backward`; batch clipping is done at the end, in `finish`.
+    Per-sample clipping raises ValueError if there are parameters `beside` the model, because they
+    would never get a gradient.
     """
 
     def __init__(

@@ -87,9 +87,8 @@ class Adam(Optimizer):
 
     def __init__(self, parameters: Sequence[nn.Parameter], stage: Stage) -> None:
         super().__init__(parameters, stage)
-        self.state: dict[
-            int, tuple[Tensor, Tensor, Tensor]
-        ] = {}  # means of g and g^2, number of steps
+        # by parameter: mean of g, mean of g^2, number of steps
+        self.state: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     def _move(self, indices: list[int], parameters: list[Tensor], gradients: list[Tensor]) -> None:
         for i, parameter in zip(indices, parameters, strict=True):

@@ -50,10 +50,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     A client keeps what it has trained and does not upload. It also keeps the layers in `also_keep`,
     although they are uploaded. `receives` and `sends` name additional arrays (float32), with their
-    shapes, that travel down and up. Such a name contains a "/", which no name of a model's entry
-    does. A plan with a `channel` is run on a model of the trained layers alone, at the same time as
-    the other plans of its message. An `unpersonalized` plan has lost its stages, so its scores are
-    not those of the model with which the client would predict.
+    shapes, that travel down and up. Such a name contains a "/", and the names of a model's entries
+    never do. A plan with a `channel` is run on a model of the trained layers alone, at the same
+    time as the other plans of its message. An `unpersonalized` plan has lost its stages, so its
+    scores are not those of the model with which the client would predict.
     """
 
     round: int

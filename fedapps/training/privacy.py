@@ -83,10 +83,12 @@ def check_plan(settings: Settings, layout: Layout, plan: Plan) -> None:
     foreign = dict.fromkeys(key.partition(".")[0] for key in up if key not in start)
     reason = ""
     if plan.sends or plan.channel:
-        reason = "has clients send more than layers, which gets no noise"
+        reason = "has clients send more than layers, and no noise is added to the rest"
     elif not up:
         reason = "uploads nothing, so there is nothing to protect"
     elif foreign:
-        reason = f"uploads {', '.join(foreign)}, which clients do not start from as downloaded"
+        reason = (
+            f"uploads {', '.join(foreign)}, but clients start from other values than downloaded"
+        )
     if reason:
         raise RunError(f'dp.mode = "{settings.dp.mode}": this strategy {reason}; use "none"')

@@ -32,7 +32,7 @@ from fedapps.training.plan import Stage
 
 @dataclass
 class Trainer:
-    """Runs stages on one resident model, whose parameters change in place."""
+    """Runs stages on one model, whose parameters change in place."""
 
     model: nn.Sequential
     layout: Layout
@@ -156,9 +156,7 @@ class Trainer:
         prefix = self.cached_prefix(stage.layers, len(images), start)
         if not prefix:
             return images, self.layout.names
-        done.macs += len(images) * self._forward_macs(
-            prefix
-        )  # also if cached: the same in any process
+        done.macs += len(images) * self._forward_macs(prefix)  # counts even if it is cached
 
         def compute() -> Tensor:
             return features(self.model, images, prefix)

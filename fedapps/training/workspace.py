@@ -89,7 +89,7 @@ class Workspace:
         return digest.hexdigest()[:16]
 
     def reset(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Put the model into its initial state, with `arrays` in it, whoever used it before.
+        """Put the model into its initial state, with `arrays` in it, whatever was done with it.
 
         It is then as in a new process: in eval mode, its parameters ask for gradients and have
         none, and the counters of BatchNorms, which no array carries, have their initial values.

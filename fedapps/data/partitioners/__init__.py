@@ -19,7 +19,7 @@ class Partitioner:
 
     `owners` maps labels (int64 [n]) and settings to the owner of each sample: int64 [n], the number
     of a client, or -1 if no client gets the sample. `test_owners` does the same for an official
-    test set (`split = official`); if it is None, the test set is distributed like the training set,
+    test set (`split="official"`); if it is None, the test set is distributed like the training set,
     class by class. `keys` are the run-config keys that it reads, apart from those that all
     partitioners read.
     """
