@@ -160,11 +160,11 @@ def test_a_base_method_that_cannot_be(refuse, base):
     [
         (
             'strategy="fedap"',
-            "fedap needs a model with BatchNorm, cnn has none: use one that ",
+            "fedap needs a model with BatchNorm, but cnn has none; use one that ",
         ),
         (
             'strategy="fedbn"',
-            "fedbn needs a model with BatchNorm, cnn has none: use one that ",
+            "fedbn needs a model with BatchNorm, but cnn has none; use one that ",
         ),
         (
             'strategy="fedfomo" fedfomo.validation-fraction=0.0',
@@ -180,7 +180,7 @@ def test_a_base_method_that_cannot_be(refuse, base):
         ('strategy="perfedavg" perfedavg.mode="so"', 'perfedavg.mode = "so": must be one of fo,'),
         (
             'strategy="fedrod" clip-mode="sample" max-norm=1.0',
-            'clip-mode = "sample": not for ',
+            'clip-mode = "sample": this strategy cannot ',
         ),
         (
             'strategy="fedfomo" presum=true validation-fraction=0.2',

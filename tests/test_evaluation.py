@@ -229,8 +229,8 @@ def test_a_single_sample_that_a_batchnorm_cannot_normalise_is_refused_before_the
     with pytest.raises(RunError) as caught:
         serial_run(LONE)
     assert str(caught.value) == (
-        f'bn-stats = "batch": client {few[0]} has a single test sample, of which a BatchNorm of '
-        'conv4 gets one value per channel; use "shared" or "local", or a larger test-fraction'
+        f'bn-stats = "batch": client {few[0]} has a single test sample, so a BatchNorm in conv4 '
+        'gets only one value per channel; use "shared" or "local", or a larger test-fraction'
     )
     monkeypatch.setattr(checks, "_check_scores", lambda strategy: None)
     failed = read_csv(serial_run(LONE), "events.csv")

@@ -101,7 +101,7 @@ def test_training_that_diverges_gets_advice_once(capsys, max_norm):
     for round_, failures in enumerate(([other], [other, *bad], bad), 1):
         with contextlib.suppress(RunError):
             judge.apply(round_, "train", failures, 4, 2, True)
-    advice = ", or limit gradients with max-norm, as 10" if not max_norm else ""
+    advice = ", or limit gradients, for example max-norm=10" if not max_norm else ""
     assert capsys.readouterr().out == (
         f"warning: round 2: training diverged at 2 of 4 clients: lower lr = 25{advice}\n"
     )
@@ -123,5 +123,5 @@ def test_a_run_in_which_a_client_diverges_gets_advice(serial_run, tiny_npz, monk
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("warning: ")] == [
         "warning: round 1: training diverged at 1 of 2 clients: lower lr = 0.05, "
-        "or limit gradients with max-norm, as 10"
+        "or limit gradients, for example max-norm=10"
     ]

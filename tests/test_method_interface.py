@@ -314,7 +314,7 @@ def test_an_array_that_the_plan_sends_and_no_hook_gives_is_named(flat_config, ti
 def test_an_aggregate_that_does_not_fit_is_told_what_would(flat_config, tiny_npz, key, model):
     made = config.read(flat_config(tiny_npz))
     layout = rehearse(HeadThenBody, BaseClient, made).layout
-    right = rf"^round 7: aggregate gave {key} \(2,\), the model {model}$"
+    right = rf"^round 7: aggregate gave {key} \(2,\), but the model {model}$"
     with pytest.raises(RunError, match=right):
         check_aggregate(7, {key: np.zeros(2)}, layout)
 

@@ -123,10 +123,10 @@ def test_latest_is_the_newest_unfinished_run_of_the_same_settings(
     assert "stopped after round" not in capsys.readouterr().out
     assert other != folder
     new = serial_run("num-rounds=4")
-    assert f"{folder} of the same settings stopped after round 2" in capsys.readouterr().out
+    assert f"{folder} with the same settings stopped after round 2" in capsys.readouterr().out
     assert new != folder
     assert serial_run("num-rounds=4", 'resume="latest"') == folder
-    with pytest.raises(RunError, match="no unfinished run of these settings"):
+    with pytest.raises(RunError, match="no unfinished run with these settings"):
         serial_run("num-rounds=4", 'resume="latest"')  # now it is finished
 
 
@@ -148,7 +148,7 @@ def test_what_runs_elsewhere_is_neither_offered_nor_gone_on_with(
         assert other.stdout.readline() == "held\n"
         with pytest.raises(RunError, match="this run is going on in another process"):
             run_serial(config.parse([f'resume="{folder}"']))
-        with pytest.raises(RunError, match="no unfinished run of these settings"):
+        with pytest.raises(RunError, match="no unfinished run with these settings"):
             serial_run("num-rounds=4", 'resume="latest"')
         assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
         other.kill()
@@ -197,7 +197,7 @@ def test_a_checkpoint_names_no_file_but_the_tables_of_its_run(interrupted, tmp_p
     tables = there.progress.tables | {"../mine.txt": 0}
     progress = msgspec.structs.replace(there.progress, tables=tables)
     checkpoint.save(folder, replace(there, progress=progress))
-    with pytest.raises(RunError, match=r"mine\.txt is no table of a run"):
+    with pytest.raises(RunError, match=r"mine\.txt is not a table of a run"):
         for path in (folder / "checkpoint").glob("round-000001*"):
             path.unlink()
         run_serial(config.parse([f'resume="{folder}"']))
@@ -215,7 +215,7 @@ def test_more_rounds_are_those_of_a_longer_run(serial_run):
     folder = serial_run('num-rounds=3 strategy="ditto"')
     assert run_serial(config.parse([f'resume="{folder}" num-rounds=5'])) == folder
     assert differences(longer, folder) == []
-    with pytest.raises(RunError, match="num-rounds = 4: the run has 5 rounds"):
+    with pytest.raises(RunError, match="num-rounds = 4: the run has done 5 rounds"):
         run_serial(config.parse([f'resume="{folder}" num-rounds=4']))
 
 
@@ -224,7 +224,7 @@ def test_a_run_that_has_all_its_rounds_says_so(serial_run, capsys):
     before = (folder / "model.safetensors").read_bytes()
     capsys.readouterr()
     run_serial(config.parse([f'resume="{folder}" num-rounds=2']))
-    line = f"run directory: {folder}, has all its 2 rounds; more num-rounds make it longer"
+    line = f"run directory: {folder}, has all its 2 rounds; a larger num-rounds extends it"
     assert capsys.readouterr().out.splitlines()[0] == line
     assert (folder / "model.safetensors").read_bytes() == before
 
@@ -282,7 +282,7 @@ def test_a_run_without_checkpoints(serial_run):
 def test_a_run_that_goes_on_keeps_its_checkpoints(serial_run, read_csv):
     """Or whoever reads the run would take the last old one for the run's end."""
     folder = serial_run("num-rounds=2")
-    with pytest.raises(RunError, match="checkpoint-every = 0: a run that goes on"):
+    with pytest.raises(RunError, match="checkpoint-every = 0: a resumed run must"):
         run_serial(config.parse([f'resume="{folder}" num-rounds=3 checkpoint-every=0']))
     assert checkpoint.rounds(folder) == [1, 2]
     assert len(read_csv(folder, "rounds.csv")) == 2  # it is as it was
@@ -301,7 +301,7 @@ def test_of_a_broken_checkpoint_the_one_before_is_taken(damage, serial_run, tmp_
     data[len(data) // 2] ^= 1
     newest.write_bytes({"truncated": data[:-1], "altered": data, "empty": b""}[damage])
     run_serial(config.parse([f'resume="{folder}"']))
-    assert "round-000003.fedapps is passed over" in capsys.readouterr().out
+    assert "round-000003.fedapps is skipped" in capsys.readouterr().out
     assert differences(whole, folder) == []
 
 
@@ -314,7 +314,7 @@ def test_who_only_reads_a_run_deletes_nothing(serial_run, capsys):
     with held(folder), pytest.raises(RunError, match="is going on in another process"):
         run_serial(config.parse([f'resume="{folder}"']))
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-    assert capsys.readouterr().out.count("is passed over") == 1  # the second one read nothing
+    assert capsys.readouterr().out.count("is skipped") == 1  # the second one read nothing
 
 
 def test_no_whole_checkpoint_is_an_error(serial_run):
@@ -328,7 +328,7 @@ def test_no_whole_checkpoint_is_an_error(serial_run):
 def test_a_table_that_lost_lines_makes_its_checkpoint_useless(serial_run):
     folder = serial_run()
     (folder / "rounds.csv").write_text("round\n")
-    with pytest.raises(RunError, match=r"rounds\.csv has 6 bytes, it had"):
+    with pytest.raises(RunError, match=r"rounds\.csv has 6 bytes, but it had"):
         run_serial(config.parse([f'resume="{folder}"']))
 
 
@@ -409,7 +409,7 @@ def test_a_state_that_is_lost_is_told_of(flat_config, no_plots, tmp_path, monkey
     folder = run_serial(flat_config(options))
     lost = [line for line in read_csv(folder, "events.csv") if line["kind"] == "state-lost"]
     assert [(line["round"], line["client"]) for line in lost] == [("3", c) for c in "012"]
-    assert lost[0]["detail"] == "the state of round 2 was expected, none was found"
+    assert lost[0]["detail"] == "the state of round 2 was expected, but none was found"
 
 
 # Privacy, the best round, another look -------------------------------------------------------
@@ -451,7 +451,7 @@ def test_the_best_round_is_scored_as_a_run_that_ended_there(
     chosen = serial_run(options, 'num-rounds=4 evaluate-on="validation" keep-best=true')
     ended = serial_run(options, "num-rounds=2")
     kept = chosen / directory.BEST
-    told = "best round on validation samples is 2; this scores it on test samples: fedapps evaluate"
+    told = "best round on validation samples is 2; to score it on test samples: fedapps evaluate"
     assert f"{told} {kept} -c evaluate-on=test" in " ".join(capsys.readouterr().out.split())
     assert kept.stat().st_mode & 0o77 == 0, "it tells of single clients"
     again.evaluate(kept, {})
@@ -461,7 +461,9 @@ def test_the_best_round_is_scored_as_a_run_that_ended_there(
     assert "evaluation 2 of round 2 on test samples with " in told and "was not kept" not in told
     there = [row for row in read_csv(ended, "clients.csv") if row["round"] == "2"]
     assert [*csv.DictReader(scored.open())] == there
-    with pytest.raises(RunError, match="best: is the best round of a run; resume the run itself"):
+    with pytest.raises(
+        RunError, match="best: holds the best round of a run; resume the run itself"
+    ):
         run_serial(config.parse([f'resume="{kept}" num-rounds=6']))
 
 
@@ -512,7 +514,7 @@ def test_a_run_that_patience_has_ended_goes_on_with_more_patience_only(
     assert differences(ended, killed) == []
     assert capsys.readouterr().out.splitlines()[0] == (
         f"run directory: {killed}, was ended by patience = 2 after round 4 of 6; "
-        "more patience makes it longer"
+        "a larger patience extends it"
     )
     run_serial(config.parse([f'resume="{ended}" patience=3']))
     assert differences(longer, ended) == []
@@ -536,7 +538,7 @@ def test_a_best_round_that_was_not_kept_is_told(serial_run, monkeypatch, capsys)
     for rounds, told in ((4, True), (5, False)):  # round 4 is the best, and kept
         capsys.readouterr()
         run_serial(config.parse([f'resume="{folder}" keep-best=true num-rounds={rounds}']))
-        assert ("round 2 is the best so far and was not kept" in capsys.readouterr().out) == told
+        assert ("round 2 is the best so far, but was not kept" in capsys.readouterr().out) == told
         assert (folder / directory.BEST / "model.safetensors").exists()
 
 
@@ -578,7 +580,7 @@ def test_a_client_that_has_lost_its_state_is_not_scored_without_it(damage, seria
     else:
         newest.write_bytes(newest.read_bytes()[:-1])
     found = "none was" if damage == "missing" else "that of round 1 was"
-    with pytest.raises(RunError, match=f"client 1: the state of round 2 was expected, {found}"):
+    with pytest.raises(RunError, match=f"client 1: the state of round 2 was expected, but {found}"):
         again.evaluate(folder, {})
     assert not [*folder.glob("evaluation*")]
     run = FinishedRun.open(folder)

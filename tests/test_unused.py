@@ -102,8 +102,8 @@ def test_what_is_said_to_have_no_effect_has_none(
         (
             'dp.mode="local" dp.sampling="fixed"',
             [
-                'dp.sampling = "fixed" has no effect with dp.mode = "local", whose clients are '
-                "those that the method selects"
+                'dp.sampling = "fixed" has no effect with dp.mode = "local", where the method '
+                "selects the clients"
             ],
         ),
         ('dp.mode="central" dp.sampling="fixed"', []),

@@ -1,1 +1,1 @@
-"""The rounds of a run: failures, checks of what clients send, privacy, what is kept."""
+"""The rounds of a run: checks of replies, failures, privacy, client stores and checkpoints."""

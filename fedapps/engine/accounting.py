@@ -1,4 +1,4 @@
-"""What releases under differential privacy cost: epsilon, by Flower's accountant."""
+"""Compute epsilon, the privacy budget that a run has spent, with Flower's accountant."""
 
 import math
 from dataclasses import dataclass
@@ -17,7 +17,10 @@ from fedapps.core.flower import (
 
 @dataclass(frozen=True)
 class Mechanism:
-    """One release as the accountant knows it: noise over sensitivity, and how clients are drawn."""
+    """One release as the accountant sees it: how much noise it has, and how clients are sampled.
+
+    `noise` is the standard deviation of the noise divided by the sensitivity.
+    """
 
     noise: float
     sampled: int
@@ -26,7 +29,7 @@ class Mechanism:
     relation: NeighboringRelation
 
     def epsilon(self, releases: int, delta: float) -> float:
-        """Return epsilon of so many releases at `delta`; without noise it is infinite."""
+        """Return epsilon at `delta` after this many releases; without noise it is infinite."""
         accountant = self.accountant(delta)
         if not releases or not self.noise:
             return math.inf if releases else 0.0
@@ -36,7 +39,7 @@ class Mechanism:
             return accountant.get_epsilon(delta)
 
     def accountant(self, delta: float) -> RdpAccountant:
-        """Return Flower's accountant before the first release; `RunError` where it lacks."""
+        """Return a new accountant of Flower; raises `RunError` if its package is not installed."""
         config = PrivacyConfig(delta, self.population, self.relation, self.sampling)
         try:
             return RdpAccountant(config)
@@ -45,5 +48,8 @@ class Mechanism:
 
 
 def _diverging_order(record: LogRecord) -> bool:
-    """A line per RDP order for which a series does not converge: it is left out, rightly."""
+    """Tell whether a log line is about an RDP order whose series does not converge.
+
+    The accountant leaves such orders out, which is right, so the line would only worry the user.
+    """
     return "failed to converge" in record.getMessage()

@@ -1,4 +1,4 @@
-"""Score a saved run anew, with another personalization, without training it again."""
+"""Evaluate a saved run again with other personalization settings, without training it again."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ from fedapps.engine.finished import FinishedRun, settings_of
 from fedapps.report import columns, directory
 from fedapps.report.rows import ClientEval, means
 
-# What may differ from the run: how clients are personalized and scored, and where.
+# Keys that may differ from those of the run: how and where clients are personalized and scored.
 ALLOWED = {
     *("evaluate-on", "finetune-epochs", "finetune-lr", "finetune-part", "score-without-head"),
     *("threads", "device", "data-root"),
@@ -28,12 +28,12 @@ ALLOWED = {
 
 
 def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
-    """Score every client of a finished or interrupted simulation; return the table of clients.
+    """Score every client of a finished or interrupted simulation; return the path of the table.
 
-    `changes` are keys of the run-config; all others are those of the run. What is written is
-    `evaluation-1.csv` (columns as in clients.csv) and a line of `evaluations.csv`. Raises
-    `RunError` for other changes, which would need another training or have no effect, and for runs
-    of devices.
+    `changes` are run-config keys with new values; all other keys keep the values of the run. The
+    scores go into `evaluation-1.csv` (or the next free number; columns as in clients.csv), and one
+    line is added to `evaluations.csv`. Raises `RunError` if a change is not in `ALLOWED` (the run
+    would have to be trained again, or the change has no effect), and if the clients are devices.
     """
     before = config.defaults() | config.stored(run)
     for key in changes:
@@ -46,10 +46,10 @@ def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
     ]
     if foreign:
         allowed = ", ".join(sorted(ALLOWED))
-        raise RunError(f"{', '.join(foreign)}: would need another training; allowed: {allowed}")
+        raise RunError(f"{', '.join(foreign)}: needs another training run; allowed: {allowed}")
     settings = settings_of(run, changes)
     if settings.dataset == DEVICE:
-        raise RunError(f"{run}: its clients are devices; what they keep is on them")
+        raise RunError(f"{run}: its clients are devices; their state is on the devices, not here")
     torch.set_num_threads(settings.threads)
     finished = FinishedRun.open(run, changes)
     with _claimed(run) as (number, path):
@@ -59,7 +59,7 @@ def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
 
 
 def _scores(finished: FinishedRun) -> list[ClientEval]:
-    """Personalize and score the clients one after the other, as the engine has them do it."""
+    """Personalize and score the clients one after the other, as the engine does in a round."""
     checks, scores = FigureChecks(finished.strategy), []
     for number in finished.strategy.clients:
         _, update, plan = finished.score(number)
@@ -69,7 +69,7 @@ def _scores(finished: FinishedRun) -> list[ClientEval]:
 
 
 def _write(path: Path, scores: list[ClientEval], line: dict[str, object], samples: str) -> None:
-    """Write the table of the clients, and the line of the evaluation with their means."""
+    """Write the table of clients, and add a line with their means to `evaluations.csv`."""
     figures = columns.known_figures()
     names = columns.client_columns(figures)
     rows = [{"round": line["round"]} | score.flat() for score in scores]
@@ -84,7 +84,7 @@ def _write(path: Path, scores: list[ClientEval], line: dict[str, object], sample
     with appending(overview) as empty:
         if empty:
             directory.append(overview, [line.keys()])
-        known = directory.columns_of(overview)  # an earlier version wrote fewer
+        known = directory.columns_of(overview)  # an earlier version wrote fewer columns
         directory.append(overview, [[line.get(name) for name in known]])
     log.info(
         "evaluation %s of round %s on %s samples%s: accuracy %.4f -> %.4f",
@@ -100,9 +100,10 @@ def _write(path: Path, scores: list[ClientEval], line: dict[str, object], sample
 
 @contextmanager
 def _claimed(run: Path) -> Iterator[tuple[int, Path]]:
-    """Create the next free table, so that another process takes the one after it.
+    """Create the file of the next free table, so that another process takes the number after it.
 
-    It goes if what fills it fails. Raises `RunError` if nothing can be written there.
+    The file is deleted again if the block that fills it fails. Raises `RunError` if the file cannot
+    be written.
     """
     for number in count(1):
         path = run / f"evaluation-{number}.csv"

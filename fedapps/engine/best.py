@@ -1,7 +1,7 @@
-"""The best round by validation samples, kept beside the last one.
+"""Keep the best round, chosen on validation samples, in addition to the last one.
 
-`best/` is a run directory of its own, as if the run had ended after that round: `evaluate`,
-`predict` and `export` take it.
+`best/` is itself a run directory, as if the run had ended after that round. The commands
+`evaluate`, `predict` and `export` accept it.
 """
 
 import os
@@ -19,28 +19,28 @@ CONFIG = "config.toml"
 
 
 def look(run: Path) -> str:
-    """Return the command that scores a run directory, or the best round of one, on test samples."""
+    """Return the command that scores a run directory, or its `best/`, on test samples."""
     return f"fedapps evaluate {shlex.quote(str(run))} -c evaluate-on=test"
 
 
 def keep(run: Path, found: Checkpoint) -> None:
-    """Make `best/` of a run directory hold a checkpoint, the config, and the states of clients.
+    """Replace `best/` in a run directory by this checkpoint, the config and the clients' states.
 
-    What clients keep on devices stays there. Raises `RunError` if it cannot be written.
+    The states of clients on devices are not copied. Raises `RunError` if `best/` cannot be written.
     """
     new, best = run / f".{directory.BEST}-{found.progress.round}", run / directory.BEST
     try:
         shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(mode=0o700)  # as `clients/` and `checkpoint/`: it tells of single clients
+        new.mkdir(mode=0o700)  # like `clients/` and `checkpoint/`: it has data of single clients
         shutil.copyfile(run / CONFIG, new / CONFIG)
         write_whole(new / directory.MODEL, directory.model_bytes(found.arrays))
         checkpoint.save(new, found)
         for path in sorted((run / "clients").glob("*/round-*.safetensors")):
             target = new / "clients" / path.parent.name
             target.mkdir(parents=True, exist_ok=True)
-            for older in target.iterdir():  # the paths come in order: the last one stays
+            for older in target.iterdir():  # paths are sorted by round: only the newest stays
                 older.unlink()
-            os.link(path, target / path.name)  # a version's file never changes
+            os.link(path, target / path.name)  # a link will do: such a file never changes
         old = run / f".{directory.BEST}-old"
         shutil.rmtree(old, ignore_errors=True)
         if best.exists():

@@ -1,9 +1,10 @@
-"""Checkpoints: what a run needs to go on as if it had not been killed.
+"""Checkpoints: everything that a killed run needs to go on as if nothing had happened.
 
-After a round there is a file, `checkpoint/round-000012.fedapps` in the run directory: the model
-and the method's state as safetensors, with the rest as JSON in its header, behind a line with a
-checksum. The file before it stays until the next one is there. Random numbers need nothing: they
-are functions of seed, round and client. What clients keep is in their stores.
+A checkpoint is one file in the run directory, for example `checkpoint/round-000012.fedapps`. Its
+first line is a checksum. Then come the model and the method's state in safetensors format; the
+header of safetensors holds everything else as JSON. The previous checkpoint is kept as well. Random
+numbers need not be saved, as they depend only on seed, round and client. Clients keep their states
+in their own stores.
 """
 
 import contextlib
@@ -25,31 +26,34 @@ from fedapps.models.layers import Arrays
 from fedapps.report.report import GROWING, ReportState
 
 FOLDER = "checkpoint"
-KEPT = 2  # files: the last one, and the one before it
+KEPT = 2  # checkpoints that are kept: the last one and the one before it
 _MAGIC = b"fedapps checkpoint 1 "
-_SERVER, _STATE = "server/", "state/"  # prefixes of names in the file
-_ABOUT = "about"  # key of the metadata
+_SERVER, _STATE = "server/", "state/"  # prefixes of array names in the file
+_ABOUT = "about"  # key in the safetensors metadata
 
 
 class Best(msgspec.Struct, frozen=True):
-    """The best mean personalized accuracy on validation samples, and the evaluations since."""
+    """The best mean personalized accuracy on validation samples so far.
+
+    `since` counts the evaluations after that round.
+    """
 
     score: float = -1.0
     round: int = 0
     since: int = 0
 
     def after(self, round_: int, score: float) -> "Best":
-        """Return what is best after an evaluation; of two equal ones the earlier."""
+        """Return the best round after one more evaluation; if two are equal, the earlier one."""
         if score > self.score:
             return Best(score, round_)
         return msgspec.structs.replace(self, since=self.since + 1)
 
 
 class Progress(ReportState, frozen=True, kw_only=True):
-    """How far a run is, beside its arrays.
+    """How far a run is: everything in a checkpoint except the arrays.
 
-    `versions` are the rounds that wrote each client's newest state, `best` is the choice by
-    validation samples so far, `names` are those of the arrays in the order in which they were made.
+    `versions` maps each client to the round that wrote its newest state. `best` is the best round
+    on validation samples so far. `names` lists the arrays in the order in which they were created.
     """
 
     versions: dict[int, int]
@@ -59,20 +63,20 @@ class Progress(ReportState, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after a round: its progress, the server's model, the method's state."""
+    """A run after a round: its progress, the server's model and the method's state."""
 
     progress: Progress
     arrays: Arrays
     state: Arrays
 
     def pack(self) -> bytes:
-        """Return the content of the file; raises `RunError` for a state that cannot be written."""
+        """Return the content of the file; raises `RunError` if the state cannot be written."""
         named = {_SERVER + key: value for key, value in self.arrays.items()}
         named |= {_STATE + key: np.asarray(value) for key, value in self.state.items()}
         progress = msgspec.structs.replace(self.progress, names=tuple(named))
         about = {_ABOUT: msgspec.json.encode(progress).decode()}
         try:
-            # strides would be ignored
+            # safetensors ignores strides
             whole = {key: np.asarray(value, order="C") for key, value in named.items()}
             data = safetensors.numpy.save(whole, about)
         except (KeyError, SafetensorError) as error:
@@ -83,7 +87,7 @@ class Checkpoint:
 
     @classmethod
     def unpack(cls, content: bytes) -> "Checkpoint":
-        """Read the content of a file; raises ValueError for what is truncated or altered."""
+        """Read the content of a file; raises ValueError if it is truncated or altered."""
         head, _, data = content.partition(b"\n")
         if head != _MAGIC + _checksum(data):
             raise ValueError("it is truncated or was altered")
@@ -92,7 +96,7 @@ class Checkpoint:
             about = msgspec.json.decode(data[8 : 8 + size])["__metadata__"][_ABOUT]
             progress = msgspec.json.decode(about, type=Progress)
             loaded = safetensors.numpy.load(data)
-            # in the order in which they were made, and such that they can be changed in place
+            # in the order in which they were created, and as copies that can be changed in place
             named = {key: loaded[key].copy() for key in progress.names}
         except (SafetensorError, KeyError, TypeError, msgspec.MsgspecError) as error:
             raise ValueError(f"it cannot be read: {error}") from error
@@ -100,13 +104,13 @@ class Checkpoint:
 
 
 def save(run: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint of the run in folder `run`; older ones than the one before it go.
+    """Write a checkpoint of the run in folder `run`, and delete all but the last two.
 
-    Raises `RunError` if it cannot be written; the ones that are there stay.
+    Raises `RunError` if it cannot be written; existing checkpoints then stay.
     """
     folder = run / FOLDER
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)  # a method's state may tell of single clients
+        folder.mkdir(mode=0o700, exist_ok=True)  # the state may hold data of single clients
     except OSError as error:
         raise RunError(f"cannot make {folder}: {error.strerror or error}") from error
     write_whole(_path(folder, checkpoint.progress.round), checkpoint.pack(), durable=True)
@@ -115,9 +119,9 @@ def save(run: Path, checkpoint: Checkpoint) -> None:
 
 
 def load(run: Path) -> Checkpoint:
-    """Return the newest whole checkpoint of the run in folder `run`; raises `RunError` if none is.
+    """Return the newest intact checkpoint of the run in folder `run`.
 
-    A broken one is passed over with a warning.
+    A damaged one is skipped with a warning. Raises `RunError` if none is intact.
     """
     problems: list[str] = []
     for round_ in reversed(rounds(run)):
@@ -127,7 +131,7 @@ def load(run: Path) -> Checkpoint:
             _check_tables(run, checkpoint.progress.tables)
         except (OSError, ValueError) as error:
             problems.append(f"{path.name}: {error}")
-            log.warning("checkpoint %s is passed over: %s", path.name, error)
+            log.warning("checkpoint %s is skipped: %s", path.name, error)
             continue
         return checkpoint
     if problems:
@@ -136,23 +140,25 @@ def load(run: Path) -> Checkpoint:
 
 
 def roll_back(run: Path, round_: int) -> None:
-    """Delete the checkpoints after a round: the run goes on from there and writes them anew."""
+    """Delete the checkpoints after `round_`: the run goes on from there and writes them again."""
     for later in rounds(run):
         if later > round_:
             _path(run / FOLDER, later).unlink(missing_ok=True)
 
 
 def rounds(run: Path) -> list[int]:
-    """Return the rounds of which there are checkpoints, ascending."""
+    """Return the rounds that have a checkpoint, in ascending order."""
     found = (run / FOLDER).glob("round-*.fedapps")
     numbers = (path.stem.removeprefix("round-") for path in found)
     return sorted(int(number) for number in numbers if number.isdecimal())
 
 
 def needed_after(round_: int, every: int) -> int:
-    """Return the round before `round_` whose states the older of the two checkpoints starts from.
+    """Return the oldest round whose client states a run that is killed in `round_` could need.
 
-    A function of the round alone, so that a resumed run keeps the same files; no checkpoints: NONE.
+    It is the round of the older of the two checkpoints that exist then (0: from the start), or
+    `NONE` if the run writes no checkpoints. It depends only on the arguments, so that a resumed run
+    keeps the same files.
     """
     if not every:
         return NONE
@@ -168,14 +174,14 @@ def _reading(what: str) -> Iterator[None]:
 
 
 def _check_tables(run: Path, tables: Mapping[str, int]) -> None:
-    """Raise ValueError if a table is shorter than it was: what is missing cannot be made again."""
+    """Raise ValueError if a table is shorter than at the checkpoint: lost rows cannot come back."""
     for name, size in tables.items():
         if name not in GROWING:
-            raise ValueError(f"{name} is no table of a run")
+            raise ValueError(f"{name} is not a table of a run")
         with _reading(name):
             there = (run / name).stat().st_size
         if there < size:
-            raise ValueError(f"{name} has {there} bytes, it had {size}")
+            raise ValueError(f"{name} has {there} bytes, but it had {size}")
 
 
 def _under(prefix: str, named: Mapping[str, np.ndarray]) -> Arrays:

@@ -1,4 +1,4 @@
-"""What a strategy and the settings must agree on, and what its aggregation may give."""
+"""Check that a strategy, its plans and its aggregated model fit the settings and the model."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,11 +13,11 @@ from fedapps.models.norms import batch_norms
 from fedapps.training.plan import Plan
 from fedapps.training.privacy import check_plan
 
-MOST_CHECKED = 100  # clients
+MOST_CHECKED = 100  # clients whose plans are checked
 
 
 def check_strategy(strategy: BaseStrategy) -> None:
-    """Refuse settings that have no effect on a strategy, or cannot; raises `RunError`."""
+    """Raise `RunError` for settings that have no effect on a strategy or cannot work with it."""
     s, clip = strategy.settings, strategy.clip()
     if s.presum and type(strategy).aggregate is not BaseStrategy.aggregate:
         raise RunError("presum = true: this strategy needs every client's update; use false")
@@ -28,38 +28,42 @@ def check_strategy(strategy: BaseStrategy) -> None:
         raise RunError(f'{what} needs the data of all clients: not with dataset = "device"')
     if strategy.needs_norms and not strategy.layout.norms:
         raise RunError(
-            f"{s.strategy} needs a model with BatchNorm, {s.model} has none: "
-            "use one that has, as lenet5 or resnet18"
+            f"{s.strategy} needs a model with BatchNorm, but {s.model} has none; "
+            "use one that has, such as lenet5 or resnet18"
         )
     if clip and clip.mode == "sample" and not strategy.clips_by_sample:
-        raise RunError('clip-mode = "sample": not for the steps of this strategy; use "batch"')
+        raise RunError('clip-mode = "sample": this strategy cannot clip by sample; use "batch"')
     _check_scores(strategy)
 
 
 def _check_scores(strategy: BaseStrategy) -> None:
-    """Refuse to score a single sample where a BatchNorm takes statistics of what it gets.
+    """Refuse to score a client's only sample where a BatchNorm needs statistics of the batch.
 
-    More samples are no problem: `batches.chunks` leaves no sample alone. Devices are not known yet.
+    Two or more samples are no problem: `batches.chunks` makes no chunk of one sample. Devices are
+    not checked, as they are not known yet.
     """
     s, space = strategy.settings, strategy.workspace
     lone = _lone_batch_statistics(strategy)
     if not lone or not space.shares:
         return
     remedies = {str(s.evaluate_on): f"a larger {s.evaluate_on}-fraction"}
-    if s.score_without_head:  # whose templates are means of what the body makes of them
+    if s.score_without_head:  # its templates are the body's outputs for the train samples
         remedies["train"] = "score-without-head=false"
-    few = 0 if strategy.final_phase else s.evaluate_clients  # which ends with all clients
+    few = 0 if strategy.final_phase else s.evaluate_clients  # a final phase has all clients
     for client in sample_evaluated(s.seed, s.num_clients, few):
         for subset in (one for one in remedies if strategy.count(client, one) == 1):
             raise RunError(
-                f'bn-stats = "batch": client {client} has a single {subset} sample, of '
-                f"which a BatchNorm of {lone} gets one value per channel; "
+                f'bn-stats = "batch": client {client} has a single {subset} sample, so a '
+                f"BatchNorm in {lone} gets only one value per channel; "
                 f'use "shared" or "local", or {remedies[subset]}'
             )
 
 
 def _lone_batch_statistics(strategy: BaseStrategy) -> str:
-    """Name the first layer whose BatchNorm keeps no statistics and gets one value per channel."""
+    """Name the first layer with a BatchNorm that fails on a single sample; "" if there is none.
+
+    Such a BatchNorm keeps no running statistics, and gets one value per channel of a sample.
+    """
     space = strategy.workspace
     for name, lone in space.trainer.profile.lone.items():
         norms = batch_norms(space.model.get_submodule(name))
@@ -69,9 +73,12 @@ def _lone_batch_statistics(strategy: BaseStrategy) -> str:
 
 
 def check_plans(strategy: BaseStrategy) -> None:
-    """Make first and last plans, of 100 clients at most: a bad one ends the run at its start."""
+    """Check the plans of the first and the last round, so that a bad one ends the run at once.
+
+    At most `MOST_CHECKED` clients are checked. Raises `RunError`.
+    """
     s = strategy.settings
-    checked: list[Plan] = []  # mostly one of each round: clients' plans are alike
+    checked: list[Plan] = []  # mostly one per round: all clients get the same plan
     for round_ in (1, s.num_rounds):
         plans = [
             strategy.plan(round_, client) for client in range(min(s.num_clients, MOST_CHECKED))
@@ -89,7 +96,7 @@ def _check_plan(strategy: BaseStrategy, plan: Plan) -> None:
     for layers in (plan.download, plan.upload, plan.also_keep, *trained):
         strategy.layout.slice(layers)
     for name in (name for layers in trained for name in layers if ":" in name):
-        raise RunError(f"layer {name}: a stage trains whole layers")
+        raise RunError(f"layer {name}: a stage trains whole layers only")
     check_plan(strategy.settings, strategy.layout, plan)
     _check_server_data(strategy, plan)
     if strategy.settings.presum and plan.sends:
@@ -102,9 +109,10 @@ def _check_plan(strategy: BaseStrategy, plan: Plan) -> None:
 
 
 def _check_uploads(strategy: BaseStrategy, plans: Sequence[Plan]) -> None:
-    """Refuse to sum up clients of a round that upload different layers: one weight is sent for all.
+    """Refuse `presum` if clients of a round upload different layers.
 
-    `plans` are those of clients 0, 1, ...
+    A SuperNode sums up its clients' updates and sends one weight for all layers. `plans` are those
+    of clients 0, 1, ...
     """
     uploads = [set(strategy.layout.shared(plan.upload)) for plan in plans]
     other = next((client for client, keys in enumerate(uploads) if keys != uploads[0]), None)
@@ -116,27 +124,36 @@ def _check_uploads(strategy: BaseStrategy, plans: Sequence[Plan]) -> None:
 
 
 def _check_server_data(strategy: BaseStrategy, plan: Plan) -> None:
-    """Refuse to train a model on the server that no client has: with layers of its start in it."""
+    """Refuse `server-data` if clients keep layers that they train.
+
+    The server has these layers only as they were initialized, so it would train the others to fit a
+    model that no client has.
+    """
     layout = strategy.layout
     trained = {key for stage in plan.stages for key in layout.keys_of(stage.layers)}
     own = [key for key in layout.personal(plan.upload) if key in trained & layout.parameters]
     if strategy.settings.server_data and own:
         layers = ", ".join(dict.fromkeys(key.partition(".")[0] for key in own))
         raise RunError(
-            f"server-data: clients train {layers} for themselves, and the server would train the "
-            "rest with values that nobody uses; use 0, or a method that shares all that it trains"
+            f"server-data: clients train their own {layers}, so the server would train the other "
+            "layers for a model that no client has; use 0, or a method that shares all that it "
+            "trains"
         )
 
 
 def check_aggregate(round_: int, new: Mapping[str, np.ndarray], layout: Layout) -> Arrays:
-    """Return aggregated arrays as float32; refuse what is not the model's, or not finite then."""
+    """Return the aggregated arrays as float32.
+
+    Raises `RunError` if a key or a shape is not that of the model, or if a value is not finite as
+    float32.
+    """
     arrays: Arrays = {}
     for key, value in new.items():
         shape, right = np.shape(value), layout.shapes.get(key)
         if shape != right:
             model = f"has shape {right}" if right else "has no such key"
-            raise RunError(f"round {round_}: aggregate gave {key} {shape}, the model {model}")
-        with np.errstate(over="ignore"):  # it is told of in the next line
+            raise RunError(f"round {round_}: aggregate gave {key} {shape}, but the model {model}")
+        with np.errstate(over="ignore"):  # an overflow is refused just below
             arrays[key] = np.asarray(value, np.float32)
         if not np.isfinite(arrays[key]).all():
             raise RunError(f"round {round_}: the aggregated {key} is not finite")

@@ -1,7 +1,7 @@
-"""What is left of a client's failure where it happens: its traceback, in a file or raised at once.
+"""Record a client's failure in the process where it happens: write its traceback, or raise it.
 
-The server gets one line. The traceback goes into log.txt of the run directory, on a device into
-that of its state-dir.
+The server gets one line. The traceback goes into log.txt of the run directory, or on a device into
+log.txt of its state-dir.
 """
 
 import traceback
@@ -13,21 +13,21 @@ from fedapps.core import log
 from fedapps.core.errors import RunError
 
 FILE = "log.txt"
-MOST_BYTES = 2**25  # after which a log gets no more tracebacks
+MOST_BYTES = 2**25  # a log that is larger gets no more tracebacks
 _raising = False
 
 
 class ClientError(Exception):
-    """A client has failed in a run that is to stop there; its own error is the cause."""
+    """A client has failed in a run that stops at the first failure; its error is the cause."""
 
 
 class DivergedError(FloatingPointError):
-    """A client's training has diverged: settings are to blame, not code."""
+    """A client's training has diverged: the settings are the reason, not the code."""
 
 
 @contextmanager
 def raising(wanted: bool) -> Iterator[None]:
-    """Let failures of clients in this process raise `ClientError` (the serial engine)."""
+    """Make failures of clients in this process raise `ClientError`; for the serial engine."""
     global _raising
     before, _raising = _raising, wanted
     try:
@@ -39,14 +39,15 @@ def raising(wanted: bool) -> Iterator[None]:
 def record(folder: Path, where: str, error: Exception) -> None:
     """Append a failure's traceback to the log in `folder`; `where` is the round, client and stage.
 
-    In a run that is to stop at the first failure, raises `ClientError` afterwards, or `RunError`
-    for what says in one line what is wrong already. Training that diverges stops no run.
+    In a run that stops at the first failure, it then raises `ClientError`, or `RunError` if the
+    error is one (its message already says in one line what is wrong). Training that diverges does
+    not stop a run here.
     """
-    if log.has_file(folder / FILE):  # the server's, which runs in this process
+    if log.has_file(folder / FILE):  # the server runs in this process and writes this log
         log.debug("%s failed", where, exc_info=error)
     else:
         _append(folder, where, error)
-    if not _raising or isinstance(error, DivergedError):  # the server says what to do about it
+    if not _raising or isinstance(error, DivergedError):  # the server decides what to do
         return
     if isinstance(error, RunError):
         raise RunError(f"{where}: {error}") from error
@@ -54,10 +55,10 @@ def record(folder: Path, where: str, error: Exception) -> None:
 
 
 def _append(folder: Path, where: str, error: Exception) -> None:
-    """Append to a log file of this process's own; the folder is never made."""
+    """Append to the log file in `folder`; do nothing if the folder does not exist."""
     text = "".join(traceback.format_exception(error))
     path = folder / FILE
-    with suppress(OSError):  # the failure itself is still told to the server
+    with suppress(OSError):  # the server is told of the failure in any case
         if folder.is_dir() and (not path.exists() or path.stat().st_size < MOST_BYTES):
             with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(f"{where}\n{text}\n")

@@ -1,4 +1,4 @@
-"""What is done about clients that fail: advice, and the end of the run if too many do."""
+"""React to clients that fail: give advice, and end the run if too many fail."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,41 +8,45 @@ from fedapps.core.errors import DIVERGED, RunError
 from fedapps.core.settings import Settings
 from fedapps.method.update import Failure
 
-DEVICE_TIMES = 3  # how often in a row all devices that were asked may fail
-DIVERGED_TIMES = 3  # how often in a row training may diverge at more than half of the clients
-ANY = "any"  # training and evaluation together, as they follow each other
+DEVICE_TIMES = 3  # a run ends if all devices that were asked fail this often in a row
+DIVERGED_TIMES = 3  # it ends if more than half of the clients diverge this often in a row
+ANY = "any"  # counts training and evaluation together, in the order in which they happen
 
 
 def refuse_dead_workers(round_: int, failures: Sequence[Failure]) -> None:
-    """Raise `RunError` if a worker process died under any of the failed clients."""
+    """Raise `RunError` if the worker process of any failed client has died."""
     dead = [failure for failure in failures if failure.worker_died]
     if dead:
         clients = ", ".join(str(failure.client) for failure in dead)
         whose = f"client{'s' if len(dead) > 1 else ''} {clients}"
         raise RunError(
-            f"round {round_}: the worker process of {whose} died, mostly for want of"
-            " memory: take fewer workers at once (--federation-config client-resources-num-cpus=2),"
-            " a smaller batch-size or cache-limit"
+            f"round {round_}: the worker process of {whose} died, usually for lack of"
+            " memory: use fewer workers at once (--federation-config client-resources-num-cpus=2),"
+            " a smaller batch-size or a smaller cache-limit"
         )
 
 
 class FailurePolicy:
-    """Ends a run when all clients failed or more than `max-failures` (-1: any number but all).
+    """Ends a run if all clients of a round fail, or more than `max-failures` (-1: no such limit).
 
-    A single device may be all that was asked, so devices may all fail for a while. Training counts
-    apart from evaluation, too: a model that nobody can train any more can still be scored. A run
-    whose last round is over and in which nobody ever succeeded has failed in any case, and so has
-    one in which training diverges at more than half of the clients, several times in a row: whoever
-    has spoiled the model may go on answering.
+    There are four more rules:
+
+    - Devices may all fail in fewer than `DEVICE_TIMES` requests in a row, because a round may have
+      asked only one device.
+    - Training and evaluation are counted together and also each for itself, because clients can
+      still score a model that none of them can train any more.
+    - A run fails at its last round if no client has ever succeeded in training (or in evaluation).
+    - A run fails if training diverges at more than half of the clients in `DIVERGED_TIMES` rounds
+      in a row: the clients that spoil the model may still be answering.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._in_a_row = Counter[str]()  # times that all failed, by kind
-        self._succeeded = set[str]()
-        self._diverged_in_a_row = 0  # times that training diverged at more than half
+        self._in_a_row = Counter[str]()  # how often in a row all clients failed, by kind
+        self._succeeded = set[str]()  # kinds in which a client has succeeded
+        self._diverged_in_a_row = 0  # how often in a row more than half of the clients diverged
         self._advised = False
-        self._first_round = 0  # that it has seen; a run that goes on had others before
+        self._first_round = 0  # the first round of this process; above 1 in a resumed run
 
     def apply(
         self,
@@ -53,9 +57,10 @@ class FailurePolicy:
         failed: int,
         devices: bool,
     ) -> None:
-        """Raise `RunError` if the run is to end: of `asked` clients, `failed` in the round so far.
+        """Raise `RunError` if the run must end; its message gives the cause of the first failure.
 
-        `kind` is what they were asked for, "train" or "evaluate". The error tells the first cause.
+        `kind` is what the `asked` clients had to do, "train" or "evaluate". `failed` counts the
+        clients that have failed in the round so far, in training or evaluation.
         """
         self._first_round = self._first_round or round_
         if kind == "train":
@@ -82,7 +87,7 @@ class FailurePolicy:
         )
 
     def _end_if_most_diverge(self, round_: int, causes: Mapping[int, str], asked: int) -> None:
-        """Raise `RunError` if it has been so for long; that all do is a matter of `apply`."""
+        """Raise `RunError` if more than half diverge too often; `apply` ends a run if all do."""
         most = 2 * len(causes) > asked
         self._diverged_in_a_row = self._diverged_in_a_row + 1 if most else 0
         if len(causes) < asked and self._diverged_in_a_row >= DIVERGED_TIMES:
@@ -93,11 +98,11 @@ class FailurePolicy:
             )
 
     def _advise(self, round_: int, diverged: int, asked: int) -> None:
-        """Say once in a run what helps against training that diverges."""
+        """Warn once in a run that training diverges, and say what helps."""
         if not diverged or self._advised:
             return
         self._advised = True
-        limit = "" if self.settings.max_norm else ", or limit gradients with max-norm, as 10"
+        limit = "" if self.settings.max_norm else ", or limit gradients, for example max-norm=10"
         log.warning(
             "round %s: training diverged at %s of %s clients: lower lr = %g%s",
             round_,

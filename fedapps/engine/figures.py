@@ -1,4 +1,4 @@
-"""What a client's figures can be: everything that it claims is checked before it is used."""
+"""Check the figures that a client reports before they are used."""
 
 from collections.abc import Set
 from dataclasses import dataclass, fields, replace
@@ -16,9 +16,9 @@ from fedapps.training.costs import TrainingStats
 from fedapps.training.plan import Plan
 from fedapps.wire.checks import invalid_loss
 
-ROUNDING = 1e-6  # of an accuracy beside the counts that it is made of
-SLACK = 1000  # how often the plan's own cost a method's further work may come on top
-# What every evaluation gives.
+ROUNDING = 1e-6  # by which an accuracy may differ from the one computed from the counts
+SLACK = 1000  # a method's further work may cost this many times as much as its plan
+# Figures that every evaluation has.
 KNOWN = {
     *(field.name for field in fields(ClientEval)),
     *(f"finetune_{field.name}" for field in fields(TrainingStats)),
@@ -29,7 +29,7 @@ KNOWN = {
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The figures of an evaluation: what its personalization did, and the scores."""
+    """The figures of an evaluation: the statistics of its personalization, and the scores."""
 
     finetuned: TrainingStats
     scores: ClientEval
@@ -37,7 +37,10 @@ class Evaluation:
 
 @dataclass
 class FigureChecks:
-    """Reads the figures of a strategy's clients; all raise ValueError or KeyError."""
+    """Reads the figures of a strategy's clients.
+
+    All methods raise ValueError or KeyError for figures that cannot be right.
+    """
 
     strategy: BaseStrategy
 
@@ -48,10 +51,9 @@ class FigureChecks:
         self.told = False
 
     def training(self, update: ClientUpdate, plan: Plan, prefix: str = "") -> TrainingStats:
-        """Read what a training did.
+        """Read the statistics of a training; those of a personalization have a `prefix`.
 
-        The loss of a personalization (which has a `prefix`) that diverged is left out: its
-        accuracies are none the worse.
+        If a personalization diverged, its loss is left out, and the accuracies still count.
         """
         names = [field.name for field in fields(TrainingStats)]
         done = msgspec.convert(
@@ -72,7 +74,7 @@ class FigureChecks:
         return replace(done, loss=0.0, samples=0) if problem else done
 
     def evaluation(self, update: ClientUpdate, plan: Plan) -> Evaluation:
-        """Read an evaluation."""
+        """Read the figures of an evaluation: those of its personalization, and its scores."""
         return Evaluation(self.training(update, plan, "finetune_"), self.scores(update))
 
     def scores(self, update: ClientUpdate) -> ClientEval:
@@ -101,13 +103,13 @@ class FigureChecks:
         return scores
 
     def _figures(self) -> list[Figure]:
-        """Return the figures that a client of this run can give; of others it is not asked."""
+        """Return the figures, besides those of every evaluation, that this run asks clients for."""
         settings = self.strategy.settings
         general = [figure for key, figure in GENERAL.items() if getattr(settings, key)]
         return [*dict.fromkeys([*self.strategy.figures, *general])]
 
     def _tell_undeclared(self, names: Set[str]) -> None:
-        """Say once which figures are left out: whoever wrote the method may miss them."""
+        """Warn once about figures that are left out: the method's author may miss them."""
         if names and not self.told:
             self.told = True
             method, listed = self.strategy.settings.strategy, one_line(", ".join(sorted(names)))

@@ -1,7 +1,7 @@
-"""A run directory, looked at again: its shared model, its simulated clients as they were scored.
+"""Open a run directory to use its shared model, or its simulated clients as they were scored.
 
 run = FinishedRun.open(Path("~/fedapps-runs/fedper-digits-s0").expanduser())
-client = run.client(7)  # personalized again, on its own data, as the last evaluation did
+client = run.client(7)  # personalized again on its own data, as in the last evaluation
 client.predict(images)
 """
 
@@ -32,15 +32,15 @@ from fedapps.report.directory import MODEL
 from fedapps.training.plan import Plan
 from fedapps.training.workspace import Workspace, workspace
 
-# Choosing a round by scores is over; on test samples it would be refused, scoring must not be.
-# Nobody connects any more, so certificates may be gone or on another machine.
+# The first two keys choose a round, which is over; with test samples they would be refused.
+# The third is for connections, and its certificates may be gone or on another machine.
 OVER: dict[str, Scalar] = {"keep-best": False, "patience": 0, "channel-tls": ""}
 
 
 def settings_of(folder: Path, changes: Mapping[str, Scalar]) -> Settings:
-    """Return the settings of a run directory, to look at it again; raises `RunError`.
+    """Return the settings to use a run directory again; raises `RunError` if one is invalid.
 
-    `changes` are keys of its run-config that are others now.
+    `changes` are run-config keys with new values.
     """
     flat = config.defaults() | config.stored(folder) | dict(changes) | OVER
     if flat["device"] == "cuda" and not torch.cuda.is_available():
@@ -50,21 +50,21 @@ def settings_of(folder: Path, changes: Mapping[str, Scalar]) -> Settings:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run directory with all that an evaluation after its last round, `round`, begins from."""
+    """A run directory with all that an evaluation after its last round, `round`, needs."""
 
     folder: Path
     space: Workspace
     strategy: BaseStrategy
     round: int
-    whole: bool  # whether what the method keeps on the server beside the model is there, too
+    whole: bool  # whether the state that the method keeps on the server is known, too
     versions: StateVersions = field(default_factory=StateVersions)
 
     @classmethod
     def open(cls, folder: Path, changes: Mapping[str, Scalar] | None = None) -> "FinishedRun":
-        """Read a run directory as its last checkpoint, or else its end, has left it.
+        """Read a run directory: its last checkpoint, or else the model written at the run's end.
 
-        `changes` are keys of its run-config that are others now. Raises `RunError` if it has
-        neither, or if it cannot be read.
+        `changes` are run-config keys with new values. Raises `RunError` if there is neither, or if
+        a file cannot be read.
         """
         settings = settings_of(folder, changes or {})
         space = workspace(settings)
@@ -76,7 +76,7 @@ class FinishedRun:
             return cls(folder, space, strategy, recovery.done, True, recovery.versions)
         arrays = _read(folder / MODEL)
         if {k: v.shape for k, v in arrays.items()} != space.layout.shapes:
-            raise RunError(f"{folder}: {MODEL} and config.toml are not of the same run")
+            raise RunError(f"{folder}: {MODEL} and config.toml do not belong to the same run")
         strategy.arrays.update(arrays)
         rows = directory.lines(folder / "rounds.csv")
         if not rows:
@@ -85,48 +85,48 @@ class FinishedRun:
 
     @property
     def initial(self) -> tuple[str, ...]:
-        """The layers of the shared model with entries that are as they were initialised."""
+        """The layers of the shared model in which some arrays are still as initialized."""
         before, now, layout = self.space.initial, self.strategy.arrays, self.space.layout
         same = {key for key, value in now.items() if np.array_equal(before[key], value)}
         return tuple(name for name in layout.names if same.intersection(layout.keys_of((name,))))
 
     def shared(self) -> torch.nn.Module:
-        """Return the server's model; raises `RunError` if the run has trained none there."""
+        """Return the shared model; raises `RunError` if the run has not trained one."""
         before, now = self.space.initial, self.strategy.arrays
         if all(np.array_equal(before[key], value) for key, value in now.items()):
             raise RunError(
                 f"{self.folder}: {self.strategy.settings.strategy} trains no shared model; "
-                "name a client, as --client 0"
+                "name a client, for example --client 0"
             )
         put(self.space.model, self.strategy.arrays)
         return self.space.model
 
     def client(self, number: int) -> BaseClient:
-        """Return a client with the model that it was scored with last.
+        """Return a client with the model of its last evaluation.
 
         Raises `RunError` if there is no such client.
         """
         settings = self.space.settings
         if settings.dataset == DEVICE:
             raise RunError(
-                f"--client {number}: clients of this run are devices, each has its personalized "
-                "model in its state-dir; give that instead of the run directory"
+                f"--client {number}: clients of this run are devices, and each keeps its "
+                "personalized model in its state-dir; give that instead of the run directory"
             )
         if not 0 <= number < settings.num_clients:
             raise RunError(f"--client {number}: must be 0 to {settings.num_clients - 1}")
         return self.score(number)[0]
 
     def score(self, number: int) -> tuple[BaseClient, ClientUpdate, Plan]:
-        """Personalize and score a client; return it, its figures, and the plan that it followed.
+        """Personalize and score a client; return the client, its figures and its plan.
 
-        It gets what the server sent it then, starts from what it keeps, and personalizes itself on
-        its own data with the same random numbers. Raises `RunError` if the server's part is lost or
-        what the client keeps.
+        The client gets the layers that the server sent it in that round, starts from its own saved
+        state, and personalizes itself on its own data with the same random numbers. Raises
+        `RunError` if the state of the server or of the client is lost.
         """
         name = self.strategy.settings.strategy
         if not self.whole:
             raise RunError(
-                f"{self.folder}: has no checkpoint, and {name} needs what the server keeps; "
+                f"{self.folder}: has no checkpoint, and {name} needs what the server keeps in one; "
                 "run it again with checkpoint-every=1"
             )
         plan = self.strategy.evaluation_plan(self.round, number)

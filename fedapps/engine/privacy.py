@@ -1,10 +1,9 @@
-"""Differential privacy on the server: clipping, noise, and what clients' updates add up to.
+"""Differential privacy on the server: clipping, noise and the accounting of epsilon.
 
 Central (McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018): the
-server clips each update and releases their noisy mean, and nothing else of them reaches the
-strategy. Local: each client clips its update and adds the noise itself
-(`fedapps.training.privacy`, which also says what an update is). What that guarantees:
-docs/privacy.md.
+server clips each update and adds noise to their mean; the strategy sees only this noisy mean.
+Local: each client clips its update and adds the noise itself (`fedapps.training.privacy`, which
+also defines an update). docs/privacy.md says what each mode guarantees.
 """
 
 import math
@@ -25,18 +24,19 @@ from fedapps.models.layers import Arrays, Layout
 from fedapps.training.plan import Plan
 from fedapps.training.privacy import check_plan, clipped_difference, postprocess
 
-# Hooks of a strategy that central privacy rests on: who is drawn, what all start from, the mean,
-# and that nothing but updates comes from clients. `screen` would see them before the noise.
+# Central privacy holds only with the standard versions of these hooks: they draw the clients, send
+# all of them the same model, take the mean, and get only updates from clients. A method's own
+# `screen` would see updates before the noise.
 ASKS = ("answered", "question")
 RESTS_ON = ("aggregate", *ASKS, "begin_round", "download", "screen", "select")
-LEAST_NOISE = 1e-3  # the accountant's arithmetic fails below: it would say 0 for no privacy at all
-RELEASES, CLIP_NORM = "dp/releases", "dp/clip-norm"  # in a strategy's state
+LEAST_NOISE = 1e-3  # below it the accountant's arithmetic fails: it gives 0 for no privacy at all
+RELEASES, CLIP_NORM = "dp/releases", "dp/clip-norm"  # names in a strategy's state
 
 
 class PrivacyMode:
-    """What the rounds ask of a mode; this one is "none" and lets updates pass as they are.
+    """What every mode of differential privacy offers; this one, "none", leaves updates unchanged.
 
-    `state` is the strategy's: what a mode remembers from round to round stands there.
+    `state` is the strategy's state: a mode stores there what it needs from round to round.
     """
 
     def __init__(self, settings: Settings, layout: Layout, state: Arrays) -> None:
@@ -46,14 +46,14 @@ class PrivacyMode:
         self.state = state
 
     def check_strategy(self, strategy: BaseStrategy) -> None:
-        """Refuse a strategy whose hooks would undo what the mode guarantees."""
+        """Refuse a strategy whose hooks would break the guarantee of the mode."""
 
     def select(self, round_: int, selected: Sequence[int], there: Collection[int]) -> list[int]:
-        """Return the clients to train: those that the strategy has selected."""
+        """Return the clients to train; here those that the strategy has selected."""
         return list(selected)
 
     def begin(self, plans: Mapping[int, Plan]) -> dict[str, str]:
-        """Check and count what a round is about to release; return events, by kind."""
+        """Check and count what a round is about to release; return events (kind: detail)."""
         return {}
 
     def release(
@@ -62,16 +62,19 @@ class PrivacyMode:
         updates: Iterator[ClientUpdate],
         reference: Callable[[], Mapping[str, np.ndarray]],
     ) -> Iterator[ClientUpdate]:
-        """Return what the strategy may see; `reference` gives what all clients downloaded."""
+        """Return the updates that the strategy may see.
+
+        `reference` returns the arrays that all clients downloaded.
+        """
         return updates
 
     def epsilon(self) -> float | None:
-        """Return what has been spent when the round that has begun is over."""
+        """Return the epsilon spent up to and including this round; None without privacy."""
         return None
 
 
 class DifferentialPrivacy(PrivacyMode):
-    """What central and local privacy refuse, and that they count releases."""
+    """Common to central and local privacy: the checks of settings, and epsilon."""
 
     mechanism: Mechanism
 
@@ -107,18 +110,18 @@ class DifferentialPrivacy(PrivacyMode):
         return {}
 
     def epsilon(self) -> float:
-        """The epsilon of as many releases as the state counts (the most of a client)."""
+        """Return epsilon for the releases in the state (the largest count of any client)."""
         return self.mechanism.epsilon(int(np.max(self.state[RELEASES])), self.dp.delta)
 
 
 class Central(DifferentialPrivacy):
     """w + (1/m) (sum_i clip(w_i - w, S) + N(0, (z S)^2)), m the expected number of clients.
 
-    The denominator is fixed, so one client changes the sum by S at most whoever else is there; a
-    client that failed counts as one that has not moved. Adaptive clipping (Andrew et al.,
-    Differentially Private Learning with Adaptive Clipping, NeurIPS 2021): S follows the quantile
-    of norms, S <- S exp(-eta (b - gamma)), b the noisy share of updates within S. State:
-    `dp/releases`, `dp/clip-norm`.
+    The denominator m is fixed, so one client changes the sum by at most S, whichever clients take
+    part; a client that failed counts as an update of zero. Adaptive clipping (Andrew et al.,
+    Differentially Private Learning with Adaptive Clipping, NeurIPS 2021): S follows a quantile of
+    the updates' norms, S <- S exp(-eta (b - gamma)), b the noisy share of updates with a norm of at
+    most S. State: `dp/releases`, `dp/clip-norm`.
     """
 
     def __init__(self, settings: Settings, layout: Layout, state: Arrays) -> None:
@@ -134,7 +137,7 @@ class Central(DifferentialPrivacy):
         self.state[CLIP_NORM] = np.array(self.dp.clip_norm)
 
     def check_strategy(self, strategy: BaseStrategy) -> None:
-        """Only the mean of clients' updates of one common model is made private."""
+        """Refuse a strategy that does more than average updates of one common model."""
         if replaced := _replaced(strategy, RESTS_ON):
             raise RunError(
                 f'dp.mode = "central": this strategy replaces {", ".join(replaced)}, and only the '
@@ -142,14 +145,14 @@ class Central(DifferentialPrivacy):
             )
 
     def select(self, round_: int, selected: Sequence[int], there: Collection[int]) -> list[int]:
-        """Draw as the accountant assumes, from all clients; those that are not there drop out."""
+        """Draw from all clients, as the accountant assumes; then drop those that are not there."""
         s = self.settings
         draw = sample_poisson if self.dp.sampling == "poisson" else sample_clients
         drawn, there = draw(self.seed, round_, s.num_clients, s.fraction_train), {*there}
         return [client for client in drawn if client in there]
 
     def begin(self, plans: Mapping[int, Plan]) -> dict[str, str]:
-        """Count a release, also of a round without clients; tell S if it changes."""
+        """Count a release, even in a round without clients; report S if it is adaptive."""
         super().begin(plans)
         self.state[RELEASES] = self.state[RELEASES] + 1
         return {"clip-norm": f"{self.clip_norm:.6g}"} if self.dp.adaptive else {}
@@ -165,10 +168,10 @@ class Central(DifferentialPrivacy):
         updates: Iterator[ClientUpdate],
         reference: Callable[[], Mapping[str, np.ndarray]],
     ) -> Iterator[ClientUpdate]:
-        """Yield the noisy mean alone, when all updates have been added up one by one."""
+        """Add up all updates one by one, then yield only their noisy mean."""
         start, limit = reference(), self.clip_norm
         total = {key: np.zeros(value.shape) for key, value in start.items()}
-        balance = 0.0  # sum_i (b_i - 1/2), b_i = 1 within S: a client moves it by 1/2
+        balance = 0.0  # sum_i (b_i - 1/2), b_i = 1 if norm <= S, else 0: a client adds +-1/2
         for update in updates:
             if update.arrays.keys() != start.keys():
                 raise RunError(f'dp.mode = "central": client {update.client} uploads other layers')
@@ -192,7 +195,12 @@ class Central(DifferentialPrivacy):
         self.state[CLIP_NORM] = np.array(self.clip_norm * math.exp(-step))
 
     def _mechanism(self) -> Mechanism:
-        """Poisson: one client more or less. Fixed: one replaced, which moves the sum by 2 S."""
+        """Return a release as the accountant sees it.
+
+        With Poisson sampling, neighboring data sets differ by one added or removed client, which
+        changes the sum by at most S. With samples of fixed size, one client is replaced, which
+        changes the sum by at most 2 S, so the noise counts half.
+        """
         z, m, clients = self.dp.noise_multiplier, self.expected, self.settings.num_clients
         if self.dp.sampling == "poisson":
             relation = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -202,10 +210,10 @@ class Central(DifferentialPrivacy):
 
 
 class Local(DifferentialPrivacy):
-    """The server's side of local privacy: clients add the noise, here is counted how often.
+    """The server's side of local privacy: count the releases; the clients add the noise.
 
-    Any two data sets of a client may differ by 2 S in its update. The epsilon is that of the client
-    that was asked most often. State: `dp/releases` [N].
+    A client's updates from two different data sets differ by at most 2 S. The epsilon is that of
+    the client that was asked most often. State: `dp/releases` [N].
     """
 
     def __init__(self, settings: Settings, layout: Layout, state: Arrays) -> None:
@@ -218,15 +226,15 @@ class Local(DifferentialPrivacy):
         self.state[RELEASES] = np.zeros(settings.num_clients, np.int64)
 
     def check_strategy(self, strategy: BaseStrategy) -> None:
-        """What clients answer would leave them without noise."""
+        """Refuse a strategy that asks a question: clients would answer without noise."""
         if _replaced(strategy, ASKS):
             raise RunError(
-                'dp.mode = "local": this strategy asks clients a question, whose answers get no '
+                'dp.mode = "local": this strategy asks clients a question, and the answers get no '
                 'noise; use "none"'
             )
 
     def begin(self, plans: Mapping[int, Plan]) -> dict[str, str]:
-        """Count a release of each client that is asked, whether it answers or not."""
+        """Count a release for each client that is asked, whether it answers or not."""
         super().begin(plans)
         self.state[RELEASES][list(plans)] += 1
         return {}
@@ -236,21 +244,21 @@ MODES: dict[str, type[PrivacyMode]] = {"none": PrivacyMode, "central": Central, 
 
 
 def privacy(settings: Settings, layout: Layout, state: Arrays) -> PrivacyMode:
-    """Return the server's side of `dp.mode`; raises `RunError` for settings that do not fit."""
+    """Return the server's side of `dp.mode`; raises `RunError` if the settings do not fit."""
     return MODES[settings.dp.mode](settings, layout, state)
 
 
 def _replaced(strategy: BaseStrategy, hooks: Iterable[str]) -> list[str]:
-    """Return those of the hooks that a strategy has replaced."""
+    """Return which of the hooks a strategy has replaced."""
     own = type(strategy)
     return [name for name in hooks if getattr(own, name) is not getattr(BaseStrategy, name)]
 
 
 def adaptive_noise(dp: PrivacySettings, expected: int) -> tuple[float, float]:
-    """Return sigma_b and z_Delta: the noise on the count, and on the vectors in units of S.
+    """Return sigma_b and z_Delta, the noise on the count and (in units of S) on the updates.
 
-    z_Delta = (z^-2 - (2 sigma_b)^-2)^(-1/2), so that both together cost what z alone would cost
-    (Andrew et al., Theorem 1). Raises `RunError` if the count alone costs more than that.
+    z_Delta = (z^-2 - (2 sigma_b)^-2)^(-1/2), so that both together cost as much privacy as z alone
+    (Andrew et al., Theorem 1). Raises `RunError` if the count alone costs at least as much as that.
     """
     z = dp.noise_multiplier
     if not dp.adaptive or not z:
@@ -266,7 +274,7 @@ def adaptive_noise(dp: PrivacySettings, expected: int) -> tuple[float, float]:
 
 
 def warnings(settings: Settings) -> list[str]:
-    """Tell what would let somebody believe in a privacy that is not there."""
+    """Return a warning if the settings look private but give no privacy."""
     dp, known, flat = settings.dp, defaults(), dict(settings.flat)
     changed = [key for key in flat if key.startswith("dp.") and flat[key] != known[key]]
     if dp.mode == "none":
@@ -274,5 +282,8 @@ def warnings(settings: Settings) -> list[str]:
     if not dp.noise_multiplier:
         return ["dp.noise-multiplier = 0: updates are clipped, but nothing is private"]
     if not dp.secret_noise:
-        return ["dp noise is drawn from the seed, no privacy: dp.secret-noise=true for real data"]
+        return [
+            "dp noise is drawn from the seed, which gives no privacy; use dp.secret-noise=true for "
+            "real data"
+        ]
     return []

@@ -1,4 +1,4 @@
-"""What a strategy asks every client before round 1."""
+"""Ask every client a strategy's question before round 1."""
 
 import math
 from pathlib import Path
@@ -13,10 +13,10 @@ from fedapps.wire.grid import StreamingGrid
 
 
 def ask(strategy: BaseStrategy, fleet: Fleet, grid: StreamingGrid, run: Path) -> None:
-    """Put the strategy's question, if it has one; note the clients without a valid answer.
+    """Ask the strategy's question, if it has one; record the clients without a valid answer.
 
-    Tracebacks of clients that cannot answer go to the run directory.
-    Raises `RunError` if no client has one.
+    Tracebacks of clients that cannot answer go to the run directory `run`. Raises `RunError` if no
+    client gives a valid answer.
     """
     question = strategy.question()
     if question is None:

@@ -1,4 +1,4 @@
-"""What lets a run go on after a kill: checkpoints after rounds, and which states clients have."""
+"""Let a killed run go on: write checkpoints after rounds, and follow which states clients have."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,16 +20,16 @@ from fedapps.method.update import ClientUpdate
 from fedapps.report import directory
 from fedapps.report.report import Report, ReportState
 
-SPENT = "releases.json"  # of differential privacy, begun so far
+SPENT = "releases.json"  # counts the releases under differential privacy that have begun
 
 
 class EarlyStop(Exception):
-    """The run ends before its last round, by its own wish (`patience`)."""
+    """The run ends before its last round because `patience` is used up."""
 
 
 @dataclass
 class Recovery:
-    """Writes what a run can go on from; `done` rounds were done before this process began."""
+    """Writes the checkpoints of a run; `done` rounds were done before this process began."""
 
     settings: Settings
     done: int = 0
@@ -38,43 +38,44 @@ class Recovery:
 
     @property
     def ended(self) -> bool:
-        """Tell whether `patience` is at its end; a run that is resumed may begin so."""
+        """Tell whether `patience` is used up; in a resumed run it may be so from the start."""
         return 0 < self.settings.patience <= self.best.since
 
     @property
     def left(self) -> int:
-        """Return how many rounds this process has to do."""
+        """Return the number of rounds that this process has to do."""
         return 0 if self.ended else self.settings.num_rounds - self.done
 
     def restore(self, run: Path, found: Checkpoint, strategy: BaseStrategy) -> None:
-        """Be as after the round of a checkpoint; raises `RunError` for one of another model."""
+        """Restore a checkpoint; raises `RunError` if it belongs to another model."""
         for old, new in ((strategy.arrays, found.arrays), (strategy.state, found.state)):
             for key in old.keys() & new.keys():
                 if np.shape(old[key]) != np.shape(new[key]):
                     raise RunError(
-                        f"resume: {key} has shape {np.shape(new[key])} in the checkpoint, here "
-                        f"{np.shape(old[key])}: it depends on a setting that has changed"
+                        f"resume: {key} has shape {np.shape(new[key])} in the checkpoint, but "
+                        f"{np.shape(old[key])} in this run: a setting that it depends on has "
+                        "changed"
                     )
-            old.clear()  # others hold the same dictionaries
+            old.clear()  # other objects hold the same dictionary
             old |= new
         self._spent(run, strategy)
         self.versions.of |= found.progress.versions
         self.best, self.done = found.progress.best, found.progress.round
         if self.settings.keep_best and self.best.round and not (run / directory.BEST).exists():
             log.warning(
-                "keep-best: round %s is the best so far and was not kept; "
-                "best/ comes with the next better one",
+                "keep-best: round %s is the best so far, but was not kept; "
+                "best/ will be written at the next better round",
                 self.best.round,
             )
 
     def before_sending(self, report: Report, strategy: BaseStrategy) -> None:
-        """Have on disk what a round is about to spend of privacy: repeated, it is spent twice."""
+        """Save the count of releases before a round, because a repeated round releases twice."""
         if RELEASES in strategy.state:
             counts = strategy.state[RELEASES].tolist()
             write_whole(report.folder / SPENT, msgspec.json.encode(counts), durable=True)
 
     def _spent(self, run: Path, strategy: BaseStrategy) -> None:
-        """Count the releases of rounds that were begun after the checkpoint."""
+        """Count also the releases of rounds that began after the checkpoint."""
         if RELEASES not in strategy.state:
             return
         try:
@@ -82,11 +83,11 @@ class Recovery:
         except (OSError, ValueError) as error:
             raise RunError(f"{run / SPENT}: {error}; epsilon is unknown") from error
         if counts.shape != strategy.state[RELEASES].shape:
-            raise RunError(f"{run / SPENT}: was altered; epsilon is unknown")
+            raise RunError(f"{run / SPENT}: has been altered; epsilon is unknown")
         strategy.state[RELEASES] = np.maximum(counts, strategy.state[RELEASES])
 
     def see(self, round_: int, update: ClientUpdate, report: Report) -> None:
-        """Take down which state a client had and has; one that was lost is an event."""
+        """Record which state a client had and has now; a lost state becomes an event."""
         if lost := self.versions.see(round_, update.client, update.metrics):
             log.warning("round %s: client %s: %s", round_, update.client, lost)
             report.event(round_, update.client, "state-lost", lost)
@@ -94,15 +95,15 @@ class Recovery:
     def after_round(
         self, round_: int, strategy: BaseStrategy, report: Report, score: float | None
     ) -> None:
-        """Write a checkpoint if one is due; `score` is that of personalized clients, if any.
+        """Write a checkpoint if one is due; raises `EarlyStop` if `patience` is used up.
 
-        Raises `EarlyStop` if `patience` is at its end.
+        `score` is the mean personalized accuracy, if the round was evaluated.
         """
         s, last = self.settings, round_ == self.settings.num_rounds
         if s.evaluate_on == "validation" and score is not None:
             self.best = self.best.after(round_, score)
             if s.keep_best and self.best.round == round_:
-                # before the checkpoint, from which on this round is not done again
+                # before the checkpoint, because a resumed run will not repeat this round
                 alone = ReportState(round=round_, seconds=report.seconds, tables={}, classes=[])
                 best.keep(report.folder, self._checkpoint(strategy, alone, Best()))
         ends = self.ended and not last
@@ -111,17 +112,20 @@ class Recovery:
             checkpoint.save(report.folder, found)
         if ends:
             log.info(
-                "no better round than %s in %s evaluations: the run ends",
+                "no better round than round %s in %s evaluations: the run ends",
                 self.best.round,
                 s.patience,
             )
             raise EarlyStop
 
     def tell_best(self, run: Path) -> None:
-        """Say how the best round is scored on test samples; not of devices, which have them."""
+        """Log the command that scores the best round on test samples.
+
+        There is none for devices, because only they have the samples.
+        """
         if (run / directory.BEST).exists() and self.settings.dataset != DEVICE:
             log.info(
-                "the best round on validation samples is %s; this scores it on test samples: %s",
+                "the best round on validation samples is %s; to score it on test samples: %s",
                 self.best.round,
                 best.look(run / directory.BEST),
             )

@@ -1,4 +1,4 @@
-"""Going on with a run: which one, and whether its settings are those that are asked for."""
+"""Resume a run: find its directory, and check that its settings are the ones asked for."""
 
 import json
 import shlex
@@ -26,7 +26,7 @@ from fedapps.method.strategy import BaseStrategy
 from fedapps.report import directory
 from fedapps.report.report import Report
 
-# What may differ when a run goes on: where it runs and what it waits for, never what it computes.
+# Keys that may change when a run is resumed: where it runs and how long, not what it computes.
 FREE = (INCIDENTAL - {"device", "presum", "threads"}) | {
     "evaluate-clients",
     "evaluate-every",
@@ -34,56 +34,61 @@ FREE = (INCIDENTAL - {"device", "presum", "threads"}) | {
     "num-rounds",
     "patience",
 }
-MOST_LOOKED_AT = 100  # run directories, the newest ones
+MOST_LOOKED_AT = 100  # only so many of the newest run directories are searched
 
 
 def restore(folder: Path, rounds: Rounds) -> Progress:
-    """Put the rounds of a run where its checkpoint is; later ones and later states of clients go.
+    """Restore a run from its last checkpoint; delete later checkpoints and client states.
 
-    For whoever holds the folder (`alone`). Raises `RunError` if it has no checkpoint, if its rounds
-    are not those of the run, or fewer than it has done, or if it would write no checkpoints: the
-    one that is there would pass for the run's end.
+    The caller must hold the folder (`alone`). Raises `RunError` if there is no checkpoint, if the
+    run has already done more than `num-rounds` rounds or would have exchanged other layers in them,
+    or if checkpoints are off: the old checkpoint would then be mistaken for the end of the run.
     """
     found, settings = checkpoint.load(folder), rounds.settings
     done = found.progress.round
     if not settings.checkpoint_every:
         raise RunError(
-            "checkpoint-every = 0: a run that goes on writes checkpoints, as evaluate, predict "
-            "and export read its last one; give 1 or more"
+            "checkpoint-every = 0: a resumed run must write checkpoints, because evaluate, predict "
+            "and export read the last one; give 1 or more"
         )
     if settings.num_rounds < done:
-        raise RunError(f"num-rounds = {settings.num_rounds}: the run has {done} rounds; give more")
+        raise RunError(
+            f"num-rounds = {settings.num_rounds}: the run has done {done} rounds; give more"
+        )
     check_dependence(folder, rounds.strategy, done)
     rounds.recovery.restore(folder, found, rounds.strategy)
     checkpoint.roll_back(folder, done)
-    for client in (folder / "clients").glob("*"):  # of a simulation
+    for client in (folder / "clients").glob("*"):  # none if the clients are devices
         ClientStore(client).roll_back(done)
-    for left in folder.rglob(".*.tmp"):  # half of a file, from the process that was killed
+    for left in folder.rglob(".*.tmp"):  # half-written files of the process that was killed
         left.unlink(missing_ok=True)
     return found.progress
 
 
 def how_far(recovery: Recovery) -> str:
-    """Say where a resumed run goes on, or what makes it longer if it is at its end."""
+    """Say where a resumed run goes on, or how to extend it if it is at its end."""
     s, done = recovery.settings, recovery.done
     if recovery.left:
         return f"goes on after round {done}"
     if done == s.num_rounds:
-        return f"has all its {number(done, 'round')}; more num-rounds make it longer"
+        return f"has all its {number(done, 'round')}; a larger num-rounds extends it"
     when = f"after round {done} of {s.num_rounds}"
-    return f"was ended by patience = {s.patience} {when}; more patience makes it longer"
+    return f"was ended by patience = {s.patience} {when}; a larger patience extends it"
 
 
 def find(settings: Settings, flat: Mapping[str, Scalar]) -> Path | None:
-    """Return the run directory that `resume` names; None if it names none. Raises `RunError`."""
+    """Return the run directory that `resume` names, or None if it is empty.
+
+    Raises `RunError` if there is no such run, or if its settings are different.
+    """
     if not settings.resume:
         return None
     if settings.resume == LATEST:
         folder = next(unfinished(settings, flat), None)
         if folder is None:
             raise RunError(
-                f'resume = "{LATEST}": no unfinished run of these settings is in '
-                f"{settings.runs_dir}; name its directory, or start anew without it"
+                f'resume = "{LATEST}": no unfinished run with these settings is in '
+                f"{settings.runs_dir}; name its directory, or start a new run without resume"
             )
     else:
         folder = expanded(settings.resume, "resume")
@@ -91,12 +96,12 @@ def find(settings: Settings, flat: Mapping[str, Scalar]) -> Path | None:
             raise RunError(f'resume = "{folder}": must be absolute, start with ~, or be {LATEST}')
         _check_settings(folder, flat)
         if folder.name == directory.BEST and not (folder / "rounds.csv").exists():
-            raise RunError(f"{folder}: is the best round of a run; resume the run itself")
+            raise RunError(f"{folder}: holds the best round of a run; resume the run itself")
     return folder
 
 
 def unfinished(settings: Settings, flat: Mapping[str, Scalar]) -> Iterator[Path]:
-    """Yield the unfinished runs of the same settings below `runs-dir`, newest first."""
+    """Yield the unfinished runs with the same settings in `runs-dir`, newest first."""
     runs = expanded(settings.runs_dir, "runs-dir")
     folders = [path.parent for path in runs.glob(f"*/{checkpoint.FOLDER}")]
     folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
@@ -113,11 +118,11 @@ def unfinished(settings: Settings, flat: Mapping[str, Scalar]) -> Iterator[Path]
 
 
 def offer(settings: Settings, flat: Mapping[str, Scalar]) -> None:
-    """Say so if an unfinished run of the same settings could go on instead of a new one."""
+    """Tell the user if an unfinished run with the same settings could be resumed instead."""
     for folder in unfinished(settings, flat):
         done = checkpoint.rounds(folder)[-1]
         log.info(
-            "note: %s of the same settings stopped after round %s; --resume goes on with it",
+            "note: %s with the same settings stopped after round %s; --resume goes on with it",
             folder,
             done,
         )
@@ -126,9 +131,9 @@ def offer(settings: Settings, flat: Mapping[str, Scalar]) -> None:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold the directory of a run, so that nobody goes on with it while it runs.
+    """Lock the directory of a run, so that no other process resumes the run meanwhile.
 
-    Raises `RunError` if it runs in another process.
+    Raises `RunError` if the run is going on in another process.
     """
     with held(folder) as free:
         if not free:
@@ -137,32 +142,33 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def interrupted(report: Report) -> str:
-    """Say what there is of a run that the user has interrupted, and how it goes on."""
+    """Say what an interrupted run has left, and how to resume it."""
     done, total = (report.rows[-1].round if report.rows else 0), report.settings.num_rounds
     if checkpoint.rounds(report.folder):
         how = f"fedapps serial --resume {shlex.quote(str(report.folder))}"
-        return f"interrupted after round {done} of {total}; this goes on with it: {how}"
+        return f"interrupted after round {done} of {total}; to resume: {how}"
     there = f"model and figures of {number(done, 'round')}" if done else "no results yet"
     return f"interrupted in round {done + 1} of {total}: {report.folder} has {there}"
 
 
 def check_dependence(folder: Path, strategy: BaseStrategy, done: int) -> None:
-    """Warn if rounds that are over would have been others with the new number of rounds.
+    """Warn if the `done` rounds would have been different with the new number of rounds.
 
-    Raises `RunError` if the last one would have exchanged or kept other layers: the schedule would
-    have to go back, and clients would freeze again what is trained, or share what is personal.
+    Raises `RunError` if the last of them would have exchanged or kept other layers. The method's
+    schedule would then have to go back: clients would freeze layers that they have already trained,
+    or share layers that have become personal.
     """
     new = strategy.settings
     before = config.read(config.defaults() | config.stored(folder)).num_rounds
     if before == new.num_rounds:
         return
-    with without_lines(log.logger.name, lambda _: True):  # what it warns of does not hold any more
+    with without_lines(log.logger.name, lambda _: True):  # its warnings are about the old value
         old = type(strategy)(strategy.workspace, msgspec.structs.replace(new, num_rounds=before))
     was, would_be = (msgspec.structs.replace(s.plan(done, 0), stages=()) for s in (old, strategy))
     if was != would_be:
         raise RunError(
-            f"num-rounds = {new.num_rounds}: in a run of so many rounds, round {done} exchanges or "
-            "keeps other layers than it did here; begin a new run"
+            f"num-rounds = {new.num_rounds}: with so many rounds, round {done} would exchange or "
+            "keep other layers than it did in this run; start a new run"
         )
     for round_ in range(1, done + 1):
         if old.plan(round_, 0) != strategy.plan(round_, 0):
@@ -176,7 +182,7 @@ def check_dependence(folder: Path, strategy: BaseStrategy, done: int) -> None:
 
 
 def differences(old: Mapping[str, Scalar], new: Mapping[str, Scalar]) -> list[str]:
-    """Return the keys, other than `FREE` ones, that two run-configs disagree about, with values."""
+    """Return the keys with different values in two run-configs, except those in `FREE`."""
     known = config.defaults()
     return [
         f"{key} = {literal(new[key])} (the run has {literal(before)})"
@@ -186,7 +192,7 @@ def differences(old: Mapping[str, Scalar], new: Mapping[str, Scalar]) -> list[st
 
 
 def is_finished(folder: Path) -> bool:
-    """Tell whether a run wrote its summary at its end."""
+    """Tell whether a run has written its final summary."""
     try:
         summary = json.loads((folder / "summary.json").read_text("utf-8"))
     except (OSError, ValueError):
@@ -197,7 +203,7 @@ def is_finished(folder: Path) -> bool:
 def _check_settings(folder: Path, flat: Mapping[str, Scalar]) -> None:
     if different := differences(config.stored(folder), flat):
         raise RunError(
-            f'resume = "{folder}": other settings than the run has: {", ".join(different)}; '
+            f'resume = "{folder}": the run has other settings: {", ".join(different)}; '
             f"leave them out, or with flwr run use --run-config {folder / 'resume.toml'}"
         )
 
@@ -206,5 +212,5 @@ def _is_free(folder: Path) -> bool:
     try:
         with held(folder) as free:
             return free
-    except RunError:  # it is another user's, or gone
+    except RunError:  # the folder is another user's, or gone
         return False

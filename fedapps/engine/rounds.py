@@ -1,4 +1,4 @@
-"""The rounds of a run: what Flower's callbacks do, around the hooks of a strategy."""
+"""The rounds of a run: Flower's callbacks, which call the hooks of a strategy."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,13 +36,14 @@ from fedapps.wire.requests import Request, RoundInfo
 
 
 class Rounds:
-    """Runs a strategy: select, send, aggregate, evaluate; counts costs and failures.
+    """Runs a strategy: selects clients, sends, aggregates and evaluates; counts costs and failures.
 
-    Making it checks the strategy against the settings (`RunError`); `run` does the rounds.
+    The constructor checks the strategy against the settings and raises `RunError` if they do not
+    fit; `run` does the rounds.
     """
 
     report: Report
-    nodes: NodeRegistry  # who tells of SuperNodes that come and go
+    nodes: NodeRegistry  # knows which SuperNodes are connected
 
     def __init__(self, strategy: BaseStrategy) -> None:
         self.strategy = strategy
@@ -61,7 +62,7 @@ class Rounds:
         strategy.engine = self
 
     def run(self, grid: Grid, report: Report, nodes: NodeRegistry, fleet: Fleet) -> None:
-        """Do all rounds on Flower's own loop, with replies streamed in as they come."""
+        """Do all rounds in Flower's own loop; replies are processed as they arrive."""
         strategy, s = self.strategy, self.settings
         self.report, self.nodes = report, nodes
         strategy.event = report.event
@@ -77,10 +78,10 @@ class Rounds:
                 timeout=s.round_timeout,
             )
 
-    # Flower's callbacks, which count the rounds of this process from 1 ---------------------
+    # Flower's callbacks; Flower counts the rounds of this process from 1 -------------------
 
     def configure_train(self, round_: int) -> list[Message]:
-        """Select clients and make a message per SuperNode."""
+        """Select clients and make one message per SuperNode."""
         round_ += self.recovery.done
         self._see_who_is_there(round_)
         self.totals = RoundTotals()
@@ -98,7 +99,7 @@ class Rounds:
         return messages
 
     def aggregate_train(self, round_: int, replies: Iterable[Message]) -> None:
-        """Aggregate updates in client order as they come; end the run if too many failed."""
+        """Aggregate the updates in client order; end the run if too many clients failed."""
         round_ += self.recovery.done
         arrived = self.exchange.updates(replies, self.layout, self.checks.training)
         counted = self._counted(round_, self._screened(round_, arrived))
@@ -106,7 +107,7 @@ class Rounds:
         updates = self.privacy.release(round_, counted, start)
         first = next(updates, None)
         new = {} if first is None else self.strategy.aggregate(round_, chain([first], updates))
-        for _ in updates:  # what `aggregate` did not ask for was sent, and may have failed
+        for _ in updates:  # count also those that `aggregate` did not read, and their failures
             pass
         down, up = self.strategy.end_round(round_)
         self.totals.bytes_down += down
@@ -117,13 +118,13 @@ class Rounds:
         self.totals.add(cost_of(self.strategy.after_round, round_, TrainingStats))
 
     def configure_evaluate(self, round_: int) -> list[Message]:
-        """Make the evaluation messages of a round that is to be evaluated, else none."""
+        """Make the evaluation messages of a round; none if the round is not evaluated."""
         round_ += self.recovery.done
         due = self._due(round_)
         final = self.strategy.final_phase if round_ == self.settings.num_rounds else ""
         clients = self.strategy.clients if final else self._evaluated()
         plans = {c: self.strategy.evaluation_plan(round_, c) for c in clients if due}
-        if not due and round_ in self.settings.further_rounds:  # in which nobody personalizes
+        if not due and round_ in self.settings.further_rounds:  # scored without personalization
             plans = {c: self.strategy.evaluation_plan(round_, c).without_stages() for c in clients}
         messages = self._send(round_, plans, "evaluate")
         self.totals.bytes_eval = self._payload()
@@ -132,13 +133,13 @@ class Rounds:
         return messages
 
     def aggregate_evaluate(self, round_: int, replies: Iterable[Message]) -> None:
-        """Collect the scores in client order, write the round's rows and a checkpoint."""
+        """Collect the scores in client order; write the round's rows and a checkpoint if due."""
         round_ += self.recovery.done
         updates = list(self.exchange.updates(replies, self.layout, self.checks.evaluation))
         self._handle_failures(round_, "evaluate")
         for update in updates:
             self.recovery.see(round_, update, self.report)
-        due, those = self._due(round_), {*self._evaluated()}  # a final phase is one of all clients
+        due, those = self._due(round_), {*self._evaluated()}  # a final phase asks all clients
         if scores := [u.figures.scores for u in updates if u.client in those]:
             shown = scores if due else [score.initial_only() for score in scores]
             self.totals.means = self.report.evaluation(round_, shown)
@@ -157,7 +158,7 @@ class Rounds:
         self.strategy.devices |= {client: bound.samples for client, bound in fleet.bound.items()}
 
     def _see_who_is_there(self, round_: int) -> None:
-        """Bind clients to the SuperNodes that are there; in a simulation nobody comes or goes."""
+        """Bind clients to the connected SuperNodes; in a simulation these never change."""
         if self.fleet.workers:
             return
         before = self.fleet.bound
@@ -186,7 +187,7 @@ class Rounds:
         return self.exchange.messages(self._info(round_, kind), kind, str(round_))
 
     def _info(self, round_: int, kind: str) -> RoundInfo:
-        """Return what all messages of a round say of the run."""
+        """Return what all messages of a round say about the run."""
         about = self.report.about
         return RoundInfo(
             run_dir=str(self.report.folder),
@@ -199,7 +200,7 @@ class Rounds:
         )
 
     def _close_training(self, round_: int, final: str) -> RoundTotals:
-        """Write the last round's row; return the totals of the final phase that follows."""
+        """Write the last round's row; return empty totals for the final phase that follows."""
         payload, self.totals.bytes_eval = self.totals.bytes_eval, 0
         self.report.round(self.totals.row(round_, self.strategy.phase(round_)))
         clients = len(self.exchange.requests)
@@ -210,7 +211,7 @@ class Rounds:
         return sum(request.nbytes for request in self.exchange.requests.values())
 
     def _load(self, request: Request) -> float:
-        """Expected cost of a request: a trained sample costs about three evaluated ones."""
+        """Estimate a request's cost; training on a sample costs about three evaluations of it."""
         client, size = request.client, self.settings.batch_size
         epochs = sum(stage.epochs for stage in request.plan.stages)
         trained = size * math.ceil(self.strategy.count(client, "train") / size)
@@ -218,7 +219,7 @@ class Rounds:
         return scored + 3.0 * epochs * trained
 
     def _due(self, round_: int) -> bool:
-        """Tell whether clients personalize in a round's evaluation; only then it is compared."""
+        """Tell whether the round has an evaluation with personalization."""
         every = self.settings.evaluate_every
         return round_ == self.settings.num_rounds or (every > 0 and round_ % every == 0)
 
@@ -230,7 +231,7 @@ class Rounds:
     # Receiving ----------------------------------------------------------------------------
 
     def _screened(self, round_: int, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
-        """Pass on what the strategy lets pass; the rest are failures."""
+        """Pass on the updates that the strategy's `screen` accepts; the others are failures."""
         for result in self.strategy.screen(round_, updates):
             if isinstance(result, Failure):
                 self.exchange.failures.append(result)
@@ -238,7 +239,7 @@ class Rounds:
                 yield result
 
     def _counted(self, round_: int, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
-        """Pass updates on and count what they cost."""
+        """Pass updates on and count their costs."""
         for update in updates:
             self.totals.bytes_up += self.exchange.requests[update.client].nbytes_up(self.layout)
             self.recovery.see(round_, update, self.report)
@@ -250,22 +251,22 @@ class Rounds:
                     self.report.event(round_, update.client, kind, detail)
             if not done.batches and done.skipped:
                 log.info(
-                    "round %s: client %s skipped all its batches of one: "
-                    "BatchNorm needs more, raise batch-size",
+                    "round %s: client %s skipped all its batches, which have one sample each: "
+                    "BatchNorm needs more; raise batch-size",
                     round_,
                     update.client,
                 )
             yield update
 
     def _uploaded(self, round_: int) -> Arrays:
-        """The server's values of what clients upload in a round, for methods where all do alike."""
+        """Return the server's values of the layers that every client uploads in a round."""
         keys = self.layout.shared(self.strategy.plan(round_, 0).upload)
         return {key: self.strategy.arrays[key] for key in keys}
 
     def _train_on_server(self, round_: int) -> TrainingStats:
         """With `server-data`, train one epoch on the server's own samples (FedBABU, data sharing).
 
-        The layers of `server-part` that clients share are trained.
+        Only layers of `server-part` that clients upload are trained.
         """
         if not self.settings.server_data:
             return TrainingStats()
@@ -277,7 +278,7 @@ class Rounds:
         return strategy.train_here(round_, strategy.workspace.server_samples, stage).costs_only()
 
     def _handle_failures(self, round_: int, kind: str) -> None:
-        """Note failures; end the run if there are too many."""
+        """Log and record failures; end the run if there are too many."""
         failures = sorted(self.exchange.failures, key=lambda failure: failure.client)
         for failure in failures:
             log.info("round %s: client %s failed: %s", round_, failure.client, failure.cause)
@@ -285,12 +286,12 @@ class Rounds:
         failed = {failure.client for failure in failures}
         self.totals.failed |= failed
         self.nodes.recheck(failed, self.fleet)
-        if self.fleet.workers:  # of a simulation, where the next one would die of the same
+        if self.fleet.workers:  # in a simulation, the next worker would die for the same reason
             refuse_dead_workers(round_, failures)
         asked, devices = len(self.exchange.requests), bool(self.fleet.bound)
         self.policy.apply(round_, kind, failures, asked, len(self.totals.failed), devices)
 
 
 def _banner(record: LogRecord) -> bool:
-    """Flower's own lines of its round loop: the report prints a line per round."""
+    """Tell whether a log line is from Flower's loop; the report has its own line per round."""
     return record.module in ("strategy", "strategy_utils") and record.levelno <= INFO

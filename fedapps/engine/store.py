@@ -1,8 +1,9 @@
-"""The client store: what a client keeps between rounds, on disk under its logical id.
+"""The client store: a client's state between rounds, on disk under the client's logical id.
 
-In simulation any SuperNode may run any client; on a device the state survives restarts. A version
-is named by the round that wrote it. Reading in round t sees only versions before t, so that a
-repeated round starts from the same state; what a run that is resumed may go back to is kept.
+In a simulation any SuperNode may run any client; on a device the state survives restarts. Each
+round in which a client saves its state writes a version, named by the round. Reading in round t
+sees only versions before t, so that a repeated round starts from the same state. The versions that
+a resumed run could go back to are kept.
 """
 
 import hashlib
@@ -20,31 +21,31 @@ from torch import Tensor
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 
-VERSIONS = 2  # of each client's state that are kept at least
-NONE = -1  # the version of a client that has no state
-EARLIER_RUN = 0  # of a device's state that an earlier run has left to this one
-_DIGEST = "blake2b"  # key of the file's metadata
+VERSIONS = 2  # at least this many versions of each client's state are kept
+NONE = -1  # version number that stands for "this client has no state"
+EARLIER_RUN = 0  # version number of a state that a device takes over from an earlier run
+_DIGEST = "blake2b"  # key in the file's metadata
 
 
 @dataclass(frozen=True)
 class ClientStore:
-    """Named tensors of one client in `folder`, one safetensors file per version.
+    """The named tensors of one client in `folder`, one safetensors file per version.
 
-    A run that is killed now may go on after round `needed` (`NONE`: it will not): what that starts
-    from is kept.
+    If the run is killed now, it may be resumed after round `needed` (`NONE`: it cannot be resumed).
+    The version that it would then start from is kept.
     """
 
     folder: Path
     needed: int = NONE
 
     def load(self, round_: int) -> dict[str, Tensor]:
-        """Return the newest whole state written before `round_`; empty if there is none."""
+        """Return the newest intact state written before `round_`; empty if there is none."""
         return self.load_version(round_)[1]
 
     def load_version(self, round_: int) -> tuple[int, dict[str, Tensor]]:
-        """Return the newest whole state before `round_`, and the round that wrote it (or `NONE`).
+        """Return the round of the newest intact state before `round_` (or `NONE`), and the state.
 
-        A file that is truncated or altered is passed over; the caller sees the older version.
+        A file that is truncated or altered is skipped; the caller then gets an older version.
         """
         for version in sorted((v for v in self._versions() if v < round_), reverse=True):
             with suppress(OSError, SafetensorError, ValueError):
@@ -52,14 +53,14 @@ class ClientStore:
         return NONE, {}
 
     def save(self, round_: int, state: Mapping[str, Tensor]) -> None:
-        """Write the state as it is after `round_`; drop versions that nothing can go back to.
+        """Write the state after `round_`; delete versions that no resumed run can go back to.
 
-        Those are the ones before the last two and before the one that is needed. Later versions
-        stay: a SuperNode that answers too late must not undo what came after. Raises `RunError` if
-        it cannot be written.
+        A version is deleted if it is older than the last two and than the one for `needed`. Later
+        versions stay: a SuperNode that answers too late must not undo newer work. Raises `RunError`
+        if the state cannot be written.
         """
         self._make()
-        # safetensors refuses strides, and tensors that share memory.
+        # safetensors refuses tensors that have strides or share memory.
         tensors = {
             key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
             for key, value in state.items()
@@ -79,9 +80,10 @@ class ClientStore:
             self._path(version).unlink(missing_ok=True)
 
     def begin(self, from_newest: bool) -> int | None:
-        """Begin a new run with the newest version as the state before round 1, or with none.
+        """Begin a new run: delete all versions, or keep the newest as the state before round 1.
 
-        Return the round of the version that was found, `EARLIER_RUN` for such a beginning.
+        Return the round of the newest version that was found (`EARLIER_RUN` if it was taken over
+        from an earlier run itself), or None if there was none.
         """
         newest = max(self._versions(), default=None)
         for version in self._versions():
@@ -92,21 +94,24 @@ class ClientStore:
         return newest
 
     def advice(self, round_: int) -> str:
-        """What to do if training from the state before `round_` fails: "", it is this run's own."""
+        """Say what to do if training from the state before `round_` fails.
+
+        Here it is empty, as the state is this run's own.
+        """
         return ""
 
     def save_personalized(self, client: Any) -> None:
-        """Take a client that has just been personalized; only a device writes its model."""
+        """Save the model of a client that has just been personalized; only devices do so."""
 
     def _make(self) -> None:
-        """Make the folder, in a run directory that is there: one that is gone is not made anew."""
+        """Make the folder in the run directory; raises `RunError` if that does not exist."""
         run = self.folder.parent.parent
         if not run.is_dir():
             raise RunError(
                 f"cannot write {self.folder}: {run} is gone, or on another machine; put runs-dir "
                 "on storage that all machines share"
             )
-        self.folder.parent.mkdir(mode=0o700, exist_ok=True)  # personal layers are nobody else's
+        self.folder.parent.mkdir(mode=0o700, exist_ok=True)  # personal layers are private
         self.folder.mkdir(mode=0o700, exist_ok=True)
 
     def _versions(self) -> list[int]:
@@ -118,7 +123,7 @@ class ClientStore:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """Read a version; raises SafetensorError or ValueError if it is not as it was written."""
+    """Read a version; raises SafetensorError or ValueError if the file was damaged or altered."""
     with safe_open(path, "pt") as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
         wanted = (file.metadata() or {}).get(_DIGEST)

@@ -1,4 +1,4 @@
-"""What a round adds up to, on its way to a row of rounds.csv."""
+"""The totals of a round, which become a row of rounds.csv."""
 
 import time
 from dataclasses import dataclass, field, fields
@@ -11,7 +11,7 @@ from fedapps.training.costs import TrainingStats
 class RoundTotals:
     """Sums over the clients of a round so far; `start` is a monotonic time in seconds."""
 
-    phase: str = ""  # unset: the strategy's word for the round
+    phase: str = ""  # if empty, the strategy names the phase
     start: float = field(default_factory=time.monotonic)
     clients: int = 0
     failed: set[int] = field(default_factory=set)
@@ -19,7 +19,7 @@ class RoundTotals:
     bytes_up: int = 0
     bytes_eval: int = 0
     trained: TrainingStats = field(default_factory=TrainingStats)
-    means: Means = field(default_factory=Means)  # of the evaluation
+    means: Means = field(default_factory=Means)  # means of the evaluation
     epsilon: float | None = None
 
     def add(self, more: TrainingStats) -> None:
@@ -28,7 +28,7 @@ class RoundTotals:
             setattr(self.trained, name, getattr(self.trained, name) + getattr(more, name))
 
     def row(self, round_: int, phase: str) -> RoundRow:
-        """Return the row of the round that ends now."""
+        """Return the row of rounds.csv for the round that ends now."""
         return RoundRow(
             round=round_,
             phase=self.phase or phase,

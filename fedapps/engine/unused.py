@@ -1,4 +1,4 @@
-"""Keys that somebody has set and that have no effect in the run."""
+"""Find keys that the user has set and that have no effect in the run."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ SHARING_OUT = ("split", "test-fraction", "partitioner")
 
 
 def notes(strategy: BaseStrategy) -> list[str]:
-    """Return a line for each key that is not as by default and that nothing reads."""
+    """Return one line per key that differs from its default and that nothing reads."""
     settings, known = strategy.settings, defaults()
     flat = dict(settings.flat)
     return [
@@ -24,7 +24,7 @@ def notes(strategy: BaseStrategy) -> list[str]:
 
 
 def told(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
-    """Yield the keys that nothing reads in a run, and where that is so."""
+    """Yield each key that nothing reads in a run, and the reason as the end of a sentence."""
     yield from _general(strategy.settings)
     if not strategy.layout.norms:
         why = f'with model = "{strategy.settings.model}", which has no BatchNorm'
@@ -34,14 +34,14 @@ def told(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
 
 
 def _finetuning(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
-    """Yield keys of general fine-tuning, where there is none; a method may have another."""
+    """Yield the keys of general fine-tuning if neither the run nor the method fine-tunes."""
     has_own = type(strategy).finetuning is not BaseStrategy.finetuning
     if not strategy.settings.finetune_epochs and not has_own:
         yield from ((key, "with finetune-epochs = 0") for key in ("finetune-lr", "finetune-part"))
 
 
 def _general(s: Settings) -> Iterator[tuple[str, str]]:
-    """Yield general keys that other keys leave without effect, and which do."""
+    """Yield general keys that have no effect because of other keys, and name these."""
     own = s.dataset == DEVICE
     for key in SHARING_OUT if own else OF_DEVICES:
         yield key, f'with dataset = "{s.dataset}"' if own else f'without dataset = "{DEVICE}"'
@@ -63,7 +63,7 @@ def _general(s: Settings) -> Iterator[tuple[str, str]]:
     if s.dp.mode == "local":
         yield (
             "dp.sampling",
-            'with dp.mode = "local", whose clients are those that the method selects',
+            'with dp.mode = "local", where the method selects the clients',
         )
     if s.dp.mode != "none" and not s.dp.adaptive:
         for key in ("target-quantile", "clip-lr", "count-noise"):

@@ -1,4 +1,4 @@
-"""Which version of its state each client should have: one that was lost is told of, once."""
+"""Keep track of the state that each client should have, and report a lost state once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,28 +6,30 @@ from typing import Any
 
 from fedapps.engine.store import NONE
 
-LOADED, SAVED = "state-loaded", "state-saved"  # figures of a reply: a round or `NONE`; 1 or 0
+# Figures of a reply: the round of the loaded state (or `NONE`); 1 if a state was saved, else 0.
+LOADED, SAVED = "state-loaded", "state-saved"
 
 
 @dataclass
 class StateVersions:
-    """The round that wrote the newest state of each client, as far as the server knows."""
+    """The newest state of each client, as far as the server knows: the round that wrote it."""
 
     of: dict[int, int] = field(default_factory=dict)
 
     def lost(self, client: int, found: object) -> str:
-        """Return what a client had instead of the state that it should have; empty if it had that.
+        """Describe which state a client should have had and which it had; empty if it had it.
 
-        `found` is the round of the state that it has loaded, whatever its type: it says so itself.
+        `found` is the round of the state that the client says it has loaded; it can be of any type,
+        as it comes from the client.
         """
         expected = self.of.get(client)
         if expected is None or type(found) is not int or found >= expected:
             return ""
         there = "none" if found == NONE else f"that of round {found}"
-        return f"the state of round {expected} was expected, {there} was found"
+        return f"the state of round {expected} was expected, but {there} was found"
 
     def see(self, round_: int, client: int, figures: Mapping[str, Any]) -> str:
-        """Take down what a client says of its state in a round; return what it has `lost`."""
+        """Record what a client says about its state in a round; return what it has `lost`."""
         found: Any = figures.get(LOADED)
         if lost := self.lost(client, found):
             self.of[client] = found

@@ -143,7 +143,7 @@ def test_bad_input_is_one_line(options, capsys):
 
 NOTHING = "interrupted in round 1 of 2: {} has no results yet"
 FIGURES = "interrupted in round 2 of 2: {} has model and figures of 1 round"
-GOES_ON = "interrupted after round 1 of 2; this goes on with it: fedapps serial --resume {}"
+GOES_ON = "interrupted after round 1 of 2; to resume: fedapps serial --resume {}"
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_evaluate_scores_a_run_with_other_settings(options, no_plots, capsys, re
     assert line["settings"] == 'finetune-epochs=1 finetune-part="head"'
     assert len(read_csv(folder, "evaluation-1.csv")) == 4
     assert cli.main(["evaluate", str(folder), "-c", "lr=0.5"]) == 1
-    assert capsys.readouterr().err.startswith("error: lr = 0.5 (the run has 0.05): would need ")
+    assert capsys.readouterr().err.startswith("error: lr = 0.5 (the run has 0.05): needs another ")
     own = "lr=0.05"
     others = "num-rounds=500 evaluate-clients=1 checkpoint-every=0"
     assert cli.main(["evaluate", str(folder), "-c", f"{others} {own}"]) == 1
