@@ -1,6 +1,6 @@
-"""The ClientApp: runs the logical clients of one message and puts names back on their arrays."""
+"""The ClientApp: runs the logical clients of a message and replies with their updates."""
 
-import fedapps.core.quiet  # noqa: F401, before what takes long
+import fedapps.core.quiet  # noqa: F401, before imports that take long
 
 # isort: split
 
@@ -46,7 +46,7 @@ app = ClientApp()
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
-    """Tell the server which clients this SuperNode can run and what it computes on."""
+    """Tell the server which clients this SuperNode can run, and whether it has a GPU."""
     try:
         device = Device.of(context.node_config)
         answer = device.hello(_read(context)) if device else _anyone(context)
@@ -58,9 +58,9 @@ def hello(message: Message, context: Context) -> Message:
 
 
 def _anyone(context: Context) -> Hello:
-    """What a SuperNode without data of its own says."""
+    """Return the greeting of a SuperNode without data of its own."""
     if context.run_config.get("dataset") == DEVICE:
-        raise RunError(f'it has no data, the run has dataset = "{DEVICE}"')
+        raise RunError(f'it has no data, but the run has dataset = "{DEVICE}"')
     return Hello(
         nodes=int(context.node_config.get("num-partitions", 1)),
         cuda=torch.cuda.is_available(),
@@ -70,10 +70,10 @@ def _anyone(context: Context) -> Hello:
 
 @app.query("ask")
 def ask(message: Message, context: Context) -> Message:
-    """Answer what the server asks about every client that the message names.
+    """Answer the server's question for every client that the message names.
 
-    One that raises becomes a failure, the others answer. Raises `RunError` with local privacy: an
-    answer has no noise, and the client trusts no server.
+    A client that raises an error becomes a failure; the others still answer. Raises `RunError` with
+    local privacy, because answers have no noise, and the client does not trust the server.
     """
     asked = read_question(message)
     answers: dict[int, MetricRecord] = {}
@@ -86,7 +86,7 @@ def ask(message: Message, context: Context) -> Message:
         try:
             space.reset({})
             answers[client] = pack_answer(make(space, client, {}).answer(asked.question))
-        except Exception as error:  # whatever goes wrong costs this client only
+        except Exception as error:  # any error fails only this client
             where = f"client {client}, {asked.question}"
             failures.append(Failure(client, _recorded(error, where, context, asked.run_dir)))
     return pack_answers(message, answers, failures)
@@ -105,7 +105,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _serve(message: Message, context: Context, work: Work) -> Message:
-    """Do `work` for each client; one that raises becomes a failure, the others go on."""
+    """Do `work` for each client; one that raises an error becomes a failure, the others go on."""
     asked = read_request(message)
     info, kind = asked.header, message.metadata.message_type
     updates: list[ClientUpdate] = []
@@ -114,18 +114,18 @@ def _serve(message: Message, context: Context, work: Work) -> Message:
     try:
         space, device = _place(context)
         requests = asked.requests(space.layout)
-    except Exception as error:  # nothing here can run on this SuperNode; say why for each client
+    except Exception as error:  # this SuperNode can run no client; say why for each
         cause = _recorded(error, everyone, context, info.run_dir)
         return pack_reply(asked, [], [Failure(client, cause) for client in info.clients])
 
     def work_on(request: Request, own: Workspace) -> Result:
         try:
-            torch.set_num_threads(own.settings.threads)  # a thread's own matter
+            torch.set_num_threads(own.settings.threads)  # PyTorch keeps this setting per thread
             _check_initial_model(info, own)
             update = work(own, request, _store(device, space, info, request.client))
-            pack_metrics(update, info.presum)  # what Flower refuses must not cost the message
+            pack_metrics(update, info.presum)  # if Flower refuses it, only this client fails
             return update
-        except Exception as error:  # whatever goes wrong costs this client only
+        except Exception as error:  # any error fails only this client
             where = f"round {request.plan.round}, client {request.client}, {kind}"
             return Failure(request.client, _recorded(error, where, context, info.run_dir))
 
@@ -136,7 +136,7 @@ def _serve(message: Message, context: Context, work: Work) -> Message:
             failures.append(result)
     try:
         sent = presummed(updates) if info.presum else updates
-    except RunError as error:  # the plans that the server has looked at were alike, these are not
+    except RunError as error:  # the server checks only some plans; these upload other layers
         cause = _recorded(error, everyone, context, info.run_dir)
         sent = []
         failures += [Failure(update.client, cause) for update in updates]
@@ -149,7 +149,7 @@ def _results(
     space: Workspace,
     work_on: Callable[[Request, Workspace], Result],
 ) -> Iterable[Result]:
-    """Do the work of each request: one after the other, or together if they share a channel."""
+    """Do the work of each request, one after the other, or together if they share a channel."""
     if not concurrent:
         return (work_on(request, space) for request in requests)
     spaces = [space.restricted(request.plan.stages[0].layers) for request in requests]
@@ -160,14 +160,17 @@ def _results(
 def _store(
     device: Device | None, space: Workspace, info: RequestHeader, client: int
 ) -> ClientStore:
-    """Return where a client's state is: on its device, or in the run directory."""
+    """Return the store of a client's state: on its device, or in the run directory."""
     if device:
         return device.store(space, info)
     return ClientStore(Path(info.run_dir) / "clients" / str(client), info.needed)
 
 
 def _check_initial_model(info: RequestHeader, space: Workspace) -> None:
-    """Raise RuntimeError if what is not sent would be another than the server's."""
+    """Raise RuntimeError if this SuperNode initializes the model differently from the server.
+
+    Layers that are never sent would then be different from the server's.
+    """
     if info.fingerprint != space.fingerprint:
         raise RuntimeError(
             f"the initial model here ({space.fingerprint}) is not the server's "
@@ -178,18 +181,18 @@ def _check_initial_model(info: RequestHeader, space: Workspace) -> None:
 def _recorded(error: Exception, where: str, context: Context, run_dir: str) -> str:
     """Record the traceback of an error; return the line that the server gets.
 
-    That of a device goes to its state-dir: it trusts no path of the server's. Raises what `record`
-    raises in a run that is to stop at a failure.
+    A device writes it to its own state-dir, because it does not trust a path from the server.
+    Raises what `record` raises in a run that stops at the first failure.
     """
     record(expanded(str(context.node_config.get("state-dir", run_dir)), "state-dir"), where, error)
-    if isinstance(error, DivergedError):  # no fault of the code's
+    if isinstance(error, DivergedError):  # no error of the code, so no type
         return one_line(str(error))
     return f"{type(error).__name__}: {one_line(str(error))}"
 
 
 def ray_workers() -> int:
-    """Return how many SuperNodes can work at the same time in this simulation; 0: no simulation."""
-    ray = sys.modules.get("ray")  # in a simulation it is there, elsewhere it is not needed
+    """Return how many SuperNodes can work at the same time in a simulation; 0 outside of one."""
+    ray = sys.modules.get("ray")  # a simulation has loaded it; otherwise it is not needed
     if ray is None or not ray.is_initialized():
         return 0
     mine = ray.get_runtime_context().get_assigned_resources()
@@ -199,23 +202,24 @@ def ray_workers() -> int:
 
 
 def _fit(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate:
-    """Train from the state before this round; store what changed, unless training diverged."""
+    """Train from the state before this round; save the new state, unless training diverged."""
     version, before = store.load_version(request.plan.round)
     client = _client(space, request, version, before)
     update = client.train_round(request.plan, request.arrays)
     kept = {key: value.numpy() for key, value in client.state.items()}
     if problem := _diverged(space, update.arrays | update.extras, kept, update.metrics):
         raise DivergedError(f"{DIVERGED}: {problem}{store.advice(request.plan.round)}")
-    if before or client.state:  # changed in place or not: it is not known
+    if before or client.state:  # even if it looks unchanged: it can change in place
         store.save(request.plan.round, client.state)
     return state_told(update, version, saved=bool(before or client.state))
 
 
 def _diverged(space: Workspace, sent: Arrays, kept: Arrays, metrics: Mapping) -> str:
-    """Say what the server would refuse, or would spoil later rounds; empty if nothing.
+    """Say what in an update or state is not finite or too large; empty if nothing.
 
-    It could also spoil a pre-summed mean. Of what is kept, whatever has the name of a model's array
-    is held to `max-value`; gradient norms and the like need only be numbers.
+    The server would refuse such an update, and it would spoil a pre-summed mean or later rounds. In
+    the state, arrays with names of model arrays are limited by `max-value`; others, such as
+    gradient norms, need only be finite.
     """
     limit = space.settings.max_value
     for key, array in chain(kept.items(), sent.items()):
@@ -251,10 +255,10 @@ def _client(space: Workspace, request: Request, version: int, state: State) -> B
 
 
 def presummed(updates: list[ClientUpdate]) -> list[ClientUpdate]:
-    """Replace the updates of one SuperNode by their mean; the first one carries it for all.
+    """Replace the updates of one SuperNode by their mean, which the first update carries for all.
 
-    Raises `RunError` for updates of different arrays: the mean of each would have the weight of
-    all, and the result would depend on who is on which SuperNode.
+    Raises `RunError` if the updates have different arrays: each array's mean would then have the
+    weight of all updates, and the result would depend on which SuperNode runs which client.
     """
     if not updates:
         return []
@@ -270,7 +274,7 @@ def presummed(updates: list[ClientUpdate]) -> list[ClientUpdate]:
 
 
 def _place(context: Context) -> tuple[Workspace, Device | None]:
-    """Return what this SuperNode works on: a device's own data, or those of the run."""
+    """Return this SuperNode's workspace (with the device's or the run's data), and its device."""
     device = Device.of(context.node_config)
     settings = _read(context)
     return (device_workspace(settings, device) if device else workspace(settings)), device

@@ -486,7 +486,7 @@ def test_a_supernode_says_itself_why_it_has_nothing_to_do(
     empty, flat_config, make_npz, tmp_path, capsys
 ):
     """Whoever looks after a device sees its lines only, not the server's."""
-    node, expected = {}, 'it has no data, the run has dataset = "device"'
+    node, expected = {}, 'it has no data, but the run has dataset = "device"'
     if empty:
         path = make_npz(tmp_path / "own.npz", **{empty: 0})
         node = {"client-id": 1, "data": str(path), "state-dir": str(tmp_path / "state")}

@@ -1,4 +1,4 @@
-"""Arrays in a message: packed as float32, and read only after name, shape, size and values fit."""
+"""Arrays in messages: pack them as float32; check name, shape, size and values before reading."""
 
 import io
 from collections.abc import Mapping
@@ -12,15 +12,16 @@ from fedapps.models.layers import Arrays
 from fedapps.wire.checks import LARGEST, BadMessage, invalid_values
 
 DTYPE = np.dtype("<f4")
-NPY_HEADER_BYTES = 256  # most bytes that an array's own header takes
+NPY_HEADER_BYTES = 256  # upper limit of the size of an array's npy header
 
 
 def pack_arrays(
     arrays: Mapping[str, np.ndarray], packed: dict[int, Array] | None = None
 ) -> ArrayRecord:
-    """Return arrays of any float type as a record, in float32.
+    """Return arrays of any float type as a record of float32 arrays.
 
-    `packed` are arrays that other messages carry, by their `id`: they are packed once and shared.
+    `packed` holds packed arrays by the `id` of the original, so that an array that goes into
+    several messages is packed only once.
     """
     packed = {} if packed is None else packed
     for array in arrays.values():
@@ -32,18 +33,18 @@ def pack_arrays(
 def unpack_arrays(
     record: ArrayRecord, shapes: Mapping[str, tuple[int, ...]], largest: float = LARGEST
 ) -> Arrays:
-    """Check and read an array record; its arrays are views of the message, not copies.
+    """Check and read an array record; the arrays are views of the message, not copies.
 
-    Names, dtype (float32), shape, size and values (of magnitude `largest` at most) are checked
-    before use; raises `BadMessage`.
+    Raises `BadMessage` if a name, dtype (float32), shape or size is not as expected, or if a value
+    is not finite or its magnitude is above `largest`.
     """
     return {key: _unpack(key, array, shapes.get(key), largest) for key, array in record.items()}
 
 
 def checked_extras(extras: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, ...]]:
-    """Check names and shapes of the arrays that a plan names beside the model's; return them.
+    """Check and return the names and shapes of a plan's extra arrays, which the model lacks.
 
-    Raises `BadMessage`.
+    Raises `BadMessage` for a name without a slash and for a negative size.
     """
     for name, shape in extras.items():
         if "/" not in name or any(size < 0 for size in shape):
@@ -63,7 +64,7 @@ def _unpack(key: str, array: Array, shape: tuple[int, ...] | None, largest: floa
     if (found, fortran, dtype) != (shape, False, DTYPE):
         order = " in Fortran order" if fortran else ""
         raise BadMessage(f"{key} as {dtype}{_told(found)}{order}: expected float32{shape}")
-    if (array.dtype, array.shape) != (DTYPE.name, shape):  # Flower's own words, beside the header
+    if (array.dtype, array.shape) != (DTYPE.name, shape):  # Flower's own fields, not the header's
         told = f"{array.dtype[:20]}{array.shape[:5]}"
         raise BadMessage(f"{key} is called {told}: expected float32{shape}")
     if len(array.data) - start != size:
@@ -75,18 +76,18 @@ def _unpack(key: str, array: Array, shape: tuple[int, ...] | None, largest: floa
 
 
 def _told(shape: tuple[int, ...]) -> object:
-    """Return a foreign shape as it can be printed: Python refuses to print very long numbers."""
+    """Return a received shape in a printable form: Python refuses to print very long numbers."""
     return shape if all(abs(side) < 2**63 for side in shape) else "(a side of impossible length)"
 
 
 def _npy_header(key: str, data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
-    """Return shape, Fortran order, dtype, and where the values start."""
+    """Return shape, whether the order is Fortran's, dtype, and the offset of the values."""
     file = io.BytesIO(data)
     try:
         version = np.lib.format.read_magic(file)
         if version == (1, 0):
             with parsing:
                 return *np.lib.format.read_array_header_1_0(file), file.tell()
-    except Exception as error:  # a header is parsed as Python: hardly an error cannot happen
+    except Exception as error:  # a header is parsed as Python, so nearly any error can happen
         raise BadMessage(f"broken array {key}: {one_line(str(error))}") from error
     raise BadMessage(f"{key} in npy format {version}: expected (1, 0)")

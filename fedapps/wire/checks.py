@@ -1,23 +1,24 @@
-"""What holds for everything that comes over the wire: sizes, values, losses."""
+"""Checks of everything that arrives in messages: sizes, values and losses."""
 
 import math
 
 import numpy as np
 from flwr.app import ArrayRecord, RecordDict
 
-FIGURES_BYTES = 2**20  # most bytes of a client's reply beside its arrays: names, figures, causes
-LARGEST = float(np.finfo(np.float32).max)  # as a limit of values: they are finite, no more
+FIGURES_BYTES = 2**20  # limit of a client's reply without its arrays: names, figures, causes
+LARGEST = float(np.finfo(np.float32).max)  # as a limit of values, it only means "finite"
 
 
 class BadMessage(ValueError):
-    """What came over the wire is not what was asked for; the text says what."""
+    """A message does not hold what was asked for; the text says what is wrong."""
 
 
 def check_size(content: RecordDict, most: int) -> None:
-    """Raise `BadMessage` for a reply that is larger as a whole than what was asked for.
+    """Raise `BadMessage` if a reply has more than `most` bytes in all.
 
-    Flower's Grid has pulled it by now and told nothing of its size before: to keep large
-    messages off the server is up to what stands before the SuperLink.
+    The reply is already in memory, because Flower's Grid does not tell sizes before it pulls a
+    message. Keeping large messages off the server is the task of the proxy in front of the
+    SuperLink.
     """
     size = sum(map(len, content)) + sum(map(_array_bytes, content.array_records.values()))
     others = [*content.metric_records.values(), *content.config_records.values()]
@@ -27,13 +28,13 @@ def check_size(content: RecordDict, most: int) -> None:
 
 
 def _array_bytes(record: ArrayRecord) -> int:
-    """Count all that arrays bring: values, and what is told of them in words and numbers."""
+    """Count the bytes of the arrays: their values, names, dtypes and shapes."""
     told = sum(len(a.dtype) + len(a.stype) + 8 * len(a.shape) for a in record.values())
     return record.count_bytes() + told
 
 
 def invalid_values(values: np.ndarray, largest: float) -> str:
-    """Say why values are no update: not finite, or above `largest`; empty if they are one."""
+    """Say why values cannot be used: not finite or above `largest`; empty if they can."""
     low, high = float(values.min(initial=0.0)), float(values.max(initial=0.0))  # NaN gives NaN
     if -largest <= low and high <= largest:
         return ""

@@ -1,4 +1,4 @@
-"""An exchange with the SuperNodes: requests out, updates back in client order."""
+"""An exchange with the SuperNodes: send requests, get updates back in client order."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,11 +18,11 @@ from fedapps.wire.requests import Request, RoundInfo, pack_requests
 
 
 class Exchange:
-    """One wave of requests: messages out, updates back in client order.
+    """One exchange: the requests that are sent together, and the updates that come back.
 
-    `allotted` are SuperNodes and the requests of each (`Fleet.allot`), `requests` all of them by
-    client. `given_up` tells which clients will not answer any more, and why; `largest` is the
-    largest magnitude of a value that they may send.
+    `allotted` lists SuperNodes with the requests of each (`Fleet.allot`); `requests` holds all
+    requests by client. `given_up` returns the clients that will not answer any more, and why.
+    `largest` is the largest magnitude of a value that clients may send.
     """
 
     def __init__(
@@ -42,16 +42,16 @@ class Exchange:
     def messages(self, info: RoundInfo, kind: str, group: str) -> list[Message]:
         """Make one message per SuperNode."""
         self._presum = info.presum
-        packed: dict[int, Array] = {}  # the model once, however many devices get it
+        packed: dict[int, Array] = {}  # so that the model is packed once for all devices
         messages = [
             pack_requests(part, info, node, kind, group, packed) for node, part in self._allotted
         ]
-        about = [message.metadata for message in messages]  # all else is free once it is sent
+        about = [message.metadata for message in messages]  # the content can be freed once sent
         self._sent = [(to, part) for to, (_, part) in zip(about, self._allotted, strict=True)]
         return messages
 
     def given_up_messages(self) -> set[str]:
-        """Return the ids of messages whose clients are all given up."""
+        """Return the ids of messages whose clients have all been given up."""
         why = self.given_up()
         if not why:
             return set()
@@ -67,11 +67,11 @@ class Exchange:
         layout: Layout,
         read_figures: Callable[[ClientUpdate, Plan], object],
     ) -> Iterator[ClientUpdate]:
-        """Yield updates in client order as soon as the order allows; note failures, in that order.
+        """Yield updates in client order, each as soon as possible; record failures.
 
-        `read_figures` reads and checks the metrics of an update by the plan that its client was
-        sent; what it returns becomes the update's `figures`. If it raises a ValueError or KeyError
-        the client failed, and so did one whose request nobody answered in time.
+        `read_figures` reads and checks the metrics of an update, given the plan that was sent to
+        its client; the result becomes the update's `figures`. A client has failed if `read_figures`
+        raises ValueError or KeyError, or if no reply comes in time.
         """
         sent = {about.message_id: part for about, part in self._sent}
         order = deque(sorted(self.requests))
@@ -107,10 +107,10 @@ def ask_clients(
     timeout: float,
     run_dir: str,
 ) -> tuple[dict[int, list[float]], list[Failure]]:
-    """Ask SuperNodes a question about the clients of each; return the answers, and who gave none.
+    """Ask each SuperNode a question about its clients; return the answers and the failures.
 
-    An answer is a list of finite floats; whether they are as many as are due, and can be, is for
-    the caller to check. Nothing is waited for longer than `timeout` seconds.
+    An answer is a list of finite floats; the caller checks their number and range. The call waits
+    at most `timeout` seconds.
     """
     messages = [pack_question(clients, node, question, run_dir) for node, clients in hosts]
     replies = grid.send_and_receive(messages, timeout=timeout)

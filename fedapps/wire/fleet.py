@@ -1,4 +1,4 @@
-"""The SuperNodes of a run as they are now: what they can run, and who runs which client."""
+"""The SuperNodes of a run at one moment: what they can do, and which of them runs which client."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from fedapps.wire.requests import Request
 
 @dataclass(frozen=True)
 class Bound:
-    """A client that has data of its own: its SuperNode, and its samples by part."""
+    """A client with data of its own: its SuperNode, and its number of samples per subset."""
 
     node: int
     samples: Mapping[str, int]
@@ -17,10 +17,10 @@ class Bound:
 
 @dataclass(frozen=True)
 class Fleet:
-    """The SuperNodes of a run: ids (sorted), whether all see a GPU, how many work at once.
+    """The SuperNodes of a run: their sorted ids, whether all see a GPU, how many work at once.
 
-    `workers` is 0 where each has a process of its own. `bound` are the clients that are devices,
-    ascending; without any, every SuperNode can run every client.
+    `workers` is 0 if each SuperNode has its own process. `bound` holds the clients that are
+    devices, in ascending order; if it is empty, every SuperNode can run every client.
     """
 
     nodes: list[int] = field(default_factory=list)
@@ -31,14 +31,14 @@ class Fleet:
     def allot(
         self, requests: Sequence[Request], loads: Sequence[float], nodes: Sequence[int]
     ) -> list[tuple[int, list[Request]]]:
-        """Return SuperNodes and the requests of each: a bound client's goes to its own alone."""
+        """Return SuperNodes with the requests of each; a device's requests go to its SuperNode."""
         if self.bound:
             return [(self.bound[request.client].node, [request]) for request in requests]
         parts = zip(nodes, spread(requests, loads, nodes), strict=True)
         return [(node, part) for node, part in parts if part]
 
     def hosts(self, clients: Sequence[int]) -> list[tuple[int, list[int]]]:
-        """Return SuperNodes and the clients of each, for questions about all of them."""
+        """Return SuperNodes with the clients that each is asked about in a question."""
         if self.bound:
             return [(self.bound[client].node, [client]) for client in clients]
         count = len(self.nodes)
@@ -49,10 +49,10 @@ class Fleet:
 def spread(
     requests: Sequence[Request], loads: Sequence[float], nodes: Sequence[int]
 ) -> list[list[Request]]:
-    """Share requests out over the nodes, longest first to the node with the least to do.
+    """Distribute requests over the nodes: the costliest first, each to the least loaded node.
 
-    `loads` are expected costs in any unit. Each node's part is in client order; a
-    node without work gets an empty part.
+    `loads` are expected costs in any unit. Each node's part is in client order; a node without work
+    gets an empty part.
     """
     parts: list[list[Request]] = [[] for _ in nodes]
     totals = [(0.0, number) for number in range(len(nodes))]  # a heap: the least loaded first

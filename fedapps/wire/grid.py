@@ -1,4 +1,4 @@
-"""The Grid that the rounds run on: replies one by one, as soon as each is there."""
+"""The Grid of the rounds: it yields replies one by one, as soon as each arrives."""
 
 import math
 import time
@@ -14,8 +14,8 @@ from fedapps.core.errors import one_line
 from fedapps.core.flower import Run
 from fedapps.wire.replies import unreadable
 
-# What a reply that is no message of Flower's makes its parser raise; the SuperLink's own errors
-# (httpx, RuntimeError, OSError) are others, and end the run.
+# Errors that Flower's parser raises for a reply that is not a valid message. The SuperLink's own
+# errors are different ones (httpx, RuntimeError, OSError), and end the run.
 UNREADABLE = (
     ArithmeticError,
     AssertionError,
@@ -28,33 +28,34 @@ UNREADABLE = (
     ValueError,
 )
 FIRST_WAIT, LONGEST_WAIT = 0.01, 1.0  # seconds between polls
-BROKEN_WAIT = 10.0  # seconds that the reply may still come of which something could not be read
+BROKEN_WAIT = 10.0  # seconds to wait for the right reply after one that could not be read
 
 
 class StreamingGrid(Grid):
-    """Flower's Grid, except that `send_and_receive` yields each reply as soon as it is there.
+    """Flower's Grid, except that `send_and_receive` yields each reply as soon as it arrives.
 
-    Flower's own hands over the whole list at once and sleeps up to 3 s between its polls. Replies
-    that are not there after `timeout` seconds never come; the caller knows whom it asked. It may
-    also know sooner that nobody will answer: `given_up` returns the ids of such messages.
+    Flower's Grid returns all replies at once and sleeps up to 3 s between its polls. Here, replies
+    that have not arrived after `timeout` seconds are not waited for; the caller knows whom it
+    asked. `given_up` returns the ids of messages that the caller knows will not be answered.
 
-    Replies are pulled one by one. Flower's Grid gives up the whole list when one of them cannot be
-    read, and the SuperLink hands out each but once, so the others would be lost with it. With each
-    comes what SuperNodes sent to the server unasked, and to which message a reply belongs stands in
-    what its sender wrote: what does not belong is dropped, and what cannot be read may be foreign,
-    so the reply is waited for a little longer. Sizes are known to neither Grid nor SuperLink before
-    a reply is here (an object tree holds ids): see `replies.unpack_reply`.
+    Replies are pulled one by one. Flower's Grid drops the whole list if one of them cannot be read,
+    and the SuperLink hands out each reply only once, so the others would be lost too. A pull also
+    returns messages that SuperNodes sent to the server unasked. Which message a reply answers is
+    written by its sender, so a reply that answers another message is dropped. A reply that cannot
+    be read may be such a foreign one, so the right reply is waited for a little longer. Neither the
+    Grid nor the SuperLink knows the size of a reply before it arrives (an object tree holds only
+    ids); `replies.unpack_reply` checks it.
     """
 
     def __init__(self, grid: Grid, given_up: Callable[[], set[str]] = set) -> None:
         self.grid = grid
         self.given_up = given_up
-        self._broken: dict[str, tuple[float, str]] = {}  # by message: since when, and what it was
+        self._broken: dict[str, tuple[float, str]] = {}  # by message: since when, and the error
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
-        """Push now; return an iterator over the replies in the order of their arrival."""
+        """Push the messages now; return an iterator over replies in the order of arrival."""
         messages = list(messages)
         ids = self.grid.push_messages(messages) if messages else []
         return self._replies([id_ for id_ in ids if id_], time.monotonic(), timeout)
@@ -67,17 +68,17 @@ class StreamingGrid(Grid):
             for reply in self.pull_messages(pending):
                 answered.add(reply.metadata.reply_to_message_id)
                 yield reply
-            # Judged by the begin: one reply that takes long to pull must not cost those before it.
+            # Compare the time when the pull began: a slow pull must not make other replies late.
             if timeout is not None and begun - start > timeout:
                 return
             now = time.monotonic()
             answered |= self.given_up()
             pending = [id_ for id_ in pending if id_ not in answered]
-            if pending and not answered:  # asking takes a tenth of the time at most
+            if pending and not answered:  # polling takes at most a tenth of the time
                 time.sleep(poll_wait(now - start, 9 * (now - begun)))
 
     def set_run(self, run: Run) -> None:
-        """Delegate to Flower's Grid, as all below."""
+        """Delegate to Flower's Grid, like all methods below."""
         self.grid.set_run(run)
 
     @property
@@ -94,9 +95,10 @@ class StreamingGrid(Grid):
         return self.grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
-        """Yield the replies that are there; one that cannot be read is an error reply, in time.
+        """Yield the replies that have arrived.
 
-        Raises `Stopped` if the process is about to end.
+        If one cannot be read and the right one does not come within `BROKEN_WAIT` seconds, an error
+        reply stands for it. Raises `Stopped` if the process is about to end.
         """
         stopping.check()
         for id_ in [*message_ids]:
@@ -116,5 +118,5 @@ class StreamingGrid(Grid):
 
 
 def poll_wait(waited: float, least: float = FIRST_WAIT) -> float:
-    """Return the seconds until the next poll: a share of those that have been waited already."""
+    """Return the seconds until the next poll: a hundredth of the time waited, within limits."""
     return min(max(FIRST_WAIT, waited / 100, least), LONGEST_WAIT)

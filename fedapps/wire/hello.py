@@ -1,4 +1,4 @@
-"""The greeting: the server asks a SuperNode who it is, and it answers with a `Hello`."""
+"""The greeting: the server asks a SuperNode who it is, and the SuperNode answers with a `Hello`."""
 
 from typing import Annotated, Literal
 
@@ -13,14 +13,15 @@ Count = Annotated[int, Meta(ge=0, lt=2**40)]
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """Record `hello`: what a SuperNode says of itself.
+    """Record `hello`: what a SuperNode says about itself.
 
-    `client` is "any" where it hosts clients of the run's data set, else the id of the one client
-    whose data it has: so many samples of each part. `problem`, if any, is why it cannot take part.
-    `nodes` and `workers` are those of a simulation: SuperNodes in all, and at the same time.
+    `client` is "any" if the SuperNode can run every client of the run's data set. Otherwise it is
+    the id of the one client whose data the SuperNode has, and `train`, `test` and `validation` are
+    that client's numbers of samples. `problem`, if not empty, says why it cannot take part. `nodes`
+    and `workers` describe a simulation: the number of SuperNodes, and how many work at once.
 
-    Nobody can check these counts of a device; they are held to `max-samples`, and to no more in any
-    reply. What others do must not depend on one of them alone.
+    Nobody can check a device's sample counts. They may not exceed `max-samples`, and no later reply
+    may claim more samples. So what other clients do must not depend on one device's count alone.
     """
 
     client: int | Literal["any"] = "any"
@@ -34,19 +35,19 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pack_greeting(node: int) -> Message:
-    """Ask a SuperNode who it is."""
+    """Make the message that asks a SuperNode who it is."""
     return Message(RecordDict({"config": ConfigRecord()}), node, "query.hello")
 
 
 def pack_hello(message: Message, hello: Hello) -> Message:
-    """Answer a greeting."""
+    """Make the answer to a greeting."""
     return Message(
         RecordDict({"hello": ConfigRecord(msgspec.to_builtins(hello))}), reply_to=message
     )
 
 
 def unpack_hello(reply: Message) -> Hello:
-    """Read such an answer; one that is broken, or an error, becomes a problem."""
+    """Read the answer to a greeting; a broken answer or an error becomes a `problem`."""
     if reply.has_error():
         return Hello(problem=one_line(reply.error.reason or ""))
     try:

@@ -1,4 +1,4 @@
-"""Who is there: SuperNodes that come are greeted, those that leave are forgotten."""
+"""Keep track of the connected SuperNodes: greet those that come, forget those that leave."""
 
 import itertools
 import math
@@ -15,39 +15,39 @@ from fedapps.wire.fleet import Bound, Fleet
 from fedapps.wire.grid import StreamingGrid, poll_wait
 from fedapps.wire.hello import Hello, pack_greeting, unpack_hello
 
-FIRST_LINE = 5.0  # seconds after which a wait is told; then whenever it has doubled
+FIRST_LINE = 5.0  # seconds of waiting before a log line; the next when the wait has doubled
 PARTS = ("train", "test", "validation")
-HELLO_WAIT = 60.0  # seconds that a newcomer may take to say who it is before a round goes on
-GREETINGS = 3  # to a SuperNode that does not answer, HELLO_WAIT apart, whose answers still count
+HELLO_WAIT = 60.0  # seconds that a round waits for a newcomer to say who it is
+GREETINGS = 3  # unanswered greetings, HELLO_WAIT apart, to which an answer still counts
 
 
 @dataclass
 class Guest:
-    """A SuperNode that is there. Times are monotonic, in seconds."""
+    """A connected SuperNode. Times are monotonic, in seconds."""
 
     came: float  # when it was first seen
-    asked: dict[str, float] = field(default_factory=dict)  # greetings without an answer: when
+    asked: dict[str, float] = field(default_factory=dict)  # unanswered greetings: when sent
     hello: Hello | None = None  # its last answer
-    place: int = 0  # the lower, the longer it has been who it says it is
-    recheck: bool = False  # whether it is to be asked again
+    place: int = 0  # lower means that it has claimed its client id for longer
+    recheck: bool = False  # whether to ask it again
 
     def is_due(self, now: float) -> bool:
-        """Tell whether to greet it: it has to say who it is, and was not asked just now."""
+        """Tell whether to greet it now: its answer is needed, and no greeting is recent."""
         asked = any(now - at < HELLO_WAIT for at in self.asked.values())
         return not asked and (self.hello is None or self.recheck)
 
     def forget(self, until: float) -> None:
-        """Wait no more for answers to what it was asked `until` then."""
+        """Stop waiting for answers to greetings that were sent at the time `until` or before."""
         self.asked = {message: at for message, at in self.asked.items() if at > until}
 
 
 class NodeRegistry:
-    """The SuperNodes that are there: it greets those that come and forgets those that leave.
+    """The connected SuperNodes: greets those that come and forgets those that leave.
 
-    `devices` is the number of clients if each of them is a device with data of its own, else 0;
-    each can have `max_samples` of a part.
-    `simulated`: the SuperNodes are Flower's own, and believed what they say of the simulation. A
-    SuperNode that does not fit the run is left out, with a line.
+    `devices` is the number of clients if each of them is a device with data of its own, else 0.
+    A device may have at most `max_samples` in each subset. `simulated` says that the SuperNodes are
+    those of Flower's simulation, so that what they say about it can be trusted. A SuperNode that
+    does not fit the run is left out, with a log line.
     """
 
     def __init__(
@@ -62,22 +62,22 @@ class NodeRegistry:
         self.grid, self.at_least, self.timeout = grid, at_least, timeout
         self.devices, self.simulated = devices, simulated and not devices
         self.max_samples = max_samples
-        self.closed = simulated and bool(devices)  # nobody else will come
-        self.complete = False  # whether there ever were enough
+        self.closed = simulated and bool(devices)  # no further SuperNodes will come
+        self.complete = False  # whether there have ever been enough
         self._guests: dict[int, Guest] = {}  # by node, ascending
         self._places = itertools.count(1)
-        self._rejected: dict[int, str] = {}  # by node: why
+        self._rejected: dict[int, str] = {}  # by node: the reason
         self._reported: set[str] = set()
         self._patience = HELLO_WAIT
 
     def wait_for_nodes(self) -> Fleet:
         """Wait for `at_least` SuperNodes, and for newcomers to say who they are.
 
-        Those that did not fit or did not answer are asked again, once per `HELLO_WAIT`: somebody
-        may repair them meanwhile. They and those to recheck are not waited for.
-        Each time that newcomers have let it wait in vain, the next ones get half as long.
-        In a simulation a node also tells how many there will be, since they register one by one.
-        Raises `RunError` if there are too few after `timeout` seconds.
+        SuperNodes that did not fit or did not answer are asked again once per `HELLO_WAIT`, because
+        they may be repaired meanwhile; neither these nor SuperNodes to recheck are waited for. If
+        newcomers do not answer in time, later ones get only half as long. In a simulation,
+        SuperNodes register one by one, so each also says how many there will be. Raises `RunError`
+        if there are too few after `timeout` seconds.
         """
         start, next_line, enough_since = time.monotonic(), FIRST_LINE, math.inf
         next_recheck = start
@@ -106,7 +106,7 @@ class NodeRegistry:
             time.sleep(poll_wait(now - start))
 
     def _waiting(self, fleet: Fleet, starting: int, seconds: float) -> str:
-        """Say what is waited for: SuperNodes that are there and start, or such that are to come."""
+        """Say what the server waits for: SuperNodes that are starting, or that must connect."""
         ready = len(fleet.nodes)
         if ready + starting >= self.at_least:
             return f"{number(starting, 'SuperNode')} starting, for {seconds:.0f} s now"
@@ -115,7 +115,7 @@ class NodeRegistry:
         return f"waiting for {number(self.at_least - ready - starting, 'SuperNode')}: {come}{more}"
 
     def recheck(self, clients: Iterable[int], fleet: Fleet) -> None:
-        """Ask the devices of `clients` again: one that failed may have been started anew."""
+        """Ask the devices of `clients` again: one that failed may have been restarted."""
         self._recheck(fleet.bound[client].node for client in clients if client in fleet.bound)
 
     def _recheck(self, nodes: Iterable[int]) -> None:
@@ -123,13 +123,13 @@ class NodeRegistry:
             self._guests[node].recheck = True
 
     def _greet(self, nodes: Sequence[int]) -> None:
-        """Forget who has left, greet those that are due, and take the answers that are there."""
+        """Forget who has left, greet those that are due, and read the answers so far."""
         now = time.monotonic()
         self._guests = {node: self._guests.get(node) or Guest(now) for node in nodes}
         due = [node for node, guest in self._guests.items() if guest.is_due(now)]
         ids = list(self.grid.push_messages([pack_greeting(node) for node in due])) if due else []
         for node, message in zip(due, ids, strict=True):
-            if message:  # else it could not be reached
+            if message:  # otherwise the node could not be reached
                 self._guests[node].asked[message] = now
         asked = {
             message: (at, node)
@@ -142,9 +142,9 @@ class NodeRegistry:
             guest.forget(now - GREETINGS * HELLO_WAIT)
 
     def _hear(self, reply: Message, asked_at: float, node: int) -> None:
-        """Note what a SuperNode says of itself; one that says something new comes last."""
+        """Record what a SuperNode says about itself; a new client id gets the last place."""
         guest, hello = self._guests[node], unpack_hello(reply)
-        guest.forget(asked_at)  # what answers an earlier greeting is out of date
+        guest.forget(asked_at)  # answers to earlier greetings are out of date
         if not guest.hello or guest.hello.problem or guest.hello.client != hello.client:
             guest.place = next(self._places)
         guest.hello, guest.recheck = hello, False
@@ -154,7 +154,7 @@ class NodeRegistry:
             self.at_least = max(self.at_least, hello.nodes)
 
     def _fleet(self) -> Fleet:
-        """Return the nodes that fit; of two with the same client, that which has it for longer."""
+        """Return the nodes that fit; of two with the same client id, the one that had it first."""
         self._rejected = {}
         here: dict[int, Hello] = {}
         owners: dict[int, int] = {}
@@ -183,13 +183,13 @@ class NodeRegistry:
         """Say why a SuperNode does not fit into this run; empty if it does."""
         client = hello.client
         if client == "any":
-            return 'it has no data, the run has dataset = "device"' if self.devices else ""
+            return 'it has no data, but the run has dataset = "device"' if self.devices else ""
         if not self.devices:
-            return 'it has data of its own, which need dataset = "device"'
+            return 'it has its own data, which needs dataset = "device"'
         if not 0 <= client < self.devices:
             return f"client-id = {client}: must be 0 to {self.devices - 1} (num-clients)"
         if client in owners:
-            return f"client-id = {client} is that of SuperNode {owners[client]}, too; change one"
+            return f"client-id = {client} is also that of SuperNode {owners[client]}; change one"
         if not (hello.train and hello.test):
             return "it has no samples to train or test on"
         for part in PARTS:
@@ -198,7 +198,7 @@ class NodeRegistry:
         return ""
 
     def _reject(self, node: int, hello: Hello, problem: str) -> None:
-        """Say so once."""
+        """Leave a SuperNode out, and log the reason once."""
         client = "" if hello.client == "any" else f", client {hello.client}"
         self._rejected[node] = reason = f"SuperNode {node}{client}: {problem}"
         if reason not in self._reported:
@@ -206,7 +206,7 @@ class NodeRegistry:
         self._reported.add(reason)
 
     def _too_few(self, fleet: Fleet, unknown: list[int]) -> str:
-        """Say how many there are, who was left out, and who is there but did not answer."""
+        """Say how many SuperNodes there are, which were left out, and which did not answer."""
         count = f"{len(fleet.nodes)} of {self.at_least} SuperNodes"
         waited = "" if self.closed else f" after {self.timeout:g} s"
         reasons = "; ".join(_first_three([*self._rejected.values()]))
@@ -217,5 +217,5 @@ class NodeRegistry:
 
 
 def _first_three(names: list[str]) -> list[str]:
-    """Return the first three, and how many more there are."""
+    """Return the first three names, followed by the number of further ones."""
     return names[:3] + ([f"{len(names) - 3} more"] if len(names) > 3 else [])

@@ -1,7 +1,8 @@
-"""What a method asks clients beside training and evaluation: a question, floats as an answer.
+"""Questions that a method asks clients besides training and evaluation; an answer is floats.
 
-The question is a name; what it means is up to who asks and who answers. It carries the ids of the
-clients that it is about, the reply a record `answer-7` for each, and `failures` if there are any.
+A question is a name; its meaning is defined by the method's strategy and client. The message also
+lists the ids of the clients that are asked. The reply has a record for each client, for example
+`answer-7`, and a record `failures` if there are any.
 """
 
 import math
@@ -17,7 +18,7 @@ from fedapps.wire.replies import pack_failures, read_causes
 
 
 class QuestionHeader(msgspec.Struct, frozen=True, rename="kebab"):
-    """Record `config` of a question; tracebacks go to the run directory, if it is there."""
+    """Record `config` of a question; tracebacks go to the run directory, if it exists there."""
 
     question: str
     clients: list[int]
@@ -25,7 +26,7 @@ class QuestionHeader(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 def pack_question(clients: Sequence[int], node: int, question: str, run_dir: str) -> Message:
-    """Ask a SuperNode something about clients."""
+    """Make the message that asks a SuperNode a question about clients."""
     asked = QuestionHeader(question, [*clients], run_dir)
     return Message(
         RecordDict({"config": ConfigRecord(msgspec.to_builtins(asked))}), node, "query.ask"
@@ -33,19 +34,19 @@ def pack_question(clients: Sequence[int], node: int, question: str, run_dir: str
 
 
 def read_question(message: Message) -> QuestionHeader:
-    """Return what is asked, and about which clients."""
+    """Return the question and the clients that it is about."""
     return msgspec.convert(dict(message.content.config_records["config"]), QuestionHeader)
 
 
 def pack_answer(values: list[float]) -> MetricRecord:
-    """Return one client's answer as a record; raises TypeError for what is no list of numbers."""
+    """Return a client's answer as a record; raises TypeError if it is not a list of numbers."""
     return MetricRecord({"values": values})
 
 
 def pack_answers(
     message: Message, answers: Mapping[int, MetricRecord], failures: Iterable[Failure] = ()
 ) -> Message:
-    """Answer a question for each client, or say why there is no answer for it."""
+    """Make the reply to a question: an answer or a failure for each client."""
     content = RecordDict({f"answer-{client}": record for client, record in answers.items()})
     if failures := [*failures]:
         content["failures"] = pack_failures(failures)
@@ -55,9 +56,9 @@ def pack_answers(
 def unpack_answers(
     asked: Sequence[int], reply: Message
 ) -> tuple[dict[int, list[float]], list[Failure]]:
-    """Read the answers about the clients `asked`; a client without a list of numbers is a failure.
+    """Read the answers of the clients `asked`; a client without a list of numbers is a failure.
 
-    The numbers are finite. How many there must be, and in what range, the caller checks.
+    The numbers are finite; the caller checks how many there are and in what range.
     """
     if reply.has_error():
         cause = one_line(reply.error.reason or "")
@@ -69,7 +70,7 @@ def unpack_answers(
         return {}, [Failure(client, one_line(str(error))) for client in asked]
     found: dict[int, list[float]] = {}
     failures = []
-    for client in asked:  # what the reply says of others counts for nothing
+    for client in asked:  # anything that the reply says about other clients is ignored
         values = reply.content.metric_records.get(f"answer-{client}", MetricRecord()).get("values")
         if client in causes:
             failures.append(Failure(client, one_line(causes[client])))

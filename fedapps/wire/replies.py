@@ -1,7 +1,8 @@
-"""Replies to requests: packed by a SuperNode, and judged on the server before they are used.
+"""Replies to requests: a SuperNode packs them, and the server checks them before it uses them.
 
-A reply carries `arrays-7` and `metrics-7` for each client, and `failures`. That of a client alone
-is Flower's ordinary train reply: `arrays` and `metrics`.
+A reply has the records `arrays-7` and `metrics-7` for client 7 (and so on for each client), and a
+record `failures`. If only one client was asked, it is Flower's ordinary train reply with `arrays`
+and `metrics`.
 """
 
 import math
@@ -20,12 +21,12 @@ from fedapps.wire.arrays import checked_extras, pack_arrays, unpack_arrays
 from fedapps.wire.checks import LARGEST, BadMessage, check_size
 from fedapps.wire.requests import NodeRequest, Request
 
-# What Ray says of a process that was ended from outside, mostly for want of memory.
+# Ray's errors for a process that was ended from outside, usually for lack of memory.
 DEAD_WORKER = re.compile(r"(ActorDied|ActorUnavailable|WorkerCrashed|OutOfMemory)Error")
 
 
 class FailureList(msgspec.Struct, frozen=True):
-    """Record `failures` of a reply: clients, and the cause of each."""
+    """Record `failures` of a reply: the clients that failed, and the cause of each."""
 
     clients: list[int]
     causes: list[str]
@@ -34,7 +35,7 @@ class FailureList(msgspec.Struct, frozen=True):
 def pack_reply(
     asked: NodeRequest, updates: Iterable[ClientUpdate], failures: Iterable[Failure]
 ) -> Message:
-    """Make a SuperNode's reply to what it was asked."""
+    """Make a SuperNode's reply to the requests in a message."""
     alone = len(asked.header.clients) == 1
     content, failures = RecordDict(), list(failures)
     for update in updates:
@@ -52,14 +53,14 @@ def pack_failures(failures: Sequence[Failure]) -> ConfigRecord:
 
 
 def pack_metrics(update: ClientUpdate, presum: bool) -> MetricRecord:
-    """Return an update's figures as a record; raises TypeError for one that is no number."""
+    """Return an update's figures as a record; raises TypeError if one is not a number."""
     numbers: Metrics = {"num-examples": update.num_examples}
     weight: Metrics = {"weight": float(update.weight)} if presum else {}
     return MetricRecord(numbers | weight | update.metrics)
 
 
 def unreadable(message_id: str, reason: str) -> Message:
-    """Make the error that stands for a reply to `message_id` that nobody can read."""
+    """Make the error reply that stands for an unreadable reply to `message_id`."""
     metadata = Metadata(
         run_id=0,
         message_id="",
@@ -83,7 +84,7 @@ def unpack_reply(
 ) -> tuple[list[ClientUpdate], list[Failure]]:
     """Read the reply to `requests` on the server; a client with a bad update becomes a failure.
 
-    `largest` is the largest magnitude of a value in an array.
+    `largest` is the largest magnitude that a value in an array may have.
     """
     if reply.has_error():
         reason = reply.error.reason or ""
@@ -98,7 +99,7 @@ def unpack_reply(
         return [], [Failure(request.client, one_line(str(error))) for request in requests]
     updates: list[ClientUpdate] = []
     failures = []
-    left = float(sum(request.samples for request in requests))  # a mean weighs for others too
+    left = float(sum(request.samples for request in requests))  # a mean stands for several clients
     for request in requests:
         try:
             if request.client in causes:
@@ -110,7 +111,7 @@ def unpack_reply(
             left -= update.weight
         except BadMessage as error:
             failures.append(Failure(request.client, one_line(str(error))))
-        except Exception as error:  # what nobody thought of costs this client, not the run
+        except Exception as error:  # an unforeseen error fails this client, not the run
             log.debug("client %s: a reply that cannot be read", request.client, exc_info=True)
             cause = f"its reply cannot be read ({type(error).__name__})"
             failures.append(Failure(request.client, cause))
@@ -118,14 +119,14 @@ def unpack_reply(
 
 
 def read_causes(content: RecordDict, asked: set[int]) -> dict[int, str]:
-    """Read which clients the SuperNode says failed, and why; raises `BadMessage` if others did."""
+    """Read which of the `asked` clients failed, and why; raises `BadMessage` for other clients."""
     record = content.config_records.get("failures")
     if record is None:
         return {}
     try:
         failed = msgspec.convert(dict(record), FailureList)
         causes = dict(zip(failed.clients, failed.causes, strict=True))
-    except ValueError as error:  # msgspec's too
+    except ValueError as error:  # msgspec's errors are ValueErrors, too
         raise BadMessage(f"the reply's list of failures is broken: {error}") from error
     if not causes.keys() <= asked:
         raise BadMessage("the reply's list of failures is broken: unknown clients")
@@ -140,7 +141,7 @@ def _unpack_update(
     most: float | None,
     largest: float,
 ) -> ClientUpdate:
-    """Read one client's part of a reply; `most` is what a pre-summed mean may weigh."""
+    """Read one client's part of a reply; `most` is the largest weight of a pre-summed mean."""
     metrics = content.metric_records.get(f"metrics{suffix}")
     record = content.array_records.get(f"arrays{suffix}")
     if metrics is None or record is None:

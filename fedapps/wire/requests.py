@@ -1,8 +1,8 @@
 """Requests to train or to evaluate: one message to a SuperNode with the work of its clients.
 
-It carries the ids of the clients that the SuperNode is to run, a plan for each, the arrays they
-have in common (record `arrays`) and arrays of single clients (`arrays-7`). With one client it is
-Flower's ordinary train message: `arrays` and `config`.
+The message has the ids of the clients to run, a plan for each, the arrays that all of them get
+(record `arrays`) and the arrays that only one client gets (record `arrays-7` for client 7). With a
+single client it is Flower's ordinary train message with `arrays` and `config`.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,10 @@ from fedapps.wire.checks import FIGURES_BYTES
 
 @dataclass(frozen=True)
 class Request:
-    """One client's work in one round: its plan and the arrays it downloads, by name.
+    """One client's work in one round: its plan, and the arrays that it downloads, by name.
 
-    `samples`, which stays on the server, is the most that the client can count in its reply.
+    `samples` is the largest number of samples that the client may claim in its reply. It is not
+    sent.
     """
 
     client: int
@@ -32,17 +33,17 @@ class Request:
 
     @property
     def nbytes(self) -> int:
-        """Payload of the download in bytes: arrays of any float type travel as float32."""
+        """The payload of the download in bytes; arrays of any float type are sent as float32."""
         return DTYPE.itemsize * sum(array.size for array in self.arrays.values())
 
     def nbytes_up(self, layout: Layout) -> int:
-        """Payload of the upload in bytes."""
+        """Return the payload of the upload in bytes."""
         shapes = {**layout.shapes, **self.plan.sends}
         sizes = (np.prod(shapes[name], dtype=np.int64) for name in self.plan.up(layout))
         return DTYPE.itemsize * int(sum(sizes))
 
     def most_bytes(self, layout: Layout) -> int:
-        """Return how many bytes this client's part of a reply may have in all."""
+        """Return the largest size in bytes that this client's part of a reply may have."""
         headers = sum(NPY_HEADER_BYTES + len(name) for name in self.plan.up(layout))
         return self.nbytes_up(layout) + headers + FIGURES_BYTES
 
@@ -50,8 +51,9 @@ class Request:
 class RoundInfo(msgspec.Struct, frozen=True, rename="kebab"):
     """What all requests of a message share.
 
-    `run_id` is the run's own, whatever its directory is called. It was resumed `attempt` times, the
-    last time after round `resumed`; it may go back to the state after round `needed` (-1: to none).
+    `run_id` identifies the run, even if its directory is renamed. The run was resumed `attempt`
+    times, the last time after round `resumed`. A resumed run may go back to the state after round
+    `needed` (-1: it cannot be resumed).
     """
 
     run_dir: str
@@ -66,7 +68,8 @@ class RoundInfo(msgspec.Struct, frozen=True, rename="kebab"):
 class RequestHeader(RoundInfo, frozen=True, kw_only=True, rename="kebab"):
     """Record `config` of a message: the clients to run and a plan (JSON) for each.
 
-    `concurrent`: they share a channel with clients of other messages, and all run at once.
+    `concurrent` says that they share a channel with clients of other messages, so that all of them
+    must run at the same time.
     """
 
     clients: list[int]
@@ -76,13 +79,13 @@ class RequestHeader(RoundInfo, frozen=True, kw_only=True, rename="kebab"):
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """A message as the SuperNode read it: its header, checked, and how to read the requests."""
+    """A message that a SuperNode has received: its checked header, and the requests in it."""
 
     message: Message
     header: RequestHeader
 
     def requests(self, layout: Layout) -> list[Request]:
-        """Read the work of each client; raises `BadMessage` for arrays that do not fit."""
+        """Read the requests, one per client; raises `BadMessage` if arrays do not fit."""
         content, header = self.message.content, self.header
         plans = [msgspec.json.decode(text, type=Plan) for text in header.plans]
         known = [{**layout.shapes, **checked_extras(plan.receives)} for plan in plans]
@@ -102,9 +105,9 @@ def pack_requests(
     group: str,
     packed: dict[int, Array] | None = None,
 ) -> Message:
-    """Make the message to one SuperNode; arrays that all its clients get travel once.
+    """Make the message to one SuperNode; arrays that all its clients get are in it only once.
 
-    `packed` are arrays that other messages of the round carry, too (`pack_arrays`).
+    `packed` holds arrays that other messages of the round contain, too (`pack_arrays`).
     """
     common = _common([request.arrays for request in requests])
     content = RecordDict({"arrays": pack_arrays(common, packed)})
@@ -129,12 +132,12 @@ def read_request(message: Message) -> NodeRequest:
 
 
 def is_concurrent(message: Message) -> bool:
-    """Tell whether clients of a message of any kind wait for those of other messages."""
+    """Tell whether clients of a message (of any kind) wait for clients of other messages."""
     return bool(message.content.config_records.get("config", ConfigRecord()).get("concurrent"))
 
 
 def _common(downloads: Sequence[Arrays]) -> Arrays:
-    """Return the arrays that are the very same object in every download."""
+    """Return the arrays that are the same object in every download."""
     first = downloads[0]
     return {
         key: value

@@ -17,11 +17,11 @@ from fedapps.wire.requests import is_concurrent
 
 
 def identify_task() -> None:
-    """Say who sends: Flower makes messages only in a process whose task is known."""
+    """Set this process's task identity, without which Flower does not create messages."""
     try:
         identity = flower.TaskIdentity
         for name, value in {"run_id": 1, "node_id": 0, "task_id": 0}.items():
-            getattr_static(identity, name)  # what is not there Flower would never look at
+            getattr_static(identity, name)  # raises if this Flower has no such attribute
             setattr(identity, name, value)
     except (ImportError, AttributeError) as error:
         cost = "a serial run needs messages that can be made without it"
@@ -29,7 +29,7 @@ def identify_task() -> None:
 
 
 def give_id(message: Message) -> None:
-    """Give a message that is sent its id, as Flower's own Grids do; raises `RunError`."""
+    """Give a message its id, as Flower's own Grids do; raises `RunError` if that is impossible."""
     fields = vars(message.metadata)
     if "_message_id" in fields:
         fields["_message_id"] = str(uuid4())
@@ -38,7 +38,7 @@ def give_id(message: Message) -> None:
     if not message.metadata.message_id:
         raise RunError(
             f"Flower {flower.version()} gives messages no id that the serial engine can set; "
-            f"install one that is known to work: pip install 'flwr=={flower.TESTED}.*'"
+            f"install a version that is known to work: pip install 'flwr=={flower.TESTED}.*'"
         )
 
 
@@ -71,7 +71,7 @@ class SerialGrid(Grid):
         return [message.metadata.message_id for message in new]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Run the ClientApp on the next message that was asked for; return its reply."""
+        """Run the ClientApp on the first message with one of these ids; return its reply."""
         wanted = set(message_ids)
         for index, message in enumerate(self.messages):
             if message.metadata.message_id in wanted:
@@ -90,22 +90,22 @@ class SerialGrid(Grid):
         return [self.pull_messages([message_id])[0] for message_id in self.push_messages(messages)]
 
     def set_run(self, run: Run) -> None:
-        """There is one run only."""
+        """Do nothing, as there is only one run."""
 
     @property
     def run(self) -> Run:
-        """There is no Flower run behind a serial one."""
+        """Raise AttributeError, as a serial run is not a Flower run."""
         raise AttributeError("a serial run has no Flower run")
 
     def create_message(self, *args: object, **kwargs: object) -> Message:
-        """Flower has deprecated this; use `Message(...)`."""
+        """Raise AttributeError; Flower has deprecated this method in favor of `Message(...)`."""
         raise AttributeError("use flwr.app.Message")
 
 
 class DeviceGrid(SerialGrid):
-    """A serial grid whose SuperNodes are devices; those that share a channel work in threads.
+    """A serial grid whose SuperNodes are devices; those that share a channel run in threads.
 
-    They work when the first of them is asked for; the replies of the others wait in `ready`.
+    All of them run when the reply of the first is pulled; the other replies wait in `ready`.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class DeviceGrid(SerialGrid):
         self.ready: list[Message] = []
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Run the ClientApp on the next message, or on all that need each other."""
+        """Run the ClientApp on the next message, or on all messages that need each other."""
         wanted = set(message_ids)
         taken = [message for message in self.messages if is_concurrent(message)]
         if wanted.intersection(message.metadata.message_id for message in taken):

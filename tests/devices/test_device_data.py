@@ -45,12 +45,12 @@ def bad_node(nodes, make_npz, tmp_path):
             return node, 'node-config: client-id = "one": must be an integer >= 0'
         if kind == "double":
             node["client-id"] = 0
-            return node, "client-id = 0 is that of SuperNode 1, too; change one"
+            return node, "client-id = 0 is also that of SuperNode 1; change one"
         if kind == "relative":
             node["state-dir"] = "here"
             return node, 'node-config: state-dir = "here": must be absolute or start with ~'
         if kind == "none":
-            return {}, 'it has no data, the run has dataset = "device"'
+            return {}, 'it has no data, but the run has dataset = "device"'
         del node[kind]
         return node, f"node-config: {kind} is missing; give all three"
 
@@ -96,7 +96,7 @@ def test_too_few_devices_end_the_run_with_a_line(device_run, nodes):
         device_run('strategy="fedper" min-available=3 round-timeout=3600.0')
     assert str(caught.value) == (
         "1 of 3 SuperNodes (min-available); left out: SuperNode 2, client 1: /nowhere/x.npz: "
-        "no such file; SuperNode 3, client 0: client-id = 0 is that of SuperNode 1, too; change one"
+        "no such file; SuperNode 3, client 0: client-id = 0 is also that of SuperNode 1; change one"
     )
 
 
@@ -111,7 +111,7 @@ def test_a_device_in_a_run_of_another_data_set_is_left_out(
 ):
     with pytest.raises(RunError, match=r"^0 of 1 SuperNodes after"):
         device_run(union.options, 'strategy="fedper" round-timeout=0.3')
-    assert 'data of its own, which need dataset = "device"' in capsys.readouterr().out
+    assert 'its own data, which needs dataset = "device"' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

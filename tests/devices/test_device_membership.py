@@ -61,7 +61,7 @@ def test_a_device_that_restarts_as_another_supernode_takes_over(
     folder = run_changing(flat, nodes, present)
     assert [row["clients"] for row in read_csv(folder, "rounds.csv")] == ["3", "3", "3"]
     assert not [row for row in read_csv(folder, "events.csv") if row["kind"] == "failure"]
-    line = "left out: SuperNode 4, client 0: client-id = 0 is that of SuperNode 1, too; change one"
+    line = "left out: SuperNode 4, client 0: client-id = 0 is also that of SuperNode 1; change one"
     assert capsys.readouterr().out.count(line) == 1
 
 
