@@ -237,7 +237,7 @@ def test_write_whole_replaces_at_once(tmp_path):
 
 # The state folder of a device ---------------------------------------------------------------------
 
-OTHERS = "others may enter it and it holds other things; chmod 700 it, or name another folder"
+OTHERS = "others may enter it, and it holds other files; chmod 700 it, or name another folder"
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o750, 0o711, 0o777])

@@ -1,1 +1,1 @@
-"""SuperNodes with data of their own, and the processes they run in."""
+"""SuperNodes with data of their own, and the processes that they run in."""

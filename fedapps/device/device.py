@@ -1,8 +1,8 @@
-"""A device: a SuperNode with data of its own, and a folder where its personal layers live.
+"""A device: a SuperNode with data of its own, and a state folder for its personal layers.
 
 It is started with `--node-config 'client-id=7 data="/path/train.npz" state-dir="/path/state"'`.
-Below the state folder, which nobody else may read, each method and model has a folder with the
-client's state (`engine/store.py`) and `run.json`, which says in which run it was written last.
+Only this user can read the state folder. In it, each method and model has a folder with the
+client's state (`engine/store.py`) and with `run.json`, which names the run that wrote it last.
 """
 
 import hashlib
@@ -36,13 +36,13 @@ from fedapps.wire.requests import RoundInfo
 KEYS = ("client-id", "data", "state-dir")
 EXAMPLE = """--node-config 'client-id=7 data="/path/train.npz" state-dir="/path/state"'"""
 _STATE = re.compile(r"\w+-.+-[0-9a-f]{8}")  # strategy, model, layers: see `Device.store`
-_making = Lock()  # two workspaces at the same time would draw from one generator
+_making = Lock()  # two workspaces made at the same time would draw from the same generator
 
 
 class StateRun(msgspec.Struct, frozen=True):
-    """File `run.json`: the run that a state belongs to, and the client that it was in it.
+    """File `run.json`: the run that a state belongs to, and the device's client id in that run.
 
-    `run` is the run's random id: a directory of the same name may be another run's.
+    `run` is the run's random id, because another run can have a directory of the same name.
     """
 
     run: str
@@ -51,13 +51,13 @@ class StateRun(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The run in a message."""
+        """The name of the run in messages."""
         return f"run {self.run}{f' (resumption {self.attempt})' if self.attempt else ''}"
 
 
 @dataclass(frozen=True)
 class Device:
-    """What the node-config of a SuperNode with data of its own says."""
+    """The node-config of a SuperNode with data of its own."""
 
     client: int
     data: Path
@@ -65,7 +65,7 @@ class Device:
 
     @classmethod
     def of(cls, node_config: Mapping[str, Scalar]) -> "Device | None":
-        """Read a node-config; None: it has none of the keys. Raises `RunError` for a bad one."""
+        """Read a node-config; return None if it has none of the keys. Raises `RunError`."""
         if not any(key in node_config for key in KEYS):
             return None
         for key in KEYS:
@@ -77,11 +77,11 @@ class Device:
         return cls(client, _folder(node_config, "data"), _folder(node_config, "state-dir"))
 
     def hello(self, settings: Settings) -> Hello:
-        """Say which client this is and what it has, or why it cannot take part."""
+        """Say which client this is and how many samples it has, or why it cannot take part."""
         try:
             if settings.dataset != DEVICE:
                 raise RunError(
-                    f'it has data of its own, which need dataset = "{DEVICE}";'
+                    f'it has its own data, which needs dataset = "{DEVICE}";'
                     f' the run has "{settings.dataset}"'
                 )
             if self.client >= settings.num_clients:
@@ -102,12 +102,14 @@ class Device:
         )
 
     def store(self, space: Workspace, info: RoundInfo) -> "DeviceStore":
-        """Return where this client's state in a run is; a new run keeps or resets an earlier one.
+        """Return the store of this client's state in a run.
 
-        Of a run that was resumed the state is that of the round after which it goes on. A run in
-        which other layers could be personal, by `head-layers` or the method's own keys, finds no
-        state of this one: a server must not have a layer uploaded that an earlier run has promised
-        to leave here. Raises `RunError` if another client has its state in the same folder.
+        A new run keeps or resets the state of an earlier run, according to `client-state`. A
+        resumed run gets the state of the round after which it goes on. Runs that differ, for
+        example, in `head-layers` or in the method's own keys have separate states, because other
+        layers can be personal in them: a server must not get a layer that an earlier run has
+        promised to leave here. Raises `RunError` if another client has its state in the same
+        folder.
         """
         settings = space.settings
         values, prefix = defaults() | dict(settings.flat), f"{settings.strategy}."
@@ -128,11 +130,13 @@ class Device:
         if before and before.run == run:
             if before.client != self.client:
                 raise RunError(
-                    f'state-dir = "{self.state_dir}": is that of client {before.client}, too; '
+                    f'state-dir = "{self.state_dir}": is also that of client {before.client}; '
                     "every device needs one of its own"
                 )
             if info.attempt < before.attempt:
-                raise RunError(f"the run was resumed {before.attempt} times; this is older")
+                raise RunError(
+                    f"the run was resumed {before.attempt} times; this message is from before that"
+                )
             store.roll_back(info.resumed)
         else:
             self._begin(store, settings.client_state)
@@ -140,7 +144,7 @@ class Device:
         return store
 
     def _begin(self, store: "DeviceStore", client_state: str) -> None:
-        """Begin a run that this state has not seen, and say what was there."""
+        """Begin a new run, and log which state of an earlier run was found."""
         version = store.begin(from_newest=client_state == "keep")
         found = "found none"
         if version is not None:
@@ -150,16 +154,16 @@ class Device:
 
 @dataclass(frozen=True)
 class DeviceStore(ClientStore):
-    """The store of a device in `run`, which also writes its personalized model for use outside.
+    """The store of a device in `run`; it also writes the personalized model for use after the run.
 
-    A process may still train for a run that has ended or was resumed since. It writes nothing then:
-    the run that has the folder by now would go on from that.
+    A process may still be training for a run that has ended, or has been resumed meanwhile. It then
+    writes nothing, because the run that owns the folder now would go on from that state.
     """
 
     run: StateRun = field(kw_only=True)
 
     def state_run(self) -> StateRun | None:
-        """Return which run the state belongs to; None if it is not known."""
+        """Return the run that the state belongs to, or None if that is not known."""
         try:
             return msgspec.json.decode((self.folder / "run.json").read_bytes(), type=StateRun)
         except FileNotFoundError:
@@ -175,16 +179,16 @@ class DeviceStore(ClientStore):
         super().save(round_, state)
 
     def advice(self, round_: int) -> str:
-        """Name a state of an earlier run and how to be rid of it."""
+        """If training began from an earlier run's state, say where it is and how to drop it."""
         if max((v for v in self._versions() if v < round_), default=None) != EARLIER_RUN:
             return ""
         return f'; it began from {self.folder}: remove that, or client-state = "reset"'
 
     def save_personalized(self, client: BaseClient) -> None:
-        """Write the model that the client has been scored with after its personalization.
+        """Write the personalized model that the client has just been scored with.
 
-        One that diverged is of no use, so the file stays as it is. Raises `RunError` if another run
-        has the folder by now.
+        If personalization diverged, the model is useless, and the old file stays. Raises `RunError`
+        if another run owns the folder now.
         """
         self._check_run()
         path = self.folder.parent / personalized.FILE
@@ -194,46 +198,46 @@ class DeviceStore(ClientStore):
             personalized.save(path, client)
 
     def _check_run(self) -> None:
-        """Raise `RunError` if another run, or this one resumed, has taken over the folder."""
+        """Raise `RunError` if another run, or a resumption of this run, owns the folder now."""
         found = self.state_run()
         if found is None or found == self.run:
             return
         raise RunError(
-            f"{self.folder}: {found.name} has it by now, so nothing more of {self.run.name} is "
+            f"{self.folder}: {found.name} uses it now, so nothing more of {self.run.name} is "
             "written; let one run at a time use the same method and model on a device"
         )
 
 
 def _not_finite(module: nn.Module) -> str:
-    """Name an entry of a module that has NaN or infinite values; "" if none has."""
+    """Name a tensor of a module that has NaN or infinite values; "" if there is none."""
     found = module.state_dict().items()
     return next((key for key, value in found if not torch.isfinite(value).all()), "")
 
 
-@lru_cache(maxsize=64)  # a SuperNode has one; the serial engine has several in a process
+@lru_cache(maxsize=64)  # a SuperNode needs one; in the serial engine a process needs several
 def _make_workspace(settings: Settings, device: Device) -> Workspace:
     own = data.of_device(device.data, settings.shape, settings.names)
     return Workspace(settings, own, device.client)
 
 
 def device_workspace(settings: Settings, device: Device) -> Workspace:
-    """Return a device's workspace on its own data; raises `RunError` if they do not fit."""
+    """Return a device's workspace with its own data; raises `RunError` if the data does not fit."""
     torch.set_num_threads(settings.threads)
     with _making:
         return _make_workspace(settings, device)
 
 
 def claim(state_dir: Path) -> None:
-    """Make the state folder private; raises `RunError` for one that serves something else.
+    """Make the state folder private; raises `RunError` if it serves another purpose.
 
-    To close that without a word would lock out whoever uses it: others may enter it, and what it
-    holds is not a device's.
+    It does if others may enter it and it holds nothing of a device. Making such a folder private
+    would lock out its users without a warning.
     """
     try:
         found = [*state_dir.iterdir()] if state_dir.is_dir() else []
         if found and state_dir.stat().st_mode & 0o077 and not any(map(_ours, found)):
             raise RunError(
-                f'state-dir = "{state_dir}": others may enter it and it holds other things; '
+                f'state-dir = "{state_dir}": others may enter it, and it holds other files; '
                 "chmod 700 it, or name another folder"
             )
     except OSError as error:
@@ -242,14 +246,14 @@ def claim(state_dir: Path) -> None:
 
 
 def _ours(path: Path) -> bool:
-    """Tell whether an entry of a folder shows that it is a device's: a model, or a state."""
+    """Tell whether a path is a device's model or state, so that its folder is a device's, too."""
     if path.name == personalized.FILE:
         return True
     return bool(_STATE.fullmatch(path.name)) and (path / "run.json").is_file()
 
 
 def private(folder: Path) -> None:
-    """Make a folder that only this user may enter; raises `RunError` if that cannot be."""
+    """Make a folder that only this user may enter; raises `RunError` if that is impossible."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)

@@ -1,7 +1,7 @@
-"""A model for use outside of runs, a device's own or one of a run: one file, prediction, export.
+"""Use a model after a run, a device's own or one of a simulation: save, load, predict, export.
 
-The file is a safetensors file with one text in its header, `fedapps`: run-config, input shape,
-class names and normalisation as JSON. One file is either there as a whole or not at all.
+A model is one safetensors file. Its header has one text, `fedapps`, which holds the run-config,
+input shape, class names and normalization as JSON. A file is written completely or not at all.
 
     python -m fedapps predict DIR --input images.npz
     python -m fedapps export DIR --output model.pt2
@@ -35,7 +35,7 @@ FILE = "personalized.safetensors"
 
 
 class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
-    """What a model needs beside its arrays; it is one client's, or nobody's own (None)."""
+    """What a model needs besides its arrays; `client` is None for the shared model."""
 
     client: int | None
     config: dict[str, config.Scalar]
@@ -46,7 +46,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class Personalized(nn.Module):
-    """Pixels in 0..1, float32 [n, C, H, W], to logits [n, classes]; normalises them first."""
+    """Maps pixels in 0..1, float32 [n, C, H, W], to logits [n, classes]; normalizes them first."""
 
     mean: Tensor
     std: Tensor
@@ -65,23 +65,23 @@ class Personalized(nn.Module):
 
 
 def save(path: Path, client: BaseClient) -> None:
-    """Write the model that `client` predicts with; the old one stays until the new one is there."""
+    """Write the model that `client` predicts with; the old file stays until the new is ready."""
     about, module = metadata(client.workspace, client.client), client.module()
     write_whole(path, _packed(module, about), durable=True)
 
 
 def of_run(run: FinishedRun, client: int | None) -> Personalized:
-    """Return a model of a finished run, in eval mode on the CPU: a client's, or the shared one.
+    """Return a client's model of a finished run, or the shared one if `client` is None.
 
-    Raises `RunError` if the run has none.
+    The model is on the CPU and in eval mode. Raises `RunError` if the run has no such model.
     """
     module = run.shared() if client is None else run.client(client).module()
-    own = copy.deepcopy(module).cpu()  # the resident model is used again
+    own = copy.deepcopy(module).cpu()  # a copy, because the workspace uses its model again
     return Personalized(own, metadata(run.space, client)).eval()
 
 
 def metadata(space: Workspace, client: int | None) -> ModelMetadata:
-    """Describe a model of a run so that it is made again without the run's data."""
+    """Describe a model of a run so that it can be built again without the run's data."""
     data_set, settings = space.dataset, space.settings
     on_devices = settings.dataset == DEVICE
     without_data = {
@@ -102,15 +102,16 @@ def metadata(space: Workspace, client: int | None) -> ModelMetadata:
 
 
 def load(path: Path) -> Personalized:
-    """Read a model from its file, or a device's from its state folder; eval mode, on the CPU.
+    """Read a model from its file, or a device's model from its state folder.
 
-    Raises `RunError` if there is none or if it cannot be read.
+    The model is on the CPU and in eval mode. Raises `RunError` if there is none, or if it cannot be
+    read.
     """
     if path.suffix != ".safetensors":
         path = path / FILE
     if not path.is_file():
         raise RunError(
-            f"{path}: no such file; a device writes it when a run evaluates it: check the path"
+            f"{path}: no such file; a device writes it when a run evaluates it; check the path"
         )
     try:
         with safe_open(path, "pt") as file:
@@ -135,9 +136,9 @@ def _module(about: ModelMetadata) -> nn.Module:
 
 
 def predict(model: Personalized, images: Path) -> np.ndarray:
-    """Return the class probabilities, float32 [n, classes], of images in an .npz.
+    """Return the class probabilities, float32 [n, classes], of images in an .npz file.
 
-    Its key is `images` or `test_images`. Raises `RunError` if they do not fit the model.
+    The images' key is `images` or `test_images`. Raises `RunError` if they do not fit the model.
     """
     about = model.about
     pixels = data.unlabelled(images, about.shape, len(about.names))
@@ -149,7 +150,7 @@ def predict(model: Personalized, images: Path) -> np.ndarray:
 
 
 def save_predictions(path: Path, probabilities: np.ndarray, names: tuple[str, ...]) -> None:
-    """Write labels (int64 [n]), probabilities (float32 [n, classes]) and class names."""
+    """Write labels (int64 [n]), probabilities (float32 [n, classes]) and class names to an .npz."""
 
     def write(temporary: Path) -> None:
         with temporary.open("wb") as file:
@@ -164,9 +165,10 @@ def save_predictions(path: Path, probabilities: np.ndarray, names: tuple[str, ..
 
 
 def export(model: Personalized, path: Path) -> None:
-    """Write the model as .safetensors, .pt2 (`torch.export`) or .onnx; the batch may have any size.
+    """Write the model as .safetensors, .pt2 (`torch.export`) or .onnx, as the suffix says.
 
-    The latter two take pixels in 0..1, float32 [n, C, H, W]. Raises `RunError`.
+    Models in .pt2 and .onnx take pixels in 0..1, float32 [n, C, H, W], with any batch size n.
+    Raises `RunError` for another suffix, a missing package, or a file that cannot be written.
     """
     writers = {".safetensors": _safetensors, ".pt2": _program, ".onnx": _onnx}
     if path.suffix not in writers:
@@ -185,7 +187,7 @@ def _safetensors(model: Personalized, path: Path) -> None:
 def _program(model: Personalized, path: Path) -> None:
     batch = {"pixels": {0: torch.export.Dim("batch")}}
     program = torch.export.export(model, (_example(model),), dynamic_shapes=batch)
-    with path.open("wb") as file:  # torch.export.save wants its own suffix in a name
+    with path.open("wb") as file:  # given a name, torch.export.save demands its own suffix
         torch.export.save(program, file)
 
 
@@ -210,7 +212,7 @@ def _example(model: Personalized) -> Tensor:
 
 
 def _packed(module: nn.Module, about: ModelMetadata) -> bytes:
-    """Return the content of the file; safetensors' own writing knows no OSError."""
+    """Return the content of the file; safetensors' own `save_file` does not raise OSError."""
     tensors = {
         key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
         for key, value in module.state_dict().items()

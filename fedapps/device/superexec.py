@@ -1,11 +1,12 @@
-"""Flower's SuperExec for a SuperNode, whose processes have the libraries loaded already.
+"""Flower's SuperExec for a SuperNode, but its processes start with the libraries loaded.
 
-Flower starts a process for each message, and most of what it does is to load torch: 2.8 s of a
+Flower starts a process for each message, which spends most of its time on loading torch: 2.8 s of a
 core on the machine of docs/devices.md, more on a small device. Here one process (`warm.py`) loads
 the libraries, and each message gets a fork of it.
 
-A message that comes while they are still being loaded gets a process of its own, as Flower starts
-it: that says at once that it lives, and Flower gives a message up that is not heard of for 30 s.
+A message that comes while the libraries are still being loaded gets an ordinary process of Flower.
+Such a process reports to Flower at once. That is necessary, because Flower gives up a message if it
+hears nothing of its process for 30 s.
 """
 
 import io
@@ -22,7 +23,7 @@ from fedapps.core import flower
 from fedapps.core.flower import ChangedError, Known, Overlay, leave_as_it_is
 
 WARM = (sys.executable, "-P", str(Path(__file__).with_name("warm.py")))
-INSTALL = "--allow-runtime-dependency-installation"  # a message gets an environment of its own
+INSTALL = "--allow-runtime-dependency-installation"  # gives each message its own environment
 EXECUTOR = Known(
     "flwr.supercore.superexec.executor.subprocess_executor",
     holds={"subprocess": subprocess},
@@ -32,22 +33,23 @@ EXECUTOR = Known(
         "SubprocessExecutor.reconcile": ("self",),
     },
 )
-IDLE = 600.0  # seconds without a message after which the memory is given back
+IDLE = 600.0  # seconds without a message after which the warm process ends to free memory
 
 
 class Forks:
-    """Starts processes as `Popen` does, those of messages as forks.
+    """Starts processes like `Popen`, except that those for messages are forks.
 
-    What is forked is there from the first message on, until none has come for `IDLE` seconds.
+    The forks are made by a warm process. It is started at the first message, and ended when no
+    message has come for `IDLE` seconds.
     """
 
     def __init__(self) -> None:
         self.warm: subprocess.Popen[bytes] | None = None
-        self.loading: io.FileIO | None = None  # where it says that it has the libraries, until then
+        self.loading: io.FileIO | None = None  # a pipe, until the warm process has loaded all
         self.used = 0.0  # when the last message came
 
     def start(self, command: Sequence[str], **options: Any) -> None:
-        """Start a process, in whatever way; `options` are those of `Popen`."""
+        """Start a process, as a fork or in the ordinary way; `options` are those of `Popen`."""
         if (
             command[0] != "flwr-clientapp"
             or INSTALL in command
@@ -57,7 +59,7 @@ class Forks:
             subprocess.Popen(command, **options)
 
     def fork(self, command: Sequence[str]) -> bool:
-        """Have a message's process forked; False while there is nothing loaded to be forked."""
+        """Have a message's process forked; return False while the warm process is not ready."""
         if self.warm is None or self.warm.poll() is not None:
             self.warm = self._begin()
         assert self.warm.stdin is not None
@@ -71,15 +73,15 @@ class Forks:
         return True
 
     def loaded(self) -> bool:
-        """Tell whether what is forked has the libraries by now."""
-        if self.loading is not None and self.loading.read(1):  # it does not wait for the byte
+        """Tell whether the warm process has loaded the libraries."""
+        if self.loading is not None and self.loading.read(1):  # does not wait for the byte
             self.loading.close()
             self.loading = None
         return self.warm is not None and self.loading is None
 
     def _begin(self) -> subprocess.Popen[bytes]:
-        """Start what is forked; it says through a pipe that it has loaded the libraries."""
-        if self.loading is not None:  # of one that was killed before
+        """Start the warm process; it says through a pipe when it has loaded the libraries."""
+        if self.loading is not None:  # the pipe of a warm process that was killed
             self.loading.close()
         reads, writes = os.pipe()
         os.set_blocking(reads, False)
@@ -91,16 +93,16 @@ class Forks:
             os.close(writes)
 
     def end_idle(self) -> None:
-        """End what is forked if it is not needed; forks that still run go on."""
+        """End the warm process if it has been idle for long; its forks go on."""
         if self.warm is not None and time.monotonic() - self.used > IDLE:
             self.warm.communicate()
             self.warm = None
 
 
 def start_messages_as_forks(forks: Forks) -> None:
-    """Let Flower's executor start the processes of messages as forks.
+    """Make Flower's executor start the processes of messages as forks.
 
-    One that is not as we know it is left as it is, with a line that says so.
+    If Flower's executor is not as expected, it is left unchanged, with a log line.
     """
     try:
         module = EXECUTOR.load()
@@ -109,7 +111,7 @@ def start_messages_as_forks(forks: Forks) -> None:
         leave_as_it_is("SuperExec", str(error), cost)
         return
 
-    def reconcile(self: object) -> None:  # called whenever it looks for a message
+    def reconcile(self: object) -> None:  # Flower calls it whenever it looks for a message
         known(self)
         forks.end_idle()
 

@@ -1,15 +1,15 @@
-"""A SuperNode that answers sooner, and ends when it has lost its SuperLink for good.
+"""A SuperNode that answers sooner than Flower's, and exits when it has lost its SuperLink for good.
 
     python -m fedapps.device.supernode ...   # the options of flower-supernode
 
-Flower 1.41 sleeps 3 s whenever no message is there, also in the middle of a round: some 3 s of each
-message. Here a pause is a tenth of the wait so far and no longer than Flower's, so that an idle
-device asks as rarely as ever. And each message's process starts with its libraries loaded, see
-`superexec.py`.
+Flower 1.41 sleeps 3 s whenever there is no message, even in the middle of a round, which costs
+about 3 s per message. Here a pause is a tenth of the wait so far, and at most as long as Flower's,
+so that an idle device polls as rarely as with Flower. Each message's process also starts with the
+libraries loaded, see `superexec.py`.
 
-At an answer that Flower does not try again at, as an expired certificate or an error of the
-server, `flower-supernode` leaves its loop and stays as a process that does nothing, because the
-thread that serves its own port is still there. A supervisor sees no reason to start it again.
+After an error at which Flower does not retry, such as an expired certificate or a server error,
+`flower-supernode` leaves its loop. But its process stays and does nothing, because the thread that
+serves its own port still runs, so a supervisor would not restart it. This SuperNode exits instead.
 """
 
 import os
@@ -36,16 +36,17 @@ STARTS = Known(
 
 
 class PollingPause:
-    """The `sleep` of Flower's loop: a pause is a tenth of the wait so far.
+    """Replaces the `sleep` of Flower's loop: a pause is a tenth of the wait so far.
 
-    The loop's pauses tell what it waits for: a message, 3 s, or the app's reply, 0.5 s.
+    The length of the loop's pause tells what it waits for: 3 s for a message, 0.5 s for the app's
+    reply. Each of the two has its own wait.
     """
 
     def __init__(self) -> None:
         self.pause, self.since = 0.0, 0.0
 
     def sleep(self, pause: float) -> None:
-        """Sleep `pause` seconds at most, and at first less."""
+        """Sleep for at most `pause` seconds, and for less at first."""
         now = time.monotonic()
         if pause != self.pause:
             self.pause, self.since = pause, now
@@ -53,16 +54,16 @@ class PollingPause:
 
 
 def start_superexec(command: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
-    """Start a process as `Popen` does, our SuperExec with its options in place of Flower's."""
+    """Start a process like `Popen`, but our SuperExec (with the same options) for Flower's."""
     if command[0] == "flower-superexec":
         command = [*SUPEREXEC, *command[1:]]
     return subprocess.Popen(command, **options)
 
 
 def poll_sooner() -> None:
-    """Let Flower's loop pause less and start our SuperExec.
+    """Make Flower's loop pause less and start our SuperExec.
 
-    What is not as we know it is left as it is, with a line that says so.
+    If Flower's code is not as expected, it is left unchanged, with a log line.
     """
     try:
         vars(PAUSES.load())["time"] = Overlay(time, sleep=PollingPause().sleep)
@@ -76,7 +77,7 @@ def poll_sooner() -> None:
 
 
 def leave(cause: str) -> NoReturn:
-    """End this process with all its threads; Flower says goodbye, if it does that as we know."""
+    """End this process with all its threads, through Flower's own exit function if possible."""
     try:
         flower.flwr_exit(flower.ExitCode.SUPERNODE_CONNECTION_ERROR, cause)
     except (ImportError, AttributeError, TypeError):
@@ -86,13 +87,13 @@ def leave(cause: str) -> NoReturn:
 
 def main() -> None:
     """Run a SuperNode; never returns."""
-    os.umask(0o077)  # what it and its processes write is for this user alone
+    os.umask(0o077)  # files that it and its processes write are for this user only
     shorten_backoff()
     run = flower.command("flower-supernode")
     poll_sooner()
     try:
         run()
-    except Exception as error:  # as of a file that is no certificate; threads would go on
+    except Exception as error:  # for example a bad certificate file; threads would go on
         leave(f"{type(error).__name__}: {one_line(str(error))}")
     leave("Lost the SuperLink.")
 

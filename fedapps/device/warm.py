@@ -1,11 +1,11 @@
-"""A process that has the libraries loaded and forks itself for each message: see `superexec.py`.
+"""The warm process: it loads the libraries and forks itself for each message, see `superexec.py`.
 
-Run as a file, `python -P fedapps/device/warm.py FD`: nothing of fedapps may be loaded in it, as
-each message brings the app that is to run and imports that one's `fedapps`. So this module imports
-nothing of ours, not even `fedapps.core.flower`, and checks by itself that Flower is as it knows it.
+It is run as a file, `python -P fedapps/device/warm.py FD`. Nothing of fedapps may be loaded in it,
+because each message brings the app to run and imports the `fedapps` of that app. So this module
+does not even import `fedapps.core.flower`, and checks itself whether Flower is as it expects.
 
-It writes a byte to the file descriptor FD when the libraries are loaded. Then it reads a command of
-`flwr-clientapp` per line, a JSON list of words, and ends with its input.
+It writes a byte to the file descriptor FD when the libraries are loaded. Then each line of its
+input is a `flwr-clientapp` command, as a JSON list of words. It ends when its input ends.
 """
 
 import gc
@@ -24,13 +24,13 @@ import numpy as np
 LIBRARIES = ("flwr.clientapp", "msgspec", "numpy.random", "safetensors.torch", "torch")
 PULLS = "flwr.supercore.inflatable.inflatable_utils"
 INITIAL_BACKOFF = 0.02  # seconds
-GRACE = 30.0  # seconds that are left to a process when the one that started it has ended
+GRACE = 30.0  # seconds that a process has left after the one that started it has ended
 
 
 def shorten_backoff() -> None:
-    """Let Flower ask again at once for what is on its way, where it waits for a second at first.
+    """Make Flower retry sooner for arrays that are still on their way; it first waits a second.
 
-    A message is there before its arrays; whoever is fast enough to see that loses the second.
+    A message arrives before its arrays, so a SuperNode that polls often would lose that second.
     """
     try:
         module = import_module(PULLS)
@@ -40,8 +40,8 @@ def shorten_backoff() -> None:
             raise ValueError("initial_backoff is no time")
     except (ImportError, AttributeError, KeyError, TypeError, ValueError) as error:
         print(
-            f"note: Flower pulls arrays in another way ({type(error).__name__}: {error}) and is "
-            "left as it is; a message may take a second longer",
+            f"note: this Flower pulls arrays in another way ({type(error).__name__}: {error}), "
+            "which is left as it is; a message may take a second longer",
             flush=True,
         )
         return
@@ -50,11 +50,11 @@ def shorten_backoff() -> None:
 
 
 def end_with_parent(words: list[str]) -> None:
-    """End this process soon after the one that Flower's option `--parent-pid` names has ended.
+    """End this process soon after its parent (Flower's option `--parent-pid`) has ended.
 
-    Flower asks it to stop, by a signal that a main thread which waits for other threads never
-    sees. If these try to reach whom there is no more, they would do so for ever, and hold the
-    directory of the run.
+    Flower asks the process to stop with a signal, but a main thread that waits for other threads
+    does not handle it. Threads that try to reach a peer which has ended would then go on for ever
+    and keep the run directory locked.
     """
     if "--parent-pid" not in words:
         return
@@ -63,7 +63,7 @@ def end_with_parent(words: list[str]) -> None:
     def watch() -> None:
         with suppress(ProcessLookupError):
             while True:
-                with suppress(PermissionError):  # it is there
+                with suppress(PermissionError):  # the parent exists
                     os.kill(parent, 0)
                 time.sleep(1.0)
         time.sleep(GRACE)
@@ -73,7 +73,7 @@ def end_with_parent(words: list[str]) -> None:
 
 
 def clientapp() -> Callable[[], None] | None:
-    """Return what the command `flwr-clientapp` runs; None, and a line, if Flower has none."""
+    """Return the function of the command `flwr-clientapp`; print a note if there is none."""
     try:
         (entry,) = metadata.entry_points(group="console_scripts", name="flwr-clientapp")
         function: Callable[[], None] = entry.load()
@@ -88,19 +88,19 @@ def clientapp() -> Callable[[], None] | None:
 
 
 def main() -> None:
-    """Fork for each line of the input; start Flower's own command where that cannot be."""
+    """Fork for each line of the input, or start Flower's own command if there is no function."""
     loaded = int(sys.argv[1])
     function = clientapp()
     if function is not None:
         shorten_backoff()
         for name in LIBRARIES:
             import_module(name)
-    gc.freeze()  # else the end of each fork goes through all of it, and copies it: 0.7 s
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for whoever started this
+    gc.freeze()  # otherwise each fork would collect, and so copy, all of this when it ends: 0.7 s
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the process that started it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for forks
     with suppress(BrokenPipeError), open(loaded, "wb", buffering=0) as tell:
         tell.write(b"+")
-    # Not sys.stdin, which reads ahead: a fork must not find the commands of others in it.
+    # Not sys.stdin, which reads ahead: a fork would find the commands of others in its buffer.
     with open(0, "rb", buffering=0, closefd=False) as lines:
         for line in lines:
             if os.fork() == 0:
@@ -109,13 +109,13 @@ def main() -> None:
 
 
 def run(command: list[str], function: Callable[[], None] | None) -> None:
-    """Be the `flwr-clientapp` process of a message."""
+    """Run `flwr-clientapp` for a message in this process, which is a fork."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if function is None:
         os.execvp(command[0], command)
-    np.random.seed()  # as in a new process; Python's `random` sees to that itself
+    np.random.seed()  # as in a new process; Python's `random` reseeds itself in a fork
     sys.argv = command
     end_with_parent(command)
     function()

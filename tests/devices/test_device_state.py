@@ -166,7 +166,7 @@ def test_a_process_that_ends_after_its_run_leaves_the_next_ones_state_alone(bega
         late.save(3, marked(3))
     assert began(then, **how).load(4)["w"].tolist() == [20.0, 20.0]
     assert str(caught.value) == (
-        f"{store.folder}: run {then}{' (resumption 1)' if how else ''} has it by now, so nothing "
+        f"{store.folder}: run {then}{' (resumption 1)' if how else ''} uses it now, so nothing "
         "more of run a is written; let one run at a time use the same method and model on a device"
     )
     began("c")

@@ -104,7 +104,7 @@ def test_without_a_personalized_model_there_is_a_line(command, tmp_path, capsys)
     assert main([command, "--state-dir", str(tmp_path), *option]) == 1
     assert capsys.readouterr().err == (
         f"error: {tmp_path}/personalized.safetensors: no such file; a device writes it when a run "
-        "evaluates it: check the path\n"
+        "evaluates it; check the path\n"
     )
 
 
