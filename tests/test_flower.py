@@ -77,7 +77,7 @@ def test_too_few_workers_for_split_clients_end_a_run_on_ray(home, tmp_path):
     config_ = "num-supernodes=5 client-resources-num-cpus=1 init-args-num-cpus=2"
     result = launch.launch(ROOT, options, config_, home=home)
     assert result.status == "finished:failed"
-    assert "5 SuperNodes must work at the same time, here 2 can" in result.error
+    assert "5 SuperNodes must work at the same time, but 2 can" in result.error
     assert "init-args-num-cpus=5" in result.error
 
 

@@ -1,14 +1,14 @@
-"""The channel of split learning: bidirectional gRPC streams beside Flower's messages.
+"""The channel of split learning: bidirectional gRPC streams besides Flower's messages.
 
-A Flower message costs 0.1 s and more, and split learning exchanges tensors at every step. So the
-ServerApp serves this channel itself; a train message opens the round and carries the address and
-a one-time token per client. One stream serves all clients of a SuperNode (`connection.py` is its
-other end). What travels are frames (`frames.py`).
+Split learning exchanges tensors at every step, and a Flower message takes 0.1 s or more. So the
+ServerApp serves this channel itself. A train message opens the round; it has the address and a
+one-time token per client. One stream serves all clients of a SuperNode (`connection.py` is its
+other end). Streams carry frames (`frames.py`).
 
-Whoever has no token of the round costs next to nothing: a client and its token stand in the
-metadata of a stream, which are looked at before the stream gets a thread and before anything that
-it sends is read. So there are no more streams than tokens. The other clients of a SuperNode join
-by a frame.
+A stranger without a token of the round costs the server next to nothing: the metadata of a stream
+name a client and its token, and the server checks them before it gives the stream a thread or reads
+from it. So there are never more streams than tokens. The other clients of a SuperNode join with a
+frame.
 """
 
 import queue
@@ -29,11 +29,11 @@ from fedapps.core.errors import RunError, one_line
 from fedapps.split.frames import FRAME_HEADER_BYTES, Frame, Tensors, decode, encode
 
 SERVICE, METHOD = "fedapps.Split", "Exchange"
-CLIENT, TOKEN = "fedapps-client", "fedapps-token"  # in a stream's metadata
-SPARE = 8  # threads beside those of the streams; they turn away who has no token
+CLIENT, TOKEN = "fedapps-client", "fedapps-token"  # keys of a stream's metadata
+SPARE = 8  # threads besides those of the streams; they refuse streams without a token
 REFUSED = "wrong or used token"
-MAX_STREAMS = 32  # of one TCP connection at the same time; a SuperNode has one
-NO_STREAM = 30.0  # seconds after which a TCP connection without a stream, or a greeting, ends
+MAX_STREAMS = 32  # streams of one TCP connection at the same time; a SuperNode has one
+NO_STREAM = 30.0  # seconds until a TCP connection without a stream or handshake is closed
 
 
 class Stream:
@@ -42,7 +42,7 @@ class Stream:
     def __init__(self) -> None:
         self.outbox: queue.Queue[bytes | None] = queue.Queue()
         self.clients: set[int] = set()
-        self.late: set[int] = set()  # have been told that they came too late, and may say a word
+        self.late: set[int] = set()  # were told that they came too late; may send one more frame
 
     def send(self, frame: Frame, tensors: Tensors | None = None) -> None:
         """Queue a frame."""
@@ -54,36 +54,36 @@ class Stream:
 
 
 class Listener(Protocol):
-    """What the server hands arriving frames to: the session of the round."""
+    """What the channel calls when something happens on a stream: the session of the round."""
 
     def token(self, client: int) -> str | None:
-        """Return the token that `client` may join with, once; None: with none."""
+        """Return the token with which `client` may join once; None if it may not join."""
 
     def joined(self, client: int, stream: Stream) -> bool:
-        """`client` has joined with its token; False if that was used up by now."""
+        """Let `client` join, which has given its token; return False if it was used already."""
 
     def missed(self, client: int) -> str | None:
-        """Return the token of a client that was given up before it joined, until it is told."""
+        """Return the token of a client that was given up before it joined and is not told yet."""
 
     def told(self, client: int) -> str:
-        """Return why a client that comes too late was given up, once; else ""."""
+        """Return why a client that comes too late was given up; only once, then ""."""
 
     def arrived(self, frame: Frame, tensors: dict[str, Tensor]) -> bool:
-        """A frame of a client that has joined; False ends the stream."""
+        """Handle a frame of a client that has joined; return False to end the stream."""
 
     def broken(self, client: int, reason: str) -> None:
-        """The stream of a client that has joined has ended."""
+        """Handle the end of the stream of a client that has joined."""
 
     def refused(self, client: int, reason: str) -> None:
-        """A stream was refused that claimed to be of `client`."""
+        """Handle the refusal of a stream that claimed to be of `client`."""
 
 
 @dataclass
 class ChannelServer:
     """Serves the channel at `address` (host:port, port 0: any) for a run; one session at a time.
 
-    `tls` is a folder with server.crt and server.key, and ca.crt for the clients. Frames are
-    limited to `limit` bytes of tensors; at most `streams` clients have one of their own.
+    `tls` is a folder with server.crt and server.key, and with ca.crt for the clients. A frame has
+    at most `limit` bytes of tensors. At most `streams` clients have a stream of their own.
     """
 
     address: str
@@ -95,7 +95,7 @@ class ChannelServer:
     def __post_init__(self) -> None:
         self._session: Listener | None = None
         self._contexts: set[grpc.ServicerContext] = set()  # of the session's streams
-        self._lock = Lock()  # of both
+        self._lock = Lock()  # protects session and contexts
         self._threads = ThreadPoolExecutor(self.streams + SPARE, thread_name_prefix="channel")
         self._server = grpc.server(self._threads, options=_server_options(self.limit))
         self._server.add_generic_rpc_handlers((_Door(self._handler),))
@@ -113,7 +113,7 @@ class ChannelServer:
         self._server.start()
 
     def begin(self, session: Listener) -> None:
-        """Serve a session; streams of the one before, which a client may hold open, are cut off."""
+        """Serve a new session, and cut off streams of the last one that clients still hold open."""
         with self._lock:
             left, self._contexts = self._contexts, set()
             self._session = session
@@ -126,7 +126,7 @@ class ChannelServer:
         self._threads.shutdown(wait=False)
 
     def _handler(self, metadata: Mapping[str, str | bytes]) -> grpc.RpcMethodHandler:
-        """Return what a stream is answered with; called before it has a thread."""
+        """Return the handler of a new stream; called before the stream has a thread."""
         session, client = self._session, _number(metadata.get(CLIENT))
         if session is None or not _fits(session.token(client), metadata.get(TOKEN)):
             if session is not None:
@@ -141,7 +141,7 @@ class ChannelServer:
         requests: Iterator[bytes],
         context: grpc.ServicerContext,
     ) -> Iterator[bytes]:
-        """Send what is queued for the stream until it closes, while a thread reads from it."""
+        """Yield the data queued for the stream until it closes, while a thread reads from it."""
         stream = Stream()
         with self._lock:
             current = session is self._session
@@ -161,25 +161,25 @@ class ChannelServer:
 
 
 class _Door(grpc.GenericRpcHandler):
-    """Has a stream's metadata looked at as soon as it is there."""
+    """Chooses the handler of each stream by the stream's metadata, before it is served."""
 
     def __init__(self, handler: Callable[[Mapping[str, str | bytes]], grpc.RpcMethodHandler]):
         self.handler = handler
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """Return what a call is answered with; None: there is no such method."""
+        """Return the handler of a call, or None if there is no such method."""
         if call.method != f"/{SERVICE}/{METHOD}":
             return None
         return self.handler(dict(call.invocation_metadata))
 
 
 def _turn_away(requests: Iterator[bytes], context: grpc.ServicerContext) -> None:
-    """End a stream without a look at what it sends."""
+    """End a stream without reading from it."""
     context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSED)
 
 
 def _read(session: Listener, stream: Stream, requests: Iterator[bytes]) -> None:
-    """Hand on what a stream sends until it ends."""
+    """Handle the frames of a stream until it ends."""
     reason = "its stream ended"
     try:
         all(_take(session, stream, *decode(data)) for data in requests)
@@ -205,10 +205,11 @@ def _take(session: Listener, stream: Stream, frame: Frame, tensors: dict[str, Te
 
 
 def _join(session: Listener, stream: Stream, frame: Frame) -> bool:
-    """Let a client take part through the stream of another one; False ends the stream.
+    """Let a client take part through the stream of another one; return False to end the stream.
 
-    One that comes too late costs only itself. It is told why, once for its token, and may send one
-    frame more, with which it gives up: so nobody can keep a stream busy in this way.
+    If a client comes too late, the stream goes on for the others. The client is told the reason
+    once for its token, and may send one more frame, which says that it gives up. So nobody can keep
+    a stream busy in this way.
     """
     client = frame.client
     if _fits(session.token(client), frame.text) and session.joined(client, stream):
@@ -224,32 +225,32 @@ def _join(session: Listener, stream: Stream, frame: Frame) -> bool:
 
 
 def _fits(token: str | None, given: str | bytes | None) -> bool:
-    """Tell whether a client has given the token that it has to."""
+    """Tell whether the given token is the right one; False if there is none."""
     given = given.encode() if isinstance(given, str) else given
     return token is not None and given is not None and compare_digest(token.encode(), given)
 
 
 def _number(text: str | bytes | None) -> int:
-    """Return the client that a stream's metadata name; -1: none that there could be."""
+    """Return the client id in a stream's metadata, or -1 if it cannot be one."""
     sane = isinstance(text, str) and len(text) < 10 and text.isascii() and text.isdigit()
     return int(text) if text and sane else -1
 
 
 def grpc_options(limit: int) -> list[tuple[str, int]]:
-    """Return gRPC's settings of both ends, for frames of at most `limit` bytes of tensors."""
+    """Return gRPC's settings for both ends, for frames of at most `limit` bytes of tensors."""
     return [
         ("grpc.max_receive_message_length", limit + FRAME_HEADER_BYTES),
         ("grpc.max_send_message_length", limit + FRAME_HEADER_BYTES),
-        ("grpc.so_reuseport", 0),  # a port that another run serves is an error
+        ("grpc.so_reuseport", 0),  # so that a port that another run serves is an error
         ("grpc.enable_http_proxy", 0),
         ("grpc.keepalive_time_ms", 30_000),  # a client may wait long for its turn
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # that the server allows
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # which the server allows
     ]
 
 
 def _server_options(limit: int) -> list[tuple[str, int]]:
-    """Return the settings of the server's end: what somebody without a token can hold is little."""
+    """Return gRPC's settings for the server, which limit what a client without a token can hold."""
     return [
         *grpc_options(limit),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
@@ -260,7 +261,7 @@ def _server_options(limit: int) -> list[tuple[str, int]]:
 
 
 def _most_connections() -> int:
-    """Return how many TCP connections there may be: the run needs open files of its own."""
+    """Return the limit of TCP connections; half of the open files are left for the run."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return files // 2 if files > 0 else 2**30
 

@@ -1,4 +1,4 @@
-"""What does not go with clients that hold a part of the model."""
+"""Check settings that do not work when clients hold only a part of the model."""
 
 from fedapps.core.errors import RunError
 from fedapps.method.strategy import BaseStrategy
@@ -6,11 +6,11 @@ from fedapps.training.costs import has_dropout
 
 
 def check_settings(strategy: BaseStrategy) -> None:
-    """Refuse settings and models of a run of split learning; raises `RunError`."""
+    """Raise `RunError` for settings and models that do not work with split learning."""
     s = strategy.settings
     if s.dp.mode != "none":
         raise RunError(
-            f'dp.mode = "{s.dp.mode}": this strategy has clients send features and labels, '
+            f'dp.mode = "{s.dp.mode}": clients of this strategy send features and labels, '
             'which get no noise; use "none"'
         )
     if strategy.layout.stays:
@@ -20,13 +20,14 @@ def check_settings(strategy: BaseStrategy) -> None:
         )
     if s.prox_mu or strategy.clip() or s.presum:
         raise RunError(
-            f"{s.strategy} knows no prox-mu, clip-percentile, max-norm, presum: "
-            "clients hold a part of the model"
+            f"{s.strategy} does not support prox-mu, clip-percentile, max-norm and presum, "
+            "because clients hold only a part of the model; leave them out"
         )
-    # All threads of a process draw masks from one generator, in an order that nobody knows.
+    # All threads of a process draw dropout masks from one generator, in an unpredictable order.
     for name, layer in strategy.workspace.model.named_children():
         if has_dropout(layer):
             raise RunError(
                 f'model = "{s.model}": {name} has dropout, and with {s.strategy} clients and '
-                "server train at the same time: no run could be repeated; use one without"
+                "server train at the same time, so that no run could be repeated; use a model "
+                "without dropout"
             )

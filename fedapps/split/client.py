@@ -1,4 +1,4 @@
-"""The client of split learning: it trains its layers against gradients from the channel."""
+"""The client of split learning: it trains its layers with gradients from the channel."""
 
 import math
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ class Link:
         connected.join(client, channel.token)
 
     def begin(self) -> dict[str, np.ndarray]:
-        """Wait for the server's word; return the arrays that come with it."""
+        """Wait until the server says that this client may begin; return the arrays it sends."""
         _, tensors = self.connection.receive(self.client, "begin", self.channel.wait)
         return {key: value.numpy() for key, value in tensors.items()}
 
@@ -44,7 +44,7 @@ class Link:
         received, tensors = self.connection.receive(self.client, "gradient", self.channel.wait)
         gradient = tensors.get("gradient")
         if gradient is None or gradient.shape != data.shape or gradient.dtype != data.dtype:
-            raise ChannelError("the server's gradient does not fit the data that were sent")
+            raise ChannelError("the server's gradient does not fit the data that was sent")
         return gradient.to(data.device), math.nan if received.loss is None else received.loss
 
     def done(self, layers: dict[str, np.ndarray]) -> None:
@@ -55,11 +55,11 @@ class Link:
 
 
 class ServerLoss(torch.autograd.Function):
-    """The loss of a batch, of which the server computes all that lies behind the cut."""
+    """The loss of a batch; the server computes everything behind the cut."""
 
     @staticmethod
     def forward(ctx: Any, data: Tensor, labels: Tensor, link: Link) -> Tensor:
-        """Have the server compute loss and gradient for smashed data [b, ...], labels [b]."""
+        """Have the server compute loss and gradient for smashed data [b, ...] and labels [b]."""
         gradient, loss = link.exchange(data, labels)
         ctx.save_for_backward(gradient)
         return data.new_full((), loss)
@@ -71,24 +71,24 @@ class ServerLoss(torch.autograd.Function):
 
 
 class SplitClient(BaseClient):
-    """Trains layers 1..c; the plan's channel leads to the rest of the model.
+    """Trains layers 1..c; the server, reached by the plan's channel, trains the others.
 
-    What leaves it: the output of its layers and the labels of every batch, and its layers.
+    The client sends the output of its layers and the labels of every batch, and its layers.
     """
 
     link: Link
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Here `logits` are the output of the client's layers, whose loss the server knows."""
+        """Return the loss; `logits` are the output of the client's layers, not of the model."""
         value: Tensor = ServerLoss.apply(logits, labels, self.link)
         return value
 
     def objective(self, phase: str) -> Objective:
-        """In training the loss is the server's; fine-tuning has the whole model."""
+        """In training, use the loss from the server; fine-tuning has the whole model here."""
         return Objective(self.loss) if phase == "train" else Objective()
 
     def train_round(self, plan: Plan, received: Arrays) -> ClientUpdate:
-        """Join the channel, train, and say when this client is done or has failed."""
+        """Join the channel and train; tell the server when this client is done or has failed."""
         with self._linked(plan) as link:
             update = super().train_round(plan, received)
             link.done(take(self.model, self.layout.shared(self.layout.names)))
@@ -102,7 +102,7 @@ class SplitClient(BaseClient):
         thresholds: Thresholds | None = None,
         data: Samples | None = None,
     ) -> TrainingStats:
-        """Wait for the server's word before the first batch."""
+        """Train; the first batch waits until the server says that this client may begin."""
         if plan.channel:
             put(self.model, self.link.begin())
             (stage,) = plan.stages
@@ -111,9 +111,13 @@ class SplitClient(BaseClient):
         return super().train(plan, phase, objective, thresholds, data)
 
     def extra_scores(self) -> dict[str, float]:
-        """Whether the server tells features by whose they are: the figure `leak`."""
+        """Return the figure `leak`: how often other clients' images pass for this one's classes.
+
+        The images are test images of classes that this client lacks. They are sent through the
+        layers that the client's last training ended with.
+        """
         own = self.kept(local.LAST)
-        if not own or self.workspace.client is not None:  # a device has nobody else's images
+        if not own or self.workspace.client is not None:  # a device has no images of others
             return {}
         images = self.foreign_images()
         if not len(images):
@@ -127,7 +131,7 @@ class SplitClient(BaseClient):
         return {"leak": float(torch.isin(found, self.train_data[1].unique()).double().mean())}
 
     def foreign_images(self) -> Tensor:
-        """Test images [n, C, H, W] of other clients, of the classes that this one lacks."""
+        """Return other clients' test images [n, C, H, W] of classes that this client lacks."""
         known = self.train_data[1].unique()
         found = [self.test_data[0][:0]]
         for other in range(self.settings.num_clients):
@@ -136,9 +140,10 @@ class SplitClient(BaseClient):
         return torch.cat(found)
 
     def keeps(self, plan: Plan) -> list[str]:
-        """Nothing: a client's layers come from the server in every round.
+        """Return nothing, because a client's layers come from the server in every round.
 
-        With `score-last` it keeps them apart, as its training left them, to be scored.
+        With `score-last`, the client saves separately the layers that its training ended with, so
+        that they can be scored.
         """
         return []
 

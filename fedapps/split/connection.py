@@ -1,4 +1,4 @@
-"""A SuperNode's end of split learning's channel: one stream, shared by its clients."""
+"""The SuperNode's end of the channel of split learning: one stream, shared by its clients."""
 
 import queue
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ class ChannelError(RuntimeError):
 class Connection:
     """A SuperNode's stream to the server, shared by the clients that run here at the same time.
 
-    It begins as the stream of `client`, with the token of its `channel`; others join by a frame.
+    `client` opens the stream with the token in its `channel`; other clients join with a frame.
     """
 
     def __init__(self, channel: Channel, client: int) -> None:
@@ -43,9 +43,9 @@ class Connection:
         Thread(target=self._read, args=(replies,), daemon=True).start()
 
     def join(self, client: int, token: str) -> None:
-        """Have a client take part, and make ready for frames to it."""
+        """Let a client take part, and prepare to receive frames for it."""
         with self._lock:
-            if client == self._first:  # the stream itself has joined it, and may have heard of it
+            if client == self._first:  # joined when it opened the stream; frames may be here
                 self._first = None
                 return
             self._inboxes[client] = queue.SimpleQueue()
@@ -68,11 +68,11 @@ class Connection:
         if received[0].kind == "drop":
             raise ChannelError(f"the server dropped this client: {received[0].text}")
         if received[0].kind != kind:
-            raise ChannelError(f"the server sent {received[0].kind}, {kind} was due")
+            raise ChannelError(f"the server sent {received[0].kind}, but {kind} was due")
         return received
 
     def close(self) -> None:
-        """End the stream; what is queued is sent before."""
+        """End the stream after all queued frames have been sent."""
         self._outbox.put(None)
 
     def _read(self, replies: Iterator[bytes]) -> None:
@@ -82,11 +82,11 @@ class Connection:
                 frame, tensors = decode(data)
                 if frame.client in self._inboxes:
                     self._inboxes[frame.client].put((frame, tensors))
-        except grpc.RpcError as error:  # a call's error has a code and details
+        except grpc.RpcError as error:  # the error of a call has a code and details
             refused = error.code() is grpc.StatusCode.UNAUTHENTICATED
             what = "the server refused the stream" if refused else "the channel broke"
             reason = f"{what}: {error.details()}"
-        except Exception as error:  # whoever waits for a frame must hear of it
+        except Exception as error:  # clients that wait for a frame must be told
             reason = f"the channel broke: {error}"
         with self._lock:
             self._ended = reason
@@ -95,13 +95,13 @@ class Connection:
         self._channel.close()
 
 
-_connections: dict[str, tuple[Connection, int]] = {}  # by address, with their users
+_connections: dict[str, tuple[Connection, int]] = {}  # by address, with the number of users
 _lock = Lock()
 
 
 @contextmanager
 def connection(channel: Channel, client: int) -> Iterator[Connection]:
-    """Give this process's stream to a server; the first client opens it, the last one closes it."""
+    """Provide this process's stream to a server; the first client opens it, the last closes it."""
     with _lock:
         known, users = _connections.get(channel.address) or (Connection(channel, client), 0)
         _connections[channel.address] = known, users + 1

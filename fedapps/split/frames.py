@@ -1,4 +1,4 @@
-"""Frames of split learning's channel: a JSON header (msgspec) and the bytes of its tensors.
+"""Frames, the messages of split learning's channel: a JSON header and the bytes of tensors.
 
 Nothing is pickled, and all sizes are checked before they are used.
 """
@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-FRAME_HEADER_BYTES = 65_536  # most bytes of a frame that are not tensors
-MAX_SIDE = 2**31  # sizes of tensors are below
+FRAME_HEADER_BYTES = 65_536  # limit of a frame's header, in bytes
+MAX_SIDE = 2**31  # every side and size of a tensor must be below this
 DTYPES = {"<f4": torch.float32, "<f8": torch.float64, "<i8": torch.int64}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -22,15 +22,16 @@ Tensors = Mapping[str, Tensor]
 
 
 class BadFrame(ValueError):
-    """What came through the channel is no frame, or not one that was due."""
+    """The received bytes are not a valid frame, or not one that was due."""
 
 
 class Frame(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One message of one client, either way.
+    """One message to or from one client.
 
-    `step` counts the client's (epoch, batch) from (0, 0); `loss` comes with a gradient; `text` is
-    a token (join) or a reason (failed, drop); `tensors` lists (name, dtype, shape) of what follows.
-    JSON has no infinity: a loss that is not finite arrives as None.
+    `step` is the client's (epoch, batch), counted from (0, 0). `loss` comes with a gradient. `text`
+    is a token (join) or a reason (failed, drop). `tensors` lists (name, dtype, shape) of the
+    tensors that follow the header. As JSON has no infinity, a loss that is not finite arrives as
+    None.
     """
 
     kind: Kind
@@ -42,7 +43,7 @@ class Frame(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def encode(frame: Frame, tensors: Tensors | None = None) -> bytes:
-    """Return the bytes of a frame; 4-d tensors travel channels last, as they lie in memory."""
+    """Return the bytes of a frame; 4-d tensors are sent channels last, as they are in memory."""
     tensors = tensors or {}
     specs = tuple((name, NAMES[t.dtype], tuple(t.shape)) for name, t in tensors.items())
     header = msgspec.json.encode(msgspec.structs.replace(frame, tensors=specs))
@@ -51,7 +52,7 @@ def encode(frame: Frame, tensors: Tensors | None = None) -> bytes:
 
 
 def decode(data: bytes) -> tuple[Frame, dict[str, Tensor]]:
-    """Read a frame and its tensors; raises `BadFrame` for anything that does not add up."""
+    """Read a frame and its tensors; raises `BadFrame` if sizes or types are not valid."""
     size = int.from_bytes(data[:4], "little")
     if size > min(FRAME_HEADER_BYTES, len(data) - 4):
         raise BadFrame(f"a header of {size} bytes in a frame of {len(data)}")
@@ -68,7 +69,7 @@ def decode(data: bytes) -> tuple[Frame, dict[str, Tensor]]:
         count = math.prod(shape)
         end = start + count * np.dtype(dtype).itemsize
         if end > len(data):
-            raise BadFrame(f"{name} {shape} announced, {len(data) - start} bytes sent")
+            raise BadFrame(f"{name} {shape} announced, but {len(data) - start} bytes sent")
         values = torch.from_numpy(np.frombuffer(data, dtype, count, start).copy())
         tensors[name] = _channels_first(values, shape)
         start = end

@@ -1,4 +1,4 @@
-"""The figure of split learning that tells what clients take other clients' classes for."""
+"""The figure `leak`: how often features of foreign classes pass for a client's own classes."""
 
 from fedapps.method.figures import Figure
 

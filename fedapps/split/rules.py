@@ -1,4 +1,4 @@
-"""What a round of split learning exchanges, and what is due: batches, gradients, their limits."""
+"""Batches and gradients of split learning, and the rules that clients must keep in a round."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,15 @@ from fedapps.core.errors import DIVERGED
 from fedapps.split.frames import Frame
 from fedapps.wire.checks import LARGEST, invalid_values
 
-LARGEST_LOSS = 100.0  # most that a batch's loss may be, as a multiple of that of guessing
+LARGEST_LOSS = 100.0  # limit of a batch's loss, as a multiple of the loss of uniform guessing
 
 
 @dataclass(frozen=True)
 class Smashed:
     """A batch as the server gets it: `data` [b, ...] is the output of the client's layers.
 
-    `data` is a leaf that collects the gradient; `labels` are int64 [b]; `step` is (epoch, batch).
+    `data` is a leaf tensor, which collects the gradient. `labels` are int64 [b]. `step` is
+    (epoch, batch).
     """
 
     client: int
@@ -30,16 +31,16 @@ class Smashed:
     labels: Tensor
 
     def gradient(self, loss: Tensor) -> "BatchGradient":
-        """Return what the client gets back when `loss` has been taken backward."""
+        """Return the answer to the client, after `loss.backward()`."""
         assert self.data.grad is not None
         return BatchGradient(self.data.grad, float(loss.detach()))
 
 
 @dataclass(frozen=True)
 class BatchGradient:
-    """What a client gets back for a batch: the gradient of its smashed data, and the loss.
+    """The server's answer to a batch: the gradient with respect to the smashed data, and the loss.
 
-    `refused` says why the server has not learned from the batch; empty if it has.
+    `refused` says why the server did not train on the batch; it is empty if the server did.
     """
 
     gradient: Tensor
@@ -52,12 +53,12 @@ BatchGradients = dict[int, BatchGradient]  # by client
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What is due in a round: from whom, how many batches of what, and in what time.
+    """The rules of a round: which clients send how many batches of which shape, and how soon.
 
-    `shapes[client]` is the shape of one smashed sample, `batches[client]` the most batches in each
-    of the `epochs`, `relays` the names and shapes of the arrays that a client hands over when it
-    is done. No value is above `largest`. Limits in seconds: to join, between batches, for the
-    whole round.
+    `shapes[client]` is the shape of one smashed sample. `batches[client]` is the largest number of
+    batches in each of the `epochs`. `relays` has the names and shapes of the arrays that a client
+    sends when it is done. No magnitude may be above `largest`. The three timeouts are in seconds:
+    to join, between batches, and for the whole round.
     """
 
     shapes: Mapping[int, tuple[int, ...]]
@@ -74,7 +75,7 @@ class Rules:
     relays: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def invalid_layers(self, layers: dict[str, Tensor]) -> str:
-        """Say what is wrong with the layers that a client hands over; empty if nothing."""
+        """Say what is wrong with the layers that a client sends at its end; empty if nothing."""
         if {key: tuple(value.shape) for key, value in layers.items()} != self.relays:
             return "handed over other arrays than those of its layers"
         for key, value in layers.items():
@@ -87,7 +88,7 @@ class Rules:
     def invalid_batch(
         self, frame: Frame, tensors: dict[str, Tensor], last: tuple[int, int] | None
     ) -> str:
-        """Say what is wrong with a batch; empty if nothing. `last`: the step of the one before."""
+        """Say what is wrong with a batch; empty if nothing. `last` is the previous batch's step."""
         client, (epoch, batch) = frame.client, frame.step
         if not (0 <= epoch < self.epochs and 0 <= batch < self.batches[client]):
             most = f"{self.epochs} epochs of {self.batches[client]} batches"
@@ -113,11 +114,12 @@ class Rules:
 
 
 def implausible(logits: Tensor, wave: Sequence[Smashed]) -> BatchGradients:
-    """Return an answer to each batch of a wave that nobody should learn from; mostly none.
+    """Return a refusal for each batch of a wave with an implausible loss; usually there is none.
 
     `logits` [n, classes] are those of all samples of the wave, in its order. Features that are far
     too large give a loss that is far too large, and one step along its gradient would ruin the
-    server's layers for everybody: what is not below `LARGEST_LOSS` times ln(classes) is refused.
+    server's layers for everybody. So a batch is refused unless its loss is below `LARGEST_LOSS`
+    times ln(classes).
     """
     labels = torch.cat([smashed.labels for smashed in wave])
     losses = cross_entropy(logits.detach(), labels, reduction="none")
@@ -133,16 +135,17 @@ def implausible(logits: Tensor, wave: Sequence[Smashed]) -> BatchGradients:
 
 
 def levelled(batches: Mapping[int, int], limit: float = math.inf) -> dict[int, int]:
-    """Return the batches of an epoch in which all clients take as many as the one with most.
+    """Raise every client's number of batches per epoch to that of the client with most.
 
-    Nobody does more for others than `limit` times the median, whatever one of them claims to have.
+    But no client is raised above `limit` times the median, because one client may claim to have any
+    number of batches.
     """
     most = min(max(batches.values()), limit * median_low(batches.values()))
     return {client: int(max(own, most)) for client, own in batches.items()}
 
 
 def frame_limit(rules: Rules) -> int:
-    """Return the most bytes of tensors that a frame of these rules can have."""
+    """Return the largest size in bytes of the tensors of a frame that keeps these rules."""
     largest = max(math.prod(shape) for shape in rules.shapes.values())
     batch = rules.batch_size * (largest * rules.dtype.itemsize + np.dtype(np.int64).itemsize)
     return max(batch, rules.dtype.itemsize * sum(map(math.prod, rules.relays.values())))

@@ -17,10 +17,10 @@ from fedapps.training.workspace import Workspace
 
 @dataclass
 class ServerPart:
-    """Consecutive layers that the server trains in one round, with an optimizer of their own.
+    """Consecutive layers that the server trains in one round, with their own optimizer.
 
-    `samples[layer]` counts what passed through and was learned from, `cost_paper` parameters times
-    batches.
+    `samples[layer]` counts the samples that the layer was trained on. `cost_paper` sums up
+    parameters times batches.
     """
 
     space: Workspace
@@ -32,8 +32,8 @@ class ServerPart:
     def __post_init__(self) -> None:
         parameters = self.space.trainer.freeze_all_but(self.layers)
         self.samples = dict.fromkeys(self.layers, 0)
-        self._passed: Counter[str] = Counter()  # since it was last asked what is refused
-        self._buffers: list[Tensor] = []  # as they were then
+        self._passed: Counter[str] = Counter()  # samples per layer since the last `refused`
+        self._buffers: list[Tensor] = []  # the model's buffers at that time
         self._optimizer = optimizer([*parameters.values()], self.stage)
 
     def run(self, x: Tensor, layers: Iterable[str]) -> Tensor:
@@ -46,9 +46,9 @@ class ServerPart:
         return x
 
     def refused(self, logits: Tensor, wave: Sequence[Smashed]) -> BatchGradients:
-        """Return the answers to batches that are not learned from (`implausible`), mostly none.
+        """Return refusals for the batches that are `implausible`; usually there are none.
 
-        If there are any, the run of the wave has left no trace: no count, no statistics.
+        If there are any, the counts and BatchNorm statistics are those from before the wave.
         """
         passed, self._passed = self._passed, Counter()
         if refused := implausible(logits, wave):
@@ -60,7 +60,7 @@ class ServerPart:
         return refused
 
     def backward(self, smashed: Smashed) -> BatchGradient:
-        """Add the gradients of one client's batch loss (mean over its samples), if plausible."""
+        """Add the gradients of the loss of a client's batch (mean over samples), if plausible."""
         logits = self.run(smashed.data, self.layers)
         if refused := self.refused(logits, [smashed]):
             return refused[smashed.client]
@@ -69,28 +69,28 @@ class ServerPart:
         return smashed.gradient(loss)
 
     def scale(self, factor: float) -> None:
-        """Multiply the gradients."""
+        """Multiply the gradients by a factor."""
         for parameter in self.space.model.parameters():
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
 
     def step(self, batches: int = 1) -> None:
-        """Take one step along the gradients of so many batches and drop them."""
+        """Take one optimizer step with the gradients of `batches` batches, then drop them."""
         moved = [p.numel() for p in self.space.model.parameters() if p.grad is not None]
         self.cost_paper += batches * sum(moved)
         self._optimizer.step()
 
     def is_finite(self) -> bool:
-        """Tell whether the layers are still numbers: training them may have diverged."""
+        """Tell whether all values of the layers are finite; they are not if training diverged."""
         return all(bool(value.isfinite().all()) for value in self.space.model.state_dict().values())
 
     def arrays(self, layers: Iterable[str] | None = None) -> Arrays:
-        """Copy the values of some of the layers (of all)."""
+        """Return a copy of the values of some of the layers; of all if `layers` is None."""
         names = self.layers if layers is None else tuple(layers)
         return take(self.space.model, self.space.layout.shared(names))
 
     def costs(self) -> Costs:
-        """Return multiply-accumulates and the papers' costs so far."""
+        """Return the costs so far: multiply-accumulates, and the papers' cost."""
         per_sample = self.space.trainer.profile.layer_macs
         macs = sum(count * per_sample(name) for name, count in self.samples.items())
         return Costs(macs=macs, cost_paper=self.cost_paper)

@@ -1,7 +1,7 @@
-"""One round of split learning as the server sees it: who joined, what waits, who is done or lost.
+"""One round of split learning on the server: which clients have joined, wait, are done or lost.
 
-The channel's threads hand in what arrives; one thread serves the round. It takes the clients'
-batches in waves: all of the same (epoch, batch) together.
+The channel's threads hand in the frames that arrive; one other thread serves the round. It takes
+the clients' batches in waves; a wave has all batches of the same (epoch, batch).
 """
 
 import queue
@@ -21,15 +21,15 @@ from fedapps.split.frames import Frame
 from fedapps.split.rules import BatchGradients, Rules, Smashed
 
 STRANGER = "no client of this round was named"
-MAX_QUEUED = 2  # frames of a client that wait to be read; a second one is out of turn already
+MAX_QUEUED = 2  # unread frames of a client; already the second one is out of turn
 
 
 class Session:
     """A round on the channel.
 
-    `token` to `refused` are called by the channel's threads, what stands below by the thread that
-    serves. Others may read `lost` (reasons), `lost_at` (times), `gone` (all clients of a stream
-    that broke) and `refusals()`, and the byte counts in the end.
+    The channel's threads call the methods from `token` to `refused`; the thread that serves the
+    round calls those after it. Other threads may read `lost` (reasons), `lost_at` (times), `gone`
+    (all clients of a stream that broke) and `refusals()`, and at the end the byte counts.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -42,9 +42,9 @@ class Session:
         self.relayed: dict[int, Arrays] = {}
         self._deadline = time.monotonic() + rules.round_timeout
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._lock = Lock()  # of the six below
+        self._lock = Lock()  # protects the next six
         self._unused = dict(self.tokens)
-        self._missed: dict[int, str] = {}  # who was lost before it joined and may yet come: why
+        self._missed: dict[int, str] = {}  # clients that were lost before they joined: why
         self._queued: Counter[int] = Counter()
         self._opened: list[Stream] = []
         self._closed = False
@@ -59,11 +59,11 @@ class Session:
     # Called by the channel's threads ------------------------------------------------------
 
     def token(self, client: int) -> str | None:
-        """Return a client's token as long as it has not been used."""
+        """Return a client's token, or None if it has been used or there is none."""
         return self._unused.get(client)
 
     def joined(self, client: int, stream: Stream) -> bool:
-        """A client has joined: its token is used up, if it was not by now."""
+        """Let a client join and use up its token; return False if that was used up before."""
         with self._lock:
             if self._closed or self._unused.pop(client, None) is None:
                 return False
@@ -76,16 +76,16 @@ class Session:
         return True
 
     def missed(self, client: int) -> str | None:
-        """Return the token of a client that was lost before it joined, until it is told."""
+        """Return the token of a client that was lost before it joined and is not told yet."""
         return self.tokens[client] if client in self._missed else None
 
     def told(self, client: int) -> str:
-        """Return why a client was lost before it joined, the first time that it comes; else ""."""
+        """Return why a client was lost before it joined; only once, then ""."""
         with self._lock:
             return self._missed.pop(client, "")
 
     def arrived(self, frame: Frame, tensors: dict[str, Tensor]) -> bool:
-        """Take a frame of a client that has joined; False: it sends more than can be due."""
+        """Queue a frame of a client that has joined; return False if it sends too many."""
         client = frame.client
         with self._lock:
             if self._closed or self._queued[client] >= MAX_QUEUED:
@@ -93,7 +93,7 @@ class Session:
             self._queued[client] += 1
 
         def note() -> None:
-            if client not in self.lost:  # who is out has no more frames to send than these
+            if client not in self.lost:  # a lost client may not send further frames
                 with self._lock:
                     self._queued[client] -= 1
             self._take(frame, tensors)
@@ -102,26 +102,26 @@ class Session:
         return True
 
     def broken(self, client: int, reason: str) -> None:
-        """The stream of a client has ended, which is right only if it was done."""
+        """Handle the end of a client's stream; the client is lost unless it was done."""
 
         def note() -> None:
             together = [c for c, s in self._streams.items() if s is self._streams.get(client)]
             working = [c for c in together if c not in self._done and c not in self.lost]
             for other in working:
                 self._lose(other, reason)
-            if working:  # the SuperNode is gone, with the replies of those that were done
+            if working:  # the SuperNode is gone, and so are the replies of its other clients
                 self.gone |= dict.fromkeys(together, reason)
 
         self._inbox.put(note)
 
     def refused(self, client: int, reason: str) -> None:
-        """Somebody who claimed to be `client` was refused."""
-        known = client in self.rules.shapes  # of others there may be as many as there are numbers
+        """Count the refusal of a stream or frame that claimed to be of `client`."""
+        known = client in self.rules.shapes  # unknown ids share one entry: there may be many
         with self._lock:
             self._refused[(client, one_line(reason)) if known else ("server", STRANGER)] += 1
 
     def refusals(self) -> list[tuple[int | str, str]]:
-        """Return who was refused and why, each once and how often it was."""
+        """Return pairs of client and reason, each once, with the number of times in the reason."""
         with self._lock:
             counts = self._refused.most_common()
         return [(who, why + (f" ({n} times)" if n > 1 else "")) for (who, why), n in counts]
@@ -129,10 +129,10 @@ class Session:
     # Called by the thread that serves ------------------------------------------------------
 
     def waves(self, clients: Iterable[int], relay: Arrays | None = None) -> Iterator[list[Smashed]]:
-        """Let `clients` begin; yield their batches of each (epoch, batch), ascending by client.
+        """Let `clients` begin; yield their batches of each (epoch, batch), in client order.
 
         A client with fewer batches is not in the later waves of an epoch. A client that fails or
-        is too late is left out from then on. `relay` is sent as the values of its layers.
+        is too late is left out from then on. Each client first gets `relay`, values for its layers.
         """
         clients = [*clients]
         self._gather()
@@ -152,7 +152,7 @@ class Session:
             yield sorted(wave, key=lambda smashed: smashed.client)
 
     def send(self, gradients: BatchGradients) -> None:
-        """Send gradients back; a client whose batch was refused is out of this round."""
+        """Send gradients back; drop the clients whose batch was refused."""
         for client, result in gradients.items():
             if result.refused:
                 self.drop(client, result.refused)
@@ -162,13 +162,13 @@ class Session:
             self._streams[client].send(frame, {"gradient": result.gradient})
 
     def drop(self, client: int, reason: str) -> None:
-        """Tell a client that it is out of this round, and go on without it."""
+        """Tell a client that it is out of this round, and go on without that client."""
         self._lose(client, reason)
         if client in self._streams:
             self._streams[client].send(Frame("drop", client, text=self.lost[client]))
 
     def close(self) -> None:
-        """End all streams, and refuse who comes too late."""
+        """End all streams, and refuse clients that come later."""
         with self._lock:
             self._closed = True
             self._unused.clear()
@@ -176,7 +176,7 @@ class Session:
             stream.close()
 
     def abort(self) -> None:
-        """Let the thread that serves stop waiting (called by others)."""
+        """Make the thread that serves stop waiting; called by other threads."""
         self._deadline = 0.0
         self._inbox.put(lambda: None)
 
@@ -212,7 +212,7 @@ class Session:
         return f"{what} in {seconds:g} s ({limit}-timeout)"
 
     def _lose(self, client: int, reason: str) -> None:
-        """Note once why a client is out; it cannot join any more, and its batch is not used."""
+        """Record why a client is out; it can no longer join, and its waiting batch is dropped."""
         with self._lock:
             if self._unused.pop(client, None):
                 self._missed[client] = one_line(reason)
@@ -225,7 +225,7 @@ class Session:
         return [client for client in clients if client not in heard]
 
     def _await(self, missing: Callable[[], list[int]], seconds: float) -> None:
-        """Take what arrives until nobody is missing, or for so many seconds."""
+        """Handle what arrives until no client is missing, for at most `seconds` seconds."""
         end = time.monotonic() + seconds
         while missing() and (left := min(end, self._deadline) - time.monotonic()) > 0:
             try:

@@ -1,4 +1,4 @@
-"""Keys that several methods of split learning have."""
+"""Keys that several methods of split learning share."""
 
 from typing import Annotated
 

@@ -1,10 +1,10 @@
 """Split learning: clients hold the first layers of the model, the server the others.
 
-A round is opened by Flower's train message and runs over the channel (`channel.py`): a client
-sends the output of its layers ("smashed data") and the labels of a batch, the server answers with
-the gradient. Strategies say what the server does with a wave of such batches (`step`), or with a
-whole round (`serve`). Personal data stays, but smashed data and labels leave a client: that is
-what these methods are.
+Flower's train message opens a round, which then runs over the channel (`channel.py`): a client
+sends the output of its layers for a batch ("smashed data") and the labels, and the server answers
+with the gradient. Strategies define what the server does with a wave of such batches (`step`), or
+with a whole round (`serve`). Images stay on a client, but smashed data and labels leave it; this is
+how these methods work.
 """
 
 import math
@@ -39,24 +39,24 @@ from fedapps.training.channel import Channel
 from fedapps.training.costs import TrainingStats
 from fedapps.training.plan import Plan
 
-REPLY_TIME = 15.0  # seconds in which a SuperNode may still reply for a client that is out
+REPLY_TIME = 15.0  # seconds that a SuperNode has left to reply for a client that is out
 
 
 class SplitStrategy(BaseStrategy):
-    """Rounds in which selected clients train layers 1..c against gradients from the server.
+    """Base of strategies whose clients train layers 1..c with gradients from the server.
 
-    A method defines `cut`, `step` and `aggregate`. `part` is the server's part of the round.
+    A method defines `cut`, `step` and `aggregate`. `part` holds the server's layers in a round.
     """
 
     figures = (LEAK,)
     sends_its_model = False
     clips_by_sample = False
-    relays: ClassVar[bool] = False  # whether clients' layers come and go through the channel
+    relays: ClassVar[bool] = False  # whether clients' layers go both ways through the channel
 
     part: ServerPart
 
     def setup(self) -> None:
-        """Refuse what has no meaning where clients hold a part of the model."""
+        """Check the settings, the cuts and the channel's address; raises `RunError`."""
         check_settings(self)
         s = self.settings
         for client in range(s.num_clients):  # a bad cut ends the run here
@@ -69,7 +69,7 @@ class SplitStrategy(BaseStrategy):
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """The limit of oversample is for devices: of all others the samples are known."""
+        """The keys without effect: the limit of oversample, except with devices."""
         options, s = self.options, self.settings
         if not isinstance(options, OversampleSettings):
             return ()
@@ -80,18 +80,18 @@ class SplitStrategy(BaseStrategy):
 
     @abstractmethod
     def cut(self, client: int) -> int:
-        """Return the number of layers on a client: mostly `self.checked_cut(...)`."""
+        """Return the number of layers on a client, usually with `self.checked_cut(...)`."""
 
     def prepare(self, round_: int, plans: Mapping[int, Plan]) -> None:
-        """Make what the server trains in this round: the layers after the shallowest cut."""
+        """Make the server's part of this round: by default all layers after the smallest cut."""
         self.part = self.server_part(round_, self.server_layers(least_cut(plans)))
 
     @abstractmethod
     def step(self, round_: int, wave: list[Smashed]) -> BatchGradients:
-        """Train the server's layers on one batch of each client of the wave."""
+        """Train the server's layers on a wave, one batch per client; return the gradients."""
 
     def serve(self, round_: int, session: Session) -> None:
-        """Answer all batches of a round, by default those of all clients at the same time."""
+        """Answer all batches of a round; by default all clients train at the same time."""
         for wave in session.waves(session.tokens):
             session.send(self.step(round_, wave))
 
@@ -105,7 +105,7 @@ class SplitStrategy(BaseStrategy):
 
     @abstractmethod
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
-        """Return new values of clients' and server's layers; the server's have been trained."""
+        """Return new values for the clients' layers, and those of the server's trained layers."""
 
     # To build on --------------------------------------------------------------------------
 
@@ -119,12 +119,12 @@ class SplitStrategy(BaseStrategy):
         if not 0 < cut < count:
             raise RunError(
                 f"{self.settings.strategy}.{key} = {cut}: must be from 1 to {count - 1}, "
-                "the model's layers - 1"
+                "one less than the model's layers"
             )
         return cut
 
     def server_part(self, round_: int, layers: Slice) -> ServerPart:
-        """Return layers with the server's values, to be trained in this round."""
+        """Return some of the server's layers as a part that is trained in this round."""
         space = self.workspace.restricted(layers)
         space.reset({key: self.arrays[key] for key in space.initial})
         return ServerPart(space, layers, self.stage(round_, layers))
@@ -151,21 +151,21 @@ class SplitStrategy(BaseStrategy):
     # The general hooks --------------------------------------------------------------------
 
     def plan(self, round_: int, client: int) -> Plan:
-        """A client trains and exchanges its layers, all others are the server's."""
+        """Return a plan in which the client trains and exchanges its own layers only."""
         layers = self.layout.names[: self.cut(client)]
         shared = () if self.relays else layers
         stage = self.stage(round_, layers)
         if any(self.workspace.trainer.profile.lone[name] for name in self.layout.names):
-            stage = msgspec.structs.replace(stage, least=2)  # a BatchNorm of the server's, say
+            stage = msgspec.structs.replace(stage, least=2)  # for BatchNorm, also on the server
         return Plan(round=round_, download=shared, stages=(stage,), upload=shared)
 
     def evaluation_plan(self, round_: int, client: int) -> Plan:
-        """A client is evaluated with the whole model."""
+        """Return a plan in which the client is evaluated with the whole model."""
         stages = self.finetuning(round_)
         return Plan(round=round_, download=self.layout.names, stages=stages, upload=())
 
     def after_round(self, round_: int) -> TrainingStats:
-        """Return what training the server's layers has cost."""
+        """Return the costs of training the server's layers."""
         done = TrainingStats()
         for part in self.parts():
             done.spend(part.costs())
@@ -173,10 +173,10 @@ class SplitStrategy(BaseStrategy):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Serve the channel for as long as the run takes."""
+        """Serve the channel during the run."""
         s = self.settings
         if not self._tls and not is_loopback(self._reach):
-            log.warning("without channel-tls features, labels and tokens travel in the clear")
+            log.warning("without channel-tls, features, labels and tokens are sent unencrypted")
         everyone = {client: self.plan(1, client) for client in range(s.num_clients)}
         counts = dict.fromkeys(everyone, 1)
         limit = max(frame_limit(self._rules({c: p}, counts)) for c, p in everyone.items())
@@ -191,10 +191,10 @@ class SplitStrategy(BaseStrategy):
             self._thread.shutdown(wait=False)
 
     def begin_round(self, round_: int, plans: dict[int, Plan]) -> dict[int, Plan]:
-        """Open the session of a round; the plans carry where and how to join it."""
+        """Open the session of a round; return plans with the address and token to join it."""
         counts = {client: self.batches(client) for client in plans}
         if isinstance(self.options, OversampleSettings) and self.options.oversample:
-            limit = self.options.oversample_limit if self.devices else math.inf  # others are known
+            limit = self.options.oversample_limit if self.devices else math.inf
             counts = levelled(counts, limit)
             plans = {client: recycling(plan, counts[client]) for client, plan in plans.items()}
         self._session = Session(self._rules(plans, counts))
@@ -213,18 +213,18 @@ class SplitStrategy(BaseStrategy):
         return {c: through(plan, channel, tokens[c]) for c, plan in plans.items()}
 
     def train_nodes(self, nodes: list[int], workers: int) -> list[int]:
-        """In a simulation clients train on one SuperNode, unless `channel-nodes` says other."""
+        """Return the SuperNodes to train on: one in a simulation, unless `channel-nodes` is set."""
         wanted = self.settings.channel_nodes or (1 if workers else len(nodes))
         if workers > 0 and (at_once := min(workers, len(nodes))) < wanted:
             raise RunError(
-                f"channel-nodes = {wanted}: {wanted} SuperNodes must work at the same time, here "
+                f"channel-nodes = {wanted}: {wanted} SuperNodes must work at the same time, but "
                 f"{at_once} can; use channel-nodes=1, or fedapps run with --federation-config "
                 f"'num-supernodes={wanted} client-resources-num-cpus=1 init-args-num-cpus={wanted}'"
             )
         return nodes[:wanted]
 
     def unreachable(self) -> dict[int, str]:
-        """Return clients that are out of the round for so long that nobody will reply for them."""
+        """Return clients that have been out of the round for too long to get a reply, and why."""
         if self._session is None:
             return {}
         why = self._session.gone | self._session.lost
@@ -235,7 +235,7 @@ class SplitStrategy(BaseStrategy):
     def screen(
         self, round_: int, updates: Iterator[ClientUpdate]
     ) -> Iterator[ClientUpdate | Failure]:
-        """Pass on what came from clients that stayed to the end of the round on the channel."""
+        """Pass on updates of clients that stayed on the channel to the end; fail the others."""
         arrived = [*updates]
         self.served()
         lost = self._session.lost if self._session else {}
@@ -246,7 +246,7 @@ class SplitStrategy(BaseStrategy):
             yield Failure(update.client, reason) if reason is not None else update
 
     def end_round(self, round_: int) -> tuple[int, int]:
-        """Note who was refused; return the bytes (down, up) that the channel has moved."""
+        """Record refused streams; return the bytes (down, up) that went through the channel."""
         self.served()
         if (session := self._session) is None:
             return 0, 0
@@ -259,7 +259,7 @@ class SplitStrategy(BaseStrategy):
     # Inside -------------------------------------------------------------------------------
 
     def _serve(self, round_: int, session: Session) -> None:
-        torch.set_num_threads(self.settings.threads)  # a thread's own matter
+        torch.set_num_threads(self.settings.threads)  # PyTorch keeps this setting per thread
         try:
             self.serve(round_, session)
         finally:

@@ -102,9 +102,7 @@ def test_a_client_whose_features_would_ruin_the_server_costs_itself(
 def test_too_few_workers_for_split_clients_are_named_at_once(world):
     """With the cure in the message; devices have a process each, and no worker is counted."""
     strategy, nodes = world("channel-nodes=5"), [11, 12, 13, 14, 15, 16]
-    with pytest.raises(
-        RunError, match="5 SuperNodes must work at the same time, here 2 can; "
-    ) as e:
+    with pytest.raises(RunError, match="5 SuperNodes must work at the same time, but 2 can; ") as e:
         strategy.train_nodes(nodes, workers=2)
     assert "init-args-num-cpus=5" in str(e.value)
     assert strategy.train_nodes(nodes, workers=5) == nodes[:5]

@@ -110,10 +110,10 @@ def test_a_client_that_is_lost_on_the_channel_is_not_averaged(
         ('strategy="fedfc" fedfc.cuts="4"', "fedfc.cuts = 4: must be from 1 to 3"),
         ('strategy="sflv1" sflv1.cut=9', "sflv1.cut = 9: must be from 1 to 3"),
         ('strategy="sflv2" bn-stats="local" model="lenet5"', 'needs bn-stats = "shared"'),
-        ('strategy="fedfc" prox-mu=0.1', "knows no prox-mu"),
+        ('strategy="fedfc" prox-mu=0.1', "does not support prox-mu"),
         (
             'strategy="fedfc" channel-nodes=2',
-            "channel-nodes = 2: 2 SuperNodes must work at the same time, here 1 can",
+            "channel-nodes = 2: 2 SuperNodes must work at the same time, but 1 can",
         ),
         ('strategy="fedfc" channel-nodes=3', "'num-supernodes=3 client-resources-num-cpus=1 init"),
         ('strategy="fedfc" channel-address="nowhere"', 'channel-address = "nowhere"'),
