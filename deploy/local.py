@@ -1,13 +1,13 @@
-"""A deployment on one machine: SuperLink with TLS, proxy, SuperNodes with keys, all real processes.
+"""Try a deployment on one machine, with a real SuperLink, proxy and SuperNodes, TLS and keys.
 
-To try things out before there are devices (`deployment.py`, as for the tests and the benchmark):
+This starts all processes, makes one run, and ends the processes:
 
     python -m deploy.local ~/trial --node-config 'client-id=0 data="/data/a.npz"' \\
         --node-config 'client-id=1 data="/data/b.npz"' --run-config 'strategy="fedper"
         dataset="device" num-clients=2 min-available=2 input-shape="1,8,8" num-classes=3'
 
-The folder (no spaces in its path; without one a temporary one, deleted afterwards) keeps
-certificates, keys, logs and the state of devices.
+The folder keeps certificates, keys, logs and the state of devices. Its path must not contain
+spaces. Without a folder, a temporary folder is used, and deleted afterwards.
 """
 
 import argparse
@@ -39,21 +39,22 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", nargs="?", type=Path, help="keep keys, logs and state there")
+    parser.add_argument("folder", nargs="?", type=Path, help="folder for keys, logs and state")
     parser.add_argument(
         "-c",
         "--run-config",
         action="append",
         default=["round-timeout=120.0"],
         metavar="KEYS|FILE",
-        help="as of flwr run; round-timeout is 120 s unless it says otherwise",
+        help="settings, as for flwr run; the default of round-timeout is 120 s here",
     )
     parser.add_argument(
         "--node-config",
         action="append",
         default=[],
         metavar="KEYS",
-        help="one for each device; without any, two SuperNodes without data",
+        help="add a device with its own data; give this option once for each device; without this "
+        "option, there are two SuperNodes without data",
     )
     options = parser.parse_args()
     try:
