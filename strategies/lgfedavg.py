@@ -32,7 +32,8 @@ class LGFedAvg(WarmUp):
         count, names = self.options.global_layers, self.layout.names
         if count >= len(names):
             raise RunError(
-                f"lgfedavg.global-layers = {count}: the model has {len(names)} layers, leave one"
+                f"lgfedavg.global-layers = {count}: the model has {len(names)} layers; "
+                "leave at least one"
             )
 
     def warmup_rounds(self) -> int:

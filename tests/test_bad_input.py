@@ -172,7 +172,7 @@ def test_a_base_method_that_cannot_be(refuse, base):
         ),
         (
             'strategy="lgfedavg" lgfedavg.global-layers=4',
-            "lgfedavg.global-layers = 4: the model has 4 layers, leave one",
+            "lgfedavg.global-layers = 4: the model has 4 layers; leave at least one",
         ),
         ('strategy="feddyn" feddyn.strength=0', "feddyn.strength = 0: must be float > 0"),
         ('strategy="ditto" ditto.lambda=-1', "ditto.lambda = -1: must be float >= 0"),
