@@ -6,7 +6,7 @@ interval over the seeds; with one seed there is no verdict.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from experiments.cells import Figure, Outcome, best_scale, outcomes
@@ -15,7 +15,9 @@ from experiments.store import Store
 
 SMOKE = SCALES[0]  # only shows that a table runs
 ONE_SEED, UNCLEAR, YES, REVERSE = "one seed", "inconclusive", "yes", "no, the reverse"
-HEADS = ("claim", "rows", "verdict", "difference", "published", "seeds", "table")
+VERDICTS = (YES, REVERSE, UNCLEAR, ONE_SEED)
+HEADS = ("claim", "rows", "verdict", "difference", "published", "seeds")
+COUNTS = ("table", "asked by", *VERDICTS)  # the columns of `counts`
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,6 @@ class Judgement:
     """A claim about two rows. `gap` is their difference, in points, over the seeds of both."""
 
     says: str
-    table: str
     rows: str
     seeds: tuple[int, ...]
     gap: Figure
@@ -46,18 +47,16 @@ class Judgement:
         """Return the cells of this judgement's line in the table."""
         published = "" if self.gap.published is None else f"{self.gap.published:+.2f}"
         gap, seeds = self.gap.text("+"), str(len(self.seeds))
-        return [self.says, self.rows, self.verdict, gap, published, seeds, self.table]
+        return [self.says, self.rows, self.verdict, gap, published, seeds]
 
 
-def tally(found: Sequence[Judgement]) -> str:
-    """Return a sentence that counts the lines by verdict; "" if there are none."""
-    parts = []
-    for whose, ours in (("The papers' claims", False), ("Our questions", True)):
-        count = Counter(judgement.verdict for judgement in found if judgement.ours == ours)
+def counts(found: Iterable[Judgement]) -> Iterator[list[str]]:
+    """Yield a line under `COUNTS`, but for the table, for the paper's claims and for ours."""
+    kept = [*found]
+    for whose, ours in (("the paper", False), ("us", True)):
+        count = Counter(judgement.verdict for judgement in kept if judgement.ours == ours)
         if count:
-            each = (f"{count[v]} {v}" for v in (YES, REVERSE, UNCLEAR, ONE_SEED) if count[v])
-            parts.append(f"{whose}: {'; '.join(each)}")
-    return ". ".join(parts) + "." if parts else ""
+            yield [whose, *(str(count[verdict] or "") for verdict in VERDICTS)]
 
 
 def lines(found: Iterable[Judgement]) -> Iterator[list[str]]:
@@ -65,28 +64,26 @@ def lines(found: Iterable[Judgement]) -> Iterator[list[str]]:
     before = None
     for judgement in found:
         says, *rest = judgement.texts()
-        named = (says, judgement.table)
-        yield ["" if named == before else says, *rest]
-        before = named
+        yield ["" if says == before else says, *rest]
+        before = says
 
 
-def judged(store: Store, known: Iterable[Table]) -> Iterator[Judgement]:
+def judged(store: Store, table: Table) -> Iterator[Judgement]:
     """Yield a judgement for each claim and column in which both rows have run with the same seed.
 
     A table is judged at the largest scale at which any of its rows has run, but never at `smoke`.
     """
-    for table in known:
-        scale = best_scale(store, table)
-        if not table.claims or scale == SMOKE:
-            continue
-        ran = outcomes(store, table, scale)
-        found = {(o.cell.row.name, o.cell.column): o for o in ran if o.runs}
-        for claim in table.claims:
-            for name in claim.than:
-                for column in table.columns or [""]:
-                    pair = found.get((claim.better, column)), found.get((name, column))
-                    if pair[0] and pair[1] and (judgement := _judge(claim, pair[0], pair[1])):
-                        yield judgement
+    scale = best_scale(store, table)
+    if not table.claims or scale == SMOKE:
+        return
+    ran = outcomes(store, table, scale)
+    found = {(o.cell.row.name, o.cell.column): o for o in ran if o.runs}
+    for claim in table.claims:
+        for name in claim.than:
+            for column in table.columns or [""]:
+                pair = found.get((claim.better, column)), found.get((name, column))
+                if pair[0] and pair[1] and (judgement := _judge(claim, pair[0], pair[1])):
+                    yield judgement
 
 
 def _judge(claim: Claim, better: Outcome, other: Outcome) -> Judgement | None:
@@ -104,4 +101,4 @@ def _judge(claim: Claim, better: Outcome, other: Outcome) -> Judgement | None:
     read = [reading.reads.removeprefix("accuracy_") for reading in readings]
     if claim.reads or read[0] != read[1]:  # else the table already names it
         rows += f" ({' - '.join(dict.fromkeys(read))})"
-    return Judgement(claim.says, better.cell.table.name, rows, seeds, gap)
+    return Judgement(claim.says, rows, seeds, gap)

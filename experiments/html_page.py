@@ -44,6 +44,8 @@ class Section:
     figures: list[tuple[str, Markup]] = field(default_factory=list)
     said: str = ""
     chosen: list[list[str]] = field(default_factory=list)
+    claims: list[list[str]] = field(default_factory=list)  # lines under `claims.HEADS`
+    counts: list[list[str]] = field(default_factory=list)  # of their verdicts
 
 
 def write(store: Store, path: Path) -> None:
@@ -55,19 +57,23 @@ def write(store: Store, path: Path) -> None:
     }
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["ticks"] = ticks
-    runs, judged = store.runs(), [*claims.judged(store, tables().values())]
+    runs = store.runs()
     page = environment.from_string(TEMPLATE).render(
         groups={title: parts for title, parts in groups.items() if parts},
         waiting=[part for part in found.values() if not part.rows],
         chosen_heads=tuning.HEADS,
         claim_heads=claims.HEADS,
-        claims=[*claims.lines(judged)],
-        tally=claims.tally(judged),
+        count_heads=claims.COUNTS,
+        counts=[[_link(part), *line] for part in found.values() for line in part.counts],
         colors={claims.YES: "yes", claims.REVERSE: "no", claims.ONE_SEED: "soft"},
         done=len(runs),
         scales=", ".join(dict.fromkeys(run.scale for run in runs)) or "none yet",
     )
     write_whole(path, page.encode())
+
+
+def _link(part: Section) -> Markup:
+    return Markup('<a href="#{}">{}</a>').format(part.name, part.title)
 
 
 def ticks(text: str) -> Markup:
@@ -104,6 +110,8 @@ def section(store: Store, table: Table) -> Section:
             part.heads, part.rows = part.heads[:-1], [row[:-1] for row in part.rows]
         part.figures += _held_against(done)
     part.figures += [*_curves(store, table, scale), *_clients(done), *_bytes(done)]
+    judged = [*claims.judged(store, table)]
+    part.claims, part.counts = [*claims.lines(judged)], [*claims.counts(judged)]
     return part
 
 

@@ -32,12 +32,13 @@ th, td { padding: 4px 10px; text-align: right; white-space: nowrap; }
 th { white-space: normal; vertical-align: bottom; position: sticky; top: 0;
   background: var(--card); color: var(--soft); box-shadow: inset 0 -1px var(--line); }
 td { border-top: 1px solid var(--line); }
-th:first-child, td:first-child, th:last-child, td:last-child { text-align: left; }
+th:first-child, td:first-child, .notes th:last-child, .notes td:last-child { text-align: left; }
 .notes td:last-child { white-space: normal; min-width: 14em; }
 .claims td:nth-child(-n+3), .claims th:nth-child(-n+3) { text-align: left; }
 .claims td:nth-child(-n+2) { white-space: normal; min-width: 8em; }
 .claims td:first-child { width: 30%; min-width: 10em; } .claims td:nth-child(2) { width: 24%; }
-.claims .scroll { max-height: none; }
+.counts td:first-child { white-space: normal; min-width: 10em; }
+.counts td:nth-child(2), .counts th:nth-child(2) { text-align: left; }
 .figures { display: grid; gap: 16px;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 460px), 1fr)); }
 figure { margin: 8px 0 0; min-width: 0; } figcaption { font-size: 13.5px; font-weight: 600; }
@@ -63,7 +64,7 @@ svg text { fill: var(--soft); font-size: 12.5px; }
 TEMPLATE = (
     """{% macro grid(label, heads, rows) %}
 <div class="scroll" tabindex="0" role="region" aria-label="{{ label }}">
-<table{% if heads[-1] == 'note' %} class="notes"{% endif %}>
+<table{% if heads[-1] in ('note', 'settings') %} class="notes"{% endif %}>
 <thead><tr>{% for head in heads %}<th>{{ head }}</th>{% endfor %}</tr></thead>
 <tbody>
 {% for row in rows %}
@@ -94,21 +95,20 @@ TEMPLATE = (
 Figures are in percent; <i>±</i> is half of the 95 % interval over seeds. There are {{ done }}
 runs (scale: {{ scales }}). Figures are those of the last round unless the reading says <i>best</i>
 or <i>last 10</i>. Nothing was tuned on test data.</p>
-<nav>{% if claims %}<a href="#claims">Claims</a>{% endif %}
+<nav>{% if counts %}<a href="#claims">Claims</a>{% endif %}
 {% for title in groups %}
 <a href="#{{ title|replace(' ', '-') }}">{{ title }}</a>
 {% endfor %}</nav>
-{% if claims %}
+{% if counts %}
 <h2 id="claims">Do the papers' claims hold?</h2>
-<article class="claims">
-<p class="soft">Each line asks whether one row of a table is better than another. Questions that
-begin with <i>ours</i> are our own. An empty cell repeats the claim above it. The difference is in
-percentage points, over the seeds that both rows have; <i>±</i> is half of the 95 % interval. The
-verdict is <i>yes</i> if the whole interval is above zero, <i>no, the reverse</i> if it is below
-zero, and <i>inconclusive</i> if it contains zero. With <i>one seed</i> there is no verdict. The
-intervals are not corrected for the number of lines.</p>
-<p class="said">{{ tally }}</p>
-{{ grid('claims', claim_heads, claims) }}
+<article class="counts">
+<p class="soft">A claim says that one row of a table is better than another. The claims stand below
+the tables that they are about, each with a verdict: <i>yes</i> if the whole 95 % interval of the
+difference is above zero, <i>no, the reverse</i> if it is below zero, and <i>inconclusive</i> if it
+contains zero. With <i>one seed</i> there is no verdict. The difference is in percentage points,
+over the seeds that both rows have. Questions that begin with <i>ours</i> are our own. The
+intervals are not corrected for the number of claims. This table counts the verdicts:</p>
+{{ grid('claims', count_heads, counts) }}
 </article>
 {% endif %}
 {% for title, parts in groups.items() %}
@@ -125,6 +125,11 @@ intervals are not corrected for the number of lines.</p>
 <p class="soft">The settings of each method, which were the best of its trials on validation
 samples:</p>
 {{ grid(part.title ~ ': settings', chosen_heads, part.chosen) }}
+{% endif %}
+{% if part.claims %}
+<p class="soft">How the <a href="#claims">claims</a> about these rows came out (an empty cell
+repeats the claim above it):</p>
+<div class="claims">{{ grid(part.title ~ ': claims', claim_heads, part.claims) }}</div>
 {% endif %}
 <div class="figures">
 {% for caption, chart in part.figures %}

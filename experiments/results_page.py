@@ -1,5 +1,6 @@
 """Write RESULTS.md: each table, and the claims, between its two marks, in Markdown."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from experiments import claims, tuning, yardstick
@@ -10,6 +11,8 @@ from experiments.store import Store
 from experiments.tidy import write_csv
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
+
+CLAIMS = "#do-the-papers-claims-hold"  # the section that explains verdicts
 
 
 def markdown(store: Store, table: Table) -> Iterator[str]:
@@ -40,6 +43,12 @@ def markdown(store: Store, table: Table) -> Iterator[str]:
             yield from _lines(outcome)
         if table.follows:
             yield from progress(store, table, scale)
+    if judged := [*claims.judged(store, table)]:
+        yield ""
+        yield f"How the claims about these rows came out ([what the columns mean]({CLAIMS})):"
+        yield ""
+        yield from _heads(claims.HEADS)
+        yield from (f"| {' | '.join(line)} |" for line in claims.lines(judged))
     total = len(table.cells(scale))
     yield ""
     if len(found) < total:
@@ -101,12 +110,16 @@ def progress(store: Store, table: Table, scale: str) -> Iterator[str]:
 
 
 def _claims(store: Store) -> Iterator[str]:
-    """Yield a table of the claims that can be tested on the runs."""
-    if found := [*claims.judged(store, tables().values())]:
-        yield claims.tally(found)
-        yield ""
-        yield from _heads(claims.HEADS)
-        yield from (f"| {' | '.join(line)} |" for line in claims.lines(found))
+    """Yield a table that counts the verdicts of each table."""
+    yield from _heads(claims.COUNTS)
+    for table in tables().values():
+        for line in claims.counts(claims.judged(store, table)):
+            yield f"| {' | '.join([_link(table.title), *line])} |"
+
+
+def _link(heading: str) -> str:
+    """Return a link to a heading of the page, with the anchor that GitHub makes of it."""
+    return f"[{heading}](#{re.sub(r'[^a-z0-9 -]', '', heading.lower()).replace(' ', '-')})"
 
 
 def _replaced(text: str, name: str, lines: Sequence[str]) -> str:

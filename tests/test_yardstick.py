@@ -229,7 +229,7 @@ def test_tables_that_cannot_be_written_stay_whole(toy, monkeypatch):
 
 def test_claims_are_held_against_paired_seeds(toy):
     table, store, base = toy
-    sure, more, less = claims.judged(store, [table])
+    sure, more, less = claims.judged(store, table)
     assert sure.rows == "better - fedavg-ft" and sure.seeds == (0, 1, 2)
     assert (
         sure.gap.text("+") == "+10.00 ± 0.00" and sure.gap.published == 0 and sure.verdict == "yes"
@@ -249,22 +249,25 @@ def test_claims_are_held_against_paired_seeds(toy):
         "",
         "ours",
     ]
-    said = "The papers' claims: 2 yes. Our questions: 1 no, the reverse."
-    assert claims.tally([sure, more, less]) == said and claims.tally([]) == ""
+    verdicts = claims.COUNTS[2:]
+    assert verdicts == ("yes", "no, the reverse", "inconclusive", "one seed")
+    counts = [*claims.counts([sure, more, less])]
+    assert counts == [["the paper", "2", "", "", ""], ["us", "", "1", "", ""]]
+    assert [*claims.counts([])] == []
     mixed = papers.Row("mixed", 'strategy="local"', "accuracy_initial")
     apart = replace(
         table, rows=(*table.rows[:1], mixed), claims=(papers.Claim("", "mixed", NAMES[:1]),)
     )
     own = store.find(cells["local"], 0)
     store.save(apart.cells("cpu")[1], replace(own, cell="mixed", figures={"accuracy_initial": 0.5}))
-    (line,) = claims.judged(store, [apart])
+    (line,) = claims.judged(store, apart)
     assert line.rows == "mixed - fedavg-ft (initial - personalized)", "it is told"
     better = structs.replace(cells["better"].row, published=75.5)
     rows = tuple(better if row.name == "better" else row for row in table.rows)
-    (line, _, _) = claims.judged(store, [replace(table, rows=rows)])
+    (line, _, _) = claims.judged(store, replace(table, rows=rows))
     assert line.gap.published == 5.5 and line.texts()[4] == "+5.50"
     level = replace(table, claims=(papers.Claim("", "same", ("fedavg-ft",)),))
-    assert [x.verdict for x in claims.judged(store, [level])] == ["inconclusive"]
+    assert [x.verdict for x in claims.judged(store, level)] == ["inconclusive"]
 
 
 def test_a_claim_needs_runs_of_both_rows_and_more_than_one_seed(toy, tmp_path):
@@ -272,11 +275,11 @@ def test_a_claim_needs_runs_of_both_rows_and_more_than_one_seed(toy, tmp_path):
     cells = {cell.row.name: cell for cell in tuning.settled(store, table, "cpu")}
     other = Store(tmp_path / "other")
     other.save(cells["local"], store.find(cells["local"], 0))
-    assert [*claims.judged(other, [table])] == []
+    assert [*claims.judged(other, table)] == []
     other.save(cells["same"], store.find(cells["same"], 1))
-    assert [*claims.judged(other, [table])] == [], "no seed in common"
+    assert [*claims.judged(other, table)] == [], "no seed in common"
     other.save(cells["same"], store.find(cells["same"], 0))
-    (one,) = claims.judged(other, [table])
+    (one,) = claims.judged(other, table)
     assert one.verdict == "one seed" and one.gap.half is None and "±" not in one.texts()[3]
 
 
@@ -312,6 +315,10 @@ def test_the_page_has_every_table_and_figure_and_no_script(toy, tmp_path):
     assert text.count("<svg") == text.count("<figure>") == 3  # difference, clients, bytes
     assert "Better than fine-tuned FedAvg (beyond the 95 % interval)" in text
     assert "<td>&lt;all&gt; are better</td>" in text and 'href="#claims"' in text
+    assert (
+        '<td><a href="#benchmark-toy">Toy &lt;b&gt;</a></td>\n<td>the paper</td>\n<td>2</td>'
+        in text
+    )
     assert "better, client 30: " in text, "a client's accuracy is shown on hover"
     plain = replace(table, yardstick="", alone="")
     part = html_page.section(store, plain)
