@@ -360,8 +360,8 @@ def test_a_download_without_network(refuse, tmp_path, monkeypatch):
 def test_a_runs_dir_below_a_file(refuse, tmp_path):
     (tmp_path / "file").write_text("x")
     line = refuse('run-name="a"', runs=tmp_path / "file" / "runs")
-    why = "no folder can be made there (Not a directory); take one that you may write to, as "
-    assert line == f'runs-dir = "{tmp_path}/file/runs": {why}~/fedapps-runs'
+    why = "no folder can be made there (Not a directory); use a folder that you may write to"
+    assert line == f'runs-dir = "{tmp_path}/file/runs": {why}, for example ~/fedapps-runs'
     line = refuse('run-name="a"', runs=tmp_path / "file")
     assert line.startswith(f'runs-dir = "{tmp_path}/file": no folder can be made there ')
     assert (tmp_path / "file").read_text() == "x"
@@ -370,7 +370,7 @@ def test_a_runs_dir_below_a_file(refuse, tmp_path):
 def test_a_runs_dir_where_nobody_can_write(refuse, tmp_path):
     line = refuse('runs-dir="/proc/x"')
     assert line.startswith('runs-dir = "/proc/x": no folder can be made there (')
-    assert line.endswith("take one that you may write to, as ~/fedapps-runs")
+    assert line.endswith("use a folder that you may write to, for example ~/fedapps-runs")
 
 
 def test_a_data_root_below_a_file(refuse, tmp_path):
@@ -384,7 +384,7 @@ def test_a_run_that_is_there_already(refuse, tmp_path):
     folder.mkdir(parents=True)
     (folder / "rounds.csv").write_text("results")
     line = refuse('run-name="mine"')
-    exists = f'run-name = "mine": {folder} exists; take another name or ""'
+    exists = f'run-name = "mine": {folder} exists; use another name or ""'
     assert line == f'{exists}, or go on with that run: resume="{folder}"'
     assert (folder / "rounds.csv").read_text() == "results"
 

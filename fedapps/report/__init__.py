@@ -1,1 +1,1 @@
-"""The run directory: tables, summary, plots."""
+"""The run directory: tables, summary, plots, page and loggers."""

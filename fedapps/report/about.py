@@ -1,4 +1,4 @@
-"""File run.json of a run directory: which run this is, and what it runs on."""
+"""File run.json of a run directory: identifies the run, its command and its versions."""
 
 import shlex
 import sys
@@ -16,10 +16,10 @@ FILE = "run.json"
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run directory says of its run; written at the start, and when it is resumed.
+    """The content of run.json, which is written when a run starts and when it is resumed.
 
-    `id` is random: a device knows a run by it, since a directory of the same name can be another
-    run's. The run was resumed `attempt` times, the last time after round `resumed`.
+    `id` is random. Devices recognize a run by it, because another run can have a directory of the
+    same name. The run was resumed `attempt` times, the last time after round `resumed`.
     """
 
     id: str
@@ -31,33 +31,35 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def new(cls) -> "About":
-        """Return what a run says that begins now."""
+        """Return the content for a run that starts now."""
         words = command(sys.orig_argv)
         return cls(id=uuid4().hex, started=_now(), command=words, versions=versions())
 
     @classmethod
     def read(cls, run: Path) -> "About":
-        """Read that of a run directory; raises `RunError` if it cannot be read."""
+        """Read run.json of a run directory; raises `RunError` if it cannot be read."""
         path = run / FILE
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except (OSError, msgspec.DecodeError) as error:
-            raise RunError(f"{path}: cannot be read ({error}); the run cannot go on") from error
+            raise RunError(
+                f"{path}: cannot be read ({error}); the run cannot be resumed"
+            ) from error
 
     def again(self, round_: int) -> "About":
-        """Return what the run says when it goes on after `round_`."""
+        """Return the content for this run when it is resumed after `round_`."""
         return msgspec.structs.replace(
             self, attempt=self.attempt + 1, resumed=round_, versions=versions()
         )
 
     def write(self, run: Path) -> None:
-        """Write it, before any client can hear of it; raises `RunError`."""
+        """Write run.json, before any client hears of the run; raises `RunError`."""
         content = msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
         write_whole(run / FILE, content, durable=True)
 
 
 def command(words: list[str]) -> str:
-    """Return the command of this process; of Flower's programs the name, as options hold tokens."""
+    """Return the command of this process; of Flower's programs only the name, to hide tokens."""
     program = next((Path(word).name for word in words[:3] if _is_flowers(word)), "")
     return program or shlex.join([Path(words[0]).name, *words[1:]] if words else [])
 

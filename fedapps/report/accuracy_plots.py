@@ -1,4 +1,4 @@
-"""Accuracy over rounds and traffic; of a run that was scored once, a bar for each accuracy."""
+"""Plots of accuracy over rounds and over traffic; bars if a run was evaluated only once."""
 
 from collections.abc import Sequence
 
@@ -23,17 +23,17 @@ from fedapps.report.drawing import (
 from fedapps.report.units import byte_unit, human, human_bytes
 
 INITIAL, PERSONALIZED = RED, BLUE
-FURTHER = (GREEN, *OTHERS)  # figures, in their order
-FEW = 25  # up to here every point of a line is marked
+FURTHER = (GREEN, *OTHERS)  # colors of further figures, in their order
+FEW = 25  # up to this many points, every point of a line is marked
 AXIS = "mean accuracy (%)"
 BAND = "± std over clients, personalized"
 COSTS = ["bytes_down", "bytes_up", "train_macs"]
 
 
 def evaluated_rounds(rounds: pd.DataFrame) -> pd.DataFrame:
-    """Return the evaluated rounds of rounds.csv, with what training has cost up to each of them.
+    """Return the evaluated rounds of rounds.csv, with the training costs summed up to each.
 
-    That is in `bytes_down`, `bytes_up`, `train_macs`, and `bytes`, the sum of the first two.
+    The columns of sums are `bytes_down`, `bytes_up`, `train_macs`, and `bytes` (the first two).
     """
     costs = rounds[COSTS].cumsum()
     costs["bytes"] = costs["bytes_down"] + costs["bytes_up"]
@@ -42,9 +42,9 @@ def evaluated_rounds(rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_accuracy(evaluated: pd.DataFrame, figures: Sequence[Figure], caption: Caption) -> Picture:
-    """Mean accuracy over rounds, with the spread over clients where it is personalized.
+    """Draw the mean accuracies over rounds, with the spread of the personalized one over clients.
 
-    A single evaluation is no line: it is drawn as bars.
+    A single evaluation is drawn as bars instead of lines.
     """
     if len(evaluated) == 1:
         return _draw_once(evaluated, figures, caption)
@@ -62,7 +62,7 @@ def draw_accuracy(evaluated: pd.DataFrame, figures: Sequence[Figure], caption: C
 def draw_communication(
     evaluated: pd.DataFrame, figures: Sequence[Figure], caption: Caption
 ) -> Picture:
-    """Mean accuracy against the bytes that training has sent up and down so far."""
+    """Draw the mean accuracies over the bytes that training has sent up and down so far."""
     last = evaluated.iloc[-1]
     size, unit = byte_unit(last["bytes"])
     picture, axes = new_axes(f"sent in training, up and down, by all clients ({unit})", AXIS)
@@ -94,11 +94,11 @@ def _draw_once(evaluated: pd.DataFrame, figures: Sequence[Figure], caption: Capt
 
 
 def _curves(evaluated: pd.DataFrame, figures: Sequence[Figure]) -> dict[str, tuple[pd.Series, str]]:
-    """Return what is there to show, in percent, with its colour, by its name; personalized last."""
+    """Return the curves by label: values in percent, and color; the personalized one is last."""
     initial, personalized = (100 * evaluated[f"accuracy_{n}"] for n in ("initial", "personalized"))
     same = bool((initial == personalized).all())
     curves = {} if same else {"initial": (initial, INITIAL)}
-    # a run of an earlier version lacks the columns of newer methods
+    # runs of earlier versions lack the columns of newer methods
     there = [f for f in figures if f.label and f.name in evaluated]
     shown = [f for f in there if evaluated[f.name].notna().any()]
     for figure, colour in zip(shown, FURTHER * len(shown), strict=False):

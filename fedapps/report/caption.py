@@ -1,4 +1,4 @@
-"""What the pictures of a run say of it: method, data, seed, rounds, scored clients and samples."""
+"""The caption of a run's plots: method, data, seed, rounds, scored clients and samples."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ from fedapps.core.words import number
 
 @dataclass(frozen=True)
 class Caption:
-    """The title of all pictures of a run, and what its accuracies are of."""
+    """The title of all plots of a run, and the clients and samples that were scored."""
 
     title: str = ""
-    clients: int = 0  # scored in the last evaluation
-    samples: str = "test"  # that they were scored on, or validation
+    clients: int = 0  # clients that the last evaluation scored
+    samples: str = "test"  # subset that they were scored on: test or validation
 
     @classmethod
     def read(cls, folder: Path, rounds: int, clients: int) -> "Caption":
-        """Make that of a run directory with so many rounds; raises `RunError` if it is none."""
+        """Make the caption of a run directory with `rounds` rounds; raises `RunError`."""
         return cls.of(config.defaults() | config.stored(folder), rounds, clients)
 
     @classmethod
     def of(cls, flat: Mapping[str, Scalar], rounds: int, clients: int) -> "Caption":
-        """Make that of a run with this run-config and so many rounds so far."""
+        """Make the caption of a run with this run-config and `rounds` rounds so far."""
         wanted = int(flat["num-rounds"])
         done = f"{rounds} of {wanted} rounds" if rounds < wanted else number(rounds, "round")
         title = f"{flat['strategy']} on {data_name(flat['dataset'])}, seed {flat['seed']}, {done}"
@@ -33,5 +33,5 @@ class Caption:
 
     @property
     def scored(self) -> str:
-        """Say what a mean accuracy is of: `20 clients, each on its test samples`."""
+        """Say what a mean accuracy is over, for example `20 clients, each on its test samples`."""
         return f"{number(self.clients, 'client')}, each on its {self.samples} samples"

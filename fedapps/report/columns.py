@@ -1,4 +1,4 @@
-"""Which columns the tables of a run directory have: the same in every run, whatever the method."""
+"""The columns of the tables in a run directory; they are the same in all runs and methods."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -29,7 +29,7 @@ ROUND = (
     "evaluated",
 )
 MEANS = tuple(name for name in ROUND if name.startswith("accuracy_"))
-SPREAD = (  # over the clients of an evaluation; behind all others in rounds.csv
+SPREAD = (  # over the clients of an evaluation; the last columns of rounds.csv
     "decile_personalized",
     "least_personalized",
     "share_hurt",
@@ -53,7 +53,7 @@ EVENT = ("round", "client", "kind", "detail")
 def known_figures() -> tuple[Figure, ...]:
     """Return the general figures, then those of all methods, each once.
 
-    Raises `RunError` if two methods declare different figures of one name.
+    Raises `RunError` if two methods declare different figures with the same name.
     """
     known: dict[str, Figure] = {}
     for figure in chain(GENERAL.values(), *map(_figures_of, registry.names())):
@@ -63,9 +63,9 @@ def known_figures() -> tuple[Figure, ...]:
 
 
 def round_columns(figures: Sequence[Figure]) -> tuple[str, ...]:
-    """Return the columns of rounds.csv: the base ones, each figure in its place, the spread.
+    """Return the columns of rounds.csv: base columns with each figure in its place, then `SPREAD`.
 
-    Raises `RunError` if a figure has the name of another column, or no column to stand behind.
+    Raises `RunError` if a figure has the name of another column, or if its `after` is not a column.
     """
     for figure in figures:
         if figure.after and figure.after not in ROUND:
@@ -84,12 +84,12 @@ def round_columns(figures: Sequence[Figure]) -> tuple[str, ...]:
 
 
 def client_columns(figures: Sequence[Figure]) -> tuple[str, ...]:
-    """Return the columns of clients.csv: the base ones, then the figures with one per client."""
+    """Return the columns of clients.csv: the base columns, then the figures per client."""
     return (*CLIENT, *(figure.name for figure in figures if figure.per_client))
 
 
 def accuracy_columns(figures: Sequence[Figure]) -> tuple[str, ...]:
-    """Return the columns of rounds.csv that hold mean accuracies: the higher, the better."""
+    """Return the columns of rounds.csv with mean accuracies, of which a higher one is better."""
     means = (name for name in round_columns(figures) if name.startswith("accuracy_"))
     return tuple(name for name in means if name != "accuracy_personalized_std")
 
@@ -97,5 +97,5 @@ def accuracy_columns(figures: Sequence[Figure]) -> tuple[str, ...]:
 def _figures_of(method: str) -> tuple[Figure, ...]:
     try:
         return tuple(registry.strategy_class(method).figures)
-    except Exception:  # a method that cannot be loaded ends its own runs, not those of others
+    except Exception:  # a method that cannot be loaded fails only its own runs
         return ()

@@ -1,4 +1,4 @@
-"""Where tables are printed: at most 100 columns, plain where nobody watches."""
+"""The console for printed tables: at most 100 columns, without colors in a file or pipe."""
 
 import sys
 
@@ -8,7 +8,7 @@ from fedapps.report.progress import LINE_WIDTH
 
 
 def console() -> Console:
-    """Return a console for standard output; colours and bold face only on a terminal."""
+    """Return a console for standard output; colors and bold face are for terminals only."""
     terminal = sys.stdout.isatty()
     return Console(
         width=LINE_WIDTH,
@@ -21,5 +21,5 @@ def console() -> Console:
 
 
 def readable(text: str, on: Console) -> str:
-    """Return a text without the signs that a console's encoding may lack."""
+    """Return a text with `+-` for the plus-minus sign if the console's encoding may lack it."""
     return text if on.encoding.startswith("utf") else text.replace("±", "+-")

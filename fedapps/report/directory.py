@@ -1,4 +1,4 @@
-"""The files of a run directory: made, appended to, written whole."""
+"""The files of a run directory: create them, append to tables, read them."""
 
 import csv
 import io
@@ -19,16 +19,17 @@ from fedapps.core.files import writing
 
 Rows = Iterable[Iterable[object]]
 MODEL = "model.safetensors"  # the server's model
-EVALUATIONS = "evaluations.csv"  # a line for each time that the run was scored anew
-BEST = "best"  # the run directory of its best round on validation samples
-SAMPLES = "samples.csv"  # who holds how many training samples of which class, if that is known
+EVALUATIONS = "evaluations.csv"  # one line per later evaluation of the run (`fedapps evaluate`)
+BEST = "best"  # a run directory inside this one: the best round on validation samples
+SAMPLES = "samples.csv"  # number of training samples per client and class, if known
 
-# At the start of a cell, or behind what separates cells where a comma is decimal.
+# The start of a formula: in a cell, or after a semicolon, which separates cells in countries with a
+# decimal comma.
 _FORMULA = re.compile(r"(^|;)(\s*[=+\-@＝＋－＠])")  # noqa: RUF001
 
 
 def make(runs_dir: Path, run_name: str, what: str) -> Path:
-    """Make the directory of a new run; if `run_name` is empty, its name is `what` and the time.
+    """Make the directory of a new run; without `run_name`, its name is `what` and the time.
 
     Raises `RunError` if a named run exists or the folder cannot be made.
     """
@@ -41,12 +42,12 @@ def make(runs_dir: Path, run_name: str, what: str) -> Path:
             folder.mkdir(parents=True)
             return folder
         except FileExistsError as error:
-            if not folder.exists():  # it is a file on the way that exists
+            if not folder.exists():  # a parent is a file
                 raise _cannot_make(folder, error) from error
         except OSError as error:
             raise _cannot_make(folder, error) from error
     raise RunError(
-        f'run-name = "{run_name}": {folder} exists; take another name or "", or go on with that'
+        f'run-name = "{run_name}": {folder} exists; use another name or "", or go on with that'
         f' run: resume="{folder}"'
     )
 
@@ -54,27 +55,27 @@ def make(runs_dir: Path, run_name: str, what: str) -> Path:
 def _cannot_make(folder: Path, error: OSError) -> RunError:
     return RunError(
         f'runs-dir = "{folder.parent}": no folder can be made there ({error.strerror or error});'
-        " take one that you may write to, as ~/fedapps-runs"
+        " use a folder that you may write to, for example ~/fedapps-runs"
     )
 
 
 def start(path: Path, rows: Rows) -> None:
-    """Begin a table with its first rows; raises `RunError` if it is there or cannot be written."""
+    """Create a table with its first rows; raises `RunError` if it exists or cannot be written."""
     with writing(path), path.open("xb", buffering=0) as file:
         _add(file, rows)
 
 
 def append(path: Path, rows: Rows) -> None:
-    """Append rows to a table, all or none; raises `RunError` if it cannot be written.
+    """Append all rows to a table, or none; raises `RunError` if it cannot be written.
 
-    What appends never creates: a table that is gone is not begun anew, without its head.
+    The table must exist: if it was deleted, a new one would lack its head.
     """
     with writing(path), path.open("r+b", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         try:
             _add(file, rows)
         except OSError:
-            with suppress(OSError):  # the disk is full: no half of a row
+            with suppress(OSError):  # the disk is full: leave no incomplete row
                 file.truncate(end)
             raise
 
@@ -88,7 +89,7 @@ def truncate(path: Path, size: int) -> None:
 
 
 def sync(path: Path) -> int:
-    """See to it that a table is on disk, so that a power cut leaves it; return its bytes."""
+    """Flush a table to disk, so that a power cut cannot lose it; return its size in bytes."""
     try:
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -98,7 +99,7 @@ def sync(path: Path) -> int:
 
 
 def lines(path: Path) -> list[dict[str, str]]:
-    """Read a table, a dictionary by columns for each line; raises `RunError`."""
+    """Read a table as one dictionary per line, by column; raises `RunError`."""
     with _reading(path) as file:
         return list(csv.DictReader(file))
 
@@ -119,7 +120,7 @@ def _reading(path: Path) -> Iterator[TextIO]:
 
 
 def csv_text(rows: Rows) -> str:
-    """Return rows as CSV; floats are read back as they were, and no text is a formula."""
+    """Return rows as CSV: floats keep all their digits, and no text can act as a formula."""
     text = io.StringIO()
     lines = ([harmless(c) if isinstance(c, str) else c for c in row] for row in rows)
     csv.writer(text, lineterminator="\n").writerows(lines)  # csv writes floats with repr
@@ -127,24 +128,24 @@ def csv_text(rows: Rows) -> str:
 
 
 def harmless(cell: str) -> str:
-    """Return a text that no spreadsheet runs, with an apostrophe before what begins a formula.
+    """Return a text that no spreadsheet runs: an apostrophe stands before the start of a formula.
 
-    Clients have a say in the details of events, as with the text of an error.
+    This is needed because clients can influence the details of events, for example error texts.
     """
-    line = re.sub(r"[\t\r\n]+", " ", cell)  # which may separate cells and rows
+    line = re.sub(r"[\t\r\n]+", " ", cell)  # these could separate cells and rows
     return _FORMULA.sub(r"\1'\2", line)
 
 
 def model_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
     """Pack arrays as safetensors; the same arrays give the same bytes."""
-    # Metadata would be written in random order, and strides would be ignored.
+    # Without metadata, which is written in random order; without strides, which are ignored.
     return safetensors.numpy.save({k: np.asarray(arrays[k], order="C") for k in sorted(arrays)})
 
 
 def _add(file: FileIO, rows: Rows) -> None:
-    # An error's text can name a file whose name is not UTF-8.
+    # backslashreplace: an error's text can contain a file name that is not UTF-8.
     text = memoryview(csv_text(rows).encode("utf-8", errors="backslashreplace"))
-    while text:  # a full disk takes a part, and refuses the rest
+    while text:  # a nearly full disk accepts a part and refuses the rest
         text = text[file.write(text) :]
 
 

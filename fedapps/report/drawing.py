@@ -1,4 +1,4 @@
-"""How all plots look: colours, style, axes, captions, and files that are whole."""
+"""The common look of all plots: colors, style, axes and captions; and saving them."""
 
 import io
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedapps.core.files import write_whole
 
-# Okabe and Ito's colours, which colour-blind readers tell apart.
+# Colors of Okabe and Ito, which color-blind readers can distinguish.
 BLUE, RED, GREEN = "#0072b2", "#d55e00", "#009e73"
 OTHERS = ("#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
 PALETTE = (BLUE, RED, GREEN, *OTHERS)
@@ -41,10 +41,10 @@ STYLE = {
     "ytick.color": INK,
     "legend.frameon": False,
     "lines.markersize": 4,
-    "pdf.fonttype": 42,  # whole fonts, which publishers ask for
-    "svg.hashsalt": "fedapps",  # the same picture is the same file
+    "pdf.fonttype": 42,  # embeds whole fonts, which publishers ask for
+    "svg.hashsalt": "fedapps",  # so that the same picture gives the same file
 }
-# What would make two files of one picture differ.
+# Metadata without which two files of the same picture are equal.
 _UNDATED = {
     "png": {"Software": None},
     "svg": {"Date": None, "Creator": None},
@@ -64,27 +64,27 @@ def new_axes(
 def new_pair(
     size: tuple[float, float] = (WIDTH, 5.4), heights: Sequence[float] = (1, 1)
 ) -> tuple[Figure, Axes, Axes]:
-    """Return an empty plot and its axes, one above the other over the same x."""
+    """Return an empty plot and two axes, one above the other, with a common x axis."""
     figure = _new_figure(size)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=heights)
-    upper.xaxis.set_visible(False)  # the lower one says it
+    upper.xaxis.set_visible(False)  # the lower axes show it
     return figure, upper, lower
 
 
 def new_panels(count: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
-    """Return an empty plot and its axes, side by side over the same y."""
+    """Return an empty plot and `count` axes side by side, with a common y axis."""
     figure = _new_figure(size)
     axes = figure.subplots(1, count, sharey=True, squeeze=False)
     return figure, list(axes[0])
 
 
 def whole_ticks(axis: Axis, most: int) -> None:
-    """Put at most so many ticks on an axis, at whole numbers."""
+    """Put about `most` ticks on an axis, at whole numbers."""
     axis.set_major_locator(MaxNLocator(most, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
 
 
 def title(figure: Figure, text: str) -> None:
-    """Say above everything else what the picture is of."""
+    """Write the title of the picture at its top."""
     if text:
         figure.suptitle(text, x=0.012, ha="left", fontsize=10, fontweight="bold")
 
@@ -92,7 +92,7 @@ def title(figure: Figure, text: str) -> None:
 def legend(
     axes: Axes, subject: str = "", signs: Sequence[Artist] | None = None, columns: int = 4
 ) -> None:
-    """Say above the axes what they show, and what its signs are: there it never hides a curve."""
+    """Write the subject and the legend above the axes, where they never hide a curve."""
     axes.legend(
         handles=axes.get_legend_handles_labels()[0] if signs is None else signs,
         loc="lower left",
@@ -114,7 +114,10 @@ def percent_limits(axes: Axes) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a plot whole or not at all, as PNG, SVG or PDF by the name; raises `RunError`."""
+    """Write a plot as PNG, SVG or PDF, as the suffix says; raises `RunError`.
+
+    The file is written completely or not at all.
+    """
     picture, kind = io.BytesIO(), path.suffix[1:]
     with mpl.rc_context({key: STYLE[key] for key in ("pdf.fonttype", "svg.hashsalt")}):
         figure.savefig(picture, format=kind, metadata=_UNDATED[kind])

@@ -1,4 +1,4 @@
-"""Plots that methods declare of what events.csv holds."""
+"""Plots of the events in events.csv, as methods declare them."""
 
 from pathlib import Path
 
@@ -12,12 +12,12 @@ from fedapps.method.figures import EventPlot
 from fedapps.report.caption import Caption
 from fedapps.report.drawing import PALETTE, legend, new_pair, title, whole_ticks
 
-FEW = 12  # up to here every round is named
-ROUNDS = 6  # the width of a plot is at least that of so many bars
+FEW = 12  # up to this many rounds, each has a tick
+ROUNDS = 6  # the x axis is at least as long as for this many rounds
 
 
 def read_categories(folder: Path, plot: EventPlot) -> pd.DataFrame:
-    """Read the events that a plot shows: round, kind, category, value (NaN where none)."""
+    """Read the events of a plot: round, kind, category, and value (NaN if there is none)."""
     events = pd.read_csv(folder / "events.csv")
     events = events[events["kind"].isin([plot.counted, plot.valued])]
     parts = events["detail"].astype(str).str.split(" ", n=1, expand=True).reindex(columns=[0, 1])
@@ -26,7 +26,7 @@ def read_categories(folder: Path, plot: EventPlot) -> pd.DataFrame:
 
 
 def draw_categories(events: pd.DataFrame, plot: EventPlot, caption: Caption) -> Figure:
-    """Counts per category and round (bars), and the mean value of every category (lines)."""
+    """Draw counts per category and round (bars), and each category's mean value (lines)."""
     figure, upper, lower = new_pair()
     valued = events[events["kind"] == plot.valued]
     counted = events[events["kind"] == plot.counted]

@@ -1,9 +1,9 @@
-"""Loggers that people use, fed with the rows of the tables: TensorBoard, MLflow, Weights & Biases.
+"""Send the rows of the tables to common loggers: TensorBoard, MLflow, Weights & Biases.
 
-Names are those of the columns: `rounds/accuracy_personalized` is that column of rounds.csv, the
-step is the round. What is told per client goes to loggers that have distributions, as
-`clients/accuracy_personalized`. Each package is imported when it is asked for. One that is missing
-or cannot begin ends the run at its start; one that fails later costs an event.
+For example, `rounds/accuracy_personalized` is the column accuracy_personalized of rounds.csv, and
+the step is the round. Figures per client go to loggers that have distributions, for example as
+`clients/accuracy_personalized`. A package is imported only if the logger is asked for. If it is
+missing or cannot begin, the run ends at its start; if it fails later, that is an event.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.schema import Scalar
 
-PROJECT = "fedapps"  # what the runs are found under
+PROJECT = "fedapps"  # the project or experiment that the runs belong to
 FILES = ("config.toml", "summary.json", "rounds.csv", "clients.csv", "classes.csv", "events.csv")
 Figures = Mapping[str, float]
 Failed = Callable[[str, Exception], None]
@@ -28,17 +28,17 @@ class Logger(Protocol):
     """One logger of one run."""
 
     def figures(self, step: int, values: Figures) -> None:
-        """Take figures of a round."""
+        """Log the figures of a round."""
 
     def distributions(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
-        """Take figures of every client in a round."""
+        """Log figures of a round with a value for each client."""
 
     def close(self, summary: Mapping[str, Any] | None) -> None:
-        """End with what the run came to; None: it failed."""
+        """End with the run's summary, or None if the run failed."""
 
 
 class TensorBoard:
-    """Writes `tensorboard/` in the run directory: `tensorboard --logdir` on runs-dir shows all."""
+    """Writes `tensorboard/` in the run directory; `tensorboard --logdir RUNS_DIR` shows all."""
 
     def __init__(self, folder: Path, config: Mapping[str, Scalar]) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -63,7 +63,7 @@ class TensorBoard:
 
 
 class MLflow:
-    """Writes to the store of MLFLOW_TRACKING_URI, else to `mlflow.db` in the run directory."""
+    """Writes to the store of MLFLOW_TRACKING_URI, or else to `mlflow.db` in the run directory."""
 
     def __init__(self, folder: Path, config: Mapping[str, Scalar]) -> None:
         from mlflow import MlflowClient, entities
@@ -77,7 +77,7 @@ class MLflow:
         experiment = found.experiment_id if found else self.client.create_experiment(PROJECT, place)
         self.run = self.client.create_run(experiment, run_name=folder.name).info.run_id
         parameters = [entities.Param(key, str(value)) for key, value in config.items()]
-        for first in range(0, len(parameters), 100):  # more are refused
+        for first in range(0, len(parameters), 100):  # MLflow refuses more at once
             self.client.log_batch(self.run, params=parameters[first : first + 100])
 
     def figures(self, step: int, values: Figures) -> None:
@@ -86,7 +86,7 @@ class MLflow:
         self.client.log_batch(self.run, metrics=metrics)
 
     def distributions(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
-        """MLflow has none."""
+        """Do nothing, as MLflow has no distributions."""
 
     def close(self, summary: Mapping[str, Any] | None) -> None:
         if self.elsewhere:
@@ -97,7 +97,7 @@ class MLflow:
 
 
 class WeightsAndBiases:
-    """Sends to wandb.ai, or with WANDB_MODE=offline writes `wandb/` in the run directory."""
+    """Sends to wandb.ai, or writes `wandb/` in the run directory if WANDB_MODE=offline."""
 
     def __init__(self, folder: Path, config: Mapping[str, Scalar]) -> None:
         import wandb
@@ -108,7 +108,7 @@ class WeightsAndBiases:
             name=folder.name,
             dir=str(folder),
             config=dict(config),
-            settings=wandb.Settings(console="off"),  # what is printed stays as it is
+            settings=wandb.Settings(console="off"),  # do not capture printed output
         )
 
     def figures(self, step: int, values: Figures) -> None:
@@ -132,14 +132,14 @@ LOGGERS: dict[str, Callable[[Path, Mapping[str, Scalar]], Logger]] = {
 
 
 class Loggers:
-    """The loggers of a run; one that fails is told of and left out from then on."""
+    """The loggers of a run; one that fails is reported, and left out from then on."""
 
     def __init__(self, failed: Failed) -> None:
         self.active: dict[str, Logger] = {}
         self._failed = failed
 
     def begin(self, names: Sequence[str], folder: Path, config: Mapping[str, Scalar]) -> None:
-        """Begin to log a run; raises `RunError` if a logger cannot."""
+        """Begin to log a run; raises `RunError` if a logger cannot begin."""
         for name in names:
             try:
                 self.active[name] = LOGGERS[name](folder, config)
@@ -173,7 +173,7 @@ class Loggers:
         for name, logger in [*self.active.items()]:
             try:
                 do(logger)
-            except Exception as error:  # it costs the log, not the run
+            except Exception as error:  # the logger is lost, not the run
                 del self.active[name]
                 with suppress(Exception):
                     logger.close(None)

@@ -1,4 +1,4 @@
-"""Accuracy of each client and class, and who holds what, with the numbers of samples."""
+"""Plots of accuracy per client and per class, and of the training samples that clients hold."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,14 +25,14 @@ from fedapps.report.drawing import (
 )
 
 INITIAL, PERSONALIZED = RED, BLUE
-FEW = 25  # up to here names stand upright, and classes keep their order
-NAMED = 110  # up to here every client and class is named
-LETTERS = 80  # up to so many in all, the sums stand above their bars
-MANY = 300  # up to here a line ties the two accuracies of a client or class
+FEW = 25  # up to this many clients or classes, names are upright, and classes keep their order
+NAMED = 110  # up to this many, every client and class is named
+LETTERS = 80  # up to this many characters in all, sums are written above their bars
+MANY = 300  # up to this many, a line connects the two accuracies of a client or class
 
 
 def draw_clients(clients: pd.DataFrame, caption: Caption) -> Picture:
-    """Accuracy of every client in one evaluation, what personalization changed, its samples."""
+    """Draw every client's accuracies before and after personalization, and its samples."""
     ordered = clients.sort_values(["accuracy_personalized", "client"])
     picture, upper, lower = _new_parts(len(ordered))
     _draw_changes(upper, ordered)
@@ -48,7 +48,7 @@ def draw_clients(clients: pd.DataFrame, caption: Caption) -> Picture:
 
 
 def draw_classes(classes: pd.DataFrame, caption: Caption) -> Picture:
-    """Accuracy per class: in the order of the labels if they are few, else sorted."""
+    """Draw the accuracies per class, in label order if there are few classes, else sorted."""
     few = len(classes) <= FEW
     ordered = classes if few else classes.sort_values(["accuracy_personalized", "class"])
     picture, upper, lower = _new_parts(len(ordered))
@@ -62,17 +62,20 @@ def draw_classes(classes: pd.DataFrame, caption: Caption) -> Picture:
 
 
 def draw_holdings(class_counts: np.ndarray, caption: Caption) -> Picture:
-    """Which client holds how many training samples of which class; class_counts[client, class]."""
+    """Draw how many training samples of each class each client holds.
+
+    `class_counts` is [clients, classes].
+    """
     clients, classes = class_counts.shape
     height = max(HEIGHT + 0.8, min(0.085 * classes + 1.4, WIDEST))
     picture, upper, lower = new_pair((_width(clients), height), heights=(0.8, height - 1.6))
     _draw_samples(upper, {"training": class_counts.sum(axis=1)})
     lower.grid(False)
-    # The square root keeps a handful of samples visible beside hundreds.
+    # The square root keeps a handful of samples visible next to hundreds.
     norm = PowerNorm(0.5, vmin=0, vmax=max(class_counts.max(), 1))
     image = lower.pcolormesh(
         np.arange(clients), np.arange(classes), class_counts.T, cmap="Blues", norm=norm,
-        edgecolors="face", linewidth=0.05,  # or fine white lines show in a PDF
+        edgecolors="face", linewidth=0.05,  # otherwise a PDF shows fine white lines
     )  # fmt: skip
     lower.set_ylabel("class")
     whole_ticks(lower.yaxis, 20 if classes <= FEW else 10)
@@ -86,7 +89,7 @@ def draw_holdings(class_counts: np.ndarray, caption: Caption) -> Picture:
 
 
 def _new_parts(count: int) -> tuple[Picture, Axes, Axes]:
-    """Return a picture for so many clients or classes: accuracies above, samples below."""
+    """Return a plot for `count` clients or classes: accuracies above, samples below."""
     return new_pair((_width(count), HEIGHT + 1), heights=(3, 1))
 
 
@@ -110,12 +113,12 @@ def _draw_changes(axes: Axes, table: pd.DataFrame) -> None:
 
 
 def _draw_dots(axes: Axes, values: pd.Series, colour: str, label: str, size: float) -> None:
-    x = np.arange(len(values))  # those at 0 and 100 % are shown whole, too
+    x = np.arange(len(values))  # clip_on=False shows dots at 0 and 100 % completely, too
     axes.plot(x, values, "o", color=colour, markersize=size, label=label, clip_on=False, zorder=3)
 
 
 def _draw_samples(axes: Axes, sizes: Mapping[str, pd.Series | np.ndarray]) -> None:
-    """Stack bars of the samples of each client or class, with their sum where there is room."""
+    """Stack bars of the samples of each client or class, with their sum if there is room."""
     total = np.zeros(len(next(iter(sizes.values()))), np.int64)
     for (name, values), colour in zip(sizes.items(), (PALE, GREY), strict=False):
         bars = axes.bar(np.arange(len(total)), values, bottom=total, color=colour, label=name)
@@ -129,7 +132,7 @@ def _draw_samples(axes: Axes, sizes: Mapping[str, pd.Series | np.ndarray]) -> No
 def _name_places(
     axes: Axes, names: Sequence[object] | pd.Series, what: str, ordered: bool = False
 ) -> None:
-    """Write the names of clients or classes below their places, as far as they fit."""
+    """Write the names of clients or classes on the x axis, as far as they fit."""
     count = len(names)
     axes.set_xlim(-0.6 - 0.01 * count, count - 0.4 + 0.01 * count)
     how = "" if ordered else ", sorted by personalized accuracy"
@@ -140,6 +143,6 @@ def _name_places(
             axes.tick_params("x", labelrotation=90, labelsize=6, length=2, pad=1.5)
     elif ordered:
         whole_ticks(axes.xaxis, 12)
-    else:  # their table tells which is which
+    else:  # too many to name; their table has the names
         axes.set_xticks([])
         axes.set_xlabel(f"{count} {what}{'es' if what == 'class' else 's'}{how}")

@@ -1,4 +1,4 @@
-"""Pictures of a run, drawn from the tables in its directory, at its end or long after it."""
+"""Draw the plots of a run from the tables in its directory, at its end or at any later time."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ def draw_all(
 ) -> list[Path]:
     """Draw `plots/*` from the tables in `folder`, in each of `formats`; return the files.
 
-    A picture that has nothing to show is left out. Raises `RunError` where one cannot be written.
+    A plot without data is left out. Raises `RunError` if a file cannot be written.
     """
     (folder / "plots").mkdir(exist_ok=True)
     files = []
@@ -40,7 +40,7 @@ def draw_all(
 
 
 def redraw(folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Draw the pictures of a run again; raises `RunError` if the folder is no run's."""
+    """Draw the plots of a run again; raises `RunError` if the folder is not a run directory."""
     flat = config.stored(folder)
     for name in ("rounds.csv", "clients.csv", "events.csv"):
         if not (folder / name).is_file():
@@ -50,12 +50,12 @@ def redraw(folder: Path, formats: Sequence[str]) -> list[Path]:
 
 
 def read_evaluated(folder: Path) -> pd.DataFrame:
-    """Read the evaluated rounds, with what training has cost up to each of them."""
+    """Read the evaluated rounds, with the training costs summed up to each."""
     return evaluated_rounds(pd.read_csv(folder / "rounds.csv"))
 
 
 def read_holdings(folder: Path) -> np.ndarray | None:
-    """Read the training samples of each class, [clients, classes]; None if the run tells none."""
+    """Read the numbers of training samples, [clients, classes]; None if the run has not them."""
     path = folder / directory.SAMPLES
     if not path.is_file():
         return None
@@ -75,7 +75,7 @@ def _pictures(
 ) -> Iterator[tuple[str, Picture]]:
     rounds, clients = (pd.read_csv(folder / name) for name in ("rounds.csv", "clients.csv"))
     evaluated = evaluated_rounds(rounds)
-    clients = clients.dropna(subset=["accuracy_personalized"])  # of rounds that personalize
+    clients = clients.dropna(subset=["accuracy_personalized"])  # rounds with personalization
     clients = clients[clients["round"] == clients["round"].max()]
     caption = Caption.read(folder, int(rounds["round"].max()) if len(rounds) else 0, len(clients))
     if len(evaluated):

@@ -1,4 +1,4 @@
-"""The line that each finished round prints, with the time that the rest will take."""
+"""The progress line of each finished round, with an estimate of the time left."""
 
 import statistics
 from collections import deque
@@ -13,7 +13,7 @@ LINE_WIDTH = 100
 
 @dataclass
 class TimeLeft:
-    """Estimates the time left from the medians of recent rounds, evaluated ones apart."""
+    """Estimates the time left from the median of recent rounds, separately for evaluated ones."""
 
     num_rounds: int
     evaluate_every: int
@@ -22,17 +22,17 @@ class TimeLeft:
     )
 
     def add(self, row: RoundRow) -> None:
-        """Learn from a finished round."""
+        """Add the time of a finished round."""
         self.recent[row.means.accuracy_personalized is not None].append(row.seconds)
 
     def after(self, done: int) -> float:
-        """Return the seconds that the rounds after round `done` will take."""
+        """Return the expected seconds of all rounds after round `done`."""
         ahead = max(self.num_rounds - done, 0)
         evaluated = min(self._evaluations(self.num_rounds) - self._evaluations(done), ahead)
         return evaluated * self._typical(True) + (ahead - evaluated) * self._typical(False)
 
     def _evaluations(self, done: int) -> int:
-        """Count the evaluations in rounds 1..done; the last round always is evaluated."""
+        """Count the evaluations in rounds 1..done; the last round is always evaluated."""
         if done < self.num_rounds:
             return done // self.evaluate_every if self.evaluate_every else 0
         return self._evaluations(self.num_rounds - 1) + 1
@@ -42,7 +42,7 @@ class TimeLeft:
 
 
 def progress_line(row: RoundRow, num_rounds: int, left: float) -> str:
-    """Say a round in at most 100 columns; `left` is in seconds."""
+    """Return the line of a round, in at most 100 columns; `left` is the time left in seconds."""
     last = max(num_rounds, row.round)
     parts = [
         f"round {row.round:>{len(str(last))}}/{last}",
@@ -56,7 +56,7 @@ def progress_line(row: RoundRow, num_rounds: int, left: float) -> str:
         f"{row.failures} failed" if row.failures else "",
     ]
     line = _join(parts)
-    if len(line) > LINE_WIDTH:  # rounds.csv has the seconds
+    if len(line) > LINE_WIDTH:  # leave out the seconds, which are in rounds.csv
         line = _join(parts[:6] + parts[7:])
     if len(line) > LINE_WIDTH:
         line = " ".join(line.split())[:LINE_WIDTH]

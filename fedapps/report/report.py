@@ -31,10 +31,10 @@ GROWING = ("rounds.csv", "clients.csv", "events.csv")
 
 
 class ReportState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far a run directory is after a round.
+    """The state of a run directory after a round, as a checkpoint needs it.
 
-    `seconds` is the time that the run took until then, `tables` the sizes in bytes of the tables
-    that grow, `classes` the sums over clients of the last evaluation's class counts.
+    `seconds` is the run's time up to this round. `tables` has the sizes in bytes of the growing
+    tables. `classes` has the class counts of the last evaluation, summed over clients.
     """
 
     round: int
@@ -45,20 +45,20 @@ class ReportState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 @dataclass
 class Report:
-    """Writes one run directory while the run goes on; `create` makes it, `finish` completes it.
+    """Writes one run directory during the run; `create` makes it, `finish` completes it.
 
-    `hold` tells it who holds which classes. All methods raise `RunError` where a file cannot be
-    written, but for pictures, page and loggers: if one of these fails, that is an event.
+    `hold` gets the training samples of each client and class. All methods raise `RunError` if a
+    file cannot be written; but if plots, page or a logger fail, that is only an event.
     """
 
     folder: Path
     settings: Settings
     class_counts: np.ndarray | None = None
-    model: Mapping[str, np.ndarray] = field(default_factory=dict)  # after the last whole round
+    model: Mapping[str, np.ndarray] = field(default_factory=dict)  # after the last finished round
     about: About = field(default_factory=About.new)
     rows: list[RoundRow] = field(default_factory=list)
-    classes: list[list[int]] = field(default_factory=list)  # sums of the last evaluation
-    seconds_before: float = 0.0  # of the run until it was resumed
+    classes: list[list[int]] = field(default_factory=list)  # as in `ReportState`
+    seconds_before: float = 0.0  # the run's time until it was resumed
     started: float = field(default_factory=time.monotonic)
     figures: tuple[Figure, ...] = field(default_factory=columns.known_figures)
 
@@ -101,7 +101,7 @@ class Report:
         flat_config: Mapping[str, Scalar],
         state: ReportState,
     ) -> "Report":
-        """Go on in the directory of a run that was as far as `state` says; later lines go.
+        """Go on in the directory of a resumed run; lines after `state` are deleted.
 
         Raises `RunError` if its files cannot be read or written.
         """
@@ -109,8 +109,8 @@ class Report:
         for name, head in report._heads.items():
             if directory.columns_of(folder / name) != head:
                 raise RunError(
-                    f"{folder / name}: has other columns than this version of fedapps writes; go "
-                    "on with the version that run.json names"
+                    f"{folder / name}: has other columns than this version of fedapps writes; "
+                    "resume with the version that run.json names"
                 )
         report._configure(flat_config)
         for name, size in state.tables.items():
@@ -118,7 +118,7 @@ class Report:
         try:
             for line in directory.lines(folder / "rounds.csv"):
                 report._remember(RoundRow.read(line, report.figures))
-        except ValueError as error:  # msgspec's too
+        except ValueError as error:  # msgspec's errors are ValueErrors, too
             raise RunError(f"{folder / 'rounds.csv'}: cannot be read: {error}") from error
         report.classes, report.seconds_before = state.classes, state.seconds
         report.about = About.read(folder).again(state.round)
@@ -128,23 +128,23 @@ class Report:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the start of the run, without those in which it stood still."""
+        """The seconds that the run has taken so far, without breaks before it was resumed."""
         return self.seconds_before + time.monotonic() - self.started
 
     def state(self, round_: int) -> ReportState:
-        """Return what it takes to go on after this round; the tables are on disk from now on."""
+        """Return what is needed to resume after this round; flushes the tables to disk."""
         tables = {name: directory.sync(self.folder / name) for name in GROWING}
         return ReportState(round=round_, seconds=self.seconds, tables=tables, classes=self.classes)
 
     def hold(self, class_counts: np.ndarray) -> None:
-        """Take the training samples of each class, [clients, classes], and write samples.csv."""
+        """Write samples.csv: the numbers of training samples, [clients, classes]."""
         self.class_counts = class_counts
         held = zip(*np.nonzero(class_counts), strict=True)
         rows = [(int(c), int(k), int(class_counts[c, k])) for c, k in held]
         self._write(directory.SAMPLES, directory.csv_text([columns.SAMPLES, *rows]))
 
     def follow(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take the server's model; its arrays are replaced as the run goes on."""
+        """Watch the server's model, a mapping whose arrays are replaced during the run."""
         self._live, self.model = arrays, dict(arrays)
 
     def round(self, row: RoundRow) -> None:
@@ -161,7 +161,7 @@ class Report:
             self._draw_page(left)
 
     def evaluation(self, round_: int, results: Sequence[ClientEval]) -> Means:
-        """Add an evaluation to clients.csv and return the means for its `RoundRow`."""
+        """Add an evaluation to clients.csv; return the means for the `RoundRow`."""
         ordered = sorted(results, key=lambda result: result.client)
         values = [{"round": round_} | result.flat() for result in ordered]
         lines = [[flat.get(name) for name in self._client_columns] for flat in values]
@@ -173,7 +173,7 @@ class Report:
         return found
 
     def event(self, round_: int, client: int | str, kind: str, detail: str) -> None:
-        """Add a line to events.csv; `client` is "server" for what the server did."""
+        """Add a line to events.csv; `client` is "server" for an event of the server."""
         line = [round_, client, kind, " ".join(str(detail).split())]
         self._append("events.csv", [line])
 
@@ -184,11 +184,12 @@ class Report:
         plots: bool = True,
         stopped: str = "",
     ) -> None:
-        """Write the shared model, class-wise accuracy, plots and summary; print the summary.
+        """Write the shared model, accuracies per class, plots and summary; print the summary.
 
-        `extra` joins summary.json (NaN: null), and why the run stopped early, if it did. Without
-        `plots` none are drawn, and no page. A plot that fails costs an event, not the run. A file
-        that cannot be written keeps no other from it; afterwards `RunError` tells the first cause.
+        `extra` is added to summary.json (NaN becomes null), and so is `stopped`, which says why the
+        run stopped early, if it did. Without `plots`, neither plots nor the page are made. A plot
+        that fails is only an event. If a file cannot be written, the others still are; then the
+        first `RunError` is raised.
         """
         errors = [
             *_attempt(lambda: self._write(directory.MODEL, directory.model_bytes(arrays))),
@@ -208,7 +209,7 @@ class Report:
             raise errors[0]
 
     def _configure(self, flat_config: Mapping[str, Scalar]) -> None:
-        """Write config.toml, which repeats the run, and resume.toml, which goes on with it."""
+        """Write config.toml, which repeats the run, and resume.toml, which resumes it."""
         config = {**flat_config, "run-name": "", "resume": ""}
         self._write("config.toml", to_toml(config))
         self._write("resume.toml", to_toml({**config, "resume": str(self.folder)}))
@@ -219,9 +220,10 @@ class Report:
 
     @contextmanager
     def closing(self, plots: bool = True) -> Iterator[None]:
-        """Complete the directory if the run inside of this ends early, as its last round left it.
+        """Complete the directory after the last finished round if the run in this block ends early.
 
-        What ended it is noted in events.csv and goes on; what cannot be written then does not.
+        The error that ended the run is recorded in events.csv and raised again. Errors of writing
+        are then ignored.
         """
         try:
             yield
@@ -231,7 +233,7 @@ class Report:
             _attempt(lambda: self.event(self._last_round, "server", kind, reason))
             _attempt(lambda: self.finish(self.model, {}, plots, reason))
             done, total = self._last_round, self.settings.num_rounds
-            if not isinstance(error, KeyboardInterrupt):  # of which the caller tells more
+            if not isinstance(error, KeyboardInterrupt):  # for Ctrl-C, the caller says more
                 log.info("stopped after round %s of %s, see %s", done, total, self.folder)
             raise
 
@@ -253,7 +255,7 @@ class Report:
         self._write("classes.csv", directory.csv_text(class_table(self.classes)))
 
     def _draw_page(self, left: float | None = None) -> None:
-        """Write the page of the run, which takes `left` seconds more; None: it has ended."""
+        """Write the page of the run; `left` are the expected seconds left, None at its end."""
         try:
             self._write_classes()
             self._page.write(registry.strategy_class(self.settings.strategy).plots, left)
@@ -263,7 +265,7 @@ class Report:
 
     def _plot(self) -> None:
         try:
-            # matplotlib takes a second that the start need not wait for
+            # imported here, because loading matplotlib would delay the start by a second
             from fedapps.report import plots
 
             method = registry.strategy_class(self.settings.strategy)
@@ -274,7 +276,7 @@ class Report:
 
 
 def _attempt(write: Callable[[], None]) -> list[RunError]:
-    """Write something; return what keeps it from being written, if anything does."""
+    """Call `write`; return its `RunError` in a list, which is empty if there is none."""
     try:
         write()
     except RunError as error:

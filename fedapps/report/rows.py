@@ -1,4 +1,4 @@
-"""What the tables are made of: a finished round, a client's evaluation, means over clients."""
+"""The rows of the tables: a finished round, a client's evaluation, and means over clients."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -14,17 +14,18 @@ from fedapps.report.columns import CLASS
 
 @dataclass
 class ClientEval:
-    """One client's evaluation on its own test split, as far as one can tell without its data.
+    """One client's evaluation on its own held-out samples.
 
-    The class counts are test samples of each class and how many of them were classified right;
-    `figures` are those that this client gave. `accuracy_personalized` is None in a round in which
-    nobody personalizes.
+    The class counts are the samples of each class (`class_total`), and how many of them were
+    classified correctly. `figures` are the further figures of this client. `accuracy_personalized`
+    is None in a round without personalization. Values are checked as far as that is possible
+    without the client's data.
     """
 
     client: int
     num_train: NonNegative
     num_test: NonNegative
-    loss: float  # of a personalization that diverged: not finite; it stands for itself only
+    loss: float  # not finite if the client's personalization diverged
     accuracy_initial: Fraction
     accuracy_personalized: Fraction | None
     class_total: Sequence[NonNegative]
@@ -36,28 +37,28 @@ class ClientEval:
     def read(
         cls, client: int, num_test: int, metrics: Mapping[str, Any], figures: Iterable[Figure]
     ) -> "ClientEval":
-        """Make it of a client's metrics; raises ValueError for what is missing or out of range."""
+        """Read a client's metrics; raises ValueError if one is missing or out of range."""
         known = {f.name: metrics[f.name] for f in fields(cls) if f.name in metrics}
         about = {"client": client, "num_test": num_test, "figures": given(figures, metrics)}
         return msgspec.convert(known | about, cls)
 
     def initial_only(self) -> "ClientEval":
-        """Return the scores of a round in which nobody personalizes."""
+        """Return the scores for a round without personalization."""
         return replace(self, accuracy_personalized=None)
 
     def flat(self) -> dict[str, Any]:
-        """Return the values by their columns in clients.csv."""
+        """Return the values by column of clients.csv."""
         return vars(self) | self.figures
 
 
 @dataclass(frozen=True, kw_only=True)
 class Means:
-    """One evaluation over its clients: accuracies are fractions, None where undefined.
+    """The means of one evaluation over its clients; accuracies are fractions, or None if undefined.
 
-    `_std` has ddof=0, `_weighted` is by test samples; `figures` has a value for each column.
-    Of the personalized accuracies: `decile` is the 10th percentile over clients, `least` the
-    lowest, `balanced` the mean over clients of the mean over the classes that a client has;
-    `share_hurt` is the share of clients that personalization made worse.
+    `_std` has ddof=0; `_weighted` is weighted by scored samples. Of the personalized accuracies,
+    `decile` is the 10th percentile over clients, `least` the lowest, and `balanced` the mean over
+    clients of a client's mean over its classes. `share_hurt` is the share of clients that
+    personalization made worse. `figures` has a value for each column of the figures.
     """
 
     accuracy_initial: float | None = None
@@ -65,7 +66,7 @@ class Means:
     accuracy_personalized_std: float | None = None
     accuracy_initial_weighted: float | None = None
     accuracy_personalized_weighted: float | None = None
-    evaluated: int | None = None  # clients
+    evaluated: int | None = None  # number of evaluated clients
     decile_personalized: float | None = None
     least_personalized: float | None = None
     share_hurt: float | None = None
@@ -75,11 +76,11 @@ class Means:
 
 @dataclass(kw_only=True)
 class RoundRow:
-    """One line of rounds.csv; `means` are all None where the round was not evaluated.
+    """One line of rounds.csv; `means` are all None if the round was not evaluated.
 
-    Bytes are those of the arrays of all selected clients; `bytes_eval` is what evaluation cost
-    on top. `cost_paper` counts active parameters x batches. `epsilon` is what all rounds so far
-    have spent at `dp.delta`, None without differential privacy.
+    Bytes count the arrays of all selected clients; those of the evaluation are in `bytes_eval`.
+    `cost_paper` counts active parameters x batches. `epsilon` is the privacy that all rounds so far
+    have spent at `dp.delta`, or None without differential privacy.
     """
 
     round: int
@@ -98,7 +99,7 @@ class RoundRow:
 
     @classmethod
     def read(cls, line: Mapping[str, str], figures: Iterable[Figure]) -> "RoundRow":
-        """Make it of a line of rounds.csv, by columns; raises ValueError for what is no number."""
+        """Read a line of rounds.csv, given by column; raises ValueError if it is not valid."""
         values = {name: text or None for name, text in line.items()}
         names = [name for figure in figures for name in figure.columns]
         found = {name: float(text) for name in names if (text := values.get(name))}
@@ -109,7 +110,7 @@ class RoundRow:
         return replace(row, means=replace(means, figures=found))
 
     def flat(self) -> dict[str, Any]:
-        """Return the values by their columns in rounds.csv; those of figures may be missing."""
+        """Return the values by column of rounds.csv; columns of figures can be missing."""
         values = asdict(self)
         means = values.pop("means")
         figures = means.pop("figures")
@@ -117,7 +118,7 @@ class RoundRow:
 
 
 def means(results: Sequence[ClientEval], figures: Iterable[Figure]) -> Means:
-    """Return the means over the clients of one evaluation, in which all personalize or none."""
+    """Return the means over the clients of an evaluation; either all personalize or none."""
     initial = [result.accuracy_initial for result in results]
     sizes = [result.num_test for result in results]
     done = [(r, r.accuracy_personalized) for r in results if r.accuracy_personalized is not None]
@@ -141,14 +142,14 @@ def means(results: Sequence[ClientEval], figures: Iterable[Figure]) -> Means:
 
 
 def class_sums(results: Sequence[ClientEval]) -> list[list[int]]:
-    """Return sums over clients, [3, classes]: test samples, and those right before and after."""
+    """Return sums over clients, [3, classes]: samples, and how many were right before and after."""
     names = ("class_total", "class_initial", "class_personalized")
     sums = [np.sum([getattr(result, name) for result in results], axis=0) for name in names]
     return np.array(sums, int).reshape(3, -1).tolist() if results else []
 
 
 def class_table(sums: Sequence[Sequence[int]]) -> list[list[object]]:
-    """Return classes.csv: accuracy per class over the test samples of all evaluated clients."""
+    """Return the rows of classes.csv: accuracies per class over all evaluated clients' samples."""
     rows: list[list[object]] = [list(CLASS)]
     for label, (count, *correct) in enumerate(zip(*sums, strict=True)):
         rows.append([label, count, *(right / count if count else None for right in correct)])
@@ -156,13 +157,13 @@ def class_table(sums: Sequence[Sequence[int]]) -> list[list[object]]:
 
 
 def _balanced(result: ClientEval) -> float:
-    """Return the mean personalized accuracy over the classes of a client's test samples."""
+    """Return the mean of a client's personalized accuracies over the classes that it has."""
     total, correct = np.array(result.class_total), np.array(result.class_personalized)
     return float((correct[total > 0] / total[total > 0]).mean())
 
 
 def _figure_means(results: Sequence[ClientEval], figure: Figure) -> dict[str, float | None]:
-    """Return a figure's means by their columns, over the clients that gave it."""
+    """Return a figure's means by column, over the clients that have this figure."""
     those = [result for result in results if figure.name in result.figures]
     values = [result.figures[figure.name] for result in those]
     by_samples = _mean(values, [result.num_test for result in those])

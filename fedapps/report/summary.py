@@ -1,4 +1,4 @@
-"""What a run comes to: summary.json, and the table that is printed at its end."""
+"""The summary of a run: summary.json, and the table that is printed at its end."""
 
 import math
 import platform
@@ -24,9 +24,10 @@ TOTALS = ("failures", "bytes_down", "bytes_up", "bytes_eval", "train_macs", "cos
 def summarize(
     settings: Settings, rows: Sequence[RoundRow], figures: Sequence[Figure], seconds: float
 ) -> dict[str, Any]:
-    """Return what summary.json says; `seconds` is the whole run, not the last round.
+    """Return the content of summary.json; `seconds` is the time of the whole run.
 
-    `evaluate_on` tells which samples were scored, `changed` what is not as by default.
+    In it, `evaluate_on` says which samples were scored, and `changed` has the settings that differ
+    from the defaults.
     """
     summary: dict[str, Any] = {
         name: getattr(settings, name) for name in ("strategy", "dataset", "seed", "evaluate_on")
@@ -41,7 +42,11 @@ def summarize(
 
 
 def best_rounds(rows: Sequence[RoundRow], columns: Iterable[str]) -> dict[str, float | int]:
-    """Return `best_accuracy_*` and the round of each: chosen on test data, so never the result."""
+    """Return `best_accuracy_*` and the round of each.
+
+    They are chosen by the scores themselves, mostly on test samples, so do not report them as
+    results.
+    """
     best: dict[str, float | int] = {}
     values = [(row.round, row.flat()) for row in rows]
     for name in columns:
@@ -54,13 +59,13 @@ def best_rounds(rows: Sequence[RoundRow], columns: Iterable[str]) -> dict[str, f
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a result depends on."""
+    """Return the versions of Python and packages that a result depends on."""
     packages = {name: metadata.version(name) for name in ("torch", "flwr", "numpy")}
     return {"python": platform.python_version(), **packages, "fedapps": project.version()}
 
 
 def plain(value: Any) -> Any:
-    """Turn values into what JSON knows; it has no NaN, so that becomes null."""
+    """Convert values to types of JSON; NaN and infinity, which JSON lacks, become null."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | np.generic):
@@ -104,7 +109,7 @@ def _table_rows(
     return [
         ("method", settings.strategy),
         ("data", settings.dataset),
-        ("not as by default", changes.text_of(summary["changed"]) or "nothing"),
+        ("changed settings", changes.text_of(summary["changed"]) or "none"),
         ("scored on", part),
         ("clients", f"{settings.num_clients}, {summary.get('clients', 0)} in the last round"),
         ("rounds", str(summary.get("round", 0))),

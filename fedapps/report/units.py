@@ -1,4 +1,4 @@
-"""Numbers, bytes and durations as people read them."""
+"""Write numbers, bytes and durations in a readable form."""
 
 from rich.filesize import pick_unit_and_suffix
 
@@ -7,7 +7,7 @@ PREFIXES = ["", "k", "M", "G", "T", "P", "E"]
 
 def human(value: float) -> str:
     """Write a number >= 0 with three digits and a decimal prefix: 1.23 M."""
-    # What rounds to 1000 takes the next prefix: 999.6 k is 1 M.
+    # A number that rounds to 1000 gets the next prefix: 999.6 k is 1 M.
     size, prefix = pick_unit_and_suffix(int(value / 0.9995), PREFIXES, 1000)
     return f"{value / size:.3g} {prefix}"
 
@@ -18,7 +18,7 @@ def human_bytes(value: float) -> str:
 
 
 def byte_unit(largest: float) -> tuple[int, str]:
-    """Return the size and the name of the unit for an axis that ends at `largest` bytes."""
+    """Return the size in bytes and the name of the unit for an axis that ends at `largest`."""
     size, prefix = pick_unit_and_suffix(int(largest), PREFIXES, 1000)
     return size, prefix + "B"
 

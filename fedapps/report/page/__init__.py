@@ -1,4 +1,4 @@
-"""One page for a run, `report.html`: self-contained, made of what is in the run directory."""
+"""The page of a run, `report.html`: self-contained, made from the run directory."""
 
 import math
 import time
@@ -16,15 +16,16 @@ from fedapps.report.page.reading import RunFiles
 from fedapps.report.page.template import SECTIONS, STYLE, TEMPLATE
 
 PAGE = "report.html"
-SHARE = 100  # times as long as it takes to write the page must pass before it is written again
-FIRST = 20.0  # seconds of a run before the page is written first: that takes longer, 0.2 s
+SHARE = 100  # the page is written again after this many times the seconds that writing it took
+FIRST = 20.0  # seconds before the first writing, which takes longer than the others: 0.2 s
 
 
 def write(folder: Path, plots: Iterable[EventPlot] = (), left: float | None = None) -> Path:
-    """Write the page of a run directory, of any version and finished or not; return its path.
+    """Write the page of a run directory; return its path.
 
-    `plots` are what the method declares; `left` are the seconds that a running run will take.
-    Raises `RunError` if the page cannot be written.
+    The run can be of any version of fedapps, and unfinished. `plots` are the event plots that the
+    method declares; `left` are the expected seconds left, or None if the run is over. Raises
+    `RunError` if the page cannot be written.
     """
     page = render(RunFiles.read(folder), tuple(plots), left)
     write_whole(folder / PAGE, page.encode("utf-8", errors="replace"))
@@ -36,13 +37,13 @@ def plots_of(folder: Path) -> tuple[EventPlot, ...]:
     strategy = str(RunFiles.read(folder).config.get("strategy", ""))
     try:
         found: tuple[EventPlot, ...] = registry.strategy_class(strategy).plots
-    except Exception:  # of another version, or of a project that is not here
+    except Exception:  # a method of another version or project, which is not installed here
         return ()
     return found
 
 
 class LivePage:
-    """The page of a run that goes on, written so seldom that it costs less than 1 % of the time."""
+    """The page of a running run, written so rarely that it takes less than 1 % of the time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -53,7 +54,7 @@ class LivePage:
         return time.monotonic() >= self._due
 
     def write(self, plots: Iterable[EventPlot], left: float | None) -> None:
-        """Write the page, whether it is time or not; if it fails it is not due any more."""
+        """Write the page now, due or not; if that fails, it is never due again."""
         began, self._due = time.monotonic(), math.inf
         write(self.folder, plots, left)
         now = time.monotonic()
@@ -114,5 +115,5 @@ def _template() -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Write places in charts as 44, not as 44.0."""
+    """Write positions in charts as 44, not as 44.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -25,8 +25,8 @@ from fedapps.report.page.plot import (
     written,
 )
 
-MOST_POINTS = 1500  # of a line; of more, every n-th is drawn
-MOST_HITS = 200
+MOST_POINTS = 1500  # points of a line; if there are more, every n-th is drawn
+MOST_HITS = 200  # boxes with a title in a chart
 
 
 def line_chart(
@@ -39,9 +39,10 @@ def line_chart(
     x_from: float | None = None,
     whole_x: bool = True,
 ) -> Chart:
-    """Draw series over their common x; `show` writes a value, for the axis and for titles.
+    """Draw series as lines over a common x axis.
 
-    The y axis never goes below `floor` or above `ceiling`, bands included.
+    `show` formats a value, for the axis and for titles. The y axis never goes below `floor` or
+    above `ceiling`, bands included.
     """
     xs = sorted({x for line in series for x, _ in line.points})
     x_scale = _across(xs[0] if x_from is None else x_from, xs[-1])
@@ -74,8 +75,8 @@ def pair_chart(
     floor: float | None = 0.0,
     ceiling: float | None = None,
 ) -> Chart:
-    """Draw one place per name, with a dot of every series there, and a tie between the dots."""
-    x_scale = Scale(-0.5, len(names) - 0.5, LEFT, WIDTH - RIGHT)  # as `column_hits` has it
+    """Draw a column per name, with a dot for each series and a line that connects the dots."""
+    x_scale = Scale(-0.5, len(names) - 0.5, LEFT, WIDTH - RIGHT)  # as in `column_hits`
     values = [y for line in series for _, y in line.points]
     y_scale = _upwards(chart, min(values), max(values), show, floor, ceiling)
     every = 1 if len(names) <= few else -(-len(names) // 14)
@@ -119,7 +120,7 @@ def scatter_chart(
 def bar_chart(
     chart: Chart, series: Sequence[Series], show: Show, show_x: Show = "{:g}".format
 ) -> Chart:
-    """Draw the counts of series on top of each other, over whole x."""
+    """Draw the counts of series as stacked bars, at whole numbers x."""
     xs = sorted({x for line in series for x, _ in line.points})
     heights = dict.fromkeys(xs, 0.0)
     for line in series:
@@ -153,7 +154,7 @@ def heat_chart(
     most = max((value for *_, value in cells), default=0.0) or 1.0
     levels: dict[int, str] = {}
     for column, row, value in cells:
-        # The square root keeps a handful of samples visible beside hundreds.
+        # The square root keeps a handful of samples visible next to hundreds.
         level = math.ceil(8 * math.sqrt(value / most))
         x, y = LEFT + column * wide, HEIGHT - BOTTOM - (row + 1) * high
         box = f"M{written(x)} {written(y)}h{written(wide)}v{written(high)}h-{written(wide)}z"
@@ -189,7 +190,7 @@ def _upwards(
     ceiling: float | None,
     whole: bool = False,
 ) -> Scale:
-    """Make the y axis with room around the values, and the lines of its grid."""
+    """Make the y axis, with room around the values, and its grid lines."""
     room = 0.06 * (high - low) or 0.06 * abs(high) or 1.0
     low, high = low - room, high + room
     if floor is not None:
@@ -213,7 +214,7 @@ def _edges(line: Series) -> list[float]:
 def _sayings(
     chart: Chart, series: Sequence[Series], show: Show, show_x: Show
 ) -> Callable[[float], str]:
-    """Return what to say at an x: every series' value there."""
+    """Return a function that gives the title at an x: the value of each series there."""
     tables = [
         (line.label, dict(line.points), dict(zip((x for x, _ in line.points), line.spread)))  # noqa: B905
         for line in series
@@ -231,7 +232,7 @@ def _sayings(
 
 
 def _columns(xs: Sequence[float], scale: Scale, title: Callable[[float], str]) -> list[Hit]:
-    """Return boxes around some of the x, each up to the middle between neighbours."""
+    """Return boxes around some of the x; each extends halfway to its neighbors."""
     chosen = xs[:: -(-len(xs) // MOST_HITS)]
     places = [scale(x) for x in chosen]
     middles = [(a + b) / 2 for a, b in pairwise(places)]

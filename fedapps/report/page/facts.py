@@ -1,4 +1,4 @@
-"""What a run's page says in words and tables: its state, its settings, its figures."""
+"""The words and tables on a run's page: its state, settings, figures and events."""
 
 import shlex
 from collections import Counter
@@ -15,7 +15,7 @@ from fedapps.report.units import clock, human, human_bytes
 MOST_EVENTS = 200
 MOST_ROUNDS = 200
 MOST_CLIENTS = 1000
-PLACES = ("runs-dir", "data-root", "run-name")  # keys that change no figure
+PLACES = ("runs-dir", "data-root", "run-name")  # keys that have no influence on results
 FILES = (
     "config.toml",
     "rounds.csv",
@@ -33,7 +33,7 @@ ENDS = {"run-failed": "failed", "interrupted": "interrupted"}  # events that end
 
 @dataclass(frozen=True)
 class State:
-    """How far a run is: `word` is running, finished, failed, interrupted or unfinished."""
+    """How far a run is; `word` is running, finished, failed, interrupted or unfinished."""
 
     word: str
     text: str
@@ -41,7 +41,7 @@ class State:
 
 @dataclass(frozen=True)
 class Tile:
-    """A figure that everybody wants to see first."""
+    """An important figure, shown at the top of the page."""
 
     label: str
     value: str
@@ -60,16 +60,16 @@ class Table:
 
 
 def state_of(run: RunFiles, left: float | None) -> State:
-    """Say how far a run is; `left` are the seconds that a running one will take, None if none."""
+    """Say how far a run is; `left` are the expected seconds left, or None if it is not running."""
     last = run.rounds[-1].get("round", "0") if run.rounds else "0"
     rounds = run.config.get("num-rounds")
     of = f"round {last} of {rounds}" if rounds else f"round {last}"
     if left is not None:
-        return State("running", f"{of}, about {clock(left)} left; reload the page for what is new")
-    for event in reversed(run.events):  # those of a run that went on are no longer there
+        return State("running", f"{of}, about {clock(left)} left; reload the page for updates")
+    for event in reversed(run.events):  # when a run is resumed, these events are deleted
         if event.get("kind") in ENDS:
             return State(ENDS[event["kind"]], f"after {of}: {event.get('detail', '')}")
-    if str(run.summary.get("round")) == last:  # a longer run goes on beside an older summary
+    if str(run.summary.get("round")) == last:  # an extended run still has its old summary
         seconds = run.summary.get("seconds")
         return State("finished", f"in {duration(seconds)}" if seconds else "")
     return State("unfinished", f"after {of}")
@@ -82,7 +82,7 @@ def title_of(run: RunFiles) -> str:
 
 
 def subtitle_of(run: RunFiles) -> str:
-    """Return what the run is in a line."""
+    """Return one line on clients, data partition, model, seed and scored samples."""
     c = run.config
     parts = [
         f"{c['num-clients']} clients" if "num-clients" in c else "",
@@ -124,7 +124,7 @@ def tiles_of(run: RunFiles) -> list[Tile]:
 
 
 def costs_of(run: RunFiles) -> Table:
-    """Return totals of the costs and what a round took of them on average."""
+    """Return the total costs, and the average costs of a round."""
     count = max(1, len({row.get("round") for row in run.rounds}))
     lines = [
         ("sent to clients", _sum(run, "bytes_down"), human_bytes),
@@ -139,7 +139,7 @@ def costs_of(run: RunFiles) -> Table:
 
 
 def rounds_of(run: RunFiles) -> Table:
-    """Return the last rounds with the columns that say something."""
+    """Return the last rounds, without columns that are empty."""
     columns = [name for name in (run.rounds[0] if run.rounds else ()) if _used(run.rounds, name)]
     rows = [[shown(name, row.get(name, "")) for name in columns] for row in run.rounds]
     note = f"The last {MOST_ROUNDS} of {len(rows)}; rounds.csv has all."
@@ -148,7 +148,7 @@ def rounds_of(run: RunFiles) -> Table:
 
 
 def evaluation_of(rows: Sequence[Row], name: str) -> Table:
-    """Return the clients or classes of the last evaluation, their accuracies first."""
+    """Return the clients or classes of the last evaluation; accuracies are the first columns."""
     known = [key for key in (rows[0] if rows else ()) if key != "round" and _used(rows, key)]
     columns = sorted(known, key=lambda key: (key != name, not key.startswith("accuracy_")))
     lines = [[shown(key, row.get(key, "")) for key in columns] for row in rows[:MOST_CLIENTS]]
@@ -157,12 +157,12 @@ def evaluation_of(rows: Sequence[Row], name: str) -> Table:
 
 
 def kinds_of(run: RunFiles) -> list[tuple[str, int]]:
-    """Return how many events of each kind there are, the commonest first."""
+    """Return the number of events of each kind, the most frequent first."""
     return Counter(event.get("kind", "") for event in run.events).most_common()
 
 
 def events_of(run: RunFiles, drawn: set[str]) -> Table:
-    """Return the latest events, those that are drawn left out."""
+    """Return the latest events, without the kinds in `drawn`, which charts show."""
     told = [event for event in run.events if event.get("kind") not in drawn]
     heads = ("round", "client", "kind", "detail")
     rows = [[event.get(name, "") for name in heads] for event in reversed(told[-MOST_EVENTS:])]
@@ -193,7 +193,7 @@ def differences(flat: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def settings_of(flat: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return all settings with the values that held in the run."""
+    """Return all settings with the values that the run used."""
     values = _holding(flat)
     return [(key, literal(value)) for key, value in values.items()]
 
@@ -207,7 +207,7 @@ def commands(run: RunFiles) -> str:
 
 
 def versions(run: RunFiles) -> list[tuple[str, str]]:
-    """Return the versions that the figures depend on, where the run has told them."""
+    """Return the versions that the figures depend on; none if the run has not recorded them."""
     found = run.about.get("versions") or run.summary.get("versions")
     return [(str(k), str(v)) for k, v in found.items()] if isinstance(found, dict) else []
 
@@ -224,7 +224,7 @@ def duration(seconds: float) -> str:
 
 
 def shown(column: str, text: str) -> str:
-    """Write a cell of a table as people read it."""
+    """Format a cell of a table for readers."""
     value = number({"": text}, "")
     if value is None or column in ("round", "client", "class", "phase"):
         return text
@@ -238,7 +238,7 @@ def shown(column: str, text: str) -> str:
 
 
 def _holding(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that hold: those of the method for general keys, and of all tables."""
+    """Return the values in force: the method's for general keys, and those of all tables."""
     full = config.resolved(flat)
     return {**full, **config.effective(flat)}
 

@@ -1,4 +1,4 @@
-"""The figures of a run's page, made of its tables; what has nothing to show is left out."""
+"""The charts on a run's page, drawn from its tables; a chart without data is left out."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -17,18 +17,18 @@ from fedapps.report.units import byte_unit, human_bytes
 
 INITIAL, PERSONALIZED = "accuracy_initial", "accuracy_personalized"
 SPREAD = "accuracy_personalized_std"
-MOST_DRAWN = 1000  # clients or classes; of more, every n-th in their order
-MOST_CELLS = 60_000  # of the picture of who holds which classes
+MOST_DRAWN = 1000  # clients or classes; if there are more, every n-th is drawn
+MOST_CELLS = 60_000  # cells of the chart of samples per client and class
 COLOURS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7")
 
 
 def percent(value: float) -> str:
-    """Write a fraction as people read it: 87.3 %."""
+    """Write a fraction as a percentage, for example 87.3 %."""
     return f"{100 * value:.1f} %"
 
 
 def curves(run: RunFiles) -> list[Chart]:
-    """Draw how figures went over the rounds."""
+    """Draw accuracies, training loss and epsilon over the rounds."""
     evaluated = [row for row in run.rounds if number(row, PERSONALIZED) is not None]
     found: list[Chart] = []
     if len(evaluated) > 1:
@@ -47,7 +47,7 @@ def curves(run: RunFiles) -> list[Chart]:
 
 
 def clients(run: RunFiles) -> list[Chart]:
-    """Draw the clients of the last evaluation, and who holds what."""
+    """Draw the clients of the last evaluation, and the samples that each client holds."""
     rows = [row for row in run.clients if number(row, PERSONALIZED) is not None]
     found: list[Chart] = []
     if rows:
@@ -80,7 +80,7 @@ def classes(run: RunFiles) -> list[Chart]:
 
 
 def costs(run: RunFiles) -> list[Chart]:
-    """Draw what the rounds cost."""
+    """Draw the traffic and time of the rounds."""
     found: list[Chart] = []
     evaluated = [row for row in run.rounds if number(row, PERSONALIZED) is not None]
     if len(evaluated) > 1 and (traffic := _traffic(run.rounds, evaluated)):
@@ -104,7 +104,7 @@ def costs(run: RunFiles) -> list[Chart]:
 
 
 def events(run: RunFiles, plots: Iterable[EventPlot]) -> list[Chart]:
-    """Draw failures, and what the method declares of its events."""
+    """Draw failures, and the event plots that the method declares."""
     found: list[Chart] = []
     failures = _points(run.rounds, "failures")
     if any(count for _, count in failures):
@@ -142,7 +142,7 @@ def _traffic(rounds: Sequence[Row], evaluated: Sequence[Row]) -> Chart | None:
 
 
 def _means(rows: Sequence[Row], x: Callable[[Row], float], same: bool) -> list[Series]:
-    """Return the curves of mean accuracies; that of the personalized one is the last."""
+    """Return the curves of mean accuracies; the personalized one is the last."""
     skipped = {INITIAL, PERSONALIZED, SPREAD}
     further = [
         name
@@ -162,7 +162,7 @@ def _means(rows: Sequence[Row], x: Callable[[Row], float], same: bool) -> list[S
 
 
 def _changes(chart: Chart, rows: Sequence[Row], what: str, ordered: bool = True) -> Chart:
-    """Draw the initial and the personalized accuracy of clients or classes side by side."""
+    """Draw the initial and the personalized accuracy of each client or class."""
     known = [(row, number(row, INITIAL), number(row, PERSONALIZED) or 0.0) for row in rows]
     if ordered:
         known.sort(key=lambda entry: (entry[2], number(entry[0], what) or 0.0))
@@ -201,7 +201,7 @@ def _change(row: Row) -> str:
 
 
 def _holdings(samples: Sequence[Row]) -> Chart | None:
-    """Draw how many training samples of which class each client holds."""
+    """Draw how many training samples of each class each client holds."""
     cells = [
         (int(number(row, "client") or 0), int(number(row, "class") or 0), number(row, "num_train"))
         for row in samples
@@ -256,7 +256,7 @@ def _declared(rows: Sequence[Row], plot: EventPlot) -> list[Chart]:
 
 
 def _points(rows: Iterable[Row], column: str) -> list[tuple[float, float]]:
-    """Return a column over the rounds, where it has a value."""
+    """Return the values of a column over the rounds; rounds without a value are left out."""
     known = ((number(row, "round"), number(row, column)) for row in rows)
     return [(x, y) for x, y in known if x is not None and y is not None]
 

@@ -1,8 +1,8 @@
-"""What charts are made of: marks, ticks and titles in a box of fixed size, and scales.
+"""The elements of charts: marks, ticks and titles in a box of fixed size, and scales.
 
-Everything that is drawn is a path: a line, an area, bars, or dots (points of no length with round
-ends), so a chart of a thousand clients stays small. On top lie invisible boxes with titles, which
-a browser shows where the pointer is.
+Everything is drawn as a path: a line, an area, bars, or dots (lines of length 0 with round ends).
+So a chart of a thousand clients is still a small file. On top are invisible boxes with titles, and
+a browser shows the title of the box under the pointer.
 """
 
 import math
@@ -17,27 +17,27 @@ Show = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Series:
-    """Values to draw, in the colour `colour` (a class of the style sheet)."""
+    """Values to draw; `colour` is a class of the style sheet."""
 
     label: str
     colour: str
     points: Sequence[Point]
-    spread: Sequence[float] = ()  # half the height of a band around it
+    spread: Sequence[float] = ()  # half the height of a band around each point
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A path: `kind` is line, area, bars, dots or tie, as the style sheet knows them."""
+    """A path to draw; `kind` is a class of the style sheet: line, area, bars, dots, tie or heat."""
 
     d: str
     colour: str
     kind: str
-    width: float = 0.0  # of dots
+    width: float = 0.0  # diameter of dots
 
 
 @dataclass(frozen=True)
 class Tick:
-    """A line of the grid, or a place on the x axis, with what is written beside it."""
+    """A grid line of the y axis, or a position on the x axis, with its label."""
 
     at: float
     label: str
@@ -45,7 +45,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Hit:
-    """A box in which a title is shown."""
+    """An invisible box with a title, which a browser shows under the pointer."""
 
     x: float
     y: float
@@ -63,7 +63,7 @@ class Chart:
     x_label: str
     y_label: str
     note: str = ""
-    plain: bool = False  # without the lines of a grid
+    plain: bool = False  # whether it has no grid lines
     legend: list[tuple[str, str, str]] = field(default_factory=list)  # label, colour, kind
     marks: list[Mark] = field(default_factory=list)
     x_ticks: list[Tick] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to places of one axis; `first` and `last` are the places of `low` and `high`."""
+    """Maps the values of an axis to positions: `low` to `first`, and `high` to `last`."""
 
     low: float
     high: float
@@ -81,13 +81,13 @@ class Scale:
     last: float
 
     def __call__(self, value: float) -> float:
-        """Return the place of a value."""
+        """Return the position of a value."""
         share = (value - self.low) / (self.high - self.low or 1.0)
         return round(self.first + share * (self.last - self.first), 1)
 
 
 def steps(low: float, high: float, most: int, whole: bool = False) -> list[float]:
-    """Return at most so many round numbers from `low` to `high`; `whole` ones if asked for."""
+    """Return about `most` round numbers from `low` to `high`; only integers if `whole`."""
     span = high - low
     if span <= 0 or not math.isfinite(span):
         return [low]
@@ -101,15 +101,15 @@ def steps(low: float, high: float, most: int, whole: bool = False) -> list[float
 
 
 def line_path(places: Iterable[Point]) -> str:
-    """Return a path through places."""
+    """Return a path through positions."""
     return "M" + "L".join(f"{written(x)} {written(y)}" for x, y in places)
 
 
 def dot_path(places: Iterable[Point]) -> str:
-    """Return a path of dots at places."""
+    """Return a path of dots at positions."""
     return "".join(f"M{written(x)} {written(y)}h0" for x, y in places)
 
 
 def written(value: float) -> str:
-    """Write a place with at most one digit behind the point."""
+    """Write a position with at most one decimal digit."""
     return f"{value:.1f}".removesuffix(".0")

@@ -1,4 +1,4 @@
-"""What a run directory holds, read for people: of any version, finished or not."""
+"""Read the files of a run directory for its page; the run can be old or unfinished."""
 
 import csv
 import json
@@ -15,10 +15,10 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The tables of a run directory as texts by column; what is not there is empty.
+    """The files of a run directory; table rows are texts by column, and a missing file is empty.
 
-    `clients` and `classes` are those of the last evaluation; `samples` is who holds how many
-    training samples of which class.
+    `clients` and `classes` are those of the last evaluation; `samples` has the number of training
+    samples per client and class.
     """
 
     folder: Path
@@ -48,7 +48,7 @@ class RunFiles:
 
 
 def number(row: Row, column: str) -> float | None:
-    """Return a finite number of a table, None if there is none."""
+    """Return a cell as a finite number, or None if it is none."""
     try:
         value = float(row.get(column) or "")
     except ValueError:
@@ -62,7 +62,7 @@ def _table(path: Path) -> list[Row]:
 
 
 def _last_evaluation(path: Path) -> list[Row]:
-    """Read the last round's lines alone: all evaluations of many clients are a long table."""
+    """Parse only the lines of the last round: the whole table can be long."""
     head, *lines = _text(path).splitlines() or [""]
     if not lines:
         return []
@@ -73,7 +73,7 @@ def _last_evaluation(path: Path) -> list[Row]:
 
 
 def _rows(lines: list[str]) -> list[Row]:
-    """Parse lines; a line that a killed run left half written lacks its last columns."""
+    """Parse lines; an incomplete line of a killed run lacks its last columns."""
     rows = csv.DictReader(lines)
     return [{k: v for k, v in row.items() if k is not None and v is not None} for row in rows]
 

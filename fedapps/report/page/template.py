@@ -100,7 +100,7 @@ _PAGE = """<!doctype html>
 <main>
 {% call section("curves", "Curves") %}
 {{ charts(curves) }}
-{%- if not curves %}<p class="soft">They are drawn from the second round on.</p>{% endif %}
+{%- if not curves %}<p class="soft">Curves are drawn from the second round on.</p>{% endif %}
 {%- if rounds.rows %}
 <details><summary>The rounds as a table</summary>{{ table(rounds) }}</details>
 {%- endif %}
@@ -123,11 +123,11 @@ _PAGE = """<!doctype html>
 <p>{% for kind, count in kinds %}{{ count }} x {{ kind }}{{ ", " if not loop.last else "." }}
 {%- endfor %} The latest comes first.</p>
 {{ table(event_table) }}
-{%- else %}<p class="soft">There were none.</p>{% endif %}
+{%- else %}<p class="soft">There are no events.</p>{% endif %}
 {% endcall %}
 {% call section("settings", "Settings") %}
 {%- if differences.rows %}
-<p>What differs from the defaults of the method:</p>
+<p>Settings that differ from the defaults of the method:</p>
 {{ table(differences) }}
 {%- endif %}
 <details><summary>All {{ settings.rows | length }} settings</summary>{{ table(settings) }}</details>
