@@ -1,1 +1,1 @@
-"""Runs side by side: read, grouped over seeds, as tables and curves; grids of runs."""
+"""Compare runs: read and group them over seeds, make tables and curves; run grids of runs."""

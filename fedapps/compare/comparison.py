@@ -1,4 +1,4 @@
-"""Groups of runs held against each other: what differs, what to beware of, what is a finding."""
+"""Compare groups of runs: their differences, and notes on what limits the comparison."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ PACKAGES = ("torch", "numpy", "fedapps")
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups, the keys that they differ in, their differences, and notes for the reader."""
+    """Groups, the keys in which they differ, their paired differences, and notes for the reader."""
 
     groups: list[Group]
     keys: list[str]
@@ -28,7 +28,7 @@ class Comparison:
 
     @property
     def accuracies(self) -> list[str]:
-        """The columns of mean accuracies that some run has, but for those by samples."""
+        """The columns of mean accuracies that some run has, except those weighted by samples."""
         names = dict.fromkeys(
             str(name)
             for group in self.groups
@@ -40,9 +40,9 @@ class Comparison:
 
 
 def compare(folders: Iterable[Path]) -> Comparison:
-    """Compare run directories, those in folders that hold some, or evaluations of runs.
+    """Compare run directories, folders with run directories, or tables of evaluations.
 
-    Raises `RunError` for a folder that is none, and if there are not two runs to compare.
+    Raises `RunError` if a folder has no run, or if there are fewer than two runs to compare.
     """
     runs = [read_evaluation(path) if is_table(path) else read(path) for path in found(folders)]
     groups = grouped(runs)
@@ -54,7 +54,7 @@ def compare(folders: Iterable[Path]) -> Comparison:
 
 
 def compared(runs: Sequence[Run]) -> Comparison:
-    """Compare runs, of which one at least has scored a round."""
+    """Compare runs, at least one of which has scored a round."""
     groups = grouped(runs)
     return Comparison(groups, differing(groups), pairs(groups, RESULT), [*_notes(runs, groups)])
 
@@ -74,7 +74,7 @@ def _notes(runs: Sequence[Run], groups: Sequence[Group]) -> Iterator[str]:
     for run in runs:
         if not len(run.scored):
             why = "none of its rounds was scored" if run.finished else "it has scored no round yet"
-            yield f"{run.name} is not there: {why}"
+            yield f"{run.name} is left out: {why}"
     yield from _versions([run for group in groups for run in group.runs])
 
 
@@ -85,7 +85,7 @@ def _why_left_out(run: Run, group: Group) -> str:
 
 
 def _different_samples(groups: Sequence[Group]) -> Iterator[str]:
-    """Say which groups are scored on other samples than others, and by which settings."""
+    """Say which settings make groups score different samples, and what each group has there."""
     data = {group.name: dict(data_of(group)) for group in groups}
     keys = dict.fromkeys(key for values in data.values() for key in values)
     by_name = {group.name: group for group in groups}
@@ -97,7 +97,7 @@ def _different_samples(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _different_clients(groups: Sequence[Group]) -> Iterator[str]:
-    """Say of which seeds groups with the same data are means over other clients."""
+    """Say for which seeds groups with the same data are means over different clients."""
     alike = [group for group in groups if same_data(group, groups[0])]
     counts = pd.DataFrame({group.name: group.evaluated() for group in alike})
     for seed, row in counts.iterrows():
@@ -107,7 +107,7 @@ def _different_clients(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _listed(values: dict[str, str]) -> str:
-    """Write `20 (A, B), 10 (C)`."""
+    """Write each value with the names that have it, for example `20 (A, B), 10 (C)`."""
     by_value = sorted(values.items(), key=lambda item: [*values.values()].index(item[1]))
     return ", ".join(
         f"{value} ({', '.join(name for name, _ in items)})"

@@ -1,4 +1,4 @@
-"""One picture of a comparison: mean accuracies over rounds, with their spread over seeds."""
+"""The plot of a comparison: mean accuracies over rounds, with their spread over seeds."""
 
 from collections.abc import Iterator
 from itertools import cycle, product
@@ -29,22 +29,22 @@ from fedapps.report.drawing import (
 PANELS = {"accuracy_initial": "initial", RESULT: "personalized"}
 COLOURS = PALETTE[:-1]  # yellow is too pale for a line
 STROKES = ("-", "--", ":", "-.")
-FEW = 25  # up to here every point of a line is marked
-NARROWEST = 10.0  # points of accuracy that the axis of a single evaluation shows at least
+FEW = 25  # up to this many points, every point of a line is marked
+NARROWEST = 10.0  # smallest range of an axis for single evaluations, in percentage points
 TOP = 101.0  # percent, with room for a mark at 100
-LETTERS = 12  # of a legend, in an inch
-LINE = 0.2  # inches
-LONGEST = 60  # letters of what tells a group from the others; the table has all
+LETTERS = 12  # characters of a legend per inch
+LINE = 0.2  # height of a line of the legend in inches
+LONGEST = 60  # characters of a group's label; the table has the whole label
 
 
 def write(comparison: Comparison, path: Path) -> None:
-    """Draw the curves into a file; raises `RunError` if it cannot be written."""
+    """Draw the comparison into a file; raises `RunError` if it cannot be written."""
     with matplotlib.style.context(["default", STYLE]):
         save(draw(comparison), path)
 
 
 def draw(comparison: Comparison) -> Figure:
-    """A panel for each accuracy; runs that were scored once are points with bars of deviation."""
+    """Draw a panel per accuracy; runs that were scored only once are points with error bars."""
     groups, panels = comparison.groups, _panels(comparison.groups)
     labels = [_sign(group, comparison.keys) for group in groups]
     once = all(len(group.curve(RESULT)) < 2 for group in groups)
@@ -85,7 +85,7 @@ def _panels(groups: list[Group]) -> dict[str, str]:
 
 
 def _signs() -> Iterator[tuple[str, str]]:
-    """Yield colours and strokes, so that no two of the first lines look alike."""
+    """Yield colors with line styles; the first lines all look different."""
     return cycle((colour, stroke) for stroke, colour in product(STROKES, COLOURS))
 
 
@@ -123,7 +123,7 @@ def _draw_points(axes: Axes, groups: list[Group], name: str, labels: list[str]) 
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:
-    """Return limits in percent, far enough apart that differences of a tenth do not look large."""
+    """Return axis limits in percent, so wide that a difference of 0.1 points looks small."""
     low, high = max(low, 0.0), min(high, TOP)
     width = max(high - low, NARROWEST)
     low = min(max((low + high - width) / 2, 0.0), TOP - width)

@@ -1,4 +1,4 @@
-"""An evaluation of a saved run (`fedapps evaluate`), read as a run that was scored once."""
+"""Read an evaluation of a saved run (`fedapps evaluate`) like a run that was scored once."""
 
 from pathlib import Path
 
@@ -12,14 +12,15 @@ from fedapps.report import directory
 
 
 def is_table(path: Path) -> bool:
-    """Tell whether a path names the table of an evaluation, and not a run directory."""
+    """Tell whether a path is the table of an evaluation instead of a run directory."""
     return path.suffix == ".csv"
 
 
 def read_evaluation(table: Path) -> Run:
-    """Read `evaluation-1.csv` of a run, or of its best round; raises `RunError` if it is none.
+    """Read an evaluation, for example `evaluation-1.csv`, of a run or of its best round.
 
-    The run ends after the round that was scored: it has the costs up to there and no other scores.
+    The result is a run that ends after the evaluated round: it has the costs up to this round, and
+    only the scores of this evaluation. Raises `RunError` if the file is not such a table.
     """
     scored, line = directory.lines(table), _line(table)
     try:
@@ -37,7 +38,7 @@ def read_evaluation(table: Path) -> Run:
     for name, value in figures.items():
         rounds.loc[len(rounds) - 1, name] = value
     counting = changes.counting(config.defaults() | config.stored(folder) | settings)
-    if folder != run.folder:  # what else tells it from an evaluation of the last round
+    if folder != run.folder:  # to distinguish it from an evaluation of the last round
         counting["keep-best"] = True
     about = {"finished": True, "versions": run.summary.get("versions", {})}
     summary = about | {"seconds": float(rounds["seconds"].sum())}
@@ -45,9 +46,9 @@ def read_evaluation(table: Path) -> Run:
 
 
 def _line(table: Path) -> dict[str, str]:
-    """Return the line of an evaluation among those of its run; raises `RunError`."""
+    """Return the line of an evaluation in evaluations.csv; raises `RunError` if it has none."""
     name, number = "evaluation", table.stem.removeprefix("evaluation-")
     for line in directory.lines(table.with_name(directory.EVALUATIONS)):
         if line.get(name) == number:
             return {key: value for key, value in line.items() if key != name}
-    raise RunError(f"{table}: {directory.EVALUATIONS} beside it has no evaluation {number}")
+    raise RunError(f"{table}: {directory.EVALUATIONS} next to it has no evaluation {number}")

@@ -1,4 +1,4 @@
-"""What a comparison leaves behind: two tables and a picture."""
+"""The files of a comparison: two tables and a plot."""
 
 import itertools
 import math
@@ -15,9 +15,9 @@ ALWAYS = ("strategy", "dataset", "evaluate-on")
 
 
 def write(comparison: Comparison, folder: Path, kind: str) -> list[Path]:
-    """Write runs.csv, groups.csv and curves.<kind>; return them. Raises `RunError`."""
+    """Write runs.csv, groups.csv and curves.<kind>; return their paths. Raises `RunError`."""
     from fedapps.compare import (
-        curves,  # matplotlib takes a second that the tables need not wait for
+        curves,  # imported here, because loading matplotlib takes a second
     )
 
     try:
@@ -33,9 +33,10 @@ def write(comparison: Comparison, folder: Path, kind: str) -> list[Path]:
 
 
 def free(folder: Path, comparison: Comparison) -> Path:
-    """Return the first of `folder`, `folder-2`, ... without runs that this comparison lacks.
+    """Return the first of `folder`, `folder-2`, ... that has no comparison of other runs.
 
-    Raises `RunError` if a table there cannot be read.
+    A folder with a comparison of some of the same runs is used again. Raises `RunError` if its
+    table cannot be read.
     """
     runs = [run for group in comparison.groups for run in (*group.runs, *group.left_out)]
     mine = {str(run.folder) for run in runs}
@@ -49,7 +50,7 @@ def free(folder: Path, comparison: Comparison) -> Path:
 
 
 def runs_table(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return a row for each run that has scored a round; `counts` says if its group has it."""
+    """Return a row for each run that has scored a round; `counts` says if its group uses it."""
     rows = []
     for group in comparison.groups:
         looked_at = dict(zip((run.folder for run in group.runs), group.rounds, strict=True))
@@ -63,7 +64,7 @@ def runs_table(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def groups_table(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return a row for each group: n, and mean and std (ddof=1) of each figure and cost."""
+    """Return a row for each group: n, and the mean and std (ddof=1) of each figure and cost."""
     rows = []
     for group in comparison.groups:
         about = {"group": group.name, **_settings(comparison, group)}
@@ -80,7 +81,7 @@ def _settings(comparison: Comparison, group: Group) -> dict[str, Any]:
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:
-    """Return rows as CSV; what a row lacks, and what is not a number, is empty."""
+    """Return rows as CSV; missing values and NaN are empty cells."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     return csv_text([columns, *([_cell(row.get(name)) for name in columns] for row in rows)])
 

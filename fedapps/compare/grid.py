@@ -1,4 +1,4 @@
-"""Grids of runs: axes and seeds as people write them, and the run-config of each point."""
+"""Grids of runs: parse axes and seeds, and make the run-config of each point."""
 
 import re
 import tomllib
@@ -12,7 +12,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
 from fedapps.core.words import did_you_mean
 
-NAMED_HERE = ("runs-dir", "run-name")  # a sweep has folders of its own
+NAMED_HERE = ("runs-dir", "run-name")  # keys that a sweep sets itself
 EXAMPLE = """lr=0.01,0.1 or model=cnn,lenet5 or 'sizes="0.6,0.4","0.5,0.5"'"""
 
 
@@ -25,9 +25,10 @@ class Axis:
 
     @classmethod
     def read(cls, text: str) -> "Axis":
-        """Read `lr=0.01,0.1`: a text in quotes may have commas, as in `sizes="0.6,0.4","0.5,0.5"`.
+        """Read an axis, for example `lr=0.01,0.1`.
 
-        Raises `RunError`.
+        A text in quotes can contain commas: `sizes="0.6,0.4","0.5,0.5"` has two values. Raises
+        `RunError` for an unknown key, and for values that cannot be read.
         """
         key, _, listed = (part.strip() for part in text.partition("="))
         known = config.defaults()
@@ -35,7 +36,7 @@ class Axis:
             hint = did_you_mean(key, known) if key else ""
             raise RunError(f"axis {text}: unknown key {key}{hint}; write {EXAMPLE}")
         if key in NAMED_HERE:
-            raise RunError(f"axis {text}: {key} is the sweep's own; --output says where runs go")
+            raise RunError(f"axis {text}: the sweep sets {key} itself; use --output for the folder")
         values = _values(listed)
         if not values or not all(isinstance(value, bool | int | float | str) for value in values):
             raise RunError(f"axis {text}: cannot read its values; write {EXAMPLE}")
@@ -44,7 +45,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Point:
-    """A run of a sweep: the name of its folder, its run-config, and those of its keys that vary."""
+    """A run of a sweep: the name of its folder, its run-config, and the keys that vary."""
 
     name: str
     flat: Mapping[str, Scalar]
@@ -52,34 +53,35 @@ class Point:
 
     @property
     def label(self) -> str:
-        """What tells it from the others: `lr=0.01 strategy="fedper" seed=2`."""
+        """The values that distinguish it from other runs: `lr=0.01 strategy="fedper" seed=2`."""
         keys = dict.fromkeys([*self.varied, "seed"])
         return changes.text_of({key: self.flat[key] for key in keys})
 
 
 def read_seeds(text: str) -> list[int]:
-    """Read seeds as `0-2` or `0,3,7`; raises `RunError`."""
+    """Read seeds, for example `0-2` or `0,3,7`; raises `RunError` if they cannot be read."""
     seeds: list[int] = []
     for word in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", word)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last:
-            raise RunError(f"--seeds {text}: must be numbers as 0-2 or 0,3,7")
+            raise RunError(f"--seeds {text}: must be numbers, for example 0-2 or 0,3,7")
         seeds += range(first, last + 1)
     return list(dict.fromkeys(seeds))
 
 
 def points(axes: Sequence[Axis], base: Mapping[str, Scalar], seeds: Sequence[int]) -> list[Point]:
-    """Return all combinations, each checked; with the first seed first, so that a grid that is
-    not finished can be compared.
+    """Return all combinations as checked run-configs.
 
-    Combinations that are the same run (a key of another method) are there once. Raises `RunError`.
+    All combinations with the first seed come first, so that an unfinished grid can be compared.
+    Combinations that give the same run (because an axis is a key of another method) are there only
+    once. Raises `RunError` if an axis is given twice, or a run-config is not valid.
     """
     for key, count in ((axis.key, sum(a.key == axis.key for a in axes)) for axis in axes):
         if count > 1:
-            raise RunError(f"axis {key}: is there {count} times; give all its values once")
+            raise RunError(f"axis {key}: given {count} times; give all its values at once")
     if seeds and any(axis.key == "seed" for axis in axes):
-        raise RunError("axis seed: give seeds once, here or as --seeds")
+        raise RunError("axis seed: give seeds only once, here or with --seeds")
     found: dict[frozenset[tuple[str, Scalar]], Mapping[str, Scalar]] = {}
     for flat in _combinations(axes, base, seeds):
         config.read(flat)
@@ -105,7 +107,7 @@ def _combinations(
 
 
 def _values(listed: str) -> list[Any]:
-    """Return the values between commas, none if they cannot be read; words need no quotes."""
+    """Return the values between commas, or none if they cannot be read; words need no quotes."""
     try:
         values: list[Any] = tomllib.loads(f"values = [{listed}]")["values"]
         return values

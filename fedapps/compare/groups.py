@@ -1,4 +1,4 @@
-"""Runs that differ only in their seed, put together, and what tells groups from each other."""
+"""Group runs that differ only in their seed, and find the settings that distinguish groups."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,15 +11,16 @@ from fedapps.compare.runs import SEED, Run
 from fedapps.core import changes
 from fedapps.core.schema import Scalar, literal
 
-MANY = 4  # keys
+MANY = 4  # with more differing keys, defaults are left out of labels
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of the same settings, one a seed in its order, and those that do not count.
+    """Runs with the same settings: one per seed in `runs` (sorted by seed), others in `left_out`.
 
-    `rounds` are those that the runs are looked at after: their last ones, or if they have not
-    finished, the last that all of them have scored; without such a round the furthest run counts.
+    `rounds` says for each of `runs` which round is compared. It is the last round of finished runs.
+    For unfinished runs it is the last round that all of them have scored; if there is none, only
+    the run that got furthest counts.
     """
 
     name: str  # a letter
@@ -30,12 +31,12 @@ class Group:
 
     @property
     def finished(self) -> bool:
-        """Tell whether the runs that count came to their end."""
+        """Tell whether the runs that count have finished."""
         return all(run.finished for run in self.runs)
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds of the runs that count, in their order."""
+        """The seeds of the runs that count, in the order of `runs`."""
         return [run.seed for run in self.runs]
 
     def figures(self) -> pd.DataFrame:
@@ -43,17 +44,17 @@ class Group:
         return pd.DataFrame({run.seed: run.scored.loc[at] for run, at in self._looked_at()}).T
 
     def evaluated(self) -> pd.Series:
-        """Return how many clients the figures of each run are means of, by seed."""
+        """Return the number of clients that each run's figures are means over, by seed."""
         return pd.Series(
             {run.seed: run.evaluated(at) for run, at in self._looked_at()}, dtype=float
         )
 
     def costs(self) -> pd.DataFrame:
-        """Return the costs of each run up to its round, by seed."""
+        """Return the costs of each run up to the compared round, by seed."""
         return pd.DataFrame({run.seed: run.costs(at) for run, at in self._looked_at()}).T
 
     def curve(self, figure: str) -> pd.DataFrame:
-        """Return `mean` and `std` (ddof=1) over seeds of the rounds that all runs have scored."""
+        """Return `mean` and `std` (ddof=1) over seeds, for the rounds that all runs have scored."""
         values = pd.concat([run.curve(figure) for run in self.runs], axis=1, join="inner")
         return pd.DataFrame({"mean": values.mean(axis=1), "std": values.std(axis=1, ddof=1)})
 
@@ -62,10 +63,10 @@ class Group:
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """Put runs together that differ only in the seed, in the order of their first runs.
+    """Group runs that differ only in the seed; groups are in the order of their first runs.
 
-    Only finished runs count where there are some, and of several runs with one seed the first.
-    Runs that have scored no round yet are not there.
+    If a group has finished runs, only these count. Of several runs with the same seed, only the
+    first counts. Runs that have not scored a round yet are in no group.
     """
     by_settings: dict[frozenset[tuple[str, Scalar]], list[Run]] = {}
     for run in runs:
@@ -78,7 +79,11 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 
 def differing(groups: Sequence[Group]) -> list[str]:
-    """Return the keys that groups differ in; where all do as their methods by default, in none."""
+    """Return the keys in which groups differ.
+
+    A key is left out if every group has its method's default, except for the keys that names of
+    runs always show.
+    """
     methods = {str(group.settings["strategy"]) for group in groups}
     usual = {method: changes.usual(method) for method in methods}
     keys = dict.fromkeys(key for group in groups for key in group.settings)
@@ -96,7 +101,7 @@ def differing(groups: Sequence[Group]) -> list[str]:
 
 
 def shown(group: Group, key: str) -> str:
-    """Return a setting of a group as people read it; nothing where its method has no such key."""
+    """Return a setting of a group for display, or "" if its method has no such key."""
     value = group.settings.get(key)
     if value is None:
         return ""
@@ -104,9 +109,9 @@ def shown(group: Group, key: str) -> str:
 
 
 def label(group: Group, keys: Sequence[str]) -> str:
-    """Return what tells a group from the others: `fedper, lr=0.01`.
+    """Return the settings that distinguish a group from others, for example `fedper, lr=0.01`.
 
-    Where groups differ in many keys, what is as by default is left out.
+    If groups differ in more than `MANY` keys, default values are left out.
     """
     by_default = changes.usual(str(group.settings["strategy"])) if len(keys) > MANY else {}
     words = []
@@ -120,7 +125,7 @@ def label(group: Group, keys: Sequence[str]) -> str:
 
 
 def seeds_text(seeds: Sequence[int]) -> str:
-    """Write numbers shortly: 0-2,7."""
+    """Write numbers in a short form, for example 0-2,7."""
     parts: list[list[int]] = []
     for seed in sorted(seeds):
         if parts and seed == parts[-1][-1] + 1:

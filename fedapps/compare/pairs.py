@@ -1,4 +1,4 @@
-"""The difference of two groups with common seeds, and whether chance alone would make it."""
+"""The difference of two groups with common seeds, and whether it can be due to chance."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from scipy import stats
 
 from fedapps.compare.groups import Group
 
-ALL_PAIRS = 4  # with more groups, each is held against the first
+ALL_PAIRS = 4  # with more groups, each is compared only with the first
 DATA = (
     "evaluate-on",
     "dataset",
@@ -27,28 +27,28 @@ DATA = (
     "min-samples",
     "evaluate-clients",
 )
-FEWEST = 3  # seeds without which there is no test
+FEWEST = 3  # smallest number of seeds for a test
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Second minus first, seed by seed, in percentage points.
+    """The difference second minus first, seed by seed, in percentage points.
 
-    `interval` (95 %) and `p` are those of a paired t-test, None with fewer than `FEWEST` seeds or
-    if all differences are equal.
+    `interval` (95 %) and `p` are from a paired t-test. They are None with fewer than `FEWEST`
+    seeds, or if all differences are equal.
     """
 
     first: str
     second: str
     seeds: tuple[int, ...]
     mean: float
-    std: float | None  # ddof=1; None of one seed
+    std: float | None  # ddof=1; None if there is only one seed
     interval: tuple[float, float] | None = None
     p: float | None = None
 
 
 def pairs(groups: Sequence[Group], figure: str) -> list[Pair]:
-    """Return the differences of groups that have seeds, data and scored samples in common."""
+    """Return the differences of groups with common seeds, the same samples and the same length."""
     if len(groups) <= ALL_PAIRS:
         return [*filter(None, (_pair(a, b, figure) for a, b in combinations(groups, 2)))]
     return [*filter(None, (_pair(groups[0], other, figure) for other in groups[1:]))]
@@ -60,8 +60,8 @@ def same_data(first: Group, second: Group) -> bool:
 
 
 def same_length(first: Group, second: Group) -> bool:
-    """Tell whether two groups have trained equally long."""
-    if first.finished and second.finished:  # one may add a phase of its own, or end early
+    """Tell whether two groups were trained for the same number of rounds."""
+    if first.finished and second.finished:  # a method may add a phase of its own, or end early
         return first.settings["num-rounds"] == second.settings["num-rounds"]
     return set(first.rounds) == set(second.rounds)
 
@@ -81,7 +81,7 @@ def _pair(first: Group, second: Group, figure: str) -> Pair | None:
         return None
     both = pd.concat([100 * table[figure] for table in tables], axis=1, join="inner").dropna()
     counts = pd.concat([group.evaluated() for group in (first, second)], axis=1).loc[both.index]
-    both = both[counts.nunique(axis=1) <= 1]  # else some clients are in one mean only
+    both = both[counts.nunique(axis=1) <= 1]  # drop seeds whose means are over different clients
     if both.empty:
         return None
     before, after = both.sort_index().to_numpy().T

@@ -1,4 +1,4 @@
-"""How far a sweep is: a line for each run that ends, and bars on a terminal."""
+"""The progress of a sweep: a line for each run that ends, and progress bars on a terminal."""
 
 import csv
 import time
@@ -14,12 +14,12 @@ from fedapps.compare.grid import Point
 from fedapps.core.words import number
 from fedapps.report.units import clock
 
-MINUTE = 60.0  # seconds between lines where there is no terminal
+MINUTE = 60.0  # seconds between lines if there is no terminal
 
 
 @dataclass
 class Progress:
-    """Tells how far the runs of `todo` in `folder` are."""
+    """Shows how far the runs of `todo` in `folder` are."""
 
     folder: Path
     todo: Sequence[Point]
@@ -47,14 +47,14 @@ class Progress:
         self.bars.stop()
 
     def begin(self, total: int) -> None:
-        """Say what there is to do."""
+        """Print how many runs there are, and how many of them are done already."""
         self.total, done = total, total - len(self.todo)
         before = f", {done} of them done before" if done else ""
         self.console.print(f"{number(total, 'run')} in {self.folder}{before}")
         self.all = self.bars.add_task("all", total=total, completed=done, left="")
 
     def end(self, point: Point, error: str) -> None:
-        """Say that a run has ended."""
+        """Print that a run has ended, with its accuracy or its error."""
         self.ended.add(point.name)
         if point.name in self.shown:
             self.bars.remove_task(self.shown.pop(point.name))
@@ -64,7 +64,7 @@ class Progress:
         self.console.print(f"{done}/{self.total} {point.label}: {how}{self._left()}")
 
     def look(self) -> None:
-        """Show how far the runs are: on a terminal at once, else with a line a minute."""
+        """Show how far the runs are: with bars on a terminal, otherwise with a line per minute."""
         if not self.console.is_terminal:
             self._tell()
             return
@@ -92,7 +92,7 @@ class Progress:
             self.console.print(f"{done}/{self.total} done, {', '.join(rounds)}{self._left()}")
 
     def _left(self) -> str:
-        """Say how long the rest takes if all rounds take as long; nothing if that is not known."""
+        """Estimate the time left, as if all rounds took equally long; "" if it is not known."""
         left = done = 0
         for point in self.todo:
             rounds = self._rounds(point)

@@ -1,4 +1,4 @@
-"""What a comparison reads of a run directory, finished or not."""
+"""Read run directories, finished or not, for a comparison."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,15 +17,15 @@ from fedapps.report import directory
 from fedapps.report.summary import TOTALS
 
 SEED = "seed"
-RESULT = "accuracy_personalized"  # the figure that runs are held against each other by
-NO_FIGURES = {"round", "phase", "clients", "seconds", "evaluated", *TOTALS}  # in rounds.csv
+RESULT = "accuracy_personalized"  # the figure by which runs are compared
+NO_FIGURES = {"round", "phase", "clients", "seconds", "evaluated", *TOTALS}  # other columns
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run: what its numbers depend on, its rounds, and its summary (empty: it has none yet).
+    """A run: the settings that its results depend on, its rounds, and its summary if it has one.
 
-    `folder` is its directory or the table of an evaluation, `name` what messages call it.
+    `folder` is its directory, or the table of an evaluation. `name` is its name in messages.
     """
 
     folder: Path
@@ -36,7 +36,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Tell whether the run came to its end."""
+        """Tell whether the run has finished."""
         return _finished(self.summary)
 
     @property
@@ -44,29 +44,29 @@ class Run:
         """The run's seed."""
         return int(self.settings[SEED])
 
-    @cached_property  # it is asked for again and again
+    @cached_property  # because it is used very often
     def scored(self) -> pd.DataFrame:
         """The figures of the rounds in which clients were personalized and scored, by round."""
         return self._by_round.drop(columns=NO_FIGURES, errors="ignore").dropna(subset=[RESULT])
 
     def evaluated(self, round_: int) -> float:
-        """Return how many clients were scored in a round; NaN if the run's version did not say."""
+        """Return the number of clients scored in a round; NaN if the run's version lacks it."""
         counts = self._by_round.get("evaluated", pd.Series(dtype=float))
         return float(counts.get(round_, np.nan))
 
     def curve(self, figure: str) -> pd.Series:
-        """Return a figure of all rounds that have it, by round."""
+        """Return a figure by round, for the rounds that have it."""
         if figure not in self.rounds:
             return pd.Series(dtype=float)
         return self._by_round[figure].dropna()
 
     @cached_property
     def _by_round(self) -> pd.DataFrame:
-        """A row for each round: of one with two phases, the last."""
+        """One row per round; of a round with two phases, the last one."""
         return self.rounds.drop_duplicates("round", keep="last").set_index("round")
 
     def costs(self, round_: int) -> dict[str, float]:
-        """Return what the rounds up to and with `round_` have cost, seconds too."""
+        """Return the costs of the rounds up to and including `round_`, with their seconds."""
         until = self.rounds[self.rounds["round"] <= round_]
         whole = self.finished and len(until) == len(self.rounds)
         seconds = self.summary["seconds"] if whole else until["seconds"].sum()
@@ -74,20 +74,20 @@ class Run:
 
 
 def read(folder: Path) -> Run:
-    """Read a run directory; raises `RunError` if it is none."""
+    """Read a run directory; raises `RunError` if it is not one."""
     flat = config.defaults() | config.stored(folder)
     if folder.name == directory.BEST and not (folder / "rounds.csv").exists():
         raise RunError(
             f"{folder} is the best round of a run and has no curves: score it with"
-            " `fedapps evaluate`, and name the table of that, evaluation-1.csv there"
+            " `fedapps evaluate`, and compare the table that it writes there, evaluation-1.csv"
         )
     try:
         rounds = pd.read_csv(folder / "rounds.csv")
         summary = _summary(folder)
         needed = ["round", "seconds", "accuracy_initial", RESULT, *TOTALS]
-        rounds = rounds.dropna(subset=["seconds"])  # the line that a run is about to write
+        rounds = rounds.dropna(subset=["seconds"])  # drop a line that is not yet complete
         rounds[needed] = rounds[needed].astype(float)
-    except (OSError, ValueError, KeyError) as error:  # ValueError: no CSV, no JSON, no number
+    except (OSError, ValueError, KeyError) as error:  # ValueError: bad CSV, JSON or number
         reason = getattr(error, "strerror", None) or error
         raise RunError(
             f"{folder} is no run directory: rounds.csv, summary.json: {reason}"
@@ -96,7 +96,7 @@ def read(folder: Path) -> Run:
 
 
 def has_finished(folder: Path) -> bool:
-    """Tell whether a folder has a run that came to its end."""
+    """Tell whether a folder has a finished run."""
     try:
         return _finished(_summary(folder))
     except (OSError, ValueError):
@@ -104,11 +104,11 @@ def has_finished(folder: Path) -> bool:
 
 
 def found(folders: Iterable[Path]) -> Iterator[Path]:
-    """Yield run directories, in their order: those given, and those in folders that are none."""
+    """Yield run directories in order: each given one, or those inside a folder that is none."""
     seen = set[Path]()
     for folder in folders:
         inside = sorted(path.parent for path in folder.glob("*/config.toml"))
-        is_run = (folder / "config.toml").exists() or not inside  # or it is named in the error
+        is_run = (folder / "config.toml").exists() or not inside  # the latter raises when read
         for run in [folder] if is_run else inside:
             if run.resolve() not in seen:
                 seen.add(run.resolve())
@@ -122,4 +122,4 @@ def _summary(folder: Path) -> dict[str, Any]:
 
 
 def _finished(summary: Mapping[str, Any]) -> bool:
-    return bool(summary.get("finished", summary))  # earlier versions: at the end only
+    return bool(summary.get("finished", summary))  # earlier versions wrote it only at the end

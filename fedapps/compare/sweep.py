@@ -1,7 +1,7 @@
-"""A grid of runs, some at a time, each in a process and a folder of its own.
+"""Run a grid of runs, several at a time, each in its own process and folder.
 
-What has finished is not run again, and what was ended goes on from its last checkpoint, so the same
-command goes on where a sweep has ended.
+Finished runs are not repeated, and interrupted runs go on from their last checkpoint. So the same
+command continues a sweep that was interrupted.
 """
 
 import queue
@@ -23,13 +23,13 @@ from fedapps.core.files import held, writing
 from fedapps.core.schema import Scalar, literal
 from fedapps.engine import checkpoint
 
-LOGS = "logs"  # what runs print; that of one that finished is in its own folder
-LOOK = 0.5  # seconds between looks at how far runs are
+LOGS = "logs"  # folder of the output of runs; a finished run has its log in its own folder
+LOOK = 0.5  # seconds between updates of the progress
 
 
 @dataclass
 class Sweep:
-    """Runs the points of a grid in `folder`, so many at a time; `failed` says why one did not."""
+    """Runs the points of a grid in `folder`, `jobs` at a time; `failed` has the errors."""
 
     folder: Path
     points: Sequence[Point]
@@ -43,10 +43,10 @@ class Sweep:
         return [folder for folder in folders if has_finished(folder)]
 
     def run(self) -> None:
-        """Run what has not finished.
+        """Run all points that have not finished.
 
-        Raises `RunError` before anything is run, if a folder has another run or somebody else
-        works there, and `KeyboardInterrupt` on Ctrl-C or SIGTERM, after ending all runs.
+        Raises `RunError`, before anything is run, if a folder has another run, or if another
+        process works there. Raises `KeyboardInterrupt` on Ctrl-C or SIGTERM, after ending all runs.
         """
         todo = [point for point in self.points if not self._is_done(point)]
         workers = [Worker() for _ in range(min(self.jobs, len(todo)))]
@@ -70,7 +70,7 @@ class Sweep:
     def _is_done(self, point: Point) -> bool:
         """Tell whether a run has finished; raises `RunError` if another one is in its folder."""
         folder = self.folder / point.name
-        if not folder.exists() or not [*folder.glob("[!.]*")]:  # ended before it had begun
+        if not folder.exists() or not [*folder.glob("[!.]*")]:  # the run has not begun
             return False
         there = changes.counting(config.defaults() | config.stored(folder))
         here = changes.counting(point.flat)
@@ -78,12 +78,12 @@ class Sweep:
             if here.get(key) != there.get(key):
                 told = f"{key} is {_told(there, key)} there and {_told(here, key)} here"
                 raise RunError(
-                    f"{folder} has a run of other settings: {told}; take another --output"
+                    f"{folder} has a run with other settings: {told}; use another --output"
                 )
         return has_finished(folder)
 
     def _work(self, point: Point, idle: "queue.SimpleQueue[Worker]") -> str:
-        """Run a point; return why it failed, or nothing."""
+        """Run a point; return why it failed, or "" if it did not."""
         folder, log = self.folder / point.name, self.folder / LOGS / f"{point.name}.txt"
         flat = {**point.flat, "runs-dir": str(self.folder), "run-name": point.name}
         worker = idle.get()
@@ -104,20 +104,20 @@ class Sweep:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Make and hold a folder for this process; raises `RunError` if another one has it."""
+    """Make and lock a folder for this process; raises `RunError` if another one has locked it."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with held(folder) as free:
         if not free:
             raise RunError(
-                f"{folder.parent}: another sweep works there; wait for it or take another --output"
+                f"{folder.parent}: another sweep works there; wait for it or use another --output"
             )
         yield
 
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """Have SIGTERM, and the end of the terminal, do what Ctrl-C does."""
+    """Make SIGTERM, and closing the terminal (SIGHUP), do the same as Ctrl-C."""
 
     def stop_(number: int, frame: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""A comparison as people read it: accuracies, costs, differences and notes in 100 columns."""
+"""Print a comparison: accuracies, costs, differences and notes in 100 columns."""
 
 from collections.abc import Callable, Iterator
 
@@ -17,7 +17,7 @@ from fedapps.report.units import clock, human, human_bytes
 
 
 def duration(seconds: float) -> str:
-    """Write seconds shortly."""
+    """Write a duration in a short form, for example 12.3 s or 4:05."""
     return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
 
 
@@ -30,10 +30,10 @@ COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "seconds": ("time", duration),
     "failures": ("failures", lambda value: f"{value:g}"),
 }
-NAMED = 4  # up to so many methods or data sets are named
+NAMED = 4  # up to this many methods or data sets are named; of more, only the number is
 FRAME = 24  # width of all columns but settings and accuracies
 CELL = 18  # width of an accuracy, with the space between columns
-NARROW = 20  # width of a column of settings below which they are lines of their own
+NARROW = 20  # with a narrower column of settings, each group's settings are a line of their own
 
 
 def show(comparison: Comparison) -> None:
@@ -58,7 +58,7 @@ def show(comparison: Comparison) -> None:
 
 
 def headline(comparison: Comparison) -> str:
-    """Say what is compared: `fedper, fedbabu on digits, seeds 0-2, 20 rounds`."""
+    """Say what is compared, for example `fedper, fedbabu on digits, seeds 0-2, 20 rounds`."""
     groups = comparison.groups
 
     def named(key: str, noun: str) -> str:
@@ -76,13 +76,13 @@ def headline(comparison: Comparison) -> str:
 
 
 def scored_on(comparison: Comparison) -> str:
-    """Say which samples were scored: `test samples`."""
+    """Say which samples were scored, for example `test samples`."""
     kinds = {str(group.settings["evaluate-on"]) for group in comparison.groups}
     return " or ".join(sorted(kinds)) + " samples"
 
 
 def accuracies(comparison: Comparison, sign: str) -> Table:
-    """Mean and standard deviation over seeds of each accuracy, in percent, a row a group."""
+    """Return a table of each accuracy's mean and std over seeds in percent, a row per group."""
     figures = comparison.accuracies
     table = Table(box=box.HORIZONTALS)
     table.add_column("")
@@ -106,7 +106,7 @@ def accuracies(comparison: Comparison, sign: str) -> Table:
 
 
 def costs(comparison: Comparison) -> Table:
-    """Means over seeds of what a run of each group has cost."""
+    """Return a table of a run's mean costs over seeds, a row per group."""
     table = Table(box=box.HORIZONTALS)
     table.add_column("")
     for title in ("rounds", *(title for title, _ in COSTS.values())):
@@ -119,7 +119,7 @@ def costs(comparison: Comparison) -> Table:
 
 
 def differences(comparison: Comparison, sign: str) -> Table:
-    """Differences seed by seed, in percentage points, and whether chance would make such."""
+    """Return a table of the differences seed by seed, in percentage points, with their tests."""
     table = Table(box=box.HORIZONTALS)
     table.add_column("")
     for title in ("n", "points", "95 % interval", "p of a paired t-test"):
@@ -138,7 +138,7 @@ def differences(comparison: Comparison, sign: str) -> Table:
 
 
 def mean_and_std(values: pd.Series, sign: str) -> str:
-    """Write `93.40 ± 0.51`, without the deviation of a single value, or nothing of none."""
+    """Write `93.40 ± 0.51`; without the deviation for a single value; "" for no value."""
     known = values.dropna()
     if known.empty:
         return ""
@@ -147,14 +147,14 @@ def mean_and_std(values: pd.Series, sign: str) -> str:
 
 
 def name_of(figure: str) -> str:
-    """Return the name of a column of accuracies: `without head`."""
+    """Return the name of a column of accuracies, for example `without head`."""
     return figure.removeprefix("accuracy_").replace("_", " ")
 
 
 def _settings(comparison: Comparison) -> dict[str, list[str]]:
-    """Return the columns of what groups differ in: one for each key if they fit, else one.
+    """Return the columns of settings: one for each differing key if they fit, otherwise one.
 
-    There is none where accuracies leave no room for it.
+    If the accuracies leave no room even for one, there is none.
     """
     groups = comparison.groups
     width = LINE_WIDTH - FRAME - CELL * len(comparison.accuracies)
@@ -175,10 +175,10 @@ def _chance(pair: Pair) -> str:
 
 def _cautions(comparison: Comparison) -> Iterator[str]:
     if len(comparison.keys) > MANY:
-        yield "settings that are not named are as by default"
+        yield "settings that are not named have their default values"
     if len(comparison.groups) > ALL_PAIRS and comparison.pairs:
         first = comparison.groups[0].name
-        yield f"differences are from {first}, the first; name another run first to have its"
+        yield f"groups are compared with {first}, the first; to change this, name another run first"
     tests = sum(pair.p is not None for pair in comparison.pairs)
     if tests > 1:
-        yield f"{tests} tests: hold each p against 0.05 / {tests} = {0.05 / tests:.2g}"
+        yield f"{tests} tests: compare each p with 0.05 / {tests} = {0.05 / tests:.2g}"

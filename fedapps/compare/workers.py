@@ -1,4 +1,4 @@
-"""Processes that do one piece of work after another, as a serial run; all output in a file."""
+"""Worker processes that do one serial run after another; their output goes to files."""
 
 import os
 import signal
@@ -14,23 +14,23 @@ from pathlib import Path
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
 
-SPAWN = get_context("spawn")  # torch and gRPC have threads, which a fork would lose
-PATIENCE = 10.0  # seconds that a run has to write down what there is when it is ended
+SPAWN = get_context("spawn")  # not fork, which would lose the threads of torch and gRPC
+PATIENCE = 10.0  # seconds that a run has to save its results when it is ended
 
 
 class Worker:
-    """A process that is started when it is first needed and again after it has died."""
+    """A process that is started when it is first needed, and again if it has died."""
 
     def __init__(self) -> None:
         self.process: BaseProcess | None = None
         self.pipe: Connection | None = None
 
     def run(self, flat: Mapping[str, Scalar], log: Path, plots: bool = True) -> Path:
-        """Run a run-config there; return its run directory. Raises `RunError`."""
+        """Run a run-config in the process; return its run directory. Raises `RunError`."""
         return self.call(log, _run, dict(flat), plots)
 
     def call(self, log: Path, work: Callable[..., Path], *arguments: object) -> Path:
-        """Return what a module's function returns there. Raises `RunError`."""
+        """Call a module's function in the process; return its result. Raises `RunError`."""
         if self.process is None or not self.process.is_alive() or self.pipe is None:
             self.pipe, theirs = SPAWN.Pipe()
             self.process = SPAWN.Process(target=_serve, args=(theirs,), daemon=True)
@@ -44,7 +44,7 @@ class Worker:
             process.join()
             self.process = None
             raise RunError(
-                f"the worker died (exit {process.exitcode}, memory?); see {log}"
+                f"the worker died (exit {process.exitcode}, out of memory?); see {log}"
             ) from died
         if error:
             raise RunError(f"{error}; see {log}")
@@ -52,7 +52,7 @@ class Worker:
 
 
 def stop(workers: Iterable[Worker]) -> None:
-    """End the processes, also in the middle of a run, which then writes down what there is."""
+    """End the processes, even in the middle of a run, which then saves the results so far."""
     processes = [worker.process for worker in workers if worker.process is not None]
     for process in processes:
         process.terminate()
@@ -63,8 +63,8 @@ def stop(workers: Iterable[Worker]) -> None:
 
 
 def _serve(pipe: Connection) -> None:
-    for number in (signal.SIGINT, signal.SIGHUP):  # those of a terminal are the parent's,
-        signal.signal(number, signal.SIG_IGN)  # which then ends this
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's signals are for the parent,
+        signal.signal(number, signal.SIG_IGN)  # which then ends this process
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:
@@ -77,19 +77,19 @@ def _serve(pipe: Connection) -> None:
 def _end_with_parent() -> None:
     if (parent := parent_process()) is not None:
         parent.join()
-        os._exit(1)  # a run that nobody would collect
+        os._exit(1)  # nobody would use the results of this run
 
 
 def _run(flat: dict[str, Scalar], plots: bool) -> Path:
-    from fedapps.serial import run_serial  # takes seconds, and only a worker needs it
+    from fedapps.serial import run_serial  # takes seconds to load; only a worker needs it
 
     return run_serial(flat, keep_going=False, plots=plots)
 
 
 def _do(log: Path, work: Callable[..., Path], arguments: tuple[object, ...]) -> tuple[str, str]:
-    """Return (error, path), one of them empty; what is printed goes to the file `log`.
+    """Do a piece of work; return (error, path), one of which is empty.
 
-    A run that is told to stop ends the process.
+    All output goes to the file `log`. A run that is told to stop ends the process.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as file:

@@ -87,7 +87,7 @@ def test_what_is_no_evaluation_is_named(made, evaluated, refused):
     assert refused("compare", run, run / "evaluation-2.csv").startswith("cannot read ")
     other = run / "rounds.csv"
     assert refused("compare", other, run) == (
-        f"{other}: evaluations.csv beside it has no evaluation rounds"
+        f"{other}: evaluations.csv next to it has no evaluation rounds"
     )
     evaluated(run, ("x", "", 0.3, 0.7))
     assert refused("compare", table, run).startswith(f"{table} is no table of an evaluation: ")

@@ -141,7 +141,7 @@ def test_differences_are_of_common_seeds_with_a_paired_t_test(grid, compare):
         second, first = (METHODS[letter] for letter in name.split(" - "))
         assert cells == expected_difference(grid, first, second), name
     assert [cells[0] for cells in printed.values()] == ["3", "1", "1"]
-    assert "hold each p" not in compared.out  # of one test only
+    assert "compare each p" not in compared.out  # of one test only
 
 
 def test_several_tests_are_told_and_equal_differences_are_no_test(made, compare):
@@ -158,7 +158,7 @@ def test_several_tests_are_told_and_equal_differences_are_no_test(made, compare)
     assert printed["C - A"] == ["4", "+25.00 ± 0.00", "the same difference in all"]
     runs = [*folder.parent.iterdir()]
     assert printed["B - A"] == expected_difference(runs, "fedavg", "fedper")
-    assert "2 tests: hold each p against 0.05 / 2 = 0.025\n" in compared.out
+    assert "2 tests: compare each p with 0.05 / 2 = 0.025\n" in compared.out
 
 
 def test_more_than_four_groups_are_held_against_the_first(made, compare):
@@ -168,7 +168,8 @@ def test_more_than_four_groups_are_held_against_the_first(made, compare):
     printed = compared.cells("personalized accuracy, difference seed by seed")
     assert printed.keys() == {"", "B - A", "C - A", "D - A", "E - A"}
     assert compared.groups["lr"].tolist() == [0.3, 0.1, 0.2, 0.4, 0.5]
-    assert "differences are from A, the first; name another run first to have its\n" in compared.out
+    told = "groups are compared with A, the first; to change this, name another run first\n"
+    assert told in compared.out
 
 
 @pytest.mark.parametrize(

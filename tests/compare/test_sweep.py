@@ -198,7 +198,7 @@ def test_the_folder_of_a_sweep_is_refused_to_another_one_and_to_other_settings(w
     with held(folder / "logs"):
         other = sweep([*GRID, *own, "--output", folder], "/dev/null")
     assert (other["status"], other["out"]) == (1, "")
-    told = "another sweep works there; wait for it or take another --output"
+    told = "another sweep works there; wait for it or use another --output"
     assert other["err"] == f"error: {folder}: {told}\n"
 
     changed = runs_in(folder)["fedper", 1] / "config.toml"
@@ -207,7 +207,7 @@ def test_the_folder_of_a_sweep_is_refused_to_another_one_and_to_other_settings(w
     other = sweep([*GRID, *own, "--output", folder], "/dev/null")
     changed.write_text(settings)
     assert (other["status"], other["out"]) == (1, "")
-    told = "has a run of other settings: lr is 0.06 there and 0.05 here; take another --output"
+    told = "has a run with other settings: lr is 0.06 there and 0.05 here; use another --output"
     assert other["err"] == f"error: {changed.parent} {told}\n"
 
 
@@ -221,7 +221,9 @@ def test_a_point_that_fails_costs_that_point_only(sweep, own, tmp_path):
     assert [line[:3] for line in lines[1:4]] == ["1/3", "2/3", "3/3"]
     assert [": failed: " in line for line in lines[1:4]] == [True, True, False]
     died, refused = (line for line in lines if line.startswith("failed: "))
-    assert died.startswith("failed: num-clients=5 seed=0: the worker died (exit -9, memory?); see ")
+    assert died.startswith(
+        "failed: num-clients=5 seed=0: the worker died (exit -9, out of memory?); see "
+    )
     assert refused.startswith("failed: num-clients=1000 seed=0: ")
     for line in (died, refused):
         assert (folder / "logs" / line.rpartition("/")[2]).is_file()

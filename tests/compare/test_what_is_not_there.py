@@ -148,7 +148,7 @@ def test_a_run_without_scores_is_told_and_not_there(made, compare, refused, fini
     )
     compared = compare(bare, made("a"))
     why = "none of its rounds was scored" if finished else "it has scored no round yet"
-    assert f"bare is not there: {why}\n" in compared.out
+    assert f"bare is left out: {why}\n" in compared.out
     assert compared.groups.index.tolist() == ["A"] and len(compared.runs) == 1
 
 
