@@ -1,1 +1,1 @@
-"""Personalized federated learning on Flower: the application that all methods stand on."""
+"""Personalized federated learning on Flower: the application that all methods use."""

@@ -1,4 +1,4 @@
-"""`python -m fedapps` is `fedapps`."""
+"""Make `python -m fedapps` the same as the command `fedapps`."""
 
 import sys
 

@@ -42,8 +42,8 @@ from fedapps.launcher.superlink import (
     stop,
 )
 
-PATIENCE = 180.0  # seconds without an answer after which a run's status is unknown
-STARTS = 3  # Flower gives its SuperLink 15 s to start, too little on a cold or busy machine
+PATIENCE = 180.0  # seconds to wait for an answer about a run's status
+STARTS = 3  # attempts; Flower gives its SuperLink 15 s, too little on a busy machine
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _STARTED = re.compile(r"Successfully started run (\d+)")
@@ -60,15 +60,15 @@ def launch(
     connection: str = "",
     extra_env: Mapping[str, str] | None = None,
 ) -> LaunchResult:
-    """Run the app as `flwr run` does, hand each line of its log to `echo`, say how it ended.
+    """Run the app like `flwr run`, pass each line of its log to `echo`, and return its outcome.
 
-    `connection` names a SuperLink of the home's config.toml; without one it is the home's own,
-    started if need be. Of several `run_config` options a later one wins key by key; each is
-    key=value pairs or the path of a TOML file. `extra_env` comes on top of the environment. Raises
-    `RunError` if the options or the SuperLink at hand will not do, and `KeyboardInterrupt` on
-    Ctrl-C, after saying how to stop the run, which goes on.
+    `connection` names a SuperLink of the home's config.toml; without it, the home's own SuperLink
+    is used, and started if necessary. Each `run_config` option is key=value pairs or the path of a
+    TOML file; a later option overrides single keys of earlier ones. `extra_env` is added to the
+    environment. Raises `RunError` if the options are not valid or the SuperLink cannot be used, and
+    `KeyboardInterrupt` on Ctrl-C, after printing how to stop the run, which goes on.
     """
-    if refused := refusal(app_dir, run_config):  # sooner and in better words than Flower
+    if refused := refusal(app_dir, run_config):  # sooner than Flower, and with a clearer message
         return LaunchResult(0, "not started", [], refused)
     env = environment(home, port, own=not connection) | dict(extra_env or {})
     target = _Target(env, home, [connection] if connection else [], echo)
@@ -80,8 +80,9 @@ def launch(
         for attempt in range(1, STARTS + 1):
             run_id, lines = _stream(target, app, words)
             failed = any(map(_START_FAILED.search, lines))
-            # Flower killed what was making it, and none would start on a part. Where one lives, it
-            # is that of another `fedapps run`, which began in the new home at the same time.
+            # Flower killed the SuperLink while it created this database, and no SuperLink would
+            # start with an incomplete one. If a SuperLink is alive, it belongs to another
+            # `fedapps run` that started in the new home at the same time.
             if failed and new and superlink.superlink(home) is None:
                 database.unlink(missing_ok=True)
             if run_id or attempt == STARTS or not failed:
@@ -95,7 +96,7 @@ def launch(
 
 @dataclass(frozen=True)
 class _Target:
-    """Where a run goes: environment and home of `flwr`, names of the SuperLink (none: its own)."""
+    """Where to run: environment and home of `flwr`, and `named` SuperLink (empty: the home's)."""
 
     env: Mapping[str, str]
     home: Path | None
@@ -110,14 +111,14 @@ class _Target:
         return " ".join([*own, shlex.join([flwr(), "stop", str(run_id), *self.named])])
 
     def lost(self) -> bool:
-        """Tell whether the home's own SuperLink is gone; asking it would start a new one."""
+        """Tell whether the home's own SuperLink is gone; `flwr ls` would start a new one."""
         return self.home is not None and not self.named and superlink.superlink(self.home) is None
 
 
 def _stream(target: _Target, app: Path, words: Sequence[str]) -> tuple[int, list[str]]:
-    """Run `flwr run`, hand on its lines; return the run id (0: no run) and the lines."""
-    # The SuperLink keeps the working directory, which comes before the app on its workers' path:
-    # a folder with no code in it. Its own session: Ctrl-C reaches only this process.
+    """Run `flwr run` and pass on its lines; return the run id (0: no run) and the lines."""
+    # The SuperLink keeps the working directory, which comes before the app on its workers' path,
+    # so it must be a folder without code. In its own session, `flwr run` does not get Ctrl-C.
     local = superlink.log_of(target.home).parent
     process = subprocess.Popen(
         [flwr(), "run", str(app), *target.named, "--stream", *words],
@@ -150,10 +151,10 @@ def _stream(target: _Target, app: Path, words: Sequence[str]) -> tuple[int, list
 
 
 def _outcome(target: _Target, run_id: int) -> tuple[str, str]:
-    """Ask until the run has ended; return status and details.
+    """Ask for the run's status until the run has ended; return status and details.
 
-    The log breaks off when a connection does, so an answer may be missing too, for a while. Raises
-    `RunError` if it stays away.
+    The log ends early if the connection is lost, so answers can be missing for a while, too. Raises
+    `RunError` if there is none for `PATIENCE` seconds.
     """
     pause, answered, status = 1.0, time.monotonic(), "unknown"
     while True:
@@ -225,7 +226,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def end(home: Path | None) -> int:
-    """End the SuperLink of a home and say so; return the exit status."""
+    """End the SuperLink of a home, and log the result; return the exit status."""
     ended, folder = stop(home), flower_home(home)
     log.info(f"SuperLink of {folder} ended" if ended else f"no SuperLink of {folder} is running")
     return 0

@@ -20,7 +20,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.options import Flat, add_resume, add_run_config, chosen, parse_option
 from fedapps.core.paths import expanded
 
-# The parser stands here without the engine, whose libraries take seconds to load.
+# The engine is imported only when a run begins, because its libraries take seconds to load.
 
 DEVICE = """'client-id=0 data="/path/0.npz" state-dir="/path/0"'"""
 
@@ -34,9 +34,9 @@ def run_serial(
 ) -> Path:
     """Run a full run-config in this process; return the run directory. Raises `RunError`.
 
-    With node-configs there is a SuperNode for each of them, a device. With `keep_going` a client
-    that fails costs that client, as on other engines; else its error is raised (`ClientError`).
-    Plots take a second or two, which many short runs can do without.
+    Each of `node_configs` makes a SuperNode that is a device. With `keep_going`, the run goes on
+    without clients that fail, as on other engines; otherwise a client's error is raised as
+    `ClientError`. `plots` take a second or two, so many short runs may leave them out.
     """
     from fedapps.core import config
 
@@ -44,11 +44,11 @@ def run_serial(
         raise RunError(f"--num-supernodes {num_supernodes}: must be at least 1")
     num_supernodes = len(node_configs) or num_supernodes
     wanted = config.read(run_config).min_available
-    if wanted > num_supernodes:  # the run would wait for ever
+    if wanted > num_supernodes:  # the run would wait forever
         text = f"must be at most --num-supernodes {num_supernodes}"
         raise RunError(f"min-available = {wanted}: {text}")
 
-    # the engine takes seconds to load, which a bad setting need not wait for
+    # imported after the checks, because loading the engine takes seconds
     from flwr.app import Context, RecordDict
 
     from fedapps import client_app, server_app
@@ -67,7 +67,7 @@ def run_serial(
 
 
 def absolute(run_config: Flat) -> Flat:
-    """Resolve relative folders here, where the user typed them."""
+    """Make relative folders absolute, from the directory in which the user typed them."""
     folders = {
         key: os.path.abspath(expanded(str(run_config[key]), key))
         for key in ("runs-dir", "data-root")
@@ -113,15 +113,15 @@ def run(options: argparse.Namespace) -> int:
         _check_devices(nodes)
         run_config = absolute(config.parse(chosen(options)))
         print(run_serial(run_config, options.num_supernodes, nodes, options.keep_going))
-    except KeyboardInterrupt as stop:  # the server tells what is there
+    except KeyboardInterrupt as stop:  # its text says what has been written
         raise KeyboardInterrupt(str(stop) or "interrupted, nothing was written") from None
     return 0
 
 
 def _check_devices(nodes: Sequence[Mapping[str, object]]) -> None:
-    """Refuse a node-config of no device: the run would be a simulation, without a word."""
+    """Refuse a node-config without keys of a device: the run would silently be a simulation."""
     for node in nodes:
-        from fedapps.device.device import EXAMPLE, KEYS  # which loads torch
+        from fedapps.device.device import EXAMPLE, KEYS  # imported here, because it loads torch
 
         if not node.keys() & {*KEYS}:
             keys = ", ".join(node) or '""'

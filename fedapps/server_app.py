@@ -1,6 +1,6 @@
-"""The ServerApp: check everything, then let the strategy run its rounds and the report end it."""
+"""The ServerApp: checks everything, runs the rounds of the strategy, and completes the report."""
 
-import fedapps.core.quiet  # noqa: F401, before what takes long
+import fedapps.core.quiet  # noqa: F401, before imports that take long
 
 # isort: split
 
@@ -42,12 +42,12 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run one federated training; whatever makes it impossible is one line and a failed run."""
+    """Run one federated training; if it is impossible, log one line and fail the run."""
     end_with_parent(sys.argv)
     try:
         log.info("%s", run(grid, context))
     except RunError as error:
-        flower_log(ERROR, "error: %s", error)  # with the level, for whoever streams the run
+        flower_log(ERROR, "error: %s", error)  # shown to a user who streams the log of the run
         raise
 
 
@@ -68,9 +68,9 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
         log.warning("%s", note)
     counts = data.class_counts(space.dataset.labels, space.shares) if space.shares else None
     strategy_class = registry.strategy_class(settings.strategy)
-    registry.client_class(settings.strategy)  # a missing twin ends the run here
+    registry.client_class(settings.strategy)  # a missing client module ends the run here
     strategy = strategy_class(space)
-    rounds = Rounds(strategy)  # which checks it, before there is a run directory
+    rounds = Rounds(strategy)  # checks the strategy, before there is a run directory
     for note in unused.notes(strategy):
         log.warning("%s", note)
     with _reporting(rounds, context.run_config) as report:
@@ -92,9 +92,9 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
 
 @contextmanager
 def _reporting(rounds: Rounds, flat: Mapping[str, Scalar]) -> Iterator[Report]:
-    """Make the directory of a new run, or go on in that of the run that `resume` names.
+    """Make the directory of a new run, or reopen that of the run that `resume` names.
 
-    No other process goes on with it meanwhile.
+    The directory is locked, so that no other process resumes the run meanwhile.
     """
     settings = rounds.settings
     folder = resume.find(settings, flat)
@@ -112,7 +112,7 @@ def _reporting(rounds: Rounds, flat: Mapping[str, Scalar]) -> Iterator[Report]:
 
 
 def node_registry(grid: Grid, space: Workspace) -> NodeRegistry:
-    """Return what greets the SuperNodes of a run."""
+    """Return the registry that greets the SuperNodes of a run."""
     s = space.settings
     devices = s.num_clients if s.dataset == DEVICE else 0
     if not (simulated := not isinstance(grid, HttpGrid)):
@@ -122,10 +122,10 @@ def node_registry(grid: Grid, space: Workspace) -> NodeRegistry:
 
 
 def meet(there: NodeRegistry, space: Workspace) -> Fleet:
-    """Wait for the SuperNodes; say so if the server sees a GPU that they do not."""
+    """Wait for the SuperNodes; warn if the server sees a GPU that they do not see."""
     fleet = there.wait_for_nodes()
     if torch.cuda.is_available() and not fleet.cuda and space.settings.device != "cpu":
-        log.warning("there is a GPU but clients do not see it; give them one: %s", GPU_HINT)
+        log.warning("there is a GPU, but clients do not see it; give them one: %s", GPU_HINT)
     return fleet
 
 

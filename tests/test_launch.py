@@ -119,7 +119,7 @@ class TestParse:
             ("", "no answer"),
             ("boo", "boo"),
             ('{"success": tr', "success"),
-            ('{"success": true, "runs": []}', "no such answer is known"),
+            ('{"success": true, "runs": []}', "unexpected answer"),
         ],
     )
     def test_no_status(self, output, says):
@@ -369,7 +369,7 @@ def test_a_process_of_somebody_else_is_a_line(monkeypatch):
     try:
         with monkeypatch.context() as patch:
             patch.setattr(psutil.Process, "send_signal", denied)
-            with pytest.raises(RunError, match=f"process {other.pid} is another user's"):
+            with pytest.raises(RunError, match=f"process {other.pid} belongs to another user"):
                 processes.end([other.pid])
     finally:
         other.kill()

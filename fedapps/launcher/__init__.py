@@ -1,1 +1,1 @@
-"""What `fedapps.launch` stands on: the SuperLink of a home, processes, inputs, outcome."""
+"""The parts of `fedapps.launch`: the SuperLink of a home, processes, inputs and outcomes."""

@@ -1,4 +1,4 @@
-"""What `flwr run` gets: the app without its bulk, several run-configs as one."""
+"""Prepare the inputs of `flwr run`: a small copy of the app, and one run-config."""
 
 import contextlib
 import os
@@ -22,11 +22,12 @@ BUNDLED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl", "LICENSE",
 
 @contextlib.contextmanager
 def merged(options: Sequence[str]) -> Iterator[list[str]]:
-    """Give the options as one that `flwr run` takes.
+    """Provide several run-config options as one that `flwr run` accepts.
 
-    Flower refuses a file beside pairs, and a later option replaces a whole table: several options
-    become one temporary file. To go on with a run is to take its settings, too. One option stays
-    as it is, but for quotes that texts lack and for a file's path, which becomes absolute.
+    Flower accepts no file together with key=value pairs, and lets a later option replace a whole
+    table. So several options become one temporary file; if they resume a run, it also gets the
+    settings of that run. A single option is kept, except that missing quotes around texts are added
+    and the path of a file becomes absolute.
     """
     options = [option for option in options if option.strip()]
     if len(options) < 2 and not any("resume" in option for option in options):
@@ -34,7 +35,7 @@ def merged(options: Sequence[str]) -> Iterator[list[str]]:
             _absolute(option) if option.endswith(".toml") else quoted(option) for option in options
         ]
         return
-    from fedapps.core import config  # see refusal
+    from fedapps.core import config  # imported here for the same reason as in `refusal`
 
     values: dict[str, Any] = {}
     for option in options:
@@ -48,13 +49,13 @@ def merged(options: Sequence[str]) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def staged(app_dir: Path) -> Iterator[Path]:
-    """Give a copy of what Flower may bundle of an app, without environments, results and data.
+    """Provide a copy of the files that Flower can bundle, without environments, results and data.
 
-    Flower looks at every file below the app's folder, at the 30,000 of an environment too, which
-    takes seconds a run, before it drops those that .gitignore names. The bundle is the same.
+    Flower looks at every file below the app's folder before it drops those named in .gitignore. An
+    environment has 30,000 files, which takes seconds per run. The bundle is the same with the copy.
     """
     if not (app_dir / "pyproject.toml").exists():
-        raise RunError(f"{app_dir.resolve()} has no pyproject.toml: not a Flower app")
+        raise RunError(f"{app_dir.resolve()} has no pyproject.toml, so it is not a Flower app")
     ignore = app_dir / ".gitignore"
     lines = ignore.read_text("utf-8").splitlines() if ignore.exists() else []
     folders = {".git", ".venv", ".flwr", *(line.strip("/") for line in lines if line[-1:] == "/")}
@@ -74,10 +75,10 @@ def staged(app_dir: Path) -> Iterator[Path]:
 def refusal(app_dir: Path, options: Sequence[str]) -> str:
     """Say why an app would refuse a run-config; empty if it would not, or if only the run can tell.
 
-    Flower names no key that an app lacks, and a value of ours that cannot be is told only when its
-    engine has started, which takes a minute.
+    This saves waiting: Flower does not say which key is unknown, and the app can refuse a value
+    only when Flower's engine has started, which takes up to a minute.
     """
-    from fedapps.core import config  # what it stands on a help text need not wait for
+    from fedapps.core import config  # imported here, because it would delay the help text
 
     try:
         project = tomllib.loads((app_dir / "pyproject.toml").read_text("utf-8"))
@@ -90,7 +91,7 @@ def refusal(app_dir: Path, options: Sequence[str]) -> str:
     if known != config.defaults():  # another app, or another version of this one
         return ""
     given = dict(ChainMap(*reversed(changes)))
-    try:  # a run that goes on has its own settings below those that are given
+    try:  # a resumed run uses its own settings, except for those that are given
         config.read_general(known | config.resumed_from(given) | given)
     except RunError as error:
         return str(error)

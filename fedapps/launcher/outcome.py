@@ -1,4 +1,4 @@
-"""How a run ended, and the one line that says why it failed."""
+"""The outcome of a run: its status, and the one line that says why it failed."""
 
 import json
 import re
@@ -27,7 +27,7 @@ class LaunchResult:
 
     @property
     def completed(self) -> bool:
-        """True if the run did all it was to do."""
+        """True if the run was completed without an error."""
         return self.status == COMPLETED
 
     @property
@@ -46,22 +46,22 @@ class LaunchResult:
 
 
 def parse_status(output: str) -> tuple[str, str]:
-    """Return status and details from what `flwr ls --run-id N --format json` printed.
+    """Return status and details from the output of `flwr ls --run-id N --format json`.
 
-    Raises `RunError` if it is no answer.
+    Raises `RunError` if the output has no such answer.
     """
     try:
         run = answer_of(output)["runs"][0]
         return run["status"], run["status-details"]
     except (LookupError, TypeError) as error:
-        raise RunError(f"flwr ls: no such answer is known: {output.strip()}") from error
+        raise RunError(f"flwr ls: unexpected answer: {output.strip()}") from error
 
 
 def answer_of(output: str) -> dict[str, Any]:
-    """Return what `flwr ls --format json` printed; raises `RunError` if it is no answer."""
+    """Return the parsed output of `flwr ls --format json`; raises `RunError` if it is an error."""
     start = output.find("{")
     answer: dict[str, Any] = {}
-    with suppress(ValueError):  # it is no JSON, or only the begin of it
+    with suppress(ValueError):  # not JSON, or only the beginning of it
         answer = json.loads(output[start:]) if start >= 0 else {}
     if not answer.get("success"):
         raise RunError(f"flwr ls: {answer.get('error-message', output) or 'no answer'}")
@@ -69,7 +69,7 @@ def answer_of(output: str) -> dict[str, Any]:
 
 
 def details_of(run: Mapping[str, Any]) -> str:
-    """Return why a listed run failed, without Flower's preface; empty if it tells nothing."""
+    """Return why a listed run failed, without Flower's prefix; empty if Flower gives no reason."""
     details = " ".join(_DETAILS.sub("", run["status-details"]).split())
     return "" if details in _VAGUE else details
 

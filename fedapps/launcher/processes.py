@@ -1,4 +1,4 @@
-"""Processes and all that they started."""
+"""Find and end processes together with all processes that they started."""
 
 import os
 import signal
@@ -10,25 +10,25 @@ import psutil
 
 from fedapps.core.errors import RunError
 
-KILL_AFTER = 5.0  # seconds between asking processes to end and ending them
+KILL_AFTER = 5.0  # seconds between asking processes to end (SIGTERM) and killing them
 
 
 def living() -> Iterator[psutil.Process]:
-    """Yield every living process; `info` has its `ppid` and `cmdline` (a list, maybe empty)."""
+    """Yield every living process; `info` has its `ppid` and `cmdline` (a list, can be empty)."""
     for process in psutil.process_iter(["ppid", "cmdline", "status"]):
         if process.info["status"] not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-            process.info["cmdline"] = process.info["cmdline"] or []  # of others: None
+            process.info["cmdline"] = process.info["cmdline"] or []  # None for other users'
             yield process
 
 
 def end(roots: Iterable[int]) -> bool:
-    """End processes with all that they started; False if there were none.
+    """End processes and all that they started; return False if there were none.
 
-    They are asked first, and killed after `KILL_AFTER` seconds.
+    They are first asked to end, and killed after `KILL_AFTER` seconds.
     """
     family, sessions = set(roots), set[int]()
     found, asked = bool(family), time.monotonic()
-    signals = iter([signal.SIGTERM])  # alone not enough: a SuperLink waits for open log streams
+    signals = iter([signal.SIGTERM])  # not enough for a SuperLink that waits for log streams
     while members := _grown(family, sessions):
         late = time.monotonic() > asked + KILL_AFTER
         if number := signal.SIGKILL if late else next(signals, None):
@@ -39,7 +39,7 @@ def end(roots: Iterable[int]) -> bool:
 
 
 def session_of(pid: int) -> int:
-    """Return the id of a process's session, -1 if it is gone."""
+    """Return the id of a process's session, or -1 if the process is gone."""
     try:
         return os.getsid(pid)
     except OSError:
@@ -47,10 +47,11 @@ def session_of(pid: int) -> int:
 
 
 def _grown(family: set[int], sessions: set[int]) -> list[psutil.Process]:
-    """Bring a family up to date and return it: living members, their children and sessions.
+    """Update a family of processes and return its living members.
 
-    Flower's processes leave Ray's agents behind without a parent; the session still holds them.
-    A session counts only if a member leads it, so that of a user's shell never does.
+    The family gets the children of its members, and all processes in sessions that a member leads.
+    Sessions are needed because Flower's processes leave Ray's agents behind without a parent. The
+    session of a user's shell is never included, because its leader, the shell, is not a member.
     """
     listed = {process.pid: process for process in living()}
     size = -1
@@ -64,14 +65,14 @@ def _grown(family: set[int], sessions: set[int]) -> list[psutil.Process]:
 
 
 def _send(process: psutil.Process, number: int) -> None:
-    """Send a signal, unless the process is gone (psutil knows if its id has a new owner).
+    """Send a signal, unless the process is gone (psutil notices if its id was used again).
 
-    Raises `RunError` if it is another user's.
+    Raises `RunError` if the process belongs to another user.
     """
     with suppress(psutil.NoSuchProcess):
         try:
             process.send_signal(number)
         except psutil.AccessDenied as error:
             raise RunError(
-                f"process {process.pid} is another user's: only they can end it"
+                f"process {process.pid} belongs to another user, and only they can end it"
             ) from error

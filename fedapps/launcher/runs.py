@@ -1,4 +1,4 @@
-"""The runs of a SuperLink, as `flwr ls` tells them."""
+"""The runs of a SuperLink, as `flwr ls` lists them."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from fedapps.launcher.superlink import PORT, SuperLink
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run: its id and status, since when there is it (UTC), its seconds, and why it failed."""
+    """A run: id, status, the time when it was submitted (UTC), its seconds, and why it failed."""
 
     id: int
     status: str

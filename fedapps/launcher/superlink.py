@@ -1,4 +1,4 @@
-"""The SuperLink that `flwr run` starts for a home: where it is, its port, how it ends."""
+"""The SuperLink that `flwr run` starts for a home: find it, choose its port, end it."""
 
 import contextlib
 import itertools
@@ -31,8 +31,8 @@ class SuperLink:
 
     @property
     def version(self) -> str:
-        """The version of the Flower that is installed where it runs, "?" if that is unknown."""
-        from importlib import metadata  # takes as long as all the rest of a help text
+        """The version of Flower in the SuperLink's environment, or "?" if it is unknown."""
+        from importlib import metadata  # imported here, because it would delay the help text
 
         places = [str(path) for path in self.bin_dir.parent.glob("lib/python*/site-packages")]
         found = metadata.distributions(name="flwr", path=places)
@@ -53,39 +53,40 @@ def superlink(home: Path | None) -> SuperLink | None:
 
 
 def stop(home: Path | None = None) -> bool:
-    """End the SuperLink of `home` and all that it started; False if there was nothing to end.
+    """End the SuperLink of `home` and all that it started; return False if there was none.
 
-    A run of it that is on is lost. Flower notes no process id, so the SuperLink is found by its
-    command line, which names the home; what a killed one left behind, by its environment.
+    Runs that are going on are lost. Flower does not record the process id, so the SuperLink is
+    found by its command line, which names the home. Processes that a killed SuperLink left behind
+    are found by their environment.
     """
     link = superlink(home)
     return end({*_orphans(flower_home(home)), *([link.pid] if link else [])})
 
 
 def flower_home(home: Path | None) -> Path:
-    """Return the absolute path of a home; None is Flower's own."""
+    """Return the absolute path of a home; None stands for Flower's default home."""
     return expanded(str(home or os.environ.get("FLWR_HOME") or "~/.flwr")).resolve()
 
 
 def log_of(home: Path | None) -> Path:
-    """Return the log file of a home's SuperLink; its folder is the SuperLink's own."""
+    """Return the path of the log of a home's SuperLink, which is in the SuperLink's folder."""
     return flower_home(home) / "local-superlink" / "superlink.log"
 
 
 def database_of(home: Path | None) -> Path:
-    """Return the database of a home's SuperLink."""
+    """Return the path of the database of a home's SuperLink."""
     return log_of(home).with_name("state.db")
 
 
 def environment(home: Path | None, port: int | None = None, own: bool = True) -> dict[str, str]:
-    """Return the environment for `flwr`: home, port, this interpreter's programs first in PATH.
+    """Return the environment for `flwr`: home, port, and this interpreter's programs first in PATH.
 
-    With `own` it is for a SuperLink that `flwr` itself starts for the home. Runs use the installed
-    packages; Flower would install the app's dependencies for each run.
+    With `own`, it is for the SuperLink that `flwr` itself starts for the home. Runs use the
+    installed packages; otherwise Flower would install the app's dependencies for each run.
     """
     env = dict(os.environ, PYTHONUNBUFFERED="1")
     warnings = [env.get("PYTHONWARNINGS", ""), "ignore:Tip:FutureWarning:ray._private.worker"]
-    env["PYTHONWARNINGS"] = ",".join(filter(None, warnings))  # Ray's, for who programs with it
+    env["PYTHONWARNINGS"] = ",".join(filter(None, warnings))  # hides a tip for Ray programmers
     env.setdefault("FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION", "1")
     env["PATH"] = os.pathsep.join([str(bin_dir()), env.get("PATH", "")])
     if home is not None:
@@ -100,14 +101,16 @@ def environment(home: Path | None, port: int | None = None, own: bool = True) ->
 
 
 def choose_port(home: Path, port: int | None = None) -> int:
-    """Return the port of the home's SuperLink: the one it has, `port`, or one made from its path.
+    """Return the port of the home's SuperLink.
 
-    Flower would send the run to whatever SuperLink answers at the port, so a taken one is refused.
+    It is the port of a running SuperLink, or else `port`, or else one derived from the home's path.
+    Raises `RunError` if the port is in use: Flower would send the run to any SuperLink that answers
+    there.
     """
     link = superlink(home)
     if link is not None:
         if port not in (None, link.port):
-            raise RunError(f"the SuperLink of {home} has port {link.port}, not {port}: stop it")
+            raise RunError(f"the SuperLink of {home} has port {link.port}, not {port}; stop it")
         if link.bin_dir.resolve() != bin_dir().resolve():
             raise RunError(
                 f"the SuperLink of {home} runs in {link.bin_dir.parent}, not in {sys.prefix}; end "
@@ -126,21 +129,21 @@ def flwr() -> str:
     """Return the `flwr` program of this interpreter's environment."""
     program = bin_dir() / "flwr"
     if not program.exists():
-        raise RunError(f"{bin_dir()} has no flwr program: install this project there")
+        raise RunError(f"{bin_dir()} has no flwr program; install this project there")
     return str(program)
 
 
 def bin_dir() -> Path:
-    """Return the folder of this interpreter's programs; not resolved, so that venvs stay apart."""
+    """Return the folder of this interpreter's programs (not resolved: each venv has its own)."""
     return Path(sys.executable).parent
 
 
 def _orphans(home: Path) -> Iterator[int]:
-    """Yield what runs on of a SuperLink that was killed: Flower's processes of this home."""
+    """Yield Flower's processes of this home that a killed SuperLink has left behind."""
     for process in living():
         programs = {Path(word).name for word in process.info["cmdline"][:2]}
         if programs & {"flower-superexec", "flwr-simulation"}:
-            with contextlib.suppress(psutil.Error):  # gone, or not ours
+            with contextlib.suppress(psutil.Error):  # gone, or another user's
                 if process.environ().get("FLWR_HOME") == str(home):
                     yield process.pid
 
