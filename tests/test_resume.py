@@ -262,9 +262,9 @@ def test_a_schedule_does_not_go_back(options, rounds, enough, too_many, serial_r
 @pytest.mark.parametrize(
     ("resume", "line"),
     [
-        ("{tmp}/none", "{tmp}/none is no run directory"),
-        ("{tmp}", "{tmp} is no run directory"),
-        ("relative", "relative is no run directory"),
+        ("{tmp}/none", "{tmp}/none is not a run directory"),
+        ("{tmp}", "{tmp} is not a run directory"),
+        ("relative", "relative is not a run directory"),
     ],
 )
 def test_what_is_no_run(resume, line, tmp_path):

@@ -27,7 +27,7 @@ def read_evaluation(table: Path) -> Run:
         round_, settings = int(line.pop("round")), parse_option(line.pop("settings"))
         figures = {name: float(value) for name, value in line.items() if value}
     except (KeyError, ValueError) as error:
-        raise RunError(f"{table} is no table of an evaluation: {error}") from error
+        raise RunError(f"{table} is not a table of an evaluation: {error}") from error
     folder = table.parent
     run = read(folder.parent if folder.name == directory.BEST else folder)
     if round_ not in run.rounds["round"].to_numpy():

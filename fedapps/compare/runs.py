@@ -90,7 +90,7 @@ def read(folder: Path) -> Run:
     except (OSError, ValueError, KeyError) as error:  # ValueError: bad CSV, JSON or number
         reason = getattr(error, "strerror", None) or error
         raise RunError(
-            f"{folder} is no run directory: rounds.csv, summary.json: {reason}"
+            f"{folder} is not a run directory: rounds.csv, summary.json: {reason}"
         ) from error
     return Run(folder, folder.name, changes.counting(flat), rounds.astype({"round": int}), summary)
 

@@ -151,12 +151,12 @@ def stored(folder: Path) -> dict[str, Scalar]:
     """
     path = folder / "config.toml"
     if not folder.exists():
-        raise RunError(f"{folder} is no run directory: there is no such folder")
+        raise RunError(f"{folder} is not a run directory: there is no such folder")
     try:
         return options.flat(tomllib.loads(path.read_text("utf-8")))
     except (OSError, ValueError) as error:  # ValueError: not TOML or not UTF-8
         reason = getattr(error, "strerror", None) or error
-        raise RunError(f"{folder} is no run directory: {path.name}: {reason}") from error
+        raise RunError(f"{folder} is not a run directory: {path.name}: {reason}") from error
 
 
 def to_toml(flat: Mapping[str, Scalar]) -> str:

@@ -44,7 +44,7 @@ def redraw(folder: Path, formats: Sequence[str]) -> list[Path]:
     flat = config.stored(folder)
     for name in ("rounds.csv", "clients.csv", "events.csv"):
         if not (folder / name).is_file():
-            raise RunError(f"{folder} is no run directory: it has no {name}")
+            raise RunError(f"{folder} is not a run directory: it has no {name}")
     method = registry.strategy_class(str(flat.get("strategy", "")))
     return draw_all(folder, columns.known_figures(), method.plots, formats)
 

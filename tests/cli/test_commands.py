@@ -201,7 +201,7 @@ def test_what_a_run_that_goes_on_may_change_is_seen_beside_its_own_settings(tmp_
     assert refusal(ROOT, ["patience=5", resume]) == ""
     assert refusal(ROOT, [resume, "patience=5 evaluate-on=test"]).startswith("patience = 5: would ")
     assert refusal(ROOT, ["patience=5"]).startswith("patience = 5: would ")
-    assert "is no run directory" in refusal(ROOT, [f'resume="{tmp_path}"'])
+    assert "is not a run directory" in refusal(ROOT, [f'resume="{tmp_path}"'])
 
 
 # Flower's SuperLink -------------------------------------------------------------------------------

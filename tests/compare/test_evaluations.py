@@ -90,6 +90,6 @@ def test_what_is_no_evaluation_is_named(made, evaluated, refused):
         f"{other}: evaluations.csv next to it has no evaluation rounds"
     )
     evaluated(run, ("x", "", 0.3, 0.7))
-    assert refused("compare", table, run).startswith(f"{table} is no table of an evaluation: ")
+    assert refused("compare", table, run).startswith(f"{table} is not a table of an evaluation: ")
     best = best_of(run)
     assert refused("compare", best, run).startswith(f"{best} is the best round of a run and has no")

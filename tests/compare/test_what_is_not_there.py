@@ -27,9 +27,9 @@ def test_folders_that_are_no_runs_are_named(made, refused, tmp_path):
     run, empty, file = made("a"), tmp_path / "empty", tmp_path / "file"
     empty.mkdir()
     file.write_text("x")
-    told = "is no run directory: config.toml:"
+    told = "is not a run directory: config.toml:"
     missing = tmp_path / "missing"
-    none = f"{missing} is no run directory: there is no such folder"
+    none = f"{missing} is not a run directory: there is no such folder"
     assert refused("compare", run, missing) == none
     assert refused("compare", run, empty) == f"{empty} {told} No such file or directory"
     assert refused("compare", file, run) == f"{file} {told} Not a directory"
@@ -51,7 +51,7 @@ def test_a_damaged_run_is_named(made, refused, name, text):
     (run / name).unlink()
     if text is not None:
         (run / name).write_text(text)
-    assert refused("compare", other, run).startswith(f"{run} is no run directory: ")
+    assert refused("compare", other, run).startswith(f"{run} is not a run directory: ")
 
 
 def test_one_run_is_nothing_to_compare(made, refused):

@@ -119,11 +119,11 @@ def test_the_same_picture_is_the_same_file(tmp_path, kind):
 
 
 def test_a_folder_that_is_no_run_is_one_line(tmp_path, parse):
-    with pytest.raises(RunError, match=r"is no run directory: config.toml: No such file"):
+    with pytest.raises(RunError, match=r"is not a run directory: config.toml: No such file"):
         plot.run(parse(plot, str(tmp_path)))
     folder = make_report(tmp_path).folder
     (folder / "events.csv").unlink()
-    with pytest.raises(RunError, match=r"is no run directory: it has no events.csv"):
+    with pytest.raises(RunError, match=r"is not a run directory: it has no events.csv"):
         plot.run(parse(plot, str(folder)))
 
 
