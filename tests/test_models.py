@@ -11,7 +11,7 @@ from torch import nn
 
 from fedapps.core import config
 from fedapps.core.errors import RunError
-from fedapps.models import MODELS, build
+from fedapps.models import MODELS, build, size
 
 VGG = [name for name in MODELS if name.startswith("vgg")]
 SMALL = [name for name in MODELS if name not in VGG]  # from 8x8 on
@@ -48,6 +48,14 @@ def test_cnn_has_fedseqs_parameters():
     model = build("cnn", (1, 28, 28), 10, seed=0)
     assert per_layer(model) == {"conv1": 832, "conv2": 51_264, "fc1": 524_800, "fc2": 5_130}
     assert count(model) == 582_026
+
+
+def test_the_size_of_a_model_is_known_without_making_it():
+    """FedSeq's 582,026 parameters of cnn, and of conv4 also what its BatchNorms count."""
+    assert size("cnn", (1, 28, 28), 10) == 582_026
+    model = build("conv4", (3, 32, 32), 100, seed=0)
+    assert size("conv4", (3, 32, 32), 100) == sum(v.numel() for v in model.state_dict().values())
+    assert size("cnn", (1, 28, 28), 10**12) > 512 * 10**12, "more than any memory holds"
 
 
 def test_lenet5_has_fedcmds_parameters():

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from fedapps import data
+from fedapps import data, models
 from fedapps.core import config, registry
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError, one_line
@@ -119,15 +119,25 @@ def load(path: Path) -> Personalized:
                 (file.metadata() or {}).get("fedapps", ""), type=ModelMetadata
             )
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        module = _module(about)
+        module = _module(about, sum(value.numel() for value in tensors.values()))
         module.load_state_dict(tensors)
-    except (OSError, SafetensorError, msgspec.DecodeError, RuntimeError) as error:
+    except (OSError, SafetensorError, msgspec.DecodeError, RuntimeError, ValueError) as error:
         raise RunError(f"{path}: cannot be read ({one_line(str(error))})") from error
     return Personalized(module, about).eval()
 
 
-def _module(about: ModelMetadata) -> nn.Module:
-    settings = config.read(config.defaults() | about.config | {"device": "cpu"})
+def _module(about: ModelMetadata, held: int) -> nn.Module:
+    """Build the module of a file that holds so many values. Its settings can be a stranger's.
+
+    So no data set is opened, and RuntimeError refuses a model that is larger than the file.
+    """
+    flat = config.defaults() | about.config | {"device": "cpu", "dataset": DEVICE}
+    if flat["num-classes"] != len(about.names):
+        raise RuntimeError(f"num-classes = {flat['num-classes']}, but {len(about.names)} names")
+    settings = config.read(flat)
+    wanted = models.size(settings.model, settings.shape, settings.num_classes)
+    if wanted > held:
+        raise RuntimeError(f"the settings ask for {wanted} values, the file has {held}")
     space = Workspace(settings)
     if about.client is None:
         return space.model

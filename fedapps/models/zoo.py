@@ -34,6 +34,18 @@ def build(name: str, shape: Shape, classes: int, seed: int) -> nn.Sequential:
         return MODELS[name].build(shape, classes)
 
 
+def size(name: str, shape: Shape, classes: int) -> int:
+    """Return how many values the state of a model has; takes no memory for them.
+
+    Raises ValueError as `build` does.
+    """
+    _check(name, shape, classes)
+    with torch.device("meta"):
+        return sum(
+            value.numel() for value in MODELS[name].build(shape, classes).state_dict().values()
+        )
+
+
 def _check(name: str, shape: Shape, classes: int) -> None:
     if name not in MODELS:
         close = nearest(name.lower(), MODELS, always=True)

@@ -1,11 +1,15 @@
 """A device's personalized model, used outside of runs."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_torch
+from safetensors.torch import save_file
 
 from fedapps.__main__ import main
 from fedapps.core import registry
@@ -112,6 +116,42 @@ def test_a_broken_model_file_is_a_line(tmp_path):
     (tmp_path / personalized.FILE).write_bytes(b"x" * 100)
     with pytest.raises(RunError, match=r"personalized\.safetensors: cannot be read \("):
         personalized.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"num-classes": 10**9}, "num-classes = 1000000000, but 3 names"),
+        ({"num-classes": 10**9, "class-names": "a,b"}, "num-classes = 1000000000, but 3 names"),
+        ({"input-shape": "1,99999,99999"}, r"the settings ask for \d{9,} values, the file has \d+"),
+        ({"model": "vgg-small", "input-shape": "3,32,32"}, "the settings ask for"),
+        ({"model": "no-such"}, "unknown model 'no-such'"),
+    ],
+)
+def test_a_strangers_model_file_takes_no_more_memory_than_it_has(trained, settings, told, tmp_path):
+    with pytest.raises(RunError, match=rf"cannot be read \({told}"):
+        personalized.load(forged(trained[1], settings, tmp_path / "forged.safetensors"))
+
+
+def test_a_strangers_model_file_opens_no_data_set_and_makes_no_folder(trained, tmp_path):
+    model, state = trained
+    root = tmp_path / "downloads"
+    settings = {"dataset": "mnist", "data-root": str(root), "runs-dir": str(root)}
+    found = personalized.load(forged(state, settings, tmp_path / "forged.safetensors"))
+    assert not root.exists()
+    pixels = torch.rand(3, 1, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(found(pixels), model(pixels))
+
+
+def forged(state, settings, path):
+    """Write a device's model with other settings in its header."""
+    with safe_open(state / personalized.FILE, "pt") as file:
+        about = json.loads(file.metadata()["fedapps"])
+    about["config"] |= settings
+    tensors = load_torch(state / personalized.FILE)
+    save_file(tensors, path, {"fedapps": json.dumps(about)})
+    return path
 
 
 @pytest.fixture
