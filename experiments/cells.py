@@ -10,6 +10,8 @@ from experiments.papers import SCALES, Cell, Reading, Table
 from experiments.store import Run, Store
 from experiments.tuning import settled
 
+HEADS = ("row", "seeds", "reading", "ours", "published", "difference")  # of `Outcome.lines`
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -39,6 +41,12 @@ class Figure:
         """Our mean minus the published figure."""
         return None if self.published is None else self.mean - self.published
 
+    def texts(self) -> list[str]:
+        """Return the cells of a table about it: our mean, the published figure, the difference."""
+        published = "" if self.published is None else f"{self.published:.2f}"
+        difference = "" if self.difference is None else f"{self.difference:+.2f}"
+        return [self.text(), published, difference]
+
     def text(self, sign: str = "") -> str:
         """The mean, with its interval if there is one; `sign="+"` also marks positive means."""
         mean = f"{self.mean:{sign}.2f}"
@@ -61,6 +69,19 @@ class Outcome:
         """Return a reading over the seeds; None if no run has it."""
         values = tuple(self.by_seed(reading).values())
         return Figure(values, reading.published_in(self.cell.column)) if values else None
+
+    def lines(self) -> Iterator[list[str]]:
+        """Yield the cells under `HEADS`, a line per reading; only the first names row and seeds."""
+        about = [self.cell.name, ",".join(str(run.seed) for run in self.runs)]
+        for reading in self.cell.row.readings:
+            if figure := self.figure(reading):
+                yield [*about, words(reading.reads), *figure.texts()]
+                about = ["", ""]
+
+
+def words(reads: str) -> str:
+    """Return the name of a reading in words."""
+    return reads.replace("accuracy_", "").replace("_", " ")
 
 
 def outcomes(store: Store, table: Table, scale: str) -> Iterator[Outcome]:

@@ -9,12 +9,11 @@ import jinja2
 from markupsafe import Markup, escape
 
 from experiments import charts, claims, tuning, yardstick
-from experiments.cells import Figure, Outcome, best_scale, outcomes
+from experiments.cells import HEADS, Outcome, best_scale, outcomes, words
 from experiments.communication import sent
 from experiments.curves import curves_of
 from experiments.page_template import TEMPLATE
 from experiments.papers import Table, tables
-from experiments.results_page import words
 from experiments.store import Store
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
@@ -104,7 +103,7 @@ def section(store: Store, table: Table) -> Section:
         _compared(part, table, done)
         part.chosen = [*tuning.texts(store, (outcome.cell for outcome in done))]
     else:
-        part.heads = ["row", "seeds", "reading", "ours", "published", "difference", "note"]
+        part.heads = [*HEADS, "note"]
         part.rows = [row for outcome in done for row in _rows(outcome)]
         if not any(note for *_, note in part.rows):
             part.heads, part.rows = part.heads[:-1], [row[:-1] for row in part.rows]
@@ -116,18 +115,11 @@ def section(store: Store, table: Table) -> Section:
 
 
 def _rows(outcome: Outcome) -> Iterator[list[str]]:
-    for place, reading in enumerate(outcome.cell.row.readings):
-        if figure := outcome.figure(reading):
-            seeds = ",".join(str(run.seed) for run in outcome.runs)
-            about = [outcome.cell.name, seeds] if not place else ["", ""]
-            note = outcome.cell.row.note if not place else ""
-            yield [*about, words(reading.reads), *_texts(figure), note]
-
-
-def _texts(figure: Figure) -> list[str]:
-    published = "" if figure.published is None else f"{figure.published:.2f}"
-    difference = "" if figure.difference is None else f"{figure.difference:+.2f}"
-    return [figure.text(), published, difference]
+    """Yield the lines of a cell; the first ends with the row's note."""
+    note = outcome.cell.row.note
+    for line in outcome.lines():
+        yield [*line, note]
+        note = ""
 
 
 def _held_against(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from experiments import claims, tuning, yardstick
-from experiments.cells import Outcome, best_scale, outcomes
+from experiments.cells import HEADS, Outcome, best_scale, outcomes
 from experiments.curves import curves_of
 from experiments.papers import HERE, Table, tables
 from experiments.store import Store
@@ -31,24 +31,22 @@ def markdown(store: Store, table: Table) -> Iterator[str]:
     if compared:
         yield yardstick.sentence(compared, table.yardstick, table.alone)
         yield ""
-        yield from _heads(yardstick.HEADS)
-        yield from (f"| {' | '.join(yardstick.texts(line))} |" for line in compared)
+        yield from _grid(yardstick.HEADS, map(yardstick.texts, compared))
         if said := yardstick.left_out(found, compared):
             yield ""
             yield said
         yield from _chosen(store, found)
     else:
-        yield from _heads(("row", "seeds", "reading", "ours", "published", "difference", "s/round"))
-        for outcome in found:
-            yield from _lines(outcome)
+        yield from _grid(
+            (*HEADS, "s/round"), (line for outcome in found for line in _lines(outcome))
+        )
         if table.follows:
             yield from progress(store, table, scale)
     if judged := [*claims.judged(store, table)]:
         yield ""
         yield f"How the claims about these rows came out ([what the columns mean]({CLAIMS})):"
         yield ""
-        yield from _heads(claims.HEADS)
-        yield from (f"| {' | '.join(line)} |" for line in claims.lines(judged))
+        yield from _grid(claims.HEADS, claims.lines(judged))
     total = len(table.cells(scale))
     yield ""
     if len(found) < total:
@@ -57,26 +55,19 @@ def markdown(store: Store, table: Table) -> Iterator[str]:
     yield f"Repeat with `python -m experiments run {table.name} --scale {scale}`."
 
 
-def _lines(outcome: Outcome) -> Iterator[str]:
-    seconds = sum(run.seconds_per_round for run in outcome.runs) / len(outcome.runs)
-    for place, reading in enumerate(outcome.cell.row.readings):
-        figure = outcome.figure(reading)
-        if figure is None:
-            continue
-        published = "" if figure.published is None else f"{figure.published:.2f}"
-        difference = "" if figure.difference is None else f"{figure.difference:+.2f}"
-        seeds = ",".join(str(run.seed) for run in outcome.runs)
-        name, last = (outcome.cell.name, f"{seconds:.2f}") if not place else ("", "")
-        yield (
-            f"| {name} | {seeds if not place else ''} | {words(reading.reads)} | {figure.text()} "
-            f"| {published} | {difference} | {last} |"
-        )
+def _lines(outcome: Outcome) -> Iterator[list[str]]:
+    """Yield the lines of a cell; the first ends with the seconds of a round."""
+    last = f"{sum(run.seconds_per_round for run in outcome.runs) / len(outcome.runs):.2f}"
+    for line in outcome.lines():
+        yield [*line, last]
+        last = ""
 
 
-def _heads(heads: Sequence[str]) -> Iterator[str]:
-    """Yield the first two lines of a table."""
+def _grid(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield a table in Markdown."""
     yield f"| {' | '.join(heads)} |"
     yield "|---" * len(heads) + "|"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
 
 
 def _chosen(store: Store, found: Sequence[Outcome]) -> Iterator[str]:
@@ -84,21 +75,19 @@ def _chosen(store: Store, found: Sequence[Outcome]) -> Iterator[str]:
     yield ""
     yield "The settings of each method, which were the best of its trials on validation samples:"
     yield ""
-    yield from _heads(tuning.HEADS)
-    for *reached, settings in tuning.texts(store, (outcome.cell for outcome in found)):
-        yield f"| {' | '.join(reached)} | `{settings}` |"
-
-
-def words(reads: str) -> str:
-    """Return the name of a reading in words."""
-    return reads.replace("accuracy_", "").replace("_", " ")
+    lines = tuning.texts(store, (outcome.cell for outcome in found))
+    yield from _grid(tuning.HEADS, ([*reached, f"`{settings}`"] for *reached, settings in lines))
 
 
 def progress(store: Store, table: Table, scale: str) -> Iterator[str]:
     """Yield a table of the column over rounds: last, best, and first round at each threshold."""
-    yield ""
     reached = (f"first round at {threshold} %" for threshold in table.thresholds)
-    yield from _heads(("row", "seed", "last", "best round", *reached))
+    heads = ("row", "seed", "last", "best round", *reached)
+    yield ""
+    yield from _grid(heads, _progress(store, table, scale))
+
+
+def _progress(store: Store, table: Table, scale: str) -> Iterator[list[str]]:
     for (name, seed), curve in curves_of(store, table, scale).items():
         best = max(curve, key=lambda round_: curve[round_])
         first = [
@@ -106,15 +95,14 @@ def progress(store: Store, table: Table, scale: str) -> Iterator[str]:
             for threshold in table.thresholds
         ]
         shown = [f"{100 * curve[max(curve)]:.2f}", f"{100 * curve[best]:.2f} ({best})", *first]
-        yield f"| {name} | {seed} | {' | '.join(shown)} |"
+        yield [name, str(seed), *shown]
 
 
 def _claims(store: Store) -> Iterator[str]:
     """Yield a table that counts the verdicts of each table."""
-    yield from _heads(claims.COUNTS)
-    for table in tables().values():
-        for line in claims.counts(claims.judged(store, table)):
-            yield f"| {' | '.join([_link(table.title), *line])} |"
+    found = ((table.title, claims.judged(store, table)) for table in tables().values())
+    lines = ([_link(title), *line] for title, judged in found for line in claims.counts(judged))
+    yield from _grid(claims.COUNTS, lines)
 
 
 def _link(heading: str) -> str:

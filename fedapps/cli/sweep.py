@@ -140,13 +140,14 @@ def _validation_accuracy(group: "Group") -> float:
 def _looks(group: "Group") -> Iterator[str]:
     """Yield what scores runs that have chosen a round: on test samples, they could not be made."""
     from fedapps.engine import best
+    from fedapps.report import directory
 
     folders = [_kept(run) for run in group.runs]
     if not group.settings["patience"] and folders == [run.folder for run in group.runs]:
         return
     yield from map(best.look, folders)
     if len(folders) > 1:
-        tables = [str(folder / "evaluation-1.csv") for folder in folders]
+        tables = [str(directory.evaluation(folder, 1)) for folder in folders]
         yield join(["fedapps", "compare", *tables])
 
 

@@ -47,7 +47,7 @@ def read_evaluation(table: Path) -> Run:
 
 def _line(table: Path) -> dict[str, str]:
     """Return the line of an evaluation in evaluations.csv; raises `RunError` if it has none."""
-    name, number = "evaluation", table.stem.removeprefix("evaluation-")
+    name, number = "evaluation", directory.number_of(table)
     for line in directory.lines(table.with_name(directory.EVALUATIONS)):
         if line.get(name) == number:
             return {key: value for key, value in line.items() if key != name}

@@ -79,7 +79,8 @@ def read(folder: Path) -> Run:
     if folder.name == directory.BEST and not (folder / "rounds.csv").exists():
         raise RunError(
             f"{folder} is the best round of a run and has no curves: score it with"
-            " `fedapps evaluate`, and compare the table that it writes there, evaluation-1.csv"
+            " `fedapps evaluate`, and compare the table that it writes there,"
+            f" {directory.evaluation(folder, 1).name}"
         )
     try:
         rounds = pd.read_csv(folder / "rounds.csv")

@@ -106,7 +106,7 @@ def _claimed(run: Path) -> Iterator[tuple[int, Path]]:
     be written.
     """
     for number in count(1):
-        path = run / f"evaluation-{number}.csv"
+        path = directory.evaluation(run, number)
         with writing(path), suppress(FileExistsError):
             path.open("x").close()
             break

@@ -20,6 +20,7 @@ from fedapps.core.files import writing
 Rows = Iterable[Iterable[object]]
 MODEL = "model.safetensors"  # the server's model
 EVALUATIONS = "evaluations.csv"  # one line per later evaluation of the run (`fedapps evaluate`)
+_EVALUATION = "evaluation-"  # a table with a line per client, for each of these evaluations
 BEST = "best"  # a run directory inside this one: the best round on validation samples
 SAMPLES = "samples.csv"  # number of training samples per client and class, if known
 
@@ -117,6 +118,16 @@ def _reading(path: Path) -> Iterator[TextIO]:
             yield file
     except (OSError, ValueError) as error:
         raise RunError(f"cannot read {path}: {error}") from error
+
+
+def evaluation(run: Path, number: int) -> Path:
+    """Return the table of clients of a later evaluation of the run; numbers start at 1."""
+    return run / f"{_EVALUATION}{number}.csv"
+
+
+def number_of(evaluation: Path) -> str:
+    """Return the number of an evaluation, as in the line of evaluations.csv about it."""
+    return evaluation.stem.removeprefix(_EVALUATION)
 
 
 def csv_text(rows: Rows) -> str:
