@@ -186,6 +186,22 @@ class TestHome:
         assert env["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
         assert 20000 <= int(env[superlink.PORT]) < 32768
 
+    def test_ray_gets_a_token_that_nobody_else_has(self, tmp_path, monkeypatch):
+        for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS"):
+            monkeypatch.delenv(name, raising=False)
+        envs = [superlink.environment(tmp_path, None) for _ in range(2)]
+        assert [env["RAY_AUTH_MODE"] for env in envs] == ["token"] * 2
+        assert len({env["RAY_AUTH_TOKEN"] for env in envs}) == 2
+        assert all(len(bytes.fromhex(env["RAY_AUTH_TOKEN"])) == 32 for env in envs)
+
+    @pytest.mark.parametrize("name", ["RAY_AUTH_MODE", "RAY_ADDRESS"])
+    def test_a_ray_that_the_user_has_set_up_stays(self, name, tmp_path, monkeypatch):
+        for other in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS"):
+            monkeypatch.delenv(other, raising=False)
+        monkeypatch.setenv(name, "mine")
+        env = superlink.environment(tmp_path, None)
+        assert {key: env[key] for key in env if key.startswith("RAY_A")} == {name: "mine"}
+
     def test_without_a_home_flower_s_own_choice_holds(self, monkeypatch):
         monkeypatch.setenv("FLWR_HOME", "/somewhere")
         monkeypatch.delenv(superlink.PORT, raising=False)
@@ -467,6 +483,8 @@ class TestReal:
         assert link is not None
         mine = _session_members(link.pid)
         assert len(mine) > 5  # superlink, superexec, simulation and Ray's
+        token = psutil.Process(link.pid).environ()["RAY_AUTH_TOKEN"]
+        assert [_joins_ray(mine, key) for key in ("", "0" * 64, token)] == [False, False, True]
         assert launch.stop(home) is True
         assert not mine & {process.pid for process in processes.living()}
 
@@ -475,3 +493,21 @@ def _session_members(root: int) -> set[int]:
     listed = {process.pid: process.info["ppid"] for process in processes.living()}
     leaders = {root, *(pid for pid, parent in listed.items() if parent == root)}
     return {pid for pid in listed if processes.session_of(pid) in leaders}
+
+
+def _joins_ray(processes: set[int], token: str) -> bool:
+    """Tell whether a program with this token can use the Ray whose processes these are."""
+    servers = [psutil.Process(pid) for pid in processes]
+    [gcs] = [server for server in servers if server.name() == "gcs_server"]
+    [port] = {c.laddr.port for c in gcs.net_connections() if c.status == psutil.CONN_LISTEN}
+    program = (
+        "import ray\nfrom ray.util import get_node_ip_address as ip\n"
+        f"ray.init(address=ip() + ':{port}', logging_level='ERROR')\nprint('joined')"
+    )
+    mode = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {}
+    known = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    found = subprocess.run(
+        [sys.executable, "-c", program], env=known | mode, capture_output=True, text=True
+    )
+    assert "joined" in found.stdout or "ConnectionError" in found.stderr, found.stderr
+    return "joined" in found.stdout

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import secrets
 import shlex
 import socket
 import sys
@@ -82,12 +83,16 @@ def environment(home: Path | None, port: int | None = None, own: bool = True) ->
     """Return the environment for `flwr`: home, port, and this interpreter's programs first in PATH.
 
     With `own`, it is for the SuperLink that `flwr` itself starts for the home. Runs use the
-    installed packages; otherwise Flower would install the app's dependencies for each run.
+    installed packages; otherwise Flower would install the app's dependencies for each run. Ray gets
+    a token: it listens on all addresses, and whoever may connect to it can run code.
     """
     env = dict(os.environ, PYTHONUNBUFFERED="1")
     warnings = [env.get("PYTHONWARNINGS", ""), "ignore:Tip:FutureWarning:ray._private.worker"]
     env["PYTHONWARNINGS"] = ",".join(filter(None, warnings))  # hides a tip for Ray programmers
     env.setdefault("FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION", "1")
+    # Elsewhere, Ray or its login is the user's own.
+    if "RAY_AUTH_MODE" not in env and env.get("RAY_ADDRESS", "local") == "local":
+        env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     env["PATH"] = os.pathsep.join([str(bin_dir()), env.get("PATH", "")])
     if home is not None:
         env["FLWR_HOME"] = str(flower_home(home))
