@@ -376,7 +376,7 @@ def test_a_runs_dir_where_nobody_can_write(refuse, tmp_path):
 def test_a_data_root_below_a_file(refuse, tmp_path):
     (tmp_path / "file").write_text("x")
     line = refuse(f'dataset="digits" data-root="{tmp_path}/file/data"')
-    assert line == f"{tmp_path}/file/data/digits.npz: cannot be written (Not a directory)"
+    assert line == f"cannot write {tmp_path}/file/data/digits.npz: Not a directory"
 
 
 def test_a_run_that_is_there_already(refuse, tmp_path):

@@ -1,11 +1,15 @@
 """Data sets: own files and their errors, named sets, downloads (faked) and unpacked archives."""
 
+import dataclasses
+import fcntl
 import inspect
 import os
 import subprocess
 import sys
+import threading
 import tracemalloc
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.error import URLError
@@ -21,6 +25,7 @@ from PIL import Image
 from fedapps import data
 from fedapps.core.errors import RunError
 from fedapps.data import NAMES, load
+from fedapps.data.sources import SOURCES
 
 TRAIN, VAL, TEST = 7, 3, 5
 
@@ -364,10 +369,35 @@ def test_a_file_in_the_root_must_be_that_set(tmp_path):
 def test_a_root_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     line = message("digits", str(tmp_path / "file"))
-    assert "digits.npz: cannot be written (" in line
+    assert line == f"cannot write {tmp_path / 'file'}/digits.npz: File exists"
 
 
 # downloads ----------------------------------------------------------------------------------------
+
+
+def test_only_one_of_two_that_need_a_data_set_makes_it(tmp_path, monkeypatch):
+    made, second, flock = [], threading.Event(), fcntl.flock
+    digits = SOURCES["digits"]
+
+    def make(folder):
+        made.append(folder)
+        other = pool.submit(load, "digits", str(tmp_path))  # needs it while it is being made
+        assert second.wait(60)
+        others.append(other)
+        return digits.make(folder)
+
+    def lock(handle, how):
+        if made:
+            second.set()
+        flock(handle, how)
+
+    others = []
+    monkeypatch.setitem(SOURCES, "digits", dataclasses.replace(digits, make=make))
+    monkeypatch.setattr(fcntl, "flock", lock)
+    with ThreadPoolExecutor() as pool:
+        first = load("digits", str(tmp_path))
+        assert np.array_equal(others[0].result().labels, first.labels)
+    assert made == [tmp_path]
 
 
 def fake_torchvision(monkeypatch, cls, make):

@@ -1,4 +1,4 @@
-"""Writes files that are either complete or not there at all."""
+"""Writes files that are either complete or not there at all, and locks files between processes."""
 
 import fcntl
 import os
@@ -76,18 +76,17 @@ def held(folder: Path) -> Iterator[bool]:
 
 
 @contextmanager
-def appending(table: Path) -> Iterator[bool]:
-    """Lock a table to which several processes append; gives whether the table is empty.
+def in_turn(path: Path) -> Iterator[None]:
+    """Lock a folder or a file in this context; other processes wait.
 
-    It is created if it does not exist. Other processes wait until the lock is released. Raises
-    `RunError` if the table cannot be written.
+    A file is created if it does not exist. Raises `RunError` if it cannot be written.
     """
-    with writing(table):
-        handle = os.open(table, os.O_RDWR | os.O_CREAT, 0o666)
+    with writing(path):
+        handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
     try:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(handle, fcntl.LOCK_EX)
-        yield not os.fstat(handle).st_size
+        yield
     finally:
         os.close(handle)
 

@@ -1,14 +1,12 @@
 """Opens a data set by its name, or by the path of the user's own file."""
 
-import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from fedapps.core.errors import RunError
+from fedapps.core.files import in_turn, write_whole, writing
 from fedapps.core.paths import absolute, expanded
 from fedapps.core.words import nearest, number
 from fedapps.data.dataset import Dataset
@@ -16,6 +14,7 @@ from fedapps.data.images import open_npz
 from fedapps.data.npz import KEYS
 from fedapps.data.own import of_user
 from fedapps.data.sources import NAMES, SOURCES
+from fedapps.data.sources.source import Arrays
 
 
 def load(name: str, root: str) -> Dataset:
@@ -65,18 +64,17 @@ def _named(name: str, path: Path) -> Dataset:
 
 
 def _make(name: str, path: Path) -> None:
-    """Write the .npz of a known data set; other processes see either no file or the whole one."""
-    with _writing(path):
+    """Write the .npz of a known data set; other processes see either no file or the whole one.
+
+    Of several processes that need it at once, one makes it: torchvision downloads to a fixed name.
+    """
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    arrays = SOURCES[name].make(path.parent)
-    with _writing(path), tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        np.savez(Path(folder) / path.name, **arrays)  # type: ignore[arg-type]
-        os.replace(Path(folder) / path.name, path)
+    with in_turn(path.parent):
+        if not path.exists():
+            write_whole(path, partial(_save, SOURCES[name].make(path.parent)))
 
 
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror or error})") from error
+def _save(arrays: Arrays, path: Path) -> None:
+    with path.open("wb") as file:  # given a name, NumPy demands its own suffix
+        np.savez(file, **arrays)  # type: ignore[arg-type]

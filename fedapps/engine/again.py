@@ -12,7 +12,7 @@ from fedapps.core import config, log
 from fedapps.core.changes import text_of
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
-from fedapps.core.files import appending, write_whole, writing
+from fedapps.core.files import in_turn, write_whole, writing
 from fedapps.core.schema import Scalar, literal
 from fedapps.core.words import did_you_mean
 from fedapps.engine.figures import FigureChecks
@@ -81,8 +81,8 @@ def _write(path: Path, scores: list[ClientEval], line: dict[str, object], sample
     line |= {name: values.get(name) for f in figures for name in f.columns}
     line |= {name: values.get(name) for name in columns.SPREAD}
     overview = path.with_name(directory.EVALUATIONS)
-    with appending(overview) as empty:
-        if empty:
+    with in_turn(overview):
+        if not overview.stat().st_size:
             directory.append(overview, [line.keys()])
         known = directory.columns_of(overview)  # an earlier version wrote fewer columns
         directory.append(overview, [[line.get(name) for name in known]])
