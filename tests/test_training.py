@@ -258,6 +258,19 @@ def test_proximal_term_in_numpy():
     assert done.loss == pytest.approx(loss, rel=1e-5)  # the data's loss, without the term
 
 
+@pytest.mark.parametrize("ask", ["train", "check"])
+def test_a_stage_that_names_a_part_of_a_layer_is_refused(ask):
+    """It would train nothing of that layer, while the costs would count the layer."""
+    trainer = make("lenet5")
+    part = stage(trainer.layout.without_norms(trainer.layout.names))
+    assert any(":" in name for name in part.layers)
+    with pytest.raises(ValueError, match="layer conv1:rest: a stage trains whole layers only"):
+        if ask == "check":
+            trainer.check(part)
+        else:
+            trainer.train(samples(10, (1, 28, 28), 3), (part,), DRAW)
+
+
 def test_prox_pulls_to_the_start_of_the_round_in_a_later_stage_too():
     trainer, data, x, y, head = linear()
     far, _ = softmax_regression(x, y, *head, 1, 4, lr=0.3)

@@ -95,8 +95,6 @@ def _check_plan(strategy: BaseStrategy, plan: Plan) -> None:
     trained = [stage.layers for stage in plan.stages]
     for layers in (plan.download, plan.upload, plan.also_keep, *trained):
         strategy.layout.slice(layers)
-    for name in (name for layers in trained for name in layers if ":" in name):
-        raise RunError(f"layer {name}: a stage trains whole layers only")
     check_plan(strategy.settings, strategy.layout, plan)
     _check_server_data(strategy, plan)
     if strategy.settings.presum and plan.sends:

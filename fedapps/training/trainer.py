@@ -138,12 +138,18 @@ class Trainer:
     def check(self, stage: Stage) -> None:
         """Raise ValueError if the model's layers cannot be trained as the stage says."""
         optimizer([], stage)
+        self.freeze_all_but(stage.layers)
         if stage.clip and stage.clip.mode == "sample":
-            self.freeze_all_but(stage.layers)
             SampleGradients(self.model).close()
 
     def freeze_all_but(self, trained: Slice) -> dict[str, nn.Parameter]:
-        """Freeze all other layers (eval mode, no gradients); return the parameters to train."""
+        """Freeze all other layers (eval mode, no gradients); return the parameters to train.
+
+        Raises ValueError if `trained` has a part of a layer, such as its BatchNorms.
+        """
+        for name in trained:
+            if ":" in name:
+                raise ValueError(f"layer {name}: a stage trains whole layers only")
         for name, layer in self.model.named_children():
             layer.train(name in trained)
             layer.requires_grad_(name in trained)
