@@ -155,6 +155,19 @@ def test_what_runs_elsewhere_is_neither_offered_nor_gone_on_with(
     assert serial_run("num-rounds=4", 'resume="latest"') == folder  # however it has ended
 
 
+def test_a_run_that_is_deleted_while_others_are_looked_for(interrupted, serial_run, monkeypatch):
+    keep_all(monkeypatch)
+    folder, glob = interrupted(), Path.glob
+
+    def found(path, pattern):
+        yield from glob(path, pattern)
+        if pattern.endswith(checkpoint.FOLDER):
+            yield path / "gone" / checkpoint.FOLDER
+
+    monkeypatch.setattr(Path, "glob", found)
+    assert serial_run("num-rounds=4", 'resume="latest"') == folder
+
+
 def test_a_run_holds_its_directory(serial_run, monkeypatch):
     free, write = [], Report.round
 
@@ -170,11 +183,18 @@ def test_a_run_holds_its_directory(serial_run, monkeypatch):
         assert alone
 
 
-def test_other_settings_are_named(interrupted, monkeypatch):
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ("lr=0.01", r"lr = 0\.01 \(the run has 0\.05\)"),
+        ("cache-limit=7", r"cache-limit = 7 \(the run has \d+\)"),  # train_macs depends on it
+    ],
+)
+def test_other_settings_are_named(interrupted, monkeypatch, option, line):
     keep_all(monkeypatch)
     folder = interrupted()
-    with pytest.raises(RunError, match=r"lr = 0\.01 \(the run has 0\.05\)"):
-        run_serial(config.parse([f'resume="{folder}" lr=0.01']))
+    with pytest.raises(RunError, match=line):
+        run_serial(config.parse([f'resume="{folder}" {option}']))
 
 
 @pytest.mark.parametrize("name", ["rounds.csv", "clients.csv"])
@@ -427,7 +447,13 @@ def test_a_repeated_release_counts_again(interrupted, monkeypatch, read_csv):
         run_serial(config.parse([f'resume="{folder}"']))
 
 
-def test_the_best_round_is_kept_with_its_personal_layers(serial_run, read_csv):
+@pytest.mark.parametrize("links", [True, False])
+def test_the_best_round_is_kept_with_its_personal_layers(serial_run, read_csv, monkeypatch, links):
+    def refuse(*_):
+        raise PermissionError("Operation not permitted")  # what exFAT says
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
     options = 'strategy="fedper" num-rounds=4 fraction-train=1.0 num-clients=3 lr=0.3'
     chosen = 'validation-fraction=0.2 evaluate-on="validation" keep-best=true'
     folder = serial_run(options, chosen)

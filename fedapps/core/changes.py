@@ -8,7 +8,8 @@ from pathlib import Path
 from fedapps.core import config
 from fedapps.core.schema import Scalar, literal
 
-# Keys that say where and how a run works. Threads, presum and device change the last digit.
+# Keys that say where and how a run works. Some of them change the last digits (`device`, `presum`,
+# `threads`, `cache-limit`); `cache-limit` also changes how often frozen layers are computed.
 INCIDENTAL = frozenset(
     {
         "cache-limit",

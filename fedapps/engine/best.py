@@ -40,7 +40,7 @@ def keep(run: Path, found: Checkpoint) -> None:
             target.mkdir(parents=True, exist_ok=True)
             for older in target.iterdir():  # paths are sorted by round: only the newest stays
                 older.unlink()
-            os.link(path, target / path.name)  # a link will do: such a file never changes
+            _link(path, target / path.name)
         old = run / f".{directory.BEST}-old"
         shutil.rmtree(old, ignore_errors=True)
         if best.exists():
@@ -49,3 +49,11 @@ def keep(run: Path, found: Checkpoint) -> None:
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise RunError(f"cannot write {best}: {error.strerror or error}") from error
+
+
+def _link(path: Path, target: Path) -> None:
+    """Give a file a second name, as such a file never changes; copy it if links are not possible."""
+    try:
+        os.link(path, target)
+    except OSError:  # for example, exFAT has no links
+        shutil.copyfile(path, target)

@@ -27,7 +27,7 @@ from fedapps.report import directory
 from fedapps.report.report import Report
 
 # Keys that may change when a run is resumed: where it runs and how long, not what it computes.
-FREE = (INCIDENTAL - {"device", "presum", "threads"}) | {
+FREE = (INCIDENTAL - {"cache-limit", "device", "presum", "threads"}) | {
     "evaluate-clients",
     "evaluate-every",
     "evaluate-rounds",
@@ -104,7 +104,7 @@ def unfinished(settings: Settings, flat: Mapping[str, Scalar]) -> Iterator[Path]
     """Yield the unfinished runs with the same settings in `runs-dir`, newest first."""
     runs = expanded(settings.runs_dir, "runs-dir")
     folders = [path.parent for path in runs.glob(f"*/{checkpoint.FOLDER}")]
-    folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    folders.sort(key=_changed, reverse=True)
     for folder in folders[:MOST_LOOKED_AT]:
         if is_finished(folder) or not checkpoint.rounds(folder):
             continue
@@ -115,6 +115,14 @@ def unfinished(settings: Settings, flat: Mapping[str, Scalar]) -> Iterator[Path]
         same_rounds = old.get("num-rounds") == flat["num-rounds"]
         if same_rounds and not differences(old, flat) and _is_free(folder):
             yield folder
+
+
+def _changed(folder: Path) -> float:
+    """Return when a folder was last changed; 0 if somebody has just deleted it."""
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def offer(settings: Settings, flat: Mapping[str, Scalar]) -> None:

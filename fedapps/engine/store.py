@@ -7,6 +7,7 @@ a resumed run could go back to are kept.
 """
 
 import hashlib
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -85,7 +86,8 @@ class ClientStore:
         Return the round of the newest version that was found (`EARLIER_RUN` if it was taken over
         from an earlier run itself), or None if there was none.
         """
-        newest = max(self._versions(), default=None)
+        found, _ = self.load_version(sys.maxsize)  # a damaged one must not replace an intact one
+        newest = None if found == NONE else found
         for version in self._versions():
             if version != newest or not from_newest:
                 self._path(version).unlink(missing_ok=True)

@@ -207,6 +207,17 @@ def test_a_power_cut_while_a_run_begins_loses_nothing(tmp_path):
     assert store.begin(from_newest=True) is None
 
 
+def test_a_new_run_begins_from_the_newest_state_that_is_intact(tmp_path):
+    store = ClientStore(tmp_path)
+    for round_ in (4, 5):
+        store.save(round_, {"w": torch.full((2,), float(round_))})
+    newest = tmp_path / "round-000005.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert store.begin(from_newest=True) == 4
+    assert store.load(1)["w"].tolist() == [4.0, 4.0]
+    assert [path.name for path in tmp_path.iterdir()] == ["round-000000.safetensors"]
+
+
 @pytest.mark.parametrize(
     ("strategy", "spoil"),
     [("fedper", "model/fc2.fc.weight"), ("ditto", "v/fc2.fc.weight"), ("fedper", "loss")],
