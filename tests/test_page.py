@@ -156,6 +156,7 @@ def test_page_follows_a_run_and_tells_how_it_ended(tmp_path, monkeypatch):
     assert "finished" in texts_of(folder)
     with (folder / "rounds.csv").open("a") as table:
         table.write("4,train\n")  # a longer run went on from it, and was killed
+    (folder / "summary.json").unlink()
     page.write(folder)
     assert {"unfinished", "after round 4 of 3"} <= set(texts_of(folder))
 

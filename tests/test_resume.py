@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
+from fedapps.compare.runs import read as read_run
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.core.files import held
@@ -32,6 +33,8 @@ from fedapps.engine.rounds import Rounds
 from fedapps.engine.store import NONE, ClientStore
 from fedapps.report import directory
 from fedapps.report.about import About
+from fedapps.report.page.facts import state_of
+from fedapps.report.page.reading import RunFiles
 from fedapps.report.report import Report
 from fedapps.serial import run_serial
 from tests.support.clock import until
@@ -181,6 +184,26 @@ def test_a_run_holds_its_directory(serial_run, monkeypatch):
     assert free == [False, False]
     with held(folder) as alone:
         assert alone
+
+
+def test_a_run_that_is_killed_while_it_is_extended_has_not_finished(serial_run, monkeypatch):
+    folder, write = serial_run("num-rounds=2"), Report.round
+    assert directory.has_finished(folder) and read_run(folder).finished
+    copy = folder.with_name("killed")
+
+    def cut(report, row):
+        write(report, row)
+        if row.round == 3 and not copy.exists():
+            shutil.copytree(folder, copy)  # what a kill leaves at this moment
+
+    monkeypatch.setattr(Report, "round", cut)
+    run_serial(config.parse([f'resume="{folder}" num-rounds=4']))
+    assert directory.has_finished(folder) and read_run(folder).finished
+    assert not directory.has_finished(copy) and not read_run(copy).finished
+    state = state_of(RunFiles.read(copy), None)
+    assert (state.word, state.text) == ("unfinished", "after round 3 of 4")
+    assert serial_run("num-rounds=4", 'resume="latest"') == copy
+    assert differences(folder, copy) == []
 
 
 @pytest.mark.parametrize(

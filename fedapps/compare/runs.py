@@ -1,6 +1,5 @@
 """Read run directories, finished or not, for a comparison."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,7 +36,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Tell whether the run has finished."""
-        return _finished(self.summary)
+        return directory.is_final(self.summary)
 
     @property
     def seed(self) -> int:
@@ -84,7 +83,7 @@ def read(folder: Path) -> Run:
         )
     try:
         rounds = pd.read_csv(folder / "rounds.csv")
-        summary = _summary(folder)
+        summary = directory.summary(folder)
         needed = ["round", "seconds", "accuracy_initial", RESULT, *TOTALS]
         rounds = rounds.dropna(subset=["seconds"])  # drop a line that is not yet complete
         rounds[needed] = rounds[needed].astype(float)
@@ -94,14 +93,6 @@ def read(folder: Path) -> Run:
             f"{folder} is not a run directory: rounds.csv, summary.json: {reason}"
         ) from error
     return Run(folder, folder.name, changes.counting(flat), rounds.astype({"round": int}), summary)
-
-
-def has_finished(folder: Path) -> bool:
-    """Tell whether a folder has a finished run."""
-    try:
-        return _finished(_summary(folder))
-    except (OSError, ValueError):
-        return False
 
 
 def found(folders: Iterable[Path]) -> Iterator[Path]:
@@ -114,13 +105,3 @@ def found(folders: Iterable[Path]) -> Iterator[Path]:
             if run.resolve() not in seen:
                 seen.add(run.resolve())
                 yield run
-
-
-def _summary(folder: Path) -> dict[str, Any]:
-    path = folder / "summary.json"
-    summary: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    return summary
-
-
-def _finished(summary: Mapping[str, Any]) -> bool:
-    return bool(summary.get("finished", summary))  # earlier versions wrote it only at the end

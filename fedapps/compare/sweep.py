@@ -15,13 +15,13 @@ from pathlib import Path
 
 from fedapps.compare.grid import Point
 from fedapps.compare.progress import Progress
-from fedapps.compare.runs import has_finished
 from fedapps.compare.workers import Worker, stop
 from fedapps.core import changes, config
 from fedapps.core.errors import RunError
 from fedapps.core.files import held, writing
 from fedapps.core.schema import Scalar, literal
 from fedapps.engine import checkpoint
+from fedapps.report import directory
 
 LOGS = "logs"  # folder of the output of runs; a finished run has its log in its own folder
 LOOK = 0.5  # seconds between updates of the progress
@@ -40,7 +40,7 @@ class Sweep:
     def finished(self) -> list[Path]:
         """The run directories of finished runs, in the order of the points."""
         folders = (self.folder / point.name for point in self.points)
-        return [folder for folder in folders if has_finished(folder)]
+        return [folder for folder in folders if directory.has_finished(folder)]
 
     def run(self) -> None:
         """Run all points that have not finished.
@@ -80,7 +80,7 @@ class Sweep:
                 raise RunError(
                     f"{folder} has a run with other settings: {told}; use another --output"
                 )
-        return has_finished(folder)
+        return directory.has_finished(folder)
 
     def _work(self, point: Point, idle: "queue.SimpleQueue[Worker]") -> str:
         """Run a point; return why it failed, or "" if it did not."""

@@ -52,7 +52,7 @@ def keep(run: Path, found: Checkpoint) -> None:
 
 
 def _link(path: Path, target: Path) -> None:
-    """Give a file a second name, as such a file never changes; copy it if links are not possible."""
+    """Give a file that never changes a second name; copy it if links are not possible."""
     try:
         os.link(path, target)
     except OSError:  # for example, exFAT has no links

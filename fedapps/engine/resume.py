@@ -1,6 +1,5 @@
 """Resume a run: find its directory, and check that its settings are the ones asked for."""
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -106,7 +105,7 @@ def unfinished(settings: Settings, flat: Mapping[str, Scalar]) -> Iterator[Path]
     folders = [path.parent for path in runs.glob(f"*/{checkpoint.FOLDER}")]
     folders.sort(key=_changed, reverse=True)
     for folder in folders[:MOST_LOOKED_AT]:
-        if is_finished(folder) or not checkpoint.rounds(folder):
+        if directory.has_finished(folder) or not checkpoint.rounds(folder):
             continue
         try:
             old = config.stored(folder)
@@ -197,15 +196,6 @@ def differences(old: Mapping[str, Scalar], new: Mapping[str, Scalar]) -> list[st
         for key in sorted(new.keys() - FREE)
         if (before := old.get(key, known[key])) != new[key]
     ]
-
-
-def is_finished(folder: Path) -> bool:
-    """Tell whether a run has written its final summary."""
-    try:
-        summary = json.loads((folder / "summary.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return False
-    return bool(summary.get("finished", True))
 
 
 def _check_settings(folder: Path, flat: Mapping[str, Scalar]) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import os
 import re
 import time
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 import safetensors.numpy
@@ -22,6 +23,7 @@ MODEL = "model.safetensors"  # the server's model
 EVALUATIONS = "evaluations.csv"  # one line per later evaluation of the run (`fedapps evaluate`)
 _EVALUATION = "evaluation-"  # a table with a line per client, for each of these evaluations
 BEST = "best"  # a run directory inside this one: the best round on validation samples
+SUMMARY = "summary.json"  # written when a run ends, and deleted when it is resumed
 SAMPLES = "samples.csv"  # number of training samples per client and class, if known
 
 # The start of a formula: in a cell, or after a semicolon, which separates cells in countries with a
@@ -118,6 +120,26 @@ def _reading(path: Path) -> Iterator[TextIO]:
             yield file
     except (OSError, ValueError) as error:
         raise RunError(f"cannot read {path}: {error}") from error
+
+
+def summary(run: Path) -> dict[str, Any]:
+    """Read summary.json; empty if the run has none. Raises OSError or ValueError."""
+    path = run / SUMMARY
+    found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return found
+
+
+def is_final(summary: Mapping[str, Any]) -> bool:
+    """Tell whether a summary is that of a finished run, not of an interrupted one."""
+    return bool(summary.get("finished", summary))  # earlier versions wrote it only at the end
+
+
+def has_finished(run: Path) -> bool:
+    """Tell whether a folder has a finished run."""
+    try:
+        return is_final(summary(run))
+    except (OSError, ValueError):
+        return False
 
 
 def evaluation(run: Path, number: int) -> Path:

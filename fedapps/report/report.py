@@ -124,6 +124,7 @@ class Report:
         report.about = About.read(folder).again(state.round)
         report.about.write(folder)
         report._loggers.begin(settings.logger_names, folder, flat_config)
+        (folder / directory.SUMMARY).unlink(missing_ok=True)  # the run has not finished any more
         return report
 
     @property
@@ -200,7 +201,7 @@ class Report:
         summary = summarize(self.settings, self.rows, self.figures, self.seconds) | plain(extra)
         summary |= {"finished": False, "stopped": why} if why else {"finished": True}
         text = json.dumps(summary, indent=2) + "\n"
-        errors += _attempt(lambda: self._write("summary.json", text))
+        errors += _attempt(lambda: self._write(directory.SUMMARY, text))
         errors += _attempt(lambda: self._loggers.end(None if stopped else summary))
         errors += _attempt(self._draw_page) if plots else []
         if not stopped:

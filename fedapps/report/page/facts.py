@@ -8,6 +8,7 @@ from typing import Any
 
 from fedapps.core import config
 from fedapps.core.schema import literal
+from fedapps.report import directory
 from fedapps.report.page.figures import INITIAL, PERSONALIZED, SPREAD, percent
 from fedapps.report.page.reading import Row, RunFiles, number
 from fedapps.report.units import clock, human, human_bytes
@@ -69,7 +70,7 @@ def state_of(run: RunFiles, left: float | None) -> State:
     for event in reversed(run.events):  # when a run is resumed, these events are deleted
         if event.get("kind") in ENDS:
             return State(ENDS[event["kind"]], f"after {of}: {event.get('detail', '')}")
-    if str(run.summary.get("round")) == last:  # an extended run still has its old summary
+    if directory.is_final(run.summary):
         seconds = run.summary.get("seconds")
         return State("finished", f"in {duration(seconds)}" if seconds else "")
     return State("unfinished", f"after {of}")
