@@ -23,15 +23,18 @@ from filelock import FileLock, Timeout
 from experiments import readings
 from experiments.papers import Cell
 from fedapps.core import config
+from fedapps.core.changes import INCIDENTAL
 from fedapps.core.files import write_whole
 from fedapps.core.schema import Scalar
 
-# Keys that depend on the machine or terminal, and on which no number depends.
-ELSEWHERE = """
-    data-root runs-dir run-name device cache-limit max-failures max-value round-timeout join-timeout
-    step-timeout min-available channel-address channel-reach channel-tls channel-nodes client-state
-    input-shape num-classes class-names
-"""
+# Keys on which no figure of a table depends, except for the last digits on another machine.
+ELSEWHERE = (INCIDENTAL - {"presum", "threads"}) | {
+    "class-names",
+    "client-state",
+    "input-shape",
+    "max-value",
+    "num-classes",
+}
 COSTS = ("bytes_up", "bytes_down", "bytes_eval", "train_macs", "cost_paper", "failures")
 PER_ROUND = (
     "accuracy_initial",
@@ -79,12 +82,11 @@ class Run:
 def numeric(flat: Config) -> dict[str, Scalar]:
     """Return the resolved keys of a run-config on which numbers depend."""
     full = config.resolved(flat)
-    own = str(full["strategy"])
-    tables = {own, *config.TABLES, *(str(v) for k, v in full.items() if k.startswith(f"{own}."))}
+    tables = config.tables_in_use(full)
     return {
         key: value
         for key, value in sorted(full.items())
-        if key not in ELSEWHERE.split() and ("." not in key or key.partition(".")[0] in tables)
+        if key not in ELSEWHERE and ("." not in key or key.partition(".")[0] in tables)
     }
 
 

@@ -135,6 +135,14 @@ def test_settings_that_differ_are_told(options, expected):
     assert {k: v for k, v in found.items() if not k.startswith("fedprox.")} == own
 
 
+def test_a_setting_of_the_base_method_differs_too():
+    text = 'strategy="fedseq" fedseq.base="fedper" fedper.personal-layers="fc1"'
+    found = {key: value for key, value, _ in facts.differences(facts.config.parse([text]))}
+    assert found["fedper.personal-layers"] == '"fc1"'
+    text = 'strategy="fedseq" fedper.personal-layers="fc1"'  # FedPer is not its base
+    assert "fedper.personal-layers" not in str(facts.differences(facts.config.parse([text])))
+
+
 def texts_of(folder):
     return Elements((folder / "report.html").read_text("utf-8")).texts
 

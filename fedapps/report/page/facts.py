@@ -181,10 +181,10 @@ def differences(flat: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     known = config.defaults()
     base = known | {"strategy": strategy}
     now, before = _holding(known | dict(flat)), _holding(base)
-    own = (f"{strategy}.", *(f"{name}." for name in config.TABLES))
+    own = config.tables_in_use(known | dict(flat))
     found = [("strategy", literal(strategy), literal(known["strategy"]))]
     for key, value in now.items():
-        if key in ("strategy", *PLACES) or ("." in key and not key.startswith(own)):
+        if key in ("strategy", *PLACES) or ("." in key and key.partition(".")[0] not in own):
             continue
         if key not in before:
             found.append((key, literal(value), "(no key of this version)"))
