@@ -177,25 +177,20 @@ def _bytes(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:
 
 def _compared(part: Section, table: Table, done: list[Outcome]) -> None:
     """Fill in the comparison with the yardstick."""
-    lines = yardstick.compare(done, table.yardstick, table.alone)
-    if not lines:
+    found = yardstick.compare(done, table.yardstick, table.alone)
+    if not found:
         both = f"{table.yardstick} and {table.alone}"
         part.state += f"; the comparison needs a seed that both {both} have run with"
         return
-    part.said = yardstick.sentence(lines, table.yardstick, table.alone)
-    if left := yardstick.left_out(done, lines):
-        part.said += f" {left}"
-    if (alike := yardstick.same_ranks(done)) is not None:
-        part.said += f" Friedman's test of equal ranks: p = {alike:.2g}."
-    part.heads = yardstick.HEADS
-    part.rows = [yardstick.texts(line) for line in lines]
+    part.said = " ".join(filter(None, [found.sentence(), found.left_out(done)]))
+    part.heads, part.rows = found.heads, [*found.rows()]
     bars = [
         charts.Bar(line.name, line.difference, line.difference_low, line.difference_high)
-        for line in lines
+        for line in found.lines
         if line.name != table.yardstick
     ]
     chart = charts.rows_chart("difference", "points", bars, zero=True)
-    caption = "Difference from fine-tuned FedAvg, client by client, with its 95 % interval"
+    caption = f"Difference from {table.yardstick}, client by client, with its 95 % interval"
     part.figures.append((caption, chart))
 
 

@@ -21,7 +21,7 @@ def markdown(store: Store, table: Table) -> Iterator[str]:
     found = [outcome for outcome in outcomes(store, table, scale) if outcome.runs]
     if not found:
         return
-    compared = yardstick.compare(found, table.yardstick, table.alone) if table.yardstick else []
+    compared = yardstick.compare(found, table.yardstick, table.alone) if table.yardstick else None
     spread = "" if compared else " `±` is half of the 95 % interval over seeds."
     yield f"## {table.title}"
     yield ""
@@ -29,10 +29,10 @@ def markdown(store: Store, table: Table) -> Iterator[str]:
     yield f"{table.about} Figures are in percent.{spread} {base}"
     yield ""
     if compared:
-        yield yardstick.sentence(compared, table.yardstick, table.alone)
+        yield compared.sentence()
         yield ""
-        yield from _grid(yardstick.HEADS, map(yardstick.texts, compared))
-        if said := yardstick.left_out(found, compared):
+        yield from _grid(compared.heads, compared.rows())
+        if said := compared.left_out(found):
             yield ""
             yield said
         yield from _chosen(store, found)

@@ -5,7 +5,7 @@ seed alone. So the difference of two methods is taken for each client of each se
 95 % bootstrap intervals over seeds and, within each seed, over clients.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -32,7 +32,6 @@ class Line:
     difference: float  # from the yardstick
     difference_low: float
     difference_high: float
-    p: float  # Wilcoxon's signed-rank test over clients, adjusted for the number of methods
     rank: float  # mean over clients, 1 is best
     below_alone: float  # share of clients that are worse than when they train alone
     below_yardstick: float
@@ -41,29 +40,117 @@ class Line:
 
     @property
     def verdict(self) -> str:
-        """`better` or `worse` than the yardstick if the interval excludes zero, else `level`."""
+        """`better` or `worse` if the interval excludes zero, else `inconclusive`."""
         if self.difference_low > 0:
             return "better"
-        return "worse" if self.difference_high < 0 else "level"
+        return "worse" if self.difference_high < 0 else "inconclusive"
+
+    def texts(self) -> list[str]:
+        """Return the cells under `Comparison.heads`."""
+        return [
+            self.name,
+            f"{self.mean:.1f} ({self.low:.1f} to {self.high:.1f})",
+            f"{self.decile:.1f}",
+            f"{self.difference:+.1f} ({self.difference_low:+.1f} to {self.difference_high:+.1f})",
+            self.verdict,
+            f"{self.rank:.1f}",
+            f"{self.below_alone:.0f} %",
+            f"{self.below_yardstick:.0f} %",
+            f"{self.megabytes:.1f}",
+            f"{self.mean / self.megabytes:.2f}" if self.megabytes else "-",
+            f"{self.gigamacs:.1f}",
+            f"{self.mean / self.gigamacs:.2f}" if self.gigamacs else "-",
+        ]
 
 
-def compare(outcomes: Sequence[Outcome], yardstick: str, alone: str) -> list[Line]:
-    """Return a line for each method that has all seeds that `yardstick` and `alone` share.
+@dataclass(frozen=True)
+class Comparison:
+    """Methods, best first, compared with the row `yardstick` and with training `alone`.
 
-    The best method comes first. The list is empty if the two have no seed in common.
+    `same_ranks` is the p-value of Friedman's test that all methods have equal ranks, over their
+    means by seed; None with fewer than three methods or two seeds.
+    """
+
+    yardstick: str
+    alone: str
+    lines: list[Line]
+    same_ranks: float | None
+
+    @property
+    def heads(self) -> list[str]:
+        """The heads of the columns; points per MB and per GMAC are points of accuracy."""
+        return [
+            "method",
+            "accuracy (95 %)",
+            "bottom decile",
+            f"difference from {self.yardstick} (95 %)",
+            "verdict",
+            "rank",
+            f"worse than {self.alone}",
+            f"worse than {self.yardstick}",
+            "MB",
+            "points per MB",
+            "GMAC",
+            "points per GMAC",
+        ]
+
+    def rows(self) -> Iterator[list[str]]:
+        """Yield the cells under `heads`; the yardstick has no difference from itself."""
+        for line in self.lines:
+            cells = line.texts()
+            if line.name == self.yardstick:
+                cells[3:5] = ["", ""]
+            yield cells
+
+    def sentence(self) -> str:
+        """Say how many methods are better than the yardstick, and at what cost."""
+        base = {line.name: line for line in self.lines}[self.yardstick]
+        others = [line for line in self.lines if line.name not in (self.yardstick, self.alone)]
+        better = [line for line in others if line.verdict == "better"]
+        worse = [line for line in others if line.verdict == "worse"]
+        text = (
+            f"Better than {self.yardstick} (beyond the 95 % interval): "
+            f"{len(better)} of {number(len(others), 'method')}. Worse: {len(worse)}. "
+            f"Inconclusive: {len(others) - len(better) - len(worse)}."
+        )
+        costs = [
+            f"{line.name} is better by {line.difference:.1f} points, with "
+            f"{_ratio(line.megabytes, base.megabytes)} times the bytes and "
+            f"{_ratio(line.gigamacs, base.gigamacs)} times the multiply-accumulates"
+            for line in better
+        ]
+        if costs:
+            text += f" {'; '.join(costs)}."
+        if self.same_ranks is not None:
+            text += (
+                f" Friedman's test of equal ranks over the seeds: p = {self.same_ranks:.2g}."
+            )
+        return text
+
+    def left_out(self, outcomes: Sequence[Outcome]) -> str:
+        """Name the methods that lack some of the compared seeds; "" if there are none."""
+        shown = {line.name for line in self.lines}
+        seeds = {o.cell.row.name: ",".join(str(run.seed) for run in o.runs) for o in outcomes}
+        lack = [f"{name} (has seeds {seeds[name]})" for name in seeds if name not in shown]
+        return f"Not compared, because some seeds have not run: {', '.join(lack)}." if lack else ""
+
+
+def compare(outcomes: Sequence[Outcome], yardstick: str, alone: str) -> Comparison | None:
+    """Compare all methods that have the seeds that `yardstick` and `alone` share.
+
+    Return None if the two have no seed in common.
     """
     runs = {o.cell.row.name: {run.seed: run for run in o.runs} for o in outcomes if o.runs}
     reads = {o.cell.row.name: o.cell.row.reads for o in outcomes}
     seeds = sorted(runs.get(yardstick, {}).keys() & runs.get(alone, {}).keys())
     if not seeds:
-        return []
+        return None
     names = [name for name in runs if set(seeds) <= set(runs[name])]
     accuracies = {
         name: [np.array(runs[name][seed].clients[reads[name]]) for seed in seeds] for name in names
     }
     base, single = accuracies[yardstick], accuracies[alone]
     gaps = {name: _less(values, base) for name, values in accuracies.items()}
-    p = _adjusted({name: np.concatenate(gap) for name, gap in gaps.items() if name != yardstick})
     table = np.array([np.concatenate(accuracies[name]) for name in names])
     ranks = dict(zip(names, stats.rankdata(-table, axis=0).mean(axis=1), strict=True))
     lines = []
@@ -82,7 +169,6 @@ def compare(outcomes: Sequence[Outcome], yardstick: str, alone: str) -> list[Lin
                 difference=100 * _mean(gaps[name]),
                 difference_low=100 * gap_low,
                 difference_high=100 * gap_high,
-                p=p.get(name, 1.0),
                 rank=float(ranks[name]),
                 below_alone=100 * float((np.concatenate(_less(values, single)) < 0).mean()),
                 below_yardstick=100 * float((np.concatenate(gaps[name]) < 0).mean()),
@@ -90,7 +176,8 @@ def compare(outcomes: Sequence[Outcome], yardstick: str, alone: str) -> list[Lin
                 gigamacs=float(np.mean([cost["train_macs"] for cost in costs])) / 1e9,
             )
         )
-    return sorted(lines, key=lambda line: -line.mean)
+    best_first = sorted(lines, key=lambda line: -line.mean)
+    return Comparison(yardstick, alone, best_first, _same_ranks(accuracies.values()))
 
 
 def interval(values: Accuracies) -> tuple[float, float]:
@@ -121,41 +208,12 @@ def _draws(clients: tuple[int, ...], resamples: int) -> tuple[list[np.ndarray], 
     return counts, draws.integers(0, len(clients), shape)
 
 
-def same_ranks(outcomes: Sequence[Outcome]) -> float | None:
-    """Return the p-value of Friedman's test that all methods have equal ranks (means by seed)."""
-    runs = [{r.seed: r.figures[o.cell.row.reads] for r in o.runs} for o in outcomes if o.runs]
-    seeds = sorted(set.intersection(*map(set, runs))) if runs else []
-    if len(runs) < 3 or len(seeds) < 2:
+def _same_ranks(methods: Collection[Accuracies]) -> float | None:
+    """Return the p-value of Friedman's test over the methods' means by seed."""
+    means = [[accuracies.mean() for accuracies in by_seed] for by_seed in methods]
+    if len(means) < 3 or len(means[0]) < 2:
         return None
-    return float(stats.friedmanchisquare(*[[run[seed] for seed in seeds] for run in runs]).pvalue)
-
-
-def sentence(lines: Sequence[Line], yardstick: str, alone: str) -> str:
-    """Say how many methods are better than the yardstick, and at what cost."""
-    base = {line.name: line for line in lines}[yardstick]
-    others = [line for line in lines if line.name not in (yardstick, alone)]
-    better = [line for line in others if line.verdict == "better"]
-    worse = [line for line in others if line.verdict == "worse"]
-    text = (
-        "Better than fine-tuned FedAvg (beyond the 95 % interval): "
-        f"{len(better)} of {number(len(others), 'method')}. Worse: {len(worse)}. "
-        f"Level with it: {len(others) - len(better) - len(worse)}."
-    )
-    costs = [
-        f"{line.name} is better by {line.difference:.1f} points, with "
-        f"{_ratio(line.megabytes, base.megabytes)} times the bytes and "
-        f"{_ratio(line.gigamacs, base.gigamacs)} times the multiply-accumulates"
-        for line in better
-    ]
-    return f"{text} {'; '.join(costs)}." if costs else text
-
-
-def left_out(outcomes: Sequence[Outcome], lines: Sequence[Line]) -> str:
-    """Name the methods that lack some of the compared seeds; "" if there are none."""
-    shown = {line.name for line in lines}
-    seeds = {o.cell.row.name: ",".join(str(run.seed) for run in o.runs) for o in outcomes}
-    texts = [f"{name} (has seeds {seeds[name]})" for name in seeds if name not in shown]
-    return f"Not compared, because some seeds have not run: {', '.join(texts)}." if texts else ""
+    return float(stats.friedmanchisquare(*means).pvalue)
 
 
 def _ratio(value: float, base: float) -> str:
@@ -168,48 +226,3 @@ def _less(values: Accuracies, base: Accuracies) -> Accuracies:
 
 def _mean(values: Accuracies) -> float:
     return float(np.mean([v.mean() for v in values]))
-
-
-def _adjusted(gaps: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Return p-values, adjusted for multiple comparisons (Benjamini and Hochberg)."""
-    found = {n: float(stats.wilcoxon(gap).pvalue) for n, gap in gaps.items() if np.any(gap)}
-    if not found:
-        return {}
-    adjusted = stats.false_discovery_control([*found.values()])
-    return dict(zip(found, adjusted.tolist(), strict=True))
-
-
-HEADS = [
-    "method",
-    "accuracy (95 %)",
-    "bottom decile",
-    "vs. fine-tuned FedAvg (95 %)",
-    "p",
-    "verdict",
-    "rank",
-    "worse than Local",
-    "worse than the yardstick",
-    "MB",
-    "points per MB",
-    "GMAC",
-    "points per GMAC",
-]
-
-
-def texts(line: Line) -> list[str]:
-    """Return a line under `HEADS`; points per MB and per GMAC are points of accuracy."""
-    return [
-        line.name,
-        f"{line.mean:.1f} ({line.low:.1f} to {line.high:.1f})",
-        f"{line.decile:.1f}",
-        f"{line.difference:+.1f} ({line.difference_low:+.1f} to {line.difference_high:+.1f})",
-        f"{line.p:.2g}",
-        line.verdict,
-        f"{line.rank:.1f}",
-        f"{line.below_alone:.0f} %",
-        f"{line.below_yardstick:.0f} %",
-        f"{line.megabytes:.1f}",
-        f"{line.mean / line.megabytes:.2f}" if line.megabytes else "-",
-        f"{line.gigamacs:.1f}",
-        f"{line.mean / line.gigamacs:.2f}" if line.gigamacs else "-",
-    ]

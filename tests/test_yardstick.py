@@ -123,26 +123,40 @@ def outcomes_of(toy):
 
 def test_methods_are_compared_client_by_client(toy):
     base = np.concatenate([*toy[2].values()])
-    lines = {x.name: x for x in yardstick.compare(outcomes_of(toy), "fedavg-ft", "local")}
+    found = yardstick.compare(outcomes_of(toy), "fedavg-ft", "local")
+    lines = {line.name: line for line in found.lines}
     better, same, local = lines["better"], lines["same"], lines["local"]
     assert better.mean == pytest.approx(100 * base.mean() + 10)
     assert better.difference == pytest.approx(10) and better.verdict == "better"
     assert better.difference_low == pytest.approx(10) == better.difference_high  # all gain alike
-    assert same.verdict == "level" and same.difference == 0 and same.p == 1.0
+    assert same.verdict == "inconclusive" and same.difference == 0
     assert local.verdict == "worse" and local.below_yardstick == 100
     assert better.below_alone == better.below_yardstick == 0
     assert better.low < better.mean < better.high and better.megabytes == 3.0
     assert better.decile == pytest.approx(
         100 * np.mean([np.percentile(v + 0.1, 10) for v in toy[2].values()])
     )
-    p = {"better": stats.wilcoxon(np.full(90, 0.1)).pvalue}
-    assert better.p >= p["better"] and better.p < 0.01  # adjusted for the number of methods
     assert better.rank == 1.0 and same.rank == 2.5 == lines["fedavg-ft"].rank and local.rank == 4.0
-    said = yardstick.sentence([*lines.values()], "fedavg-ft", "local")
-    assert said.startswith(
-        "Better than fine-tuned FedAvg (beyond the 95 % interval): 1 of 2 methods."
-    )
+    said = found.sentence()
+    assert said.startswith("Better than fedavg-ft (beyond the 95 % interval): 1 of 2 methods.")
     assert "better is better by 10.0 points, with 1.00 times the bytes" in said
+    assert "difference from fedavg-ft (95 %)" in found.heads and "worse than local" in found.heads
+    rows = {row[0]: dict(zip(found.heads, row, strict=True)) for row in found.rows()}
+    assert [*rows] == [line.name for line in found.lines]
+    assert rows["better"]["verdict"] == "better" and rows["fedavg-ft"]["verdict"] == ""
+
+
+def test_equal_ranks_are_tested_over_the_seeds_and_methods_of_the_table(toy):
+    found = yardstick.compare(outcomes_of(toy), "fedavg-ft", "local")
+    # ranks in each of 3 seeds: 1 (better), 2.5 and 2.5 (same, fedavg-ft), 4 (local); a tie of two
+    squares = 12 * (3**2 + 7.5**2 + 7.5**2 + 12**2) / (3 * 4 * 5) - 3 * 3 * 5
+    corrected = squares / (1 - 3 * (2**3 - 2) / (3 * 4 * (4**2 - 1)))
+    assert found.same_ranks == pytest.approx(stats.chi2.sf(corrected, 3))
+    assert found.sentence().endswith(f" p = {found.same_ranks:.2g}.")
+    better, *without = sorted(outcomes_of(toy), key=lambda outcome: outcome.cell.row.name)
+    fewer = [*without, replace(better, runs=better.runs[:2])]  # it is not compared
+    one, two = (yardstick.compare(given, "fedavg-ft", "local") for given in (fewer, without))
+    assert one.same_ranks == two.same_ranks is not None
 
 
 def test_a_method_without_all_seeds_is_named_and_not_compared(toy, tmp_path):
@@ -313,7 +327,7 @@ def test_the_page_has_every_table_and_figure_and_no_script(toy, tmp_path):
     text = path.read_text()
     assert "Toy &lt;b&gt;" in text and "<script" not in text and "http://" not in text
     assert text.count("<svg") == text.count("<figure>") == 3  # difference, clients, bytes
-    assert "Better than fine-tuned FedAvg (beyond the 95 % interval)" in text
+    assert "Better than fedavg-ft (beyond the 95 % interval)" in text
     assert "<td>&lt;all&gt; are better</td>" in text and 'href="#claims"' in text
     assert (
         '<td><a href="#benchmark-toy">Toy &lt;b&gt;</a></td>\n<td>the paper</td>\n<td>2</td>'
