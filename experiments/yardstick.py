@@ -122,9 +122,7 @@ class Comparison:
         if costs:
             text += f" {'; '.join(costs)}."
         if self.same_ranks is not None:
-            text += (
-                f" Friedman's test of equal ranks over the seeds: p = {self.same_ranks:.2g}."
-            )
+            text += f" Friedman's test of equal ranks over the seeds: p = {self.same_ranks:.2g}."
         return text
 
     def left_out(self, outcomes: Sequence[Outcome]) -> str:

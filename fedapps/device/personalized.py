@@ -10,6 +10,7 @@ input shape, class names and normalization as JSON. A file is written completely
 import copy
 import dataclasses
 import importlib.util
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from fedapps.core import config, registry
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.files import write_whole
+from fedapps.data.pictures import MOST_PIXELS
 from fedapps.engine.finished import FinishedRun
 from fedapps.method.client import BaseClient
 from fedapps.training.batches import chunks
@@ -135,6 +137,7 @@ def _module(about: ModelMetadata, held: int) -> nn.Module:
     if flat["num-classes"] != len(about.names):
         raise RuntimeError(f"num-classes = {flat['num-classes']}, but {len(about.names)} names")
     settings = config.read(flat)
+    _check_images(about, settings.shape)
     wanted = models.size(settings.model, settings.shape, settings.num_classes)
     if wanted > held:
         raise RuntimeError(f"the settings ask for {wanted} values, the file has {held}")
@@ -143,6 +146,16 @@ def _module(about: ModelMetadata, held: int) -> nn.Module:
         return space.model
     module: nn.Module = registry.client_class(settings.strategy)(space, about.client, {}).module()
     return module
+
+
+def _check_images(about: ModelMetadata, shape: data.Shape) -> None:
+    """Refuse a header whose image size is huge or not that of the model, or a bad normalization."""
+    if about.shape != shape or math.prod(shape) > MOST_PIXELS:
+        raise RuntimeError(f"images of shape {about.shape}, but input-shape = {shape}")
+    values = (*about.mean, *about.std)
+    per_channel = len(about.mean) == len(about.std) == shape[0]
+    if not per_channel or not all(map(math.isfinite, values)) or min(about.std) <= 0:
+        raise RuntimeError(f"mean = {about.mean} and std = {about.std} cannot normalize images")
 
 
 def predict(model: Personalized, images: Path) -> np.ndarray:

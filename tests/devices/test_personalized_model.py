@@ -123,14 +123,39 @@ def test_a_broken_model_file_is_a_line(tmp_path):
     [
         ({"num-classes": 10**9}, "num-classes = 1000000000, but 3 names"),
         ({"num-classes": 10**9, "class-names": "a,b"}, "num-classes = 1000000000, but 3 names"),
-        ({"input-shape": "1,99999,99999"}, r"the settings ask for \d{9,} values, the file has \d+"),
-        ({"model": "vgg-small", "input-shape": "3,32,32"}, "the settings ask for"),
+        (
+            {"input-shape": "1,99999,99999"},
+            r"images of shape \(1, 8, 8\), but input-shape = \(1, 99",
+        ),
+        ({"model": "resnet18"}, r"the settings ask for \d{8,} values, the file has \d+"),
         ({"model": "no-such"}, "unknown model 'no-such'"),
     ],
 )
 def test_a_strangers_model_file_takes_no_more_memory_than_it_has(trained, settings, told, tmp_path):
     with pytest.raises(RunError, match=rf"cannot be read \({told}"):
         personalized.load(forged(trained[1], settings, tmp_path / "forged.safetensors"))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"shape": [1, 200000, 200000]},
+        {"shape": [1, 8, 9]},
+        {"mean": [0.5, 0.5]},
+        {"std": []},
+        {"std": [0.0]},
+        {"std": [-1.0]},
+    ],
+)
+def test_a_strangers_model_file_cannot_ask_for_other_images(trained, header, tmp_path):
+    with pytest.raises(RunError, match=r"cannot be read \((images of shape|mean = )"):
+        personalized.load(forged(trained[1], {}, tmp_path / "forged.safetensors", header))
+
+
+def test_a_strangers_model_file_cannot_ask_for_huge_images(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(personalized, "MOST_PIXELS", 63)  # those of this model have 64
+    with pytest.raises(RunError, match="cannot be read"):
+        personalized.load(trained[1])
 
 
 def test_a_strangers_model_file_opens_no_data_set_and_makes_no_folder(trained, tmp_path):
@@ -144,11 +169,12 @@ def test_a_strangers_model_file_opens_no_data_set_and_makes_no_folder(trained, t
         assert torch.equal(found(pixels), model(pixels))
 
 
-def forged(state, settings, path):
-    """Write a device's model with other settings in its header."""
+def forged(state, settings, path, header=None):
+    """Write a device's model with other settings or other values in its header."""
     with safe_open(state / personalized.FILE, "pt") as file:
         about = json.loads(file.metadata()["fedapps"])
     about["config"] |= settings
+    about |= header or {}
     tensors = load_torch(state / personalized.FILE)
     save_file(tensors, path, {"fedapps": json.dumps(about)})
     return path
