@@ -53,7 +53,6 @@ class FedAP(WarmUp):
     def setup(self) -> None:
         """Allocate the statistics of all clients."""
         super().setup()
-        self.drawn: tuple[int, set[int]] = (0, set())
         clients = self.settings.num_clients
         self.state["known"] = np.zeros(clients, bool)
         for name, shape in self.statistics.items():
@@ -90,10 +89,8 @@ class FedAP(WarmUp):
         return replace(plan, sends=sends)
 
     def trains(self, round_: int, client: int) -> bool:
-        """Whether a client is drawn to train; the draw is made once per round."""
-        if self.drawn[0] != round_:
-            self.drawn = (round_, {*super().select(round_)})
-        return client in self.drawn[1]
+        """Whether a client is drawn to train."""
+        return client in super().select(round_)
 
     def download(self, round_: int, client: int, plan: Plan) -> Arrays:
         """Send the client its own mixture of last models, and once the pretrained BatchNorms."""

@@ -141,7 +141,7 @@ class FedFC(SplitStrategy):
         """Yield the clients' layers, then the server's, layer by layer.
 
         A copy that was not trained is left out. With weights by samples, the weight of the server's
-        copy is the number of samples that passed through it in an epoch, as for a client's copy.
+        copy is the number of samples that passed through it in an epoch, repeated ones included.
         """
         by_samples = self.options.weighting == "samples"
         for update in updates:

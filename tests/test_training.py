@@ -593,7 +593,7 @@ def cached_layers(trainer, trained, epochs=2, n=10):
     """The layers that n samples pass once while the others are passed in every epoch."""
     data = samples(n, trainer.profile.shapes[trainer.layout.names[0]], 3)
     step = stage(trained, epochs)
-    trainer._step_macs(trainer.layout.slice(trained), trainer.layout.names[0])
+    trainer.profile.step_macs(trainer.layout.slice(trained), trainer.layout.names[0])
     passes = Passes(trainer.model)
     watch = Watch(trainer.model)
     trainer.profile.model.eval()

@@ -4,8 +4,8 @@ Convolutions and linear layers are counted, as in `torch.utils.flop_counter`. Th
 seconds to import, so it is not used here; tests compare the two.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
@@ -78,7 +78,7 @@ def cost_of(hook: Callable[[About], Kind], about: About, kind: type[Kind]) -> Ki
 
 @dataclass(frozen=True)
 class Profile:
-    """Facts about a model that do not change, for samples of one shape.
+    """Facts about a model that do not change, for samples of one shape; each is counted once.
 
     `shapes[layer]` is the shape of one sample at the layer's input. `lone[layer]` says whether a
     BatchNorm of the layer sees only one value for each channel and sample.
@@ -87,6 +87,7 @@ class Profile:
     model: nn.Sequential
     shapes: dict[str, tuple[int, ...]]
     lone: dict[str, bool]
+    counted: dict[Hashable, int] = field(default_factory=dict, repr=False)
 
     def step_macs(self, trained: Slice, start: str, by_sample: bool = False) -> int:
         """Return the multiply-accumulates per sample of a step that starts at layer `start`.
@@ -94,12 +95,16 @@ class Profile:
         The forward pass counts once. The backward pass counts once for each trained weight, and
         once for each input through which the gradient must pass. With clipping `by_sample`, the
         weights of convolutions count once more, because their gradients are formed for each sample
-        and again for the batch (`SampleGradients`). Freezes all layers except `trained`.
+        and again for the batch (`SampleGradients`). Changes which layers are frozen.
         """
-        for name, layer in self.model.named_children():
-            layer.requires_grad_(name in trained)
-        names = [name for name, _ in self.model.named_children()]
-        return self._count(names[names.index(start) :], by_sample=by_sample)
+        known = (trained, start, by_sample)
+        if known not in self.counted:
+            for name, layer in self.model.named_children():
+                layer.requires_grad_(name in trained)
+            names = [name for name, _ in self.model.named_children()]
+            layers = names[names.index(start) :]
+            self.counted[known] = self._count(layers, by_sample=by_sample)
+        return self.counted[known]
 
     def layer_macs(self, layer: str) -> int:
         """Return the multiply-accumulates per sample of a layer between other trained layers.
@@ -113,7 +118,9 @@ class Profile:
     @torch.no_grad()
     def forward_macs(self, layers: Slice) -> int:
         """Return the multiply-accumulates per sample of a forward pass through `layers`."""
-        return self._count(layers)
+        if layers not in self.counted:
+            self.counted[layers] = self._count(layers)
+        return self.counted[layers]
 
     def _count(self, layers: Iterable[str], below: bool = False, by_sample: bool = False) -> int:
         macs = 0

@@ -10,7 +10,6 @@ process had them in its cache.
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import torch
@@ -44,8 +43,6 @@ class Trainer:
     border: Tensor | None = None  # [C]: a black pixel after normalization
 
     def __post_init__(self) -> None:
-        self._step_macs = cache(self.profile.step_macs)
-        self._forward_macs = cache(self.profile.forward_macs)
         self._features = FeatureCache(self.cache_bytes)
 
     def train(
@@ -97,7 +94,7 @@ class Trainer:
         Clipping includes the model's parameters only, not those beside it.
         """
         by_sample = threshold is not None and threshold.by_sample
-        macs = self._step_macs(stage.layers, layers[0], by_sample) + objective.macs
+        macs = self.profile.step_macs(stage.layers, layers[0], by_sample) + objective.macs
         count = self.layout.count(stage.layers) + sum(p.numel() for p in objective.parameters)
         parameters = self.freeze_all_but(stage.layers)
         trained, beside = [*parameters.values()], objective.parameters
@@ -162,7 +159,7 @@ class Trainer:
         prefix = self.cached_prefix(stage.layers, len(images), start)
         if not prefix:
             return images, self.layout.names
-        done.macs += len(images) * self._forward_macs(prefix)  # counts even if it is cached
+        done.macs += len(images) * self.profile.forward_macs(prefix)  # counts even if it is cached
 
         def compute() -> Tensor:
             return features(self.model, images, prefix)
