@@ -189,6 +189,19 @@ def test_a_model_that_many_devices_get_is_in_memory_once_and_only_until_it_is_se
     assert held < 2e6 and left < 5e5
 
 
+def test_models_of_single_clients_are_kept_only_until_they_are_packed():
+    plan = Plan(round=3, download=("a",), stages=(), upload=())
+    tracemalloc.start()
+    models = [{"a.w": np.full(250_000, n, np.float32)} for n in range(5)]  # 1 MB each
+    exchange = Exchange([(n, [Request(n, plan, model)]) for n, model in enumerate(models)])
+    del models
+    assert tracemalloc.get_traced_memory()[0] > 5e6
+    del exchange.messages(INFO, "evaluate", "3")[:]
+    left = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert left < 5e5 and exchange.nbytes == 5e6 and [*exchange.requests] == [0, 1, 2, 3, 4]
+
+
 @settings(max_examples=30)
 @given(st.data())
 def test_replies_arrive_as_they_were(data):

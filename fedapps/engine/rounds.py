@@ -95,7 +95,7 @@ class Rounds:
         messages = self._send(round_, plans, "train")
         self.totals.clients = len(plans)
         self.totals.epsilon = self.privacy.epsilon()
-        self.totals.bytes_down = self._payload()
+        self.totals.bytes_down = self.exchange.nbytes
         return messages
 
     def aggregate_train(self, round_: int, replies: Iterable[Message]) -> None:
@@ -127,7 +127,7 @@ class Rounds:
         if not due and round_ in self.settings.further_rounds:  # scored without personalization
             plans = {c: self.strategy.evaluation_plan(round_, c).without_stages() for c in clients}
         messages = self._send(round_, plans, "evaluate")
-        self.totals.bytes_eval = self._payload()
+        self.totals.bytes_eval = self.exchange.nbytes
         if final:
             self.totals = self._close_training(round_, final)
         return messages
@@ -206,9 +206,6 @@ class Rounds:
         clients = len(self.exchange.requests)
         epsilon = self.totals.epsilon  # fine-tuning releases nothing more
         return RoundTotals(phase=final, clients=clients, bytes_eval=payload, epsilon=epsilon)
-
-    def _payload(self) -> int:
-        return sum(request.nbytes for request in self.exchange.requests.values())
 
     def _load(self, request: Request) -> float:
         """Estimate a request's cost; training on a sample costs about three evaluations of it."""

@@ -21,7 +21,8 @@ class Exchange:
     """One exchange: the requests that are sent together, and the updates that come back.
 
     `allotted` lists SuperNodes with the requests of each (`Fleet.allot`); `requests` holds all
-    requests by client. `given_up` returns the clients that will not answer any more, and why.
+    requests by client, without their arrays once `messages` has packed these. `nbytes` is the
+    payload of all requests. `given_up` returns the clients that will not answer any more, and why.
     `largest` is the largest magnitude of a value that clients may send.
     """
 
@@ -34,6 +35,7 @@ class Exchange:
         self.given_up = given_up
         self.largest = largest
         self.requests = {request.client: request for _, part in allotted for request in part}
+        self.nbytes = sum(request.nbytes for request in self.requests.values())
         self.failures: list[Failure] = []
         self._allotted = allotted
         self._sent: list[tuple[Metadata, Sequence[Request]]] = []
@@ -46,8 +48,11 @@ class Exchange:
         messages = [
             pack_requests(part, info, node, kind, group, packed) for node, part in self._allotted
         ]
-        about = [message.metadata for message in messages]  # the content can be freed once sent
-        self._sent = [(to, part) for to, (_, part) in zip(about, self._allotted, strict=True)]
+        # Keep neither arrays nor messages: many methods send each client a model of its own.
+        self.requests = {c: replace(request, arrays={}) for c, request in self.requests.items()}
+        parts = [[self.requests[request.client] for request in part] for _, part in self._allotted]
+        self._sent = [(m.metadata, part) for m, part in zip(messages, parts, strict=True)]
+        self._allotted = ()
         return messages
 
     def given_up_messages(self) -> set[str]:
