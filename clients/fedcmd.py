@@ -20,7 +20,7 @@ class FedCMDClient(BaseClient):
     def personal(self) -> Slice:
         """Layers that it has kept once are personal: no plan may upload them for the mean."""
         kept = self.kept().keys() & self.layout.shared(self.layout.names)
-        return self.layout.slice(key.partition(".")[0] for key in kept)
+        return self.layout.layers_of(kept)
 
     def of_one_run(self) -> tuple[str, ...]:
         """If clients vote, drop the model: phase 1 of the next run exchanges all layers again."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from fedapps.method import Backward, BaseClient, Objective, Samples
+from fedapps.method import Backward, BaseClient, Objective, Samples, restored
 from strategies.perfedavg import Settings
 
 
@@ -51,14 +51,13 @@ class PerFedAvgClient(BaseClient):
     ) -> tuple[Tensor, ...]:
         """Return grad f(theta + scale direction; batch), without changing theta."""
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        theta = [p.detach().clone() for p in trained]
-        for parameter, way in zip(trained, direction, strict=False):
-            parameter.add_(way, alpha=scale)
-        with torch.enable_grad():
-            backward(batch)
+        with restored(trained):
+            for parameter, way in zip(trained, direction, strict=False):
+                parameter.add_(way, alpha=scale)
+            with torch.enable_grad():
+                backward(batch)
         found = tuple(p.grad if p.grad is not None else torch.zeros_like(p) for p in trained)
-        for parameter, value in zip(trained, theta, strict=True):
-            parameter.copy_(value)
+        for parameter in trained:
             parameter.grad = None
         return found
 

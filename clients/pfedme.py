@@ -39,7 +39,8 @@ class PFedMeClient(BaseClient):
         with swapped(parameters, self.theta):
             for _ in range(self.options.inner_steps):
                 backward(batches[0])
-                pull(parameters, self.settings.weight_decay)  # part of f_i (our choice)
+                if self.settings.weight_decay:  # part of f_i (our choice)
+                    pull(parameters, self.settings.weight_decay)
                 pull(parameters, lambda_, w)
                 descend(parameters, self.inner_lr)
         pull(parameters, lambda_, self.theta)

@@ -46,7 +46,5 @@ class Centralized(BaseStrategy):
 
     def after_round(self, round_: int) -> TrainingStats:
         """Train the server's model on the union of the clients' training data."""
-        layout = self.layout
-        parts = {"full": layout.names, "body": layout.body, "head": layout.head}
-        stage = self.stage(round_, parts[self.options.trainable])
+        stage = self.stage(round_, self.layout.slice_of(self.options.trainable))
         return self.train_here(round_, self.workspace.union, stage)

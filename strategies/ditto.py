@@ -2,17 +2,13 @@
 
 from typing import Annotated
 
-import msgspec
-
 from fedapps.method import FINETUNING, AtLeastZero, BaseStrategy, Count, MethodSettings, Plan, doc
 
 
 class Settings(MethodSettings, frozen=True):
     """Ditto's own keys."""
 
-    lambda_: Annotated[AtLeastZero, doc("lambda: how strongly v_i is pulled towards w")] = (
-        msgspec.field(name="lambda")
-    )
+    lambda_: Annotated[AtLeastZero, doc("lambda: how strongly v_i is pulled towards w")]
     personal_epochs: Annotated[Count, doc("local epochs of the personal model")]
 
 

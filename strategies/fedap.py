@@ -3,7 +3,6 @@
 import math
 from typing import Annotated
 
-import msgspec
 import numpy as np
 
 from fedapps.method import (
@@ -23,9 +22,7 @@ from fedapps.method import (
 class Settings(MethodSettings, frozen=True):
     """FedAP's own keys."""
 
-    lambda_: Annotated[Fraction, doc("lambda: weight of a client's own model in its mixture")] = (
-        msgspec.field(name="lambda")
-    )
+    lambda_: Annotated[Fraction, doc("lambda: weight of a client's own model in its mixture")]
     warmup: Annotated[
         Fraction, doc("share of the rounds that FedAvg takes at the beginning (pretraining)")
     ]

@@ -84,7 +84,7 @@ def test_only_parameters_beside_a_frozen_model(trainer, data, clip):
 
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_a_second_head_on_a_frozen_body_that_runs_once(trainer, data, use_cache):
-    trainer.use_cache = use_cache
+    trainer.cache_bytes *= use_cache
     head = nn.Linear(4, CLASSES)
     body, wanted = deepcopy(trainer.model[:2]), deepcopy(head)
     own = torch.optim.SGD(wanted.parameters(), 0.1)

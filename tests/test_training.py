@@ -236,7 +236,7 @@ def numbers(layer):
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_two_epochs_of_softmax_regression_in_numpy(use_cache):
     trainer, data, x, y, head = linear()
-    trainer.use_cache = use_cache
+    trainer.cache_bytes *= use_cache
     options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.05}
     wanted, loss = softmax_regression(x, y, *head, 2, 4, **options)
     done = trainer.train(data, (stage(["head"], 2, **options),), DRAW)
@@ -528,7 +528,7 @@ def test_a_cached_prefix_changes_nothing_but_the_work(name, trained, cached):
     part = stage(trained.split(), 3, momentum=0.5, weight_decay=1e-3)
     results = {}
     for use_cache in (True, False):
-        trainer = make(name, use_cache=use_cache)
+        trainer = make(name, cache_bytes=64 * MEBI * use_cache)
         passes = Passes(trainer.model)
         done = trainer.train(data, (part,), DRAW)
         results[use_cache] = state(trainer), done

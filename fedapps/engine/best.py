@@ -9,8 +9,7 @@ import shlex
 import shutil
 from pathlib import Path
 
-from fedapps.core.errors import RunError
-from fedapps.core.files import write_whole
+from fedapps.core.files import write_whole, writing
 from fedapps.engine import checkpoint
 from fedapps.engine.checkpoint import Checkpoint
 from fedapps.report import directory
@@ -29,26 +28,22 @@ def keep(run: Path, found: Checkpoint) -> None:
     The states of clients on devices are not copied. Raises `RunError` if `best/` cannot be written.
     """
     new, best = run / f".{directory.BEST}-{found.progress.round}", run / directory.BEST
-    try:
+    with writing(best):
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(mode=0o700)  # like `clients/` and `checkpoint/`: it has data of single clients
         shutil.copyfile(run / CONFIG, new / CONFIG)
         write_whole(new / directory.MODEL, directory.model_bytes(found.arrays))
         checkpoint.save(new, found)
-        for path in sorted((run / "clients").glob("*/round-*.safetensors")):
-            target = new / "clients" / path.parent.name
-            target.mkdir(parents=True, exist_ok=True)
-            for older in target.iterdir():  # paths are sorted by round: only the newest stays
-                older.unlink()
-            _link(path, target / path.name)
+        for states in sorted((run / "clients").glob("*")):
+            (new / "clients" / states.name).mkdir(parents=True)
+            for newest in sorted(states.glob("round-*.safetensors"))[-1:]:
+                _link(newest, new / "clients" / states.name / newest.name)
         old = run / f".{directory.BEST}-old"
         shutil.rmtree(old, ignore_errors=True)
         if best.exists():
             best.rename(old)
         new.rename(best)
         shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        raise RunError(f"cannot write {best}: {error.strerror or error}") from error
 
 
 def _link(path: Path, target: Path) -> None:

@@ -7,9 +7,9 @@ import numpy as np
 from fedapps.core.config import DEVICE
 from fedapps.core.draws import sample_evaluated
 from fedapps.core.errors import RunError
-from fedapps.method.strategy import BaseStrategy
+from fedapps.method.strategy import BaseStrategy, replaced
 from fedapps.models.layers import Arrays, Layout
-from fedapps.models.norms import batch_norms
+from fedapps.models.norms import uses_batch_statistics
 from fedapps.training.plan import Plan
 from fedapps.training.privacy import check_plan
 
@@ -19,7 +19,7 @@ MOST_CHECKED = 100  # clients whose plans are checked
 def check_strategy(strategy: BaseStrategy) -> None:
     """Raise `RunError` for settings that have no effect on a strategy or cannot work with it."""
     s, clip = strategy.settings, strategy.clip()
-    if s.presum and type(strategy).aggregate is not BaseStrategy.aggregate:
+    if s.presum and replaced(strategy, ["aggregate"]):
         raise RunError("presum = true: this strategy needs every client's update; use false")
     if s.server_data and not strategy.sends_its_model:
         raise RunError("server-data: no effect on this strategy; use 0")
@@ -66,8 +66,7 @@ def _lone_batch_statistics(strategy: BaseStrategy) -> str:
     """
     space = strategy.workspace
     for name, lone in space.trainer.profile.lone.items():
-        norms = batch_norms(space.model.get_submodule(name))
-        if lone and any(norm.running_mean is None for norm in norms):
+        if lone and uses_batch_statistics(space.model.get_submodule(name)):
             return name
     return ""
 
@@ -131,7 +130,7 @@ def _check_server_data(strategy: BaseStrategy, plan: Plan) -> None:
     trained = {key for stage in plan.stages for key in layout.keys_of(stage.layers)}
     own = [key for key in layout.personal(plan.upload) if key in trained & layout.parameters]
     if strategy.settings.server_data and own:
-        layers = ", ".join(dict.fromkeys(key.partition(".")[0] for key in own))
+        layers = ", ".join(layout.layers_of(own))
         raise RunError(
             f"server-data: clients train their own {layers}, so the server would train the other "
             "layers for a model that no client has; use 0, or a method that shares all that it "

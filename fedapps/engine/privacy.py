@@ -7,7 +7,7 @@ also defines an update). docs/privacy.md says what each mode guarantees.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from fedapps.core.flower import NeighboringRelation, SamplingMethod
 from fedapps.core.privacy_settings import PrivacySettings
 from fedapps.core.settings import Settings
 from fedapps.engine.accounting import Mechanism
-from fedapps.method.strategy import BaseStrategy
+from fedapps.method.strategy import BaseStrategy, replaced
 from fedapps.method.update import SERVER, ClientUpdate
 from fedapps.models.layers import Arrays, Layout
 from fedapps.training.plan import Plan
@@ -138,9 +138,9 @@ class Central(DifferentialPrivacy):
 
     def check_strategy(self, strategy: BaseStrategy) -> None:
         """Refuse a strategy that does more than average updates of one common model."""
-        if replaced := _replaced(strategy, RESTS_ON):
+        if own := replaced(strategy, RESTS_ON):
             raise RunError(
-                f'dp.mode = "central": this strategy replaces {", ".join(replaced)}, and only the '
+                f'dp.mode = "central": this strategy replaces {", ".join(own)}, and only the '
                 'plain mean of updates of one common model is made private; use "local" or "none"'
             )
 
@@ -227,7 +227,7 @@ class Local(DifferentialPrivacy):
 
     def check_strategy(self, strategy: BaseStrategy) -> None:
         """Refuse a strategy that asks a question: clients would answer without noise."""
-        if _replaced(strategy, ASKS):
+        if replaced(strategy, ASKS):
             raise RunError(
                 'dp.mode = "local": this strategy asks clients a question, and the answers get no '
                 'noise; use "none"'
@@ -246,12 +246,6 @@ MODES: dict[str, type[PrivacyMode]] = {"none": PrivacyMode, "central": Central, 
 def privacy(settings: Settings, layout: Layout, state: Arrays) -> PrivacyMode:
     """Return the server's side of `dp.mode`; raises `RunError` if the settings do not fit."""
     return MODES[settings.dp.mode](settings, layout, state)
-
-
-def _replaced(strategy: BaseStrategy, hooks: Iterable[str]) -> list[str]:
-    """Return which of the hooks a strategy has replaced."""
-    own = type(strategy)
-    return [name for name in hooks if getattr(own, name) is not getattr(BaseStrategy, name)]
 
 
 def adaptive_noise(dp: PrivacySettings, expected: int) -> tuple[float, float]:

@@ -267,8 +267,7 @@ class Rounds:
         """
         if not self.settings.server_data:
             return TrainingStats()
-        strategy, layout = self.strategy, self.layout
-        part = layout.names if self.settings.server_part == "full" else layout.body
+        strategy, part = self.strategy, self.layout.slice_of(self.settings.server_part)
         shared = {name.partition(":")[0] for name in strategy.plan(round_, 0).upload}
         names = tuple(name for name in part if name in shared)
         stage = msgspec.structs.replace(strategy.stage(round_, names, epochs=1), prox_mu=0.0)

@@ -6,7 +6,7 @@ from fedapps.core.config import DEVICE, defaults
 from fedapps.core.schema import literal
 from fedapps.core.settings import Settings
 from fedapps.data.partitioners import PARTITIONERS
-from fedapps.method.strategy import BaseStrategy
+from fedapps.method.strategy import BaseStrategy, replaced
 
 OF_DEVICES = ("input-shape", "num-classes", "class-names", "client-state")
 SHARING_OUT = ("split", "test-fraction", "partitioner")
@@ -35,8 +35,7 @@ def told(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
 
 def _finetuning(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
     """Yield the keys of general fine-tuning if neither the run nor the method fine-tunes."""
-    has_own = type(strategy).finetuning is not BaseStrategy.finetuning
-    if not strategy.settings.finetune_epochs and not has_own:
+    if not strategy.settings.finetune_epochs and not replaced(strategy, ["finetuning"]):
         yield from ((key, "with finetune-epochs = 0") for key in ("finetune-lr", "finetune-part"))
 
 

@@ -102,8 +102,7 @@ def receive(client: "BaseClient", plan: Plan, received: Arrays) -> None:
 def _refuse_leak(client: "BaseClient", plan: Plan) -> None:
     personal = set(client.layout.keys_of(client.personal()))
     uploads = client.layout.keys_of(plan.upload)
-    leak = dict.fromkeys(key.partition(".")[0] for key in uploads if key in personal)
-    if leak:
+    if leak := client.layout.layers_of(key for key in uploads if key in personal):
         raise PermissionError(f"the plan uploads {', '.join(leak)}: personal layers never leave")
 
 

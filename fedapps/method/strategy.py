@@ -7,7 +7,7 @@ come back.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from fedapps.core.draws import sample_clients
@@ -108,12 +108,11 @@ class BaseStrategy(StrategyTools, Conversation, FlowerStrategy):
 
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
         """Return the stages of personalization, by default F epochs of `finetune-part`."""
-        s, layout = self.settings, self.layout
-        parts = {"full": layout.names, "head": layout.head, "body": layout.body}
+        s = self.settings
         if not s.finetune_epochs:
             return ()
         stage = Stage(
-            layers=parts[s.finetune_part],
+            layers=self.layout.slice_of(s.finetune_part),
             epochs=s.finetune_epochs,
             lr=s.finetune_rate,
             optimizer=s.optimizer,
@@ -121,3 +120,9 @@ class BaseStrategy(StrategyTools, Conversation, FlowerStrategy):
             weight_decay=s.weight_decay,
         )
         return (stage,)
+
+
+def replaced(strategy: BaseStrategy, hooks: Iterable[str]) -> list[str]:
+    """Return which of the hooks a method has replaced."""
+    own = type(strategy)
+    return [name for name in hooks if getattr(own, name) is not getattr(BaseStrategy, name)]

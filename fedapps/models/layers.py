@@ -52,6 +52,10 @@ class Layout:
         """All layers except the head."""
         return tuple(name for name in self.names if name not in self.head)
 
+    def slice_of(self, word: str) -> Slice:
+        """Return the slice that one of the words full, body and head stands for."""
+        return {"full": self.names, "body": self.body, "head": self.head}[word]
+
     @property
     def norms(self) -> frozenset[str]:
         """The keys of all BatchNorms."""
@@ -122,6 +126,11 @@ class Layout:
     def _keys_of(self, item: str) -> tuple[str, ...]:
         name, part = _split(item)
         return tuple(k for k in self.keys[name] if part in ("", self.parts.get(k, REST)))
+
+    def layers_of(self, keys: Iterable[str]) -> Slice:
+        """Return the layers that have some of these keys, in the model's order."""
+        touched = {key.partition(".")[0] for key in keys}
+        return tuple(name for name in self.names if name in touched)
 
     def shared(self, layers: Slice) -> tuple[str, ...]:
         """Return the keys that travel if the slice `layers` is exchanged, in the model's order."""

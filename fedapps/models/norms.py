@@ -11,6 +11,11 @@ def batch_norms(model: nn.Module) -> Iterator[_BatchNorm]:
     return (module for module in model.modules() if isinstance(module, _BatchNorm))
 
 
+def uses_batch_statistics(model: nn.Module) -> bool:
+    """Tell whether a BatchNorm keeps no running statistics, so that it always uses the batch's."""
+    return any(module.running_mean is None for module in batch_norms(model))
+
+
 def use_batch_statistics(model: nn.Module) -> None:
     """Make BatchNorms use the statistics of each batch, also in evaluation (FedBABU's tables)."""
     for module in batch_norms(model):

@@ -85,20 +85,15 @@ def append(path: Path, rows: Rows) -> None:
 
 def truncate(path: Path, size: int) -> None:
     """Cut a table back to `size` bytes; raises `RunError` if it cannot be written."""
-    try:
+    with writing(path):
         os.truncate(path, size)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def sync(path: Path) -> int:
     """Flush a table to disk, so that a power cut cannot lose it; return its size in bytes."""
-    try:
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-            return os.fstat(file.fileno()).st_size
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+    with writing(path), path.open("rb") as file:
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size
 
 
 def lines(path: Path) -> list[dict[str, str]]:

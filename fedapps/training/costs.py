@@ -10,12 +10,11 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from fedapps.core.schema import NonNegative
 from fedapps.models.layers import Slice, run
-from fedapps.models.norms import batch_norms
+from fedapps.models.norms import batch_norms, uses_batch_statistics
 
 SAMPLES = 2
 
@@ -184,9 +183,7 @@ def is_cacheable(layer: nn.Module) -> bool:
     Two kinds of layers do not: those with dropout, which is random, and those with a BatchNorm
     without running statistics, whose output depends on the other samples of the batch.
     """
-    return not has_dropout(layer) and not any(
-        isinstance(module, _BatchNorm) and module.running_mean is None for module in layer.modules()
-    )
+    return not has_dropout(layer) and not uses_batch_statistics(layer)
 
 
 def has_dropout(layer: nn.Module) -> bool:

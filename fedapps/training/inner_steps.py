@@ -59,15 +59,15 @@ def swapped(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> Ite
     Inside this context, the model has the other values and can be trained. Afterwards, `values`
     holds what they have become.
     """
-    exchange(parameters, values)
+    _swap(parameters, values)
     try:
         yield
     finally:
-        exchange(parameters, values)
+        _swap(parameters, values)
 
 
 @torch.no_grad()
-def exchange(some: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+def _swap(some: Sequence[Tensor], others: Sequence[Tensor]) -> None:
     """Swap the contents of tensors, pair by pair."""
     for one, other in zip(some, others, strict=True):
         held = one.clone()

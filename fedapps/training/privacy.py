@@ -80,7 +80,7 @@ def check_plan(settings: Settings, layout: Layout, plan: Plan) -> None:
         return
     up, down = layout.shared(plan.upload), layout.shared(plan.download)
     start = set(down).difference(layout.keys_of(plan.also_keep))  # kept layers start as they are
-    foreign = dict.fromkeys(key.partition(".")[0] for key in up if key not in start)
+    foreign = layout.layers_of(key for key in up if key not in start)
     reason = ""
     if plan.sends or plan.channel:
         reason = "has clients send more than layers, and no noise is added to the rest"

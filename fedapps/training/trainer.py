@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedapps.models.layers import Layout, Slice
-from fedapps.models.norms import batch_norms
+from fedapps.models.norms import uses_batch_statistics
 from fedapps.training.augment import windows
 from fedapps.training.batches import Samples, epoch_batches, grouped
 from fedapps.training.clipping import SampleGradients, Threshold, Thresholds
@@ -39,7 +39,6 @@ class Trainer:
     batch_size: int
     augment: str = "none"
     cache_bytes: int = 0
-    use_cache: bool = True
     border: Tensor | None = None  # [C]: a black pixel after normalization
 
     def __post_init__(self) -> None:
@@ -177,7 +176,7 @@ class Trainer:
         is not given.
         """
         needed = self.layout.slice((*trained, start) if start else trained)
-        if not needed or self.augment != "none" or not self.use_cache:
+        if not needed or self.augment != "none":
             return ()
         prefix: Slice = ()
         for name in self.layout.prefix(needed):
@@ -228,8 +227,8 @@ class Trainer:
 
     def _sees_one_value(self, layer: str, trained: Slice) -> bool:
         """Tell whether a BatchNorm would take statistics of a single value in a batch of one."""
-        norms = batch_norms(self.model.get_submodule(layer))
-        of_batch = layer in trained or any(norm.running_mean is None for norm in norms)
+        module = self.model.get_submodule(layer)
+        of_batch = layer in trained or uses_batch_statistics(module)
         return self.profile.lone[layer] and of_batch
 
     def _seed(self, seed: int) -> None:
@@ -242,11 +241,11 @@ class Trainer:
     def _anchor(
         self, stages: tuple[Stage, ...], given: Mapping[str, Tensor] | None
     ) -> dict[str, Tensor]:
-        pulled = {name for stage in stages if stage.prox_mu for name in stage.layers}
+        pulled = self.layout.keys_of(tuple(name for s in stages if s.prox_mu for name in s.layers))
         return {
             key: value.detach().clone() if given is None else given[key].to(value.device)
             for key, value in self.model.named_parameters()
-            if key.partition(".")[0] in pulled
+            if key in pulled
         }
 
 
