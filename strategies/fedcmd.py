@@ -15,8 +15,8 @@ from fedapps.method import (
     Share,
     Slice,
     WarmUp,
+    clients_named,
     doc,
-    numbers,
     replace,
     rounds_of,
 )
@@ -212,7 +212,7 @@ class FedCMD(WarmUp):
                 "fedcmd.other-clients and fedcmd.other-layer go together, and with fedcmd.layer"
             )
         layers = [self.layout.named(o.layer, "fedcmd.layer")] * count if o.layer else []
-        for client in numbers(o.other_clients, "fedcmd.other-clients", count):
+        for client in clients_named(o.other_clients, "fedcmd.other-clients", count):
             layers[client] = self.layout.named(o.other_layer, "fedcmd.other-layer")
         return layers
 

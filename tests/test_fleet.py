@@ -366,7 +366,7 @@ def test_updates_leave_in_client_order_whatever_the_order_of_replies(wave):
     answered = {client for node in answering for client in parts[node]}
     everybody = {client for part in parts for client in part}
     assert yielded == sorted(answered - failing)
-    assert [(f.client, f.cause) for f in exchange.failures] == sorted(
+    assert sorted((f.client, f.cause) for f in exchange.failures) == sorted(
         [(client, "ValueError: x") for client in answered & failing]
         + [(client, "no reply in time") for client in everybody - answered]
     )

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Strategy
 import clients
 import fedapps
 import strategies
-from fedapps.core import config, registry
+from fedapps.core import config, registry, schema
 from fedapps.core.errors import RunError
 from fedapps.method.client import BaseClient
 from fedapps.method.strategy import BaseStrategy
@@ -63,8 +63,8 @@ def test_every_table_of_pyproject_is_general_or_belongs_to_a_method():
 
 
 def test_a_method_without_keys_has_no_settings():
-    assert registry.settings_class("fedavg") is config.MethodSettings
-    assert msgspec.structs.fields(config.MethodSettings) == ()
+    assert registry.settings_class("fedavg") is schema.MethodSettings
+    assert msgspec.structs.fields(schema.MethodSettings) == ()
 
 
 @pytest.mark.parametrize("find", ["strategy_class", "client_class", "settings_class"])

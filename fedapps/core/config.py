@@ -20,34 +20,21 @@ from fedapps.core import flower, options, project, registry
 from fedapps.core.errors import RunError
 from fedapps.core.options import LATEST, parse_option
 from fedapps.core.paths import absolute, expanded
-from fedapps.core.privacy_settings import PrivacySettings
-from fedapps.core.schema import (
-    Count,
-    MethodSettings,
-    Scalar,
-    convert,
-    doc,
-    literal,
-    table_of,
-)
+from fedapps.core.schema import Scalar, convert, literal, table_of
 from fedapps.core.settings import TABLES, Settings
 from fedapps.core.words import did_you_mean
 
-__all__ = [  # all that other modules need for settings
+__all__ = [
     "DEVICE",
     "LATEST",
     "TABLES",
     "UNSET",
-    "Count",
-    "MethodSettings",
-    "PrivacySettings",
     "Scalar",
     "Settings",
+    "clients_named",
     "defaults",
-    "doc",
     "effective",
     "foreign_keys",
-    "numbers",
     "overridden",
     "parse",
     "parse_option",
@@ -176,7 +163,7 @@ def to_toml(flat: Mapping[str, Scalar]) -> str:
 # Checks -------------------------------------------------------------------------------------------
 
 
-def numbers(text: str, key: str, count: int) -> list[int]:
+def clients_named(text: str, key: str, count: int) -> list[int]:
     """Return the clients that a key names, such as 3,7,12.
 
     Raises `RunError` if one of them is not a number from 0 to `count` - 1.

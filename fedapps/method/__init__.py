@@ -30,7 +30,7 @@ These are the concepts:
 """
 
 from fedapps.core import log
-from fedapps.core.config import numbers
+from fedapps.core.config import clients_named
 from fedapps.core.draws import generator
 from fedapps.core.errors import RunError
 from fedapps.core.schema import (
@@ -97,13 +97,13 @@ __all__ = [
     "TrainingStats",
     "WarmUp",
     "chunks",
+    "clients_named",
     "descend",
     "doc",
     "features",
     "generator",
     "log",
     "nearest_template",
-    "numbers",
     "plain_mean",
     "pull",
     "put",

@@ -189,8 +189,8 @@ class Workspace:
 def workspace(settings: Settings) -> Workspace:
     """Return this process's workspace for a run; another run's workspace replaces it.
 
-    Sets the number of torch threads of the process. Raises `RunError` if the model, the data set or
-    the GPU is not there.
+    A new workspace sets the number of torch threads of the process. Raises `RunError` if the model,
+    the data set or the GPU is not there.
     """
     torch.set_num_threads(settings.threads)
     return Workspace(settings)

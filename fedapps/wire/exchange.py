@@ -101,7 +101,6 @@ class Exchange:
         unanswered = [request.client for part in sent.values() for request in part]
         why = self.given_up()
         self.failures += [Failure(c, why.get(c, "no reply in time")) for c in unanswered]
-        self.failures.sort(key=lambda failure: failure.client)
         yield from (late for client in order if (late := arrived.get(client)) is not None)
 
 

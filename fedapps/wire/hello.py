@@ -9,7 +9,7 @@ from msgspec import Meta
 from fedapps.core.errors import one_line
 from fedapps.wire.checks import FIGURES_BYTES, check_size
 
-Count = Annotated[int, Meta(ge=0, lt=2**40)]
+SampleCount = Annotated[int, Meta(ge=0, lt=2**40)]
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,9 +28,9 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     cuda: bool = False
     nodes: int = 1
     workers: int = 0
-    train: Count = 0
-    test: Count = 0
-    validation: Count = 0
+    train: SampleCount = 0
+    test: SampleCount = 0
+    validation: SampleCount = 0
     problem: str = ""
 
 
