@@ -26,6 +26,13 @@ PAPERS = {  # by the first word of their tables' names
     "fedseq": "FedSeq",
     "perfreezeclip": "PerFreezeClip",
 }
+COLORS = {  # CSS classes of verdicts
+    claims.YES: "yes",
+    claims.REVERSE: "no",
+    claims.ONE_SEED: "soft",
+    yardstick.BETTER: "yes",
+    yardstick.WORSE: "no",
+}
 MOST_LINES = 8  # lines in a chart: as many as there are colors
 
 
@@ -64,7 +71,7 @@ def write(store: Store, path: Path) -> None:
         claim_heads=claims.HEADS,
         count_heads=claims.COUNTS,
         counts=[[_link(part), *line] for part in found.values() for line in part.counts],
-        colors={claims.YES: "yes", claims.REVERSE: "no", claims.ONE_SEED: "soft"},
+        colors=COLORS,
         done=len(runs),
         scales=", ".join(dict.fromkeys(run.scale for run in runs)) or "none yet",
     )

@@ -17,6 +17,7 @@ from fedapps.core.draws import generator
 from fedapps.core.words import number
 
 RESAMPLES = 10_000
+BETTER, WORSE, UNCLEAR = "better", "worse", "inconclusive"  # verdicts
 Accuracies = Sequence[np.ndarray]  # an array over clients for each seed
 
 
@@ -40,10 +41,10 @@ class Line:
 
     @property
     def verdict(self) -> str:
-        """`better` or `worse` if the interval excludes zero, else `inconclusive`."""
+        """`BETTER` or `WORSE` if the interval excludes zero, else `UNCLEAR`."""
         if self.difference_low > 0:
-            return "better"
-        return "worse" if self.difference_high < 0 else "inconclusive"
+            return BETTER
+        return WORSE if self.difference_high < 0 else UNCLEAR
 
     def texts(self) -> list[str]:
         """Return the cells under `Comparison.heads`."""
@@ -106,8 +107,8 @@ class Comparison:
         """Say how many methods are better than the yardstick, and at what cost."""
         base = {line.name: line for line in self.lines}[self.yardstick]
         others = [line for line in self.lines if line.name not in (self.yardstick, self.alone)]
-        better = [line for line in others if line.verdict == "better"]
-        worse = [line for line in others if line.verdict == "worse"]
+        better = [line for line in others if line.verdict == BETTER]
+        worse = [line for line in others if line.verdict == WORSE]
         text = (
             f"Better than {self.yardstick} (beyond the 95 % interval): "
             f"{len(better)} of {number(len(others), 'method')}. Worse: {len(worse)}. "
