@@ -186,6 +186,26 @@ def test_a_run_holds_its_directory(serial_run, monkeypatch):
         assert alone
 
 
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (
+            lambda arrays: arrays | {"fc9.fc.weight": np.ones(2, np.float32)},
+            "resume: fc9.fc.weight",
+        ),
+        (lambda arrays: {k: v for k, v in arrays.items() if k != "fc2.fc.bias"}, "resume: fc2.fc"),
+        (lambda arrays: arrays | {"fc2.fc.bias": np.ones(9, np.float32)}, "fc2.fc.bias has shape"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(interrupted, monkeypatch, change, line):
+    keep_all(monkeypatch)
+    folder = interrupted()
+    found = checkpoint.load(folder)
+    checkpoint.save(folder, replace(found, arrays=change(found.arrays)))
+    with pytest.raises(RunError, match=line):
+        run_serial(config.parse([f'resume="{folder}"']))
+
+
 def test_a_run_that_is_killed_while_it_is_extended_has_not_finished(serial_run, monkeypatch):
     folder, write = serial_run("num-rounds=2"), Report.round
     assert directory.has_finished(folder) and read_run(folder).finished

@@ -48,6 +48,11 @@ class Recovery:
 
     def restore(self, run: Path, found: Checkpoint, strategy: BaseStrategy) -> None:
         """Restore a checkpoint; raises `RunError` if it belongs to another model."""
+        if other := sorted(strategy.arrays.keys() ^ found.arrays.keys()):
+            raise RunError(
+                f"resume: {other[0]} is either in the checkpoint's model or in this run's, but not "
+                "in both: resume with the version of fedapps that run.json names"
+            )
         for old, new in ((strategy.arrays, found.arrays), (strategy.state, found.state)):
             for key in old.keys() & new.keys():
                 if np.shape(old[key]) != np.shape(new[key]):
