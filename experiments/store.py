@@ -92,12 +92,7 @@ def numeric(flat: Config) -> dict[str, Scalar]:
 
 def same(older: Config, wanted: Config, defaults: Config) -> bool:
     """Tell whether a run with config `older` can stand for `wanted` (both `numeric`)."""
-    return not differences(older, wanted, defaults)
-
-
-def differences(older: Config, wanted: Config, defaults: Config) -> list[str]:
-    """Return the keys in which a run's config differs from the wanted one."""
-    return [key for key in wanted if older.get(key, defaults.get(key)) != wanted[key]]
+    return all(older.get(key, defaults.get(key)) == value for key, value in wanted.items())
 
 
 class Store:
@@ -143,15 +138,6 @@ class Store:
             return own
         self._look()
         return next(filter(fits, self._alike.get((cell.scale, seed), ())), None)
-
-    def stale(self, cell: Cell, seed: int) -> tuple[Run, list[str]] | None:
-        """Return the run of this name if it had another config, and the keys that changed."""
-        path = self.path(cell, seed)
-        if not path.exists():
-            return None
-        run = self._read_again(str(path))
-        changed = differences(run.config, numeric(cell.config(seed)), self.defaults)
-        return (run, changed) if changed else None
 
     def path(self, cell: Cell, seed: int) -> Path:
         """Return the path of a cell's run."""
