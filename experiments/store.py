@@ -187,6 +187,10 @@ def collect(cell: Cell, seed: int, folder: Path, reads: Collection[str] = ()) ->
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
     shown = [line for line in rounds if line["accuracy_initial"]]
     curves = {name: [_number(line.get(name)) for line in shown] for name in PER_ROUND}
+    losses = {
+        line["round"]: line.get("train_loss") for line in reversed(rounds)
+    }  # a round's first line
+    curves["train_loss"] = [_number(losses[line["round"]]) for line in shown]  # not of fine-tuning
     events = Counter(
         f"{line['kind']} {line['detail']}"
         for line in readings.table_of(folder / "events.csv")

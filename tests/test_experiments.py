@@ -469,8 +469,9 @@ def test_a_finished_run_is_collected(table, tmp_path):
     cell = table.cells("smoke")[1]
     folder = tmp_path / "run"
     folder.mkdir()
-    lines = ["1,1.0,0.5,0.6", "2,9.0,,", "3,2.0004,0.75,0.8"]  # the median of the seconds counts
-    head = "round,seconds,accuracy_initial,accuracy_personalized"
+    lines = ["1,1.0,0.9,0.5,0.6", "2,9.0,0.7,,", "3,1.0,0.5,,"]  # the median of the seconds counts
+    lines += ["3,2.0004,2.5,0.75,0.8"]  # fine-tuning after round 3, with its own loss
+    head = "round,seconds,train_loss,accuracy_initial,accuracy_personalized"
     (folder / "rounds.csv").write_text("\n".join([head, *lines]) + "\n")
     clients = ["round,client,num_train,num_test,accuracy_initial,accuracy_personalized"]
     clients += ["1,0,9,9,0.1,0.1", "3,0,9,8,0.5,0.625", "3,1,9,8,1.0,0.75"]
@@ -492,6 +493,7 @@ def test_a_finished_run_is_collected(table, tmp_path):
     }  # fmt: skip
     assert run.seconds_per_round == 2.0 and run.costs["bytes_up"] == 7 and run.seed == 4
     assert run.rounds["round"] == [1, 3] and run.rounds["accuracy_initial"] == [0.5, 0.75]
+    assert run.rounds["train_loss"] == [0.9, 0.5]
     assert run.clients["client"] == [0, 1] and run.clients["accuracy_initial"] == [0.5, 1.0]
     assert run.events == {"vote fc2": 2}
     assert config.resolved(cell.config(4))["lr"] == run.config["lr"] == 0.1
