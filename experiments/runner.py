@@ -64,6 +64,7 @@ class Runner:
     def run(self, jobs: Sequence[Job]) -> list[str]:
         """Run all jobs that no process has done or is doing; a failed one stops no other."""
         self.failed: list[str] = []
+        self.stopped = False
         self.active: dict[int, tuple[Job, Path, float]] = {}
         todo: queue.SimpleQueue[Group] = queue.SimpleQueue()
         self.left: dict[Job, None] = {}  # the jobs that will train
@@ -81,14 +82,15 @@ class Runner:
         ]
         with _Screen.made(self, len(jobs), done) as screen:
             self.screen = screen
-            for thread in threads:
-                thread.start()
             try:
+                for thread in threads:
+                    thread.start()
                 for thread in threads:
                     while thread.is_alive():
                         thread.join(REFRESH)
                         screen.refresh()
             finally:
+                self.stopped = True  # from here on, it is no failure if a process ends
                 stop(self.workers)
         return self.failed
 
@@ -119,6 +121,8 @@ class Runner:
                 return
             base = group.base
             for job in group.jobs:
+                if self.stopped:
+                    return
                 base = self._try(job, number, base) or base
 
     def _try(self, job: Job, number: int, base: Path | None) -> Path | None:
@@ -135,8 +139,9 @@ class Runner:
                 else:
                     self.screen.say(f"{job.name}: another process has done it in the meantime")
         except Exception as error:
-            self.failed.append(job.name)
-            self.screen.say(f"error: {job.name}: {error}")
+            if not self.stopped:
+                self.failed.append(job.name)
+                self.screen.say(f"error: {job.name}: {error}")
         finally:
             self.active.pop(number, None)
             self.left.pop(job, None)

@@ -4,6 +4,7 @@ import csv
 import html
 import json
 import shutil
+import threading
 import time
 from dataclasses import replace
 
@@ -260,6 +261,34 @@ def test_settings_are_those_of_the_best_trial_and_never_such_that_diverge(table,
         diverged = failed_trial(trial, 0, "training diverged")
         store.save(trial, replace(diverged, figures=scores[trial.config(0)["lr"]]))
     assert chosen(store, cell) == "lr=1.0"
+
+
+def test_what_ctrl_c_ends_has_not_failed_and_nothing_begins_after_it(
+    table, store, tmp_path, monkeypatch, capsys
+):
+    began, ended, called = threading.Event(), threading.Event(), []
+
+    def die(worker, flat, log, plots):
+        called.append(log)
+        began.set()
+        assert ended.wait(60)
+        raise RunError("the worker died (exit -15, out of memory?)")
+
+    def interrupt(screen):
+        assert began.wait(60)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Worker, "run", die)
+    monkeypatch.setattr("experiments.runner.stop", lambda workers: ended.set())
+    monkeypatch.setattr("experiments.runner.REFRESH", 0.01)
+    monkeypatch.setattr("experiments.runner._Screen.refresh", interrupt)
+    before, made = {*threading.enumerate()}, Runner(store, tmp_path / "runs", "~/fedapps-data")
+    with pytest.raises(KeyboardInterrupt):
+        made.run([Job(cell, 0) for cell in table.cells("smoke")])
+    for thread in {*threading.enumerate()} - before:
+        thread.join(60)
+    assert len(called) == 1 and made.failed == []
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.slow
