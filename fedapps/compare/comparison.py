@@ -9,7 +9,7 @@ import pandas as pd
 
 from fedapps.compare.evaluations import is_table, read_evaluation
 from fedapps.compare.groups import Group, differing, grouped, shown
-from fedapps.compare.pairs import Pair, data_of, pairs, same_data
+from fedapps.compare.pairs import Pair, data_of, pairs
 from fedapps.compare.runs import RESULT, Run, found, read
 from fedapps.core.errors import RunError
 from fedapps.core.words import number
@@ -98,12 +98,15 @@ def _different_samples(groups: Sequence[Group]) -> Iterator[str]:
 
 def _different_clients(groups: Sequence[Group]) -> Iterator[str]:
     """Say for which seeds groups with the same data are means over different clients."""
-    alike = [group for group in groups if same_data(group, groups[0])]
-    counts = pd.DataFrame({group.name: group.evaluated() for group in alike})
-    for seed, row in counts.iterrows():
-        known = {str(name): str(int(count)) for name, count in row.dropna().items()}
-        if len(set(known.values())) > 1:
-            yield f"not the same clients: seed {seed} is scored on {_listed(known)}"
+    by_data: dict[tuple[tuple[str, object], ...], list[Group]] = {}
+    for group in groups:
+        by_data.setdefault(tuple(data_of(group)), []).append(group)
+    for alike in by_data.values():
+        counts = pd.DataFrame({group.name: group.evaluated() for group in alike})
+        for seed, row in counts.iterrows():
+            known = {str(name): str(int(count)) for name, count in row.dropna().items()}
+            if len(set(known.values())) > 1:
+                yield f"not the same clients: seed {seed} is scored on {_listed(known)}"
 
 
 def _listed(values: dict[str, str]) -> str:

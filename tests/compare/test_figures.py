@@ -196,6 +196,20 @@ def test_means_over_other_clients_have_no_difference(made, compare):
     assert printed["B - A"][0] == "1"  # seed is left
 
 
+def test_seeds_left_out_of_a_difference_are_told_also_of_groups_with_other_data(made, compare):
+    first = made("other", "alpha=0.4")
+    for strategy, clients in (("fedavg", 5), ("fedper", 4)):
+        for seed, evaluated in ((0, 5), (1, clients)):
+            keys = f"alpha=0.3 strategy={strategy} seed={seed}"
+            made(f"{strategy}-{seed}", keys, evaluated=evaluated)
+    runs = sorted(first.parent.glob("fed*"))
+    compared = compare(first, *runs)
+    printed = compared.cells("personalized accuracy, difference seed by seed")
+    assert printed.keys() == {"", "C - B"} and printed["C - B"][0] == "1"
+    assert compared.out.count("not the same clients") == 1
+    assert "not the same clients: seed 1 is scored on 5 (B), 4 (C)\n" in compared.out
+
+
 # Settings -----------------------------------------------------------------------------------------
 
 
