@@ -19,6 +19,7 @@ from experiments.store import Run, Store, collect, failed_trial, numeric
 from fedapps.compare.workers import Worker, stop
 from fedapps.core.errors import DIVERGED, RunError
 from fedapps.core.schema import Scalar
+from fedapps.report import directory
 from fedapps.report.units import clock
 
 REFRESH = 2.0  # seconds between two updates of the progress
@@ -202,14 +203,6 @@ def interrupted(flat: Mapping[str, Scalar]) -> Path | None:
     return next((f for f in folders if numeric(config.stored(f)) == numeric(flat)), None)
 
 
-def rounds_done(folder: Path) -> int:
-    """Return the number of finished rounds in a run directory."""
-    try:
-        return len(readings.table_of(folder / "rounds.csv"))
-    except OSError:
-        return 0
-
-
 class _Screen:
     """In a terminal, a progress bar for all runs and one for each; else a line per ended run."""
 
@@ -259,7 +252,8 @@ class _Screen:
             return
         for number, (_, folder, _) in [*self.runner.active.items()]:
             if number in self.bars:
-                self.progress.update(self.bars[number], completed=rounds_done(folder))
+                done = directory.row_count(folder / "rounds.csv")
+                self.progress.update(self.bars[number], completed=done)
         left = self.runner.remaining()
         self.progress.update(self.all, left="" if left is None else f"left {clock(left)}")
 

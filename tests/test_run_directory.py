@@ -87,6 +87,15 @@ def test_a_table_never_holds_half_a_row(tmp_path):
     assert table.read_text("utf-8") == "a,b\n"
 
 
+def test_rows_are_counted_as_they_are_read(tmp_path):
+    table = tmp_path / "events.csv"
+    assert directory.row_count(table) == 0
+    directory.start(table, [["round", "detail"]])
+    assert directory.row_count(table) == 0
+    directory.append(table, [[1, 'two\nlines, a "quote"\r\n'], [2, "\r"], [2, ""]])
+    assert directory.row_count(table) == len(directory.lines(table)) == 3
+
+
 # What a stopped run leaves
 
 FILES = {"run.json", "config.toml", "rounds.csv", "clients.csv", "classes.csv", "events.csv"}

@@ -1,6 +1,5 @@
 """The progress of a sweep: a line for each run that ends, and progress bars on a terminal."""
 
-import csv
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from rich.console import Console
 
 from fedapps.compare.grid import Point
 from fedapps.core.words import number
+from fedapps.report import directory
 from fedapps.report.units import clock
 
 MINUTE = 60.0  # seconds between lines if there is no terminal
@@ -36,8 +36,8 @@ class Progress:
             disable=not self.console.is_terminal,
             transient=True,
         )
+        self.ended: dict[str, int] = {}  # the rounds of each run that has ended
         self.before = {point.name: self._rounds(point) for point in self.todo}
-        self.ended: set[str] = set()
         self.told = self.started
         self.shown: dict[str, bars.TaskID] = {}
         self.bars.start()
@@ -55,7 +55,7 @@ class Progress:
 
     def end(self, point: Point, error: str) -> None:
         """Print that a run has ended, with its accuracy or its error."""
-        self.ended.add(point.name)
+        self.ended[point.name] = self._rounds(point)
         if point.name in self.shown:
             self.bars.remove_task(self.shown.pop(point.name))
         done = self.total - len(self.todo) + len(self.ended)
@@ -69,11 +69,12 @@ class Progress:
             self._tell()
             return
         for point in self.todo:
-            if point.name not in self.ended and self._rounds(point) > self.before[point.name]:
+            rounds = self._rounds(point)
+            if point.name not in self.ended and rounds > self.before[point.name]:
                 if point.name not in self.shown:
-                    rounds = int(point.flat["num-rounds"])
-                    self.shown[point.name] = self.bars.add_task(point.label, total=rounds, left="")
-                self.bars.update(self.shown[point.name], completed=self._rounds(point))
+                    total = int(point.flat["num-rounds"])
+                    self.shown[point.name] = self.bars.add_task(point.label, total=total, left="")
+                self.bars.update(self.shown[point.name], completed=rounds)
         self.bars.update(self.all, left=self._left().lstrip(", "))
 
     def _tell(self) -> None:
@@ -104,17 +105,13 @@ class Progress:
         return f", left {clock((time.monotonic() - self.started) * left / done)}"
 
     def _rounds(self, point: Point) -> int:
-        return len(_rows(self.folder / point.name))
-
-
-def _rows(folder: Path) -> list[dict[str, str]]:
-    try:
-        with (folder / "rounds.csv").open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
-    except OSError:
-        return []
+        if point.name in self.ended:
+            return self.ended[point.name]
+        return directory.row_count(self.folder / point.name / "rounds.csv")
 
 
 def _accuracy(folder: Path) -> str:
-    scored = [row["accuracy_personalized"] for row in _rows(folder) if row["accuracy_personalized"]]
+    path = folder / "rounds.csv"
+    rows = directory.lines(path) if path.exists() else []
+    scored = [row["accuracy_personalized"] for row in rows if row["accuracy_personalized"]]
     return f"personalized {100 * float(scored[-1]):.2f} %" if scored else "not scored"

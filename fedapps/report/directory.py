@@ -102,6 +102,17 @@ def lines(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def row_count(path: Path) -> int:
+    """Return the number of a table's rows; 0 if it cannot be read.
+
+    It counts lines, which is much faster than `lines`: no cell contains a line break (`harmless`).
+    """
+    try:
+        return max(path.read_bytes().count(b"\n") - 1, 0)
+    except OSError:
+        return 0
+
+
 def columns_of(path: Path) -> tuple[str, ...]:
     """Return the columns of a table; raises `RunError`."""
     with _reading(path) as file:

@@ -193,6 +193,27 @@ def test_without_a_terminal_a_line_a_minute_says_how_far_runs_are(tmp_path, monk
     assert lines == [f"1/3 done, {a} in round 3, left 9:00", f"1/3 done, {a} in round 5, left 8:00"]
 
 
+def test_how_far_a_run_came_is_not_read_again_once_it_has_ended(tmp_path, monkeypatch, capsys):
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(progress, "time", clock)
+    todo = [Point(name, {"num-rounds": 10, "seed": name}) for name in ("a", "b")]
+    with progress.Progress(tmp_path, todo, started=0.0) as shown:
+        shown.begin(2)
+        for name, rounds in (("a", 10), ("b", 2)):
+            (tmp_path / name).mkdir()
+            table = tmp_path / name / "rounds.csv"
+            table.write_text("accuracy_personalized\n" + "0.5\n" * rounds)
+        shown.end(todo[0], "")
+        (tmp_path / "a" / "rounds.csv").unlink()
+        clock.now = 60
+        shown.look()
+    ended, b = capsys.readouterr().out.splitlines()[1:], todo[1].label
+    assert ended == [
+        f"1/2 {todo[0].label}: personalized 50.00 %, left 0:00",
+        f"1/2 done, {b} in round 3, left 0:40",
+    ]
+
+
 def test_the_folder_of_a_sweep_is_refused_to_another_one_and_to_other_settings(whole, sweep, own):
     folder, _, _ = whole
     with held(folder / "logs"):
