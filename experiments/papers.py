@@ -115,9 +115,13 @@ class Cell:
 
     def config(self, seed: int) -> dict[str, Scalar]:
         """Return the flat run-config; raises `RunError` for an invalid one."""
+        return self._of_any_seed | {"seed": seed}
+
+    @cached_property
+    def _of_any_seed(self) -> dict[str, Scalar]:
         table = self.table
         changes = [table.columns.get(self.column, ""), self.row.config]
-        changes += [table.scales[self.scale].config, self.extra, f"seed={seed}"]
+        changes += [table.scales[self.scale].config, self.extra]
         return config.parse([str(table.base_file), *filter(None, changes)])
 
 

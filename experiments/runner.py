@@ -61,6 +61,8 @@ class Runner:
     jobs: int = 1
     reads: set[str] = field(default_factory=set)
     extra: dict[str, Scalar] = field(default_factory=dict)
+    estimated: dict[Job, float | None] = field(default_factory=dict, init=False)
+    estimated_from: list[Run] | None = field(default=None, init=False)
 
     def run(self, jobs: Sequence[Job]) -> list[str]:
         """Run all jobs that no process has done or is doing; a failed one stops no other."""
@@ -75,7 +77,7 @@ class Runner:
             if group.trains:
                 self.left[group.trains] = None
         done = len(jobs) - sum(len(group.jobs) for group in open_groups)
-        self.estimate = Estimate(self.store)
+        self.estimate, self.estimated_from = Estimate(self.store), None
         self.workers = [Worker() for _ in range(self.jobs)]
         threads = [
             threading.Thread(target=self._work, args=(todo, number), daemon=True)
@@ -102,7 +104,7 @@ class Runner:
 
     def remaining(self) -> float | None:
         """Return the seconds that the rest will take; None if no similar run is known."""
-        seconds = {job: self.estimate.seconds(job.cell, job.seed) for job in [*self.left]}
+        seconds = self._estimates()
         known = [value for value in seconds.values() if value is not None]
         if not known and seconds:
             return None
@@ -113,6 +115,15 @@ class Runner:
             for job, value in seconds.items()
         ]
         return max([sum(rest) / self.jobs, *rest])
+
+    def _estimates(self) -> dict[Job, float | None]:
+        """Return the estimate for each job left; they are made anew when the store has new runs."""
+        runs = self.store.runs()
+        if runs != self.estimated_from:
+            left = [*self.left]
+            self.estimated = {job: self.estimate.seconds(job.cell, job.seed) for job in left}
+            self.estimated_from = runs
+        return {job: value for job, value in self.estimated.items() if job in self.left}
 
     def _work(self, todo: "queue.SimpleQueue[Group]", number: int) -> None:
         while True:

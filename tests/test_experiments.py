@@ -111,6 +111,10 @@ def test_a_cell_lays_row_column_and_scale_over_the_base(table):
     flat = per.config(3)
     wanted = {"model": "cnn", "strategy": "fedper", "lr": 0.1, "num-clients": 4, "seed": 3}
     assert {key: flat[key] for key in wanted} == wanted
+    flat["lr"] = 9.0  # a caller's changes are its own
+    texts = [str(table.base_file), "lr=0.1", 'strategy="fedper"', TINY]
+    for seed in (3, 4):
+        assert per.config(seed) == config.parse([*texts, f"seed={seed}"])
     assert [cell.name for cell in table.cells("smoke", "p*")] == ["per@hot"]
     with pytest.raises(RunError, match="row pre: at scale smoke t has avg, per, did you mean per"):
         table.cells("smoke", "pre")
@@ -150,6 +154,21 @@ def test_a_row_that_takes_longer_than_estimated_takes_nothing_off_the_others(
     assert made.remaining() == pytest.approx(90, abs=1), "one row is done by one process"
     made.left = {}
     assert made.remaining() == 0
+
+
+def test_estimates_are_made_anew_only_when_there_are_new_runs(table, store, tmp_path, monkeypatch):
+    jobs = [Job(cell, 0) for cell in table.cells("smoke")]
+    made, asked = Runner(store, tmp_path, ""), []
+    made.left, made.active, made.estimate = dict.fromkeys(jobs), {}, Estimate(store)
+    seconds = made.estimate.seconds
+    monkeypatch.setattr(
+        made.estimate, "seconds", lambda cell, seed: asked.append(cell) or seconds(cell, seed)
+    )
+    assert made.remaining() is made.remaining() is None and len(asked) == 2
+    other = table.cells("smoke")[0]
+    store.save(other, run_of(other, 1, seconds=12.0, seconds_per_round=4.0))
+    del made.left[jobs[0]]
+    assert made.remaining() == made.remaining() == 12.0 and len(asked) == 3
 
 
 def test_seeds_are_spans_and_lists():
