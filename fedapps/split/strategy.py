@@ -239,9 +239,10 @@ class SplitStrategy(BaseStrategy):
         arrived = [*updates]
         self.served()
         lost = self._session.lost if self._session else {}
+        diverged = [part for part in self.parts() if not part.is_finite()]
         for update in arrived:
             reason = lost.get(update.client)
-            if reason is None and not self.part_of(update.client).is_finite():
+            if reason is None and any(part is self.part_of(update.client) for part in diverged):
                 reason = f"{DIVERGED}: the server's layers are not finite after the round"
             yield Failure(update.client, reason) if reason is not None else update
 

@@ -1,11 +1,15 @@
 """Batches that nobody should learn from leave no trace in the server's layers."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from fedapps.core import config, registry
+from fedapps.method.update import Failure
 from fedapps.split.rules import Smashed
+from fedapps.split.server_part import ServerPart
 from fedapps.training.workspace import Workspace
 
 BAD = 1
@@ -74,3 +78,24 @@ def test_what_is_refused_is_one_of_two_that_would_have_counted(begun):
     values, _, _ = trained(begun(METHODS[0]), False, (0, 1, 2))
     expected, _, _ = trained(begun(METHODS[0]), False, (0, 2))
     assert any(not np.allclose(values[0][name], expected[0][name]) for name in values[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "failed", "parts"),
+    [(METHODS[0], [0, 1, 2], 1), ('strategy="sflv1" sflv1.sync="round"', [BAD], 3)],
+)
+def test_clients_fail_whose_part_of_the_server_has_diverged(
+    options, failed, parts, begun, monkeypatch
+):
+    """Each part is examined once, however many clients share it."""
+    strategy, examined, is_finite = begun(options), [], ServerPart.is_finite
+    monkeypatch.setattr(
+        ServerPart, "is_finite", lambda part: examined.append(part) or is_finite(part)
+    )
+    space = strategy.part_of(BAD).space
+    next(space.model.parameters()).data.fill_(torch.nan)
+    updates = [SimpleNamespace(client=client) for client in range(3)]
+    screened = [*strategy.screen(1, iter(updates))]
+    assert [result.client for result in screened] == [0, 1, 2]
+    assert [r.client for r in screened if isinstance(r, Failure)] == failed
+    assert len(examined) == parts
