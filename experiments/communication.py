@@ -7,13 +7,13 @@ from pathlib import Path
 import matplotlib.style
 from matplotlib.figure import Figure
 from rich import box
-from rich.console import Console
 from rich.table import Column, Table
 
 from experiments import papers
 from experiments.cells import outcomes
 from experiments.store import Store
 from fedapps.core.errors import RunError
+from fedapps.report.console import console
 from fedapps.report.drawing import BLUE, GREEN, INK, STYLE, save
 
 REFERENCES = ("fedavg", "fedavg-ft")  # a column is compared with the first one that it has
@@ -70,7 +70,7 @@ def show(store: Store, table_: papers.Table, scale: str, plot: Path | None) -> N
     for name, (down, up) in shares.items():
         mega = [results[name][key] / 1e6 for key in ("bytes_down", "bytes_up")]
         table.add_row(name, *(f"{value:,.1f}" for value in mega), f"{100 * (down + up):.1f}%")
-    Console(width=100, highlight=False).print(table)
+    console().print(table)
     if plot:
         with matplotlib.style.context(["default", STYLE]):
             save(draw(shares), plot)

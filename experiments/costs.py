@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.data import Dataset
+from fedapps.report.console import console
 from fedapps.training.plan import Plan
 from fedapps.training.workspace import Workspace
 
@@ -109,9 +109,9 @@ def show(options: Namespace) -> None:
     found = costs(options)
     for cost in found:
         table.add_row(cost.method, cost.unfreeze_rounds, f"{cost.cost / 1e9:.3f}")
-    console = Console(width=100, highlight=False)
-    console.print(parameters)
-    console.print(table)
+    screen = console()
+    screen.print(parameters)
+    screen.print(table)
     if options.csv:
         with options.csv.open("w", newline="") as file:
             writer = csv.writer(file)

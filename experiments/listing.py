@@ -6,8 +6,9 @@ from textwrap import wrap
 from experiments.papers import SCALES, Table, seeds
 from experiments.store import Store
 from experiments.tuning import settled
-from fedapps.cli.tables import WIDTH, Column, show
+from fedapps.cli.tables import Column, show
 from fedapps.core.words import number
+from fedapps.report.units import LINE_WIDTH
 
 OFFERED = [scale for scale in SCALES if scale != "smoke"]  # `smoke` is for the tests
 
@@ -34,7 +35,9 @@ def rows_of(store: Store, table: Table, scale: str, only: str = "") -> None:
         found = [seed for seed in chosen if now and store.find(now, seed)]
         done += len(found)
         rows.append([cell.name, ",".join(map(str, found)) or "-", cell.row.config])
-    print(*(line for text in (table.title, table.source) for line in wrap(text, WIDTH)), sep="\n")
+    print(
+        *(line for text in (table.title, table.source) for line in wrap(text, LINE_WIDTH)), sep="\n"
+    )
     runs = number(len(cells) * len(chosen), "run")
     print(f"scale {scale}: {done} of {runs} done; seeds {','.join(map(str, chosen))}\n")
     width = min(max(len(name) for name, *_ in rows), 40)

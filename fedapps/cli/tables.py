@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-WIDTH = 100
+from fedapps.report.units import LINE_WIDTH
 
 
 class Column(NamedTuple):
@@ -24,9 +24,9 @@ def show(columns: Sequence[Column], rows: Iterable[Sequence[str]], markdown: boo
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, width=WIDTH)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, width=LINE_WIDTH)
     for column in columns:
         table.add_column(column.title, width=column.width, overflow="fold")
     for cells in rows:
         table.add_row(*cells)
-    Console(width=WIDTH, highlight=False, markup=False).print(table)
+    Console(width=LINE_WIDTH, highlight=False, markup=False).print(table)

@@ -12,14 +12,7 @@ from fedapps.compare.pairs import ALL_PAIRS, FEWEST, Pair
 from fedapps.compare.runs import RESULT
 from fedapps.core.words import number
 from fedapps.report.console import console, readable
-from fedapps.report.progress import LINE_WIDTH
-from fedapps.report.units import clock, human, human_bytes
-
-
-def duration(seconds: float) -> str:
-    """Write a duration in a short form, for example 12.3 s or 4:05."""
-    return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
-
+from fedapps.report.units import LINE_WIDTH, duration, human, human_bytes
 
 COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "bytes_down": ("down", human_bytes),

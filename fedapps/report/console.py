@@ -4,7 +4,7 @@ import sys
 
 from rich.console import Console
 
-from fedapps.report.progress import LINE_WIDTH
+from fedapps.report.units import LINE_WIDTH
 
 
 def console() -> Console:

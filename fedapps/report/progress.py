@@ -6,9 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fedapps.report.rows import RoundRow
-from fedapps.report.units import clock, human_bytes
-
-LINE_WIDTH = 100
+from fedapps.report.units import LINE_WIDTH, clock, human_bytes
 
 
 @dataclass

@@ -16,7 +16,7 @@ from fedapps.method.figures import Figure
 from fedapps.report.columns import accuracy_columns, round_columns
 from fedapps.report.console import console, readable
 from fedapps.report.rows import RoundRow
-from fedapps.report.units import clock, human, human_bytes
+from fedapps.report.units import duration, human, human_bytes
 
 TOTALS = ("failures", "bytes_down", "bytes_up", "bytes_eval", "train_macs", "cost_paper")
 
@@ -120,7 +120,7 @@ def _table_rows(
         ("bytes", f"{down} down, {up} up, {evaluation} for evaluation"),
         ("training MACs", human(summary["total_train_macs"])),
         ("paper cost", f"{human(summary['total_cost_paper'])} (active parameters x batches)"),
-        ("time", f"{seconds:.1f} s" if seconds < 60 else clock(seconds)),
+        ("time", duration(seconds)),
         ("failures", str(summary["total_failures"])),
         *spent,
     ]

@@ -2,6 +2,7 @@
 
 from rich.filesize import pick_unit_and_suffix
 
+LINE_WIDTH = 100  # of tables and progress lines on the screen
 PREFIXES = ["", "k", "M", "G", "T", "P", "E"]
 
 
@@ -28,3 +29,8 @@ def clock(seconds: float) -> str:
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def duration(seconds: float) -> str:
+    """Write a duration in a short form: 12.3 s, 4:05, 1:02:03."""
+    return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)

@@ -11,7 +11,7 @@ from fedapps.core.schema import literal
 from fedapps.report import directory
 from fedapps.report.page.figures import INITIAL, PERSONALIZED, SPREAD, percent
 from fedapps.report.page.reading import Row, RunFiles, number
-from fedapps.report.units import clock, human, human_bytes
+from fedapps.report.units import clock, duration, human, human_bytes
 
 MOST_EVENTS = 200
 MOST_ROUNDS = 200
@@ -217,11 +217,6 @@ def head_of(column: str) -> str:
     """Return the head of a column of a table."""
     known = {"num_train": "train samples", "num_test": "scored samples"}
     return known.get(column, column.removeprefix("accuracy_").replace("_", " "))
-
-
-def duration(seconds: float) -> str:
-    """Write a duration: 12.3 s, 4:05, 1:02:03."""
-    return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
 
 
 def shown(column: str, text: str) -> str:
