@@ -36,11 +36,10 @@ class LaunchResult:
         if self.completed:
             return ""
         ours = [match[1] for line in self.lines if (match := _OUR_ERROR.match(line.strip()))]
-        details = " ".join(_DETAILS.sub("", self.details).split())
         if ours:
             return ours[-1]
-        if details and details not in _VAGUE:
-            return details
+        if reason := _reason(self.details):
+            return reason
         causes = [line.strip() for line in self.lines if _EXCEPTION.match(line.strip())]
         return causes[-1] if causes else boxed(self.lines) or f"the run is {self.status}"
 
@@ -70,8 +69,12 @@ def answer_of(output: str) -> dict[str, Any]:
 
 def details_of(run: Mapping[str, Any]) -> str:
     """Return why a listed run failed, without Flower's prefix; empty if Flower gives no reason."""
-    details = " ".join(_DETAILS.sub("", run["status-details"]).split())
-    return "" if details in _VAGUE else details
+    return _reason(run["status-details"])
+
+
+def _reason(details: str) -> str:
+    reason = " ".join(_DETAILS.sub("", details).split())
+    return "" if reason in _VAGUE else reason
 
 
 def boxed(lines: Sequence[str]) -> str:
