@@ -30,10 +30,11 @@ from pathlib import Path
 
 from experiments import communication, costs, curves, listing, readings, runner
 from experiments.estimate import Estimate
-from experiments.papers import HERE, SCALES, pick, seeds, tables
+from experiments.papers import HERE, SCALES, pick, tables
 from experiments.store import Store
 from experiments.tidy import write_csv
 from experiments.tuning import first_seed, settled, untried
+from fedapps.compare.grid import read_seeds
 from fedapps.core.config import to_toml
 from fedapps.core.errors import RunError
 from fedapps.report.columns import known_figures, round_columns
@@ -61,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     failed = work.run(trials) if trials and not options.dry_run else []
     jobs = []
     for table in known:
-        chosen = seeds(options.seeds or table.scales[options.scale].seeds)
+        chosen = read_seeds(options.seeds or table.scales[options.scale].seeds)
         settings = [*settled(store, table, options.scale, options.only)]
         jobs += [runner.Job(cell, seed) for seed in chosen for cell in settings]
     if options.dry_run:

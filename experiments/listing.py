@@ -3,10 +3,11 @@
 from collections.abc import Iterable
 from textwrap import wrap
 
-from experiments.papers import SCALES, Table, seeds
+from experiments.papers import SCALES, Table
 from experiments.store import Store
 from experiments.tuning import settled
 from fedapps.cli.tables import Column, show
+from fedapps.compare.grid import read_seeds
 from fedapps.core.words import number
 from fedapps.report.units import LINE_WIDTH
 
@@ -27,7 +28,7 @@ def overview(store: Store, known: Iterable[Table]) -> None:
 
 def rows_of(store: Store, table: Table, scale: str, only: str = "") -> None:
     """Print the rows of a table at a scale: the seeds that are done, and the settings."""
-    cells, chosen = table.cells(scale, only), seeds(table.scales[scale].seeds)
+    cells, chosen = table.cells(scale, only), read_seeds(table.scales[scale].seeds)
     with_settings = {cell.name: cell for cell in settled(store, table, scale, only)}
     rows, done = [], 0
     for cell in cells:
@@ -47,7 +48,7 @@ def rows_of(store: Store, table: Table, scale: str, only: str = "") -> None:
 def _share(store: Store, table: Table, scale: str) -> str:
     if scale not in table.scales:
         return "-"
-    chosen = seeds(table.scales[scale].seeds)
+    chosen = read_seeds(table.scales[scale].seeds)
     done = sum(
         store.find(cell, seed) is not None
         for cell in settled(store, table, scale)

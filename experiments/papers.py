@@ -35,7 +35,7 @@ import msgspec
 from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
-from fedapps.core.words import did_you_mean, span
+from fedapps.core.words import did_you_mean
 
 HERE = Path(__file__).parent
 SCALES = ("smoke", "cpu", "paper")
@@ -233,14 +233,6 @@ def pick(names: Iterable[str]) -> list[Table]:
         if name not in known:
             raise RunError(f"table {name}: must be one of all, {', '.join(known)}")
     return [known[name] for name in wanted]
-
-
-def seeds(text: str) -> list[int]:
-    """Read seeds such as 0-4 or 0,2; raises `RunError` for other texts."""
-    try:
-        return [*dict.fromkeys(seed for word in text.split(",") for seed in span(word))]
-    except ValueError:
-        raise RunError(f"--seeds {text}: must be numbers, such as 0-4 or 0,2") from None
 
 
 def _parsed(path: Path) -> dict[str, Any]:

@@ -10,7 +10,6 @@ FedCMD's published figures are measured in the last way. It needs an evaluation 
 before each of the last ten rounds: of 200 rounds, `evaluate-rounds = "190-199"`.
 """
 
-import csv
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -22,16 +21,14 @@ from experiments.papers import Table
 from fedapps.core.draws import sample_clients
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
+from fedapps.report import directory
 from fedapps.report.columns import SPREAD
 
 SELECTED = re.compile(r"selected_before, last (\d+)")
 Lines = list[dict[str, str]]
 
 
-def table_of(path: Path) -> Lines:
-    """Read a CSV file as dictionaries."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+table_of = directory.lines
 
 
 def check(reads: str, columns: Iterable[str]) -> None:

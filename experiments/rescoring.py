@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments.papers import Cell
-from experiments.readings import table_of
 from experiments.store import PER_ROUND, Run, client_columns, collect, numeric
 from fedapps.core import config
 from fedapps.core.schema import Scalar
+from fedapps.report import directory
 from fedapps.report.columns import SPREAD, accuracy_columns, known_figures
 from fedapps.report.summary import versions
 
@@ -54,7 +54,7 @@ def trained(runs: Iterable[Run], runs_dir: Path) -> dict[str, Path]:
 
 def can_be_scored_again(base: Path, flat: Mapping[str, Scalar]) -> bool:
     """Tell whether a finished run has rows for its rounds only, so its costs are of training."""
-    return len(table_of(base / "rounds.csv")) == flat["num-rounds"]
+    return directory.row_count(base / "rounds.csv") == flat["num-rounds"]
 
 
 def score(base: Path, flat: Mapping[str, Scalar]) -> Path:
@@ -67,8 +67,8 @@ def score(base: Path, flat: Mapping[str, Scalar]) -> Path:
 
 def rescored(cell: Cell, seed: int, base: Path, clients: Path) -> Run:
     """Return the run of a cell: the training of `base` with the scores of table `clients`."""
-    run, evaluation = collect(cell, seed, base), clients.stem.partition("-")[2]
-    lines = table_of(base / "evaluations.csv")
+    run, evaluation = collect(cell, seed, base), directory.number_of(clients)
+    lines = directory.lines(base / directory.EVALUATIONS)
     line = [line for line in lines if line["evaluation"] == evaluation][-1]
     found = {name: float(text) for name, text in line.items() if text and name != "settings"}
     told = {reading.reads for reading in cell.row.readings} | set(SPREAD)
@@ -78,5 +78,5 @@ def rescored(cell: Cell, seed: int, base: Path, clients: Path) -> Run:
     figures |= {f"best {name}": found[name] for name in best}
     curves = {n: v for n, v in run.rounds.items() if n not in line or n == "round"}
     curves |= {name: [found[name]] for name in PER_ROUND if name in found}
-    scored = client_columns(table_of(clients))
+    scored = client_columns(directory.lines(clients))
     return replace(run, figures=figures, rounds=curves, clients=scored, note=NOTE)

@@ -13,8 +13,9 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from experiments.papers import Cell, Row, Table, seeds
+from experiments.papers import Cell, Row, Table
 from experiments.store import Store
+from fedapps.compare.grid import read_seeds
 from fedapps.core.draws import generator
 from fedapps.core.schema import literal
 
@@ -41,7 +42,7 @@ def trials(cell: Cell) -> list[Cell]:
 
 def first_seed(cell: Cell) -> int:
     """Return the seed of the trials, which is the table's first one."""
-    return seeds(cell.table.scales[cell.scale].seeds)[0]
+    return read_seeds(cell.table.scales[cell.scale].seeds)[0]
 
 
 def scores(store: Store, cell: Cell) -> dict[str, float | None]:

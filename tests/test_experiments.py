@@ -20,6 +20,7 @@ from experiments.rescoring import PERSONAL, can_be_scored_again
 from experiments.runner import Job, Runner, check, groups
 from experiments.store import Run, Store, collect, failed_trial, numeric
 from experiments.tuning import chosen, settled, trials
+from fedapps.compare.grid import read_seeds
 from fedapps.compare.workers import Worker
 from fedapps.core import config
 from fedapps.core.errors import RunError
@@ -169,12 +170,6 @@ def test_estimates_are_made_anew_only_when_there_are_new_runs(table, store, tmp_
     store.save(other, run_of(other, 1, seconds=12.0, seconds_per_round=4.0))
     del made.left[jobs[0]]
     assert made.remaining() == made.remaining() == 12.0 and len(asked) == 3
-
-
-def test_seeds_are_spans_and_lists():
-    assert papers.seeds("0-2,7") == [0, 1, 2, 7]
-    with pytest.raises(RunError, match="--seeds 4-2"):
-        papers.seeds("4-2")
 
 
 def test_selected_before_pools_the_next_rounds_clients():
@@ -563,7 +558,7 @@ def test_every_table_runs_at_its_smallest_scale(names, tmp_path):
     assert runner.main(run) == 0
     store = Store(tmp_path / "results")
     for table in papers.pick(names):
-        chosen = papers.seeds(table.scales["smoke"].seeds)
+        chosen = read_seeds(table.scales["smoke"].seeds)
         for cell in settled(store, table, "smoke"):
             for seed in chosen:
                 figures = store.find(cell, seed).figures
