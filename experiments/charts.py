@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from fedapps.report.page.plot import steps
+
 WIDTH = 640
 RIGHT, TOP, ROW, BOTTOM = 20, 8, 24, 40
 LETTER = 9  # width of a letter in a row's name on small screens, where letters are widest
@@ -83,7 +85,7 @@ def lines_chart(
         return height - BOTTOM - (value - y_low) / (y_high - y_low) * (height - BOTTOM - TOP)
 
     parts = [_x_axis(x_low, x_high, x, height - BOTTOM, x_label)]
-    for tick in steps(y_low, y_high, 5):
+    for tick in steps(y_low, y_high, 6):
         grid = '<path class="grid" d="M{} {:.1f}H{}"/><text x="{}" y="{:.1f}" {}>{:g}</text>'
         end = Markup('text-anchor="end"')
         place = (left, y(tick), WIDTH - RIGHT, left - 6, y(tick) + 4, end, tick)
@@ -105,17 +107,6 @@ def legend(names: Iterable[str]) -> Markup:
         for number, name in enumerate(names)
     )
     return Markup('<ul class="legend">{}</ul>').format(Markup("").join(items))
-
-
-def steps(low: float, high: float, most: int) -> list[float]:
-    """Return at most `most` round numbers from `low` to `high`, for ticks."""
-    size, factors = 10.0**-6, (2.0, 2.5, 2.0)  # 1, 2, 5, 10, ...
-    turn = 0
-    while (high - low) / size > most:
-        size *= factors[turn % 3]
-        turn += 1
-    first = int(-(-low // size))
-    return [round(size * n, 9) for n in range(first, int(high // size) + 1)]
 
 
 def shortened(name: str, most: int = 28) -> str:

@@ -3,6 +3,7 @@
 import csv
 import html
 import json
+import re
 import shutil
 import threading
 import time
@@ -13,7 +14,7 @@ import pytest
 from filelock import FileLock
 
 from experiments import __main__ as runner
-from experiments import communication, html_page, papers, readings, results_page
+from experiments import charts, communication, html_page, papers, readings, results_page
 from experiments.cells import Figure
 from experiments.estimate import Estimate
 from experiments.rescoring import PERSONAL, can_be_scored_again
@@ -433,6 +434,15 @@ def test_a_figure_has_students_interval_over_seeds():
     assert figure.mean == 12.0 and figure.difference == -1.0
     assert figure.half == pytest.approx(4.302653 * 2 / 3**0.5, rel=1e-6)  # t(0.975, 2 degrees)
     assert Figure((10.0,), None).half is None
+
+
+def test_a_chart_has_several_labels_even_where_few_round_numbers_fit():
+    line = {"fedavg": [(1.0, 7.0), (2.0, 54.0)]}
+    drawn = charts.lines_chart("accuracy", "round", "%", line)
+    on_the_left = re.findall(r'text-anchor="end">(\d+)<', drawn)
+    assert on_the_left == ["10", "20", "30", "40", "50"]
+    once = charts.lines_chart("accuracy", "round", "%", {"fedavg": [(20.0, 7.0)]})
+    assert re.findall(r'text-anchor="middle">(\d+)<', once) == ["20"]
 
 
 def test_unknown_tables_are_named():
