@@ -14,13 +14,12 @@ from pathlib import Path
 from experiments.papers import Cell
 from experiments.store import PER_ROUND, Run, client_columns, collect, numeric
 from fedapps.core import config
+from fedapps.core.changes import PERSONAL
 from fedapps.core.schema import Scalar
 from fedapps.report import directory
 from fedapps.report.columns import SPREAD, accuracy_columns, known_figures
 from fedapps.report.summary import versions
 
-# The keys of `fedapps.engine.again.ALLOWED` on which numbers depend.
-PERSONAL = ("evaluate-on", "finetune-epochs", "finetune-lr", "finetune-part", "score-without-head")
 NOTE = "not trained: the model of a run with the same training was scored"
 
 

@@ -17,7 +17,7 @@ from experiments import __main__ as runner
 from experiments import charts, communication, html_page, papers, readings, results_page
 from experiments.cells import Figure
 from experiments.estimate import Estimate
-from experiments.rescoring import PERSONAL, can_be_scored_again
+from experiments.rescoring import can_be_scored_again
 from experiments.runner import Job, Runner, check, groups
 from experiments.store import Run, Store, collect, failed_trial, numeric
 from experiments.tuning import chosen, settled, trials
@@ -25,7 +25,6 @@ from fedapps.compare.grid import read_seeds
 from fedapps.compare.workers import Worker
 from fedapps.core import config
 from fedapps.core.errors import RunError
-from fedapps.engine import again
 from fedapps.report.columns import known_figures, round_columns
 from fedapps.report.report import Report
 from fedapps.report.summary import versions
@@ -423,10 +422,6 @@ def test_a_run_with_a_row_beside_its_rounds_is_not_scored_again(tmp_path):
     assert can_be_scored_again(tmp_path, {"num-rounds": 3})
     (tmp_path / "rounds.csv").write_text("round\n1\n2\n3\n3\n")  # fine-tuning, of FedSeq
     assert not can_be_scored_again(tmp_path, {"num-rounds": 3})
-
-
-def test_what_may_differ_is_what_a_finished_run_can_be_scored_with():
-    assert set(PERSONAL) == again.ALLOWED - {"threads", "device", "data-root"}
 
 
 def test_a_figure_has_students_interval_over_seeds():

@@ -35,6 +35,8 @@ INCIDENTAL = frozenset(
         "threads",
     }
 )
+# How clients are personalized and scored: keys that training does not depend on.
+PERSONAL = ("evaluate-on", "finetune-epochs", "finetune-lr", "finetune-part", "score-without-head")
 NAMED = ("strategy", "dataset", "seed")  # every name of a run begins and ends with these
 LONGEST = 100  # characters of a name before its seed: about the limit
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from fedapps.core import config, log
-from fedapps.core.changes import text_of
+from fedapps.core.changes import PERSONAL, text_of
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
 from fedapps.core.files import in_turn, write_whole, writing
@@ -21,10 +21,7 @@ from fedapps.report import columns, directory
 from fedapps.report.rows import ClientEval, means
 
 # Keys that may differ from those of the run: how and where clients are personalized and scored.
-ALLOWED = {
-    *("evaluate-on", "finetune-epochs", "finetune-lr", "finetune-part", "score-without-head"),
-    *("threads", "device", "data-root"),
-}
+ALLOWED = {*PERSONAL, "threads", "device", "data-root"}
 
 
 def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
