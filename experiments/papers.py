@@ -197,11 +197,6 @@ class Table:
                 raise RunError(f"row {pattern}: {there}{hint}")
         return [c for c in cells if any(_named(c, pattern) for pattern in only.split(","))]
 
-    @cached_property
-    def order(self) -> dict[str, int]:
-        """The position of each row, by name."""
-        return {row.name: place for place, row in enumerate(self.rows)}
-
 
 def tables() -> dict[str, Table]:
     """Read all tables; raises `RunError` for an invalid one."""

@@ -60,7 +60,6 @@ class Runner:
     data_root: str
     jobs: int = 1
     reads: set[str] = field(default_factory=set)
-    extra: dict[str, Scalar] = field(default_factory=dict)
     estimated: dict[Job, float | None] = field(default_factory=dict, init=False)
     estimated_from: list[Run] | None = field(default=None, init=False)
 
@@ -164,7 +163,7 @@ class Runner:
         started = time.strftime("%Y%m%d-%H%M%S")
         name = f"{job.cell.table.name}-{job.cell.name}-s{job.seed}-{started}"
         places = {"runs-dir": str(self.runs_dir), "data-root": self.data_root}
-        flat = job.cell.config(job.seed) | self.extra | places
+        flat = job.cell.config(job.seed) | places
         begun = interrupted(flat)
         folder, start = begun or self.runs_dir / name, time.monotonic()
         flat |= {"resume": str(begun)} if begun else {"run-name": name}

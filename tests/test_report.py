@@ -537,7 +537,7 @@ def test_a_figure_has_a_curve_and_a_line_in_the_summary_if_it_has_a_label(
     report.finish({}, {})
     out = capsys.readouterr().out
     assert re.search(r"accuracy as a toy +0\.2500", out) and "without head" not in out
-    evaluated = plots.read_evaluated(report.folder)
+    evaluated = plots.evaluated_rounds(pd.read_csv(report.folder / "rounds.csv"))
     _, lines = axes_of(plots.draw_accuracy(evaluated, report.figures, Caption()))
     assert set(lines) >= {"initial", "as a toy", "personalized"}
     assert not [label for label in lines if "other" in label or "without head" in label]

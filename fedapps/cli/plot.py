@@ -8,6 +8,8 @@ from pathlib import Path
 
 from fedapps.core.paths import expanded
 
+FORMATS = ("png", "svg", "pdf")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Say what can be given."""
@@ -19,7 +21,7 @@ def add_format(parser: argparse.ArgumentParser) -> None:
     """Add the option that says what pictures are written as."""
     parser.add_argument(
         "--format",
-        choices=("png", "svg", "pdf"),
+        choices=FORMATS,
         default="png",
         help="format of the plots; svg and pdf are sharp at any size [png]",
     )

@@ -21,7 +21,6 @@ PALETTE = (BLUE, RED, GREEN, *OTHERS)
 INK, PALE, GREY = "#333333", "#c8c8c8", "#8a8a8a"
 WIDTH, HEIGHT = 6.8, 4.0  # inches: 1020 x 600 pixels
 WIDEST = 11.5
-FORMATS = ("png", "svg", "pdf")
 STYLE = {
     "figure.dpi": 150,
     "figure.figsize": (WIDTH, HEIGHT),
@@ -52,11 +51,9 @@ _UNDATED = {
 }
 
 
-def new_axes(
-    xlabel: str, ylabel: str, size: tuple[float, float] | None = None
-) -> tuple[Figure, Axes]:
-    """Return an empty plot, of `size` in inches, and its axes."""
-    figure = _new_figure(size)
+def new_axes(xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
+    """Return an empty plot and its axes."""
+    figure = _new_figure()
     axes = figure.add_subplot(xlabel=xlabel, ylabel=ylabel)
     return figure, axes
 
@@ -124,7 +121,7 @@ def save(figure: Figure, path: Path) -> None:
     write_whole(path, picture.getvalue())
 
 
-def _new_figure(size: tuple[float, float] | None) -> Figure:
+def _new_figure(size: tuple[float, float] | None = None) -> Figure:
     figure = Figure(figsize=size)
     FigureCanvasAgg(figure)
     return figure

@@ -49,11 +49,6 @@ def redraw(folder: Path, formats: Sequence[str]) -> list[Path]:
     return draw_all(folder, columns.known_figures(), method.plots, formats)
 
 
-def read_evaluated(folder: Path) -> pd.DataFrame:
-    """Read the evaluated rounds, with the training costs summed up to each."""
-    return evaluated_rounds(pd.read_csv(folder / "rounds.csv"))
-
-
 def read_holdings(folder: Path) -> np.ndarray | None:
     """Read the numbers of training samples, [clients, classes]; None if the run has not them."""
     path = folder / directory.SAMPLES

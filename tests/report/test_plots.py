@@ -110,7 +110,7 @@ def test_the_command_draws_vector_files(finished, parse, capsys):
         file.unlink()
 
 
-@pytest.mark.parametrize("kind", drawing.FORMATS)
+@pytest.mark.parametrize("kind", plot.FORMATS)
 def test_the_same_picture_is_the_same_file(tmp_path, kind):
     for name in ("one", "two"):
         picture = accuracy_plots.draw_accuracy(evaluated(), (), CAPTION)
@@ -143,7 +143,7 @@ def test_a_run_scored_once_has_no_lines(tmp_path):
     report.round(make_row(2, means=report.evaluation(2, make_results())))
     report.finish({}, {})
     assert "communication" not in drawn(report.folder)
-    table = plots.read_evaluated(report.folder)
+    table = plots.evaluated_rounds(pd.read_csv(report.folder / "rounds.csv"))
     axes, lines = axes_of(accuracy_plots.draw_accuracy(table, report.figures, CAPTION))
     assert not [line for line in lines.values() if len(line.get_xdata()) > 1]
     assert len(axes.patches) == 4  # initial, without head, last local, personalized
@@ -161,7 +161,7 @@ def test_costs_count_rounds_that_were_not_evaluated(tmp_path):
     report.round(make_row(1, bytes_up=1, bytes_down=10, train_macs=100))
     report.round(make_row(2, bytes_up=2, bytes_down=20, train_macs=200, **known))
     report.round(make_row(3, bytes_up=3, bytes_down=30, train_macs=300, **known))
-    table = plots.read_evaluated(report.folder)
+    table = plots.evaluated_rounds(pd.read_csv(report.folder / "rounds.csv"))
     assert table[["round", "bytes", "bytes_up", "train_macs"]].to_numpy().tolist() == [
         [2, 33, 3, 300],
         [3, 66, 6, 600],

@@ -27,6 +27,7 @@ from fedapps.report.page.plot import (
 
 MOST_POINTS = 1500  # points of a line; if there are more, every n-th is drawn
 MOST_HITS = 200  # boxes with a title in a chart
+FEW = 25  # up to this many columns of a chart of pairs, each has its name below it
 
 
 def line_chart(
@@ -71,15 +72,13 @@ def pair_chart(
     names: Sequence[str],
     series: Sequence[Series],
     show: Show,
-    few: int = 25,
-    floor: float | None = 0.0,
     ceiling: float | None = None,
 ) -> Chart:
     """Draw a column per name, with a dot for each series and a line that connects the dots."""
     x_scale = Scale(-0.5, len(names) - 0.5, LEFT, WIDTH - RIGHT)  # as in `column_hits`
     values = [y for line in series for _, y in line.points]
-    y_scale = _upwards(chart, min(values), max(values), show, floor, ceiling)
-    every = 1 if len(names) <= few else -(-len(names) // 14)
+    y_scale = _upwards(chart, min(values), max(values), show, 0.0, ceiling)
+    every = 1 if len(names) <= FEW else -(-len(names) // 14)
     chart.x_ticks = [Tick(x_scale(i), names[i]) for i in range(0, len(names), every)]
     size = max(2.0, min(9.0, 70 / len(names) ** 0.55))
     if len(series) > 1:
