@@ -62,10 +62,10 @@ class Listener(Protocol):
     def joined(self, client: int, stream: Stream) -> bool:
         """Let `client` join, which has given its token; return False if it was used already."""
 
-    def missed(self, client: int) -> str | None:
+    def token_of_missed(self, client: int) -> str | None:
         """Return the token of a client that was given up before it joined and is not told yet."""
 
-    def told(self, client: int) -> str:
+    def take_reason(self, client: int) -> str:
         """Return why a client that comes too late was given up; only once, then ""."""
 
     def arrived(self, frame: Frame, tensors: dict[str, Tensor]) -> bool:
@@ -215,7 +215,8 @@ def _join(session: Listener, stream: Stream, frame: Frame) -> bool:
     if _fits(session.token(client), frame.text) and session.joined(client, stream):
         stream.clients.add(client)
         return True
-    if _fits(session.missed(client), frame.text) and (reason := session.told(client)):
+    missed = session.token_of_missed(client)
+    if _fits(missed, frame.text) and (reason := session.take_reason(client)):
         stream.late.add(client)
         stream.send(Frame("drop", client, text=reason))
         return True

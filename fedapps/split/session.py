@@ -75,11 +75,11 @@ class Session:
         self._inbox.put(note)
         return True
 
-    def missed(self, client: int) -> str | None:
+    def token_of_missed(self, client: int) -> str | None:
         """Return the token of a client that was lost before it joined and is not told yet."""
         return self.tokens[client] if client in self._missed else None
 
-    def told(self, client: int) -> str:
+    def take_reason(self, client: int) -> str:
         """Return why a client was lost before it joined; only once, then ""."""
         with self._lock:
             return self._missed.pop(client, "")
@@ -141,7 +141,7 @@ class Session:
         while True:
             self._await(lambda: self._silent(clients), self.rules.step_timeout)
             for client in self._silent(clients):
-                self.drop(client, self._late("sent nothing", "step", self.rules.step_timeout))
+                self.drop(client, self._timed_out("sent nothing", "step", self.rules.step_timeout))
             ready = [self._waiting[client] for client in clients if client in self._waiting]
             if not ready:
                 return
@@ -194,8 +194,8 @@ class Session:
         self._await(missing, self.rules.join_timeout)
         for client in missing():
             why = "its SuperNode is down or busy, or cannot reach channel-reach"
-            late = self._late("did not join the channel", "join", self.rules.join_timeout)
-            self.drop(client, f"{late}: {why}")
+            what = self._timed_out("did not join the channel", "join", self.rules.join_timeout)
+            self.drop(client, f"{what}: {why}")
         self._gathered = True
 
     def _begin(self, client: int, relay: Arrays) -> None:
@@ -206,7 +206,7 @@ class Session:
         self._begun.add(client)
         self._streams[client].send(Frame("begin", client), tensors)
 
-    def _late(self, what: str, limit: str, seconds: float) -> str:
+    def _timed_out(self, what: str, limit: str, seconds: float) -> str:
         if time.monotonic() >= self._deadline:
             return f"{what} before the round's end (round-timeout)"
         return f"{what} in {seconds:g} s ({limit}-timeout)"
