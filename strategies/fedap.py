@@ -50,6 +50,7 @@ class FedAP(WarmUp):
     def setup(self) -> None:
         """Allocate the statistics of all clients."""
         super().setup()
+        self.drawn: tuple[tuple[int, int], set[int]] = ((0, 0), set())
         clients = self.settings.num_clients
         self.state["known"] = np.zeros(clients, bool)
         for name, shape in self.statistics.items():
@@ -86,8 +87,11 @@ class FedAP(WarmUp):
         return replace(plan, sends=sends)
 
     def trains(self, round_: int, client: int) -> bool:
-        """Whether a client is drawn to train."""
-        return client in super().select(round_)
+        """Whether a client is drawn to train; drawn once per round, and again among devices."""
+        when = (round_, len(self.devices))
+        if self.drawn[0] != when:
+            self.drawn = (when, {*super().select(round_)})
+        return client in self.drawn[1]
 
     def download(self, round_: int, client: int, plan: Plan) -> Arrays:
         """Send the client its own mixture of last models, and once the pretrained BatchNorms."""

@@ -141,6 +141,10 @@ def test_fedap_draws_once_for_all_plans_of_a_round(many, monkeypatch):
     monkeypatch.setattr(strategy_module, "sample_clients", noted)
     trained = [c for c in strategy.clients if strategy.personal_plan(2, c).stages]
     assert len(draws) == 1 and trained == draws[0]
+    there = [3, 5, 8, 13]  # devices that are met after the plans were checked
+    strategy.devices |= {client: {"train": 9, "test": 3, "validation": 0} for client in there}
+    trained = [c for c in there if strategy.trains(2, c)]
+    assert len(draws) == 2 and trained == [there[index] for index in draws[1]]
 
 
 # Memory

@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fedapps.report.units import LINE_WIDTH
-
 
 class Column(NamedTuple):
     """A column's title and width (None: what is left)."""
@@ -23,6 +21,8 @@ def show(columns: Sequence[Column], rows: Iterable[Sequence[str]], markdown: boo
         return
     from rich.console import Console
     from rich.table import Table
+
+    from fedapps.report.units import LINE_WIDTH
 
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, width=LINE_WIDTH)
     for column in columns:

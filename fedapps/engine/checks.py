@@ -1,13 +1,13 @@
 """Check that a strategy, its plans and its aggregated model fit the settings and the model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from fedapps.core.config import DEVICE
 from fedapps.core.draws import sample_evaluated
 from fedapps.core.errors import RunError
-from fedapps.method.strategy import BaseStrategy, replaced
+from fedapps.method.strategy import BaseStrategy
 from fedapps.models.layers import Arrays, Layout
 from fedapps.models.norms import uses_batch_statistics
 from fedapps.training.plan import Plan
@@ -155,3 +155,9 @@ def check_aggregate(round_: int, new: Mapping[str, np.ndarray], layout: Layout) 
         if not np.isfinite(arrays[key]).all():
             raise RunError(f"round {round_}: the aggregated {key} is not finite")
     return arrays
+
+
+def replaced(strategy: BaseStrategy, hooks: Iterable[str]) -> list[str]:
+    """Return which of the hooks a method has replaced."""
+    own = type(strategy)
+    return [name for name in hooks if getattr(own, name) is not getattr(BaseStrategy, name)]

@@ -6,7 +6,8 @@ from fedapps.core.config import DEVICE, defaults
 from fedapps.core.schema import literal
 from fedapps.core.settings import Settings
 from fedapps.data.partitioners import PARTITIONERS
-from fedapps.method.strategy import BaseStrategy, replaced
+from fedapps.engine.checks import replaced
+from fedapps.method.strategy import BaseStrategy
 
 OF_DEVICES = ("input-shape", "num-classes", "class-names", "client-state")
 SHARING_OUT = ("split", "test-fraction", "partitioner")

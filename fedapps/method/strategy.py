@@ -7,7 +7,7 @@ come back.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import ClassVar
 
 from fedapps.core.draws import sample_clients
@@ -120,9 +120,3 @@ class BaseStrategy(StrategyTools, Conversation, FlowerStrategy):
             weight_decay=s.weight_decay,
         )
         return (stage,)
-
-
-def replaced(strategy: BaseStrategy, hooks: Iterable[str]) -> list[str]:
-    """Return which of the hooks a method has replaced."""
-    own = type(strategy)
-    return [name for name in hooks if getattr(own, name) is not getattr(BaseStrategy, name)]
