@@ -126,8 +126,8 @@ class FedFC(SplitStrategy):
                 x = self.part.run(torch.cat(features), [layer])
         if x is None:
             return {}
-        if refused := self.part.refused(x, joined):
-            return refused | self.step(round_, [s for s in wave if s.client not in refused])
+        if rejected := self.part.settle(x, joined):
+            return rejected | self.step(round_, [s for s in wave if s.client not in rejected])
         loss = cross_entropy(x, torch.cat([s.labels for s in joined]))
         loss.backward()
         self.part.step()

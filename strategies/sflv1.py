@@ -59,7 +59,7 @@ class SFLv1(SplitStrategy):
                 self.own[client].step()
             return gradients
         gradients = {s.client: self.part.backward(s) for s in wave}
-        if learned := sum(not answer.refused for answer in gradients.values()):
+        if learned := sum(not answer.rejection for answer in gradients.values()):
             self.part.scale(1 / learned)
             self.part.step(batches=learned)
         return gradients

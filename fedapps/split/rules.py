@@ -40,12 +40,12 @@ class Smashed:
 class BatchGradient:
     """The server's answer to a batch: the gradient with respect to the smashed data, and the loss.
 
-    `refused` says why the server did not train on the batch; it is empty if the server did.
+    `rejection` says why the server did not train on the batch; it is empty if the server did.
     """
 
     gradient: Tensor
     loss: float
-    refused: str = ""
+    rejection: str = ""
 
 
 BatchGradients = dict[int, BatchGradient]  # by client
@@ -114,11 +114,11 @@ class Rules:
 
 
 def implausible(logits: Tensor, wave: Sequence[Smashed]) -> BatchGradients:
-    """Return a refusal for each batch of a wave with an implausible loss; usually there is none.
+    """Return a rejection for each batch of a wave with an implausible loss; usually there is none.
 
     `logits` [n, classes] are those of all samples of the wave, in its order. Features that are far
     too large give a loss that is far too large, and one step along its gradient would ruin the
-    server's layers for everybody. So a batch is refused unless its loss is below `LARGEST_LOSS`
+    server's layers for everybody. So a batch is rejected unless its loss is below `LARGEST_LOSS`
     times ln(classes).
     """
     labels = torch.cat([smashed.labels for smashed in wave])

@@ -32,7 +32,7 @@ class ServerPart:
     def __post_init__(self) -> None:
         parameters = self.space.trainer.freeze_all_but(self.layers)
         self.samples = dict.fromkeys(self.layers, 0)
-        self._passed: Counter[str] = Counter()  # samples per layer since the last `refused`
+        self._passed: Counter[str] = Counter()  # samples per layer since the last `settle`
         self._buffers: list[Tensor] = []  # the model's buffers at that time
         self._optimizer = optimizer([*parameters.values()], self.stage)
 
@@ -45,25 +45,26 @@ class ServerPart:
             self._passed[name] += len(x)
         return x
 
-    def refused(self, logits: Tensor, wave: Sequence[Smashed]) -> BatchGradients:
-        """Return refusals for the batches that are `implausible`; usually there are none.
+    def settle(self, logits: Tensor, wave: Sequence[Smashed]) -> BatchGradients:
+        """Count a wave's samples; return rejections of the batches that are `implausible`.
 
-        If there are any, the counts and BatchNorm statistics are those from before the wave.
+        Usually there are none. If there are any, nothing of the wave is counted, and the BatchNorm
+        statistics are again those from before it.
         """
         passed, self._passed = self._passed, Counter()
-        if refused := implausible(logits, wave):
+        if rejected := implausible(logits, wave):
             for buffer, before in zip(self.space.model.buffers(), self._buffers, strict=True):
                 buffer.copy_(before)
         else:
             for name, count in passed.items():
                 self.samples[name] += count
-        return refused
+        return rejected
 
     def backward(self, smashed: Smashed) -> BatchGradient:
         """Add the gradients of the loss of a client's batch (mean over samples), if plausible."""
         logits = self.run(smashed.data, self.layers)
-        if refused := self.refused(logits, [smashed]):
-            return refused[smashed.client]
+        if rejected := self.settle(logits, [smashed]):
+            return rejected[smashed.client]
         loss = cross_entropy(logits, smashed.labels)
         loss.backward()
         return smashed.gradient(loss)

@@ -152,10 +152,10 @@ class Session:
             yield sorted(wave, key=lambda smashed: smashed.client)
 
     def send(self, gradients: BatchGradients) -> None:
-        """Send gradients back; drop the clients whose batch was refused."""
+        """Send gradients back; drop the clients whose batch was rejected."""
         for client, result in gradients.items():
-            if result.refused:
-                self.drop(client, result.refused)
+            if result.rejection:
+                self.drop(client, result.rejection)
                 continue
             self.bytes_down += result.gradient.nbytes
             frame = Frame("gradient", client, loss=result.loss)

@@ -143,5 +143,5 @@ def test_batches_that_nobody_should_learn_from(worst):
     (refused,) = implausible(torch.tensor(logits), wave).items()
     client, answer = refused
     assert client == 1 and torch.equal(answer.gradient, torch.zeros(1, 5))
-    assert answer.refused.startswith("training diverged: a batch's loss is ")
-    assert answer.refused.endswith(" on the server, at most 138.629")  # 100 log 4
+    assert answer.rejection.startswith("training diverged: a batch's loss is ")
+    assert answer.rejection.endswith(" on the server, at most 138.629")  # 100 log 4

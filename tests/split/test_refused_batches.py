@@ -70,7 +70,7 @@ def test_the_server_learns_as_without_the_client(options, begun):
         for name, value in theirs.items():
             np.testing.assert_allclose(mine[name], value, rtol=1e-6, atol=1e-7, err_msg=name)
     for answer in answers:
-        assert answer[BAD].refused and not (answer[0].refused or answer[2].refused)
+        assert answer[BAD].rejection and not (answer[0].rejection or answer[2].rejection)
 
 
 def test_what_is_refused_is_one_of_two_that_would_have_counted(begun):
