@@ -238,6 +238,11 @@ class TestHome:
             superlink.choose_port(tmp_path, 5)
 
 
+def test_a_folder_without_an_app_is_refused_with_advice(tmp_path):
+    with pytest.raises(RunError, match="run the command in the project's folder, or give it"):
+        inputs.staged(tmp_path).__enter__()
+
+
 def test_bundle_of_the_staged_app_is_the_same(tmp_path):
     from flwr.cli.build import build_fab_from_disk
 

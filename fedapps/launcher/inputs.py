@@ -55,7 +55,10 @@ def staged(app_dir: Path) -> Iterator[Path]:
     environment has 30,000 files, which takes seconds per run. The bundle is the same with the copy.
     """
     if not (app_dir / "pyproject.toml").exists():
-        raise RunError(f"{app_dir.resolve()} has no pyproject.toml, so it is not a Flower app")
+        raise RunError(
+            f"{app_dir.resolve()} has no pyproject.toml, so it is not a Flower app; run the command"
+            " in the project's folder, or give it the path of that folder"
+        )
     ignore = app_dir / ".gitignore"
     lines = ignore.read_text("utf-8").splitlines() if ignore.exists() else []
     folders = {".git", ".venv", ".flwr", *(line.strip("/") for line in lines if line[-1:] == "/")}
