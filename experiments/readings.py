@@ -10,12 +10,10 @@ FedCMD's published figures are measured in the last way. It needs an evaluation 
 before each of the last ten rounds: of 200 rounds, `evaluate-rounds = "190-199"`.
 """
 
-import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any
 
 from experiments.papers import Table
 from fedapps.core.draws import sample_clients
@@ -26,9 +24,6 @@ from fedapps.report.columns import SPREAD
 
 SELECTED = re.compile(r"selected_before, last (\d+)")
 Lines = list[dict[str, str]]
-
-
-table_of = directory.lines
 
 
 def check(reads: str, columns: Iterable[str]) -> None:
@@ -47,7 +42,7 @@ def figures(
     `others` are the readings of other tables, which can share this run; those that the run does
     not allow are left out.
     """
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text("utf-8"))
+    summary = directory.summary(folder)
     found = {}
     for name, value in summary.items():
         accuracy = "accuracy_" in name and not name.endswith("_round")
@@ -56,7 +51,7 @@ def figures(
     found |= {name: float(summary[name]) for name in own if summary.get(name) is not None}
     for reads in {*own, *others}:
         if match := SELECTED.fullmatch(reads):
-            lines = table_of(folder / "clients.csv")
+            lines = directory.lines(folder / "clients.csv")
             with nullcontext() if reads in own else suppress(RunError):
                 found[reads] = selected_before(lines, flat, int(match[1]))
     return found

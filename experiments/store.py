@@ -26,6 +26,7 @@ from fedapps.core import config
 from fedapps.core.changes import INCIDENTAL
 from fedapps.core.files import write_whole
 from fedapps.core.schema import Scalar
+from fedapps.report import directory
 
 # Keys on which no figure of a table depends, except for the last digits on another machine.
 ELSEWHERE = (INCIDENTAL - {"presum", "threads"}) | {
@@ -180,11 +181,11 @@ def collect(cell: Cell, seed: int, folder: Path, reads: Collection[str] = ()) ->
     """Read a run directory; `reads` are readings of other tables to store as well."""
     flat = cell.config(seed)
     own = {reading.reads for reading in cell.row.readings}
-    rounds = readings.table_of(folder / "rounds.csv")
-    clients = readings.table_of(folder / "clients.csv")
+    rounds = directory.lines(folder / "rounds.csv")
+    clients = directory.lines(folder / "clients.csv")
     last = [line for line in clients if line["round"] == clients[-1]["round"]]
     seconds = sorted(float(line["seconds"]) for line in rounds)
-    summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    summary = directory.summary(folder)
     shown = [line for line in rounds if line["accuracy_initial"]]
     curves = {name: [_number(line.get(name)) for line in shown] for name in PER_ROUND}
     losses = {
@@ -193,7 +194,7 @@ def collect(cell: Cell, seed: int, folder: Path, reads: Collection[str] = ()) ->
     curves["train_loss"] = [_number(losses[line["round"]]) for line in shown]  # not of fine-tuning
     events = Counter(
         f"{line['kind']} {line['detail']}"
-        for line in readings.table_of(folder / "events.csv")
+        for line in directory.lines(folder / "events.csv")
         if line["detail"].isidentifier()
     )
     return replace(

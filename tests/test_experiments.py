@@ -25,6 +25,7 @@ from fedapps.compare.grid import read_seeds
 from fedapps.compare.workers import Worker
 from fedapps.core import config
 from fedapps.core.errors import RunError
+from fedapps.report import directory
 from fedapps.report.columns import known_figures, round_columns
 from fedapps.report.report import Report
 from fedapps.report.summary import versions
@@ -239,7 +240,7 @@ def test_rows_run_side_by_side_once_and_one_that_fails_is_named(table, store, tm
     assert set(runs) == {"avg@hot", "per@hot"}
     avg = runs["avg@hot"]
     assert avg.rounds["round"] == [1, 2, 3] and len(avg.clients["client"]) == 4
-    lines = readings.table_of(next((tmp_path / "runs").glob("t-avg*/clients.csv")))
+    lines = directory.lines(next((tmp_path / "runs").glob("t-avg*/clients.csv")))
     flat = table.cells("smoke")[0].config(0)
     assert avg.figures[READ] == readings.selected_before(lines, flat, 10)
     again = [line for line in lines if line["round"] == "2"]
