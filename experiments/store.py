@@ -188,10 +188,9 @@ def collect(cell: Cell, seed: int, folder: Path, reads: Collection[str] = ()) ->
     summary = directory.summary(folder)
     shown = [line for line in rounds if line["accuracy_initial"]]
     curves = {name: [_number(line.get(name)) for line in shown] for name in PER_ROUND}
-    losses = {
-        line["round"]: line.get("train_loss") for line in reversed(rounds)
-    }  # a round's first line
-    curves["train_loss"] = [_number(losses[line["round"]]) for line in shown]  # not of fine-tuning
+    # A round's first line is that of training; a second one is that of fine-tuning.
+    losses = {line["round"]: line.get("train_loss") for line in reversed(rounds)}
+    curves["train_loss"] = [_number(losses[line["round"]]) for line in shown]
     events = Counter(
         f"{line['kind']} {line['detail']}"
         for line in directory.lines(folder / "events.csv")

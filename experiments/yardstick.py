@@ -13,11 +13,12 @@ import numpy as np
 from scipy import stats
 
 from experiments.cells import Outcome
+from experiments.claims import UNCLEAR
 from fedapps.core.draws import generator
 from fedapps.core.words import number
 
 RESAMPLES = 10_000
-BETTER, WORSE, UNCLEAR = "better", "worse", "inconclusive"  # verdicts
+BETTER, WORSE = "better", "worse"  # verdicts, beside `claims.UNCLEAR`
 Accuracies = Sequence[np.ndarray]  # an array over clients for each seed
 
 

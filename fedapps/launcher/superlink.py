@@ -90,7 +90,7 @@ def environment(home: Path | None, port: int | None = None, own: bool = True) ->
     warnings = [env.get("PYTHONWARNINGS", ""), "ignore:Tip:FutureWarning:ray._private.worker"]
     env["PYTHONWARNINGS"] = ",".join(filter(None, warnings))  # hides a tip for Ray programmers
     env.setdefault("FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION", "1")
-    # Elsewhere, Ray or its login is the user's own.
+    # Otherwise, the user has chosen a login or runs a Ray of their own.
     if "RAY_AUTH_MODE" not in env and env.get("RAY_ADDRESS", "local") == "local":
         env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     env["PATH"] = os.pathsep.join([str(bin_dir()), env.get("PATH", "")])
