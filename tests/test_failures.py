@@ -3,11 +3,12 @@
 import contextlib
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from fedapps.core import registry
 from fedapps.core.errors import RunError
-from fedapps.engine.failures import FailurePolicy
+from fedapps.engine.failures import FailureCounts, FailurePolicy
 from fedapps.method.update import Failure
 
 
@@ -21,13 +22,21 @@ def policy(num_rounds=9, max_failures=-1, max_norm=0.0):
     return FailurePolicy(settings)
 
 
-def ends(rounds, devices=True, **settings):
+def resumed(judge):
+    """Return a policy that goes on from the counts that a checkpoint would hold."""
+    saved = msgspec.json.encode(judge.counts)
+    return FailurePolicy(judge.settings, msgspec.json.decode(saved, type=FailureCounts))
+
+
+def ends(rounds, devices=True, killed=False, **settings):
     """Return the round and kind that end a run of such (training, evaluation) outcomes, if any.
 
-    None as an outcome: nobody is asked.
+    None as an outcome: nobody is asked. With `killed`, the run is killed and resumed after each
+    round.
     """
     judge = policy(num_rounds=len(rounds), **settings)
     for round_, outcomes in enumerate(rounds, 1):
+        judge = resumed(judge) if killed else judge
         for kind, failed in zip(("train", "evaluate"), outcomes, strict=True):
             failures = [Failure(c, f"cause {c}") for c in range(failed or 0)]
             asked = 0 if failed is None else 4
@@ -39,6 +48,7 @@ def ends(rounds, devices=True, **settings):
     return None
 
 
+@pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize(
     ("rounds", "end"),
     [
@@ -53,8 +63,8 @@ def ends(rounds, devices=True, **settings):
         ([(0, 0), (0, 0), (4, 4)], None),  # the last round alone is lost
     ],
 )
-def test_devices_may_all_fail_for_a_while(rounds, end):
-    assert ends(rounds) == end
+def test_devices_may_all_fail_for_a_while(rounds, end, killed):
+    assert ends(rounds, killed=killed) == end
 
 
 def test_a_simulation_ends_at_once():
@@ -72,14 +82,16 @@ def diverged(*clients):
     return [Failure(c, "FloatingPointError: training diverged: fc is not finite") for c in clients]
 
 
+@pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("devices", [True, False])
-def test_a_run_ends_in_which_training_diverges_at_most_clients_though_one_goes_on(devices):
+def test_a_run_ends_in_which_training_diverges_at_most_clients_though_one_goes_on(devices, killed):
     """Whoever has spoiled the model may go on answering; a round of others counts anew."""
     judge = policy()
     for round_, failures in enumerate((diverged(0, 1, 2), diverged(0, 1), diverged(0, 1, 2)), 1):
         judge.apply(round_, "train", failures, 4, len(failures), devices)
         judge.apply(round_, "evaluate", [], 4, len(failures), devices)
     judge.apply(4, "train", diverged(1, 2, 3), 4, 3, devices)
+    judge = resumed(judge) if killed else judge
     line = (
         r"^round 5: training diverged at 3 of 4 clients, at more than half for 3 rounds in a row; c"
     )
@@ -107,21 +119,42 @@ def test_training_that_diverges_gets_advice_once(capsys, max_norm):
     )
 
 
-def test_a_run_in_which_a_client_diverges_gets_advice(serial_run, tiny_npz, monkeypatch, capsys):
-    original = registry.client_class
+@pytest.fixture
+def diverging(monkeypatch):
+    """Let the training of the given clients diverge, in all runs of the test."""
 
-    def client_class(name):
-        class Diverging(original(name)):
-            def loss(self, logits, labels):
-                value = super().loss(logits, labels)
-                return value * float("nan") if self.client == 1 else value
+    def diverge(*clients):
+        original = registry.client_class
 
-        return Diverging
+        def client_class(name):
+            class Diverging(original(name)):
+                def loss(self, logits, labels):
+                    value = super().loss(logits, labels)
+                    return value * float("nan") if self.client in clients else value
 
-    monkeypatch.setattr(registry, "client_class", client_class)
+            return Diverging
+
+        monkeypatch.setattr(registry, "client_class", client_class)
+
+    return diverge
+
+
+def test_a_run_in_which_a_client_diverges_gets_advice(serial_run, tiny_npz, diverging, capsys):
+    diverging(1)
     serial_run(tiny_npz, 'strategy="fedavg" num-clients=2 fraction-train=1.0 num-rounds=2')
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("warning: ")] == [
         "warning: round 1: training diverged at 1 of 2 clients: lower lr = 0.05, "
         "or limit gradients, for example max-norm=10"
     ]
+
+
+def test_a_resumed_run_goes_on_counting_failures(serial_run, tiny_npz, diverging):
+    """Two rounds before the run was extended and one after it are three in a row."""
+    diverging(0, 1)
+    these = (tiny_npz, 'strategy="fedavg" num-clients=3 min-samples=2 fraction-train=1.0')
+    folder = serial_run(*these, "num-rounds=2")
+    with pytest.raises(
+        RunError, match=r"round 3: training diverged at 2 of 3 clients, .* 3 rounds"
+    ):
+        serial_run(*these, f'num-rounds=5 resume="{folder}"')

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from fedapps.core import log
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
+from fedapps.engine.failures import FailureCounts
 from fedapps.engine.store import NONE
 from fedapps.models.layers import Arrays
 from fedapps.report.report import GROWING, ReportState
@@ -53,11 +54,13 @@ class Progress(ReportState, frozen=True, kw_only=True):
     """How far a run is: everything in a checkpoint except the arrays.
 
     `versions` maps each client to the round that wrote its newest state. `best` is the best round
-    on validation samples so far. `names` lists the arrays in the order in which they were created.
+    on validation samples so far. `failures` counts failures, for the rules that end a run. `names`
+    lists the arrays in the order in which they were created.
     """
 
     versions: dict[int, int]
     best: Best
+    failures: FailureCounts = msgspec.field(default_factory=FailureCounts)
     names: tuple[str, ...] = ()
 
 

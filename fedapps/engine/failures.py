@@ -1,7 +1,9 @@
 """React to clients that fail: give advice, and end the run if too many fail."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
 
 from fedapps.core import log
 from fedapps.core.errors import DIVERGED, RunError
@@ -26,6 +28,21 @@ def refuse_dead_workers(round_: int, failures: Sequence[Failure]) -> None:
         )
 
 
+class FailureCounts(msgspec.Struct):
+    """What `FailurePolicy` knows of the rounds so far; a checkpoint keeps it.
+
+    `in_a_row` maps a kind of request ("train", "evaluate" or `ANY`) to how often in a row all
+    clients failed, and `succeeded` has the kinds in which any client has succeeded. In the last
+    `diverged_in_a_row` rounds, training diverged at more than half of the clients.
+    """
+
+    in_a_row: dict[str, int] = {}
+    succeeded: set[str] = set()
+    diverged_in_a_row: int = 0
+    advised: bool = False
+
+
+@dataclass
 class FailurePolicy:
     """Ends a run if all clients of a round fail, or more than `max-failures` (-1: no such limit).
 
@@ -40,13 +57,8 @@ class FailurePolicy:
       in a row: the clients that spoil the model may still be answering.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self._in_a_row = Counter[str]()  # how often in a row all clients failed, by kind
-        self._succeeded = set[str]()  # kinds in which a client has succeeded
-        self._diverged_in_a_row = 0  # how often in a row more than half of the clients diverged
-        self._advised = False
-        self._first_round = 0  # the first round of this process; above 1 in a resumed run
+    settings: Settings
+    counts: FailureCounts = field(default_factory=FailureCounts)  # changed in place
 
     def apply(
         self,
@@ -62,20 +74,20 @@ class FailurePolicy:
         `kind` is what the `asked` clients had to do, "train" or "evaluate". `failed` counts the
         clients that have failed in the round so far, in training or evaluation.
         """
-        self._first_round = self._first_round or round_
+        counts = self.counts
         if kind == "train":
             causes = {f.client: f.cause for f in reversed(failures) if DIVERGED in f.cause}
             self._end_if_most_diverge(round_, causes, asked)
             self._advise(round_, len(causes), asked)
         all_failed = bool(asked) and len({failure.client for failure in failures}) == asked
         if all_failed:
-            self._in_a_row.update((kind, ANY))
+            for name in (kind, ANY):
+                counts.in_a_row[name] = counts.in_a_row.get(name, 0) + 1
         elif asked:
-            self._in_a_row[kind] = self._in_a_row[ANY] = 0
-            self._succeeded.add(kind)
-        end = max(self._in_a_row.values(), default=0) >= (DEVICE_TIMES if devices else 1)
-        whole = self._first_round == 1 and round_ == self.settings.num_rounds
-        in_vain = whole and kind not in self._succeeded
+            counts.in_a_row |= {kind: 0, ANY: 0}
+            counts.succeeded.add(kind)
+        end = max(counts.in_a_row.values(), default=0) >= (DEVICE_TIMES if devices else 1)
+        in_vain = round_ == self.settings.num_rounds and kind not in counts.succeeded
         limit = self.settings.max_failures
         if not failures or not (end or in_vain or 0 <= limit < failed):
             return
@@ -88,9 +100,9 @@ class FailurePolicy:
 
     def _end_if_most_diverge(self, round_: int, causes: Mapping[int, str], asked: int) -> None:
         """Raise `RunError` if more than half diverge too often; `apply` ends a run if all do."""
-        most = 2 * len(causes) > asked
-        self._diverged_in_a_row = self._diverged_in_a_row + 1 if most else 0
-        if len(causes) < asked and self._diverged_in_a_row >= DIVERGED_TIMES:
+        counts, most = self.counts, 2 * len(causes) > asked
+        counts.diverged_in_a_row = counts.diverged_in_a_row + 1 if most else 0
+        if len(causes) < asked and counts.diverged_in_a_row >= DIVERGED_TIMES:
             client = min(causes)
             raise RunError(
                 f"round {round_}: training diverged at {len(causes)} of {asked} clients, at more "
@@ -99,9 +111,9 @@ class FailurePolicy:
 
     def _advise(self, round_: int, diverged: int, asked: int) -> None:
         """Warn once in a run that training diverges, and say what helps."""
-        if not diverged or self._advised:
+        if not diverged or self.counts.advised:
             return
-        self._advised = True
+        self.counts.advised = True
         limit = "" if self.settings.max_norm else ", or limit gradients, for example max-norm=10"
         log.warning(
             "round %s: training diverged at %s of %s clients: lower lr = %g%s",

@@ -13,6 +13,7 @@ from fedapps.core.files import write_whole
 from fedapps.core.settings import Settings
 from fedapps.engine import best, checkpoint
 from fedapps.engine.checkpoint import Best, Checkpoint, Progress
+from fedapps.engine.failures import FailureCounts
 from fedapps.engine.privacy import RELEASES
 from fedapps.engine.versions import StateVersions
 from fedapps.method.strategy import BaseStrategy
@@ -35,6 +36,7 @@ class Recovery:
     done: int = 0
     best: Best = field(default_factory=Best)
     versions: StateVersions = field(default_factory=StateVersions)
+    failures: FailureCounts = field(default_factory=FailureCounts)
 
     @property
     def ended(self) -> bool:
@@ -66,6 +68,7 @@ class Recovery:
         self._spent(run, strategy)
         self.versions.of |= found.progress.versions
         self.best, self.done = found.progress.best, found.progress.round
+        self.failures = found.progress.failures
         if self.settings.keep_best and self.best.round and not (run / directory.BEST).exists():
             log.warning(
                 "keep-best: round %s is the best so far, but was not kept; "
@@ -137,5 +140,5 @@ class Recovery:
 
     def _checkpoint(self, strategy: BaseStrategy, state: ReportState, best: Best) -> Checkpoint:
         about = msgspec.structs.asdict(state)
-        progress = Progress(**about, versions=self.versions.of, best=best)
+        progress = Progress(**about, versions=self.versions.of, best=best, failures=self.failures)
         return Checkpoint(progress, strategy.arrays, strategy.state)

@@ -55,7 +55,6 @@ class Rounds:
         check_strategy(strategy)
         check_plans(strategy)
         self.checks = FigureChecks(strategy)
-        self.policy = FailurePolicy(self.settings)
         self.totals = RoundTotals()
         self.exchange = Exchange()
         self.recovery = Recovery(self.settings)
@@ -285,7 +284,8 @@ class Rounds:
         if self.fleet.workers:  # in a simulation, the next worker would die for the same reason
             refuse_dead_workers(round_, failures)
         asked, devices = len(self.exchange.requests), bool(self.fleet.bound)
-        self.policy.apply(round_, kind, failures, asked, len(self.totals.failed), devices)
+        policy = FailurePolicy(self.settings, self.recovery.failures)
+        policy.apply(round_, kind, failures, asked, len(self.totals.failed), devices)
 
 
 def _banner(record: LogRecord) -> bool:
