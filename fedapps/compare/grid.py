@@ -12,6 +12,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
 from fedapps.core.words import did_you_mean
 
+MOST_SEEDS = 1000  # in one list of seeds; more are a slip of the finger
 NAMED_HERE = ("runs-dir", "run-name")  # keys that a sweep sets itself
 EXAMPLE = """lr=0.01,0.1 or model=cnn,lenet5 or 'sizes="0.6,0.4","0.5,0.5"'"""
 
@@ -66,6 +67,8 @@ def read_seeds(text: str) -> list[int]:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last:
             raise RunError(f"--seeds {text}: must be numbers, for example 0-2 or 0,3,7")
+        if len(seeds) + last - first >= MOST_SEEDS:
+            raise RunError(f"--seeds {text}: at most {MOST_SEEDS} seeds; give fewer")
         seeds += range(first, last + 1)
     return list(dict.fromkeys(seeds))
 
