@@ -107,6 +107,17 @@ def test_every_cell_of_every_table_is_a_valid_run_config():
             readings.check(reads, columns)
 
 
+def test_fedrep_is_not_the_same_run_in_two_columns():
+    """It ignores `local-epochs`, so a column that sets only this key would change nothing."""
+    for table in papers.tables().values():
+        seen = {}
+        for cell in table.cells("paper"):
+            flat = numeric(cell.config(0))
+            if "fedrep.head-epochs" in flat:
+                text = str({key: flat[key] for key in flat if key != "local-epochs"})
+                assert seen.setdefault(text, cell.name) == cell.name, table.name
+
+
 def test_a_cell_lays_row_column_and_scale_over_the_base(table):
     avg, per = table.cells("smoke")
     assert (avg.name, per.name) == ("avg@hot", "per@hot")
