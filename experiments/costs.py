@@ -3,7 +3,7 @@
     python -m experiments costs
     python -m experiments costs --model lenet5 --shape 3,32,32 --classes 100 --csv costs.csv
 
-Cost = active parameters x batches x clients, summed over the rounds (FedSeq, Section 4.3). The
+Cost = active parameters x batches x clients, summed over the rounds (FedSeq, Section 5.2). The
 paper's own table counts all 100 clients, with 50 batches each, in each of 300 rounds.
 """
 
