@@ -107,6 +107,12 @@ def test_every_cell_of_every_table_is_a_valid_run_config():
             readings.check(reads, columns)
 
 
+def test_where_a_paper_compares_rows_we_test_a_claim():
+    for table in papers.tables().values():
+        compared = [row for row in table.rows if row.published]
+        assert table.claims or len(compared) < 2, table.name
+
+
 def test_fedrep_is_not_the_same_run_in_two_columns():
     """It ignores `local-epochs`, so a column that sets only this key would change nothing."""
     for table in papers.tables().values():
