@@ -1,7 +1,7 @@
 """The data sets that torchvision downloads.
 
-If the papers do not say which part of a data set they use, the choice is ours: SVHN without
-`extra`, and EMNIST's `byclass` (62 classes).
+SVHN is without `extra`, and EMNIST is `byclass` (62 classes): our choices for FedCMD's tables. The
+paper's list of data sets counts 600,000 images for SVHN, which would include `extra`.
 """
 
 from collections.abc import Mapping
