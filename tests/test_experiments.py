@@ -113,6 +113,17 @@ def test_where_a_paper_compares_rows_we_test_a_claim():
         assert table.claims or len(compared) < 2, table.name
 
 
+def test_fedbabus_tables_publish_the_same_figure_for_the_same_run():
+    published = {}
+    for name, table in papers.tables().items():
+        for cell in table.cells("paper") if name.startswith("fedbabu") else []:
+            run = str(numeric(cell.config(0)))
+            for reading in cell.row.readings:
+                figure = reading.published_in(cell.column)
+                other = published.setdefault((run, reading.reads), figure)
+                assert other == figure, f"{name}, {cell.name}"
+
+
 def test_fedrep_is_not_the_same_run_in_two_columns():
     """It ignores `local-epochs`, so a column that sets only this key would change nothing."""
     for table in papers.tables().values():
