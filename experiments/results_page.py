@@ -40,6 +40,7 @@ def markdown(store: Store, table: Table) -> Iterator[str]:
         yield from _grid(
             (*HEADS, "s/round"), (line for outcome in found for line in _lines(outcome))
         )
+        yield from _notes(found)
         if table.follows:
             yield from progress(store, table, scale)
     if judged := [*claims.judged(store, table)]:
@@ -61,6 +62,14 @@ def _lines(outcome: Outcome) -> Iterator[list[str]]:
     for line in outcome.lines():
         yield [*line, last]
         last = ""
+
+
+def _notes(found: Iterable[Outcome]) -> Iterator[str]:
+    """Yield the notes of the rows as a list, each row once."""
+    notes = {outcome.cell.row.name: outcome.cell.row.note for outcome in found}
+    lines = [f"- `{name}`: {note}" for name, note in notes.items() if note]
+    if lines:
+        yield from ["", "Notes on rows:", "", *lines]
 
 
 def _grid(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -9,6 +9,7 @@ import threading
 import time
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from filelock import FileLock
@@ -507,6 +508,16 @@ def test_a_report_of_other_results_leaves_those_of_the_project(tmp_path, monkeyp
     assert capsys.readouterr().out.splitlines() == [f"{own}/results.html"]
     assert runner.main(["--results", str(project / "results"), "report"]) == 0
     assert (project / "RESULTS.md").read_bytes() != page and (project / "results.html").exists()
+
+
+def test_the_page_has_the_notes_of_the_rows_that_have_run(table, store):
+    avg, per = (msgspec.structs.replace(row, note=f"as {row.name}") for row in table.rows)
+    noted = replace(table, rows=(avg, per), columns={"hot": "lr=0.1", "cold": "lr=0.01"})
+    for cell in noted.cells("smoke", "avg"):
+        store.save(cell, run_of(cell, 0, figures={READ: 0.5}))
+    lines = [*results_page.markdown(store, noted)]
+    assert "| avg@cold |" in "".join(lines) and lines.count("- `avg`: as avg") == 1
+    assert "as per" not in "".join(lines)
 
 
 def test_a_row_that_only_another_scale_has_is_told_so(capsys):
