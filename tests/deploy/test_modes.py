@@ -73,6 +73,27 @@ def test_the_page_makes_nothing_that_others_can_read(tmp_path, usual_umask):
     assert readable(site) == []
 
 
+def test_the_services_can_read_the_packages_that_the_page_installs(tmp_path, usual_umask):
+    """Even in a shell with the umask of the page's first section."""
+    texts = {
+        "useradd": NOTHING,
+        "python3": '#!/bin/sh\nmkdir -p "$3/bin" && cp /bin/true "$3/bin/pip"\n',
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    page = (DEPLOY / "README.md").read_text("utf-8")
+    (umask,) = re.findall(r"^umask 077 # .*$", page, re.M)
+    (block,) = re.findall(r"^useradd .*?(?=^install -d)", page, re.M | re.S)
+    packages = tmp_path / "opt"
+    commands = f"{umask}\n{block}".replace("/opt/fedapps", str(packages))
+    subprocess.run(
+        ["sh", "-euc", commands], check=True, env=os.environ | {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    )
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (packages, packages / "bin")}
+    assert modes == {0o755}
+
+
 def test_a_deployment_on_one_machine_is_private(tmp_path, monkeypatch, usual_umask):
     def start(running):
         running.start("superlink", ["sh", "-c", "echo x >state.db && mkdir more"]).wait()
