@@ -495,6 +495,16 @@ def test_a_wrong_count_or_weight_drops_exactly_its_client(key, value):
     assert failures[0].cause.startswith(f"{key} = {shown}: must be ")
 
 
+def test_a_client_with_more_samples_than_before_says_what_the_limit_is():
+    """As a device does whose data has grown during the run."""
+    requests = [replace(request, samples=300) for request in make_requests([1, 2, 3])]
+    reply = reply_to(send(requests), [make_update(client) for client in (1, 2, 3)], [])
+    reply.content["metrics-2"]["num-examples"] = 301
+    (failure,) = unpack_reply(requests, reply, LAYOUT, False)[1]
+    line = "num-examples = 301: must be from 1 to 300, the samples that it had when it joined"
+    assert failure == Failure(2, line)
+
+
 def test_a_client_that_weighs_nothing_sends_no_array():
     """With presum one client of a SuperNode carries the mean; the others must not count twice."""
 

@@ -149,7 +149,10 @@ def _unpack_update(
     numbers = dict(metrics)
     num_examples = numbers.pop("num-examples", 0)
     if not (isinstance(num_examples, int) and 1 <= num_examples <= request.samples):
-        raise BadMessage(f"num-examples = {num_examples}: must be from 1 to {request.samples}")
+        raise BadMessage(
+            f"num-examples = {num_examples}: must be from 1 to {request.samples}, "
+            "the samples that it had when it joined"
+        )
     weight = float(num_examples) if most is None else numbers.pop("weight", None)
     if not (isinstance(weight, float) and 0 <= weight <= (math.inf if most is None else most)):
         raise BadMessage(f"weight = {weight}: must be a sample count, at most {most:g}")
