@@ -1,5 +1,7 @@
 """What is left of a client's failure: its traceback, raised at once or in log.txt."""
 
+from datetime import datetime, timedelta
+
 import pytest
 
 from fedapps import client_app
@@ -79,7 +81,9 @@ def test_a_log_is_never_made_in_a_folder_that_is_gone_nor_without_end(tmp_path):
     record(tmp_path / "gone", "round 1, client 2, train", error)
     assert not (tmp_path / "gone").exists()
     record(tmp_path, "round 1, client 2, train", error)
-    assert (tmp_path / "log.txt").read_text("utf-8").startswith("round 1, client 2, train\n")
+    first = (tmp_path / "log.txt").read_text("utf-8").splitlines()[0]
+    assert first[20:] == "round 1, client 2, train"
+    assert abs(datetime.now() - datetime.fromisoformat(first[:19])) < timedelta(minutes=5)
     with (tmp_path / "log.txt").open("r+b") as file:
         file.truncate(MOST_BYTES)
     record(tmp_path, "round 2, client 2, train", error)

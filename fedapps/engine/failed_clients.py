@@ -7,6 +7,7 @@ log.txt of its state-dir.
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 
 from fedapps.core import log
@@ -55,10 +56,14 @@ def record(folder: Path, where: str, error: Exception) -> None:
 
 
 def _append(folder: Path, where: str, error: Exception) -> None:
-    """Append to the log file in `folder`; do nothing if the folder does not exist."""
+    """Append to the log file in `folder`; do nothing if the folder does not exist.
+
+    The time tells the runs apart, because the log of a device has those of all.
+    """
     text = "".join(traceback.format_exception(error))
+    now = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
     path = folder / FILE
     with suppress(OSError):  # the server is told of the failure in any case
         if folder.is_dir() and (not path.exists() or path.stat().st_size < MOST_BYTES):
             with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(f"{where}\n{text}\n")
+                file.write(f"{now} {where}\n{text}\n")
