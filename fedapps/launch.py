@@ -228,7 +228,8 @@ def run(options: argparse.Namespace) -> int:
 def end(home: Path | None) -> int:
     """End the SuperLink of a home, and log the result; return the exit status."""
     ended, folder = stop(home), flower_home(home)
-    log.info(f"SuperLink of {folder} ended" if ended else f"no SuperLink of {folder} is running")
+    none = f"no SuperLink that `fedapps run` started in {folder} is running"
+    log.info(f"SuperLink of {folder} ended" if ended else none)
     return 0
 
 

@@ -400,7 +400,8 @@ def test_a_process_of_somebody_else_is_a_line(monkeypatch):
 def test_stop_without_a_superlink(tmp_path, capsys):
     assert launch.stop(tmp_path) is False
     assert launch.main(["--stop", "--home", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == f"no SuperLink of {tmp_path} is running\n"
+    there = f"no SuperLink that `fedapps run` started in {tmp_path} is running"
+    assert capsys.readouterr().out == f"{there}\n"
 
 
 def test_make_clean_gets_over_an_installation_that_was_broken_off(tmp_path):

@@ -1,6 +1,7 @@
 """Show the SuperLink that `fedapps run` uses in the background, and its runs, newest first.
 
-`flwr stop RUN_ID` ends one of the runs; `fedapps stop` ends the SuperLink.
+`flwr stop RUN_ID` ends one of the runs; `fedapps stop` ends the SuperLink. For a SuperLink that
+config.toml names, for example that of devices, `flwr ls NAME` shows the runs.
 """
 
 import argparse
@@ -24,7 +25,8 @@ def run(options: argparse.Namespace) -> int:
 
     home, link = flower_home(options.home), superlink(options.home)
     if link is None:
-        print(f"no SuperLink of {home} is running; `fedapps run` starts one")
+        none = f"no SuperLink that `fedapps run` started in {home} is running"
+        print(f"{none}; for one that config.toml names, use flwr ls NAME")
         return 0
     print(f"SuperLink of {home}: port {link.port}, process {link.pid}, Flower {link.version}")
     runs = listed(home, link, options.limit)

@@ -260,8 +260,9 @@ def test_status_and_stop_without_a_superlink(tmp_path, capsys):
     """Asking Flower would start one."""
     assert cli.main(["status", "--home", str(tmp_path)]) == 0
     assert cli.main(["stop", "--home", str(tmp_path)]) == 0
-    there = f"no SuperLink of {tmp_path} is running"
-    assert capsys.readouterr().out == f"{there}; `fedapps run` starts one\n{there}\n"
+    there = f"no SuperLink that `fedapps run` started in {tmp_path} is running"
+    hint = "for one that config.toml names, use flwr ls NAME"  # `fedapps run` may use that one
+    assert capsys.readouterr().out == f"{there}; {hint}\n{there}\n"
     assert list(tmp_path.iterdir()) == []
 
 
