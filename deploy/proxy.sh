@@ -8,7 +8,9 @@
 #
 # If root starts it, its workers, which serve the requests, run as the user that PROXY_USER names, or
 # as the owner of FOLDER. It has to be a user who may enter FOLDER; nginx's own choice, nobody,
-# mostly may not. If the owner is root, so are they, and a line warns of it.
+# mostly may not. If the owner is root, so are they, and a line warns of it. Root reads its settings in
+# FOLDER, so an owner other than root could act as root: best are a FOLDER of root with mode 711, and
+# PROXY_USER.
 set -eu
 unset CDPATH # cd would look there first, and print what it found
 
