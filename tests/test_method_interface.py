@@ -171,6 +171,27 @@ def test_a_rehearsed_strategy_cannot_change_what_clients_sent(flat_config, tiny_
         run.rounds(1)
 
 
+@pytest.mark.parametrize("engine", ["rehearsal", "run"])
+def test_a_second_loop_over_the_updates_is_refused(engine, flat_config, tiny_npz, monkeypatch):
+    """It would find nothing: here the server's control variate would silently stay zero."""
+
+    def aggregate(self, round_, updates):
+        means = BaseStrategy.aggregate(self, round_, updates)
+        self.state["c"] = sum(update.weight for update in updates)
+        return means
+
+    fedper = registry.strategy_class("fedper")
+    monkeypatch.setattr(fedper, "aggregate", aggregate, raising=False)
+    flat = flat_config(tiny_npz, 'strategy="fedper"')
+    with pytest.raises(
+        RuntimeError, match=r"^the updates can be read only once: .*list\(updates\)"
+    ):
+        if engine == "rehearsal":
+            rehearse(fedper, registry.client_class("fedper"), config.read(flat)).rounds(1)
+        else:
+            run_serial(flat, plots=False)
+
+
 def test_a_rehearsed_round_without_clients_has_no_aggregation(flat_config, tiny_npz):
     class Nobody(HeadThenBody):
         def select(self, round_):

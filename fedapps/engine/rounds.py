@@ -23,7 +23,7 @@ from fedapps.engine.questions import ask
 from fedapps.engine.recovery import EarlyStop, Recovery
 from fedapps.engine.totals import RoundTotals
 from fedapps.method.strategy import BaseStrategy
-from fedapps.method.update import ClientUpdate, Failure
+from fedapps.method.update import ClientUpdate, Failure, OnePass
 from fedapps.models.layers import Arrays
 from fedapps.report.report import Report
 from fedapps.training.costs import TrainingStats, cost_of
@@ -105,7 +105,9 @@ class Rounds:
         start = partial(self._uploaded, round_)
         updates = self.privacy.release(round_, counted, start)
         first = next(updates, None)
-        new = {} if first is None else self.strategy.aggregate(round_, chain([first], updates))
+        new: Arrays = {}
+        if first is not None:
+            new = self.strategy.aggregate(round_, OnePass(chain([first], updates)))
         for _ in updates:  # count also those that `aggregate` did not read, and their failures
             pass
         down, up = self.strategy.end_round(round_)

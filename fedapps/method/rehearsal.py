@@ -14,7 +14,7 @@ from fedapps.core import config
 from fedapps.core.settings import Settings
 from fedapps.method.client import BaseClient
 from fedapps.method.strategy import BaseStrategy
-from fedapps.method.update import ClientUpdate, replace
+from fedapps.method.update import ClientUpdate, OnePass, replace
 from fedapps.models.layers import Arrays, Layout, as_sent
 from fedapps.training.costs import TrainingStats, cost_of
 from fedapps.training.plan import Plan
@@ -43,7 +43,7 @@ class Rehearsal:
             selected = strategy.select(self.round)
             plans = {client: strategy.plan(self.round, client) for client in selected}
             updates = [self.train(client, plan) for client, plan in plans.items()]
-            new = strategy.aggregate(self.round, iter(updates)) if updates else {}
+            new = strategy.aggregate(self.round, OnePass(updates)) if updates else {}
             strategy.arrays.update({k: np.asarray(v, np.float32) for k, v in new.items()})
             cost_of(strategy.after_round, self.round, TrainingStats)
 

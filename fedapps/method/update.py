@@ -1,6 +1,7 @@
 """What a client's work gives to aggregation: an update, or a failure and its cause."""
 
 import dataclasses
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -32,6 +33,31 @@ class ClientUpdate:
     weight: float = 0.0
     extras: Arrays = field(default_factory=dict)
     figures: Any = None
+
+
+class OnePass(Iterator[ClientUpdate]):
+    """Updates that can be iterated over once: they are not stored, as they can be whole models.
+
+    A second loop raises RuntimeError. It would find no update, and the method would silently
+    compute something else.
+    """
+
+    def __init__(self, updates: Iterable[ClientUpdate]) -> None:
+        self._updates = iter(updates)
+        self._ended = False
+
+    def __iter__(self) -> "OnePass":
+        if self._ended:
+            raise RuntimeError(
+                "the updates can be read only once: use one loop, or begin with list(updates)"
+            )
+        return self
+
+    def __next__(self) -> ClientUpdate:
+        for update in self._updates:
+            return update
+        self._ended = True
+        raise StopIteration
 
 
 @dataclass(frozen=True)
