@@ -136,6 +136,41 @@ def test_a_rehearsed_client_cannot_change_what_it_received(flat_config, tiny_npz
     assert all(np.array_equal(run.strategy.arrays[key], initial[key]) for key in initial)
 
 
+@pytest.mark.filterwarnings("error")
+def test_what_a_client_remembers_does_not_change_with_its_source(flat_config, tiny_npz):
+    """In a rehearsal what was received is the server's own array, in a run a view of a message."""
+
+    class Counting(HeadThenBody):
+        def setup(self):
+            self.state["c/now"] = np.zeros(1, np.float32)
+
+        def plan(self, round_, client):
+            return replace(super().plan(round_, client), receives={"c/now": (1,)})
+
+        def download(self, round_, client, plan):
+            more = {name: self.state[name] for name in plan.receives}
+            return super().download(round_, client, plan) | more
+
+        def aggregate(self, round_, updates):
+            self.state["c/now"] += 1  # in place
+            return super().aggregate(round_, updates)
+
+    class Remembering(BaseClient):
+        def before_training(self, plan):
+            own = np.full(1, 5, np.float32)
+            self.remember("kept/", self.received | {"own": own, "number": np.float32(7)})
+            own += 1
+            return Costs()
+
+    made = config.read(flat_config(tiny_npz, "fraction-train=1.0"))
+    run = rehearse(Counting, Remembering, made)
+    run.rounds(1)
+    kept = run.make(0).kept("kept/")
+    assert (kept["c/now"], kept["own"], kept["number"]) == (0, 5, 7)
+    for key, value in Workspace(made).initial.items():
+        assert np.array_equal(kept[key], value)
+
+
 def test_a_rehearsed_evaluation_keeps_nothing(flat_config, tiny_npz):
     """Also what a hook changes in place: a run reads the state from disk each time."""
     seen = []

@@ -192,8 +192,9 @@ class ClientTools:
         return {name.removeprefix(prefix): self.state[name].numpy() for name in names}
 
     def remember(self, prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
-        """Keep arrays under a prefix; they are there again in the client's next round."""
-        self.state |= {prefix + key: torch.from_numpy(value) for key, value in arrays.items()}
+        """Keep copies of arrays under a prefix; they are there again in the client's next round."""
+        for key, value in arrays.items():
+            self.state[prefix + key] = torch.from_numpy(np.array(value))
 
     def other(self, name: str) -> Any:
         """Return the client of another method for the same round, to use its hooks.
