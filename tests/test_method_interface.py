@@ -136,6 +136,24 @@ def test_a_rehearsed_client_cannot_change_what_it_received(flat_config, tiny_npz
     assert all(np.array_equal(run.strategy.arrays[key], initial[key]) for key in initial)
 
 
+def test_no_client_can_change_the_initial_model_of_the_others(flat_config, tiny_npz):
+    """It would be another model for those clients that this process runs later."""
+
+    class Careless(BaseClient):
+        def before_training(self, plan):
+            for array in self.workspace.initial.values():
+                array += 1
+            return Costs()
+
+    run = rehearse(HeadThenBody, Careless, config.read(flat_config(tiny_npz)))
+    fingerprint = run.strategy.workspace.fingerprint
+    with pytest.raises(ValueError, match="read-only"):
+        run.rounds(1)
+    assert Workspace(run.strategy.settings).fingerprint == fingerprint
+    del vars(run.strategy.workspace)["fingerprint"]  # it was computed before the round
+    assert run.strategy.workspace.fingerprint == fingerprint
+
+
 @pytest.mark.filterwarnings("error")
 def test_what_a_client_remembers_does_not_change_with_its_source(flat_config, tiny_npz):
     """In a rehearsal what was received is the server's own array, in a run a view of a message."""
