@@ -420,6 +420,17 @@ def test_a_checkpoint_is_read_whole_or_not_at_all(noise, place):
             Checkpoint.unpack(content)
 
 
+@pytest.mark.parametrize("value", [[1, 2], {"b": np.zeros(2)}, None, 3])
+def test_a_state_that_would_come_back_as_something_else_is_named(value):
+    """A list, for example, comes back as an array, to which `+` does not append."""
+    progress = Progress(round=1, seconds=0, tables={}, classes=[], versions={}, best=Best())
+    kind = type(value).__name__
+    with pytest.raises(
+        RunError, match=rf'^checkpoint: state\["seen"\] is a {kind}: must be a NumPy'
+    ):
+        Checkpoint(progress, {}, {"one": np.ones(1), "seen": value}).pack()
+
+
 # What clients keep --------------------------------------------------------------------------
 
 

@@ -75,7 +75,12 @@ class Checkpoint:
     def pack(self) -> bytes:
         """Return the content of the file; raises `RunError` if the state cannot be written."""
         named = {_SERVER + key: value for key, value in self.arrays.items()}
-        named |= {_STATE + key: np.asarray(value) for key, value in self.state.items()}
+        state: Mapping[str, object] = self.state  # a method can put anything into it
+        for key, value in state.items():
+            if not isinstance(value, np.ndarray | np.generic):  # a resumed run would get an array
+                kind = type(value).__name__
+                raise RunError(f'checkpoint: state["{key}"] is a {kind}: must be a NumPy array')
+            named[_STATE + key] = np.asarray(value)
         progress = msgspec.structs.replace(self.progress, names=tuple(named))
         about = {_ABOUT: msgspec.json.encode(progress).decode()}
         try:
