@@ -134,6 +134,14 @@ def test_unknown_layer_is_named_with_the_layers_there_are():
         assert "\n" not in str(error.value)
 
 
+def test_a_text_in_place_of_a_slice_is_no_list_of_letters():
+    layout = layout_of(make("cnn"), 1, "shared", False)
+    with pytest.raises(
+        RunError, match=r'^"conv1" is not a slice: write \("conv1",\), with a comma$'
+    ):
+        layout.keys_of(("conv1"))  # noqa: UP034, the slip
+
+
 def test_cnn_counts_are_fedseqs():
     layout = layout_of(make("cnn", shape=(1, 28, 28)), 1, "shared", False)
     assert [layout.count([name]) for name in layout.names] == [832, 51_264, 524_800, 5_130]

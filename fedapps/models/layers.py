@@ -72,6 +72,8 @@ class Layout:
         suffixes = ("", *(f":{part}" for part in self.part_names))
         known = tuple(name + suffix for name in self.names for suffix in suffixes)
         for name in sorted(wanted.difference(known)):
+            if isinstance(layers, str):  # "conv1" or ("conv1"): each letter is taken for a layer
+                raise RunError(f'"{layers}" is not a slice: write ("{layers}",), with a comma')
             raise RunError(f'layer "{name}": the model has {", ".join(self.names)}')
         return tuple(item for item in known if item in wanted)
 
