@@ -263,3 +263,14 @@ def test_costs_add_up_and_leave_the_training_s_own_figures():
     done.spend(TrainingStats(loss=9.0, samples=9, batches=9, macs=100, cost_paper=200))
     assert done == TrainingStats(loss=3.0, samples=6, batches=2, macs=111, cost_paper=222)
     assert done.mean_loss == 0.5
+
+
+def test_a_step_without_backward_is_refused(trainer, data):
+    """It would train, but its loss and all of its costs would be reported as zero."""
+
+    def gradients(backward, batches):
+        images, labels = batches[0]
+        cross_entropy(trainer.model(images), labels).backward()
+
+    with pytest.raises(ValueError, match=r"^a step did not call backward: without it, neither its"):
+        trainer.train(data, (stage("abc"),), DRAW, Objective(gradients=gradients))

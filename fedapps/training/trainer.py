@@ -260,10 +260,15 @@ def _threshold(stage: Stage, known: Thresholds) -> Threshold | None:
 
 
 def _check_passes(passes: int, stage: Stage) -> None:
-    """Refuse a step that computed more gradients than its stage declares.
+    """Refuse a step that computed no gradient with `backward`, or more than its stage declares.
 
-    The server checks the client's figures against that declaration.
+    `backward` counts losses, samples and costs. The server checks the client's figures against the
+    declaration.
     """
+    if not passes:
+        raise ValueError(
+            "a step did not call backward: without it, neither its loss nor its costs are counted"
+        )
     if passes > stage.passes:
         raise ValueError(
             f"passes = {stage.passes}: a step computed {passes} gradients;"
