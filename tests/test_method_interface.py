@@ -382,6 +382,42 @@ def test_an_array_that_the_plan_sends_and_no_hook_gives_is_named(flat_config, ti
         run.rounds(1)
 
 
+def test_a_client_without_an_objective_for_finetuning_is_told(flat_config, tiny_npz):
+    class Training(BaseClient):
+        def objective(self, phase):
+            return super().objective(phase) if phase == "train" else None
+
+    run = rehearse(HeadThenBody, Training, config.read(flat_config(tiny_npz)))
+    run.rounds(1)
+    with pytest.raises(TypeError, match=r"^the objective of finetune is None: the hook objective"):
+        run.evaluate(client=0)
+
+
+@pytest.mark.parametrize(
+    ("hook", "returned", "error", "line"),
+    [
+        ("plan", None, TypeError, r"^plan returned None: must return a Plan$"),
+        ("aggregate", ({}, 3.0), TypeError, r"^round 1: aggregate returned a tuple: must return a"),
+        ("select", [0, 9], RunError, "^round 1: select gave client 9, which is not there$"),
+        ("select", [2, 0, 2], RunError, r"^round 1: select gave a client twice: \[2, 0, 2\]$"),
+    ],
+)
+def test_a_hook_that_returns_the_wrong_thing_is_named(
+    hook, returned, error, line, flat_config, tiny_npz, monkeypatch
+):
+    fedper = registry.strategy_class("fedper")
+    monkeypatch.setattr(fedper, hook, lambda *_: returned, raising=False)
+    with pytest.raises(error, match=line):
+        run_serial(flat_config(tiny_npz, 'strategy="fedper"'), plots=False)
+
+
+def test_a_selection_may_be_what_numpy_draws(serial_run, tiny_npz, monkeypatch, read_csv):
+    fedper = registry.strategy_class("fedper")
+    monkeypatch.setattr(fedper, "select", lambda *_: np.array([1, 3]), raising=False)
+    folder = serial_run(tiny_npz, 'strategy="fedper" num-rounds=1')
+    assert [row["clients"] for row in read_csv(folder, "rounds.csv")] == ["2"]
+
+
 @pytest.mark.parametrize(
     ("key", "model"), [("fc2.fc.bias", r"has shape \(3,\)"), ("fc9.bias", "has no such key")]
 )

@@ -83,6 +83,8 @@ def check_plans(strategy: BaseStrategy) -> None:
             strategy.plan(round_, client) for client in range(min(s.num_clients, MOST_CHECKED))
         ]
         for plan in plans:
+            if not isinstance(plan, Plan):
+                raise TypeError(f"plan returned {plan!r}: must return a Plan")
             if plan not in checked:
                 _check_plan(strategy, plan)
                 checked.append(plan)
@@ -138,12 +140,27 @@ def _check_server_data(strategy: BaseStrategy, plan: Plan) -> None:
         )
 
 
-def check_aggregate(round_: int, new: Mapping[str, np.ndarray], layout: Layout) -> Arrays:
+def check_selected(round_: int, selected: Iterable[int], there: Sequence[int]) -> list[int]:
+    """Return the selected clients as ints; raises `RunError` for one twice, or one not there."""
+    clients = [int(client) for client in selected]
+    if absent := {*clients} - {*there}:
+        raise RunError(f"round {round_}: select gave client {min(absent)}, which is not there")
+    if len({*clients}) < len(clients):
+        raise RunError(f"round {round_}: select gave a client twice: {clients}")
+    return clients
+
+
+def check_aggregate(round_: int, new: object, layout: Layout) -> Arrays:
     """Return the aggregated arrays as float32.
 
     Raises `RunError` if a key or a shape is not that of the model, or if a value is not finite as
-    float32.
+    float32, and TypeError for anything but a dict.
     """
+    if not isinstance(new, Mapping):
+        kind = type(new).__name__  # a tuple is what `weighted_mean` and `plain_mean` return
+        raise TypeError(
+            f"round {round_}: aggregate returned a {kind}: must return a dict of arrays"
+        )
     arrays: Arrays = {}
     for key, value in new.items():
         shape, right = np.shape(value), layout.shapes.get(key)

@@ -15,7 +15,7 @@ from fedapps.core import log
 from fedapps.core.draws import sample_evaluated
 from fedapps.core.errors import without_lines
 from fedapps.engine.checkpoint import needed_after
-from fedapps.engine.checks import check_aggregate, check_plans, check_strategy
+from fedapps.engine.checks import check_aggregate, check_plans, check_selected, check_strategy
 from fedapps.engine.failures import FailurePolicy, refuse_dead_workers
 from fedapps.engine.figures import FigureChecks
 from fedapps.engine.privacy import privacy
@@ -85,7 +85,8 @@ class Rounds:
         self._see_who_is_there(round_)
         self.totals = RoundTotals()
         there = self.strategy.clients
-        selected = self.privacy.select(round_, self.strategy.select(round_), there)
+        wanted = check_selected(round_, self.strategy.select(round_), there)
+        selected = self.privacy.select(round_, wanted, there)
         plans = {client: self.strategy.plan(round_, client) for client in selected}
         plans = self.strategy.begin_round(round_, plans)
         for kind, detail in self.privacy.begin(plans).items():

@@ -179,6 +179,11 @@ class ClientTools:
 
         The samples are `data`: by default, all training samples of this client.
         """
+        if not isinstance(objective, Objective):
+            raise TypeError(
+                f"the objective of {phase} is {objective!r}: the hook objective must return an "
+                "Objective for each phase"
+            )
         draw = Draw(self.settings.seed, phase, plan.round, self.client)
         cache_key = self.client if data is None else None  # features of `data` are not cached
         samples = self.train_data if data is None else data
