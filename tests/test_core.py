@@ -177,8 +177,8 @@ def test_the_nearest_word():
     known = ["fedavg", "fedbabu"]
     assert words.nearest("fedbab", known) == "fedbabu"
     assert words.nearest("xyz", known) == ""
-    assert words.nearest("xyz", known, always=True) in known
-    assert words.nearest("x", []) == words.nearest("x", [], always=True) == ""
+    assert words.nearest("xyz", known, least=0.0) in known
+    assert words.nearest("x", []) == words.nearest("x", [], least=0.0) == ""
     assert words.did_you_mean("fedbab", known) == ", did you mean fedbabu?"
     assert words.did_you_mean("xyz", known) == ""
 

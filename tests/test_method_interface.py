@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 import fedapps.method
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
-from fedapps.engine.checks import check_aggregate
+from fedapps.engine.checks import check_aggregate, misspelt
 from fedapps.engine.rounds import Rounds
 from fedapps.method import BaseClient, BaseStrategy, Costs, local, put, rehearse, replace
 from fedapps.serial import run_serial
@@ -243,6 +243,35 @@ def test_a_second_loop_over_the_updates_is_refused(engine, flat_config, tiny_npz
             rehearse(fedper, registry.client_class("fedper"), config.read(flat)).rounds(1)
         else:
             run_serial(flat, plots=False)
+
+
+def test_a_misspelt_hook_is_named(flat_config, tiny_npz, capsys):
+    """Nothing would call it, and the method would silently be another one."""
+
+    class Misspelt(HeadThenBody):
+        def agregate(self, round_, updates):
+            return {}
+
+        def plans(self):
+            return []
+
+    Rounds(Misspelt(Workspace(config.read(flat_config(tiny_npz)))))
+    line = "warning: Misspelt.agregate is not a hook, did you mean aggregate?\n"
+    assert capsys.readouterr().out == line
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_no_method_of_ours_has_a_misspelt_hook(name):
+    assert [*misspelt(registry.strategy_class(name), BaseStrategy)] == []
+    assert [*misspelt(registry.client_class(name), BaseClient)] == []
+
+
+@pytest.mark.parametrize("name", ["state", "arrays"])
+def test_a_strategy_keeps_its_dictionaries(name, flat_config, tiny_npz):
+    """Differential privacy counts its releases in the same dict, which checkpoints save."""
+    strategy = HeadThenBody(Workspace(config.read(flat_config(tiny_npz))))
+    with pytest.raises(AttributeError, match=f"'{name}'"):
+        setattr(strategy, name, {})
 
 
 def test_a_rehearsed_round_without_clients_has_no_aggregation(flat_config, tiny_npz):

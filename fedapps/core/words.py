@@ -4,12 +4,12 @@ import difflib
 from collections.abc import Iterable
 
 
-def nearest(word: str, words: Iterable[str], always: bool = False) -> str:
-    """Return the most similar of `words`, or an empty text if none is similar.
+def nearest(word: str, words: Iterable[str], least: float = 0.6) -> str:
+    """Return the most similar of `words`, or an empty text if none is similar enough.
 
-    With `always`, return the most similar one even if it differs a lot.
+    Similarity is from 0 to 1 (difflib's ratio); `least` is the least that counts.
     """
-    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.0 if always else 0.6)
+    close = difflib.get_close_matches(word, list(words), n=1, cutoff=least)
     return close[0] if close else ""
 
 

@@ -33,7 +33,7 @@ def load(name: str, root: str) -> Dataset:
             ' (folders of pictures: only on devices, dataset = "device")'
         )
     if name not in SOURCES:
-        close = nearest(name.lower(), NAMES, always=True)
+        close = nearest(name.lower(), NAMES, least=0.0)
         raise RunError(
             f'dataset = "{name}": unknown, nearest is {close}; allowed: {", ".join(NAMES)},'
             " or the absolute path of an .npz file"

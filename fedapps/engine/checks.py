@@ -1,12 +1,15 @@
 """Check that a strategy, its plans and its aggregated model fit the settings and the model."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from fedapps.core import log, registry
 from fedapps.core.config import DEVICE
 from fedapps.core.draws import sample_evaluated
 from fedapps.core.errors import RunError
+from fedapps.core.words import nearest
+from fedapps.method.client import BaseClient
 from fedapps.method.strategy import BaseStrategy
 from fedapps.models.layers import Arrays, Layout
 from fedapps.models.norms import uses_batch_statistics
@@ -14,11 +17,19 @@ from fedapps.training.plan import Plan
 from fedapps.training.privacy import check_plan
 
 MOST_CHECKED = 100  # clients whose plans are checked
+MISSPELT = 0.8  # a name this similar to that of a hook is probably meant to be the hook
 
 
 def check_strategy(strategy: BaseStrategy) -> None:
-    """Raise `RunError` for settings that have no effect on a strategy or cannot work with it."""
+    """Raise `RunError` for settings that have no effect on a strategy or cannot work with it.
+
+    Warn of names in the method's two classes that look like misspelt hooks.
+    """
     s, clip = strategy.settings, strategy.clip()
+    client = registry.client_class(s.strategy)
+    for cls, base in ((type(strategy), BaseStrategy), (client, BaseClient)):
+        for name, hook in misspelt(cls, base):
+            log.warning("%s.%s is not a hook, did you mean %s?", cls.__name__, name, hook)
     if s.presum and replaced(strategy, ["aggregate"]):
         raise RunError("presum = true: this strategy needs every client's update; use false")
     if s.server_data and not strategy.sends_its_model:
@@ -34,6 +45,19 @@ def check_strategy(strategy: BaseStrategy) -> None:
     if clip and clip.mode == "sample" and not strategy.clips_by_sample:
         raise RunError('clip-mode = "sample": this strategy cannot clip by sample; use "batch"')
     _check_scores(strategy)
+
+
+def misspelt(cls: type, base: type) -> Iterator[tuple[str, str]]:
+    """Yield the names that a method's class adds to its base class and that resemble a hook's.
+
+    A name that begins with the hook's, such as a plural, is meant to be another one.
+    """
+    hooks = [name for name in dir(base) if not name.startswith("_")]
+    own = {name for name in dir(cls) if not name.startswith("_")} - {*hooks}
+    for name in sorted(own):
+        hook = nearest(name, hooks, MISSPELT)
+        if hook and not name.startswith(hook):
+            yield name, hook
 
 
 def _check_scores(strategy: BaseStrategy) -> None:

@@ -40,12 +40,22 @@ class StrategyTools:
         self.settings = settings or workspace.settings
         self.options = self.settings.method
         self.layout = workspace.layout
-        self.arrays: Arrays = {key: value.copy() for key, value in workspace.initial.items()}
-        self.state: Arrays = {}
+        self._arrays: Arrays = {key: value.copy() for key, value in workspace.initial.items()}
+        self._state: Arrays = {}
         self.devices: Devices = {} if devices is None else devices  # shared with `other`
         self.event: Callable[[int, int | str, str, str], None] = ignore_event
         self._reserve_memory()
         self.setup()
+
+    @property
+    def arrays(self) -> Arrays:
+        """The server's model. Change entries only: other objects hold the same dict."""
+        return self._arrays
+
+    @property
+    def state(self) -> Arrays:
+        """What else the server keeps. Change entries only: other objects hold the same dict."""
+        return self._state
 
     def setup(self) -> None:
         """Do the method's own setup, when everything above is set."""

@@ -48,7 +48,7 @@ def size(name: str, shape: Shape, classes: int) -> int:
 
 def _check(name: str, shape: Shape, classes: int) -> None:
     if name not in MODELS:
-        close = nearest(name.lower(), MODELS, always=True)
+        close = nearest(name.lower(), MODELS, least=0.0)
         raise ValueError(
             f"unknown model {name!r}: nearest is {close!r}; allowed: {', '.join(MODELS)}"
         )

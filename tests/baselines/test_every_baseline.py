@@ -74,7 +74,8 @@ def test_server_state_is_named_arrays_that_a_new_strategy_goes_on_from(
     def taken_over(self, server_round, arrays, config, grid):
         content = load(save(self.state))
         fresh = type(self)(self.workspace)
-        fresh.event, fresh.engine, fresh.arrays = self.event, self.engine, self.arrays
+        fresh.event, fresh.engine = self.event, self.engine
+        fresh.arrays.update(self.arrays)
         fresh.state.update(content)
         assert fresh.state.keys() == self.state.keys()
         for key, value in content.items():
