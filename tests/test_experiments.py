@@ -297,14 +297,15 @@ def test_a_trial_whose_training_diverges_has_run_and_a_row_has_not(
 
 
 def test_settings_are_those_of_the_best_trial_and_never_such_that_diverge(table, store):
-    row = papers.Row("x", 'strategy="fedper"', READ, search={"lr": [0.1, 1.0, 10.0]})
+    row = papers.Row("x", 'strategy="fedper"', READ, search={"lr": [0.1, 1.0, 10.0, 2.0]})
     cell = replace(table.cells("smoke")[0], row=row)
-    scores = {0.1: {READ: 0.6}, 1.0: {READ: 0.7}, 10.0: {}}
+    scores = {0.1: {READ: 0.6}, 1.0: {READ: 0.7}, 10.0: {}, 2.0: {READ: 0.7}}
+    first = next(rate for trial in trials(cell) if (rate := trial.config(0)["lr"]) in (1.0, 2.0))
     for trial in trials(cell):
         assert chosen(store, cell) is None
         diverged = failed_trial(trial, 0, "training diverged")
         store.save(trial, replace(diverged, figures=scores[trial.config(0)["lr"]]))
-    assert chosen(store, cell) == "lr=1.0"
+    assert chosen(store, cell) == f"lr={first}", "of two that are equally good, always the first"
 
 
 def test_what_ctrl_c_ends_has_not_failed_and_nothing_begins_after_it(

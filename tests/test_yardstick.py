@@ -132,6 +132,7 @@ def test_methods_are_compared_client_by_client(toy):
     assert same.verdict == "inconclusive" and same.difference == 0
     assert local.verdict == "worse" and local.below_yardstick == 100
     assert better.below_alone == better.below_yardstick == 0
+    assert local.below_alone == same.below_yardstick == 0, "as good is not worse"
     assert better.low < better.mean < better.high and better.megabytes == 3.0
     assert better.decile == pytest.approx(
         100 * np.mean([np.percentile(v + 0.1, 10) for v in toy[2].values()])
@@ -295,6 +296,17 @@ def test_a_claim_needs_runs_of_both_rows_and_more_than_one_seed(toy, tmp_path):
     other.save(cells["same"], store.find(cells["same"], 0))
     (one,) = claims.judged(other, table)
     assert one.verdict == "one seed" and one.gap.half is None and "±" not in one.texts()[3]
+
+
+def test_a_table_that_has_run_at_smoke_only_is_not_judged(toy, tmp_path):
+    table, store, _ = toy
+    smoke, other = replace(table, scales={"smoke": papers.Scale()}), Store(tmp_path / "other")
+    for cell in table.cells("cpu"):
+        if cell.row.name in ("local", "same"):
+            for seed in range(3):
+                run = replace(store.find(cell, seed), scale="smoke")
+                other.save(replace(cell, table=smoke, scale="smoke"), run)
+    assert claims.best_scale(other, smoke) == "smoke" and [*claims.judged(other, smoke)] == []
 
 
 def test_a_claim_about_a_row_that_there_is_not_is_refused(tmp_path, monkeypatch):
