@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load, save
+from torch.utils.flop_counter import FlopCounterMode
 
+from fedapps.core import config, registry
 from fedapps.core.errors import RunError
+from fedapps.method.rehearsal import rehearse
 from fedapps.method.strategy import BaseStrategy
 from fedapps.models.layers import put
 from tests.support.references import ALL, BODY, HEAD
@@ -60,6 +63,28 @@ def test_bytes(small, serial_run, read_rounds, method, down, up, evaluation):
     assert [row["bytes_down"] for row in rows] == [2 * 4 * n for n in down]
     assert [row["bytes_up"] for row in rows] == [2 * 4 * n for n in up]
     assert rows[-1]["bytes_eval"] == 2 * 4 * evaluation
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["ditto", "fedala", "fedap", "fedcmd", "fedfomo", "fedrod", 'perfedavg" perfedavg.mode="hf'],
+)
+def test_train_macs_are_those_that_torch_counts(flat_config, tiny_npz, method):
+    """Of all that clients compute in two rounds: what hooks do beside the steps costs, too."""
+    options = f'strategy="{method}" model="lenet5" num-clients=2 fraction-train=1.0 num-rounds=2'
+    made = config.read(flat_config(tiny_npz, options))
+    original = registry.client_class(made.strategy)
+
+    class Counted(original):
+        def train_round(self, plan, received):
+            first = original(self.workspace, self.client, dict(self.state))
+            first.train_round(plan, received)  # runs the model also to count its layers, once
+            with FlopCounterMode(display=False) as counter:
+                update = super().train_round(plan, received)
+            assert update.metrics["macs"] == counter.get_total_flops() / 2
+            return update
+
+    rehearse(registry.strategy_class(made.strategy), Counted, made).rounds(2)
 
 
 @pytest.mark.parametrize("method", ["feddyn", "fedfomo", "pfedsim", "fedap", "lgfedavg", "fedcmd"])
