@@ -9,6 +9,7 @@ from clients.fedcmd import FedCMDClient, w2
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.method.update import ClientUpdate
+from fedapps.training.batches import chunks
 from fedapps.training.workspace import Workspace
 from strategies.fedcmd import majority
 
@@ -35,8 +36,10 @@ def distance(a, b):
 
 @pytest.mark.parametrize("encoding", ["index", "onehot"])
 def test_score_by_scipys_gaussians(flat_config, encoding):
-    client = client_of(flat_config, f'fedcmd.label-encoding="{encoding}"')
+    options = f'fedcmd.label-encoding="{encoding}" num-clients=2 partitioner="iid"'
+    client = client_of(flat_config, options)
     x, y = client.train_data
+    assert len(chunks(x)) > 1
     model, outputs = client.model.eval(), []
     with torch.no_grad():
         z = x
