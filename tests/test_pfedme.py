@@ -162,6 +162,15 @@ def test_local_rounds_count_batches(rehearsal, rounds, size):
     assert done["batches"] == 2 * rounds
 
 
+def test_local_rounds_count_no_batch_that_is_skipped(rehearsal):
+    """A BatchNorm of conv4 cannot take the one sample that each epoch leaves over."""
+    samples = len(rehearsal("").make(0).train_data[1])
+    options = 'model="conv4" pfedme.local-rounds=4 pfedme.inner-steps=1'
+    run = rehearsal(f"batch-size={samples - 1} {options}")
+    done = run.train(0, run.strategy.plan(1, 0)).metrics
+    assert done["batches"] == 4 and done["skipped"] > 0
+
+
 def test_a_schedule_scales_both_rates(rehearsal):
     """In the third of four rounds of a step schedule both are a tenth."""
     options = "pfedme.local-rounds=2 pfedme.inner-steps=2 pfedme.lambda=10.0 lr=0.05 num-rounds=4"
