@@ -21,8 +21,9 @@ from tests.support.references import (
 
 
 def test_feddyn(small, serial_run, flat_config, fits, read_model):
-    alpha = 0.3
-    options = f'strategy="feddyn" feddyn.strength={alpha} num-rounds=3'
+    """`prox-mu` pulls to w, too, but the memories know alpha alone."""
+    alpha, mu = 0.3, 0.05
+    options = f'strategy="feddyn" feddyn.strength={alpha} prox-mu={mu} num-rounds=3'
     folder = serial_run(small, options)
     ref = reference(flat_config, small, options)
     w = ref.start
@@ -34,7 +35,7 @@ def test_feddyn(small, serial_run, flat_config, fits, read_model):
 
             def gradient(p, x, y, w=w, memory=g[i]):
                 pull = moved(moved(p, w, -1), memory, -1 / alpha)  # alpha (p - w) - g_i
-                return moved(grad(p, x, y), pull, alpha)
+                return moved(moved(grad(p, x, y), pull, alpha), moved(p, w, -1), mu)
 
             thetas.append(sgd(w, ref.batches(i, round_), gradient))
         g = [moved(g[i], moved(thetas[i], w, -1), -alpha) for i in (0, 1)]
@@ -100,10 +101,11 @@ def grouped(batches, size):
 
 @pytest.mark.parametrize("mode", ["fo", "hf"])
 def test_per_fedavg(small, serial_run, flat_config, read_model, mode):
-    beta, delta = 0.1, 0.02
+    """A schedule lowers beta (here to half of it in round 2), and alpha stays."""
+    betas, delta = {1: 0.1, 2: 0.05}, 0.02
     options = (
-        f'strategy="perfedavg" perfedavg.mode="{mode}" perfedavg.outer-lr={beta} '
-        f"perfedavg.delta={delta}"
+        f'strategy="perfedavg" perfedavg.mode="{mode}" perfedavg.outer-lr={betas[1]} '
+        f'perfedavg.delta={delta} lr-schedule="cosine"'
     )
     folder = serial_run(small, options)
     ref = reference(flat_config, small, options)
@@ -121,7 +123,7 @@ def test_per_fedavg(small, serial_run, flat_config, read_model, mode):
                         grad(moved(theta, g, sign * delta), *third[0]) for sign in (1, -1)
                     )
                     g = moved(g, moved(above, below, -1), -LR / (2 * delta))
-                theta = moved(theta, g, -beta)
+                theta = moved(theta, g, -betas[round_])
             thetas.append(theta)
         w = ref.mean(thetas, plain=True)
     found = read_model(folder)
