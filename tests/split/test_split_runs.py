@@ -39,10 +39,27 @@ def test_bytes_are_labels_and_features_up_and_gradients_down(
     assert row["bytes_up"] == sum(weights) + sum(smashed) + 2 * 8 * sum(sizes)
 
 
-def test_costs_are_those_of_training_the_whole_model(serial_run, tiny_npz, read_rounds):
+def test_layers_that_are_handed_on_are_bytes_of_each_client(
+    serial_run, tiny_npz, read_rounds, workspace_of
+):
+    """Every client receives and sends the layers before the cut; fc1 has 512 outputs."""
+    folder = serial_run(
+        f'{tiny_npz} strategy="splitlearning" splitlearning.cut=3 num-clients=3 '
+        "fraction-train=1.0 num-rounds=1 evaluate-every=0"
+    )
+    (row,) = read_rounds(folder)
+    space = workspace_of(folder)
+    samples = sum(len(share.train) for share in space.shares)
+    keys = space.layout.keys_of(space.layout.names[:3])
+    both_ways = 3 * 4 * sum(space.initial[k].size for k in keys) + samples * 4 * 512
+    assert (row["bytes_down"], row["bytes_up"]) == (both_ways, both_ways + 8 * samples)
+
+
+@pytest.mark.parametrize("name", ["splitlearning", "sflv1", 'sflv1" sflv1.sync="round', "sflv2"])
+def test_costs_are_those_of_training_the_whole_model(serial_run, tiny_npz, read_rounds, name):
     base = f"{tiny_npz} num-clients=3 fraction-train=1.0 num-rounds=1 evaluate-every=0"
     whole, split = (
-        read_rounds(serial_run(base, f'strategy="{name}"'))[0] for name in ("fedavg", "sflv2")
+        read_rounds(serial_run(base, f'strategy="{one}"'))[0] for one in ("fedavg", name)
     )
     assert split["train_macs"] == whole["train_macs"]
     assert split["cost_paper"] == whole["cost_paper"]
