@@ -1,6 +1,7 @@
 """Split learning against what it must equal, in float64: plain training, FedAvg, plain loops."""
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -127,6 +128,25 @@ def test_split_learning_hands_layers_on_from_client_to_client(world):
     found = play(strategy)
     for key, value in model.state_dict().items():
         np.testing.assert_allclose(found[key], value, **CLOSE)
+
+
+def test_split_learning_goes_on_from_what_a_failed_client_had_received(world):
+    strategy = world('strategy="splitlearning" splitlearning.cut=2 num-clients=4')
+    received, session = {}, SimpleNamespace(tokens=range(4), relayed={})
+
+    def waves(clients, relay):
+        (client,) = clients
+        received[client] = {key: float(value.ravel()[0]) for key, value in relay.items()}
+        if client != 1:
+            session.relayed[client] = {"l1.bias": np.full(3, client)}
+        return []
+
+    session.waves = waves
+    strategy.serve(1, session)
+    keys = strategy.layout.shared(("l1", "l2"))
+    assert received.pop(0) == {key: strategy.arrays[key].ravel()[0] for key in keys}
+    assert received == {1: {"l1.bias": 0}, 2: {"l1.bias": 0}, 3: {"l1.bias": 2}}
+    assert strategy.client_layers == session.relayed[3]
 
 
 @pytest.mark.parametrize("name", ["fedfc", "sflv1", "sflv2"])

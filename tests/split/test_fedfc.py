@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedapps.core import config
+from fedapps.method.update import ClientUpdate
 from fedapps.split.rules import Smashed
 from strategies.fedfc import FedFC
 from tests.support.split_float64 import CLOSE, LR, Double, batches, fresh, play, sgd
@@ -59,6 +60,21 @@ def joint(strategy, cuts, round_=1):
             for who, model in [*clients.items(), ("server", server)]:
                 sgd(dict(model.named_parameters()), buffers[who])
     return clients, server, passed
+
+
+def test_fedfc_leaves_copies_out_that_were_not_trained(world):
+    """Client 0 had no batch that it could train on, and the server saw none of this round."""
+    strategy = world('strategy="fedfc" fedfc.cuts="2,1,2" num-clients=3')
+    plans = {client: strategy.plan(1, client) for client in range(3)}
+    strategy.prepare(1, plans)
+    shapes, updates = strategy.layout.shapes, []
+    for client, plan in plans.items():
+        names = plan.up(strategy.layout)
+        arrays = {name: np.full(shapes[name], float(client)) for name in names}
+        updates.append(ClientUpdate(client, arrays, 9, {"batches": client}))
+    found = strategy.aggregate(1, iter(updates))
+    found = {key.partition(".")[0]: set(value.ravel()) for key, value in found.items()}
+    assert found == {"l1": {1.5}, "l2": {2.0}}
 
 
 @pytest.mark.parametrize("weighting", ["plain", "samples"])
