@@ -63,7 +63,7 @@ def workspace(options: Namespace, run_config: str) -> Workspace:
     settings = config.read(
         config.parse(
             [
-                f'model="{options.model}" num-clients={options.clients} local-epochs=1 '
+                f'model="{options.model}" num-clients={options.clients} '
                 f'num-rounds={options.rounds} fraction-train=1.0 device="cpu"',
                 run_config,
             ]
@@ -92,8 +92,8 @@ def costs(options: Namespace) -> list[Cost]:
 
 
 def active(space: Workspace, plan: Plan) -> int:
-    """Return the number of parameters that a plan trains, times their epochs."""
-    return sum(space.layout.count(stage.layers) * stage.epochs for stage in plan.stages)
+    """Return the number of parameters that a plan trains."""
+    return sum(space.layout.count(stage.layers) for stage in plan.stages)
 
 
 def show(options: Namespace) -> None:
