@@ -31,6 +31,7 @@ from fedapps.engine.finished import FinishedRun
 from fedapps.engine.recovery import SPENT
 from fedapps.engine.rounds import Rounds
 from fedapps.engine.store import NONE, ClientStore
+from fedapps.engine.versions import LOADED, StateVersions
 from fedapps.report import directory
 from fedapps.report.about import About
 from fedapps.report.page.facts import state_of
@@ -431,6 +432,24 @@ def test_a_state_that_would_come_back_as_something_else_is_named(value):
         Checkpoint(progress, {}, {"one": np.ones(1), "seen": value}).pack()
 
 
+def test_a_power_cut_takes_nothing_that_a_resumed_run_needs(serial_run, tiny_npz, monkeypatch):
+    """Each of these files was flushed to disk after it was written."""
+    sync, on_disk = os.fsync, set()
+
+    def record(handle):
+        sync(handle)
+        about = os.fstat(handle)
+        on_disk.add((about.st_ino, about.st_mtime_ns))
+
+    monkeypatch.setattr(os, "fsync", record)
+    folder = serial_run(tiny_npz, 'strategy="fedper" dp.mode="local" num-rounds=2')
+    needed = [folder / "run.json", folder / SPENT]
+    needed += [*folder.glob("checkpoint/*"), *folder.glob("clients/*/*")]
+    assert len(needed) > 2 + 2
+    about = {path: path.stat() for path in needed}
+    assert [p for p in needed if (about[p].st_ino, about[p].st_mtime_ns) not in on_disk] == []
+
+
 # What clients keep --------------------------------------------------------------------------
 
 
@@ -466,6 +485,14 @@ def test_the_older_checkpoint_finds_its_states(tmp_path):
             for done in there:
                 wanted = max((r for r in rounds if r <= done), default=NONE)
                 assert store.load_version(done + 1)[0] == wanted
+
+
+def test_a_lost_state_is_told_once():
+    """Also of a client that is only scored from then on, and so saves no other state."""
+    versions = StateVersions({7: 4})
+    told = [versions.see(round_, 7, {LOADED: found}) for round_, found in ((5, 2), (6, 2), (7, 1))]
+    lost = "the state of round {} was expected, but that of round {} was found"
+    assert told == [lost.format(4, 2), "", lost.format(2, 1)]
 
 
 def test_a_state_that_is_lost_is_told_of(flat_config, no_plots, tmp_path, monkeypatch, read_csv):
