@@ -9,24 +9,30 @@ from fedapps.core.errors import RunError
 from fedapps.models import MODELS, ModelSpec
 from fedapps.models.norms import batch_norms
 from fedapps.training.draw import Draw
-from tests.support.references import BATCH, assert_close, grad, reference, sgd
+from tests.support.references import BATCH, assert_close, grad, moved, reference, sgd
 
 
 @pytest.mark.parametrize("part", ["full", "body"])
 def test_the_server_trains_on_its_share(small, serial_run, flat_config, read_model, part):
-    options = f'strategy="fedavg" server-data=0.5 server-part="{part}"'
+    """`prox-mu` pulls clients to the model that they received, and the server nowhere."""
+    options = f'strategy="fedavg" server-data=0.5 server-part="{part}" prox-mu=0.5'
     folder = serial_run(small, options)
     ref = reference(flat_config, small, options)
     x, y = ref.space.server_samples
     assert len(y) == round(0.5 * sum(len(ref.data(i)[1]) for i in (0, 1)))
     w = ref.start
     for round_ in (1, 2):
-        w = ref.mean([sgd(w, ref.batches(i, round_)) for i in (0, 1)])
+        pulled = partial(_pulled_to, w)
+        w = ref.mean([sgd(w, ref.batches(i, round_), pulled) for i in (0, 1)])
         order = Draw(0, "train", round_, 0).order(0, len(y))
         steps = [(x[chosen].double(), y[chosen]) for chosen in order.split(BATCH)]
         trained = sgd(w, steps, partial(_grad_of, part))
         w = trained
     assert_close(read_model(folder), w)
+
+
+def _pulled_to(received, p, x, y):
+    return moved(grad(p, x, y), moved(p, received, -1), 0.5)
 
 
 def _grad_of(part, p, x, y):
