@@ -170,6 +170,8 @@ def test_more_than_four_groups_are_held_against_the_first(made, compare):
     assert compared.groups["lr"].tolist() == [0.3, 0.1, 0.2, 0.4, 0.5]
     told = "groups are compared with A, the first; to change this, name another run first\n"
     assert told in compared.out
+    of_four = compare(*folders[:4]).cells("personalized accuracy, difference seed by seed")
+    assert of_four.keys() == {"", "B - A", "C - A", "D - A", "C - B", "D - B", "D - C"}
 
 
 @pytest.mark.parametrize(
