@@ -67,14 +67,6 @@ def test_devices_may_all_fail_for_a_while(rounds, end, killed):
     assert ends(rounds, killed=killed) == end
 
 
-def test_a_resumed_run_may_lose_its_last_round():
-    """Whether clients have ever succeeded is not known: rounds before it are not counted."""
-    failures = [Failure(client, "no luck") for client in range(4)]
-    policy().apply(9, "train", failures, 4, 4, devices=True)
-    with pytest.raises(RunError, match=r"^round 1: 4 of 4 clients failed"):
-        policy(num_rounds=1).apply(1, "train", failures, 4, 4, devices=True)
-
-
 def test_a_simulation_ends_at_once():
     assert ends([(0, 0), (4, 0), (0, 0)], devices=False) == (2, "train")
     assert ends([(0, 0), (0, 4), (0, 0)], devices=False) == (2, "evaluate")
