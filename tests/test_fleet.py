@@ -746,6 +746,34 @@ def test_who_answers_late_is_heard_although_it_was_asked_again(clock, delay):
     assert clock.now == pytest.approx(delay, abs=2)
 
 
+@pytest.mark.parametrize(("pause", "problems"), [(30, 1), (30, 2), (600, 1), (600, 2)])
+def test_a_repaired_device_takes_part_in_the_round_after_its_answer(clock, pause, problems):
+    """It is asked in each round, although the answer of the round before comes after its start."""
+    grid = LateGrid(clock, [owner(2, 1, problem="no such file")] * problems, delay=1)
+    registry = NodeRegistry(StreamingGrid(grid), 1, 1000.0, 2, False, 10)
+    found = []
+    for _ in range(problems + 3):
+        found.append(list(registry.wait_for_nodes().bound))
+        clock.now += pause
+    assert found == [[0]] * (problems + 1) + [[0, 1]] * 2
+    assert greeted(grid) == [1] + [2] * (problems + 1)
+
+
+def test_an_answer_from_before_a_failure_does_not_count(clock):
+    """The process that gave it can be the one that failed."""
+    grid = LateGrid(clock, [owner(2, 1), owner(2, 1, train=6), owner(2, 1, train=7)], delay=1)
+    registry = NodeRegistry(StreamingGrid(grid), 1, 1000.0, 2, False, 10)
+    found = []
+    for _ in range(4):
+        fleet = registry.wait_for_nodes()
+        found.append(fleet.bound[1].samples["train"])
+        clock.now += 20
+        if len(found) < 3:  # it fails in the first two rounds
+            registry.recheck([1], fleet)
+        clock.now += 10
+    assert found == [5, 5, 6, 7]
+
+
 def test_what_answers_an_earlier_greeting_than_the_last_answer_counts_for_nothing(clock):
     """The first process is given up at last, when another one has long said who it is."""
     grid = LateGrid(clock, [None])

@@ -29,12 +29,13 @@ class Guest:
     asked: dict[str, float] = field(default_factory=dict)  # unanswered greetings: when sent
     hello: Hello | None = None  # its last answer
     place: int = 0  # lower means that it has claimed its client id for longer
-    recheck: bool = False  # whether to ask it again
+    answered: float = -math.inf  # when the greeting of its last answer was sent
+    outdated: float = -math.inf  # answers to greetings that were sent earlier are out of date
 
     def is_due(self, now: float) -> bool:
         """Tell whether to greet it now: its answer is needed, and no greeting is recent."""
         asked = any(now - at < HELLO_WAIT for at in self.asked.values())
-        return not asked and (self.hello is None or self.recheck)
+        return not asked and (self.hello is None or self.answered < self.outdated)
 
     def forget(self, until: float) -> None:
         """Stop waiting for answers to greetings that were sent at the time `until` or before."""
@@ -82,10 +83,12 @@ class NodeRegistry:
         start, next_line, enough_since = time.monotonic(), FIRST_LINE, math.inf
         next_recheck = start
         while True:
+            self._see(sorted(self.grid.get_node_ids()))
             if time.monotonic() >= next_recheck:
+                self._fleet()  # finds out who does not fit now
                 self._recheck(self._rejected)
                 next_recheck = time.monotonic() + HELLO_WAIT
-            self._greet(sorted(self.grid.get_node_ids()))
+            self._read(self._greet())
             fleet = self._fleet()
             now = time.monotonic()
             unknown = {node: g for node, g in self._guests.items() if not g.hello}
@@ -120,26 +123,35 @@ class NodeRegistry:
 
     def _recheck(self, nodes: Iterable[int]) -> None:
         for node in self._guests.keys() & nodes:
-            self._guests[node].recheck = True
+            self._guests[node].outdated = time.monotonic()
 
-    def _greet(self, nodes: Sequence[int]) -> None:
-        """Forget who has left, greet those that are due, and read the answers so far."""
+    def _see(self, nodes: Sequence[int]) -> None:
+        """Forget who has left, and read the answers to earlier greetings.
+
+        A greeting that is too old is then given up; a long round must not cost its answer.
+        """
         now = time.monotonic()
         self._guests = {node: self._guests.get(node) or Guest(now) for node in nodes}
-        due = [node for node, guest in self._guests.items() if guest.is_due(now)]
-        ids = list(self.grid.push_messages([pack_greeting(node) for node in due])) if due else []
-        for node, message in zip(due, ids, strict=True):
-            if message:  # otherwise the node could not be reached
-                self._guests[node].asked[message] = now
-        asked = {
-            message: (at, node)
-            for node, guest in self._guests.items()
-            for message, at in guest.asked.items()
-        }
-        for reply in self.grid.pull_messages(sorted(asked, key=asked.__getitem__)):  # oldest first
-            self._hear(reply, *asked[reply.metadata.reply_to_message_id])
+        self._read({message: node for node, g in self._guests.items() for message in g.asked})
         for guest in self._guests.values():
             guest.forget(now - GREETINGS * HELLO_WAIT)
+
+    def _greet(self) -> dict[str, int]:
+        """Greet those that are due; return their nodes by the id of the greeting."""
+        now = time.monotonic()
+        due = [node for node, guest in self._guests.items() if guest.is_due(now)]
+        ids = list(self.grid.push_messages([pack_greeting(node) for node in due])) if due else []
+        sent = {message: node for node, message in zip(due, ids, strict=True) if message}
+        for message, node in sent.items():  # the other nodes could not be reached
+            self._guests[node].asked[message] = now
+        return sent
+
+    def _read(self, greetings: Mapping[str, int]) -> None:
+        """Read the answers that have come to greetings (nodes by message id), oldest first."""
+        sent = {message: self._guests[node].asked[message] for message, node in greetings.items()}
+        for reply in self.grid.pull_messages(sorted(sent, key=sent.__getitem__)):
+            message = reply.metadata.reply_to_message_id
+            self._hear(reply, sent[message], greetings[message])
 
     def _hear(self, reply: Message, asked_at: float, node: int) -> None:
         """Record what a SuperNode says about itself; a new client id gets the last place."""
@@ -147,7 +159,7 @@ class NodeRegistry:
         guest.forget(asked_at)  # answers to earlier greetings are out of date
         if not guest.hello or guest.hello.problem or guest.hello.client != hello.client:
             guest.place = next(self._places)
-        guest.hello, guest.recheck = hello, False
+        guest.hello, guest.answered = hello, asked_at
         if self.simulated:
             if reply.has_error() and not self.complete:
                 raise RunError(f"a SuperNode could not start: {hello.problem}")
