@@ -20,7 +20,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.memory import keep_freed
 from fedapps.core.settings import Settings
 from fedapps.data import Share, own_share, shares
-from fedapps.models.layers import Arrays, Layout, Slice, as_sent, layout_of, put, take
+from fedapps.models.layers import Arrays, Layout, Slice, layout_of, put, take
 from fedapps.models.norms import use_batch_statistics
 from fedapps.training.batches import Samples
 from fedapps.training.costs import profile
@@ -51,8 +51,9 @@ class Workspace:
         self.layout: Layout = layout_of(
             self.model, settings.head_layers, settings.bn_stats, settings.bn_local
         )
-        initial = take(self.model, self.layout.keys_of(self.layout.names))
-        self.initial: Arrays = as_sent(initial)  # read-only: all clients of this process use it
+        self.initial: Arrays = take(self.model, self.layout.keys_of(self.layout.names))
+        for array in self.initial.values():
+            array.flags.writeable = False  # all clients of this process begin with it
         state = self.model.state_dict()
         self._counters = {key: state[key].clone() for key in state.keys() - self.initial.keys()}
         self.model.to(self.device)

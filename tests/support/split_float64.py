@@ -91,5 +91,5 @@ def sgd(parameters, buffers, lr=LR):
 def fresh(strategy, arrays):
     """A model with these values, made anew."""
     model = four_linear(strategy.workspace.dataset.shape, strategy.workspace.dataset.classes)
-    model.load_state_dict({key: torch.from_numpy(value) for key, value in arrays.items()})
+    model.load_state_dict({key: torch.tensor(value) for key, value in arrays.items()})
     return model
