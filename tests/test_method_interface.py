@@ -427,6 +427,13 @@ def test_a_client_without_an_objective_for_finetuning_is_told(flat_config, tiny_
     [
         ("plan", None, TypeError, r"^plan returned None: must return a Plan$"),
         ("aggregate", ({}, 3.0), TypeError, r"^round 1: aggregate returned a tuple: must return a"),
+        (
+            "download",
+            None,
+            TypeError,
+            r"^round 1: download returned a NoneType: must return a dict",
+        ),
+        ("download", {}, RunError, r"^round 1: download left out conv1\S*, which the plan has$"),
         ("select", [0, 9], RunError, "^round 1: select gave client 9, which is not there$"),
         ("select", [2, 0, 2], RunError, r"^round 1: select gave a client twice: \[2, 0, 2\]$"),
     ],
@@ -437,6 +444,14 @@ def test_a_hook_that_returns_the_wrong_thing_is_named(
     fedper = registry.strategy_class("fedper")
     monkeypatch.setattr(fedper, hook, lambda *_: returned, raising=False)
     with pytest.raises(error, match=line):
+        run_serial(flat_config(tiny_npz, 'strategy="fedper"'), plots=False)
+
+
+def test_a_download_of_what_the_plan_does_not_have_is_named(flat_config, tiny_npz, monkeypatch):
+    fedper = registry.strategy_class("fedper")
+    monkeypatch.setattr(fedper, "plan", lambda self, r, c: self.exchange(r, self.layout.body))
+    monkeypatch.setattr(fedper, "download", lambda self, *_: dict(self.arrays), raising=False)
+    with pytest.raises(RunError, match=r"^round 1: download gave fc2\S*, which the plan does not"):
         run_serial(flat_config(tiny_npz, 'strategy="fedper"'), plots=False)
 
 

@@ -174,6 +174,23 @@ def check_selected(round_: int, selected: Iterable[int], there: Sequence[int]) -
     return clients
 
 
+def check_download(round_: int, arrays: object, plan: Plan, layout: Layout) -> Arrays:
+    """Return the arrays that a client is sent.
+
+    Raises `RunError` if they are not those that its plan says, and TypeError for anything but a
+    dict.
+    """
+    if not isinstance(arrays, Mapping):
+        kind = type(arrays).__name__
+        raise TypeError(f"round {round_}: download returned a {kind}: must return a dict of arrays")
+    if wrong := arrays.keys() ^ {*plan.down(layout)}:
+        name = min(wrong)
+        what = "gave" if name in arrays else "left out"
+        but = "does not have" if name in arrays else "has"
+        raise RunError(f"round {round_}: download {what} {name}, which the plan {but}")
+    return dict(arrays)
+
+
 def check_aggregate(round_: int, new: object, layout: Layout) -> Arrays:
     """Return the aggregated arrays as float32.
 

@@ -14,8 +14,8 @@ from flwr.serverapp import Grid
 from fedapps.core import log
 from fedapps.core.draws import sample_evaluated
 from fedapps.core.errors import without_lines
+from fedapps.engine import checks
 from fedapps.engine.checkpoint import needed_after
-from fedapps.engine.checks import check_aggregate, check_plans, check_selected, check_strategy
 from fedapps.engine.failures import FailurePolicy, refuse_dead_workers
 from fedapps.engine.figures import FigureChecks
 from fedapps.engine.privacy import privacy
@@ -52,8 +52,8 @@ class Rounds:
         self.fleet = Fleet()
         self.privacy = privacy(self.settings, self.layout, strategy.state)
         self.privacy.check_strategy(strategy)
-        check_strategy(strategy)
-        check_plans(strategy)
+        checks.check_strategy(strategy)
+        checks.check_plans(strategy)
         self.checks = FigureChecks(strategy)
         self.totals = RoundTotals()
         self.exchange = Exchange()
@@ -85,7 +85,7 @@ class Rounds:
         self._see_who_is_there(round_)
         self.totals = RoundTotals()
         there = self.strategy.clients
-        wanted = check_selected(round_, self.strategy.select(round_), there)
+        wanted = checks.check_selected(round_, self.strategy.select(round_), there)
         selected = self.privacy.select(round_, wanted, there)
         plans = {client: self.strategy.plan(round_, client) for client in selected}
         plans = self.strategy.begin_round(round_, plans)
@@ -115,7 +115,7 @@ class Rounds:
         self.totals.bytes_down += down
         self.totals.bytes_up += up
         self._handle_failures(round_, "train")
-        self.strategy.arrays.update(check_aggregate(round_, new, self.layout))
+        self.strategy.arrays.update(checks.check_aggregate(round_, new, self.layout))
         self.totals.add(self._train_on_server(round_))
         self.totals.add(cost_of(self.strategy.after_round, round_, TrainingStats))
 
@@ -176,10 +176,11 @@ class Rounds:
     def _send(self, round_: int, plans: Mapping[int, Plan], kind: str) -> list[Message]:
         strategy = self.strategy
         subset = "train" if kind == "train" else self.settings.evaluate_on
-        requests = [
-            Request(c, plan, strategy.download(round_, c, plan), strategy.count(c, subset))
-            for c, plan in plans.items()
-        ]
+        requests: list[Request] = []
+        for client, plan in plans.items():
+            given = strategy.download(round_, client, plan)
+            arrays = checks.check_download(round_, given, plan, self.layout)
+            requests.append(Request(client, plan, arrays, strategy.count(client, subset)))
         loads = [self._load(request) for request in requests]
         places = self.fleet.nodes
         if kind == "train":
