@@ -8,6 +8,7 @@ import pytest
 
 from fedapps.core import registry
 from fedapps.core.errors import RunError
+from fedapps.engine.checkpoint import Progress
 from fedapps.engine.failures import FailureCounts, FailurePolicy
 from fedapps.method.update import Failure
 
@@ -65,6 +66,13 @@ def ends(rounds, devices=True, killed=False, **settings):
 )
 def test_devices_may_all_fail_for_a_while(rounds, end, killed):
     assert ends(rounds, killed=killed) == end
+
+
+def test_a_checkpoint_of_an_earlier_version_does_not_say_that_nobody_succeeded():
+    about = {"round": 8, "seconds": 0.0, "tables": {}, "classes": [], "versions": {}, "best": {}}
+    counts = msgspec.convert(about, Progress).failures
+    failures = [Failure(client, "no luck") for client in range(4)]
+    FailurePolicy(policy().settings, counts).apply(9, "train", failures, 4, 4, devices=True)
 
 
 def test_a_simulation_ends_at_once():

@@ -759,6 +759,17 @@ def test_a_repaired_device_takes_part_in_the_round_after_its_answer(clock, pause
     assert greeted(grid) == [1] + [2] * (problems + 1)
 
 
+def test_a_device_whose_answer_takes_rounds_is_not_asked_twice(clock):
+    """It would load its data once more."""
+    grid = LateGrid(clock, [owner(2, 1, problem="no such file")], delay=2)
+    registry = NodeRegistry(StreamingGrid(grid), 1, 1000.0, 2, False, 10)
+    found = []
+    for _ in range(8):
+        found.append(list(registry.wait_for_nodes().bound))
+        clock.now += 0.5
+    assert found[-1] == [0, 1] and greeted(grid) == [1, 2, 2]
+
+
 def test_an_answer_from_before_a_failure_does_not_count(clock):
     """The process that gave it can be the one that failed."""
     grid = LateGrid(clock, [owner(2, 1), owner(2, 1, train=6), owner(2, 1, train=7)], delay=1)

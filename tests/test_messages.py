@@ -501,7 +501,9 @@ def test_a_client_with_more_samples_than_before_says_what_the_limit_is():
     reply = reply_to(send(requests), [make_update(client) for client in (1, 2, 3)], [])
     reply.content["metrics-2"]["num-examples"] = 301
     (failure,) = unpack_reply(requests, reply, LAYOUT, False)[1]
-    line = "num-examples = 301: must be from 1 to 300, the samples that it had when it joined"
+    line = (
+        "num-examples = 301: must be from 1 to 300, the samples that it had when it was last asked"
+    )
     assert failure == Failure(2, line)
 
 

@@ -67,10 +67,11 @@ def read_seeds(text: str) -> list[int]:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last:
             raise RunError(f"--seeds {text}: must be numbers, for example 0-2 or 0,3,7")
-        if len(seeds) + last - first >= MOST_SEEDS:
-            raise RunError(f"--seeds {text}: at most {MOST_SEEDS} seeds; give fewer")
-        seeds += range(first, last + 1)
-    return list(dict.fromkeys(seeds))
+        seeds += range(first, min(last, first + MOST_SEEDS) + 1)
+    found = list(dict.fromkeys(seeds))
+    if len(found) > MOST_SEEDS:
+        raise RunError(f"--seeds {text}: at most {MOST_SEEDS} seeds; give fewer")
+    return found
 
 
 def points(axes: Sequence[Axis], base: Mapping[str, Scalar], seeds: Sequence[int]) -> list[Point]:

@@ -50,6 +50,11 @@ class Best(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, since=self.since + 1)
 
 
+def _not_counted() -> FailureCounts:
+    """Return the counts of an earlier version's checkpoint, which does not say who succeeded."""
+    return FailureCounts(succeeded=["train", "evaluate"])
+
+
 class Progress(ReportState, frozen=True, kw_only=True):
     """How far a run is: everything in a checkpoint except the arrays.
 
@@ -60,7 +65,7 @@ class Progress(ReportState, frozen=True, kw_only=True):
 
     versions: dict[int, int]
     best: Best
-    failures: FailureCounts = msgspec.field(default_factory=FailureCounts)
+    failures: FailureCounts = msgspec.field(default_factory=_not_counted)
     names: tuple[str, ...] = ()
 
 

@@ -10,6 +10,7 @@ from fedapps.core.draws import sample_evaluated
 from fedapps.core.errors import RunError
 from fedapps.core.words import nearest
 from fedapps.method.client import BaseClient
+from fedapps.method.conversation import Conversation
 from fedapps.method.strategy import BaseStrategy
 from fedapps.models.layers import Arrays, Layout
 from fedapps.models.norms import uses_batch_statistics
@@ -27,8 +28,8 @@ def check_strategy(strategy: BaseStrategy) -> None:
     """
     s, clip = strategy.settings, strategy.clip()
     client = registry.client_class(s.strategy)
-    for cls, base in ((type(strategy), BaseStrategy), (client, BaseClient)):
-        for name, hook in misspelt(cls, base):
+    for cls, *bases in ((type(strategy), BaseStrategy, Conversation), (client, BaseClient)):
+        for name, hook in misspelt(cls, *bases):
             log.warning("%s.%s is not a hook, did you mean %s?", cls.__name__, name, hook)
     if s.presum and replaced(strategy, ["aggregate"]):
         raise RunError("presum = true: this strategy needs every client's update; use false")
@@ -47,13 +48,14 @@ def check_strategy(strategy: BaseStrategy) -> None:
     _check_scores(strategy)
 
 
-def misspelt(cls: type, base: type) -> Iterator[tuple[str, str]]:
+def misspelt(cls: type, *bases: type) -> Iterator[tuple[str, str]]:
     """Yield the names that a method's class adds to its base class and that resemble a hook's.
 
-    A name that begins with the hook's, such as a plural, is meant to be another one.
+    `bases` define the hooks, the base class first. A name that begins with the hook's, such as a
+    plural, is meant to be another one.
     """
-    hooks = [name for name in dir(base) if not name.startswith("_")]
-    own = {name for name in dir(cls) if not name.startswith("_")} - {*hooks}
+    hooks = [name for base in bases for name in vars(base) if not name.startswith("_")]
+    own = {name for name in dir(cls) if not name.startswith("_")} - {*dir(bases[0])}
     for name in sorted(own):
         hook = nearest(name, hooks, MISSPELT)
         if hook and not name.startswith(hook):

@@ -32,12 +32,12 @@ class FailureCounts(msgspec.Struct):
     """What `FailurePolicy` knows of the rounds so far; a checkpoint keeps it.
 
     `in_a_row` maps a kind of request ("train", "evaluate" or `ANY`) to how often in a row all
-    clients failed, and `succeeded` has the kinds in which any client has succeeded. In the last
+    clients failed, and `succeeded` lists the kinds in which any client has succeeded. In the last
     `diverged_in_a_row` rounds, training diverged at more than half of the clients.
     """
 
     in_a_row: dict[str, int] = {}
-    succeeded: set[str] = set()
+    succeeded: list[str] = []
     diverged_in_a_row: int = 0
     advised: bool = False
 
@@ -85,7 +85,8 @@ class FailurePolicy:
                 counts.in_a_row[name] = counts.in_a_row.get(name, 0) + 1
         elif asked:
             counts.in_a_row |= {kind: 0, ANY: 0}
-            counts.succeeded.add(kind)
+            if kind not in counts.succeeded:
+                counts.succeeded.append(kind)
         end = max(counts.in_a_row.values(), default=0) >= (DEVICE_TIMES if devices else 1)
         in_vain = round_ == self.settings.num_rounds and kind not in counts.succeeded
         limit = self.settings.max_failures

@@ -52,10 +52,18 @@ class StrategyTools:
         """The server's model. Change entries only: other objects hold the same dict."""
         return self._arrays
 
+    @arrays.setter
+    def arrays(self, value: Arrays) -> None:
+        _refuse_another("arrays", self._arrays, value)
+
     @property
     def state(self) -> Arrays:
         """What else the server keeps. Change entries only: other objects hold the same dict."""
         return self._state
+
+    @state.setter
+    def state(self, value: Arrays) -> None:
+        _refuse_another("state", self._state, value)
 
     def setup(self) -> None:
         """Do the method's own setup, when everything above is set."""
@@ -132,6 +140,12 @@ class StrategyTools:
         return registry.strategy_class(name)(self.workspace, self.settings.of(name), self.devices)
 
 
+def _refuse_another(name: str, old: Arrays, new: Arrays) -> None:
+    """Raise AttributeError for another dict; `self.state |= ...` gives the same one."""
+    if new is not old:
+        raise AttributeError(f"self.{name} cannot be replaced; use self.{name}.update(...)")
+
+
 def ignore_event(round_: int, client: int | str, kind: str, detail: str) -> None:
     """Do nothing: outside of a run, there is no events.csv to write to."""
 
@@ -191,8 +205,8 @@ class ClientTools:
         """
         if not isinstance(objective, Objective):
             raise TypeError(
-                f"the objective of {phase} is {objective!r}: the hook objective must return an "
-                "Objective for each phase"
+                f"the objective of {phase} is {objective!r}: must be an Objective, which the hook "
+                "objective returns for each phase"
             )
         draw = Draw(self.settings.seed, phase, plan.round, self.client)
         cache_key = self.client if data is None else None  # features of `data` are not cached

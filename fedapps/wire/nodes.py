@@ -86,7 +86,7 @@ class NodeRegistry:
             self._see(sorted(self.grid.get_node_ids()))
             if time.monotonic() >= next_recheck:
                 self._fleet()  # finds out who does not fit now
-                self._recheck(self._rejected)
+                self._recheck(node for node in self._rejected if not self._guests[node].asked)
                 next_recheck = time.monotonic() + HELLO_WAIT
             self._read(self._greet())
             fleet = self._fleet()

@@ -151,7 +151,7 @@ def _unpack_update(
     if not (isinstance(num_examples, int) and 1 <= num_examples <= request.samples):
         raise BadMessage(
             f"num-examples = {num_examples}: must be from 1 to {request.samples}, "
-            "the samples that it had when it joined"
+            "the samples that it had when it was last asked"
         )
     weight = float(num_examples) if most is None else numbers.pop("weight", None)
     if not (isinstance(weight, float) and 0 <= weight <= (math.inf if most is None else most)):
