@@ -188,7 +188,15 @@ def test_so_it_is_with_other_methods_and_with_what_they_send_beside_the_model(
     assert tables(read_csv, first) == tables(read_csv, second)
 
 
+def one_more(content):
+    """It claims a test sample that it does not have; it has far more training samples."""
+    metrics = content[METRICS]
+    metrics["num-examples"] += 1
+    metrics["class_total"] = [metrics["class_total"][0] + 1, *metrics["class_total"][1:]]
+
+
 EVALUATE = {
+    "one more": (one_more, "num-examples = "),
     "2**39": (figure(num_examples=2**39), f"num-examples = {2**39}: must be from 1 to "),
     "accuracy": (figure(accuracy_personalized=1.5), BROKEN + "Expected `float` <= 1.0"),
     "accuracy 1": (
