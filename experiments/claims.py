@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from experiments.cells import Figure, Outcome, best_scale, outcomes
+from experiments.cells import Figure, Outcome, best_scale, outcomes, words
 from experiments.papers import SCALES, Claim, Table
 from experiments.store import Store
 
@@ -98,7 +98,7 @@ def _judge(claim: Claim, better: Outcome, other: Outcome) -> Judgement | None:
     published = None if said[0] is None or said[1] is None else said[0] - said[1]
     gap = Figure(tuple(ours[seed] - theirs[seed] for seed in seeds), published)
     rows = f"{better.cell.row.name} - {other.cell.row.name}" + (f" @ {column}" if column else "")
-    read = [reading.reads.removeprefix("accuracy_") for reading in readings]
+    read = [words(reading.reads) for reading in readings]
     if claim.reads or read[0] != read[1]:  # else the table already names it
         rows += f" ({' - '.join(dict.fromkeys(read))})"
     return Judgement(claim.says, rows, seeds, gap)
