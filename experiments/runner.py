@@ -56,7 +56,8 @@ class Runner:
     """Runs jobs in `jobs` processes; `run` returns the names of the failed ones.
 
     Each process has a thread that waits for it. These threads share the fields below with the one
-    that shows the progress. They only add or remove single entries, which Python does at once.
+    that shows the progress. They only add, remove or replace single values, which Python does at
+    once.
     """
 
     store: Store

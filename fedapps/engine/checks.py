@@ -1,6 +1,6 @@
 """Check that a strategy, its plans and its aggregated model fit the settings and the model."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -182,15 +182,13 @@ def check_download(round_: int, arrays: object, plan: Plan, layout: Layout) -> A
     Raises `RunError` if they are not those that its plan says, and TypeError for anything but a
     dict.
     """
-    if not isinstance(arrays, Mapping):
-        kind = type(arrays).__name__
-        raise TypeError(f"round {round_}: download returned a {kind}: must return a dict of arrays")
+    arrays = _dict(round_, "download", arrays)
     if wrong := arrays.keys() ^ {*plan.down(layout)}:
         name = min(wrong)
         what = "gave" if name in arrays else "left out"
         but = "does not have" if name in arrays else "has"
         raise RunError(f"round {round_}: download {what} {name}, which the plan {but}")
-    return dict(arrays)
+    return arrays
 
 
 def check_aggregate(round_: int, new: object, layout: Layout) -> Arrays:
@@ -199,13 +197,8 @@ def check_aggregate(round_: int, new: object, layout: Layout) -> Arrays:
     Raises `RunError` if a key or a shape is not that of the model, or if a value is not finite as
     float32, and TypeError for anything but a dict.
     """
-    if not isinstance(new, Mapping):
-        kind = type(new).__name__  # a tuple is what `weighted_mean` and `plain_mean` return
-        raise TypeError(
-            f"round {round_}: aggregate returned a {kind}: must return a dict of arrays"
-        )
     arrays: Arrays = {}
-    for key, value in new.items():
+    for key, value in _dict(round_, "aggregate", new).items():
         shape, right = np.shape(value), layout.shapes.get(key)
         if shape != right:
             model = f"has shape {right}" if right else "has no such key"
@@ -215,6 +208,17 @@ def check_aggregate(round_: int, new: object, layout: Layout) -> Arrays:
         if not np.isfinite(arrays[key]).all():
             raise RunError(f"round {round_}: the aggregated {key} is not finite")
     return arrays
+
+
+def _dict(round_: int, hook: str, returned: object) -> Arrays:
+    """Return what a hook returned; raises TypeError for anything but a dict.
+
+    It is, for example, the tuple that `weighted_mean` returns.
+    """
+    if not isinstance(returned, dict):
+        kind = type(returned).__name__
+        raise TypeError(f"round {round_}: {hook} returned a {kind}: must return a dict of arrays")
+    return returned
 
 
 def replaced(strategy: BaseStrategy, hooks: Iterable[str]) -> list[str]:

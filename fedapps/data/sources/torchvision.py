@@ -1,7 +1,6 @@
 """The data sets that torchvision downloads.
 
-SVHN is without `extra`, and EMNIST is `byclass` (62 classes): our choices for FedCMD's tables. The
-paper's list of data sets counts 600,000 images for SVHN, which would include `extra`.
+SVHN is without `extra`, and EMNIST is `byclass` (62 classes).
 """
 
 from collections.abc import Mapping
