@@ -25,10 +25,31 @@ Devices = dict[int, Mapping[str, int]]  # by client with its own data: sample co
 CHECKPOINT_COPIES = 2  # copies of the state in memory while engine/checkpoint.py writes it
 
 
+class OneDict:
+    """An attribute whose dict cannot be replaced, because other objects hold the same one.
+
+    Its entries can change. `self.state |= ...` works, too, because it keeps the dict.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, holder: object, owner: type) -> Arrays:
+        found: Arrays = vars(holder)[self.name]
+        return found
+
+    def __set__(self, holder: object, value: Arrays) -> None:
+        if vars(holder).setdefault(self.name, value) is not value:
+            name = f"self.{self.name}"
+            raise AttributeError(f"{name} cannot be replaced; use {name}.update(...)")
+
+
 class StrategyTools:
     """The server's side; `BaseStrategy` explains each of its attributes."""
 
     options: MethodSettings
+    arrays = OneDict()
+    state = OneDict()
 
     def __init__(
         self,
@@ -40,30 +61,12 @@ class StrategyTools:
         self.settings = settings or workspace.settings
         self.options = self.settings.method
         self.layout = workspace.layout
-        self._arrays: Arrays = {key: value.copy() for key, value in workspace.initial.items()}
-        self._state: Arrays = {}
+        self.arrays = {key: value.copy() for key, value in workspace.initial.items()}
+        self.state = {}
         self.devices: Devices = {} if devices is None else devices  # shared with `other`
         self.event: Callable[[int, int | str, str, str], None] = ignore_event
         self._reserve_memory()
         self.setup()
-
-    @property
-    def arrays(self) -> Arrays:
-        """The server's model. Change entries only: other objects hold the same dict."""
-        return self._arrays
-
-    @arrays.setter
-    def arrays(self, value: Arrays) -> None:
-        _refuse_another("arrays", self._arrays, value)
-
-    @property
-    def state(self) -> Arrays:
-        """What else the server keeps. Change entries only: other objects hold the same dict."""
-        return self._state
-
-    @state.setter
-    def state(self, value: Arrays) -> None:
-        _refuse_another("state", self._state, value)
 
     def setup(self) -> None:
         """Do the method's own setup, when everything above is set."""
@@ -138,12 +141,6 @@ class StrategyTools:
         these here, such as `aggregate`.
         """
         return registry.strategy_class(name)(self.workspace, self.settings.of(name), self.devices)
-
-
-def _refuse_another(name: str, old: Arrays, new: Arrays) -> None:
-    """Raise AttributeError for another dict; `self.state |= ...` gives the same one."""
-    if new is not old:
-        raise AttributeError(f"self.{name} cannot be replaced; use self.{name}.update(...)")
 
 
 def ignore_event(round_: int, client: int | str, kind: str, detail: str) -> None:
