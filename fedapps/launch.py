@@ -39,6 +39,7 @@ from fedapps.launcher.superlink import (
     environment,
     flower_home,
     flwr,
+    not_running,
     stop,
 )
 
@@ -227,9 +228,8 @@ def run(options: argparse.Namespace) -> int:
 
 def end(home: Path | None) -> int:
     """End the SuperLink of a home, and log the result; return the exit status."""
-    ended, folder = stop(home), flower_home(home)
-    none = f"no SuperLink that `fedapps run` started in {folder} is running"
-    log.info(f"SuperLink of {folder} ended" if ended else none)
+    ended = stop(home)
+    log.info(f"SuperLink of {flower_home(home)} ended" if ended else not_running(home))
     return 0
 
 

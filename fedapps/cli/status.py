@@ -21,12 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print a line about the SuperLink and a line for each run."""
     from fedapps.launcher.runs import listed
-    from fedapps.launcher.superlink import flower_home, superlink
+    from fedapps.launcher.superlink import flower_home, not_running, superlink
 
     home, link = flower_home(options.home), superlink(options.home)
     if link is None:
-        none = f"no SuperLink that `fedapps run` started in {home} is running"
-        print(f"{none}; for one that config.toml names, use flwr ls NAME")
+        print(f"{not_running(home)}; for one that config.toml names, use flwr ls NAME")
         return 0
     print(f"SuperLink of {home}: port {link.port}, process {link.pid}, Flower {link.version}")
     runs = listed(home, link, options.limit)

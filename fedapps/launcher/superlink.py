@@ -69,6 +69,11 @@ def flower_home(home: Path | None) -> Path:
     return expanded(str(home or os.environ.get("FLWR_HOME") or "~/.flwr")).resolve()
 
 
+def not_running(home: Path | None) -> str:
+    """Say that a home has no SuperLink of ours; one that config.toml names may still run."""
+    return f"no SuperLink that `fedapps run` started in {flower_home(home)} is running"
+
+
 def log_of(home: Path | None) -> Path:
     """Return the path of the log of a home's SuperLink, which is in the SuperLink's folder."""
     return flower_home(home) / "local-superlink" / "superlink.log"
