@@ -9,7 +9,7 @@ process had them in its cache.
 
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from fedapps.training.clipping import SampleGradients, Threshold, Thresholds
 from fedapps.training.costs import Profile, TrainingStats, is_cacheable
 from fedapps.training.draw import Draw
 from fedapps.training.features import FeatureCache, digest, features
-from fedapps.training.gradients import add_proximal, gradient_rule
+from fedapps.training.gradients import GradientRule, add_proximal, gradient_rule
 from fedapps.training.objective import PLAIN, Objective
 from fedapps.training.optimizers import optimizer
 from fedapps.training.plan import Stage
@@ -98,34 +98,26 @@ class Trainer:
         parameters = self.freeze_all_but(stage.layers)
         trained, beside = [*parameters.values()], objective.parameters
         mover = optimizer([*trained, *beside], stage)
-        total = torch.zeros(())
-        taken: list[int] = []  # batch sizes of all steps that were taken
+        loss = torch.zeros(())  # summed over the samples of all steps that were taken
+        taken: list[int] = []  # batch sizes of these steps
         with gradient_rule(self.model, trained, threshold, beside) as rule:
-
-            def backward(batch: Samples) -> None:
-                nonlocal total
-                value = objective.loss(objective.forward(self.model, batch[0], layers), batch[1])
-                rule.backward(value)
-                total = total + value.detach() * len(batch[1])
-                sizes.append(len(batch[1]))
-
             for group in grouped(batches, objective.batches, stage.max_steps):
-                before, sizes = total, list[int]()
-                objective.gradients(backward, group)
-                _check_passes(len(sizes), stage)
+                passes = _Passes(self.model, layers, objective, rule, loss)
+                objective.gradients(passes, group)
+                passes.check(stage)
                 if stage.prox_mu:
                     add_proximal(parameters, anchor, stage.prox_mu)
                 if rule.finish():
                     mover.step()
-                    taken += sizes
+                    loss = passes.loss
+                    taken += passes.sizes
                     if objective.after_step:
                         with torch.no_grad():
                             objective.after_step(self.model)
                 else:
                     mover.drop()
-                    done.rejected += len(sizes)
-                    total = before
-        done.loss += float(total)
+                    done.rejected += len(passes.sizes)
+        done.loss += float(loss)
         done.samples += sum(taken)
         done.batches += len(taken)
         done.macs += macs * sum(taken)
@@ -259,18 +251,38 @@ def _threshold(stage: Stage, known: Thresholds) -> Threshold | None:
     return known.get((stage.layers, stage.clip)) or Threshold(stage.clip)
 
 
-def _check_passes(passes: int, stage: Stage) -> None:
-    """Refuse a step that computed no gradient with `backward`, or more than its stage declares.
+@dataclass
+class _Passes:
+    """The passes of one step: the `backward` that `Objective.gradients` calls for each of them.
 
-    `backward` counts losses, samples and costs. The server checks the client's figures against the
-    declaration.
+    Loss and costs are counted here. The server checks a client's costs against what the stage
+    declares.
     """
-    if not passes:
-        raise ValueError(
-            "a step did not call backward: without it, neither its loss nor its costs are counted"
-        )
-    if passes > stage.passes:
-        raise ValueError(
-            f"passes = {stage.passes}: a step computed {passes} gradients;"
-            " declare as many in its Stage"
-        )
+
+    model: nn.Sequential
+    layers: Slice
+    objective: Objective
+    rule: GradientRule
+    loss: Tensor  # summed over samples, beginning with those of earlier steps
+    sizes: list[int] = field(default_factory=list)
+
+    def __call__(self, batch: Samples) -> None:
+        images, labels = batch
+        outputs = self.objective.forward(self.model, images, self.layers)
+        value = self.objective.loss(outputs, labels)
+        self.rule.backward(value)
+        self.loss = self.loss + value.detach() * len(labels)
+        self.sizes.append(len(labels))
+
+    def check(self, stage: Stage) -> None:
+        """Raise ValueError if the step computed no gradient, or more than its stage declares."""
+        if not self.sizes:
+            raise ValueError(
+                "a step did not call backward: without it, neither its loss nor its costs are"
+                " counted"
+            )
+        if len(self.sizes) > stage.passes:
+            raise ValueError(
+                f"passes = {stage.passes}: a step computed {len(self.sizes)} gradients;"
+                " declare as many in its Stage"
+            )
