@@ -61,13 +61,13 @@ class FedCMD(WarmUp):
     E `local-epochs`, B `batch-size`, rho `selection-fraction`; a fixed l* is `layer`.
     With `weighting = cosine` clients send l* only for the similarity (if any layers follow l*).
     A fixed `layer` (Tables I-IV) is personal from round 1; the other layers are averaged (as with
-    `uniform`). The clients in `other-clients` (Fig. 2: the worst fifth) have `other-layer`
-    personal instead. The scores are computed in clients/fedcmd.py. Where the paper is silent, we
-    chose these rules:
+    `uniform`). The clients in `other-clients` have `other-layer` personal instead (Fig. 2). The
+    scores are computed in clients/fedcmd.py. Where the paper is silent, we chose these rules:
 
     - Inputs and outputs are scaled to [0, 1], and labels (0..C-1) are divided by C - 1.
     - The first layer is no candidate; `candidates = fc` also leaves out convolutions.
     - A tie goes to the layer nearer the output.
+    - The clients that do poorly with fc2, and get the classifier in Fig. 2, are the worst fifth.
     - A client that missed the latest round is compared by its last l*; a client that has never
       sent its l* gets the mean with weights n_i.
 

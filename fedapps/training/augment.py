@@ -24,8 +24,9 @@ def windows(
 def crop_flip(x: Tensor, rows: Tensor, columns: Tensor, border: Tensor | None = None) -> Tensor:
     """Pad by 4 pixels, and cut out the windows from `windows`; all tensors are on one device.
 
-    `border` [C] is the value of the padding (None: zero). The usual pipeline pads with black before
-    it normalizes; these images are normalized already, so `border` is what black has become.
+    `border` is the value of the padding (None: zero). Our choice is black, as in the usual
+    pipeline, which pads before it normalizes; these images are normalized already, so `border` is
+    what black has become.
     """
     height, width = x.shape[-2:]
     sample = torch.arange(len(x), device=x.device)[:, None, None]

@@ -24,11 +24,11 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `layers` may be empty if the objective trains parameters beside the model; otherwise a stage
     without layers trains nothing. `optimizer` is a name in `optimizers.OPTIMIZERS`; each stage
-    begins with a new optimizer. Only "sgd" has a `momentum`. `passes` is the largest number of
-    gradients that a step computes; the server checks the clients' figures against it. `max_steps`
-    ends the stage after that many steps (0: no limit). `batches` is the number of batches in an
-    epoch; a client with fewer batches uses its own again (0: as many as it has). A batch of fewer
-    than `least` samples is skipped.
+    begins with a new optimizer (our choice). Only "sgd" has a `momentum`. `passes` is the largest
+    number of gradients that a step computes; the server checks the clients' figures against it.
+    `max_steps` ends the stage after that many steps (0: no limit). `batches` is the number of
+    batches in an epoch; a client with fewer batches uses its own again (0: as many as it has). A
+    batch of fewer than `least` samples is skipped.
     """
 
     layers: Slice

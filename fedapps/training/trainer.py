@@ -39,7 +39,7 @@ class Trainer:
     batch_size: int
     augment: str = "none"
     cache_bytes: int = 0
-    border: Tensor | None = None  # [C]: a black pixel after normalization
+    border: Tensor | None = None  # value of the padding, see augment.py
 
     def __post_init__(self) -> None:
         self._features = FeatureCache(self.cache_bytes)

@@ -9,7 +9,10 @@ from fedapps.data.sources.source import Arrays, Source, archive
 
 
 def _tiny_imagenet(root: Path) -> Arrays:
-    """Read `train/<wnid>/images` as training set, and `val` as test set (`test` has no labels)."""
+    """Read `train/<wnid>/images` as training set, and `val` as test set (our choice).
+
+    The archive's own `test` has no labels.
+    """
     source = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
     folder = archive("tiny-imagenet", root / "tiny-imagenet-200", source)
     labels = {wnid: label for label, wnid in enumerate(folders(folder / "train"))}

@@ -1,6 +1,7 @@
 """The data sets that torchvision downloads.
 
-SVHN is without `extra`, and EMNIST is `byclass` (62 classes).
+Two choices are ours, because the papers do not state them: SVHN is without `extra`, and EMNIST is
+`byclass` (62 classes).
 """
 
 from collections.abc import Mapping
