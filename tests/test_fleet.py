@@ -850,10 +850,20 @@ def test_who_says_another_client_when_asked_again_does_not_take_its_place(capsys
     assert "left out: SuperNode 1, client 1" in capsys.readouterr().out
 
 
+def test_a_repaired_device_does_not_take_the_place_of_one_that_served_meanwhile(capsys):
+    grid = FakeGrid(
+        polls=[[owner(1, 0, problem="no such file"), owner(2, 0)], [owner(1, 0)]], nodes=[[1, 2]]
+    )
+    registry = make_registry(grid)
+    for _ in range(3):
+        assert registry.wait_for_nodes().bound[0].node == 2
+    assert "client-id = 0 is also that of SuperNode 2; change one" in capsys.readouterr().out
+
+
 def test_too_few_because_they_do_not_fit_says_why():
-    grid = FakeGrid(polls=[[owner(1, 7)]], nodes=[[1]])
+    grid = FakeGrid(polls=[[owner(1, 3)]], nodes=[[1]])
     registry = NodeRegistry(StreamingGrid(grid), 1, 0.1, 3, simulated=False)
-    line = r"^0 of 1 SuperNodes .*; left out: SuperNode 1, client 7: client-id = 7: must be 0 to 2"
+    line = r"^0 of 1 SuperNodes .*; left out: SuperNode 1, client 3: client-id = 3: must be 0 to 2"
     with pytest.raises(RunError, match=line):
         registry.wait_for_nodes()
 

@@ -26,8 +26,8 @@ def bad_node(nodes, make_npz, tmp_path):
             node["data"] = str(make_npz(npz, classes=4, side=8, train_labels=np.full(96, 3)))
             return node, f"{npz}: label 3 found; the run has 0..2 (num-classes)"
         if kind == "names":
-            node["data"] = str(make_npz(npz, class_names=np.array(["x", "y", "z"])))
-            return node, f"{npz}: class_names are x,y,z; the run has 0,1,2 (class-names)"
+            node["data"] = str(make_npz(npz, class_names=np.array(["0", "2", "1"])))
+            return node, f"{npz}: class_names are 0,2,1; the run has 0,1,2 (class-names)"
         if kind == "folder":
             node["data"] = str(put(tmp_path / "pictures", "012", skip=("2",)))
             return node, f"{tmp_path}/pictures/train/2: is missing; must be one folder"
@@ -38,8 +38,8 @@ def bad_node(nodes, make_npz, tmp_path):
             node["data"] = str(tmp_path / "gone.npz")
             return node, f"{tmp_path}/gone.npz: no such file"
         if kind == "number":
-            node["client-id"] = 7
-            return node, "client-id = 7: must be 0 to 2 (num-clients)"
+            node["client-id"] = 3
+            return node, "client-id = 3: must be 0 to 2 (num-clients)"
         if kind == "word":
             node["client-id"] = "one"
             return node, 'node-config: client-id = "one": must be an integer >= 0'
@@ -139,6 +139,14 @@ def test_a_folder_of_pictures_is_data(tmp_path):
     assert data.of_device(folder, (3, 8, 8), ["cat", "dog", "owl"]).tensors(np.arange(2))[0].shape
     with pytest.raises(RunError, match="owl: is not a class of the run"):
         data.of_device(folder, (1, 8, 8), ["cat", "dog"])
+
+
+def test_pictures_have_the_height_and_width_of_the_run(tmp_path):
+    folder = put(tmp_path / "own", ["cat", "dog"], size=(6, 8))
+    own = data.of_device(folder, (1, 8, 6), ["cat", "dog"])
+    assert own.tensors(np.arange(8))[0].shape == (8, 1, 8, 6)
+    with pytest.raises(RunError, match=r"0.png: 6x8 pixels; the run has 8x6$"):
+        data.of_device(folder, (1, 6, 8), ["cat", "dog"])
 
 
 @pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
