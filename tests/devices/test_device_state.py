@@ -123,6 +123,26 @@ def test_methods_and_models_in_one_folder_do_not_mix(device_run, nodes):
         np.testing.assert_array_equal(after[key], value)
 
 
+def test_runs_with_other_personal_layers_have_states_of_their_own(flat_config, nodes):
+    """Else a server could get a layer that an earlier run has promised to leave on the device."""
+    options = (
+        "",
+        "bn-local=true",
+        'bn-stats="local"',
+        "head-layers=2",
+        'fedper.personal-layers="fc2"',
+        'input-shape="1,8,8" num-classes=4',
+        "lr=0.5 seed=3 fedrep.head-epochs=3",  # these say nothing of layers
+    )
+    folders = []
+    for number, option in enumerate(options):
+        settings = config.read(flat_config(RUN, 'strategy="fedper" model="lenet5"', option))
+        device = Device.of(nodes[0])
+        info = RoundInfo("/runs/x", "", run_id=str(number))
+        folders.append(device.store(device_workspace(settings, device), info).folder)
+    assert folders[-1] == folders[0] and len({*folders}) == len(options) - 1
+
+
 def test_nobody_else_may_enter_the_state_folder(device_run, nodes):
     state = Path(nodes[0]["state-dir"])
     state.mkdir(mode=0o755)
@@ -171,6 +191,17 @@ def test_a_process_that_ends_after_its_run_leaves_the_next_ones_state_alone(bega
     )
     began("c")
     assert began("c").load(1)["w"].tolist() == [20.0, 20.0]
+
+
+def test_a_message_from_before_a_resumption_does_not_take_the_state_back(began):
+    began("a").save(1, marked(1))
+    resumed = began("a", **AGAIN)
+    resumed.save(2, marked(20))
+    line = "the run was resumed 1 times; this message is from before that"
+    with pytest.raises(RunError, match=line):
+        began("a")
+    resumed.save(3, marked(30))
+    assert began("a", **AGAIN).load(4)["w"].tolist() == [30.0, 30.0]
 
 
 def test_a_process_that_ends_after_its_run_leaves_the_next_ones_model_alone(
@@ -245,6 +276,23 @@ def test_what_the_server_would_refuse_is_not_kept_either(
     assert failures["1"].endswith("(max-value)")
     kept = {path.parts[-3] for path in tmp_path.glob("state-*/*/round-*.safetensors")}
     assert kept == {"state-0", "state-2"}
+
+
+def test_a_device_writes_why_it_failed_beside_its_state(device_run, nodes, monkeypatch):
+    """The server's words name the run directory; a device does not write where a server says."""
+    cls = registry.client_class("fedper")
+    train_round = cls.train_round
+
+    def fail(self, plan, received):
+        if self.client == 1:
+            raise ValueError("no luck with this device")
+        return train_round(self, plan, received)
+
+    monkeypatch.setattr(cls, "train_round", fail)
+    folder = device_run('strategy="fedper" num-rounds=1')
+    text = (Path(nodes[1]["state-dir"]) / "log.txt").read_text("utf-8")
+    assert "round 1, client 1, train\nTraceback" in text and "no luck with this device" in text
+    assert "Traceback" not in (folder / "log.txt").read_text("utf-8")
 
 
 def test_a_state_of_an_earlier_run_that_training_fails_from_is_named(
