@@ -5,10 +5,13 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 
 from fedapps.cli import export, predict
 from fedapps.core import registry
 from fedapps.core.errors import RunError
+from fedapps.data.sources.digits import DIGITS
+from fedapps.device import personalized
 from fedapps.engine.finished import FinishedRun
 from fedapps.engine.rounds import Rounds
 from fedapps.method.update import replace
@@ -99,6 +102,18 @@ def test_exported_client_predicts_without_the_run(tiny_run, read_csv, accuracy, 
     assert call(export, source, "--output", shared) == 0
     assert "have their initial values: fc2; " in capsys.readouterr().err
     assert accuracy(source, 0, shared) == accuracy(source, 0, source)
+
+
+def test_images_are_normalized_like_those_of_the_runs_data_set(serial_run, data_root, tmp_path):
+    model = personalized.of_run(FinishedRun.open(serial_run('strategy="fedavg"')), None)
+    with np.load(data_root / "digits.npz") as arrays:
+        images = arrays["test_images"][:20]
+    np.savez(tmp_path / "own.npz", images=images)
+    found = personalized.predict(model, tmp_path / "own.npz")
+    mean, std = DIGITS.mean[0], DIGITS.std[0]
+    with torch.no_grad():
+        logits = model.module(torch.from_numpy((images[:, None] - mean) / std).float())
+    np.testing.assert_allclose(found, logits.softmax(1), rtol=1e-4, atol=1e-6)
 
 
 def refusal(*words):
