@@ -115,6 +115,19 @@ def test_macs_by_hand():
     assert facts.step_macs(("conv",), "conv") == 2 * c + 2 * f  # no gradient of fc's weight
 
 
+def test_a_step_with_clipping_by_sample_and_one_without_are_counted_apart():
+    """By the same profile, in either order."""
+
+    def counted(order):
+        model = build("cnn", (1, 8, 8), 10, seed=1)
+        names = tuple(name for name, _ in model.named_children())
+        found = profile(model, (1, 8, 8))
+        return {by_sample: found.step_macs(names, names[0], by_sample) for by_sample in order}
+
+    assert counted((True, False)) == counted((False, True))
+    assert counted((True, False))[True] > counted((False,))[False]
+
+
 @pytest.mark.parametrize("groups", [1, 2, 6])
 def test_grouped_convolutions_count_their_own_channels_only(groups):
     conv = nn.Sequential(nn.Conv2d(6, 6, 3, groups=groups, padding=1), nn.Flatten())

@@ -175,6 +175,30 @@ def test_after_step_is_not_called_for_a_rejected_step(trainer, data):
     assert (done.batches, done.rejected, calls) == (2, 1, [False, False])
 
 
+def test_a_rejected_step_adds_nothing_but_each_of_its_batches(trainer, data):
+    """Of three steps of two batches, the second has a gradient that is not finite."""
+    losses, before = [], deepcopy(trainer.model)
+
+    def loss(logits, labels):
+        value = cross_entropy(logits, labels)
+        losses.append((value.item(), len(labels)))
+        return value * float("nan") if len(losses) == 4 else value
+
+    def both(backward, batches):
+        for batch in batches:
+            backward(batch)
+
+    objective = Objective(loss, gradients=both, batches=2)
+    clip = Clip(percentile=100, max_norm=5.0, mode="batch", history=9)
+    part = stage("abc", epochs=2, lr=1e-9, passes=2, clip=clip)
+    done = trainer.train(data, (part,), DRAW, objective)
+    taken = losses[:2] + losses[4:]
+    assert (done.batches, done.rejected, len(losses)) == (4, 2, 6)
+    assert done.samples == sum(size for _, size in taken)
+    assert done.loss == pytest.approx(sum(value * size for value, size in taken), rel=1e-5)
+    close(trainer.model, before)
+
+
 # Several gradients a step ------------------------------------------------------------------------
 
 

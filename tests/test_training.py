@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedapps.core.config import defaults, read
+from fedapps.core.config import defaults, parse, read
 from fedapps.core.errors import RunError
 from fedapps.models import build
 from fedapps.models.layers import layout_of
@@ -26,6 +26,7 @@ from fedapps.training.features import FeatureCache
 from fedapps.training.objective import Objective
 from fedapps.training.plan import Stage
 from fedapps.training.trainer import Trainer
+from fedapps.training.workspace import Workspace
 
 torch.set_num_threads(1)
 
@@ -493,6 +494,15 @@ def test_a_batch_of_one_is_skipped_only_where_batchnorm_cannot_take_it(name, tra
     assert (done.samples, done.batches) == (sum(watch.sizes), len(watch.sizes))
 
 
+def test_of_repeated_batches_each_that_is_too_small_counts_as_skipped():
+    """Of 17 samples an epoch of 8 batches has 8, 8, 1, 8, 8, 1, 8, 8."""
+    trainer, data = make("conv4"), samples(17, (1, 8, 8), 4)
+    watch = Watch(trainer.model)
+    part = stage(trainer.layout.names, 2, batches=8)
+    done = trainer.train(data, (part,), DRAW, Objective(watch))
+    assert (done.skipped, watch.sizes) == (2 * 2, [8] * 6 * 2)
+
+
 def test_a_batch_of_one_on_larger_images_is_kept():
     trainer, data = make("mobilenet", (1, 17, 17), batch_size=2), samples(3, (1, 17, 17), 4)
     done = trainer.train(data, (stage(trainer.layout.names),), DRAW)
@@ -721,6 +731,21 @@ def test_training_sees_the_drawn_crops():
         wanted.append(slow_crop_flip(shuffled, *DRAW.crops(epoch, 20)))
     assert np.array_equal(seen.numpy(), np.concatenate(wanted))
     assert not np.array_equal(*[[*DRAW.crops(epoch, 20)] for epoch in (0, 1)])
+
+
+def test_crops_of_black_images_are_black(make_npz, tmp_path):
+    """What lies beside an image is what a black pixel has become, and not the value 0."""
+    black = {f"{part}_images": np.zeros((24, 8, 8), np.uint8) for part in ("train", "test")}
+    path = make_npz(tmp_path / "black.npz", 24, 24, **black)
+    options = f'strategy="fedavg" dataset="{path}" num-clients=2 partitioner="iid" device="cpu"'
+    space = Workspace(read(parse([options, 'augment="crop-flip"'])))
+    seen = []
+    space.model.conv1.register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
+    images, labels = space.samples(0, "train")
+    (pixel,) = images.unique()
+    space.trainer.train((images, labels), (stage(["conv1"]),), DRAW)
+    *_, last = seen
+    assert pixel == last.min() == last.max() == -1
 
 
 def test_crops_are_drawn_evenly():

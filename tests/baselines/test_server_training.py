@@ -5,10 +5,12 @@ from functools import partial
 import numpy as np
 import pytest
 
+from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.models import MODELS, ModelSpec
 from fedapps.models.norms import batch_norms
 from fedapps.training.draw import Draw
+from fedapps.training.workspace import Workspace
 from tests.support.references import BATCH, assert_close, grad, moved, reference, sgd
 
 
@@ -29,6 +31,18 @@ def test_the_server_trains_on_its_share(small, serial_run, flat_config, read_mod
         trained = sgd(w, steps, partial(_grad_of, part))
         w = trained
     assert_close(read_model(folder), w)
+
+
+def test_the_servers_share_is_drawn_from_all_training_samples(tiny_npz, flat_config):
+    options = 'strategy="fedavg" num-clients=3 partitioner="classes" classes-per-client="0/1/2"'
+    space = Workspace(config.read(flat_config(tiny_npz, options, "server-data=0.4")))
+    every = np.concatenate([share.train for share in space.shares])
+    images, labels = space.server_samples
+    assert len(labels) == round(0.4 * len(every))
+    assert np.bincount(labels, minlength=3).min() > 0, "of each client, who has a class of its own"
+    found = {image.numpy().tobytes() for image in images}
+    assert len(found) == len(labels), "each sample once"
+    assert found <= {image.numpy().tobytes() for image in space.dataset.tensors(every)[0]}
 
 
 def _pulled_to(received, p, x, y):
