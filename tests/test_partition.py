@@ -432,6 +432,22 @@ def test_dirichlet_is_the_rule_of_the_paper(balance, alpha, least):
         assert np.array_equal(counts, slow_dirichlet(np.bincount(labels), chosen))
 
 
+def test_a_client_with_exactly_an_equal_share_gets_none_of_the_next_class():
+    """Ten classes of 4 samples for 10 clients: 4 samples each are often reached exactly."""
+    labels = np.repeat(np.arange(10), 4)
+    for seed in range(5):
+        chosen = make(
+            partitioner="dirichlet",
+            num_clients=10,
+            alpha=10.0,
+            min_samples=2,
+            dirichlet_balance=True,
+            seed=seed,
+        )
+        counts = held(labels, shares(labels, len(labels), chosen))
+        assert np.array_equal(counts, slow_dirichlet(np.bincount(labels), chosen))
+
+
 def test_fedcmd():
     """100 clients on CIFAR-10, alpha 0.1, at least 40 samples."""
     labels, num_train = balanced(10, 5000, 1000)
