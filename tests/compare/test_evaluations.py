@@ -5,6 +5,8 @@ import csv
 import numpy as np
 import pytest
 
+from fedapps.compare.evaluations import read_evaluation
+
 LONG = [(0.1, 0.5), (0.2, 0.6), (0.3, 0.7)]  # initial and personalized, of three rounds
 COLUMNS = ("evaluation", "round", "settings", "accuracy_initial", "accuracy_personalized")
 
@@ -78,6 +80,15 @@ def test_means_over_other_clients_are_told(made, evaluated, compare):
     for lr, clients in ((0.1, 5), (0.2, 4)):
         tables += evaluated(made(f"r{lr}", f"lr={lr}"), (1, "", 0.3, 0.7), clients=clients)
     assert "not the same clients: seed 0 is scored on 5 (A), 4 (B)" in compare(*tables).out
+
+
+def test_an_evaluation_has_its_own_figures_and_none_of_its_run(made, evaluated):
+    run = made("r", scores=LONG, accuracy_last_local=0.9)
+    (table,) = evaluated(run, (3, "finetune-epochs=9", 0.25, 0.8))
+    found = read_evaluation(table)
+    curves = {name: found.curve(name).to_dict() for name in COLUMNS[3:]}
+    assert curves == {"accuracy_initial": {3: 0.25}, "accuracy_personalized": {3: 0.8}}
+    assert found.curve("accuracy_last_local").empty
 
 
 def test_what_is_no_evaluation_is_named(made, evaluated, refused):

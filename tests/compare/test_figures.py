@@ -8,6 +8,10 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from fedapps.compare.groups import grouped
+from fedapps.compare.pairs import DATA
+from fedapps.compare.runs import read
+from fedapps.data.partitioners import PARTITIONERS
 from tests.support.made_runs import COSTS, scored_run
 
 RESULT = "accuracy_personalized"
@@ -115,6 +119,31 @@ def test_of_a_round_with_two_phases_the_last_is_scored_and_both_cost(made, compa
         assert runs.loc[letter, "bytes_up"] == rounds["bytes_up"].sum()
 
 
+def test_costs_end_with_the_last_round_that_was_scored(made, compare):
+    """In the last round every evaluation has failed."""
+    folders = [made("a", scores=[(0.1, 0.2), (0.3, 0.4), None]), made("b", "lr=0.5")]
+    first = compare(*folders).runs.loc[0]
+    rounds = pd.read_csv(folders[0] / "rounds.csv")[:2]
+    assert first["round"] == 2
+    for name in (*COSTS, "seconds"):
+        assert first[name] == rounds[name].sum()
+
+
+def test_a_curve_is_over_the_rounds_that_all_runs_of_a_group_have_scored(made):
+    scores = {0: [0.2, 0.4, None, 0.6], 1: [0.3, None, 0.5, 0.9]}
+    folders = [
+        made(f"a{seed}", f"seed={seed}", scores=[score and (0.1, score) for score in own])
+        for seed, own in scores.items()
+    ]
+    (group,) = grouped([*map(read, folders)])
+    curve = group.curve(RESULT)
+    assert curve.index.tolist() == [1, 4]
+    for round_, row in curve.iterrows():
+        values = [own[round_ - 1] for own in scores.values()]
+        assert row["mean"] == pytest.approx(np.mean(values))
+        assert row["std"] == pytest.approx(np.std(values, ddof=1))
+
+
 # Differences --------------------------------------------------------------------------------------
 
 
@@ -183,6 +212,17 @@ def test_what_is_scored_on_other_samples_has_no_difference(made, compare, key, v
     compared = compare(*folders)
     assert "difference seed by seed" not in compared.out
     assert f"not the same samples: {key} is {value} (A), {other} (B)\n" in compared.out
+
+
+def test_whatever_a_partitioner_reads_decides_which_samples_are_scored():
+    assert {key for each in PARTITIONERS.values() for key in each.keys} <= {*DATA}
+
+
+def test_runs_of_other_lengths_have_no_difference(made, compare):
+    folders = [made("a", scores=[(0.1, 0.2)] * 3), made("b", "lr=0.5", scores=[(0.1, 0.4)] * 2)]
+    compared = compare(*folders)
+    assert "difference seed by seed" not in compared.out
+    assert "not equally long: 3 rounds (A), 2 rounds (B)\n" in compared.out
 
 
 def test_means_over_other_clients_have_no_difference(made, compare):

@@ -193,6 +193,24 @@ def test_without_a_terminal_a_line_a_minute_says_how_far_runs_are(tmp_path, monk
     assert lines == [f"1/3 done, {a} in round 3, left 9:00", f"1/3 done, {a} in round 5, left 8:00"]
 
 
+def test_rounds_from_before_an_interruption_do_not_make_the_rest_look_shorter(
+    tmp_path, monkeypatch, capsys
+):
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(progress, "time", clock)
+    todo = [Point(name, {"num-rounds": 10, "seed": name}) for name in ("a", "b")]
+    table = tmp_path / "a" / "rounds.csv"
+    table.parent.mkdir()
+    table.write_text("round\n" + "1\n" * 4)
+    with progress.Progress(tmp_path, todo, started=0.0) as shown:
+        shown.begin(2)
+        clock.now = 60
+        table.write_text("round\n" + "1\n" * 6)
+        shown.look()
+    _, line = capsys.readouterr().out.splitlines()
+    assert line.endswith(" in round 7, left 7:00"), "2 rounds took a minute, 14 are left"
+
+
 def test_how_far_a_run_came_is_not_read_again_once_it_has_ended(tmp_path, monkeypatch, capsys):
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(progress, "time", clock)

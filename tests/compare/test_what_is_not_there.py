@@ -1,5 +1,6 @@
 """Runs without an end, without scores or of other rounds, folders that are no runs; pictures."""
 
+import json
 import os
 import shlex
 import subprocess
@@ -7,12 +8,14 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.image import imread
 
 from fedapps import cli
 from fedapps.cli import sweep
+from fedapps.compare import curves
 from fedapps.compare.comparison import compared
 from fedapps.compare.runs import read
 
@@ -169,6 +172,17 @@ def test_accuracies_that_a_run_lacks_are_empty_cells(made, compare):
     assert compared.groups["accuracy_global_mean"].isna().to_dict() == {"A": False, "B": True}
 
 
+def test_runs_made_with_other_versions_are_told(made, compare):
+    folders = [made("a"), made("b", "lr=0.5")]
+    path = folders[1] / "summary.json"
+    summary = json.loads(path.read_text("utf-8"))
+    now, summary["versions"]["torch"] = summary["versions"]["torch"], "1.0"
+    path.write_text(json.dumps(summary))
+    said = compare(*folders).out
+    assert f"made with different versions of torch: 1.0, {now}\n" in said
+    assert said.count("different versions") == 1
+
+
 def test_a_reader_that_has_read_enough_leaves_the_files_and_no_traceback(made, tmp_path):
     """As `... | head` does; that of the papers' tables has no files."""
     words = ["compare", made("a"), made("b", "lr=0.5"), "--output", tmp_path / "files"]
@@ -205,6 +219,21 @@ def test_the_curves_are_written_in_each_format(made, compare, tmp_path, kind, be
     if kind == "svg":
         text = picture.read_text("utf-8")
         assert all(f"<!-- {letter}: " in text for letter in "ABC")
+
+
+def test_a_band_is_the_standard_deviation_about_the_mean_and_ends_at_100_percent(made):
+    accuracies = np.array([[0.2, 0.9], [0.4, 1.0]])  # of two seeds
+    folders = [
+        made(f"a{seed}", f"seed={seed}", scores=[(0.1, value) for value in own])
+        for seed, own in enumerate(accuracies)
+    ]
+    figure = curves.draw(compared([*map(read, [*folders, made("b", "lr=0.5", scores=LONG)])]))
+    (band,) = figure.axes[1].collections
+    points = band.get_paths()[0].vertices
+    means, stds = 100 * accuracies.mean(0), 100 * accuracies.std(0, ddof=1)
+    for round_, mean, std in zip((1, 2), means, stds, strict=True):
+        ends = points[points[:, 0] == round_, 1]
+        assert (ends.min(), ends.max()) == pytest.approx((mean - std, min(mean + std, 100)))
 
 
 def test_where_best_rounds_are_kept_they_choose_the_settings(made):
