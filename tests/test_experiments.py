@@ -3,6 +3,7 @@
 import csv
 import html
 import json
+import os
 import re
 import shutil
 import threading
@@ -15,7 +16,7 @@ import pytest
 from filelock import FileLock
 
 from experiments import __main__ as runner
-from experiments import charts, communication, html_page, papers, readings, results_page
+from experiments import charts, communication, curves, html_page, papers, readings, results_page
 from experiments.cells import Figure
 from experiments.estimate import Estimate
 from experiments.rescoring import can_be_scored_again
@@ -215,11 +216,13 @@ def test_selected_before_pools_the_next_rounds_clients():
     from zlib import crc32
 
     means = []
-    for round_ in (3, 4):
+    for round_ in (1, 2, 3, 4):
         draws = np.random.default_rng([9, crc32(b"sample"), round_ + 1])
         drawn = draws.choice(6, 3, replace=False)
         means.append(right[round_, drawn].sum() / size[drawn].sum())
-    assert readings.selected_before(lines, flat, 2) == pytest.approx(np.mean(means), abs=1e-15)
+    for last, those in ((2, means[2:]), (10, means)):  # nobody was scored before round 1
+        found = readings.selected_before(lines, flat, last)
+        assert found == pytest.approx(np.mean(those), abs=1e-15)
     missing = [line for line in lines if line["round"] != "4"]
     with pytest.raises(RunError, match='set evaluate-rounds = "3-4"'):
         readings.selected_before(missing, flat, 2)
@@ -245,6 +248,25 @@ def test_tables_share_runs_and_new_keys_with_defaults_change_nothing(table, stor
     assert store.find(renamed, 0) == run
     machine = papers.Row("x", 'strategy="fedper" data-root="/elsewhere" fedprox.prox-mu=3.0')
     assert store.find(papers.Cell(table, machine, "hot", "smoke"), 0) == run
+
+
+def test_a_run_that_comes_in_the_same_tick_of_the_clock_is_seen(table, store):
+    first, second = table.cells("smoke")
+    store.save(first, run_of(first, 0))
+    folder, other, now = store.path(first, 0).parent, Store(store.folder), time.time() + 3600
+    os.utime(folder, (now, now))
+    assert [run.cell for run in other.runs()] == [first.name]
+    store.save(second, run_of(second, 0))
+    os.utime(folder, (now, now))
+    assert [run.cell for run in other.runs()] == [first.name, second.name]
+
+
+@pytest.mark.parametrize("keys", ["threads=7", "presum=true"])
+def test_what_changes_the_last_digits_is_another_run(table, store, keys):
+    cell = table.cells("smoke")[1]
+    store.save(cell, run_of(cell, 0))
+    other = papers.Row("per", f'strategy="fedper" {keys}')
+    assert store.find(papers.Cell(table, other, "hot", "smoke"), 0) is None
 
 
 def test_nobody_runs_what_another_process_holds(table, store):
@@ -425,6 +447,8 @@ def test_a_training_is_used_again_while_its_result_is_there_and_versions_are_the
     assert groups_with(versions() | {"torch": "1.0"}) == [([other], None), ([later], None)]
     store.path(first.cell, 0).unlink()
     assert groups_with(versions()) == [([first, later], None), ([other], None)]
+    store.save(first.cell, failed_trial(first.cell, 0, "training diverged"))
+    assert groups_with(versions()) == [([other], None), ([later], None)], "no model came of it"
 
 
 def replace_row(row, strategy):
@@ -519,6 +543,22 @@ def test_the_page_has_the_notes_of_the_rows_that_have_run(table, store):
     lines = [*results_page.markdown(store, noted)]
     assert "| avg@cold |" in "".join(lines) and lines.count("- `avg`: as avg") == 1
     assert "as per" not in "".join(lines)
+
+
+def test_the_page_says_when_a_curve_was_best_and_first_reached_a_threshold(table, store):
+    followed = replace(table, follows="accuracy_initial", thresholds=(50, 70, 90))
+    (cell,) = followed.cells("smoke", "avg")
+    rounds = {"round": [1, 2, 3, 4], "accuracy_initial": [0.4, 0.5, 0.75, 0.7]}
+    store.save(cell, run_of(cell, 0, rounds=rounds))
+    *_, line = results_page.progress(store, followed, "smoke")
+    assert line == "| avg@hot | 0 | 70.00 | 75.00 (3) | 2 | 3 | never |"
+
+
+def test_a_plotted_curve_is_named_with_its_last_value():
+    found = {("avg", "0"): {1: 0.1, 2: 0.7, 3: 0.6}, ("per", "0"): {1: 0.5, 2: 0.4}}
+    (axes,) = curves.draw("T", "accuracy_initial", found).axes
+    texts = [text.get_text() for text in axes.texts]
+    assert texts == ["per  40.0 (round 2)", "avg  60.0"]
 
 
 def test_a_row_that_only_another_scale_has_is_told_so(capsys):

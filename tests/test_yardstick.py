@@ -1,5 +1,6 @@
 """The comparison of methods, settings chosen on validation parts, claims, the page of results."""
 
+import csv
 import errno
 import re
 import subprocess
@@ -225,6 +226,20 @@ def test_bytes_are_held_against_fedavg_in_the_same_column(toy):
     ((_, chart),) = html_page._bytes(done)
     titles = re.findall(r"<title>(.*?)</title>", str(chart))
     assert "better@few: 100.00" in titles and "fedavg@many: 100.00" in titles
+
+
+def test_the_csv_has_the_figures_and_costs_of_each_run(toy):
+    _, store, _ = toy
+    (path,) = write_csv(store)
+    with path.open(newline="") as file:
+        lines = {(line["row"], int(line["seed"])): line for line in csv.DictReader(file)}
+    runs = store.runs()
+    assert len(lines) == len(runs)
+    for run in runs:
+        line = lines[run.cell, run.seed]
+        told = run.figures | run.costs | {"seconds": run.seconds}
+        assert {name: float(line[name]) for name in told} == told
+        assert (line["strategy"], line["config"]) == (run.config["strategy"], run.digest)
 
 
 def test_tables_that_cannot_be_written_stay_whole(toy, monkeypatch):
