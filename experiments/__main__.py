@@ -3,6 +3,7 @@
     python -m experiments list
     python -m experiments list fedcmd-cifar10
     python -m experiments run fedcmd-cifar10 --jobs 2 --seeds 0-2 --only 'fedavg,fedcmd*'
+    python -m experiments run benchmark
     python -m experiments run all --scale smoke
     python -m experiments config fedcmd-cifar10 fedavg --seed 1 > fedavg.toml
     python -m experiments report
@@ -10,9 +11,12 @@
     python -m experiments communication fedcmd-cifar10 --plot bytes.png
     python -m experiments curves fedfc-classes --plot rounds.png
 
-Each table is a TOML file in experiments/tables; experiments/papers.py describes its fields. `run`
-runs several rows at the same time, each in its own process. As soon as a row has finished, its
-result and its config are in experiments/results, and the row is not run again until its config
+Each table is a TOML file in experiments/tables; experiments/papers.py describes its fields. Where a
+command takes several tables, `benchmark` stands for all tables whose names begin with `benchmark-`,
+and `all` for all tables.
+
+`run` runs several rows at the same time, each in its own process. As soon as a row has finished,
+its result and its config are in experiments/results, and the row is not run again until its config
 changes. Rows that differ only in how clients are personalized are trained once, as long as the run
 directory of the first of them exists. Several terminals, or machines that share the folder
 experiments/results, can run the same tables: none runs a row that another one is running.
@@ -30,7 +34,7 @@ from pathlib import Path
 
 from experiments import communication, costs, curves, listing, readings, runner
 from experiments.estimate import Estimate
-from experiments.papers import HERE, SCALES, pick, tables
+from experiments.papers import HERE, SCALES, pick, single, tables
 from experiments.store import Store
 from experiments.tidy import write_csv
 from experiments.tuning import first_seed, settled, untried
@@ -41,12 +45,13 @@ from fedapps.report.columns import known_figures, round_columns
 from fedapps.report.units import clock
 
 RESULTS = HERE / "results"
+TABLES = "names of tables, their beginnings (fedseq), or all"
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the rows that are not done yet; return the exit status."""
-    store, known = Store(options.results), pick(options.tables)
-    known = [table for table in known if options.tables != ["all"] or options.scale in table.scales]
+    store, named = Store(options.results), pick(options.tables)
+    known = [t for t in named if options.scale in t.scales or t.name in options.tables]
     cells = [cell for table in known for cell in table.cells(options.scale, options.only)]
     columns = round_columns(known_figures())
     runner.check([runner.Job(cell, 0) for cell in cells], columns)
@@ -103,10 +108,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for finished rows")
     commands = parser.add_subparsers(dest="command", required=True)
     listed = commands.add_parser("list", help="list all tables, or the rows of some tables")
-    listed.add_argument("tables", nargs="*", metavar="TABLE", help="names of tables, or all")
+    listed.add_argument("tables", nargs="*", metavar="TABLE", help=TABLES)
     _add_rows(listed)
     report = commands.add_parser("report", help="write RESULTS.md and the page of results")
-    report.add_argument("tables", nargs="*", default=["all"], help="tables of RESULTS.md [all]")
+    report.add_argument(
+        "tables", nargs="*", default=["all"], metavar="TABLE", help=f"{TABLES} [all]"
+    )
     _add_run(commands.add_parser("run", help="run the rows of tables that are not finished yet"))
     config = commands.add_parser("config", help="print the run-config of a row, to run it alone")
     config.add_argument("table")
@@ -137,7 +144,7 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("tables", nargs="+", metavar="TABLE", help="names of tables, or all")
+    parser.add_argument("tables", nargs="+", metavar="TABLE", help=TABLES)
     _add_rows(parser)
     parser.add_argument("--seeds", "--seed", default="", help="0-4 or 0,2 [the table's seeds]")
     parser.add_argument("--jobs", type=int, default=1, help="rows that run at the same time [1]")
@@ -162,13 +169,13 @@ def _do(options: argparse.Namespace) -> int:
     if options.command == "costs":
         costs.show(options)
     elif options.command == "communication":
-        (table,) = pick([options.table])
+        table = single(options.table)
         communication.show(store, table, options.scale, options.plot)
     elif options.command == "curves":
-        (table,) = pick([options.table])
+        table = single(options.table)
         curves.show(store, table, options.scale, options.plot)
     elif options.command == "config":
-        (table,) = pick([options.table])
+        table = single(options.table)
         cells = {cell.name: cell for cell in settled(store, table, options.scale, options.row)}
         for cell in table.cells(options.scale, options.row):
             untold = "" if cell.name in cells else ", whose trials have not chosen its settings yet"

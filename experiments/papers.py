@@ -219,15 +219,34 @@ def tables() -> dict[str, Table]:
 
 
 def pick(names: Iterable[str]) -> list[Table]:
-    """Return tables by name, or all for `all`; raises `RunError` for an unknown name."""
-    known = tables()
-    wanted = [*names]
-    if wanted == ["all"]:
-        return [*known.values()]
-    for name in wanted:
-        if name not in known:
-            raise RunError(f"table {name}: must be one of all, {', '.join(known)}")
-    return [known[name] for name in wanted]
+    """Return the tables that names stand for; raises `RunError` for an unknown name.
+
+    `fedseq-bases` stands for this table, `fedseq` for all tables whose names begin with `fedseq-`,
+    and `all` for all tables. A table's whole name never stands for others that begin with it.
+    """
+    known, found = tables(), dict[str, Table]()
+    for name in names:
+        alike = [*known] if name == "all" else [name] if name in known else _beginning(name, known)
+        if not alike:
+            kinds = dict.fromkeys(other.partition("-")[0] for other in known)
+            hint = did_you_mean(name, [*kinds, *known])
+            several = f"all, the beginning of several names ({', '.join(kinds)})"
+            raise RunError(f"table {name}: must be {several}, or one of {', '.join(known)}{hint}")
+        found |= {each: known[each] for each in alike}
+    return [*found.values()]
+
+
+def single(name: str) -> Table:
+    """Return the table of a name; raises `RunError` if it stands for no table or for several."""
+    found = pick([name])
+    if len(found) > 1:
+        names = ", ".join(table.name for table in found)
+        raise RunError(f"table {name}: must be a single table, one of {names}")
+    return found[0]
+
+
+def _beginning(name: str, known: Iterable[str]) -> list[str]:
+    return [other for other in known if other.startswith(f"{name}-")]
 
 
 def _parsed(path: Path) -> dict[str, Any]:

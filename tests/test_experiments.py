@@ -495,9 +495,35 @@ def test_a_chart_has_several_labels_even_where_few_round_numbers_fit():
     assert re.findall(r'text-anchor="middle">(\d+)<', once) == ["20"]
 
 
+def test_a_beginning_stands_for_all_tables_that_have_it(capsys):
+    files = sorted(path.stem for path in (papers.HERE / "tables").glob("*.toml"))
+
+    def names(*words):
+        return sorted(table.name for table in papers.pick(words))
+
+    assert names("benchmark") == ["benchmark-cifar10", "benchmark-digits"]
+    assert names("fedseq") == [name for name in files if name.startswith("fedseq")]
+    assert names("fedcmd-layers") == ["fedcmd-layers"] and names("all") == files
+    assert names("fedseq-bases", "fedseq", "fedseq") == names("fedseq")
+    options = ["--scale", "smoke", "--only", "fedavg-ft", "--dry-run", "--seeds", "0"]
+    assert runner.main(["run", "benchmark", *options]) == 0
+    shown = capsys.readouterr().out
+    assert "benchmark-cifar10 fedavg-ft" in shown and "benchmark-digits fedavg-ft" in shown
+
+
 def test_unknown_tables_are_named():
-    with pytest.raises(RunError, match="table nope: must be one of all, "):
-        papers.pick(["nope"])
+    kinds = "benchmark, fedbabu, fedcmd, fedfc, fedseq, perfreezeclip"
+    for unknown, hint in (("nope", "sweep$"), ("fedsec", "sweep, did you mean fedseq\\?$")):
+        told = f"table {unknown}: must be all, the beginning of several names .{kinds}., or one of "
+        with pytest.raises(RunError, match=f"{told}benchmark-cifar10, .*{hint}"):
+            papers.pick([unknown])
+
+
+@pytest.mark.parametrize("several", ["all", "benchmark"])
+def test_a_command_for_one_table_refuses_several(several, capsys):
+    assert runner.main(["config", several, "fedavg"]) == 1
+    told = f"error: table {several}: must be a single table, one of benchmark-cifar10, "
+    assert capsys.readouterr().err.startswith(told)
 
 
 def test_what_has_run_is_listed(tmp_path, capsys):
