@@ -34,7 +34,7 @@ from pathlib import Path
 
 from experiments import communication, costs, curves, listing, readings, runner
 from experiments.estimate import Estimate
-from experiments.papers import HERE, SCALES, pick, single, tables
+from experiments.papers import HERE, SCALES, having, pick, single, tables
 from experiments.store import Store
 from experiments.tidy import write_csv
 from experiments.tuning import first_seed, settled, untried
@@ -52,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the rows that are not done yet; return the exit status."""
     store, named = Store(options.results), pick(options.tables)
     known = [t for t in named if options.scale in t.scales or t.name in options.tables]
+    known = having(known, options.scale, options.only)
     cells = [cell for table in known for cell in table.cells(options.scale, options.only)]
     columns = round_columns(known_figures())
     runner.check([runner.Job(cell, 0) for cell in cells], columns)
@@ -134,7 +135,7 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only",
         "--rows",
-        default="",
+        default="*",
         metavar="ROWS",
         help="rows, or row@column; * is allowed: 'fedavg,fedcmd*' [all rows]",
     )
@@ -177,6 +178,7 @@ def _do(options: argparse.Namespace) -> int:
     elif options.command == "config":
         table = single(options.table)
         cells = {cell.name: cell for cell in settled(store, table, options.scale, options.row)}
+        having([table], options.scale, options.row)  # else it is refused
         for cell in table.cells(options.scale, options.row):
             untold = "" if cell.name in cells else ", whose trials have not chosen its settings yet"
             flat = cells.get(cell.name, cell).config(options.seed)
@@ -184,7 +186,7 @@ def _do(options: argparse.Namespace) -> int:
     elif options.command == "list" and not options.tables:
         listing.overview(store, tables().values())
     elif options.command == "list":
-        for table in pick(options.tables):
+        for table in having(pick(options.tables), options.scale, options.only):
             listing.rows_of(store, table, options.scale, options.only)
     else:
         from experiments.results_page import report

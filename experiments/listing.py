@@ -26,7 +26,7 @@ def overview(store: Store, known: Iterable[Table]) -> None:
     print("\nfinished runs of all runs, by scale; list TABLE shows one table row by row")
 
 
-def rows_of(store: Store, table: Table, scale: str, only: str = "") -> None:
+def rows_of(store: Store, table: Table, scale: str, only: str = "*") -> None:
     """Print the rows of a table at a scale: the seeds that are done, and the settings."""
     cells, chosen = table.cells(scale, only), read_seeds(table.scales[scale].seeds)
     with_settings = {cell.name: cell for cell in settled(store, table, scale, only)}

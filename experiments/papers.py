@@ -23,7 +23,7 @@ columns has one cell per row. Values in brackets are defaults.
 """
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -170,11 +170,8 @@ class Table:
         """The run-config from which all rows start."""
         return HERE / "configs" / f"{self.base}.toml"
 
-    def cells(self, scale: str, only: str = "") -> list[Cell]:
-        """Return the cells of a scale whose row (or `row@column`) matches a pattern of `only`.
-
-        Raises `RunError` if a pattern matches no cell.
-        """
+    def cells(self, scale: str, only: str = "*") -> list[Cell]:
+        """Return the cells of a scale whose row (or `row@column`) matches a pattern of `only`."""
         if scale not in self.scales:
             known = ", ".join(self.scales) or "none"
             raise RunError(f"{self.name}: no scale {scale}; there is {known}")
@@ -187,15 +184,7 @@ class Table:
             and _matches(column, part.columns)
             and _matches(column, row.columns)
         ]
-        if not only:
-            return cells
-        for pattern in only.split(","):
-            if not any(_named(cell, pattern) for cell in cells):
-                names = dict.fromkeys(cell.row.name for cell in cells)
-                hint = did_you_mean(pattern, names)
-                there = f"at scale {scale} {self.name} has {', '.join(names)}"
-                raise RunError(f"row {pattern}: {there}{hint}")
-        return [c for c in cells if any(_named(c, pattern) for pattern in only.split(","))]
+        return [c for c in cells if _matches(c.row.name, only) or _matches(c.name, only)]
 
 
 def tables() -> dict[str, Table]:
@@ -206,13 +195,7 @@ def tables() -> dict[str, Table]:
             read: _File = msgspec.convert(_parsed(path), _File)
         except msgspec.ValidationError as error:
             raise RunError(f"{path.name}: {error}") from error
-        names = [row.name for row in read.rows]
-        if len(set(names)) != len(names):
-            raise RunError(f"{path.name}: two rows have the same name")
-        for name in (name for claim in read.claims for name in (claim.better, *claim.than)):
-            if name not in names:
-                unknown = f"a claim names row {name}, which does not exist"
-                raise RunError(f"{path.name}: {unknown}{did_you_mean(name, names)}")
+        _check_names(path.name, read)
         fields: dict[str, Any] = msgspec.structs.asdict(read)
         found[path.stem] = Table(name=path.stem, **fields)
     return found
@@ -236,6 +219,14 @@ def pick(names: Iterable[str]) -> list[Table]:
     return [*found.values()]
 
 
+def having(known: Sequence[Table], scale: str, only: str) -> list[Table]:
+    """Return the tables that have rows of `only`; raises `RunError` for a pattern without a row."""
+    cells = [cell for table in known for cell in table.cells(scale)]
+    rows = dict.fromkeys(cell.row.name for cell in cells)
+    _check_patterns(f"scale {scale}: row", only, rows, [cell.name for cell in cells])
+    return [table for table in known if table.cells(scale, only)]
+
+
 def single(name: str) -> Table:
     """Return the table of a name; raises `RunError` if it stands for no table or for several."""
     found = pick([name])
@@ -257,8 +248,30 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def _matches(name: str, patterns: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns.split(","))
+    return any(fnmatchcase(name, pattern.strip()) for pattern in patterns.split(","))
 
 
-def _named(cell: Cell, pattern: str) -> bool:
-    return fnmatchcase(cell.row.name, pattern) or fnmatchcase(cell.name, pattern)
+def _check_names(file: str, read: _File) -> None:
+    """Raise `RunError` for rows of the same name, and for a name or pattern without a row."""
+    names, columns = [row.name for row in read.rows], [*read.columns] or [""]
+    if len(set(names)) != len(names):
+        raise RunError(f"{file}: two rows have the same name")
+    for name in (name for claim in read.claims for name in (claim.better, *claim.than)):
+        if name not in names:
+            unknown = f"a claim names row {name}, which does not exist"
+            raise RunError(f"{file}: {unknown}{did_you_mean(name, names)}")
+    for scale, part in read.scales.items():
+        _check_patterns(f"{file}: scale {scale}: row", part.rows, names)
+        _check_patterns(f"{file}: scale {scale}: column", part.columns, columns)
+    for row in read.rows:
+        _check_patterns(f"{file}: row {row.name}: column", row.columns, columns)
+
+
+def _check_patterns(
+    where: str, patterns: str, names: Collection[str], others: Collection[str] = ()
+) -> None:
+    """Raise `RunError` for a pattern that matches none of the names (nor of the others)."""
+    for pattern in patterns.split(","):
+        if not any(_matches(name, pattern) for name in (*names, *others)):
+            allowed = f"must match one of {', '.join(names)}{did_you_mean(pattern, names)}"
+            raise RunError(f"{where} {pattern}: {allowed}")

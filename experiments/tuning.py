@@ -69,7 +69,7 @@ def chosen(store: Store, cell: Cell) -> str | None:
     return best[1] if best else None
 
 
-def settled(store: Store, table: Table, scale: str, only: str = "") -> Iterator[Cell]:
+def settled(store: Store, table: Table, scale: str, only: str = "*") -> Iterator[Cell]:
     """Yield the cells of a table with their chosen settings; omit cells with trials to run."""
     for cell in table.cells(scale, only):
         if not cell.row.search:

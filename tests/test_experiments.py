@@ -148,8 +148,9 @@ def test_a_cell_lays_row_column_and_scale_over_the_base(table):
     for seed in (3, 4):
         assert per.config(seed) == config.parse([*texts, f"seed={seed}"])
     assert [cell.name for cell in table.cells("smoke", "p*")] == ["per@hot"]
-    with pytest.raises(RunError, match="row pre: at scale smoke t has avg, per, did you mean per"):
-        table.cells("smoke", "pre")
+    told = "scale smoke: row pre: must match one of avg, per, did you mean per"
+    with pytest.raises(RunError, match=told):
+        papers.having([table], "smoke", "pre")
     with pytest.raises(RunError, match="no scale paper; there is smoke"):
         table.cells("paper")
 
@@ -519,6 +520,37 @@ def test_unknown_tables_are_named():
             papers.pick([unknown])
 
 
+def test_a_pattern_of_only_has_to_match_a_row_of_some_table(table):
+    rows = (papers.Row("ditto", 'strategy="ditto"'),)
+    other = replace(table, name="other", rows=rows)
+    both = [table, other]
+    assert papers.having(both, "smoke", "ditto") == [other]
+    assert papers.having(both, "smoke", "avg@hot, d*") == both
+    with pytest.raises(RunError, match="row avg@cold: must match one of avg, per, ditto"):
+        papers.having(both, "smoke", "ditto,avg@cold")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "told"),
+    [
+        ('rows = "avg,pre"', "scale cpu: row pre: must match one of avg, per, did you mean per?"),
+        ('columns = "c*"', "scale cpu: column c*: must match one of hot"),
+        ('[[rows]]\nname = "x"\ncolumns = "cold"', "row x: column cold: must match one of hot"),
+    ],
+)
+def test_a_pattern_that_matches_nothing_in_its_table_is_refused(
+    tmp_path, monkeypatch, pattern, told
+):
+    monkeypatch.setattr(papers, "HERE", tmp_path)
+    (tmp_path / "tables").mkdir()
+    rows = 'rows = [{name = "avg"}, {name = "per"}]' if "[[" not in pattern else ""
+    head = f'title = "T"\nbase = "b"\nsource = "S"\n{rows}\ncolumns = {{hot = "lr=1.0"}}\n'
+    (tmp_path / "tables" / "t.toml").write_text(f"{head}[scales.cpu]\n{pattern}\n")
+    with pytest.raises(RunError) as error:
+        papers.tables()
+    assert str(error.value) == f"t.toml: {told}"
+
+
 @pytest.mark.parametrize("several", ["all", "benchmark"])
 def test_a_command_for_one_table_refuses_several(several, capsys):
     assert runner.main(["config", several, "fedavg"]) == 1
@@ -589,7 +621,8 @@ def test_a_plotted_curve_is_named_with_its_last_value():
 
 def test_a_row_that_only_another_scale_has_is_told_so(capsys):
     assert runner.main(["list", "benchmark-digits", "--scale", "smoke", "--only", "ditto"]) == 1
-    told = "row ditto: at scale smoke benchmark-digits has fedavg-ft, local, fedper, fedbabu"
+    rows = "fedavg-ft, local, fedper, fedbabu"
+    told = f"scale smoke: row ditto: must match one of {rows}"
     assert capsys.readouterr().err == f"error: {told}\n"
 
 
