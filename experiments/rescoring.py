@@ -9,10 +9,11 @@ can come from an earlier call, as long as its run directory and its result still
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from experiments.papers import Cell
-from experiments.store import PER_ROUND, Run, client_columns, collect, numeric
+from experiments.store import PER_ROUND, Run, client_columns, collect, numeric, same
 from fedapps.core import config
 from fedapps.core.changes import PERSONAL
 from fedapps.core.schema import Scalar
@@ -35,20 +36,30 @@ def training(flat: Mapping[str, Scalar]) -> str:
     return json.dumps({key: own[key] for key in own if alone or key not in PERSONAL})
 
 
-def trained(runs: Iterable[Run], runs_dir: Path) -> dict[str, Path]:
-    """Return the run directories below a folder whose training can be used again, by `training`.
+def model(wanted: str, runs: Iterable[Run], runs_dir: Path) -> Path | None:
+    """Return the newest run directory below a folder with a `training` that can be used again.
 
     Only directories of `runs` count, so that a run whose result is deleted is trained anew, and
     only those made with the current versions of the libraries.
     """
-    known = {json.dumps(numeric(config.defaults() | run.config)) for run in runs if not run.note}
-    found: dict[str, Path] = {}
-    for path in sorted(runs_dir.glob("*/summary.json"), key=lambda path: path.stat().st_mtime):
-        flat = config.defaults() | config.stored(path.parent)
-        same_versions = json.loads(path.read_text("utf-8")).get("versions") == versions()
-        if same_versions and json.dumps(numeric(flat)) in known:
-            found[training(flat)] = path.parent
-    return found
+    finished = [(path.stat().st_mtime_ns, path) for path in runs_dir.glob("*/summary.json")]
+    found = [path.parent for changed, path in finished if _training(path, changed) == wanted]
+    if not found:
+        return None
+    known, defaults = [run.config for run in runs if not run.note], config.defaults()
+    for folder in sorted(found, reverse=True, key=lambda path: path.stat().st_mtime_ns):
+        flat = numeric(defaults | config.stored(folder))
+        if any(same(older, flat, config.resolved(defaults)) for older in known):
+            return folder
+    return None
+
+
+@cache
+def _training(summary: Path, changed: int) -> str:
+    """Return the `training` of a finished run; empty if it was made with other versions."""
+    if json.loads(summary.read_text("utf-8")).get("versions") != versions():
+        return ""
+    return training(config.defaults() | config.stored(summary.parent))
 
 
 def can_be_scored_again(base: Path, flat: Mapping[str, Scalar]) -> bool:

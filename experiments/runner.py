@@ -4,8 +4,8 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -15,14 +15,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from experiments import readings, rescoring
 from experiments.estimate import Estimate
 from experiments.papers import Cell
-from experiments.store import Run, Store, collect, failed_trial, numeric
+from experiments.store import Run, Store, collect, failed_trial, interrupted
 from fedapps.compare.workers import Worker, stop
 from fedapps.core.errors import DIVERGED, RunError
-from fedapps.core.schema import Scalar
 from fedapps.report import directory
 from fedapps.report.units import clock
 
 REFRESH = 2.0  # seconds between two updates of the progress
+RETRY = 1.0  # seconds before a training that another process holds is tried again
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,10 +38,11 @@ class Job:
         return f"{self.cell.table.name} {self.cell.name} s{self.seed}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Group:
     """Jobs with the same training, and the directory of a run that has done it, if any."""
 
+    training: str
     jobs: list[Job]
     base: Path | None = None
 
@@ -73,6 +74,8 @@ class Runner:
         self.failed: list[str] = []
         self.stopped = False
         self.active: dict[int, tuple[Job, Path, float]] = {}
+        self.busy: set[int] = set()  # the workers that hold a group
+        self.held: set[Group] = set()  # the groups that another process has held
         todo: queue.SimpleQueue[Group] = queue.SimpleQueue()
         self.left: dict[Job, None] = {}  # the jobs that will train
         open_groups = self.open_groups(jobs)
@@ -104,7 +107,10 @@ class Runner:
     def open_groups(self, jobs: Iterable[Job]) -> list[Group]:
         """Return the jobs that are not done yet, grouped by their training."""
         undone = [job for job in jobs if self.store.find(job.cell, job.seed) is None]
-        return groups(undone, rescoring.trained(self.store.runs(), self.runs_dir))
+        return [replace(group, base=self._base(group)) for group in groups(undone)]
+
+    def _base(self, group: Group) -> Path | None:
+        return group.base or rescoring.model(group.training, self.store.runs(), self.runs_dir)
 
     def remaining(self) -> float | None:
         """Return the seconds that the rest will take; None if no similar run is known."""
@@ -130,39 +136,56 @@ class Runner:
         return {job: value for job, value in self.estimated.items() if job in self.left}
 
     def _work(self, todo: "queue.SimpleQueue[Group]", number: int) -> None:
-        while True:
+        """Do one group after the other; those that another process holds are tried again last."""
+        while not self.stopped:
             try:
                 group = todo.get_nowait()
             except queue.Empty:
                 return
-            base = group.base
-            for job in group.jobs:
-                if self.stopped:
-                    return
-                base = self._try(job, number, base) or base
+            if again := group in self.held:
+                time.sleep(RETRY)
+            try:
+                with self.store.claimed(group.training) as free:
+                    if free:
+                        self.busy.add(number)
+                        self._do_all(group, number)
+                    elif again and not self.busy:
+                        self._give_up(group.jobs, "is running in another process")
+                    else:
+                        self.held.add(group)
+                        todo.put(group)
+            except Exception as error:
+                self._give_up(group.jobs, str(error), failed=True)
+            finally:
+                self.busy.discard(number)
 
-    def _try(self, job: Job, number: int, base: Path | None) -> Path | None:
-        """Run a job if no other process does; return the directory of its run if it has trained.
-
-        `base` is the directory of a run with the same training.
-        """
-        try:
-            with self.store.claimed(job.cell, job.seed) as free:
-                if not free:
-                    self.screen.say(f"{job.name}: is running in another process")
-                elif self.store.find(job.cell, job.seed) is None:
-                    return self._do(job, number, base)
+    def _do_all(self, group: Group, number: int) -> None:
+        """Do the jobs of a group; another process can have trained since the runner began."""
+        base = self._base(group)
+        for job in group.jobs:
+            if self.stopped:
+                return
+            try:
+                if self.store.find(job.cell, job.seed) is None:
+                    base = self._do(job, number, base) or base
                 else:
-                    self.screen.say(f"{job.name}: another process has done it in the meantime")
-        except Exception as error:
-            if not self.stopped:
+                    self.screen.say(f"{job.name}: has been done in the meantime")
+                self._end(job)
+            except Exception as error:
+                self._give_up([job], str(error), failed=True)
+            finally:
+                self.active.pop(number, None)
+
+    def _give_up(self, jobs: Iterable[Job], why: str, failed: bool = False) -> None:
+        for job in jobs if not self.stopped else ():
+            if failed:
                 self.failed.append(job.name)
-                self.screen.say(f"error: {job.name}: {error}")
-        finally:
-            self.active.pop(number, None)
-            self.left.pop(job, None)
-            self.screen.advance()
-        return None
+            self.screen.say(f"{'error: ' if failed else ''}{job.name}: {why}")
+            self._end(job)
+
+    def _end(self, job: Job) -> None:
+        self.left.pop(job, None)
+        self.screen.advance()
 
     def _do(self, job: Job, number: int, base: Path | None) -> Path | None:
         started = time.strftime("%Y%m%d-%H%M%S")
@@ -201,21 +224,12 @@ class Runner:
         self.screen.say(f"{job.name}: {shown} in {clock(seconds)}{rest}")
 
 
-def groups(jobs: Iterable[Job], trained: Mapping[str, Path]) -> list[Group]:
-    """Group jobs by their training; `trained` are the directories of finished trainings."""
+def groups(jobs: Iterable[Job]) -> list[Group]:
+    """Group jobs by their training."""
     found: dict[str, list[Job]] = {}
     for job in jobs:
         found.setdefault(rescoring.training(job.cell.config(job.seed)), []).append(job)
-    return [Group(alike, trained.get(training)) for training, alike in found.items()]
-
-
-def interrupted(flat: Mapping[str, Scalar]) -> Path | None:
-    """Return the directory of an interrupted run with these settings, if there is one."""
-    from fedapps.core import config
-    from fedapps.engine import resume  # takes seconds, and only runs need it
-
-    folders = resume.unfinished(config.read(flat), flat)
-    return next((f for f in folders if numeric(config.stored(f)) == numeric(flat)), None)
+    return [Group(training, alike) for training, alike in found.items()]
 
 
 class _Screen:

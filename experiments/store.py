@@ -152,13 +152,12 @@ class Store:
         self._read[str(path)] = run
 
     @contextmanager
-    def claimed(self, cell: Cell, seed: int) -> Iterator[bool]:
-        """Hold the lock of a cell's config and seed; yields False if another process holds it.
+    def claimed(self, training: str) -> Iterator[bool]:
+        """Hold the lock of a training; yields False if another process holds it.
 
         The operating system owns the lock and frees it if its holder dies.
         """
-        text = json.dumps(numeric(cell.config(seed)), sort_keys=True)
-        name = hashlib.sha256(text.encode()).hexdigest()[:16]
+        name = hashlib.sha256(training.encode()).hexdigest()[:16]
         folder = self.folder / ".locks"
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / name)
@@ -208,6 +207,14 @@ def collect(cell: Cell, seed: int, folder: Path, reads: Collection[str] = ()) ->
         events=dict(events),
         versions=summary["versions"],
     )
+
+
+def interrupted(flat: Config) -> Path | None:
+    """Return the directory of an interrupted run with these settings, if there is one."""
+    from fedapps.engine import resume  # takes seconds, and only runs need it
+
+    folders = resume.unfinished(config.read(flat), flat)
+    return next((f for f in folders if numeric(config.stored(f)) == numeric(flat)), None)
 
 
 def client_columns(lines: Sequence[Mapping[str, str]]) -> dict[str, list[float]]:

@@ -8,7 +8,9 @@ import re
 import shutil
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -16,7 +18,16 @@ import pytest
 from filelock import FileLock
 
 from experiments import __main__ as runner
-from experiments import charts, communication, curves, html_page, papers, readings, results_page
+from experiments import (
+    charts,
+    communication,
+    curves,
+    html_page,
+    papers,
+    readings,
+    rescoring,
+    results_page,
+)
 from experiments.cells import Figure
 from experiments.estimate import Estimate
 from experiments.rescoring import can_be_scored_again
@@ -270,14 +281,15 @@ def test_what_changes_the_last_digits_is_another_run(table, store, keys):
     assert store.find(papers.Cell(table, other, "hot", "smoke"), 0) is None
 
 
-def test_nobody_runs_what_another_process_holds(table, store):
-    cell = table.cells("smoke")[0]
-    with store.claimed(cell, 0) as mine:
+def test_nobody_runs_what_another_process_holds(store):
+    with store.claimed("a training") as mine:
         (held,) = (store.folder / ".locks").iterdir()
         assert mine and not FileLock(held).is_locked
         with pytest.raises(TimeoutError):
             FileLock(held).acquire(timeout=0)
-    with store.claimed(cell, 0) as again:
+        with store.claimed("another") as other:
+            assert other
+    with store.claimed("a training") as again:
         assert again
 
 
@@ -452,6 +464,75 @@ def test_a_training_is_used_again_while_its_result_is_there_and_versions_are_the
     assert groups_with(versions()) == [([other], None), ([later], None)], "no model came of it"
 
 
+def toy_training(monkeypatch, while_it_trains):
+    """Training that takes no time; returns the names of what is trained and scored."""
+    trained, scored = [], []
+
+    def train(worker, flat, log, plots):
+        folder = finished_run(flat)
+        trained.append(folder.name[:-16])  # without the time
+        while_it_trains(flat)
+        return folder
+
+    def rescored(cell, seed, base, clients):
+        scored.append(f"t-{cell.name}-s{seed}")
+        return run_of(cell, seed)
+
+    monkeypatch.setattr(Worker, "run", train)
+    monkeypatch.setattr(Worker, "call", lambda worker, log, score, base, flat: base)
+    monkeypatch.setattr("experiments.runner.collect", lambda cell, seed, *_: run_of(cell, seed))
+    monkeypatch.setattr("experiments.runner.RETRY", 0.01)
+    monkeypatch.setattr(rescoring, "can_be_scored_again", lambda base, flat: True)
+    monkeypatch.setattr(rescoring, "rescored", rescored)
+    return trained, scored
+
+
+def finished_run(flat):
+    """Return a run directory with as much of a finished run as a later look needs."""
+    folder = Path(flat["runs-dir"]) / flat["run-name"]
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(config.to_toml(flat))
+    (folder / "summary.json").write_text(json.dumps({"versions": versions()}))
+    return folder
+
+
+def test_two_runners_train_a_model_once_and_none_waits_while_others_are_free(
+    table, store, tmp_path, monkeypatch, capsys
+):
+    """The second begins while the first one trains for three rows, and has a row of its own."""
+    first, other, second, third = personalizing(table)
+
+    def begin(flat):
+        if len(trained) == 1:
+            later = Runner(Store(store.folder), tmp_path, "~/fedapps-data", jobs=2)
+            assert later.run([first, second, third, other]) == []
+
+    trained, scored = toy_training(monkeypatch, begin)
+    assert Runner(store, tmp_path, "~/fedapps-data").run([first, second, third]) == []
+    assert trained == ["t-x@hot-0-s0", "t-x@hot-other-s0"]
+    assert scored == ["t-x@hot-1-s0", "t-x@hot-2-s0"]
+    assert capsys.readouterr().err.count("is running in another process") == 3
+
+
+def test_what_another_process_holds_is_tried_again_and_its_model_is_used(
+    table, store, tmp_path, monkeypatch
+):
+    first, other, second, third = personalizing(table)
+    elsewhere = ExitStack()
+
+    def end(flat):  # the other process has trained, saved its row, and ended
+        finished_run(first.cell.config(0) | {"runs-dir": str(tmp_path), "run-name": "elsewhere"})
+        Store(store.folder).save(first.cell, run_of(first.cell, 0))
+        elsewhere.close()
+
+    trained, scored = toy_training(monkeypatch, end)
+    (training,) = {group.training for group in groups([first, second, third])}
+    assert elsewhere.enter_context(Store(store.folder).claimed(training))
+    made = Runner(store, tmp_path, "~/fedapps-data")
+    assert made.run([second, other, third]) == []
+    assert trained == ["t-x@hot-other-s0"] and scored == ["t-x@hot-1-s0", "t-x@hot-2-s0"]
+
+
 def replace_row(row, strategy):
     """Return a row with another strategy."""
     return papers.Row(row.name, f'strategy="{strategy}"', also=row.also)
@@ -462,7 +543,7 @@ def replace_row(row, strategy):
 )
 def test_runs_that_are_more_than_a_training_and_its_end_are_trained_each(table, alone):
     jobs = personalizing(table)
-    assert [group.jobs for group in groups(jobs, {})] == [[jobs[0], *jobs[2:]], [jobs[1]]]
+    assert [group.jobs for group in groups(jobs)] == [[jobs[0], *jobs[2:]], [jobs[1]]]
     key = alone.partition("=")[0]
     extras = [job.cell.extra.replace('evaluate-rounds=""', "") for job in jobs]
     rest = "" if key == "evaluate-rounds" else 'evaluate-rounds=""'
@@ -470,7 +551,7 @@ def test_runs_that_are_more_than_a_training_and_its_end_are_trained_each(table, 
         replace(job.cell, extra=f"{extra} {rest} {alone}")
         for job, extra in zip(jobs, extras, strict=True)
     ]
-    assert [len(group.jobs) for group in groups([Job(cell, 0) for cell in cells], {})] == [1] * 4
+    assert [len(group.jobs) for group in groups([Job(cell, 0) for cell in cells])] == [1] * 4
 
 
 def test_a_run_with_a_row_beside_its_rounds_is_not_scored_again(tmp_path):
