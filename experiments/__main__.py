@@ -56,6 +56,7 @@ def run(options: argparse.Namespace) -> int:
     cells = [cell for table in known for cell in table.cells(options.scale, options.only)]
     columns = round_columns(known_figures())
     runner.check([runner.Job(cell, 0) for cell in cells], columns)
+    seeds = {t.name: read_seeds(options.seeds or t.scales[options.scale].seeds) for t in known}
     work = runner.Runner(
         store,
         runs_dir=options.runs_dir.expanduser().resolve(),
@@ -68,9 +69,8 @@ def run(options: argparse.Namespace) -> int:
     failed = work.run(trials) if trials and not options.dry_run else []
     jobs = []
     for table in known:
-        chosen = read_seeds(options.seeds or table.scales[options.scale].seeds)
         settings = [*settled(store, table, options.scale, options.only)]
-        jobs += [runner.Job(cell, seed) for seed in chosen for cell in settings]
+        jobs += [runner.Job(cell, seed) for seed in seeds[table.name] for cell in settings]
     if options.dry_run:
         return _announce(work, trials + jobs)
     failed += work.run(jobs)

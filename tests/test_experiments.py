@@ -632,6 +632,13 @@ def test_a_pattern_that_matches_nothing_in_its_table_is_refused(
     assert str(error.value) == f"t.toml: {told}"
 
 
+def test_bad_seeds_are_refused_before_any_trial_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Runner, "run", lambda *_: pytest.fail("something has run"))
+    run = ["--results", str(tmp_path), "run", "benchmark-digits", "--scale", "smoke"]
+    assert runner.main([*run, "--seeds", "first"]) == 1
+    assert "first" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("several", ["all", "benchmark"])
 def test_a_command_for_one_table_refuses_several(several, capsys):
     assert runner.main(["config", several, "fedavg"]) == 1
