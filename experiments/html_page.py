@@ -109,16 +109,21 @@ def section(store: Store, table: Table) -> Section:
     if table.yardstick:
         _compared(part, table, done)
         part.chosen = [*tuning.texts(store, (outcome.cell for outcome in done))]
-    else:
-        part.heads = [*HEADS, "note"]
-        part.rows = [row for outcome in done for row in _rows(outcome)]
-        if not any(note for *_, note in part.rows):
-            part.heads, part.rows = part.heads[:-1], [row[:-1] for row in part.rows]
-        part.figures += _held_against(done)
+    if not part.rows:
+        _listed(part, done)
     part.figures += [*_curves(store, table, scale), *_clients(done), *_bytes(done)]
     judged = [*claims.judged(store, table)]
     part.claims, part.counts = [*claims.lines(judged)], [*claims.counts(judged)]
     return part
+
+
+def _listed(part: Section, done: list[Outcome]) -> None:
+    """Fill in the readings of each row, next to the published figures."""
+    part.heads = [*HEADS, "note"]
+    part.rows = [row for outcome in done for row in _rows(outcome)]
+    if not any(note for *_, note in part.rows):
+        part.heads, part.rows = part.heads[:-1], [row[:-1] for row in part.rows]
+    part.figures += _held_against(done)
 
 
 def _rows(outcome: Outcome) -> Iterator[list[str]]:
@@ -183,7 +188,7 @@ def _bytes(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:
 
 
 def _compared(part: Section, table: Table, done: list[Outcome]) -> None:
-    """Fill in the comparison with the yardstick."""
+    """Fill in the comparison with the yardstick, if the rows that it needs have run."""
     found = yardstick.compare(done, table.yardstick, table.alone)
     if not found:
         both = f"{table.yardstick} and {table.alone}"

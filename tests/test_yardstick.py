@@ -21,6 +21,7 @@ from experiments.tidy import write_csv
 from fedapps.core.errors import RunError
 
 NAMES = ("fedavg-ft", "local", "better", "same")
+KIND = "accuracy_personalized"
 CHROMIUM = Path("/usr/bin/chromium")
 
 
@@ -182,9 +183,14 @@ def test_rows_without_a_seed_in_common_are_shown_and_not_compared(toy, tmp_path)
         other.save(cells[name], store.find(cells[name], seed))
     lines = "\n".join(markdown(other, table))
     assert "| fedavg-ft | 0 |" in lines and "| local | 1 |" in lines and "Better than" not in lines
-    assert html_page.section(other, table).state.endswith(
-        "needs a seed that both fedavg-ft and local have run with"
-    )
+    part = html_page.section(other, table)
+    assert part.state.endswith("needs a seed that both fedavg-ft and local have run with")
+    assert [(row[:2], row[3]) for row in part.rows] == [
+        ([name, str(seed)], f"{100 * np.mean(store.find(cells[name], seed).clients[KIND]):.2f}")
+        for name, seed in (("fedavg-ft", 0), ("local", 1), ("same", 0))  # `same` is fedavg-ft
+    ]
+    html_page.write(other, tmp_path / "page.html")
+    assert "Not run yet" not in (tmp_path / "page.html").read_text()
 
 
 def test_commands_know_the_settings_that_were_chosen(toy, tmp_path, monkeypatch, capsys):
