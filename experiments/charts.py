@@ -11,7 +11,8 @@ WIDTH = 640
 RIGHT, TOP, ROW, BOTTOM = 20, 8, 24, 40
 LETTER = 9  # width of a letter in a row's name on small screens, where letters are widest
 COLOURS = 8  # classes c0 to c7 of the style sheet
-Point = tuple[float, float]
+FEW = 12  # points of a line, up to which each is marked
+Point = tuple[float, float] | tuple[float, float, str]  # x, y, and a title other than the usual
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,18 @@ def rows_chart(title: str, unit: str, bars: Sequence[Bar], zero: bool = False) -
 
 
 def lines_chart(
-    title: str, x_label: str, unit: str, lines: Mapping[str, Sequence[Point]], ranks: bool = False
+    title: str,
+    x_label: str,
+    unit: str,
+    lines: Mapping[str, Sequence[Point]],
+    span: Sequence[float] = (),
 ) -> Markup:
-    """Draw a line for each name; with `ranks`, each point and its title are those of a client."""
+    """Draw a line for each name; the vertical axis also covers the values of `span`."""
     height, left = 300, 52
     points = [point for line in lines.values() for point in line]
     x_low, x_high = min(p[0] for p in points), max(p[0] for p in points)
-    y_low, y_high = min(p[1] for p in points), max(p[1] for p in points)
+    heights = [*span, *(p[1] for p in points)]
+    y_low, y_high = min(heights), max(heights)
     y_low, y_high = y_low - 0.05 * (y_high - y_low or 1), y_high + 0.05 * (y_high - y_low or 1)
 
     def x(value: float) -> float:
@@ -91,12 +97,15 @@ def lines_chart(
         place = (left, y(tick), WIDTH - RIGHT, left - 6, y(tick) + 4, end, tick)
         parts.append(Markup(grid).format(*place))
     for number, (name, line) in enumerate(lines.items()):
-        path = "M" + "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b in line)
-        parts.append(Markup('<path class="line c{}" d="{}"/>').format(number % COLOURS, path))
-        for a, b in line:
-            what = f"{name}, {'client' if ranks else x_label} {a:g}: {b:.2f} {unit}"
-            spot = Markup('<circle class="spot c{}" cx="{:.1f}" cy="{:.1f}" r="4">{}</circle>')
-            parts.append(spot.format(number % COLOURS, x(a), y(b), _title(what)))
+        path = "M" + "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b, *_ in line)
+        spots = "spots seen" if len(line) <= FEW else "spots"
+        parts.append(Markup('<g class="{} c{}">').format(spots, number % COLOURS))
+        parts.append(Markup('<path class="line" d="{}"/>').format(path))
+        for a, b, *said in line:
+            what = "".join(said) or f"{name}, {x_label} {a:g}: {b:.2f} {unit}"
+            spot = Markup('<circle cx="{:.1f}" cy="{:.1f}" r="4">{}</circle>')
+            parts.append(spot.format(x(a), y(b), _title(what)))
+        parts.append(Markup("</g>"))
     return _svg(title, height, parts)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
-from experiments import charts, claims, tuning, yardstick
+from experiments import charts, claims, small_charts, tuning, yardstick
 from experiments.cells import HEADS, Outcome, best_scale, outcomes, words
 from experiments.communication import sent
 from experiments.curves import curves_of
@@ -33,7 +33,6 @@ COLORS = {  # CSS classes of verdicts
     yardstick.BETTER: "yes",
     yardstick.WORSE: "no",
 }
-MOST_LINES = 8  # lines in a chart: as many as there are colors
 
 
 @dataclass
@@ -111,7 +110,8 @@ def section(store: Store, table: Table) -> Section:
         part.chosen = [*tuning.texts(store, (outcome.cell for outcome in done))]
     if not part.rows:
         _listed(part, done)
-    part.figures += [*_curves(store, table, scale), *_clients(done), *_bytes(done)]
+    part.figures += [*_curves(store, table, scale), *small_charts.of_clients(table, done)]
+    part.figures += [*_bytes(done)]
     judged = [*claims.judged(store, table)]
     part.claims, part.counts = [*claims.lines(judged)], [*claims.counts(judged)]
     return part
@@ -150,30 +150,13 @@ def _held_against(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:
         )
 
 
-def _curves(store: Store, table: Table, scale: str) -> Iterator[tuple[str, Markup]]:
-    """Yield a chart of accuracy over rounds, with one line per row (its first seed)."""
+def _curves(store: Store, table: Table, scale: str) -> small_charts.Charts:
+    """Yield charts of accuracy over rounds, with one line per row (its first seed)."""
     lines: dict[str, list[charts.Point]] = {}
     for (name, _), curve in (curves_of(store, table, scale) if table.follows else {}).items():
         lines.setdefault(name, [(r, 100 * value) for r, value in sorted(curve.items())])
-    if lines:
-        chart = charts.lines_chart("accuracy over rounds", "round", "%", lines)
-        yield f"{words(table.follows).capitalize()} accuracy over rounds, %", _keyed(lines, chart)
-
-
-def _clients(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:
-    """Yield a chart of the clients' accuracies, worst first, with one line per row."""
-    lines = {}
-    for outcome in done[:MOST_LINES]:
-        clients = outcome.runs[0].clients
-        reads = outcome.cell.row.reads
-        name = "accuracy_personalized" if "personalized" in reads else "accuracy_initial"
-        if len(clients.get("client", ())) >= 4:
-            values = sorted(100 * value for value in clients[name])
-            lines[outcome.cell.name] = [(float(n), value) for n, value in enumerate(values, 1)]
-    if lines:
-        chart = charts.lines_chart("clients", "client, worst first", "%", lines, ranks=True)
-        some = f" (only the table's first {MOST_LINES} rows)" if len(done) > MOST_LINES else ""
-        yield f"Accuracy of each client at the end, worst first, %{some}", _keyed(lines, chart)
+    caption = f"{words(table.follows).capitalize()} accuracy over rounds, %"
+    yield from small_charts.drawn(table, lines, caption, "round")
 
 
 def _bytes(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:
@@ -204,7 +187,3 @@ def _compared(part: Section, table: Table, done: list[Outcome]) -> None:
     chart = charts.rows_chart("difference", "points", bars, zero=True)
     caption = f"Difference from {table.yardstick}, client by client, with its 95 % interval"
     part.figures.append((caption, chart))
-
-
-def _keyed(lines: dict[str, list[charts.Point]], chart: Markup) -> Markup:
-    return charts.legend(lines) + chart

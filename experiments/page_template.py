@@ -49,7 +49,8 @@ svg text { fill: var(--soft); font-size: 12.5px; }
 .published { fill: none; stroke: var(--published); stroke-width: 2; }
 .hit { fill: var(--ink); opacity: 0; } .hit:hover { opacity: .07; }
 .line { fill: none; stroke: currentColor; stroke-width: 2; stroke-linejoin: round; }
-.spot { fill: currentColor; opacity: 0; } .spot:hover { opacity: 1; }
+.spots circle { fill: currentColor; opacity: 0; }
+.spots.seen circle, .spots circle:hover { opacity: 1; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 14px; margin: 4px 0; padding: 0;
   list-style: none; font-size: 13px; }
 .legend i { display: inline-block; width: 14px; height: 3px; margin-right: 6px;

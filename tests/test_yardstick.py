@@ -13,7 +13,16 @@ import pytest
 from msgspec import structs
 from scipy import stats
 
-from experiments import __main__, claims, communication, html_page, papers, tuning, yardstick
+from experiments import (
+    __main__,
+    claims,
+    communication,
+    html_page,
+    papers,
+    small_charts,
+    tuning,
+    yardstick,
+)
 from experiments.cells import Outcome, outcomes
 from experiments.results_page import markdown
 from experiments.store import Run, Store, failed_trial, numeric
@@ -48,7 +57,9 @@ def make_table(tmp_path, monkeypatch):
 
 def run_of(cell, seed, accuracies, **figures):
     """Return a run with these accuracies of its clients."""
-    values = {"client": list(range(len(accuracies))), "accuracy_personalized": list(accuracies)}
+    clients = [*range(len(accuracies))]
+    values = {"client": clients, "num_test": [30 + client for client in clients]}
+    values |= {"accuracy_personalized": list(accuracies)}
     mean = {"accuracy_personalized": float(np.mean(accuracies))} | figures
     costs = {"bytes_up": 1e6, "bytes_down": 2e6, "train_macs": 4e9}
     return Run(
@@ -121,6 +132,16 @@ def outcomes_of(toy):
     table, store, _ = toy
     cells = tuning.settled(store, table, "cpu")
     return [Outcome(cell, [store.find(cell, seed) for seed in range(3)]) for cell in cells]
+
+
+def titles_of(figures):
+    """What stands under the mouse in some charts."""
+    return re.findall(r"<title>(.*?)</title>", "".join(str(chart) for _, chart in figures))
+
+
+def done_of(toy):
+    table, store, _ = toy
+    return [*outcomes(store, table, "cpu")]
 
 
 def test_methods_are_compared_client_by_client(toy):
@@ -248,6 +269,44 @@ def test_the_csv_has_the_figures_and_costs_of_each_run(toy):
         assert (line["strategy"], line["config"]) == (run.config["strategy"], run.digest)
 
 
+def test_a_client_is_named_by_its_id_in_every_line(toy):
+    table, _, base = toy
+    titles = titles_of(small_charts.of_clients(table, done_of(toy)))
+    worst_first = np.argsort(base[0])
+    for name, gain in (("same", 0.0), ("better", 0.1)):
+        assert [title for title in titles if title.startswith(f"{name}, ")] == [
+            f"{name}, seed 0, client {client}: {100 * (base[0][client] + gain):.2f} % "
+            f"of {30 + client} test samples, rank {rank} of 30"
+            for rank, client in enumerate(worst_first, 1)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("count", "main", "expected"),
+    [
+        (3, "1", ["102"]),
+        (8, "7", ["70123456"]),
+        (10, "3", ["30124567", "389"]),
+        (9, "", ["01234567", "8"]),
+        (1, "0", ["0"]),
+        (0, "0", []),
+    ],
+)
+def test_the_row_that_a_table_is_about_is_in_each_of_its_charts(count, main, expected):
+    names = [str(number) for number in range(count)]
+    assert small_charts.shared_out(names, main) == [[*names] for names in expected]
+
+
+def test_charts_side_by_side_have_the_same_axis():
+    """Rows r0 to r8 end at 1, 10, ..., 80 %: two charts, both up to 80."""
+    table = papers.Table("t", "T", "base")
+    lines = {f"r{n}": [(1.0, 0.0), (2.0, max(10.0 * n, 1.0))] for n in range(9)}
+    made = [*small_charts.drawn(table, lines, "accuracy", "round")]
+    assert [caption for caption, _ in made] == ["accuracy (1 of 2)", "accuracy (2 of 2)"]
+    first, second = (re.findall(r'text-anchor="end">(\d+)<', str(chart)) for _, chart in made)
+    assert first == second == ["0", "20", "40", "60", "80"]
+
+
 def test_tables_that_cannot_be_written_stay_whole(toy, monkeypatch):
     _, store, _ = toy
     (path,) = write_csv(store)
@@ -366,7 +425,7 @@ def test_the_page_has_every_table_and_figure_and_no_script(toy, tmp_path):
         '<td><a href="#benchmark-toy">Toy &lt;b&gt;</a></td>\n<td>the paper</td>\n<td>2</td>'
         in text
     )
-    assert "better, client 30: " in text, "a client's accuracy is shown on hover"
+    assert text.count("better, seed 0, client ") == 30, "clients are shown on hover"
     plain = replace(table, yardstick="", alone="")
     part = html_page.section(store, plain)
     assert part.heads[3:6] == ["ours", "published", "difference"]

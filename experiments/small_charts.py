@@ -1,0 +1,66 @@
+"""Charts with a line per row, up to eight in each; the row that the table is about is in all."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from markupsafe import Markup
+
+from experiments import charts
+from experiments.cells import Outcome
+from experiments.papers import Table
+
+FEWEST = 4  # clients that make a line
+Charts = Iterator[tuple[str, Markup]]  # captions and charts
+Lines = Mapping[str, Sequence[charts.Point]]
+
+
+def of_clients(table: Table, done: Sequence[Outcome]) -> Charts:
+    """Yield charts of the clients' accuracies, worst first, with one line per row."""
+    for column in dict.fromkeys(outcome.cell.column for outcome in done):
+        lines = {o.cell.row.name: _ranked(o) for o in done if o.cell.column == column}
+        caption = "Accuracy of each client at the end (first seed of each row), worst first, %"
+        yield from drawn(table, lines, _caption(caption, column), "client, worst first")
+
+
+def _ranked(outcome: Outcome) -> list[charts.Point]:
+    """Return the ranks and accuracies of the clients, with the first seed that has them."""
+    run = next((run for run in outcome.runs if len(run.clients.get("client", ())) >= FEWEST), None)
+    if not run:
+        return []
+    kind = "personalized" if "personalized" in outcome.cell.row.reads else "initial"
+    clients, sizes = run.clients["client"], run.clients["num_test"]
+    found = sorted(zip(run.clients[f"accuracy_{kind}"], clients, sizes, strict=True))
+    return [
+        (
+            float(rank),
+            100 * value,
+            f"{outcome.cell.name}, seed {run.seed}, client {client:g}: {100 * value:.2f} % "
+            f"of {size:g} test samples, rank {rank} of {len(found)}",
+        )
+        for rank, (value, client, size) in enumerate(found, 1)
+    ]
+
+
+def drawn(table: Table, lines: Lines, caption: str, x_label: str) -> Charts:
+    """Yield charts of `lines` by row, all with the same vertical axis."""
+    lines = {name: line for name, line in lines.items() if line}
+    span = [point[1] for line in lines.values() for point in line]
+    main = table.yardstick or next((claim.better for claim in table.claims), "")
+    parts = shared_out([*lines], main)
+    for number, names in enumerate(parts, 1):
+        part = {name: lines[name] for name in names}
+        chart = charts.lines_chart(caption, x_label, "%", part, span)
+        which = f"{number} of {len(parts)}" if len(parts) > 1 else ""
+        yield _caption(caption, which), charts.legend(part) + chart
+
+
+def shared_out(names: Sequence[str], main: str) -> list[list[str]]:
+    """Share names out over lists of one per colour at most; `main` is the first in each."""
+    first = [name for name in names if name == main]
+    others = [name for name in names if name != main]
+    most = charts.COLOURS - len(first)
+    starts = range(0, max(len(others), len(first)), most)
+    return [first + others[start : start + most] for start in starts]
+
+
+def _caption(text: str, about: str) -> str:
+    return f"{text} ({about})" if about else text
