@@ -32,6 +32,21 @@ def curves_of(store: Store, table: papers.Table, scale: str) -> Curves:
     return found
 
 
+def reached(store: Store, table: papers.Table, scale: str) -> tuple[list[str], list[list[str]]]:
+    """Return heads and lines about each curve: its last and best value, and when it got how far."""
+    first = [f"first round at {threshold} %" for threshold in table.thresholds]
+    lines = []
+    for (name, seed), curve in curves_of(store, table, scale).items():
+        best = max(curve, key=lambda round_: curve[round_])
+        when = [
+            next((str(r) for r in sorted(curve) if 100 * curve[r] >= threshold), "never")
+            for threshold in table.thresholds
+        ]
+        last = f"{100 * curve[max(curve)]:.2f}"
+        lines.append([name, seed, last, f"{100 * curve[best]:.2f} ({best})", *when])
+    return ["row", "seed", "last", "best round", *first], lines
+
+
 def show(store: Store, table: papers.Table, scale: str, plot: Path) -> None:
     """Draw the curves into a PNG file; raises `RunError` if there are none."""
     title, column, curves = table.title, table.follows, curves_of(store, table, scale)

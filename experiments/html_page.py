@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 from experiments import charts, claims, small_charts, tuning, yardstick
 from experiments.cells import HEADS, Outcome, best_scale, outcomes, words
 from experiments.communication import sent
-from experiments.curves import curves_of
+from experiments.curves import curves_of, reached
 from experiments.page_template import TEMPLATE
 from experiments.papers import Table, tables
 from experiments.store import Store
@@ -49,6 +49,8 @@ class Section:
     figures: list[tuple[str, Markup]] = field(default_factory=list)
     said: str = ""
     chosen: list[list[str]] = field(default_factory=list)
+    reached_heads: list[str] = field(default_factory=list)
+    reached: list[list[str]] = field(default_factory=list)  # lines about curves over rounds
     claims: list[list[str]] = field(default_factory=list)  # lines under `claims.HEADS`
     counts: list[list[str]] = field(default_factory=list)  # of their verdicts
 
@@ -110,6 +112,8 @@ def section(store: Store, table: Table) -> Section:
         part.chosen = [*tuning.texts(store, (outcome.cell for outcome in done))]
     if not part.rows:
         _listed(part, done)
+    if table.follows:
+        part.reached_heads, part.reached = reached(store, table, scale)
     part.figures += [*_curves(store, table, scale), *small_charts.of_clients(table, done)]
     part.figures += [*_bytes(done)]
     judged = [*claims.judged(store, table)]

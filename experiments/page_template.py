@@ -127,6 +127,10 @@ intervals are not corrected for the number of claims. This table counts the verd
 samples:</p>
 {{ grid(part.title ~ ': settings', chosen_heads, part.chosen) }}
 {% endif %}
+{% if part.reached %}
+<p class="soft">Accuracy over rounds, from the curves below:</p>
+{{ grid(part.title ~ ': rounds', part.reached_heads, part.reached) }}
+{% endif %}
 {% if part.claims %}
 <p class="soft">How the <a href="#claims">claims</a> about these rows came out (an empty cell
 repeats the claim above it):</p>

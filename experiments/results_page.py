@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from experiments import claims, tuning, yardstick
 from experiments.cells import HEADS, Outcome, best_scale, outcomes
-from experiments.curves import curves_of
+from experiments.curves import reached
 from experiments.papers import HERE, Table, tables
 from experiments.store import Store
 from experiments.tidy import write_csv
@@ -42,7 +42,8 @@ def markdown(store: Store, table: Table) -> Iterator[str]:
         )
         yield from _notes(found)
         if table.follows:
-            yield from progress(store, table, scale)
+            yield ""
+            yield from _grid(*reached(store, table, scale))
     if judged := [*claims.judged(store, table)]:
         yield ""
         yield f"How the claims about these rows came out ([what the columns mean]({CLAIMS})):"
@@ -86,25 +87,6 @@ def _chosen(store: Store, found: Sequence[Outcome]) -> Iterator[str]:
     yield ""
     lines = tuning.texts(store, (outcome.cell for outcome in found))
     yield from _grid(tuning.HEADS, ([*reached, f"`{settings}`"] for *reached, settings in lines))
-
-
-def progress(store: Store, table: Table, scale: str) -> Iterator[str]:
-    """Yield a table of the column over rounds: last, best, and first round at each threshold."""
-    reached = (f"first round at {threshold} %" for threshold in table.thresholds)
-    heads = ("row", "seed", "last", "best round", *reached)
-    yield ""
-    yield from _grid(heads, _progress(store, table, scale))
-
-
-def _progress(store: Store, table: Table, scale: str) -> Iterator[list[str]]:
-    for (name, seed), curve in curves_of(store, table, scale).items():
-        best = max(curve, key=lambda round_: curve[round_])
-        first = [
-            next((str(r) for r in sorted(curve) if 100 * curve[r] >= threshold), "never")
-            for threshold in table.thresholds
-        ]
-        shown = [f"{100 * curve[max(curve)]:.2f}", f"{100 * curve[best]:.2f} ({best})", *first]
-        yield [name, str(seed), *shown]
 
 
 def _claims(store: Store) -> Iterator[str]:

@@ -691,20 +691,25 @@ def test_the_page_has_the_notes_of_the_rows_that_have_run(table, store):
     assert "as per" not in "".join(lines)
 
 
-def test_the_page_says_when_a_curve_was_best_and_first_reached_a_threshold(table, store):
-    followed = replace(table, follows="accuracy_initial", thresholds=(50, 70, 90))
-    (cell,) = followed.cells("smoke", "avg")
-    rounds = {"round": [1, 2, 3, 4], "accuracy_initial": [0.4, 0.5, 0.75, 0.7]}
-    store.save(cell, run_of(cell, 0, rounds=rounds))
-    *_, line = results_page.progress(store, followed, "smoke")
-    assert line == "| avg@hot | 0 | 70.00 | 75.00 (3) | 2 | 3 | never |"
-
-
 def test_a_plotted_curve_is_named_with_its_last_value():
     found = {("avg", "0"): {1: 0.1, 2: 0.7, 3: 0.6}, ("per", "0"): {1: 0.5, 2: 0.4}}
     (axes,) = curves.draw("T", "accuracy_initial", found).axes
     texts = [text.get_text() for text in axes.texts]
     assert texts == ["per  40.0 (round 2)", "avg  60.0"]
+
+
+def test_both_pages_say_when_a_curve_reached_the_thresholds(table, store):
+    followed = replace(table, follows="accuracy_initial", thresholds=(40, 70))
+    rounds = {"round": [1, 5, 9, 13], "accuracy_initial": [0.3, None, 0.65, 0.41]}
+    for cell in followed.cells("smoke", "avg"):
+        store.save(cell, run_of(cell, 0, figures={READ: 0.5}, rounds=rounds))
+    part = html_page.section(store, followed)
+    assert [dict(zip(part.reached_heads, line, strict=True)) for line in part.reached] == [
+        {"row": "avg@hot", "seed": "0", "last": "41.00", "best round": "65.00 (9)",
+         "first round at 40 %": "9", "first round at 70 %": "never"}
+    ]  # fmt: skip
+    lines = [*results_page.markdown(store, followed)]
+    assert "| avg@hot | 0 | 41.00 | 65.00 (9) | 9 | never |" in lines
 
 
 def test_a_row_that_only_another_scale_has_is_told_so(capsys):
