@@ -35,6 +35,7 @@ from pathlib import Path
 from experiments import communication, costs, curves, listing, readings, runner
 from experiments.estimate import Estimate
 from experiments.papers import HERE, SCALES, having, pick, single, tables
+from experiments.plotting import add_plot
 from experiments.store import Store
 from experiments.tidy import write_csv
 from experiments.tuning import first_seed, settled, untried
@@ -127,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     rounds = commands.add_parser("curves", help="plot the accuracy of a table's rows over rounds")
     rounds.add_argument("table")
     rounds.add_argument("--scale", choices=SCALES, default="cpu")
-    rounds.add_argument("--plot", type=Path, required=True, help="PNG file to write")
+    add_plot(rounds, required=True)
     return parser
 
 

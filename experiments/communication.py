@@ -4,17 +4,17 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-import matplotlib.style
 from matplotlib.figure import Figure
 from rich import box
 from rich.table import Column, Table
 
 from experiments import papers
 from experiments.cells import outcomes
+from experiments.plotting import add_plot, save_plot
 from experiments.store import Store
 from fedapps.core.errors import RunError
 from fedapps.report.console import console
-from fedapps.report.drawing import BLUE, GREEN, INK, STYLE, save
+from fedapps.report.drawing import BLUE, GREEN, INK
 
 REFERENCES = ("fedavg", "fedavg-ft")  # a column is compared with the first one that it has
 Results = Mapping[str, Mapping[str, float]]
@@ -24,9 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `python -m experiments communication`."""
     parser.add_argument("table")
     parser.add_argument("--scale", choices=papers.SCALES, default="cpu")
-    parser.add_argument(
-        "--plot", type=Path, metavar="PNG", help="also draw a bar chart into this file"
-    )
+    add_plot(parser)
 
 
 def sent(results: Results) -> dict[str, tuple[float, float]]:
@@ -72,9 +70,7 @@ def show(store: Store, table_: papers.Table, scale: str, plot: Path | None) -> N
         table.add_row(name, *(f"{value:,.1f}" for value in mega), f"{100 * (down + up):.1f}%")
     console().print(table)
     if plot:
-        with matplotlib.style.context(["default", STYLE]):
-            save(draw(shares), plot)
-        print(plot)
+        save_plot(lambda: draw(shares), plot)
 
 
 def _right(title: str) -> Column:

@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib as mpl
-import matplotlib.style
 from matplotlib.figure import Figure
 
 from experiments import papers
 from experiments.cells import outcomes
+from experiments.plotting import save_plot
 from experiments.store import Store
 from fedapps.core.errors import RunError
-from fedapps.report.drawing import STYLE, save
 
 WORDS = {
     "accuracy_initial_weighted": "accuracy by test samples",
@@ -48,13 +47,11 @@ def reached(store: Store, table: papers.Table, scale: str) -> tuple[list[str], l
 
 
 def show(store: Store, table: papers.Table, scale: str, plot: Path) -> None:
-    """Draw the curves into a PNG file; raises `RunError` if there are none."""
+    """Draw the curves into a file; raises `RunError` if there are none."""
     title, column, curves = table.title, table.follows, curves_of(store, table, scale)
     if not curves:
         raise RunError("the table has no curves: no row has run, or its file has no `follows`")
-    with matplotlib.style.context(["default", STYLE]):
-        save(draw(title, column, curves), plot)
-    print(plot)
+    save_plot(lambda: draw(title, column, curves), plot)
 
 
 def draw(title: str, column: str, curves: Curves) -> Figure:

@@ -746,6 +746,12 @@ def test_communication_beside_fedavg(tmp_path, monkeypatch, capsys):
     assert "no result of fedavg" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["communication", "curves"])
+def test_a_plot_of_an_unknown_kind_is_one_line(capsys, command):
+    assert runner.main([command, "fedcmd-cifar10", "--plot", "figure.jpg"]) == 1
+    assert capsys.readouterr().err == "error: --plot figure.jpg: must end in .png, .svg, .pdf\n"
+
+
 def test_a_finished_run_is_collected(table, tmp_path):
     cell = table.cells("smoke")[1]
     folder = tmp_path / "run"
