@@ -1,6 +1,6 @@
 """Write results.html: every table with our and the published figures, and charts, in one file."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,9 +55,10 @@ class Section:
     counts: list[list[str]] = field(default_factory=list)  # of their verdicts
 
 
-def write(store: Store, path: Path) -> None:
-    """Write the page."""
+def write(store: Store, path: Path, computed: Iterable[Section] = ()) -> None:
+    """Write the page; `computed` are sections beside those of the tables."""
     found = {name: section(store, table) for name, table in tables().items()}
+    found |= {part.name: part for part in computed}
     groups = {
         title: [part for name, part in found.items() if name.startswith(prefix) and part.rows]
         for prefix, title in PAPERS.items()

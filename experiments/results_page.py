@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from experiments import claims, tuning, yardstick
 from experiments.cells import HEADS, Outcome, best_scale, outcomes
@@ -11,6 +12,9 @@ from experiments.store import Store
 from experiments.tidy import write_csv
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
+
+if TYPE_CHECKING:
+    from experiments.html_page import Section
 
 CLAIMS = "#do-the-papers-claims-hold"  # the section that explains verdicts
 
@@ -89,6 +93,17 @@ def _chosen(store: Store, found: Sequence[Outcome]) -> Iterator[str]:
     yield from _grid(tuning.HEADS, ([*reached, f"`{settings}`"] for *reached, settings in lines))
 
 
+def _computed(part: "Section") -> Iterator[str]:
+    """Yield the lines of a section of the HTML page that needs no run."""
+    yield f"## {part.title}"
+    yield ""
+    yield part.about
+    yield ""
+    yield from _grid(part.heads, part.rows)
+    yield ""
+    yield f"Repeat with `{part.command}`."
+
+
 def _claims(store: Store) -> Iterator[str]:
     """Yield a table that counts the verdicts of each table."""
     found = ((table.title, claims.judged(store, table)) for table in tables().values())
@@ -112,23 +127,25 @@ def _replaced(text: str, name: str, lines: Sequence[str]) -> str:
 
 
 def report(store: Store, chosen: Iterable[Table]) -> None:
-    """Write some tables and all claims into RESULTS.md, and the HTML page of all results.
+    """Write some tables, the costs and all claims into RESULTS.md, and the page of all results.
 
     The prose around the tables stays, and so does an older table of which no row has run again.
     RESULTS.md is about the project's own results. For a store in another folder, only the HTML
     page is written, into that folder.
     """
-    from experiments import html_page
+    from experiments import costs_section, html_page
 
     write_csv(store)
+    costs = costs_section.section()
     if store.folder.resolve() == (HERE / "results").resolve():
         path, page = HERE / "RESULTS.md", HERE / "results.html"
         text = path.read_text("utf-8")
         for table in chosen:
             text = _replaced(text, table.name, [*markdown(store, table)])
+        text = _replaced(text, costs.name, [*_computed(costs)])
         write_whole(path, _replaced(text, "claims", [*_claims(store)]).encode())
         print(path)
     else:
         page = store.folder / "results.html"
-    html_page.write(store, page)
+    html_page.write(store, page, [costs])
     print(page)

@@ -21,6 +21,7 @@ from experiments import __main__ as runner
 from experiments import (
     charts,
     communication,
+    costs,
     curves,
     html_page,
     papers,
@@ -53,9 +54,15 @@ READ = "selected_before, last 10"
 
 
 def test_costs_are_those_of_fedseqs_tables(tmp_path, capsys):
-    assert runner.main(["costs", "--csv", str(tmp_path / "costs.csv")]) == 0
+    files = {kind: tmp_path / f"costs.{kind}" for kind in ("csv", "png")}
+    options = [
+        word
+        for kind, flag in (("csv", "--csv"), ("png", "--plot"))
+        for word in (flag, str(files[kind]))
+    ]
+    assert runner.main(["costs", *options]) == 0
     shown = capsys.readouterr().out
-    with (tmp_path / "costs.csv").open() as file:
+    with files["csv"].open() as file:
         rows = [(r["method"], r["unfreeze_rounds"], int(r["cost"])) for r in csv.DictReader(file)]
     assert rows == [
         ("FedAvg", "", 873_039_000_000),
@@ -65,9 +72,22 @@ def test_costs_are_those_of_fedseqs_tables(tmp_path, capsys):
         ("FedSeq anti", "0,100,200", 838_880_000_000),
         ("FedSeq anti", "0,50,100", 852_112_000_000),
     ]
-    for figure in ("832", "51,264", "524,800", "5,130", "582,026", "314.912", "852.112"):
+    for figure in ("832", "51,264", "524,800", "5,130", "582,026", "314,912,000,000"):
         assert figure in shown
+    assert [line.split()[-1:] for line in shown.splitlines()].count(["+0"]) == 6
     assert max(map(len, shown.splitlines())) <= 100
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_rounds_cost_is_the_parameters_that_it_trains_times_50_batches():
+    """Vanilla unfreezes conv1, conv2 and fc1 at rounds 0, 100 and 200, counted from 0."""
+    found = {(cost.method, cost.unfreeze_rounds): cost for cost in costs.costs(costs.PAPER)}
+    vanilla = found["FedSeq vanilla", "0,100,200"]
+    millions = [size * 50 / 1e6 for size in (832, 832 + 51_264, 832 + 51_264 + 524_800)]
+    ends = [(1, 100), (101, 200), (201, 300)]
+    phases = zip(ends, millions, strict=True)
+    assert vanilla.corners() == [(end, value) for pair, value in phases for end in pair]
+    assert found["FedAvg", ""].corners() == [(1, 29.1013), (300, 29.1013)]
 
 
 def test_costs_of_another_model_and_shape(capsys):
@@ -75,6 +95,7 @@ def test_costs_of_another_model_and_shape(capsys):
     assert runner.main(["costs", "--rounds", "30", *options]) == 0
     shown = capsys.readouterr().out
     assert "62,050" in shown and "0,10,20" in shown
+    assert "+" not in shown, "the published figures are for another model"
 
 
 def test_bad_shape_is_one_line(capsys):
@@ -678,7 +699,12 @@ def test_a_report_of_other_results_leaves_those_of_the_project(tmp_path, monkeyp
     assert table.title in html.unescape((own / "results.html").read_text("utf-8"))
     assert capsys.readouterr().out.splitlines() == [f"{own}/results.html"]
     assert runner.main(["--results", str(project / "results"), "report"]) == 0
-    assert (project / "RESULTS.md").read_bytes() != page and (project / "results.html").exists()
+    written = (project / "RESULTS.md").read_text("utf-8")
+    assert written.encode() != page and (project / "results.html").exists()
+    line = "| cost of FedSeq anti | 0,100,200 | 838,880,000,000 | 838,880,000,000 | +0 |"
+    assert line in written
+    cells = "".join(f"<td>{cell}</td>" for cell in line.strip("| ").split(" | "))
+    assert cells in (project / "results.html").read_text("utf-8").replace("\n", "")
 
 
 def test_the_page_has_the_notes_of_the_rows_that_have_run(table, store):
