@@ -7,9 +7,11 @@
     python -m experiments run all --scale smoke
     python -m experiments config fedcmd-cifar10 fedavg --seed 1 > fedavg.toml
     python -m experiments report
-    python -m experiments costs
+    python -m experiments costs --plot costs.png
     python -m experiments communication fedcmd-cifar10 --plot bytes.png
     python -m experiments curves fedfc-classes --plot rounds.png
+    python -m experiments gaussians RUN --clients 0 3 --plot gaussians.png
+    python -m experiments classes RUN RUN --plot classes.png
 
 Each table is a TOML file in experiments/tables; experiments/papers.py describes its fields. Where a
 command takes several tables, `benchmark` stands for all tables whose names begin with `benchmark-`,
@@ -32,7 +34,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments import communication, costs, curves, listing, readings, runner
+from experiments import classes, communication, costs, curves, gaussians, listing, readings, runner
 from experiments.estimate import Estimate
 from experiments.papers import HERE, SCALES, having, pick, single, tables
 from experiments.plotting import add_plot
@@ -47,6 +49,7 @@ from fedapps.report.units import clock
 
 RESULTS = HERE / "results"
 TABLES = "names of tables, their beginnings (fedseq), or all"
+FIGURES = {"costs": costs.show, "gaussians": gaussians.show, "classes": classes.show}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -122,9 +125,16 @@ def _parser() -> argparse.ArgumentParser:
     config.add_argument("row", help="a row, or row@column")
     config.add_argument("--seed", type=int, default=0)
     config.add_argument("--scale", choices=SCALES, default="cpu")
-    costs.add_arguments(commands.add_parser("costs", help="print FedSeq's tables of costs"))
-    sent = commands.add_parser("communication", help="compare the bytes of methods with FedAvg's")
+    spent = commands.add_parser("costs", help="FedSeq's Tables 5 and 6, and Fig. 8: cost per round")
+    costs.add_arguments(spent)
+    sent = commands.add_parser(
+        "communication", help="FedCMD's Fig. 8: the bytes of methods beside FedAvg's"
+    )
     communication.add_arguments(sent)
+    layers = commands.add_parser("gaussians", help="FedCMD's Fig. 4: the features of each layer")
+    gaussians.add_arguments(layers)
+    density = commands.add_parser("classes", help="FedCMD's Fig. 6: the accuracies of the classes")
+    classes.add_arguments(density)
     rounds = commands.add_parser("curves", help="plot the accuracy of a table's rows over rounds")
     rounds.add_argument("table")
     rounds.add_argument("--scale", choices=SCALES, default="cpu")
@@ -168,8 +178,8 @@ def _do(options: argparse.Namespace) -> int:
         if options.jobs < 1:
             raise RunError(f"--jobs {options.jobs}: must be at least 1")
         return run(options)
-    if options.command == "costs":
-        costs.show(options)
+    if options.command in FIGURES:
+        FIGURES[options.command](options)
     elif options.command == "communication":
         table = single(options.table)
         communication.show(store, table, options.scale, options.plot)
