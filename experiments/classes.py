@@ -24,7 +24,7 @@ from fedapps.report.drawing import PALETTE, legend, new_axes
 
 ACCURACIES = ("initial", "personalized")
 GRID = np.linspace(0, 100, 401)
-BINS = np.arange(0, 101, 5)
+BINS = [*range(0, 101, 5)]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -66,7 +66,7 @@ def show(options: Namespace) -> None:
 
 
 def draw(found: Mapping[str, np.ndarray], which: str) -> Figure:
-    """Draw a density and a histogram for each run; the area under each is 1."""
+    """Draw a density and a histogram for each run, between 0 and 100 %."""
     figure, axes = new_axes(f"{which} accuracy of a class, %", "probability density")
     for index, (name, values) in enumerate(found.items()):
         color = PALETTE[index % len(PALETTE)]

@@ -12,6 +12,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -26,7 +27,7 @@ from fedapps.core.errors import RunError
 from fedapps.report.console import console
 from fedapps.report.drawing import GREY, INK, WIDEST, new_panels
 
-GRID = np.linspace(-0.3, 1.3, 801)
+GRID = np.linspace(-0.5, 1.5, 801)
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def draw(found: Mapping[int, Sequence[Gaussian]]) -> Figure:
     return figure
 
 
-def _curve(axes: Axes, one: Gaussian, **look: object) -> None:
+def _curve(axes: Axes, one: Gaussian, **look: Any) -> None:
     """Draw the density; a line upwards if all values are the same, as the labels can be."""
     if one.deviation > 0:
         axes.plot(GRID, stats.norm.pdf(GRID, one.mean, one.deviation), **look)
