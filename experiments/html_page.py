@@ -157,11 +157,15 @@ def _held_against(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:
 
 def _curves(store: Store, table: Table, scale: str) -> small_charts.Charts:
     """Yield charts of accuracy over rounds, with one line per row (its first seed)."""
-    lines: dict[str, list[charts.Point]] = {}
+    columns: dict[str, dict[str, list[charts.Point]]] = {}
     for (name, _), curve in (curves_of(store, table, scale) if table.follows else {}).items():
-        lines.setdefault(name, [(r, 100 * value) for r, value in sorted(curve.items())])
+        row, _, column = name.partition("@")
+        line: list[charts.Point] = [(r, 100 * value) for r, value in sorted(curve.items())]
+        columns.setdefault(column, {}).setdefault(row, line)
     caption = f"{words(table.follows).capitalize()} accuracy over rounds, %"
-    yield from small_charts.drawn(table, lines, caption, "round")
+    for column, lines in columns.items():
+        titled = small_charts.captioned(caption, column)
+        yield from small_charts.drawn(table, lines, titled, "round")
 
 
 def _bytes(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:

@@ -18,7 +18,7 @@ def of_clients(table: Table, done: Sequence[Outcome]) -> Charts:
     for column in dict.fromkeys(outcome.cell.column for outcome in done):
         lines = {o.cell.row.name: _ranked(o) for o in done if o.cell.column == column}
         caption = "Accuracy of each client at the end (first seed of each row), worst first, %"
-        yield from drawn(table, lines, _caption(caption, column), "client, worst first")
+        yield from drawn(table, lines, captioned(caption, column), "client, worst first")
 
 
 def _ranked(outcome: Outcome) -> list[charts.Point]:
@@ -50,7 +50,7 @@ def drawn(table: Table, lines: Lines, caption: str, x_label: str) -> Charts:
         part = {name: lines[name] for name in names}
         chart = charts.lines_chart(caption, x_label, "%", part, span)
         which = f"{number} of {len(parts)}" if len(parts) > 1 else ""
-        yield _caption(caption, which), charts.legend(part) + chart
+        yield captioned(caption, which), charts.legend(part) + chart
 
 
 def shared_out(names: Sequence[str], main: str) -> list[list[str]]:
@@ -62,5 +62,6 @@ def shared_out(names: Sequence[str], main: str) -> list[list[str]]:
     return [first + others[start : start + most] for start in starts]
 
 
-def _caption(text: str, about: str) -> str:
+def captioned(text: str, about: str) -> str:
+    """Return a caption that also says what a chart is about, if there is something to say."""
     return f"{text} ({about})" if about else text

@@ -738,6 +738,28 @@ def test_both_pages_say_when_a_curve_reached_the_thresholds(table, store):
     assert "| avg@hot | 0 | 41.00 | 65.00 (9) | 9 | never |" in lines
 
 
+def test_curves_of_each_column_are_with_that_of_the_row_the_table_is_about(table, store):
+    rows = [msgspec.structs.replace(table.rows[0], name=f"row-{n}") for n in range(9)]
+    claim = papers.Claim("it is best", "row-8", ("row-0",))
+    known = replace(
+        table,
+        rows=tuple(rows),
+        columns={"hot": "lr=0.1", "cold": "lr=0.01"},
+        follows="accuracy_initial",
+        claims=(claim,),
+    )
+    rounds = {"round": [1, 2], "accuracy_initial": [0.3, 0.4]}
+    for cell in known.cells("smoke"):
+        store.save(cell, run_of(cell, 0, figures={READ: 0.5}, rounds=rounds))
+    figures = dict(html_page.section(store, known).figures)
+    for column in known.columns:
+        for part, others in ((1, range(7)), (2, range(7, 8))):
+            chart = figures[f"Initial accuracy over rounds, % ({column}) ({part} of 2)"]
+            assert re.findall(r"<title>(row-\d), round 2: 40.00 %", chart) == [
+                "row-8", *(f"row-{n}" for n in others)
+            ]  # fmt: skip
+
+
 def test_a_row_that_only_another_scale_has_is_told_so(capsys):
     assert runner.main(["list", "benchmark-digits", "--scale", "smoke", "--only", "ditto"]) == 1
     rows = "fedavg-ft, local, fedper, fedbabu"
