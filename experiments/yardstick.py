@@ -35,7 +35,7 @@ class Line:
     difference_low: float
     difference_high: float
     rank: float  # mean over clients, 1 is best
-    below_alone: float  # share of clients that are worse than when they train alone
+    below_alone: float | None  # share of clients that are worse than when they train alone
     below_yardstick: float
     megabytes: float
     gigamacs: float
@@ -56,7 +56,7 @@ class Line:
             f"{self.difference:+.1f} ({self.difference_low:+.1f} to {self.difference_high:+.1f})",
             self.verdict,
             f"{self.rank:.1f}",
-            f"{self.below_alone:.0f} %",
+            "-" if self.below_alone is None else f"{self.below_alone:.0f} %",
             f"{self.below_yardstick:.0f} %",
             f"{self.megabytes:.1f}",
             f"{self.mean / self.megabytes:.2f}" if self.megabytes else "-",
@@ -138,18 +138,20 @@ class Comparison:
 def compare(outcomes: Sequence[Outcome], yardstick: str, alone: str) -> Comparison | None:
     """Compare all methods that have the seeds that `yardstick` and `alone` share.
 
-    Return None if the two have no seed in common.
+    As long as `alone` has not run, the seeds are those of `yardstick`, and nothing is compared with
+    `alone`. Return None if the yardstick has not run, or if the two have no seed in common.
     """
     runs = {o.cell.row.name: {run.seed: run for run in o.runs} for o in outcomes if o.runs}
     reads = {o.cell.row.name: o.cell.row.reads for o in outcomes}
-    seeds = sorted(runs.get(yardstick, {}).keys() & runs.get(alone, {}).keys())
+    first = runs.get(yardstick, {})
+    seeds = sorted(first.keys() & runs.get(alone, first).keys())
     if not seeds:
         return None
     names = [name for name in runs if set(seeds) <= set(runs[name])]
     accuracies = {
         name: [np.array(runs[name][seed].clients[reads[name]]) for seed in seeds] for name in names
     }
-    base, single = accuracies[yardstick], accuracies[alone]
+    base, single = accuracies[yardstick], accuracies.get(alone)
     gaps = {name: _less(values, base) for name, values in accuracies.items()}
     table = np.array([np.concatenate(accuracies[name]) for name in names])
     ranks = dict(zip(names, stats.rankdata(-table, axis=0).mean(axis=1), strict=True))
@@ -170,8 +172,8 @@ def compare(outcomes: Sequence[Outcome], yardstick: str, alone: str) -> Comparis
                 difference_low=100 * gap_low,
                 difference_high=100 * gap_high,
                 rank=float(ranks[name]),
-                below_alone=100 * float((np.concatenate(_less(values, single)) < 0).mean()),
-                below_yardstick=100 * float((np.concatenate(gaps[name]) < 0).mean()),
+                below_alone=None if single is None else _below(_less(values, single)),
+                below_yardstick=_below(gaps[name]),
                 megabytes=float(sent) / 1e6,
                 gigamacs=float(np.mean([cost["train_macs"] for cost in costs])) / 1e9,
             )
@@ -222,6 +224,11 @@ def _ratio(value: float, base: float) -> str:
 
 def _less(values: Accuracies, base: Accuracies) -> Accuracies:
     return [a - b for a, b in zip(values, base, strict=True)]
+
+
+def _below(gaps: Accuracies) -> float:
+    """Return the share of clients with a negative gap, in percent."""
+    return 100 * float((np.concatenate(gaps) < 0).mean())
 
 
 def _mean(values: Accuracies) -> float:

@@ -183,6 +183,20 @@ def test_equal_ranks_are_tested_over_the_seeds_and_methods_of_the_table(toy):
     assert one.same_ranks == two.same_ranks is not None
 
 
+def test_before_anybody_has_trained_alone_the_other_columns_are_there(toy):
+    rest = [outcome for outcome in outcomes_of(toy) if outcome.cell.row.name != "local"]
+    found = yardstick.compare(rest, "fedavg-ft", "local")
+    clients = {
+        o.cell.row.name: np.array([r.clients[o.cell.row.reads] for r in o.runs]) for o in rest
+    }
+    for line in found.lines:
+        gap = clients[line.name] - clients["fedavg-ft"]
+        assert line.difference == pytest.approx(100 * gap.mean())
+        assert line.below_yardstick == pytest.approx(100 * (gap < 0).mean())
+        assert dict(zip(found.heads, line.texts(), strict=True))["worse than local"] == "-"
+    assert f"of {len(rest) - 1} method" in found.sentence()
+
+
 def test_a_method_without_all_seeds_is_named_and_not_compared(toy, tmp_path):
     table, store, _ = toy
     (store.folder / "cpu" / table.name / "better-s2.json").unlink()
