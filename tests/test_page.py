@@ -1,9 +1,6 @@
 """The page of a run, report.html."""
 
-import json
 import re
-import shutil
-import subprocess
 from argparse import ArgumentParser
 from html.parser import HTMLParser
 
@@ -16,13 +13,13 @@ from fedapps.report import page
 from fedapps.report.page import facts
 from fedapps.report.page.plot import steps
 from fedapps.report.page.reading import RunFiles
+from tests.support.browser import WIDTHS, measured
 from tests.support.made_runs import EVIL, add_round, begin_run, finished_run
 
 FIGURES = {
     "accuracy", "loss", "epsilon", "clients", "sizes", "holdings", "classes", "communication",
     "traffic", "seconds", "failures", "votes-counts", "votes-values",
 }  # fmt: skip
-WIDTHS = (400, 1280)
 
 
 class Elements(HTMLParser):
@@ -247,57 +244,23 @@ def test_axes_have_round_numbers(low, high, most, whole, expected):
 
 # In a browser -------------------------------------------------------------------------------------
 
-MEASURE = """<!doctype html><body><script>
-const frames = [], report = {};
-for (const width of WIDTHS) {
-  const frame = document.createElement("iframe");
-  frame.style = `width: ${width}px; height: 900px; border: 0`;
-  frame.src = "PAGE";
-  frames.push(new Promise((done) => frame.onload = () => done([width, frame.contentDocument])));
-  document.body.append(frame);
-}
-Promise.all(frames).then((pages) => {
-  for (const [width, page] of pages) {
-    for (const details of page.querySelectorAll("details")) details.open = true;
-    const seen = [...page.querySelectorAll("figure")].filter((figure) => {
-      const svg = figure.querySelector("svg").getBoundingClientRect();
-      return svg.width > 250 && svg.height > 140 && figure.querySelectorAll("svg path").length > 1;
-    });
-    report[width] = {
-      scroll: page.documentElement.scrollWidth,
-      figures: seen.map((figure) => figure.id),
-      tables: [...page.querySelectorAll(".charts table, h2 ~ .box table")].length,
-      title: page.title,
-      wide: [...page.querySelectorAll("body *")].filter((e) => !e.closest(".box, svg")
-        && e.getBoundingClientRect().right > width + 0.5).map((e) => e.tagName),
-    };
-  }
-  const out = document.createElement("pre");
-  out.id = "out"; out.textContent = JSON.stringify(report); document.body.append(out);
-});
-</script>"""
+SEEN = """(page) => {
+  const seen = [...page.querySelectorAll("figure")].filter((figure) => {
+    const svg = figure.querySelector("svg").getBoundingClientRect();
+    return svg.width > 250 && svg.height > 140 && figure.querySelectorAll("svg path").length > 1;
+  });
+  return {
+    figures: seen.map((figure) => figure.id),
+    tables: [...page.querySelectorAll(".charts table, h2 ~ .box table")].length,
+    title: page.title,
+  };
+}"""
 
 
 def test_browser_shows_every_figure_at_both_widths(folder, tmp_path):
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
-    if browser is None:
-        pytest.skip("2026-11-22: no Chromium is installed; .ci/run installs it where it can")
-    text = MEASURE.replace("WIDTHS", str([*WIDTHS])).replace(
-        "PAGE", (folder / "report.html").as_uri()
-    )
-    (tmp_path / "measure.html").write_text(text)
-    done = subprocess.run(
-        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync",
-         "--allow-file-access-from-files", "--enable-logging=stderr", "--hide-scrollbars",
-         "--virtual-time-budget=20000", f"--user-data-dir={tmp_path / 'profile'}",
-         "--window-size=1400,1000", "--dump-dom", (tmp_path / "measure.html").as_uri()],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert "CONSOLE" not in done.stderr
-    found = json.loads(re.search(r'<pre id="out">(.*?)</pre>', done.stdout)[1])
+    found = measured(folder / "report.html", tmp_path, SEEN, boxes=".box")
     for width in WIDTHS:
         seen = found[str(width)]
         assert set(seen["figures"]) == FIGURES and len(seen["figures"]) == len(FIGURES)
         assert seen["scroll"] == width and seen["wide"] == []
-        assert seen["title"] == "fedcmd on &lt;script&gt;x.npz" and seen["tables"] >= 5
+        assert seen["title"] == "fedcmd on <script>x.npz" and seen["tables"] >= 5

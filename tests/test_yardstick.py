@@ -3,7 +3,6 @@
 import csv
 import errno
 import re
-import subprocess
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -28,10 +27,10 @@ from experiments.results_page import markdown
 from experiments.store import Run, Store, failed_trial, numeric
 from experiments.tidy import write_csv
 from fedapps.core.errors import RunError
+from tests.support.browser import DARK, LIGHT, measured
 
 NAMES = ("fedavg-ft", "local", "better", "same")
 KIND = "accuracy_personalized"
-CHROMIUM = Path("/usr/bin/chromium")
 
 
 def make_table(tmp_path, monkeypatch):
@@ -448,15 +447,33 @@ def test_the_page_has_every_table_and_figure_and_no_script(toy, tmp_path):
     assert untouched.rows == [] and untouched.state.startswith("0 of 4 rows have run")
 
 
+SEEN = """(page) => ({
+  charts: Object.fromEntries([...page.querySelectorAll("article[id]")].map((article) =>
+    [article.id, [...article.querySelectorAll("figure svg")].map((svg) => {
+      const box = svg.getBoundingClientRect();
+      return box.width > 250 && box.height > 30 && svg.querySelectorAll("path, circle").length > 0;
+    })])),
+})"""
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not CHROMIUM.exists(), reason="2026-11-23: no Chromium is installed")
-def test_a_browser_shows_the_page_without_errors(toy, tmp_path):
+@pytest.mark.parametrize("scheme", [LIGHT, DARK])
+def test_a_browser_shows_the_page_without_errors(toy, tmp_path, scheme):
     path = tmp_path / "results.html"
     html_page.write(toy[1], path)
-    done = subprocess.run(
-        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
-         "--window-size=400,900", "--dump-dom", path.as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    assert done.stdout.count("<svg") == 3
-    assert not re.findall(r"CONSOLE.*", done.stderr)
+    for width, seen in measured(path, tmp_path, SEEN, boxes=".scroll", scheme=scheme).items():
+        assert seen["charts"] == {toy[0].name: [True] * 3}
+        assert seen["scroll"] == int(width) and seen["wide"] == []
+        assert (sum(seen["back"]) > 3 * 128) == (scheme == LIGHT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", [LIGHT, DARK])
+def test_a_browser_shows_a_figure_for_every_table_that_has_results(tmp_path, scheme):
+    stored = {path.parent.name for path in (papers.HERE / "results" / "cpu").glob("*/*.json")}
+    path = tmp_path / "results.html"
+    html_page.write(Store(papers.HERE / "results"), path)
+    for width, seen in measured(path, tmp_path, SEEN, boxes=".scroll", scheme=scheme).items():
+        assert stored and stored <= {name for name, charts in seen["charts"].items() if charts}
+        assert all(all(charts) for charts in seen["charts"].values())
+        assert seen["scroll"] == int(width) and seen["wide"] == []
