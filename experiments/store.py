@@ -21,7 +21,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from experiments import readings
-from experiments.papers import Cell
+from experiments.papers import SCALES, Cell
 from fedapps.core import config
 from fedapps.core.changes import INCIDENTAL
 from fedapps.core.files import write_whole
@@ -113,7 +113,8 @@ class Store:
 
     def _look(self) -> None:
         """Read the files that are new since the last look."""
-        folders = glob(f"{escape(str(self.folder))}/*/*/")
+        whole = escape(str(self.folder))
+        folders = [found for scale in SCALES for found in glob(f"{whole}/{scale}/*/")]
         changed = {folder: os.stat(folder).st_mtime for folder in folders}
         just_now = max(changed.values(), default=0) > time.time() - CLOCK
         if changed == self._changed and not just_now:

@@ -283,6 +283,15 @@ def test_tables_share_runs_and_new_keys_with_defaults_change_nothing(table, stor
     assert store.find(papers.Cell(table, machine, "hot", "smoke"), 0) == run
 
 
+def test_run_directories_below_the_results_are_not_taken_for_results(table, store):
+    cell = table.cells("smoke")[0]
+    store.save(cell, run_of(cell, 0))
+    run = store.folder / "runs" / "fedavg-digits"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text('{"method": "fedavg"}')
+    assert [found.cell for found in Store(store.folder).runs()] == [cell.name]
+
+
 def test_a_run_that_comes_in_the_same_tick_of_the_clock_is_seen(table, store):
     first, second = table.cells("smoke")
     store.save(first, run_of(first, 0))
