@@ -43,14 +43,12 @@ def model(wanted: str, runs: Iterable[Run], runs_dir: Path) -> Path | None:
     only those made with the current versions of the libraries.
     """
     finished = [(path.stat().st_mtime_ns, path) for path in runs_dir.glob("*/summary.json")]
-    found = [path.parent for changed, path in finished if _training(path, changed) == wanted]
-    if not found:
-        return None
     known, defaults = [run.config for run in runs if not run.note], config.defaults()
-    for folder in sorted(found, reverse=True, key=lambda path: path.stat().st_mtime_ns):
-        flat = numeric(defaults | config.stored(folder))
-        if any(same(older, flat, config.resolved(defaults)) for older in known):
-            return folder
+    for changed, path in sorted(finished, reverse=True):
+        if _training(path, changed) == wanted:
+            flat = numeric(defaults | config.stored(path.parent))
+            if any(same(older, flat, config.resolved(defaults)) for older in known):
+                return path.parent
     return None
 
 

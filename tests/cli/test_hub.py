@@ -57,7 +57,7 @@ def test_git_keeps_the_results_that_the_hub_does_not_get(published):
     assert not [*(published / "experiments" / "results").rglob("*.json")]
     row = "experiments/results/cpu/benchmark-digits/a-new-row-s0.json"
     ignored = subprocess.run(["git", "check-ignore", "--quiet", row], cwd=ROOT)
-    assert ignored.returncode == 1, "0: git would not add it"
+    assert ignored.returncode != 0, "git would not add it"
 
 
 def test_a_reader_of_the_hub_finds_the_way(published):
