@@ -35,12 +35,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments import classes, communication, costs, curves, gaussians, listing, readings, runner
+from experiments.dependent import Pair, settled, split
 from experiments.estimate import Estimate
 from experiments.papers import HERE, SCALES, having, pick, single, tables
 from experiments.plotting import add_plot
 from experiments.store import Store
 from experiments.tidy import write_csv
-from experiments.tuning import first_seed, settled, untried
 from fedapps.compare.grid import read_seeds
 from fedapps.core.config import to_toml
 from fedapps.core.errors import RunError
@@ -68,37 +68,44 @@ def run(options: argparse.Namespace) -> int:
         jobs=options.jobs,
         reads=readings.wanted(tables().values()),
     )
-    trials = [runner.Job(trial, first_seed(trial)) for trial in untried(store, cells)]
-    runner.check(trials, columns)
-    failed = work.run(trials) if trials and not options.dry_run else []
-    jobs = []
-    for table in known:
-        settings = [*settled(store, table, options.scale, options.only)]
-        jobs += [runner.Job(cell, seed) for seed in seeds[table.name] for cell in settings]
+    parts = [(table, seeds[table.name]) for table in known]
     if options.dry_run:
-        return _announce(work, trials + jobs)
-    failed += work.run(jobs)
+        return _announce(work, *split(store, parts, options.scale, options.only))
+    failed, tried = list[str](), set[str]()
+    while True:  # again when rows have run whose results other rows need
+        ready, waiting = split(store, parts, options.scale, options.only)
+        jobs = [job for pair in ready if (job := runner.Job(*pair)).name not in tried]
+        if not jobs:
+            break
+        runner.check(jobs, columns)
+        failed += work.run(jobs)
+        tried |= {job.name for job in jobs}
     write_csv(store)
+    for pair in waiting:
+        print(f"{runner.Job(*pair).name}: has not run, because it needs others", file=sys.stderr)
     for name in failed:
         print(f"error: {name} failed", file=sys.stderr)
     return 1 if failed else 0
 
 
-def _announce(work: runner.Runner, jobs: Sequence[runner.Job]) -> int:
+def _announce(work: runner.Runner, ready: Sequence[Pair], waiting: Sequence[Pair]) -> int:
     """Print the rows that would run and how long they would take."""
+    jobs = [runner.Job(*pair) for pair in ready]
+    later = [runner.Job(*pair) for pair in waiting]
     estimate, total, known = Estimate(work.store), 0.0, True
     undone = work.open_groups(jobs)
     trains = {group.trains for group in undone}
     scored = {job for group in undone for job in group.jobs} - trains
-    for job in jobs:
+    for job in jobs + later:
         if job in scored:  # another job trains its model
             print(f"scored    {job.name}")
-        elif job not in trains:
+        elif job not in trains and job not in later:
             print(f"done      {job.name}")
         else:
             seconds = estimate.seconds(job.cell, job.seed)
             total, known = total + (seconds or 0.0), known and seconds is not None
-            print(f"{'unknown' if seconds is None else clock(seconds):9} {job.name}")
+            after = ", after the others" if job in later else ""
+            print(f"{'unknown' if seconds is None else clock(seconds):9} {job.name}{after}")
     least = "" if known else "at least "
     print(f"{least}{clock(total / work.jobs)} with --jobs {work.jobs}")
     return 0
@@ -191,7 +198,9 @@ def _do(options: argparse.Namespace) -> int:
         cells = {cell.name: cell for cell in settled(store, table, options.scale, options.row)}
         having([table], options.scale, options.row)  # else it is refused
         for cell in table.cells(options.scale, options.row):
-            untold = "" if cell.name in cells else ", whose trials have not chosen its settings yet"
+            untold = (
+                "" if cell.name in cells else ", whose settings depend on runs that are not done"
+            )
             flat = cells.get(cell.name, cell).config(options.seed)
             print(f"# {table.name} {cell.name}{untold}\n{to_toml(flat)}")
     elif options.command == "list" and not options.tables:

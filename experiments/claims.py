@@ -96,6 +96,7 @@ def _judge(claim: Claim, better: Outcome, other: Outcome) -> Judgement | None:
     column = better.cell.column
     said = [reading.published_in(column) for reading in readings]
     published = None if said[0] is None or said[1] is None else said[0] - said[1]
+    published = claim.published.get(other.cell.row.name, published)
     gap = Figure(tuple(ours[seed] - theirs[seed] for seed in seeds), published)
     rows = f"{better.cell.row.name} - {other.cell.row.name}" + (f" @ {column}" if column else "")
     read = [words(reading.reads) for reading in readings]

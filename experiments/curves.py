@@ -32,18 +32,26 @@ def curves_of(store: Store, table: papers.Table, scale: str) -> Curves:
 
 
 def reached(store: Store, table: papers.Table, scale: str) -> tuple[list[str], list[list[str]]]:
-    """Return heads and lines about each curve: its last and best value, and when it got how far."""
-    first = [f"first round at {threshold} %" for threshold in table.thresholds]
+    """Return heads and lines about each curve: its last and best value, and when it got how far.
+
+    A threshold for which a paper says when its curves reached it has a second column for that.
+    """
+    published = {row.name: row.reached for row in table.rows}
+    told = {int(threshold) for rounds in published.values() for threshold in rounds}
+    heads = ["row", "seed", "last", "best round"]
+    for threshold in table.thresholds:
+        heads += [f"first round at {threshold} %"] + ["published"] * (threshold in told)
     lines = []
     for (name, seed), curve in curves_of(store, table, scale).items():
         best = max(curve, key=lambda round_: curve[round_])
-        when = [
-            next((str(r) for r in sorted(curve) if 100 * curve[r] >= threshold), "never")
-            for threshold in table.thresholds
-        ]
-        last = f"{100 * curve[max(curve)]:.2f}"
-        lines.append([name, seed, last, f"{100 * curve[best]:.2f} ({best})", *when])
-    return ["row", "seed", "last", "best round", *first], lines
+        line = [name, seed, f"{100 * curve[max(curve)]:.2f}", f"{100 * curve[best]:.2f} ({best})"]
+        theirs = published.get(name.partition("@")[0], {})
+        for threshold in table.thresholds:
+            first = (str(r) for r in sorted(curve) if 100 * curve[r] >= threshold)
+            line += [next(first, "never")]
+            line += [str(theirs.get(str(threshold), ""))] * (threshold in told)
+        lines.append(line)
+    return heads, lines
 
 
 def show(store: Store, table: papers.Table, scale: str, plot: Path) -> None:

@@ -116,7 +116,7 @@ def section(store: Store, table: Table) -> Section:
     if table.follows:
         part.reached_heads, part.reached = reached(store, table, scale)
     part.figures += [*_curves(store, table, scale), *small_charts.of_clients(table, done)]
-    part.figures += [*_bytes(done)]
+    part.figures += [*small_charts.over_columns(table, done), *_bytes(done)]
     judged = [*claims.judged(store, table)]
     part.claims, part.counts = [*claims.lines(judged)], [*claims.counts(judged)]
     return part

@@ -14,12 +14,16 @@ columns has one cell per row. Values in brackets are defaults.
                             published (a number, or column = number, in percent),
                             also (further readings of the same runs: reads, published),
                             columns (patterns of the columns in which it has a cell), note,
-                            search (key = list of values, chosen on validation samples)
+                            search (key = list of values, chosen on validation samples),
+                            worst (clients that another row chooses: `dependent.py`),
+                            reached (threshold = published first round, or "never")
     [[claims]]              says (the paper's claim; a question of ours begins with `ours: `),
                             better (a row), than (rows that it should be better than),
-                            reads (the reading to compare [that of each row]): `claims.py`
+                            reads (the reading to compare [that of each row]),
+                            published (row = difference in points): `claims.py`
     yardstick, alone        rows with which all others are compared, client by client
     follows, thresholds     a column of rounds.csv to plot over rounds; accuracies in percent
+    over                    a key that columns set: rows are plotted over its numbers, too
 """
 
 import tomllib
@@ -28,7 +32,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -55,6 +59,14 @@ class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.published
 
 
+class Worst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The clients that another row serves worst, as the value of a key."""
+
+    row: str
+    share: float
+    key: str
+
+
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One line of a table: its changes to the base run-config, and its readings."""
 
@@ -65,6 +77,8 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     also: tuple[Reading, ...] = ()
     columns: str = "*"  # patterns of the columns in which it has a cell
     search: dict[str, list[Any]] = {}  # for each key, the values to choose from (`tuning.py`)
+    worst: Worst | None = None
+    reached: dict[str, int | Literal["never"]] = {}
     note: str = ""
 
     @property
@@ -85,6 +99,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     better: str
     than: tuple[str, ...]
     reads: str = ""
+    published: dict[str, float] = {}
 
 
 class Scale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,6 +121,7 @@ class Cell:
     column: str
     scale: str
     extra: str = ""  # chosen settings, which override all others
+    of_seed: Mapping[int, str] = field(default_factory=dict)  # further ones, from runs of a seed
     suffix: str = ""  # the end of a trial's name
 
     @property
@@ -115,14 +131,17 @@ class Cell:
 
     def config(self, seed: int) -> dict[str, Scalar]:
         """Return the flat run-config; raises `RunError` for an invalid one."""
-        return self._of_any_seed | {"seed": seed}
+        flat = self._parsed(self.of_seed[seed]) if seed in self.of_seed else self._of_any_seed
+        return flat | {"seed": seed}
 
     @cached_property
     def _of_any_seed(self) -> dict[str, Scalar]:
-        table = self.table
-        changes = [table.columns.get(self.column, ""), self.row.config]
-        changes += [table.scales[self.scale].config, self.extra]
-        return config.parse([str(table.base_file), *filter(None, changes)])
+        return self._parsed("")
+
+    def _parsed(self, own: str) -> dict[str, Scalar]:
+        column, scale = self.table.columns.get(self.column, ""), self.table.scales[self.scale]
+        changes = [column, self.row.config, scale.config, self.extra, own]
+        return config.parse([str(self.table.base_file), *filter(None, changes)])
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,6 +156,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scales: dict[str, Scale] = {}
     follows: str = ""
     thresholds: tuple[int, ...] = ()
+    over: str = ""
     claims: tuple[Claim, ...] = ()
     yardstick: str = ""
     alone: str = ""
@@ -156,6 +176,7 @@ class Table:
     scales: Mapping[str, Scale] = field(default_factory=dict)
     follows: str = ""  # a column of rounds.csv to show for every round
     thresholds: Sequence[int] = ()  # percent: the first round that reaches each is reported
+    over: str = ""
     claims: Sequence[Claim] = ()
     yardstick: str = ""
     alone: str = ""
@@ -256,9 +277,11 @@ def _check_names(file: str, read: _File) -> None:
     names, columns = [row.name for row in read.rows], [*read.columns] or [""]
     if len(set(names)) != len(names):
         raise RunError(f"{file}: two rows have the same name")
-    for name in (name for claim in read.claims for name in (claim.better, *claim.than)):
+    named = [("a claim", n) for c in read.claims for n in (c.better, *c.than, *c.published)]
+    named += [(f"row {row.name}", row.worst.row) for row in read.rows if row.worst]
+    for who, name in named:
         if name not in names:
-            unknown = f"a claim names row {name}, which does not exist"
+            unknown = f"{who} names row {name}, which does not exist"
             raise RunError(f"{file}: {unknown}{did_you_mean(name, names)}")
     for scale, part in read.scales.items():
         _check_patterns(f"{file}: scale {scale}: row", part.rows, names)

@@ -40,6 +40,33 @@ def _ranked(outcome: Outcome) -> list[charts.Point]:
     ]
 
 
+def over_columns(table: Table, done: Sequence[Outcome]) -> Charts:
+    """Yield charts of the rows' figures over the numbers that the columns set for `table.over`.
+
+    There is a chart for each group of columns that differ in nothing else.
+    """
+    groups: dict[str, dict[str, list[charts.Point]]] = {}
+    for outcome in done if table.over else ():
+        cell, reading = outcome.cell, outcome.cell.row.readings[0]
+        if figure := outcome.figure(reading):
+            others = _without(table.columns[cell.column], table.over)
+            value = float(cell.config(0)[table.over])
+            said = f"{cell.row.name}, {table.over} {value:g}: {figure.text()} %"
+            if figure.published is not None:
+                said += f", published {figure.published:.2f} %"
+            line = groups.setdefault(others, {}).setdefault(cell.row.name, [])
+            line.append((value, figure.mean, said))
+    for others, lines in groups.items():
+        several = {name: sorted(line) for name, line in lines.items() if len(line) > 1}
+        caption = captioned(f"Mean over the seeds, by {table.over}, %", others)
+        yield from drawn(table, several, caption, table.over)
+
+
+def _without(settings: str, key: str) -> str:
+    """Return a run-config without the setting of a key."""
+    return " ".join(part for part in settings.split() if not part.startswith(f"{key}="))
+
+
 def drawn(table: Table, lines: Lines, caption: str, x_label: str) -> Charts:
     """Yield charts of `lines` by row, all with the same vertical axis."""
     lines = {name: line for name, line in lines.items() if line}

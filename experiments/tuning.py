@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from experiments.papers import Cell, Row, Table
+from experiments.papers import Cell, Row
 from experiments.store import Store
 from fedapps.compare.grid import read_seeds
 from fedapps.core.draws import generator
@@ -67,15 +67,6 @@ def chosen(store: Store, cell: Cell) -> str | None:
         if best is None or score > best[0]:
             best = score, settings
     return best[1] if best else None
-
-
-def settled(store: Store, table: Table, scale: str, only: str = "*") -> Iterator[Cell]:
-    """Yield the cells of a table with their chosen settings; omit cells with trials to run."""
-    for cell in table.cells(scale, only):
-        if not cell.row.search:
-            yield cell
-        elif (settings := chosen(store, cell)) is not None:
-            yield replace(cell, extra=settings)
 
 
 def untried(store: Store, cells: Iterable[Cell]) -> list[Cell]:

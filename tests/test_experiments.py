@@ -30,11 +30,12 @@ from experiments import (
     results_page,
 )
 from experiments.cells import Figure
+from experiments.dependent import settled, waits
 from experiments.estimate import Estimate
 from experiments.rescoring import can_be_scored_again
 from experiments.runner import Job, Runner, check, groups
 from experiments.store import Run, Store, collect, failed_trial, numeric
-from experiments.tuning import chosen, settled, trials
+from experiments.tuning import chosen, trials
 from fedapps.compare.grid import read_seeds
 from fedapps.compare.workers import Worker
 from fedapps.core import config
@@ -131,6 +132,11 @@ def run_of(cell, seed, **changes):
     return Run(
         **about | spent | {"config": numeric(cell.config(seed)), "figures": figures} | changes
     )
+
+
+def replace_scale(table, **changes):
+    """Return the scales of a table, with another `smoke`."""
+    return {"smoke": msgspec.structs.replace(table.scales["smoke"], **changes)}
 
 
 def test_every_cell_of_every_table_is_a_valid_run_config():
@@ -371,6 +377,61 @@ def test_settings_are_those_of_the_best_trial_and_never_such_that_diverge(table,
         diverged = failed_trial(trial, 0, "training diverged")
         store.save(trial, replace(diverged, figures=scores[trial.config(0)["lr"]]))
     assert chosen(store, cell) == f"lr={first}", "of two that are equally good, always the first"
+
+
+@pytest.fixture
+def mixed(table):
+    """The table, with a row that names the worst two fifths of the clients of row `avg`."""
+    worst = papers.Worst("avg", 0.4, "fedcmd.other-clients")
+    row = papers.Row("mix", 'strategy="fedcmd"', READ, worst=worst)
+    return replace(table, rows=(table.rows[0], row))
+
+
+def ended(table, store, seed, **accuracies):
+    """Store a run of row `avg` with the accuracy of each client, such as `c3=0.5`."""
+    cell = table.cells("smoke", "avg")[0]
+    clients = {"client": [int(name[1:]) for name in accuracies]}
+    clients["accuracy_personalized"] = [*accuracies.values()]
+    store.save(cell, run_of(cell, seed, clients=clients))
+
+
+def test_a_row_names_the_worst_clients_of_another_row_seed_by_seed(mixed, store):
+    ended(mixed, store, 0, c0=0.5, c1=0.2, c4=0.9, c7=0.1, c9=0.3)
+    ended(mixed, store, 2, c0=0.2, c1=0.3, c2=0.2)
+    cell = [*settled(store, mixed, "smoke")][1]
+    assert cell.config(0)["fedcmd.other-clients"] == "1,7", "the two of five that are worst"
+    assert cell.config(2)["fedcmd.other-clients"] == "0", "one of three, in a tie the first"
+    assert [waits(cell, seed) for seed in (0, 1, 2)] == [False, True, False]
+    assert cell.config(1)["fedcmd.other-clients"] == config.defaults()["fedcmd.other-clients"]
+    store.save(cell, run_of(cell, 0))
+    assert store.find(cell, 0) and not store.find(cell, 1)
+    ended(mixed, store, 0, c0=0.0, c1=0.2, c4=0.9, c7=0.1, c9=0.3)
+    cell = [*settled(store, mixed, "smoke")][1]
+    assert not store.find(cell, 0), "another choice is another run"
+
+
+def test_a_row_runs_after_the_one_that_it_needs(mixed, store, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(papers, "tables", lambda: {mixed.name: mixed})
+    called = []
+
+    def pretend(self, jobs):
+        called.append([job.name for job in jobs])
+        for job in jobs:
+            if job.cell.row.name == "avg" and job.seed == 0:
+                ended(mixed, store, 0, c0=0.5, c1=0.2)
+        return [job.name for job in jobs if job.seed == 1]
+
+    monkeypatch.setattr(Runner, "run", pretend)
+    wanted = ["--results", str(store.folder), "run", "t", "--scale", "smoke", "--only", "mix"]
+    assert runner.main([*wanted, "--dry-run"]) == 0
+    avg, _, mix, _, total = capsys.readouterr().out.splitlines()
+    assert (avg, mix) == ("unknown   t avg@hot s0", "unknown   t mix@hot s0, after the others")
+    assert total == "at least 0:00 with --jobs 1" and called == []
+    assert runner.main(wanted) == 1
+    assert called == [["t avg@hot s0", "t avg@hot s1"], ["t mix@hot s0"]]
+    assert capsys.readouterr().err.splitlines() == [
+        "t mix@hot s1: has not run, because it needs others", "error: t avg@hot s1 failed"
+    ]  # fmt: skip
 
 
 def test_what_ctrl_c_ends_has_not_failed_and_nothing_begins_after_it(
@@ -745,6 +806,46 @@ def test_both_pages_say_when_a_curve_reached_the_thresholds(table, store):
     ]  # fmt: skip
     lines = [*results_page.markdown(store, followed)]
     assert "| avg@hot | 0 | 41.00 | 65.00 (9) | 9 | never |" in lines
+
+
+def test_published_rounds_stand_beside_ours(table, store):
+    known = {"avg": {"70": 114}, "per": {"70": "never"}}
+    rows = [msgspec.structs.replace(row, reached=known[row.name]) for row in table.rows]
+    followed = replace(table, rows=rows, follows="accuracy_initial", thresholds=(40, 70))
+    rounds = {"round": [1, 5], "accuracy_initial": [0.3, 0.71]}
+    for cell in followed.cells("smoke"):
+        store.save(cell, run_of(cell, 0, figures={READ: 0.5}, rounds=rounds))
+    lines = [*results_page.markdown(store, followed)]
+    start = lines.index(
+        "| row | seed | last | best round | first round at 40 % | first round at 70 % | published |"
+    )
+    assert lines[start + 2 : start + 4] == [
+        "| avg@hot | 0 | 71.00 | 71.00 (5) | 5 | 5 | 114 |",
+        "| per@hot | 0 | 71.00 | 71.00 (5) | 5 | 5 | never |",
+    ]
+
+
+def test_rows_are_plotted_over_the_numbers_of_the_columns(table, store):
+    columns = {
+        "a-1": 'lr=0.1 dataset="digits"',
+        "a-2": 'lr=0.3 dataset="digits"',
+        "b-1": 'lr=0.1 dataset="cifar10"',
+    }
+    scale = replace_scale(table, config=TINY.partition(" ")[2])
+    known = replace(table, columns=columns, over="lr", scales=scale)
+    for cell in known.cells("smoke"):
+        for seed in (0, 1):
+            right = cell.config(seed)["lr"] + 0.02 * seed
+            figures = {READ: right, "accuracy_personalized": right}
+            store.save(cell, run_of(cell, seed, figures=figures))
+    figures = dict(html_page.section(store, known).figures)
+    chart = figures['Mean over the seeds, by lr, % (dataset="digits")']
+    # Student's t with one degree of freedom is 12.706; the standard error of 10 and 12 is 1.
+    assert re.findall(r"<title>(avg.*?)</title>", chart) == [
+        "avg, lr 0.1: 11.00 ± 12.71 %, published 50.00 %",
+        "avg, lr 0.3: 31.00 ± 12.71 %, published 50.00 %",
+    ]
+    assert not any("cifar10" in caption for caption in figures), "a single number makes no line"
 
 
 def test_curves_of_each_column_are_with_that_of_the_row_the_table_is_about(table, store):

@@ -23,6 +23,7 @@ from experiments import (
     yardstick,
 )
 from experiments.cells import Outcome, outcomes
+from experiments.dependent import settled
 from experiments.results_page import markdown
 from experiments.store import Run, Store, failed_trial, numeric
 from experiments.tidy import write_csv
@@ -73,7 +74,7 @@ def filled(table, store):
     cells = {cell.row.name: cell for cell in table.cells("cpu")}
     for number, trial in enumerate(tuning.trials(cells["better"])):
         store.save(trial, run_of(trial, 0, [0.5 + 0.1 * (number == 1)]))
-    best = next(c for c in tuning.settled(store, table, "cpu") if c.row.name == "better")
+    best = next(c for c in settled(store, table, "cpu") if c.row.name == "better")
     cells["better"] = best
     base = {seed: draws.uniform(0.4, 0.8, 30) for seed in range(3)}
     for seed, values in base.items():
@@ -97,7 +98,7 @@ def test_a_row_runs_with_the_best_of_its_trials(toy):
     row = next(cell for cell in table.cells("cpu") if cell.row.name == "better")
     tried = tuning.combinations(row.row, 3)
     assert len(tried) == 3 == len({tuple(values.values()) for values in tried})
-    settings = next(c for c in tuning.settled(store, table, "cpu") if c.row.name == "better")
+    settings = next(c for c in settled(store, table, "cpu") if c.row.name == "better")
     flat = settings.config(1)
     assert {key: flat[key] for key in tried[1]} == tried[1], "the second trial was the best"
     assert flat["evaluate-on"] == "test" and flat["validation-fraction"] == ""
@@ -108,7 +109,7 @@ def test_a_row_runs_with_the_best_of_its_trials(toy):
     assert [cell.name for cell in tuning.untried(empty, [row])] == [
         "better~0", "better~1", "better~2",
     ]  # fmt: skip
-    assert [c.row.name for c in tuning.settled(empty, table, "cpu")] == [
+    assert [c.row.name for c in settled(empty, table, "cpu")] == [
         "fedavg-ft", "local", "same",
     ]  # fmt: skip
 
@@ -117,7 +118,7 @@ def test_the_settings_that_were_chosen_are_published(toy, tmp_path):
     table, store, _ = toy
     *_, third = tuning.trials(next(c for c in table.cells("cpu") if c.row.name == "better"))
     store.save(third, failed_trial(third, 0, "training diverged"))
-    lines = [*tuning.texts(store, tuning.settled(store, table, "cpu"))]
+    lines = [*tuning.texts(store, settled(store, table, "cpu"))]
     row = next(row for row in table.rows if row.name == "better")
     second = " ".join(f"{key}={value}" for key, value in tuning.combinations(row, 3)[1].items())
     assert lines == [["better", "personalized", "60.0", "50.0 to 60.0, 1 diverged", second]]
@@ -129,7 +130,7 @@ def test_the_settings_that_were_chosen_are_published(toy, tmp_path):
 
 def outcomes_of(toy):
     table, store, _ = toy
-    cells = tuning.settled(store, table, "cpu")
+    cells = settled(store, table, "cpu")
     return [Outcome(cell, [store.find(cell, seed) for seed in range(3)]) for cell in cells]
 
 
@@ -211,7 +212,7 @@ def test_a_method_without_all_seeds_is_named_and_not_compared(toy, tmp_path):
 
 def test_rows_without_a_seed_in_common_are_shown_and_not_compared(toy, tmp_path):
     table, store, _ = toy
-    cells = {cell.row.name: cell for cell in tuning.settled(store, table, "cpu")}
+    cells = {cell.row.name: cell for cell in settled(store, table, "cpu")}
     other = Store(tmp_path / "other")
     for seed, name in enumerate(("fedavg-ft", "local")):
         other.save(cells[name], store.find(cells[name], seed))
@@ -235,7 +236,7 @@ def test_commands_know_the_settings_that_were_chosen(toy, tmp_path, monkeypatch,
         options = ["--results", str(folder), "config", table.name, "better", "--seed", "2"]
         assert __main__.main(options) == 0
         text = capsys.readouterr().out
-        assert ("whose trials have not chosen its settings yet" in text) == told
+        assert ("whose settings depend on runs that are not done" in text) == told
         flat = tomllib.loads(text)
         best = tuning.combinations(row, 3)[1]
         assert ({key: flat.get(key) for key in best} == best) != told and flat["seed"] == 2
@@ -342,7 +343,7 @@ def test_claims_are_held_against_paired_seeds(toy):
     assert (
         sure.gap.text("+") == "+10.00 ± 0.00" and sure.gap.published == 0 and sure.verdict == "yes"
     )
-    cells = {cell.row.name: cell for cell in tuning.settled(store, table, "cpu")}
+    cells = {cell.row.name: cell for cell in settled(store, table, "cpu")}
     alone = [np.mean(store.find(cells["local"], s).clients["accuracy_personalized"]) for s in base]
     gaps = 100 * (np.array(alone) - [values.mean() for values in base.values()])
     low, high = stats.ttest_1samp(gaps, 0).confidence_interval()
@@ -374,13 +375,16 @@ def test_claims_are_held_against_paired_seeds(toy):
     rows = tuple(better if row.name == "better" else row for row in table.rows)
     (line, _, _) = claims.judged(store, replace(table, rows=rows))
     assert line.gap.published == 5.5 and line.texts()[4] == "+5.50"
+    told = papers.Claim("", "better", ("local", "same"), published={"same": 6.89})
+    found = [*claims.judged(store, replace(table, claims=(told,)))]
+    assert [line.gap.published for line in found] == [0.0, 6.89], "else that of the rows"
     level = replace(table, claims=(papers.Claim("", "same", ("fedavg-ft",)),))
     assert [x.verdict for x in claims.judged(store, level)] == ["inconclusive"]
 
 
 def test_a_claim_needs_runs_of_both_rows_and_more_than_one_seed(toy, tmp_path):
     table, store, _ = toy
-    cells = {cell.row.name: cell for cell in tuning.settled(store, table, "cpu")}
+    cells = {cell.row.name: cell for cell in settled(store, table, "cpu")}
     other = Store(tmp_path / "other")
     other.save(cells["local"], store.find(cells["local"], 0))
     assert [*claims.judged(other, table)] == []
