@@ -147,6 +147,14 @@ def test_every_cell_of_every_table_is_a_valid_run_config():
             readings.check(reads, columns)
 
 
+def test_a_table_is_plotted_over_a_key_that_all_its_columns_set():
+    over = {table.name: table for table in papers.tables().values() if table.over}
+    assert "fedcmd-participation" in over
+    for table in over.values():
+        for settings in table.columns.values():
+            assert f" {table.over}=" in f" {settings}", table.name
+
+
 def test_where_a_paper_compares_rows_we_test_a_claim():
     for table in papers.tables().values():
         compared = [row for row in table.rows if row.published]
