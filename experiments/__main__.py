@@ -71,6 +71,7 @@ def run(options: argparse.Namespace) -> int:
     parts = [(table, seeds[table.name]) for table in known]
     if options.dry_run:
         return _announce(work, *split(store, parts, options.scale, options.only))
+    store.check_writable()
     failed, tried = list[str](), set[str]()
     while True:  # again when rows have run whose results other rows need
         ready, waiting = split(store, parts, options.scale, options.only)

@@ -26,7 +26,13 @@ article { background: var(--card); border: 1px solid var(--line); border-radius:
 code { font: 13px ui-monospace, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
 .said { font-weight: 600; }
 td.yes { color: var(--yes); font-weight: 600; } td.no { color: var(--no); font-weight: 600; }
-.scroll { overflow: auto; max-height: 760px; margin: 8px 0; }
+/* A shadow at the right or the bottom shows that a table goes on there. */
+.scroll { overflow: auto; max-height: 760px; margin: 8px 0;
+  --edge: color-mix(in srgb, var(--soft) 50%, transparent); background:
+  linear-gradient(to left, var(--card) 50%, transparent) right / 40px 100% no-repeat local,
+  linear-gradient(to top, var(--card) 50%, transparent) bottom / 100% 40px no-repeat local,
+  linear-gradient(to left, var(--edge), transparent) right / 9px 100% no-repeat,
+  linear-gradient(to top, var(--edge), transparent) bottom / 100% 9px no-repeat; }
 table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; }
 th, td { padding: 4px 10px; text-align: right; white-space: nowrap; }
 th { white-space: normal; vertical-align: bottom; position: sticky; top: 0;

@@ -24,6 +24,7 @@ from experiments import readings
 from experiments.papers import SCALES, Cell
 from fedapps.core import config
 from fedapps.core.changes import INCIDENTAL
+from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 from fedapps.core.schema import Scalar
 from fedapps.report import directory
@@ -152,6 +153,20 @@ class Store:
         write_whole(path, _text(asdict(run)).encode())
         self._read[str(path)] = run
 
+    def check_writable(self) -> None:
+        """Raise `RunError` if no result can be written, so that nothing is trained in vain."""
+        try:
+            self.locks.mkdir(parents=True, exist_ok=True)
+            write_whole(self.locks / "writable", b"")
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise RunError(f"--results {self.folder}: cannot be written: {why}") from error
+
+    @property
+    def locks(self) -> Path:
+        """The folder of the locks."""
+        return self.folder / ".locks"
+
     @contextmanager
     def claimed(self, training: str) -> Iterator[bool]:
         """Hold the lock of a training; yields False if another process holds it.
@@ -159,9 +174,8 @@ class Store:
         The operating system owns the lock and frees it if its holder dies.
         """
         name = hashlib.sha256(training.encode()).hexdigest()[:16]
-        folder = self.folder / ".locks"
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / name)
+        self.locks.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.locks / name)
         try:
             lock.acquire(timeout=0)
         except Timeout:

@@ -387,6 +387,18 @@ def test_settings_are_those_of_the_best_trial_and_never_such_that_diverge(table,
     assert chosen(store, cell) == f"lr={first}", "of two that are equally good, always the first"
 
 
+def test_results_that_cannot_be_written_end_the_run_before_anything_trains(
+    table, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(papers, "tables", lambda: {table.name: table})
+    monkeypatch.setattr(Runner, "run", lambda *_: pytest.fail("it trains"))
+    (tmp_path / "taken").write_text("a file, not a folder")
+    wanted = ["--results", str(tmp_path / "taken"), "run", "t", "--scale", "smoke"]
+    assert runner.main(wanted) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"error: --results {tmp_path / 'taken'}: cannot be written: Not a directory"
+
+
 @pytest.fixture
 def mixed(table):
     """The table, with a row that names the worst two fifths of the clients of row `avg`."""
