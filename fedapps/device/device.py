@@ -135,7 +135,8 @@ class Device:
                 )
             if info.attempt < before.attempt:
                 raise RunError(
-                    f"the run was resumed {before.attempt} times; this message is from before that"
+                    f"this message is from attempt {info.attempt} of the run, which has been"
+                    f" resumed since then (attempt {before.attempt})"
                 )
             store.roll_back(info.resumed)
         else:
