@@ -40,7 +40,9 @@ def reached(store: Store, table: papers.Table, scale: str) -> tuple[list[str], l
     told = {int(threshold) for rounds in published.values() for threshold in rounds}
     heads = ["row", "seed", "last", "best round"]
     for threshold in table.thresholds:
-        heads += [f"first round at {threshold} %"] + ["published"] * (threshold in told)
+        heads += [f"first round at {threshold} %"] + [f"published, {threshold} %"] * (
+            threshold in told
+        )
     lines = []
     for (name, seed), curve in curves_of(store, table, scale).items():
         best = max(curve, key=lambda round_: curve[round_])
