@@ -837,7 +837,8 @@ def test_published_rounds_stand_beside_ours(table, store):
         store.save(cell, run_of(cell, 0, figures={READ: 0.5}, rounds=rounds))
     lines = [*results_page.markdown(store, followed)]
     start = lines.index(
-        "| row | seed | last | best round | first round at 40 % | first round at 70 % | published, 70 % |"
+        "| row | seed | last | best round | first round at 40 % | first round at 70 % "
+        "| published, 70 % |"
     )
     assert lines[start + 2 : start + 4] == [
         "| avg@hot | 0 | 71.00 | 71.00 (5) | 5 | 5 | 114 |",
