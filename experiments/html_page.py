@@ -1,5 +1,6 @@
 """Write results.html: every table with our and the published figures, and charts, in one file."""
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from experiments.store import Store
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 
+MARKED = re.compile(r"`([^`]+)`|\*([^*]+)\*")
 PAPERS = {  # by the first word of their tables' names
     "benchmark": "All methods compared",
     "fedbabu": "FedBABU",
@@ -64,7 +66,7 @@ def write(store: Store, path: Path, computed: Iterable[Section] = ()) -> None:
         for prefix, title in PAPERS.items()
     }
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["ticks"] = ticks
+    environment.filters["inline"] = inline
     runs = store.runs()
     page = environment.from_string(TEMPLATE).render(
         groups={title: parts for title, parts in groups.items() if parts},
@@ -84,13 +86,14 @@ def _link(part: Section) -> Markup:
     return Markup('<a href="#{}">{}</a>').format(part.name, part.title)
 
 
-def ticks(text: str) -> Markup:
-    """Return a text in which the words between backticks are marked as code."""
-    parts = [escape(part) for part in text.split("`")]
-    return Markup("").join(
-        Markup("<code>{}</code>").format(part) if number % 2 else part
-        for number, part in enumerate(parts)
-    )
+def inline(text: str) -> Markup:
+    """Return a text whose `code` and *emphasis* are marked, as in Markdown."""
+    return Markup(MARKED.sub(_mark, str(escape(text))))
+
+
+def _mark(found: re.Match[str]) -> str:
+    code, emphasis = found.groups()
+    return f"<code>{code}</code>" if code else f"<em>{emphasis}</em>"
 
 
 def section(store: Store, table: Table) -> Section:

@@ -123,7 +123,7 @@ intervals are not corrected for the number of claims. This table counts the verd
 {% for part in parts %}
 <article id="{{ part.name }}">
 <h3>{{ part.title }}</h3>
-<p class="soft">{{ part.about|ticks }}</p>
+<p class="soft">{{ part.about|inline }}</p>
 {% if part.said %}<p class="said">{{ part.said }}</p>{% endif %}
 {% if part.rows %}
 {{ grid(part.title, part.heads, part.rows) }}

@@ -797,6 +797,11 @@ def test_a_report_of_other_results_leaves_those_of_the_project(tmp_path, monkeyp
     assert cells in (project / "results.html").read_text("utf-8").replace("\n", "")
 
 
+def test_the_page_marks_code_and_emphasis_and_escapes_the_rest():
+    marked = html_page.inline("*Rank* < `a*b*c` & 2 * 3")
+    assert marked == "<em>Rank</em> &lt; <code>a*b*c</code> &amp; 2 * 3"
+
+
 def test_the_page_has_the_notes_of_the_rows_that_have_run(table, store):
     avg, per = (msgspec.structs.replace(row, note=f"as {row.name}") for row in table.rows)
     noted = replace(table, rows=(avg, per), columns={"hot": "lr=0.1", "cold": "lr=0.01"})
