@@ -1,6 +1,6 @@
 """FedBABU's client: body update, and the paper's evaluation without a head."""
 
-from fedapps.method import BaseClient, Slice, nearest_template
+from fedapps.method import BaseClient, Slice
 
 
 class FedBABUClient(BaseClient):
@@ -12,5 +12,4 @@ class FedBABUClient(BaseClient):
 
     def extra_scores(self) -> dict[str, float]:
         """Accuracy without a head: nearest class template in the body's output (Section 5.2)."""
-        accuracy = nearest_template(self.model, self.layout.body, self.train_data, self.test_data)
-        return {"accuracy_without_head": accuracy}
+        return self.without_head()

@@ -5,7 +5,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fedapps.method import BaseClient, Costs, Plan, Slice, chunks, take
+from fedapps.method import BaseClient, Costs, Plan, Slice, chunks, run, take
 from strategies.fedcmd import Settings
 
 
@@ -52,8 +52,8 @@ class FedCMDClient(BaseClient):
         parts = []
         for x in chunks(self.train_data[0]):
             seen = [moments(x)]
-            for layer in self.model:
-                x = layer(x)
+            for layer in self.layout.names:
+                x = run(self.model, x, (layer,))
                 seen.append(moments(x))
             parts.append(seen)
         low, high = np.min(parts, 0)[:, 0], np.max(parts, 0)[:, 1]

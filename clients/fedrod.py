@@ -57,7 +57,7 @@ class FedRODClient(BaseClient):
             macs=self.workspace.trainer.profile.step_macs(head, head[0]),
         )
 
-    def both_logits(self, model: nn.Sequential, x: Tensor, layers: Slice) -> Tensor:
+    def both_logits(self, model: nn.Module, x: Tensor, layers: Slice) -> Tensor:
         """Return [2, b, classes]: generic logits, and generic (detached) plus personal logits."""
         body = tuple(name for name in layers if name not in self.layout.head)
         features = run(model, x, body)

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from clients.fedbabu import nearest_template
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.engine import checks
@@ -17,6 +16,7 @@ from fedapps.method import BaseClient, BaseStrategy, Plan, TrainingStats, put, r
 from fedapps.models import build
 from fedapps.training.batches import CHUNK
 from fedapps.training.evaluation import score
+from fedapps.training.templates import nearest_template
 from fedapps.training.workspace import workspace
 
 torch.set_num_threads(1)

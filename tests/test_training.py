@@ -59,7 +59,7 @@ def make(name, shape=(1, 8, 8), classes=4, bn_stats="shared", **options):
                 value.add_(torch.rand(value.shape))
     layout = layout_of(model, 1, bn_stats, False)
     options = {"batch_size": 8, "cache_bytes": 64 * MEBI} | options
-    return Trainer(model, layout, profile(model, shape), **options)
+    return Trainer(model, layout, profile(model, layout, shape), **options)
 
 
 def stage(layers, epochs=1, lr=0.05, **options):
@@ -259,17 +259,25 @@ def test_proximal_term_in_numpy():
     assert done.loss == pytest.approx(loss, rel=1e-5)  # the data's loss, without the term
 
 
-@pytest.mark.parametrize("ask", ["train", "check"])
-def test_a_stage_that_names_a_part_of_a_layer_is_refused(ask):
-    """It would train nothing of that layer, while the costs would count the layer."""
-    trainer = make("lenet5")
-    part = stage(trainer.layout.without_norms(trainer.layout.names))
-    assert any(":" in name for name in part.layers)
-    with pytest.raises(ValueError, match="layer conv1:rest: a stage trains whole layers only"):
-        if ask == "check":
-            trainer.check(part)
-        else:
-            trainer.train(samples(10, (1, 28, 28), 3), (part,), DRAW)
+def test_a_stage_of_a_part_trains_this_part_alone():
+    """All but the BatchNorms: these keep parameters and statistics, and normalize with them."""
+    trainer = make("lenet5", (1, 28, 28))
+    layout = trainer.layout
+    part = stage(layout.without_norms(layout.names))
+    trainer.check(part)
+    before = numbers(trainer.model)
+    seen = []
+    for module in trainer.model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.register_forward_hook(lambda m, *_: seen.append(m.training))
+    done = trainer.train(samples(10, (1, 28, 28), 3), (part,), DRAW)
+    keys = [key for key, _ in trainer.model.named_parameters()]
+    after = numbers(trainer.model)
+    moved = {k for k, old, new in zip(keys, before, after, strict=True) if (old != new).any()}
+    assert moved == {*keys} - layout.norms
+    assert seen
+    assert not any(seen)
+    assert done.cost_paper == done.batches * layout.count(part.layers)
 
 
 def test_prox_pulls_to_the_start_of_the_round_in_a_later_stage_too():

@@ -11,9 +11,9 @@ from fedapps.core.errors import RunError
 from fedapps.core.words import nearest
 from fedapps.method.client import BaseClient
 from fedapps.method.conversation import Conversation
+from fedapps.method.figures import WITHOUT_HEAD
 from fedapps.method.strategy import BaseStrategy
-from fedapps.models.layers import Arrays, Layout
-from fedapps.models.norms import uses_batch_statistics
+from fedapps.models.layers import UNCUT, Arrays, Layout
 from fedapps.training.plan import Plan
 from fedapps.training.privacy import check_plan
 
@@ -43,9 +43,24 @@ def check_strategy(strategy: BaseStrategy) -> None:
             f"{s.strategy} needs a model with BatchNorm, but {s.model} has none; "
             "use one that has, such as lenet5 or resnet18"
         )
+    _check_cut(strategy)
     if clip and clip.mode == "sample" and not strategy.clips_by_sample:
         raise RunError('clip-mode = "sample": this strategy cannot clip by sample; use "batch"')
     _check_scores(strategy)
+
+
+def _check_cut(strategy: BaseStrategy) -> None:
+    """Refuse what needs single layers if the model runs as a whole; tell what is left out."""
+    s = strategy.settings
+    if strategy.layout.can_be_cut:
+        return
+    if strategy.needs_cut:
+        raise RunError(f'model = "{s.model}": {s.strategy} runs single layers, but {UNCUT}')
+    if s.score_without_head:
+        raise RunError(f'score-without-head = true: needs the body of "{s.model}", but {UNCUT}')
+    left_out = [f"no {WITHOUT_HEAD.name}"] if WITHOUT_HEAD in strategy.figures else []
+    told = " and ".join(["no cache of frozen layers", *left_out])
+    log.info("%s: %s, because %s", s.model, told, UNCUT)
 
 
 def misspelt(cls: type, *bases: type) -> Iterator[tuple[str, str]]:
@@ -90,11 +105,8 @@ def _lone_batch_statistics(strategy: BaseStrategy) -> str:
 
     Such a BatchNorm keeps no running statistics, and gets one value per channel of a sample.
     """
-    space = strategy.workspace
-    for name, lone in space.trainer.profile.lone.items():
-        if lone and uses_batch_statistics(space.model.get_submodule(name)):
-            return name
-    return ""
+    of_batch = strategy.workspace.trainer.profile.of_batch
+    return next((name for name in strategy.layout.names if name in of_batch), "")
 
 
 def check_plans(strategy: BaseStrategy) -> None:

@@ -61,7 +61,6 @@ from fedapps.training.features import features
 from fedapps.training.inner_steps import descend, pull, restored, swapped
 from fedapps.training.objective import Backward, Objective
 from fedapps.training.plan import Clip, Plan, Stage
-from fedapps.training.templates import nearest_template
 
 __all__ = [
     "FINETUNING",
@@ -103,7 +102,6 @@ __all__ = [
     "features",
     "generator",
     "log",
-    "nearest_template",
     "plain_mean",
     "pull",
     "put",

@@ -15,7 +15,6 @@ from fedapps.training.evaluation import Score
 from fedapps.training.evaluation import score as score_on
 from fedapps.training.plan import Clip, Plan
 from fedapps.training.privacy import privatize
-from fedapps.training.templates import nearest_template
 
 if TYPE_CHECKING:
     from fedapps.method.client import BaseClient
@@ -57,8 +56,7 @@ def score(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
     initial = _score(client)
     figures = client.extra_scores()
     if client.settings.score_without_head and WITHOUT_HEAD.name not in figures:
-        parts = (client.layout.body, client.train_data, client.test_data)
-        figures = figures | {WITHOUT_HEAD.name: nearest_template(client.model, *parts)}
+        figures = figures | client.without_head()
     if client.settings.score_last:
         figures = figures | {LAST_LOCAL.name: _score_last(client, initial)}
     done = client.personalize(plan) if plan.stages else TrainingStats()

@@ -55,6 +55,7 @@ class BaseStrategy(StrategyTools, Conversation, FlowerStrategy):
     least_loss: ClassVar[float] = 0.0  # lower bound of a sample's loss; -inf if there is none
     needs_union: ClassVar[bool] = False  # whether the server itself trains on all clients' data
     needs_norms: ClassVar[bool] = False  # whether models without BatchNorm are refused
+    needs_cut: ClassVar[bool] = False  # whether models whose layers cannot run alone are refused
 
     options: MethodSettings
 

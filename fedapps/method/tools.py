@@ -11,6 +11,7 @@ from fedapps.core import registry
 from fedapps.core.memory import reserve
 from fedapps.core.schema import MethodSettings
 from fedapps.core.settings import Settings
+from fedapps.method.figures import WITHOUT_HEAD
 from fedapps.models.layers import Arrays, Layout, Slice, take
 from fedapps.training.batches import Samples
 from fedapps.training.clipping import Thresholds
@@ -18,6 +19,7 @@ from fedapps.training.costs import TrainingStats
 from fedapps.training.draw import Draw
 from fedapps.training.objective import Objective
 from fedapps.training.plan import Clip, Plan, Stage
+from fedapps.training.templates import nearest_template
 from fedapps.training.workspace import Workspace
 
 State = dict[str, Tensor]
@@ -169,7 +171,7 @@ class ClientTools:
         """Do the method's own setup, when everything above is set."""
 
     @property
-    def model(self) -> nn.Sequential:
+    def model(self) -> nn.Module:
         """The model of this process, which its clients use one after the other."""
         return self.workspace.model
 
@@ -221,6 +223,13 @@ class ClientTools:
         """Keep copies of arrays under a prefix; they are there again in the client's next round."""
         for key, value in arrays.items():
             self.state[prefix + key] = torch.from_numpy(np.array(value))
+
+    def without_head(self) -> dict[str, float]:
+        """Return the figure `WITHOUT_HEAD` of the model as it is; none if it cannot be cut."""
+        if not self.layout.can_be_cut:
+            return {}
+        data = self.train_data, self.test_data
+        return {WITHOUT_HEAD.name: nearest_template(self.model, self.layout.body, *data)}
 
     def other(self, name: str) -> Any:
         """Return the client of another method for the same round, to use its hooks.

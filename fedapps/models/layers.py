@@ -1,9 +1,10 @@
 """Layers and slices: which arrays of a model belong to which layer, and which may travel.
 
-A model is an `nn.Sequential` whose named children are its layers, in order. A slice is a tuple of
-layer names. A layer can have named parts, which a slice names as `layer:part`: `conv1:norms` are
-the BatchNorms of conv1, and `conv1:rest` is everything in conv1 that is in no part. BatchNorms are
-always a part; a model can declare others (`fedapps.models.parts`).
+The layers of a model are ordered groups of its parameters: the named children of a Sequential, or
+what another model declares (`fedapps.models.grouping`). A slice is a tuple of layer names. A layer
+can have named parts, which a slice names as `layer:part`: `conv1:norms` are the BatchNorms of
+conv1, and `conv1:rest` is everything in conv1 that is in no part. BatchNorms are always a part; a
+model can declare others (`fedapps.models.parts`).
 
     layout.without_norms(("conv1", "fc1"))  # ('conv1:rest', 'fc1')
     layout.part_of(layout.names, "adapter")  # ('fc1:adapter',)
@@ -14,18 +15,21 @@ Only this module takes the state of a model apart or puts it together.
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedapps.core.errors import RunError
+from fedapps.models.grouping import can_be_cut, children_by_layer, keys_by_layer, layers_by_module
 from fedapps.models.parts import NORMS, REST, declared_parts
 
 Slice = tuple[str, ...]
 Arrays = dict[str, np.ndarray]
+UNCUT = "only an nn.Sequential can run some of its layers alone; this model runs as a whole"
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,8 @@ class Layout:
     (Integer counters are left out, because they never travel.) `parts[key]` is the part to which an
     entry belongs; entries that are in no part are not in it. `stays` holds the keys that never
     leave a client, whatever slice it uploads, because of `bn-stats` and `bn-local`
-    (docs/notation.md, BatchNorm).
+    (docs/notation.md, BatchNorm). `modules[path]` are the layers of a module of the model. If the
+    model `can_be_cut`, its layers can run one after the other; otherwise they run together only.
     """
 
     names: Slice
@@ -46,6 +51,8 @@ class Layout:
     parameters: frozenset[str]
     parts: Mapping[str, str]
     stays: frozenset[str]
+    modules: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    can_be_cut: bool = True
 
     @property
     def body(self) -> Slice:
@@ -131,8 +138,8 @@ class Layout:
 
     def layers_of(self, keys: Iterable[str]) -> Slice:
         """Return the layers that have some of these keys, in the model's order."""
-        touched = {key.partition(".")[0] for key in keys}
-        return tuple(name for name in self.names if name in touched)
+        touched = set(keys)
+        return tuple(name for name in self.names if not touched.isdisjoint(self.keys[name]))
 
     def shared(self, layers: Slice) -> tuple[str, ...]:
         """Return the keys that travel if the slice `layers` is exchanged, in the model's order."""
@@ -156,8 +163,13 @@ class Layout:
 
     def prefix(self, trained: Slice) -> Slice:
         """Return the layers before the first one in which something is `trained`."""
-        touched = {_split(item)[0] for item in trained}
+        touched = self.touched(trained)
         return tuple(takewhile(lambda name: name not in touched, self.names))
+
+    def touched(self, layers: Slice) -> Slice:
+        """Return the layers of which a slice has something, whole layers or parts."""
+        names = {_split(item)[0] for item in layers}
+        return tuple(name for name in self.names if name in names)
 
 
 def _split(item: str) -> tuple[str, str]:
@@ -166,15 +178,17 @@ def _split(item: str) -> tuple[str, str]:
     return name, part
 
 
-def layout_of(model: nn.Sequential, head_layers: int, bn_stats: str, bn_local: bool) -> Layout:
+def layout_of(model: nn.Module, head_layers: int, bn_stats: str, bn_local: bool) -> Layout:
     """Describe the layers of `model`; raises `RunError` if no layer would be left for the body."""
-    names = tuple(name for name, _ in model.named_children())
+    by_layer = keys_by_layer(model)
+    names = tuple(by_layer)
     if head_layers >= len(names):
         raise RunError(
             f"head-layers = {head_layers}: the model has {len(names)} layers;"
             " leave at least one for the body"
         )
-    state = {k: v for k, v in model.state_dict().items() if v.is_floating_point()}
+    values = model.state_dict()
+    state = {key: values[key] for keys in by_layer.values() for key in keys}
     parameters = frozenset(name for name, _ in model.named_parameters())
     parts = {key: part for key, part in declared_parts(model).items() if key in state}
     norms = {key for key, part in parts.items() if part == NORMS}
@@ -182,12 +196,34 @@ def layout_of(model: nn.Sequential, head_layers: int, bn_stats: str, bn_local: b
     return Layout(
         names=names,
         head=names[-head_layers:],
-        keys={n: tuple(k for k in state if k.partition(".")[0] == n) for n in names},
+        keys=by_layer,
         shapes={key: tuple(value.shape) for key, value in state.items()},
         parameters=parameters,
         parts=parts,
         stays=frozenset(stays),
+        modules=layers_by_module(model, by_layer),
+        can_be_cut=can_be_cut(model),
     )
+
+
+def freeze_all_but(model: nn.Module, layout: Layout, trained: Slice) -> dict[str, nn.Parameter]:
+    """Let the model train the slice `trained` only; return its parameters by name.
+
+    All others get no gradient. Modules are in training mode in the layers that the slice touches,
+    except BatchNorms of which it has nothing.
+    """
+    keys, touched = {*layout.keys_of(trained)}, {*layout.touched(trained)}
+    for path, module in model.named_modules():
+        module.training = not touched.isdisjoint(layout.modules[path])
+        if isinstance(module, _BatchNorm) and module.training:
+            own = {f"{path}.{name}" for name in module.state_dict()}
+            module.training = not own.isdisjoint(keys) or own.isdisjoint(layout.shapes)
+    found = {}
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in keys)
+        if name in keys:
+            found[name] = parameter
+    return found
 
 
 def take(model: nn.Module, keys: Iterable[str]) -> Arrays:
@@ -218,8 +254,18 @@ def put(model: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
             state[key].copy_(torch.from_numpy(np.array(value)))
 
 
-def run(model: nn.Sequential, x: Tensor, layers: Iterable[str]) -> Tensor:
-    """Run consecutive layers of the model on `x`, the input of the first of them."""
+def run(model: nn.Module, x: Tensor, layers: Iterable[str]) -> Tensor:
+    """Run consecutive layers of the model on `x`, the input of the first of them.
+
+    Raises `RunError` for a part of the layers of a model that cannot be cut.
+    """
+    if not can_be_cut(model):
+        if tuple(layers) != tuple(keys_by_layer(model)):
+            raise RunError(f"{type(model).__name__}: {UNCUT}")
+        whole: Tensor = model(x)
+        return whole
+    children = children_by_layer(model)
     for name in layers:
-        x = model.get_submodule(name)(x)
+        for child in children[name]:
+            x = model.get_submodule(child)(x)
     return x

@@ -2,6 +2,7 @@
 
 from fedapps.core.errors import RunError
 from fedapps.method.strategy import BaseStrategy
+from fedapps.models.layers import UNCUT
 from fedapps.training.costs import has_dropout
 
 
@@ -24,7 +25,10 @@ def check_settings(strategy: BaseStrategy) -> None:
             "because clients hold only a part of the model; leave them out"
         )
     # All threads of a process draw dropout masks from one generator, in an unpredictable order.
-    for name, layer in strategy.workspace.model.named_children():
+    model = strategy.workspace.model
+    if not strategy.layout.can_be_cut:
+        raise RunError(f'model = "{s.model}": {s.strategy} cuts the model, and {UNCUT}')
+    for name, layer in model.named_children():
         if has_dropout(layer):
             raise RunError(
                 f'model = "{s.model}": {name} has dropout, and with {s.strategy} clients and '

@@ -1,19 +1,22 @@
 """The computation that a step really does: multiply-accumulates, counted in a tiny forward pass.
 
-Convolutions and linear layers are counted, as in `torch.utils.flop_counter`. That module takes
-seconds to import, so it is not used here; tests compare the two.
+Convolutions, linear layers, recurrent layers and attention are counted, the first two as in
+`torch.utils.flop_counter`. That module takes seconds to import, so it is not used here; tests
+compare the two.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.rnn import RNNBase
 
 from fedapps.core.schema import NonNegative
-from fedapps.models.layers import Slice, run
+from fedapps.models.grouping import children_by_layer
+from fedapps.models.layers import Layout, Slice, freeze_all_but, run
 from fedapps.models.norms import batch_norms, uses_batch_statistics
 
 SAMPLES = 2
@@ -77,15 +80,19 @@ def cost_of(hook: Callable[[About], Kind], about: About, kind: type[Kind]) -> Ki
 
 @dataclass(frozen=True)
 class Profile:
-    """Facts about a model that do not change, for samples of one shape; each is counted once.
+    """Facts about a model that do not change, for samples of one `shape`; each is counted once.
 
-    `shapes[layer]` is the shape of one sample at the layer's input. `lone[layer]` says whether a
-    BatchNorm of the layer sees only one value for each channel and sample.
+    `shapes[layer]` is the shape of one sample at the layer's input, if the model can be cut.
+    `lone[layer]` says whether a BatchNorm of the layer sees only one value for each channel and
+    sample; in the layers `of_batch`, such a BatchNorm keeps no running statistics.
     """
 
-    model: nn.Sequential
+    model: nn.Module
+    layout: Layout
+    example: Tensor  # an input of `SAMPLES` samples, all zero
     shapes: dict[str, tuple[int, ...]]
     lone: dict[str, bool]
+    of_batch: frozenset[str] = frozenset()
     counted: dict[Hashable, int] = field(default_factory=dict, repr=False)
 
     def step_macs(self, trained: Slice, start: str, by_sample: bool = False) -> int:
@@ -98,9 +105,8 @@ class Profile:
         """
         known = (trained, start, by_sample)
         if known not in self.counted:
-            for name, layer in self.model.named_children():
-                layer.requires_grad_(name in trained)
-            names = [name for name, _ in self.model.named_children()]
+            freeze_all_but(self.model, self.layout, trained)
+            names = self.layout.names
             layers = names[names.index(start) :]
             self.counted[known] = self._count(layers, by_sample=by_sample)
         return self.counted[known]
@@ -111,7 +117,8 @@ class Profile:
         These are the forward pass, the layer's own gradients, and the gradient that goes on to the
         layer before it.
         """
-        self.model.get_submodule(layer).requires_grad_(True)
+        for child in children_by_layer(self.model)[layer]:
+            self.model.get_submodule(child).requires_grad_(True)
         return self._count((layer,), below=True)
 
     @torch.no_grad()
@@ -121,60 +128,97 @@ class Profile:
             self.counted[layers] = self._count(layers)
         return self.counted[layers]
 
-    def _count(self, layers: Iterable[str], below: bool = False, by_sample: bool = False) -> int:
+    def _count(self, layers: Slice, below: bool = False, by_sample: bool = False) -> int:
         macs = 0
 
-        def add(module: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
+        def add(module: nn.Module, args: tuple[Tensor, ...], output: object) -> None:
             nonlocal macs
-            weight = module.get_parameter("weight")
-            # an output value is a sum of products, one for each entry of its channel's weight
-            forward = output.numel() // SAMPLES * (weight.numel() // weight.shape[0])
+            forward, weight = _forward_macs(module, args[0], output)
             back = int(weight.requires_grad) + int(args[0].requires_grad)
             again = by_sample and isinstance(module, _ConvNd) and weight.requires_grad
-            macs += forward * (1 + back * output.requires_grad + again)
+            macs += forward * (1 + back * _first(output).requires_grad + again)
 
-        layers = tuple(layers)
-        counted = [m for m in self.model.modules() if isinstance(m, _ConvNd | nn.Linear)]
+        counted = [m for m in self.model.modules() if isinstance(m, COUNTED)]
         handles = [module.register_forward_hook(add) for module in counted]
         self.model.eval()
-        run(self.model, self._zeros(layers[0]).requires_grad_(below), layers)
+        first = layers[0] == self.layout.names[0]
+        x = self.example.clone() if first else self._zeros(layers[0])
+        run(self.model, x.requires_grad_() if below and x.is_floating_point() else x, layers)
         for handle in handles:
             handle.remove()
         return macs
 
-    def restricted(self, model: nn.Sequential) -> "Profile":
-        """Return the same facts for `model`, which has only some of the layers."""
-        names = [name for name, _ in model.named_children()]
-        shapes, lone = self.shapes, self.lone
-        return Profile(model, {n: shapes[n] for n in names}, {n: lone[n] for n in names})
+    def restricted(self, model: nn.Sequential, layout: Layout) -> "Profile":
+        """Return the same facts for `model`, which has only the layers of `layout`."""
+        names, shapes, lone = layout.names, self.shapes, self.lone
+        x = self.example if names[0] == self.layout.names[0] else self._zeros(names[0])
+        own = {name: shapes[name] for name in names}, {name: lone[name] for name in names}
+        return Profile(model, layout, x, *own, self.of_batch)
 
     def _zeros(self, layer: str) -> Tensor:
-        device = next(self.model.parameters()).device
-        return torch.zeros((SAMPLES, *self.shapes[layer]), device=device)
+        return torch.zeros((SAMPLES, *self.shapes[layer]), device=self.example.device)
+
+
+COUNTED = (_ConvNd, nn.Linear, RNNBase, nn.MultiheadAttention)
+
+
+def _forward_macs(module: nn.Module, x: Tensor, output: object) -> tuple[int, Tensor]:
+    """Return the multiply-accumulates per sample of a module's forward pass, and its weight."""
+    if isinstance(module, RNNBase):
+        weights = [w for name, w in module.named_parameters() if name.startswith("weight_")]
+        steps = x.shape[1] if module.batch_first else x.shape[0]
+        return steps * sum(map(torch.numel, weights)), weights[0]
+    if isinstance(module, nn.MultiheadAttention):
+        return _attention_macs(module, x), module.out_proj.weight
+    weight = module.get_parameter("weight")
+    # an output value is a sum of products, one for each entry of its channel's weight
+    return _first(output).numel() // SAMPLES * (weight.numel() // weight.shape[0]), weight
+
+
+def _attention_macs(module: nn.MultiheadAttention, x: Tensor) -> int:
+    """Return those of self-attention: four products with E x E weights, and two of T x T with E."""
+    steps, size = (x.shape[1] if module.batch_first else x.shape[0]), module.embed_dim
+    return 4 * steps * size * size + 2 * steps * steps * size
+
+
+def _first(output: object) -> Tensor:
+    """Return the first output of a module that has several."""
+    first = output[0] if isinstance(output, tuple) else output
+    assert isinstance(first, Tensor)
+    return first
 
 
 @torch.no_grad()
-def profile(model: nn.Sequential, shape: tuple[int, ...]) -> Profile:
+def profile(
+    model: nn.Module, layout: Layout, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+) -> Profile:
     """Describe `model` by running it once, in eval mode, on samples of `shape`.
 
     Its state stays as it is.
     """
-    shapes, lone = {}, {}
-    seen: list[bool] = []
-    handles = [
-        module.register_forward_pre_hook(lambda _, args: seen.append(_lone(args[0])))
-        for module in batch_norms(model)
-    ]
+    shapes: dict[str, tuple[int, ...]] = {}
+    lone, of_batch = dict.fromkeys(layout.names, False), set[str]()
+    names = {module: name for name, module in model.named_modules()}
+
+    def see(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if _lone(args[0]):
+            lone.update(dict.fromkeys(layout.modules[names[module]], True))
+            if uses_batch_statistics(module):
+                of_batch.update(layout.modules[names[module]])
+
+    handles = [module.register_forward_pre_hook(see) for module in batch_norms(model)]
     model.eval()
-    x = torch.zeros((SAMPLES, *shape), device=next(model.parameters()).device)
-    for name, layer in model.named_children():
-        shapes[name] = tuple(x.shape[1:])
-        seen.clear()
-        x = layer(x)
-        lone[name] = any(seen)
+    device = next(model.parameters()).device
+    x = example = torch.zeros((SAMPLES, *shape), dtype=dtype, device=device)
+    if layout.can_be_cut:
+        for name in layout.names:
+            shapes[name] = tuple(x.shape[1:])
+            x = run(model, x, (name,))
+    else:
+        model(x)
     for handle in handles:
         handle.remove()
-    return Profile(model, shapes, lone)
+    return Profile(model, layout, example, shapes, lone, frozenset(of_batch))
 
 
 def is_cacheable(layer: nn.Module) -> bool:
@@ -188,7 +232,11 @@ def is_cacheable(layer: nn.Module) -> bool:
 
 def has_dropout(layer: nn.Module) -> bool:
     """Tell whether a layer draws random numbers when it trains."""
-    return any(isinstance(m, nn.modules.dropout._DropoutNd) for m in layer.modules())
+    within = RNNBase | nn.MultiheadAttention  # these have dropout of their own
+    return any(
+        isinstance(m, nn.modules.dropout._DropoutNd) or (isinstance(m, within) and m.dropout > 0)
+        for m in layer.modules()
+    )
 
 
 def _lone(x: Tensor) -> bool:

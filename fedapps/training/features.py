@@ -7,15 +7,17 @@ import torch
 from torch import Tensor, nn
 
 from fedapps.core.cache import ByteCache
+from fedapps.models.grouping import children_by_layer
 from fedapps.models.layers import Slice, run
 from fedapps.training.batches import chunks
 
 
 @torch.no_grad()
-def features(model: nn.Sequential, images: Tensor, layers: Slice) -> Tensor:
+def features(model: nn.Module, images: Tensor, layers: Slice) -> Tensor:
     """Return the outputs of the given leading layers, in eval mode, for all images."""
     for name in layers:
-        model.get_submodule(name).eval()
+        for child in children_by_layer(model)[name]:
+            model.get_submodule(child).eval()
     return torch.cat([run(model, chunk, layers) for chunk in chunks(images)])
 
 

@@ -54,14 +54,14 @@ class Objective:
     """
 
     loss: Loss = cross_entropy
-    forward: Callable[[nn.Sequential, Tensor, Slice], Tensor] = run
+    forward: Callable[[nn.Module, Tensor, Slice], Tensor] = run
     gradients: Callable[[Backward, list[Samples]], None] = of_first
     batches: int = 1
     parameters: tuple[nn.Parameter, ...] = ()
     macs: int = 0
     start: str = ""
     anchor: Mapping[str, Tensor] | None = None
-    after_step: Callable[[nn.Sequential], object] | None = None
+    after_step: Callable[[nn.Module], object] | None = None
 
 
 PLAIN = Objective()

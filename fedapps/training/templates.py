@@ -9,7 +9,7 @@ from fedapps.training.features import features
 
 
 @torch.no_grad()
-def nearest_template(model: nn.Sequential, body: Slice, train: Samples, test: Samples) -> float:
+def nearest_template(model: nn.Module, body: Slice, train: Samples, test: Samples) -> float:
     """Return the accuracy without the head (FedBABU, protocol of its authors).
 
     The template of a class is the mean body output over the client's training samples of that

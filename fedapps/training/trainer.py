@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedapps.models.layers import Layout, Slice
-from fedapps.models.norms import uses_batch_statistics
+from fedapps.models.grouping import children_by_layer
+from fedapps.models.layers import Layout, Slice, freeze_all_but
 from fedapps.training.augment import windows
 from fedapps.training.batches import Samples, epoch_batches, grouped
 from fedapps.training.clipping import SampleGradients, Threshold, Thresholds
@@ -33,7 +33,7 @@ from fedapps.training.plan import Stage
 class Trainer:
     """Runs stages on one model, whose parameters change in place."""
 
-    model: nn.Sequential
+    model: nn.Module
     layout: Layout
     profile: Profile
     batch_size: int
@@ -131,17 +131,8 @@ class Trainer:
             SampleGradients(self.model).close()
 
     def freeze_all_but(self, trained: Slice) -> dict[str, nn.Parameter]:
-        """Freeze all other layers (eval mode, no gradients); return the parameters to train.
-
-        Raises ValueError if `trained` has a part of a layer, such as its BatchNorms.
-        """
-        for name in trained:
-            if ":" in name:
-                raise ValueError(f"layer {name}: a stage trains whole layers only")
-        for name, layer in self.model.named_children():
-            layer.train(name in trained)
-            layer.requires_grad_(name in trained)
-        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        """Freeze all other layers (eval mode, no gradients); return the parameters to train."""
+        return freeze_all_but(self.model, self.layout, trained)
 
     def _inputs(
         self, images: Tensor, stage: Stage, start: str, cache_key: Hashable, done: TrainingStats
@@ -165,14 +156,15 @@ class Trainer:
         """Return the longest frozen prefix whose outputs for `size` samples may be cached.
 
         It ends before `start` (`Objective.start`). It is empty if no layer is trained and `start`
-        is not given.
+        is not given, and for a model that cannot be cut.
         """
         needed = self.layout.slice((*trained, start) if start else trained)
-        if not needed or self.augment != "none":
+        if not needed or self.augment != "none" or not self.layout.can_be_cut:
             return ()
         prefix: Slice = ()
         for name in self.layout.prefix(needed):
-            if not is_cacheable(self.model.get_submodule(name)):
+            children = children_by_layer(self.model)[name]
+            if not all(is_cacheable(self.model.get_submodule(child)) for child in children):
                 break
             prefix += (name,)
         while prefix and self._feature_bytes(prefix, size) > self.cache_bytes:
@@ -219,9 +211,8 @@ class Trainer:
 
     def _sees_one_value(self, layer: str, trained: Slice) -> bool:
         """Tell whether a BatchNorm would take statistics of a single value in a batch of one."""
-        module = self.model.get_submodule(layer)
-        of_batch = layer in trained or uses_batch_statistics(module)
-        return self.profile.lone[layer] and of_batch
+        touched = layer in self.layout.touched(trained)
+        return self.profile.lone[layer] and (touched or layer in self.profile.of_batch)
 
     def _seed(self, seed: int) -> None:
         """Seed the random numbers of layers such as dropout."""
@@ -259,7 +250,7 @@ class _Passes:
     declares.
     """
 
-    model: nn.Sequential
+    model: nn.Module
     layers: Slice
     objective: Objective
     rule: GradientRule

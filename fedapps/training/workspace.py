@@ -20,6 +20,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.memory import keep_freed
 from fedapps.core.settings import Settings
 from fedapps.data import Share, own_share, shares
+from fedapps.models.grouping import children_by_layer
 from fedapps.models.layers import Arrays, Layout, Slice, layout_of, put, take
 from fedapps.models.norms import use_batch_statistics
 from fedapps.training.batches import Samples
@@ -47,7 +48,7 @@ class Workspace:
         self.dataset = dataset or _load(settings)
         self.client = client
         self.device = pick_device(settings.device)
-        self.model: nn.Sequential = self._build()
+        self.model: nn.Module = self._build()
         self.layout: Layout = layout_of(
             self.model, settings.head_layers, settings.bn_stats, settings.bn_local
         )
@@ -75,7 +76,7 @@ class Workspace:
         return Trainer(
             self.model,
             self.layout,
-            profile(self.model, self.dataset.shape),
+            profile(self.model, self.layout, self.dataset.shape),
             batch_size=self.settings.batch_size,
             augment=self.settings.augment,
             cache_bytes=self.settings.cache_limit * MEBI,
@@ -114,7 +115,10 @@ class Workspace:
         less = copy.copy(self)
         less.layout = self.layout.restricted(layers)
         names = less.layout.names
-        chain = OrderedDict((name, copy.deepcopy(self.model.get_submodule(name))) for name in names)
+        children = [child for name in names for child in children_by_layer(self.model)[name]]
+        chain = OrderedDict(
+            (name, copy.deepcopy(self.model.get_submodule(name))) for name in children
+        )
         less.model = nn.Sequential(chain)
         less.initial = {key: self.initial[key] for key in less.layout.keys_of(names)}
         less.__dict__["fingerprint"] = self.fingerprint
@@ -122,7 +126,7 @@ class Workspace:
             trainer,
             model=less.model,
             layout=less.layout,
-            profile=trainer.profile.restricted(less.model),
+            profile=trainer.profile.restricted(less.model, less.layout),
         )
         return less
 

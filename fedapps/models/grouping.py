@@ -1,0 +1,131 @@
+"""The layers of any model: which entries of its state, and which modules, belong to which layer.
+
+The layers of a model are what it declares as `layers`, a dict of names and patterns:
+
+    model.layers = {"stem": ("conv1", "bn1"), "blocks": ("layer*",), "fc": ("fc",)}
+
+A pattern is the path of a module or of a parameter, with `*` for any letters. Without `layers`, the
+children of the model that have parameters are the layers, in the order in which they were added.
+"""
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from fedapps.core.errors import RunError
+
+Names = tuple[str, ...]
+_CHILDREN: WeakKeyDictionary[nn.Module, dict[str, Names]] = WeakKeyDictionary()
+
+
+def can_be_cut(model: nn.Module) -> bool:
+    """Tell whether the layers of a model can run one after the other: those of a Sequential can."""
+    plain = type(model).forward is nn.Sequential.forward
+    return plain and not isinstance(getattr(model, "layers", None), Mapping)
+
+
+def keys_by_layer(model: nn.Module) -> dict[str, Names]:
+    """Return the keys of the model's floating-point state by layer, each key in one layer.
+
+    Raises `RunError` for a key in no layer or in two, for a layer without keys, and for a tensor
+    that two layers share. Of the keys of a shared tensor within a layer, the first one is returned.
+    """
+    state = {k: v for k, v in model.state_dict().items() if v.is_floating_point()}
+    declared = getattr(model, "layers", None)
+    wanted = (
+        {name: _patterns(name, given) for name, given in declared.items()}
+        if isinstance(declared, Mapping)
+        else {name: (name,) for name in dict.fromkeys(key.partition(".")[0] for key in state)}
+    )
+    found: dict[str, list[str]] = {name: [] for name in wanted}
+    owner: dict[int, str] = {}
+    for key, value in state.items():
+        name = _layer_of(key, wanted)
+        shared = value.data_ptr() if value.numel() and not value.is_meta else id(value)
+        if owner.setdefault(shared, name) != name:
+            raise RunError(
+                f"layers {owner[shared]} and {name} share the tensor {key}: put both into one layer"
+            )
+        found[name].append(key)
+    for name, keys in found.items():
+        if not keys:
+            raise RunError(f"layer {name} = {wanted[name]}: nothing in the model matches")
+    return {name: tuple(_distinct(keys, state)) for name, keys in found.items()}
+
+
+def layers_by_module(model: nn.Module, keys: Mapping[str, Names]) -> dict[str, frozenset[str]]:
+    """Return, for the path of each module, the layers to which it belongs.
+
+    A module without a state, such as a dropout, belongs to the layer of the module around it. If
+    that one has parts in several layers, it belongs to the layer of the module before it.
+    """
+    layer_of = {key: name for name, own in keys.items() for key in own}
+    found: dict[str, frozenset[str]] = {}
+    last = frozenset([next(iter(keys))])
+    for path, module in model.named_modules():
+        inside = (f"{path}." if path else "") + "{}"
+        own = frozenset(
+            layer_of[key]
+            for key in (inside.format(name) for name in module.state_dict())
+            if key in layer_of
+        )
+        around = found.get(path.rpartition(".")[0], frozenset())
+        found[path] = own or (around if len(around) == 1 else last)
+        last = found[path] if len(found[path]) == 1 else last
+    return found
+
+
+def children_by_layer(model: nn.Module) -> dict[str, Names]:
+    """Return, for a model that can be cut, the children that make up each layer.
+
+    A child without parameters belongs to the layer before it; at the beginning, to the first one.
+    """
+    known = _CHILDREN.get(model)
+    if known is None:
+        layers = keys_by_layer(model)
+        found: dict[str, list[str]] = {name: [] for name in layers}
+        current = next(iter(layers))
+        for name, _ in model.named_children():
+            current = name if name in layers else current
+            found[current].append(name)
+        known = _CHILDREN[model] = {name: tuple(children) for name, children in found.items()}
+    return known
+
+
+def _patterns(name: str, given: object) -> Names:
+    patterns = (given,) if isinstance(given, str) else tuple(given)  # type: ignore[arg-type]
+    if not name.isidentifier():
+        raise RunError(f'layer "{name}": must be a word of letters, digits and "_"')
+    return patterns
+
+
+def _layer_of(key: str, wanted: Mapping[str, Names]) -> str:
+    found = [name for name, patterns in wanted.items() if any(_fits(key, p) for p in patterns)]
+    if len(found) != 1:
+        where = f"is in the layers {' and '.join(found)}" if found else "is in no layer"
+        raise RunError(
+            f"{key} {where}: each parameter must be in one; layers are {', '.join(wanted)}"
+        )
+    return found[0]
+
+
+def _fits(key: str, pattern: str) -> bool:
+    """Tell whether a pattern stands for a key, or for a module around it."""
+    words, depth = key.split("."), pattern.count(".") + 1
+    return len(words) >= depth and fnmatchcase(".".join(words[:depth]), pattern)
+
+
+def _distinct(keys: Iterable[str], state: Mapping) -> Iterable[str]:
+    """Leave out keys of a tensor that has another key before it."""
+    seen: set[int] = set()
+    for key in keys:
+        place = (
+            id(state[key])
+            if state[key].is_meta or not state[key].numel()
+            else state[key].data_ptr()
+        )
+        if place not in seen:
+            seen.add(place)
+            yield key
