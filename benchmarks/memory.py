@@ -33,7 +33,7 @@ def measure(name: str) -> None:
     torch.set_num_threads(1)
     model = models.build(name, SHAPE, CLASSES, seed=0).to(memory_format=torch.channels_last)
     layout = layout_of(model, 1, "shared", False)
-    trainer = Trainer(model, layout, profile(model, SHAPE), BATCH)
+    trainer = Trainer(model, layout, profile(model, layout, SHAPE), BATCH)
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(SAMPLES, *SHAPE, generator=generator)
     labels = torch.randint(CLASSES, (SAMPLES,), generator=generator)

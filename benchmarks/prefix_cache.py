@@ -26,7 +26,7 @@ def seconds(use_cache: bool, keep: int | None, repeats: int) -> tuple[float, dic
     model = models.build("cnn", (3, 32, 32), 100, seed=0)
     layout = layout_of(model, 1, "shared", False)
     trainer = Trainer(
-        model, layout, profile(model, (3, 32, 32)), BATCH, cache_bytes=2**30 * use_cache
+        model, layout, profile(model, layout, (3, 32, 32)), BATCH, cache_bytes=2**30 * use_cache
     )
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(SAMPLES, 3, 32, 32, generator=generator)
