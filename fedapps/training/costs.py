@@ -7,6 +7,7 @@ compare the two.
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -89,7 +90,7 @@ class Profile:
 
     model: nn.Module
     layout: Layout
-    example: Tensor  # an input of `SAMPLES` samples, all zero
+    example: Callable[[], Tensor]  # makes an input of `SAMPLES` samples, all zero
     shapes: dict[str, tuple[int, ...]]
     lone: dict[str, bool]
     of_batch: frozenset[str] = frozenset()
@@ -142,7 +143,7 @@ class Profile:
         handles = [module.register_forward_hook(add) for module in counted]
         self.model.eval()
         first = layers[0] == self.layout.names[0]
-        x = self.example.clone() if first else self._zeros(layers[0])
+        x = self.example() if first else self._zeros(layers[0])
         run(self.model, x.requires_grad_() if below and x.is_floating_point() else x, layers)
         for handle in handles:
             handle.remove()
@@ -151,12 +152,14 @@ class Profile:
     def restricted(self, model: nn.Sequential, layout: Layout) -> "Profile":
         """Return the same facts for `model`, which has only the layers of `layout`."""
         names, shapes, lone = layout.names, self.shapes, self.lone
-        x = self.example if names[0] == self.layout.names[0] else self._zeros(names[0])
+        first = names[0] == self.layout.names[0]
+        example = self.example if first else partial(self._zeros, names[0])
         own = {name: shapes[name] for name in names}, {name: lone[name] for name in names}
-        return Profile(model, layout, x, *own, self.of_batch)
+        return Profile(model, layout, example, *own, self.of_batch)
 
     def _zeros(self, layer: str) -> Tensor:
-        return torch.zeros((SAMPLES, *self.shapes[layer]), device=self.example.device)
+        device = next(self.model.parameters()).device
+        return torch.zeros((SAMPLES, *self.shapes[layer]), device=device)
 
 
 COUNTED = (_ConvNd, nn.Linear, RNNBase, nn.MultiheadAttention)
@@ -190,11 +193,11 @@ def _first(output: object) -> Tensor:
 
 @torch.no_grad()
 def profile(
-    model: nn.Module, layout: Layout, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+    model: nn.Module, layout: Layout, shape: tuple[int, ...], dtype: torch.dtype | None = None
 ) -> Profile:
-    """Describe `model` by running it once, in eval mode, on samples of `shape`.
+    """Describe `model` by running it once, in eval mode, on samples of `shape` and `dtype`.
 
-    Its state stays as it is.
+    Its state stays as it is. Without a `dtype`, samples are floats.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     lone, of_batch = dict.fromkeys(layout.names, False), set[str]()
@@ -209,7 +212,8 @@ def profile(
     handles = [module.register_forward_pre_hook(see) for module in batch_norms(model)]
     model.eval()
     device = next(model.parameters()).device
-    x = example = torch.zeros((SAMPLES, *shape), dtype=dtype, device=device)
+    example = partial(torch.zeros, (SAMPLES, *shape), dtype=dtype, device=device)
+    x = example()
     if layout.can_be_cut:
         for name in layout.names:
             shapes[name] = tuple(x.shape[1:])
