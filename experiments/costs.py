@@ -22,6 +22,7 @@ from experiments.plotting import add_plot, save_plot
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.data import Dataset
+from fedapps.data.spec import Normalization, image_spec, label_spec
 from fedapps.report.console import console
 from fedapps.report.drawing import PALETTE, legend, new_axes
 from fedapps.training.plan import Plan
@@ -115,9 +116,8 @@ def workspace(setting: Setting, run_config: str) -> Workspace:
         )
     )
     labels = np.zeros(0, np.int64)
-    shape, one = (channels, height, width), (0.5,) * channels
-    none = Dataset("none", setting.classes, shape, labels, 0, one, one, images=None)
-    return Workspace(settings, none)
+    inputs, targets = image_spec((channels, height, width)), label_spec(setting.classes)
+    return Workspace(settings, Dataset("none", inputs, targets, labels, 0, Normalization()))
 
 
 def costs(setting: Setting, lists: Sequence[str] = UNFREEZE_ROUNDS) -> list[Cost]:

@@ -14,6 +14,7 @@ from fedapps.core.config import parse, read
 from fedapps.core.errors import RunError
 from fedapps.engine.rounds import Rounds
 from fedapps.method import rehearse
+from fedapps.models.blocks import of_images
 from fedapps.models.layers import freeze_all_but, layout_of, put, run, take
 from fedapps.training.costs import SAMPLES, profile
 from fedapps.training.draw import Draw
@@ -202,7 +203,7 @@ def whole_cnn(monkeypatch):
             x = torch.relu(self.stem(x))
             return self.fc(x + torch.relu(self.norm(self.mid(x))))
 
-    spec = models.ModelSpec(lambda shape, classes: Whole(classes))
+    spec = of_images(lambda shape, classes: Whole(classes))
     monkeypatch.setitem(models.MODELS, "whole", spec)
 
 

@@ -81,7 +81,7 @@ def test_images_of_every_form(tmp_path, save, dtype, shape):
     own = load(write(tmp_path, save, **members), "unused")
     assert own.name == "own"
     assert own.shape == ((*shape, 1)[2], *shape[:2])
-    assert own.mean == own.std == (0.5,) * own.shape[0]
+    assert own.normalization.mean == own.normalization.std == (0.5,) * own.shape[0]
     images, labels = own.tensors(np.arange(12))
     assert images.dtype == torch.float32
     assert images.is_contiguous()
@@ -354,7 +354,8 @@ def test_a_file_in_the_root_comes_first(tmp_path):
     assert (cifar.name, cifar.classes, cifar.num_train) == ("cifar100", 100, TRAIN)
     images, _ = cifar.tensors(np.arange(TRAIN))
     pixels = members["train_images"].transpose(0, 3, 1, 2) / np.float32(255)
-    mean, std = (np.float32(v).reshape(3, 1, 1) for v in (cifar.mean, cifar.std))
+    given = cifar.normalization
+    mean, std = (np.float32(v).reshape(3, 1, 1) for v in (given.mean, given.std))
     assert np.array_equal(images.numpy(), (pixels - mean) / std)
 
 
@@ -363,7 +364,7 @@ def test_a_file_in_the_root_must_be_that_set(tmp_path):
     write(tmp_path, name="mnist.npz", **members)
     assert message("mnist", str(tmp_path)).endswith("label 12 found; mnist has labels 0..9")
     write(tmp_path, name="svhn.npz", **arrays((32, 32)))
-    assert message("svhn", str(tmp_path)).endswith("images have 1 channel; svhn has 3")
+    assert message("svhn", str(tmp_path)).endswith("[1, 32, 32]; svhn has images of 3 channels")
 
 
 def test_a_root_that_cannot_be_written(tmp_path):
@@ -438,7 +439,7 @@ def test_downloads_of_gray_images(tmp_path, monkeypatch, name, cls, classes):
     assert (opened.shape, opened.classes, opened.num_train) == ((1, 28, 28), classes, TRAIN)
     images, labels = opened.tensors(np.array([1]))
     assert labels.tolist() == [1]
-    first = images[0, 0, 0, 0] * opened.std[0] + opened.mean[0]
+    first = images[0, 0, 0, 0] * opened.normalization.std[0] + opened.normalization.mean[0]
     assert first * 255 == pytest.approx(28 * 28 % 256)
     assert [file.name for file in tmp_path.iterdir()] == [f"{name}.npz"]
 
@@ -465,7 +466,7 @@ def test_download_of_svhn(tmp_path, monkeypatch):
     fake_torchvision(monkeypatch, "SVHN", svhn)
     opened = load("svhn", str(tmp_path))
     assert (opened.shape, opened.classes, opened.num_train) == ((3, 32, 32), 10, TRAIN)
-    assert np.array_equal(opened.images.read(np.array([3]))[0], pixels[3].transpose(1, 2, 0))
+    assert np.array_equal(opened.rows.read(np.array([3]))[0], pixels[3].transpose(1, 2, 0))
 
 
 @pytest.mark.parametrize(
@@ -547,7 +548,7 @@ def test_cinic10(cinic10):
     assert (opened.shape, opened.classes) == ((3, 32, 32), 3)
     assert (len(opened.labels), opened.num_train) == (18, 12)  # valid counts as train
     assert opened.labels.tolist() == [0, 0, 1, 1, 2, 2] * 3
-    read = opened.images.read(np.arange(18))
+    read = opened.rows.read(np.arange(18))
     for row, original in enumerate(pixels.values()):
         assert np.array_equal(read[row], original)
     (root / "cinic10").rename(root / "elsewhere")
@@ -603,7 +604,7 @@ def test_tiny_imagenet(tiny):
     opened = load("tiny-imagenet", str(tiny))
     assert (opened.shape, opened.classes, opened.num_train) == ((3, 64, 64), 2, 3)
     assert opened.labels.tolist() == [0, 1, 1, 0, 1, 0]
-    read = opened.images.read(np.arange(6))
+    read = opened.rows.read(np.arange(6))
     with Image.open(tiny / "tiny-imagenet-200" / "val" / "images" / "val_1.JPEG") as image:
         assert np.array_equal(read[4], np.asarray(image))
     assert np.array_equal(read[2][..., 0], read[2][..., 1])  # the gray one

@@ -11,8 +11,8 @@ ROOT = Path(__file__).parent.parent
 FLOORS = (
     "core",
     "launcher",
-    "models",
     "data",
+    "models",
     "training",
     "method",
     "wire",

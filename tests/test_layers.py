@@ -14,6 +14,7 @@ from fedapps import models
 from fedapps.core import registry
 from fedapps.core.errors import RunError
 from fedapps.models import build, declare_part
+from fedapps.models.blocks import of_images
 from fedapps.models.layers import layout_of, put, run, take
 from fedapps.models.norms import use_batch_statistics
 
@@ -364,7 +365,7 @@ def test_an_adapter_travels_alone(serial_run, fits, monkeypatch, tiny_npz, read_
         adapters = self.layout.part_of(self.layout.names, "adapter")
         return self.exchange(round_, adapters, self.stage(round_, self.layout.names))
 
-    monkeypatch.setitem(models.MODELS, "adapted", models.ModelSpec(adapted))
+    monkeypatch.setitem(models.MODELS, "adapted", of_images(adapted))
     monkeypatch.setattr(registry.strategy_class("fedavg"), "plan", plan)
     folder = serial_run(
         tiny_npz, 'strategy="fedavg" model="adapted" num-clients=3 num-rounds=1 fraction-train=1.0'

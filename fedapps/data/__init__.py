@@ -1,7 +1,7 @@
 """Data sets, and which client holds which samples.
 
     cifar = load("cifar10", "~/fedapps-data")
-    images, labels = cifar.tensors(np.arange(500))  # float32 [500, 3, 32, 32], int64 [500]
+    inputs, targets = cifar.tensors(np.arange(500))  # float32 [500, 3, 32, 32], int64 [500]
     for client, share in enumerate(shares(cifar.labels, cifar.num_train, settings)):
         share.train, share.test  # indices into cifar.labels, sorted
 

@@ -1,61 +1,97 @@
-"""A data set: labels and shape are known at once; pixels are read for one client at a time."""
+"""A data set: targets and shapes are known at once; inputs are read for one client at a time."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from fedapps.data.spec import Normalization, Spec, per_feature
+
 Shape = tuple[int, int, int]  # channels, height, width
+BLOCK = 4096  # samples that are read at once to find their mean and deviation
 
 
-class Pixels(Protocol):
-    """Where the images of a data set come from."""
+class Inputs(Protocol):
+    """Where the inputs of a data set come from."""
 
     def read(self, indices: np.ndarray) -> np.ndarray:
-        """Return rows `indices` (int64 [n]) as uint8 or float32 [n, H, W, C]."""
+        """Return rows `indices` (int64 [n]): [n, *shape]; images uint8 or float32 [n, H, W, C]."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A labeled set of images: first the samples of the official training set, then the test set.
+    """A set of samples with targets: first those of the official training set, then the test set.
 
-    `shape` is (C, H, W), as a model gets the images. `labels` is int64 [N], with values in
-    0..classes-1. The first `num_train` of the N samples are the official training set. `mean` and
-    `std` hold C values each.
+    `inputs` and `targets` say what a sample is. `target_values` are [N, *targets.shape], int64 or
+    float32. The first `num_train` of the N samples are the official training set. Without a
+    `normalization`, the training samples of the run give it (`normalized`).
     """
 
     name: str
-    classes: int
-    shape: Shape
-    labels: np.ndarray
+    inputs: Spec
+    targets: Spec
+    target_values: np.ndarray
     num_train: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    images: Pixels | None  # None: there are no pixels
+    normalization: Normalization | None = None
+    rows: Inputs | None = None  # None: there are no inputs
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of an input, as a model gets it."""
+        return self.inputs.shape
+
+    @property
+    def classes(self) -> int:
+        """The number of values that a target can have; 0 if targets are floats."""
+        return self.targets.choices
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether each target is the number of a class."""
+        return self.targets.is_whole and not self.targets.shape
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The class of each sample, int64 [N]; all are in class 0 if there are no classes."""
+        values = self.target_values
+        return values if self.has_labels else np.zeros(len(values), np.int64)
 
     def tensors(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the samples `indices`: images float32 [n, C, H, W], normalized; labels int64 [n].
+        """Return the samples `indices`: inputs [n, *shape], normalized, and targets [n, ...].
 
-        A sample's values do not depend on the other samples that are read with it. Raises
-        `RunError` if the file has changed or is broken, or if a pixel is not finite.
+        Inputs are float32, or int64 if they are whole numbers. A sample's values do not depend on
+        the other samples that are read with it. Raises `RunError` if the file has changed or is
+        broken, or if a value is not finite.
         """
         indices = np.asarray(indices, dtype=np.int64)
-        assert self.images is not None
-        pixels = torch.from_numpy(self.images.read(indices)).permute(0, 3, 1, 2)
+        inputs = self._read(indices)
+        if self.normalization:
+            self.normalization.apply(inputs, self.inputs)
+        return inputs, torch.from_numpy(self.target_values[indices])
+
+    def normalized(self, train: np.ndarray) -> "Dataset":
+        """Return the data set with a normalization; if it has none, from the samples `train`."""
+        if self.normalization is not None:
+            return self
+        blocks = [train[start : start + BLOCK] for start in range(0, len(train), BLOCK)]
+        return replace(
+            self, normalization=per_feature(lambda: (self._read(b).numpy() for b in blocks))
+        )
+
+    def _read(self, indices: np.ndarray) -> torch.Tensor:
+        assert self.rows is not None
+        values = torch.from_numpy(self.rows.read(indices))
+        if not self.inputs.image:
+            return values.to(torch.int64 if self.inputs.is_whole else torch.float32)
+        height, width = values.shape[1:3]
+        pixels = values.view(len(values), height, width, self.shape[0]).permute(0, 3, 1, 2)
         images = pixels.to(torch.float32, memory_format=torch.contiguous_format)
-        if pixels.dtype == torch.uint8:
-            images.div_(255)
-        images.sub_(_per_channel(self.mean)).div_(_per_channel(self.std))
-        return images, torch.from_numpy(self.labels[indices])
+        return images.div_(255) if pixels.dtype == torch.uint8 else images
 
 
-def _per_channel(values: Sequence[float]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)
-
-
-def declared(name: str, shape: Shape, classes: int) -> Dataset:
+def declared(name: str, inputs: Spec, targets: Spec) -> Dataset:
     """Return a data set without samples: what a server knows about data that stay on devices."""
-    half = (0.5,) * shape[0]
-    return Dataset(name, classes, shape, np.empty(0, np.int64), 0, half, half, None)
+    half = (0.5,) * inputs.shape[0] if inputs.image else ()
+    empty = np.empty((0, *targets.shape), targets.dtype)
+    return Dataset(name, inputs, targets, empty, 0, Normalization(half, half))

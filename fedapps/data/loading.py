@@ -1,5 +1,6 @@
 """Opens a data set by its name, or by the path of the user's own file."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,12 +10,12 @@ from fedapps.core.errors import RunError
 from fedapps.core.files import in_turn, write_whole, writing
 from fedapps.core.paths import absolute, expanded
 from fedapps.core.words import nearest, number
+from fedapps.data.contents import open_npz
 from fedapps.data.dataset import Dataset
-from fedapps.data.images import open_npz
 from fedapps.data.npz import KEYS
-from fedapps.data.own import of_user
 from fedapps.data.sources import NAMES, SOURCES
 from fedapps.data.sources.source import Arrays
+from fedapps.data.spec import Normalization, label_spec
 
 
 def load(name: str, root: str) -> Dataset:
@@ -25,7 +26,7 @@ def load(name: str, root: str) -> Dataset:
     the data set from, and for a file with wrong contents.
     """
     if name.endswith(".npz"):
-        return of_user(absolute(name, "dataset"))
+        return open_npz(absolute(name, "dataset"))
     if name not in SOURCES and _is_path(name):
         what = "is a folder" if expanded(name, "dataset").is_dir() else "is not an .npz file"
         raise RunError(
@@ -49,18 +50,19 @@ def _is_path(name: str) -> bool:
 
 
 def _named(name: str, path: Path) -> Dataset:
-    source = SOURCES[name]
-    images, labels, num_train = open_npz(path)
-    if images.shape[0] != len(source.mean):
+    source, found = SOURCES[name], open_npz(path)
+    if not found.inputs.image or found.shape[0] != len(source.mean):
         raise RunError(
-            f"{path}: images have {number(images.shape[0], 'channel')};"
-            f" {name} has {len(source.mean)}"
+            f"{path}: holds {found.inputs}; {name} has images of"
+            f" {number(len(source.mean), 'channel')}"
         )
-    highest = int(labels.max())
-    classes = source.classes or highest + 1
-    if highest >= classes:
-        raise RunError(f"{path}: label {highest} found; {name} has labels 0..{classes - 1}")
-    return Dataset(name, classes, images.shape, labels, num_train, source.mean, source.std, images)
+    classes = source.classes or found.classes
+    if found.classes > classes:
+        raise RunError(
+            f"{path}: label {found.classes - 1} found; {name} has labels 0..{classes - 1}"
+        )
+    normalization = Normalization(source.mean, source.std)
+    return replace(found, name=name, targets=label_spec(classes), normalization=normalization)
 
 
 def _make(name: str, path: Path) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedapps.data.dataset import Dataset
-from fedapps.data.images import Images
 from fedapps.data.npz import Array
+from fedapps.data.rows import Rows
 
 LOOKED_AT = 2**22  # bytes that are read, from the beginning of each array of pixels
 SCALED = 16.0  # floats above this are not standardized pixels, but values of bytes
@@ -15,7 +15,8 @@ MOST_LABELS = 10  # a note names at most so many labels
 
 def notes(dataset: Dataset, split: str) -> list[str]:
     """Return a line for each thing that looks wrong with this `split`; reads a few pixels."""
-    arrays = dataset.images.arrays if isinstance(dataset.images, Images) else ()
+    rows = dataset.rows if dataset.inputs.image else None
+    arrays = rows.arrays if isinstance(rows, Rows) else ()
     pixels = (note for array in arrays for note in _of_pixels(array))
     unknown = _of_unknown(dataset) if split == "official" else ()
     return [*[*pixels][:1], *unknown, *_of_labels(dataset)]
@@ -55,7 +56,7 @@ def _of_unknown(dataset: Dataset) -> Iterator[str]:
 
 def _of_labels(dataset: Dataset) -> Iterator[str]:
     there = np.unique(dataset.labels).tolist()
-    if there and len(there) < dataset.classes:
+    if dataset.has_labels and there and len(there) < dataset.classes:
         count, needed = dataset.classes, len(there)
         yield (
             f"{dataset.name}: only labels {_some(there)} of 0..{count - 1} occur, so the model has "

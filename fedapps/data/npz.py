@@ -18,7 +18,15 @@ from fedapps.core.errors import RunError
 from fedapps.core.files import parsing
 
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
-MEMBERS = (*KEYS, "val_images", "val_labels", "images")  # the members that are read, if they exist
+OTHERS = ("train_inputs", "train_targets", "test_inputs", "test_targets")  # of any shape
+# the members that are read, if they exist
+MEMBERS = (
+    *KEYS,
+    *OTHERS,
+    *(f"val_{kind}" for kind in ("images", "labels", "inputs", "targets")),
+    "images",
+    "inputs",
+)
 
 MOST_VALUES = 2**48  # the largest size of an axis
 

@@ -7,21 +7,16 @@ from pathlib import Path
 import numpy as np
 
 from fedapps.core.errors import RunError
-from fedapps.data.dataset import Dataset, Shape, declared
-from fedapps.data.images import Images, check_images, check_pixels, open_npz
+from fedapps.data.contents import input_spec, open_npz
+from fedapps.data.dataset import Dataset, declared
+from fedapps.data.images import check_images, check_pixels, shape_of
 from fedapps.data.npz import class_names, headers
 from fedapps.data.pictures import Pictures, folders, picture_files, picture_of
+from fedapps.data.rows import Rows
+from fedapps.data.spec import Spec, image_spec, label_spec
 
 
-def of_user(path: Path) -> Dataset:
-    """Open the user's own .npz; the highest label gives the number of classes."""
-    images, labels, num_train = open_npz(path)
-    half = (0.5,) * images.shape[0]
-    classes = int(labels.max()) + 1
-    return Dataset(path.stem, classes, images.shape, labels, num_train, half, half, images)
-
-
-def of_device(path: Path, shape: Shape, names: Sequence[str]) -> Dataset:
+def of_device(path: Path, inputs: Spec, names: Sequence[str]) -> Dataset:
     """Open a device's own data, an .npz or a folder, and check that they fit the run.
 
     A folder contains `train/<class>/` and `test/<class>/` for every class, with .png, .jpg or .jpeg
@@ -30,57 +25,56 @@ def of_device(path: Path, shape: Shape, names: Sequence[str]) -> Dataset:
     run.
     """
     if path.is_dir():
-        return _class_folders(path, shape, names)
-    images, labels, num_train = open_npz(path)
-    if images.shape != shape:
-        raise RunError(
-            f"{path}: images of [C, H, W] = {list(images.shape)}; the run has {list(shape)}"
-            " (input-shape)"
-        )
-    if (highest := int(labels.max())) >= len(names):
-        raise RunError(
-            f"{path}: label {highest} found; the run has 0..{len(names) - 1} (num-classes)"
-        )
-    check_pixels(images)
+        return _class_folders(path, inputs, names)
+    found = open_npz(path)
+    if found.inputs != inputs:
+        raise RunError(f"{path}: {found.inputs}; the run has {list(inputs.shape)} (input-shape)")
+    if found.classes > len(names):
+        known = f"0..{len(names) - 1} (num-classes)"
+        raise RunError(f"{path}: label {found.classes - 1} found; the run has {known}")
+    assert isinstance(found.rows, Rows)
+    if inputs.image:
+        check_pixels(found.rows)
     own = class_names(path)
     if own and own != [*names]:
         raise RunError(
             f"{path}: class_names are {','.join(own)}; the run has {','.join(names)} (class-names)"
         )
-    return dataclasses.replace(
-        declared(path.stem, shape, len(names)), labels=labels, num_train=num_train, images=images
-    )
+    return dataclasses.replace(found, targets=label_spec(len(names)))
 
 
-def unlabelled(path: Path, shape: Shape, classes: int) -> Dataset:
-    """Open images without labels: the key `images` of an .npz, or else `test_images`.
+def unlabelled(path: Path, inputs: Spec) -> Rows:
+    """Open samples without targets: the key `images` (`inputs`) of an .npz, or `test_images`.
 
-    Raises `RunError` if the shape is not that of the model.
+    Raises `RunError` if they are not what the model takes.
     """
-    arrays = headers(path)
-    array = arrays.get("images") or arrays.get("test_images")
+    arrays, word = headers(path), "images" if inputs.image else "inputs"
+    array = arrays.get(word) or arrays.get(f"test_{word}")
     if array is None:
-        raise RunError(f"{path}: key images is missing; needed images or test_images")
-    check_images(array, array)
-    images = Images((array,))
-    if images.shape != shape:
-        raise RunError(
-            f"{path}: images of [C, H, W] = {list(images.shape)}; the model takes {list(shape)}"
-        )
-    check_pixels(images)
-    labels = np.zeros(array.shape[0], np.int64)
-    return dataclasses.replace(declared(path.stem, shape, classes), labels=labels, images=images)
+        raise RunError(f"{path}: key {word} is missing; needed {word} or test_{word}")
+    if inputs.image:
+        check_images(array, array)
+    found = image_spec(shape_of(array)) if inputs.image else input_spec((array,))
+    if (found.shape, found.dtype) != (inputs.shape, inputs.dtype):
+        raise RunError(f"{path}: {found}; the model takes {list(inputs.shape)}")
+    if found.choices > inputs.choices:
+        known = f"0..{inputs.choices - 1}"
+        raise RunError(f"{path}: token {found.choices - 1} found; the model takes {known}")
+    rows = Rows((array,))
+    if inputs.image:
+        check_pixels(rows)
+    return rows
 
 
-def _class_folders(folder: Path, shape: Shape, names: Sequence[str]) -> Dataset:
+def _class_folders(folder: Path, inputs: Spec, names: Sequence[str]) -> Dataset:
     """Read the pictures in `{train,test}/<class>/`; raises `RunError` if they do not fit."""
     files = [_labelled_files(folder / part, names) for part in ("train", "test")]
-    images = [picture_of(file, shape) for part in files for file, _ in part]
+    images = [picture_of(file, inputs.shape) for part in files for file, _ in part]
     return dataclasses.replace(
-        declared(folder.name, shape, len(names)),
-        labels=np.array([label for part in files for _, label in part], np.int64),
+        declared(folder.name, inputs, label_spec(len(names))),
+        target_values=np.array([label for part in files for _, label in part], np.int64),
         num_train=len(files[0]),
-        images=Pictures(np.stack(images)),
+        rows=Pictures(np.stack(images)),
     )
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from fedapps.core.errors import RunError
-from fedapps.data.dataset import Shape
 
 MOST_PIXELS = 2**24  # of one picture; a small file can claim to have many more
 
@@ -34,7 +33,7 @@ def picture_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in suffixes)
 
 
-def picture_of(file: Path, shape: Shape) -> np.ndarray:
+def picture_of(file: Path, shape: tuple[int, ...]) -> np.ndarray:
     """Read a picture as uint8 [H, W, C], gray or RGB; raises `RunError` for another size."""
     if shape[0] not in (1, 3):
         raise RunError(f"{file}: a picture has 1 or 3 channels; the run has {shape[0]}")

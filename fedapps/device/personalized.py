@@ -8,7 +8,6 @@ input shape, class names and normalization as JSON. A file is written completely
 """
 
 import copy
-import dataclasses
 import importlib.util
 import math
 import warnings
@@ -28,6 +27,7 @@ from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.files import write_whole
 from fedapps.data.pictures import MOST_PIXELS
+from fedapps.data.spec import Normalization, Spec, image_spec, label_spec
 from fedapps.engine.finished import FinishedRun
 from fedapps.method.client import BaseClient
 from fedapps.training.batches import chunks
@@ -41,10 +41,20 @@ class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
 
     client: int | None
     config: dict[str, config.Scalar]
-    shape: data.Shape
+    shape: tuple[int, ...]
     names: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    @property
+    def inputs(self) -> Spec:
+        """What a sample is."""
+        return image_spec(self.shape)
+
+    @property
+    def normalization(self) -> Normalization:
+        """How its values are normalized."""
+        return Normalization(self.mean, self.std)
 
 
 class Personalized(nn.Module):
@@ -57,8 +67,9 @@ class Personalized(nn.Module):
         super().__init__()
         self.about = about
         self.module = module
-        self.register_buffer("mean", torch.tensor(about.mean).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(about.std).view(-1, 1, 1), persistent=False)
+        mean, std = about.normalization.tensors(about.inputs)
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("std", std, persistent=False)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return logits."""
@@ -85,6 +96,9 @@ def of_run(run: FinishedRun, client: int | None) -> Personalized:
 def metadata(space: Workspace, client: int | None) -> ModelMetadata:
     """Describe a model of a run so that it can be built again without the run's data."""
     data_set, settings = space.dataset, space.settings
+    normalization = data_set.normalization or Normalization()
+    if not data_set.inputs.image:
+        raise RunError(f"{data_set.name}: {data_set.inputs}: only models of images can be stored")
     on_devices = settings.dataset == DEVICE
     without_data = {
         "dataset": DEVICE,
@@ -98,8 +112,8 @@ def metadata(space: Workspace, client: int | None) -> ModelMetadata:
         config=dict(settings.flat) | without_data,
         shape=data_set.shape,
         names=settings.names if on_devices else tuple(map(str, range(data_set.classes))),
-        mean=data_set.mean,
-        std=data_set.std,
+        mean=normalization.mean,
+        std=normalization.std,
     )
 
 
@@ -148,13 +162,11 @@ def _module(about: ModelMetadata, held: int) -> nn.Module:
     return module
 
 
-def _check_images(about: ModelMetadata, shape: data.Shape) -> None:
+def _check_images(about: ModelMetadata, shape: tuple[int, ...]) -> None:
     """Refuse a header whose image size is huge or not that of the model, or a bad normalization."""
     if about.shape != shape or math.prod(shape) > MOST_PIXELS:
         raise RuntimeError(f"images of shape {about.shape}, but input-shape = {shape}")
-    values = (*about.mean, *about.std)
-    per_channel = len(about.mean) == len(about.std) == shape[0]
-    if not per_channel or not all(map(math.isfinite, values)) or min(about.std) <= 0:
+    if not about.mean or not about.normalization.fits(about.inputs):
         raise RuntimeError(f"mean = {about.mean} and std = {about.std} cannot normalize images")
 
 
@@ -164,9 +176,10 @@ def predict(model: Personalized, images: Path) -> np.ndarray:
     The images' key is `images` or `test_images`. Raises `RunError` if they do not fit the model.
     """
     about = model.about
-    pixels = data.unlabelled(images, about.shape, len(about.names))
-    pixels = dataclasses.replace(pixels, mean=about.mean, std=about.std)
-    normalised, _ = pixels.tensors(np.arange(len(pixels.labels)))
+    rows = data.unlabelled(images, about.inputs)
+    none = np.zeros(int(rows.starts[-1]), np.int64)
+    asked = data.Dataset("asked", about.inputs, label_spec(1), none, 0, about.normalization, rows)
+    normalised, _ = asked.tensors(np.arange(len(none)))
     with torch.no_grad():
         logits = torch.cat([model.module(chunk) for chunk in chunks(normalised)])
     return logits.softmax(1).numpy()

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from fedapps.data.spec import Spec
+
 Shape = tuple[int, int, int]  # channels, height, width
-Builder = Callable[[Shape, int], nn.Sequential]
+Builder = Callable[[Spec, Spec], nn.Module]
 Modules = dict[str, nn.Module]  # by name, in order
 
 
@@ -19,12 +21,25 @@ Modules = dict[str, nn.Module]  # by name, in order
 class ModelSpec:
     """A model that users can ask for by name.
 
-    `build` maps (shape of an image, number of classes) to the model with fresh weights. `smallest`
-    is the smallest height and width of an image, in pixels.
+    `build` maps the specs of an input and of an output to the model with fresh weights. `takes` are
+    the kinds of samples that it can take (`Spec.kind`). `smallest` is the smallest height and width
+    of an image, in pixels. `per_step` says whether it can have an output for each step of a series.
     """
 
     build: Builder
+    takes: tuple[str, ...] = ("images",)
     smallest: int = 8
+    per_step: bool = False
+
+
+def of_images(build: Callable[[Shape, int], nn.Module], smallest: int = 8) -> ModelSpec:
+    """Return the spec of a model that `build` makes for images and a number of classes."""
+
+    def made(inputs: Spec, outputs: Spec) -> nn.Module:
+        channels, height, width = inputs.shape
+        return build((channels, height, width), outputs.shape[-1])
+
+    return ModelSpec(made, smallest=smallest)
 
 
 def chain(**modules: nn.Module) -> nn.Sequential:

@@ -3,13 +3,13 @@
 from torch import nn
 
 from fedapps.models.blocks import (
-    ModelSpec,
     Shape,
     chain,
     classifier,
     conv_layer,
     fc_layer,
     flatten,
+    of_images,
     two_conv5,
 )
 
@@ -30,4 +30,4 @@ def cnn(shape: Shape, classes: int) -> nn.Sequential:
     )
 
 
-MODELS = {"cnn": ModelSpec(cnn)}
+MODELS = {"cnn": of_images(cnn)}

@@ -3,13 +3,13 @@
 from torch import nn
 
 from fedapps.models.blocks import (
-    ModelSpec,
     Modules,
     Shape,
     chain,
     classifier,
     conv_layer,
     flatten,
+    of_images,
 )
 
 
@@ -32,4 +32,4 @@ def conv4(shape: Shape, classes: int) -> nn.Sequential:
     return chain(**layers, fc=classifier(64 * height * width, classes))
 
 
-MODELS = {"conv4": ModelSpec(conv4)}
+MODELS = {"conv4": of_images(conv4)}

@@ -9,13 +9,13 @@ from itertools import pairwise
 from torch import nn
 
 from fedapps.models.blocks import (
-    ModelSpec,
     Shape,
     chain,
     classifier,
     conv_layer,
     fc_layer,
     flatten,
+    of_images,
     two_conv5,
 )
 
@@ -38,7 +38,7 @@ def lenet5(shape: Shape, classes: int, *, hidden: tuple[int, ...]) -> nn.Sequent
 
 
 MODELS = {
-    "lenet5": ModelSpec(partial(lenet5, hidden=(120, 84))),
-    "lenet5-1": ModelSpec(partial(lenet5, hidden=(120,))),
-    "lenet5-3": ModelSpec(partial(lenet5, hidden=(120, 84, 64))),
+    "lenet5": of_images(partial(lenet5, hidden=(120, 84))),
+    "lenet5-1": of_images(partial(lenet5, hidden=(120,))),
+    "lenet5-3": of_images(partial(lenet5, hidden=(120, 84, 64))),
 }

@@ -5,13 +5,13 @@ from itertools import pairwise
 from torch import nn
 
 from fedapps.models.blocks import (
-    ModelSpec,
     Modules,
     Shape,
     average,
     chain,
     classifier,
     conv_layer,
+    of_images,
 )
 
 
@@ -43,4 +43,4 @@ def _separable(inputs: int, outputs: int, stride: int, after: Modules) -> nn.Seq
     )
 
 
-MODELS = {"mobilenet": ModelSpec(mobilenet)}
+MODELS = {"mobilenet": of_images(mobilenet)}

@@ -5,13 +5,13 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from fedapps.models.blocks import (
-    ModelSpec,
     Modules,
     Shape,
     average,
     chain,
     classifier,
     conv_layer,
+    of_images,
 )
 
 
@@ -58,4 +58,4 @@ class Add(nn.Module):
         return total
 
 
-MODELS = {"resnet18": ModelSpec(resnet18)}
+MODELS = {"resnet18": of_images(resnet18)}

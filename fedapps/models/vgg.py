@@ -19,6 +19,7 @@ from fedapps.models.blocks import (
     classifier,
     conv_layer,
     fc_layer,
+    of_images,
 )
 
 
@@ -60,7 +61,7 @@ def _kaiming(module: nn.Module) -> None:
 
 
 def _spec(widths: tuple[int, ...], hidden: int, bn: bool = False) -> ModelSpec:
-    return ModelSpec(partial(vgg, widths=widths, hidden=hidden, bn=bn), smallest=32)
+    return of_images(partial(vgg, widths=widths, hidden=hidden, bn=bn), smallest=32)
 
 
 _D = (64, 128, 256, 512, 512)

@@ -4,7 +4,8 @@ import torch
 from torch import nn
 
 from fedapps.core.words import nearest
-from fedapps.models import cnn, conv4, lenet, mobilenet, resnet, vgg
+from fedapps.data.spec import Spec, image_spec
+from fedapps.models import cnn, conv4, lenet, mlp, mobilenet, resnet, sequences, vgg
 from fedapps.models.blocks import ModelSpec, Shape
 
 MODELS: dict[str, ModelSpec] = {
@@ -14,54 +15,71 @@ MODELS: dict[str, ModelSpec] = {
     **mobilenet.MODELS,
     **resnet.MODELS,
     **vgg.MODELS,
+    **mlp.MODELS,
+    **sequences.MODELS,
 }
 
 
-def build(name: str, shape: Shape, classes: int, seed: int) -> nn.Sequential:
-    """Return the named model with fresh weights, on the CPU, for images of `shape`.
+def build(name: str, inputs: Spec | Shape, outputs: Spec | int, seed: int) -> nn.Module:
+    """Return the named model with fresh weights, on the CPU, for samples `inputs`.
 
-    `shape` is (channels, height, width). The model maps float images [N, channels, height, width]
-    to logits [N, classes]. The weights are a pure function of the four arguments; the global random
-    state stays as it is.
+    The model maps samples [N, *inputs.shape] to outputs [N, *outputs.shape]. A shape alone stands
+    for images (channels, height, width), a number alone for the logits of so many classes. The
+    weights are a pure function of the four arguments; the global random state stays as it is.
 
-    Raises ValueError for an unknown name, a shape that is not (channels, height, width), images
-    that are too small for the model, or fewer than 2 classes.
+    Raises ValueError for an unknown name, samples that the model does not take, images that are too
+    small for it, or fewer than 2 classes.
     """
-    _check(name, shape, classes)
+    specs = _checked(name, inputs, outputs)
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed would also reseed the GPUs, which fork_rng does not restore here
         torch.default_generator.manual_seed(int(seed))
-        return MODELS[name].build(shape, classes)
+        return MODELS[name].build(*specs)
 
 
-def size(name: str, shape: Shape, classes: int) -> int:
+def size(name: str, inputs: Spec | Shape, outputs: Spec | int) -> int:
     """Return how many values the state of a model has; takes no memory for them.
 
     Raises ValueError as `build` does.
     """
-    _check(name, shape, classes)
+    specs = _checked(name, inputs, outputs)
     with torch.device("meta"):
-        return sum(
-            value.numel() for value in MODELS[name].build(shape, classes).state_dict().values()
-        )
+        return sum(value.numel() for value in MODELS[name].build(*specs).state_dict().values())
 
 
-def _check(name: str, shape: Shape, classes: int) -> None:
+def _checked(name: str, inputs: Spec | Shape, outputs: Spec | int) -> tuple[Spec, Spec]:
     if name not in MODELS:
         close = nearest(name.lower(), MODELS, least=0.0)
         raise ValueError(
             f"unknown model {name!r}: nearest is {close!r}; allowed: {', '.join(MODELS)}"
         )
-    if len(shape) != 3 or min(shape) < 1:
+    if not isinstance(inputs, Spec):
+        if len(inputs) != 3 or min(inputs) < 1:
+            raise ValueError(
+                f"model {name!r}: shape must be (channels, height, width), each at least 1,"
+                f" got {inputs}"
+            )
+        inputs = image_spec(inputs)
+    model = MODELS[name]
+    if inputs.kind not in model.takes:
+        fitting = ", ".join(other for other, spec in MODELS.items() if inputs.kind in spec.takes)
         raise ValueError(
-            f"model {name!r}: shape must be (channels, height, width), each at least 1, got {shape}"
+            f"model {name!r}: takes {' or '.join(model.takes)}, but the data are {inputs};"
+            f" use {fitting or 'a model of your own'}"
         )
-    _, height, width = shape
-    smallest = MODELS[name].smallest
-    if min(height, width) < smallest:
+    if inputs.image and min(inputs.shape[1:]) < model.smallest:
+        height, width = inputs.shape[1:]
         raise ValueError(
             f"model {name!r}: images of {height}x{width} pixels are too small,"
-            f" smallest is {smallest}x{smallest}"
+            f" smallest is {model.smallest}x{model.smallest}"
         )
-    if classes < 2:
-        raise ValueError(f"model {name!r}: classes must be at least 2, got {classes}")
+    if isinstance(outputs, int):
+        if outputs < 2:
+            raise ValueError(f"model {name!r}: classes must be at least 2, got {outputs}")
+        outputs = Spec((outputs,))
+    if len(outputs.shape) > 1 and not model.per_step:
+        raise ValueError(
+            f"model {name!r}: has one output a sample, but the targets are {outputs.shape[0]} a"
+            " sample"
+        )
+    return inputs, outputs

@@ -20,6 +20,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.memory import keep_freed
 from fedapps.core.settings import Settings
 from fedapps.data import Share, own_share, shares
+from fedapps.data.spec import Normalization, image_spec, label_spec
 from fedapps.models.grouping import children_by_layer
 from fedapps.models.layers import Arrays, Layout, Slice, layout_of, put, take
 from fedapps.models.norms import use_batch_statistics
@@ -47,6 +48,8 @@ class Workspace:
         self.settings = settings
         self.dataset = dataset or _load(settings)
         self.client = client
+        if self.dataset.normalization is None:
+            self.dataset = self.dataset.normalized(self._training_samples())
         self.device = pick_device(settings.device)
         self.model: nn.Module = self._build()
         self.layout: Layout = layout_of(
@@ -72,15 +75,19 @@ class Workspace:
     @cached_property
     def trainer(self) -> Trainer:
         """The one trainer of this process; it trains the model of the workspace."""
-        mean, std = self.dataset.mean, self.dataset.std
+        found, augment = self.dataset, self.settings.augment
+        if augment != "none" and not found.inputs.image:
+            raise RunError(f'augment = "{augment}": is for images; {found.name} has {found.inputs}')
+        dtype = torch.int64 if found.inputs.is_whole else None
+        mean, std = (found.normalization or Normalization()).tensors(found.inputs)
         return Trainer(
             self.model,
             self.layout,
-            profile(self.model, self.layout, self.dataset.shape),
+            profile(self.model, self.layout, found.shape, dtype),
             batch_size=self.settings.batch_size,
-            augment=self.settings.augment,
+            augment=augment,
             cache_bytes=self.settings.cache_limit * MEBI,
-            border=(-torch.tensor(mean) / torch.tensor(std)).to(self.device),
+            border=(-mean / std).flatten().to(self.device),
         )
 
     @cached_property
@@ -139,30 +146,27 @@ class Workspace:
             return self.shares[client]
         if client != self.client:
             raise RunError(f"client {client}: this device is client {self.client}")
-        labels, num_train = self.dataset.labels, self.dataset.num_train
-        return own_share(len(labels), num_train, client, self.settings)
+        size, num_train = len(self.dataset.target_values), self.dataset.num_train
+        return own_share(size, num_train, client, self.settings)
 
     def samples(self, client: int, subset: str) -> Samples:
         """Return a subset of a client's samples: `train`, `test` or `validation`.
 
-        Images are float [n, C, H, W], labels int64 [n], both on the workspace's device. They stay
-        in memory up to `cache-limit`; then the least recently used ones are dropped.
+        Inputs are [n, *shape], targets [n, ...], both on the workspace's device. They stay in
+        memory up to `cache-limit`; then the least recently used ones are dropped.
         """
         key = (client, subset)
         with self._lock:
             if (known := self._clients.get(key)) is not None:
                 return known
-            images, labels = self.dataset.tensors(getattr(self.share(client), subset))
-            samples = self._place(images, labels)
+            samples = self._place(*self.dataset.tensors(getattr(self.share(client), subset)))
             self._clients.put(key, samples, samples[0].nbytes)
             return samples
 
     @cached_property
     def union(self) -> Samples:
         """The training samples of all clients together, for training on the server itself."""
-        indices = np.concatenate([share.train for share in self.shares])
-        images, labels = self.dataset.tensors(indices)
-        return self._place(images, labels)
+        return self._place(*self.dataset.tensors(self._training_samples()))
 
     @cached_property
     def server_samples(self) -> Samples:
@@ -170,20 +174,28 @@ class Workspace:
 
         The clients keep these samples too.
         """
-        everything = np.concatenate([share.train for share in self.shares])
+        everything = self._training_samples()
         size = max(1, round(self.settings.server_data * len(everything)))
         chosen = generator(self.settings.seed, "server-data").permutation(everything)[:size]
         return self._place(*self.dataset.tensors(np.sort(chosen)))
 
-    def _place(self, images: torch.Tensor, labels: torch.Tensor) -> Samples:
-        """Move samples to the device, channels last: convolutions are then up to twice as fast."""
-        format_ = torch.channels_last if images.dim() == 4 else torch.preserve_format
-        return images.to(self.device, memory_format=format_), labels.to(self.device)
+    def _training_samples(self) -> np.ndarray:
+        """Return the indices of all training samples, client by client; on a device, its own."""
+        if self.client is not None:
+            return self.share(self.client).train
+        return np.concatenate([share.train for share in self.shares])
 
-    def _build(self) -> nn.Sequential:
+    def _place(self, inputs: torch.Tensor, targets: torch.Tensor) -> Samples:
+        """Move samples to the device; images channels last, which is up to twice as fast."""
+        format_ = torch.channels_last if inputs.dim() == 4 else torch.preserve_format
+        return inputs.to(self.device, memory_format=format_), targets.to(self.device)
+
+    def _build(self) -> nn.Module:
         s = self.settings
+        if not self.dataset.has_labels:
+            raise RunError(f"{self.dataset.name}: targets must be labels, integers [N]")
         try:
-            model = models.build(s.model, self.dataset.shape, self.dataset.classes, s.seed)
+            model = models.build(s.model, self.dataset.inputs, self.dataset.classes, s.seed)
         except ValueError as error:
             raise RunError(str(error)) from error
         if s.bn_stats == "batch":
@@ -205,7 +217,8 @@ def workspace(settings: Settings) -> Workspace:
 def _load(settings: Settings) -> data.Dataset:
     """Open the run's data set; a server of devices knows only its shape and classes."""
     if settings.dataset == DEVICE:
-        return data.declared(DEVICE, settings.shape, settings.num_classes)
+        targets = label_spec(settings.num_classes)
+        return data.declared(DEVICE, image_spec(settings.shape), targets)
     return data.load(settings.dataset, settings.data_root)
 
 

@@ -7,7 +7,9 @@ import pytest
 
 from fedapps.core import config
 from fedapps.core.errors import RunError
-from fedapps.models import MODELS, ModelSpec
+from fedapps.data.spec import Spec, image_spec
+from fedapps.models import MODELS
+from fedapps.models.blocks import of_images
 from fedapps.models.norms import batch_norms
 from fedapps.training.draw import Draw
 from fedapps.training.workspace import Workspace
@@ -98,12 +100,12 @@ def test_what_the_server_trained_before_leaves_no_trace_but_its_model(
     """
 
     def build(shape, classes):
-        model = MODELS["lenet5"].build(shape, classes)
+        model = MODELS["lenet5"].build(image_spec(shape), Spec((classes,)))
         for norm in batch_norms(model):
             norm.momentum = None
         return model
 
-    monkeypatch.setitem(MODELS, "counting", ModelSpec(build))
+    monkeypatch.setitem(MODELS, "counting", of_images(build))
     base = 'strategy="centralized" model="counting" evaluate-every=0 checkpoint-every=1'
     whole = serial_run(base, "num-rounds=2")
     folder = serial_run(base, "num-rounds=1")

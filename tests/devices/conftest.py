@@ -18,7 +18,7 @@ def union(tmp_path_factory, make_npz):
     path = make_npz(folder / "all.npz")
     options = f'dataset="{path}" num-clients={DEVICES} alpha=10.0 batch-size=8 fraction-train=1.0'
     space = Workspace(config.read(config.parse([options])))
-    images, labels = space.dataset.images, space.dataset.labels
+    images, labels = space.dataset.rows, space.dataset.labels
     for client, share in enumerate(space.shares):
         parts = {"train": share.train, "test": share.test}
         arrays = {f"{part}_images": images.read(rows) for part, rows in parts.items()}

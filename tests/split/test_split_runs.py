@@ -10,7 +10,9 @@ from torch import nn
 
 from fedapps.core import config
 from fedapps.core.errors import RunError
-from fedapps.models import MODELS, ModelSpec
+from fedapps.data.spec import Spec, image_spec
+from fedapps.models import MODELS
+from fedapps.models.blocks import of_images
 from fedapps.split.client import Link
 from fedapps.training.workspace import workspace
 from tests.support.clock import until
@@ -153,11 +155,11 @@ def test_a_model_with_dropout_is_refused(serial_run, tiny_npz, monkeypatch, name
     """Masks come from one generator of the process, which its threads would use at any time."""
 
     def build(shape, classes):
-        model = MODELS["cnn"].build(shape, classes)
+        model = MODELS["cnn"].build(image_spec(shape), Spec((classes,)))
         model.fc1.add_module("drop", nn.Dropout(0.3))
         return model
 
-    monkeypatch.setitem(MODELS, "dropping", ModelSpec(build))
+    monkeypatch.setitem(MODELS, "dropping", of_images(build))
     serial_run(tiny_npz, 'strategy="fedavg" model="dropping" num-clients=3')
     with pytest.raises(RunError, match=r'model = "dropping": fc1 has dropout.*be repeated'):
         serial_run(tiny_npz, f'strategy="{name}" model="dropping" num-clients=3')

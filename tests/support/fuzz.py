@@ -195,7 +195,7 @@ def npz(folder: Path) -> Reader:
     def read(data: bytes) -> object:
         path.write_bytes(data)
         dataset = load(str(path), "")
-        return notes(dataset, "official"), dataset.images.read(np.arange(len(dataset.labels)))
+        return notes(dataset, "official"), dataset.rows.read(np.arange(len(dataset.labels)))
 
     return Reader(samples, read, (RunError,))
 

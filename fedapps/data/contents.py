@@ -1,0 +1,150 @@
+"""What an .npz file contains: images with labels, or inputs and targets of any shape."""
+
+from pathlib import Path
+
+import numpy as np
+
+from fedapps.core.errors import RunError
+from fedapps.core.words import number
+from fedapps.data.dataset import Dataset
+from fedapps.data.images import check_images, shape_of
+from fedapps.data.npz import KEYS, OTHERS, Array, headers, members
+from fedapps.data.rows import Rows
+from fedapps.data.spec import FLOAT, WHOLE, Normalization, Spec, image_spec
+
+MAX_CLASSES = 65_536  # a larger label is a mistake that would cost a huge last layer
+
+
+def open_npz(path: Path) -> Dataset:
+    """Open an .npz; the highest label or token gives the number of classes or tokens.
+
+    Headers and targets are checked, inputs are not read. `val_*` is joined to the training set.
+    Raises `RunError` for members that are missing or do not fit.
+    """
+    arrays = headers(path)
+    kinds = ("inputs", "targets") if arrays.keys() & {*OTHERS} else ("images", "labels")
+    parts = ("train", "val", "test") if f"val_{kinds[0]}" in arrays else ("train", "test")
+    for key in (f"{part}_{kind}" for part in parts for kind in kinds):
+        if key not in arrays:
+            needed = OTHERS if kinds[0] == "inputs" else KEYS
+            raise RunError(
+                f"{path}: key {key} is missing; found {', '.join(members(path)) or 'none'};"
+                f" needed {', '.join(needed)}"
+            )
+    inputs, targets = (tuple(arrays[f"{part}_{kind}"] for part in parts) for kind in kinds)
+    if kinds[0] == "images":
+        return _images(path, inputs, targets)
+    return _anything(path, inputs, targets)
+
+
+def _images(path: Path, images: tuple[Array, ...], labels: tuple[Array, ...]) -> Dataset:
+    for image, label in zip(images, labels, strict=True):
+        check_images(image, images[0])
+        _check_labels(label, image)
+    values, targets = _targets(labels)
+    shape = shape_of(images[0])
+    half = (0.5,) * shape[0]
+    size = sum(image.shape[0] for image in images[:-1])
+    normalization = Normalization(half, half)
+    return Dataset(path.stem, image_spec(shape), targets, values, size, normalization, Rows(images))
+
+
+def _anything(path: Path, inputs: tuple[Array, ...], targets: tuple[Array, ...]) -> Dataset:
+    spec = input_spec(inputs)
+    for part, target in zip(inputs, targets, strict=True):
+        _check_like(part, inputs[0], "inputs")
+        _check_like(target, targets[0], "targets")
+        if part.shape[0] != target.shape[0]:
+            raise RunError(
+                f"{path}: {target.key} holds {number(target.shape[0], 'target')} for"
+                f" {number(part.shape[0], 'sample')} of {part.key}; the numbers must be equal"
+            )
+    values, target_spec = _targets(targets)
+    return Dataset(
+        path.stem,
+        spec,
+        target_spec,
+        values,
+        sum(part.shape[0] for part in inputs[:-1]),
+        Normalization() if spec.is_whole else None,
+        Rows(inputs),
+    )
+
+
+def input_spec(inputs: tuple[Array, ...]) -> Spec:
+    """Return what a sample of these arrays is; raises `RunError` for what no model can take.
+
+    Floats can have any shape. Whole numbers are the tokens of a text, [N, T].
+    """
+    first = inputs[0]
+    where = f"{first.path}: {first.key}"
+    if min(first.shape, default=0) < 1 or len(first.shape) < 2:
+        raise RunError(
+            f"{where} has shape {list(first.shape)}; must be [N, ...], every side at least 1: one"
+            " number a sample is [N, 1]"
+        )
+    if first.dtype.kind == "f":
+        return Spec(first.shape[1:], FLOAT)
+    if first.dtype.kind not in "iu" or len(first.shape) != 2:
+        raise RunError(
+            f"{where} has dtype {first.dtype} and shape {list(first.shape)}; must be floats, or"
+            " integers [N, T], which are tokens"
+        )
+    return Spec(first.shape[1:], WHOLE, _choices(inputs))
+
+
+def _targets(targets: tuple[Array, ...]) -> tuple[np.ndarray, Spec]:
+    """Read targets and say what they are: floats, truth values, or whole numbers such as labels."""
+    first, shape = targets[0], targets[0].shape[1:]
+    if first.dtype.kind == "f":
+        values = np.concatenate([target.whole for target in targets]).astype(np.float32)
+        if not np.isfinite(values).all():
+            raise RunError(f"{first.path}: targets hold NaN or infinity; must be finite")
+        return values, Spec(shape, FLOAT)
+    if first.dtype.kind not in "iub":
+        raise RunError(f"{first.path}: {first.key} has dtype {first.dtype}; must be numbers")
+    if shape == (1,):
+        shape = ()
+    choices = 2 if first.dtype.kind == "b" else _choices(targets)
+    values = np.concatenate([target.whole for target in targets]).astype(np.int64)
+    return values.reshape(len(values), *shape), Spec(shape, WHOLE, choices)
+
+
+def _check_like(array: Array, first: Array, what: str) -> None:
+    """Refuse an array whose samples are not like those of the `first` one."""
+    if array.shape[1:] != first.shape[1:] or array.dtype.kind != first.dtype.kind:
+        raise RunError(
+            f"{array.path}: {array.key} holds {what} {list(array.shape[1:])} of {array.dtype};"
+            f" must be {list(first.shape[1:])} of {first.dtype} as in {first.key}"
+        )
+    if not array.shape or array.shape[0] < 1:
+        raise RunError(f"{array.path}: {array.key} has shape {list(array.shape)}; must be [N, ...]")
+
+
+def _choices(arrays: tuple[Array, ...]) -> int:
+    """Return how many whole numbers there are from 0 to the highest; raises `RunError`."""
+    return max(_checked_highest(array) for array in arrays) + 1
+
+
+def _checked_highest(array: Array) -> int:
+    low, high = int(array.whole.min()), int(array.whole.max())
+    what = "token" if array.key.endswith("inputs") else "label"
+    if low < 0 or high >= MAX_CLASSES:
+        raise RunError(
+            f"{array.path}: {array.key} holds {what} {low if low < 0 else high};"
+            f" must be 0..{MAX_CLASSES - 1}"
+        )
+    return high
+
+
+def _check_labels(labels: Array, images: Array) -> None:
+    where = f"{labels.path}: {labels.key}"
+    if labels.dtype.kind not in "iu":
+        raise RunError(f"{where} has dtype {labels.dtype}; must be integers")
+    if len(labels.shape) not in (1, 2) or labels.shape[1:] not in ((), (1,)):
+        raise RunError(f"{where} has shape {list(labels.shape)}; must be [N] or [N, 1]")
+    if labels.shape[0] != images.shape[0]:
+        raise RunError(
+            f"{where} holds {number(labels.shape[0], 'label')} for"
+            f" {number(images.shape[0], 'image')} of {images.key}; the numbers must be equal"
+        )

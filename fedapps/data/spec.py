@@ -1,0 +1,113 @@
+"""What one sample is, and how its values are normalized; both are data that travel with a model."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+FLOAT, WHOLE = "float32", "int64"
+LEAST_STD = 1e-6  # a constant feature is only shifted
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The shape and the dtype of one sample's input or target, as a model gets it.
+
+    `dtype` is "float32", or "int64" for whole numbers in 0..`choices`-1: the tokens of a text, or a
+    label. An `image` has the shape (channels, height, width). Other shapes are those of the data:
+    (F,) for a row of a table, (T, C) for a series, (T,) for tokens, () for a label.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = FLOAT
+    choices: int = 0
+    image: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the values are whole numbers, which a model embeds."""
+        return self.dtype == WHOLE
+
+    @property
+    def size(self) -> int:
+        """How many values a sample has."""
+        return math.prod(self.shape)
+
+    @property
+    def kind(self) -> str:
+        """What the samples are: images, tokens, a table, series, or values of another shape."""
+        if self.image or self.is_whole:
+            return "images" if self.image else "tokens"
+        return {1: "tables", 2: "series"}.get(len(self.shape), "values")
+
+    def __str__(self) -> str:
+        kind = "images of [C, H, W] =" if self.image else f"{self.dtype} samples of shape"
+        return f"{kind} {list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """(x - mean) / std, for each channel of an image, or for each feature (the last axis).
+
+    Without values, inputs stay as they are.
+    """
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def tensors(self, spec: Spec) -> tuple[Tensor, Tensor]:
+        """Return mean and std, float32, in a shape that fits samples of `spec`."""
+        shape = (-1, 1, 1) if spec.image else (-1,)
+        if not self.mean:
+            return torch.zeros(()), torch.ones(())
+        mean, std = (torch.tensor(values, dtype=torch.float32) for values in (self.mean, self.std))
+        return mean.view(shape), std.view(shape)
+
+    def apply(self, inputs: Tensor, spec: Spec) -> Tensor:
+        """Normalize float inputs [n, *shape] in place; return them."""
+        if not self.mean:
+            return inputs
+        mean, std = self.tensors(spec)
+        return inputs.sub_(mean).div_(std)
+
+    def fits(self, spec: Spec) -> bool:
+        """Tell whether there is a finite value for each channel or feature, and no std of 0."""
+        if not self.mean and not self.std:
+            return True
+        axis = spec.shape[0 if spec.image else -1] if spec.shape else 0
+        values = (*self.mean, *self.std)
+        right = len(self.mean) == len(self.std) == axis and all(map(math.isfinite, values))
+        return right and min(self.std) > 0
+
+
+def per_feature(blocks: Callable[[], Iterable[np.ndarray]]) -> Normalization:
+    """Return the normalization of float samples: mean and deviation of each feature, in float64.
+
+    `blocks` gives the samples in arrays [n, ..., features]; they are read twice. A feature that is
+    constant is shifted only.
+    """
+    count = 0
+    mean: np.ndarray = np.zeros(())
+    for block in blocks():
+        rows = block.reshape(-1, block.shape[-1])
+        count, mean = count + len(rows), mean + rows.sum(0, np.float64)
+    mean = mean / count
+    squares = np.zeros(len(mean))
+    for block in blocks():
+        squares += ((block.reshape(-1, len(mean)) - mean) ** 2).sum(0)
+    std = np.sqrt(squares / count)
+    std = np.where(std > LEAST_STD * np.maximum(1.0, np.abs(mean)), std, 1.0)
+    return Normalization(tuple(mean.tolist()), tuple(std.tolist()))
+
+
+def image_spec(shape: tuple[int, ...]) -> Spec:
+    """Return the spec of images (channels, height, width)."""
+    return Spec(tuple(shape), FLOAT, image=True)
+
+
+def label_spec(classes: int) -> Spec:
+    """Return the spec of targets that are the numbers of classes."""
+    return Spec((), WHOLE, classes)

@@ -1,0 +1,118 @@
+"""Models of series [T, C] and of tokens [T]."""
+
+import torch
+from torch import Tensor, nn
+
+from fedapps.data.spec import Spec
+from fedapps.models.blocks import ModelSpec, chain, classifier, fc_layer, flatten
+
+UNITS = 64  # of a GRU, and the size of an embedding
+HEADS = 4  # of attention
+
+
+class Recurrent(nn.Module):
+    """A GRU over a series [N, T, features]; returns its last output, or all of them."""
+
+    def __init__(self, features: int, units: int, per_step: bool) -> None:
+        super().__init__()
+        self.gru = nn.GRU(features, units, batch_first=True)
+        self.per_step = per_step
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [N, units], or [N, T, units] for each step."""
+        outputs: Tensor = self.gru(x)[0]
+        return outputs if self.per_step else outputs[:, -1]
+
+
+class Embedding(nn.Module):
+    """Vectors of tokens [N, T], plus learned vectors of their positions."""
+
+    def __init__(self, tokens: int, steps: int, size: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(tokens, size)
+        self.position = nn.Parameter(0.02 * torch.randn(steps, size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [N, T, size]."""
+        vectors: Tensor = self.token(x) + self.position[: x.shape[1]]
+        return vectors
+
+
+class Block(nn.Module):
+    """A transformer block with normalization first; `causal`: a step sees only those before it."""
+
+    def __init__(self, size: int, heads: int, causal: bool) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(size), nn.LayerNorm(size)
+        self.attention = nn.MultiheadAttention(size, heads, batch_first=True)
+        self.wide, self.narrow = nn.Linear(size, 4 * size), nn.Linear(4 * size, size)
+        self.causal = causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [N, T, size] to the same shape."""
+        steps = x.shape[1]
+        hidden = None
+        if self.causal:
+            hidden = torch.ones(steps, steps, dtype=torch.bool, device=x.device).triu(1)
+        y = self.norm1(x)
+        x = x + self.attention(y, y, y, attn_mask=hidden, need_weights=False)[0]
+        wide = torch.relu(self.wide(self.norm2(x)))
+        out: Tensor = x + self.narrow(wide)
+        return out
+
+
+class Mean(nn.Module):
+    """The mean over the steps of [N, T, size]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [N, size]."""
+        return x.mean(1)
+
+
+class Channels(nn.Module):
+    """Turns a series [N, T, C] into [N, C, T], as convolutions take it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [N, C, T]."""
+        return x.transpose(1, 2)
+
+
+def gru(inputs: Spec, outputs: Spec) -> nn.Sequential:
+    """A GRU of 64 units, a hidden layer of 32 on its output, and a linear layer (our choice)."""
+    recurrent = Recurrent(inputs.shape[-1], UNITS, per_step=len(outputs.shape) > 1)
+    return chain(gru=recurrent, fc1=fc_layer(UNITS, 32), fc2=classifier(32, outputs.shape[-1]))
+
+
+def cnn1d(inputs: Spec, outputs: Spec) -> nn.Sequential:
+    """Two convolutions over time (32 and 64 channels, 5 steps), their mean, and a linear layer."""
+    pooled = {"average": nn.AdaptiveAvgPool1d(1), **flatten()}
+    conv1 = nn.Conv1d(inputs.shape[-1], 32, 5, padding=2)
+    conv2 = nn.Conv1d(32, 64, 5, padding=2)
+    return chain(
+        conv1=chain(channels=Channels(), conv=conv1, relu=nn.ReLU()),
+        conv2=chain(conv=conv2, relu=nn.ReLU(), **pooled),
+        fc=classifier(64, outputs.shape[-1]),
+    )
+
+
+def transformer_tiny(inputs: Spec, outputs: Spec) -> nn.Sequential:
+    """Embedding of 64, two blocks with four heads, LayerNorm and a linear layer (our choice).
+
+    If there is an output for each step, a step sees only the tokens before it; otherwise the steps
+    are averaged.
+    """
+    per_step = len(outputs.shape) > 1
+    mean = {} if per_step else {"mean": Mean()}
+    return chain(
+        embed=Embedding(inputs.choices, inputs.shape[0], UNITS),
+        block1=Block(UNITS, HEADS, per_step),
+        block2=Block(UNITS, HEADS, per_step),
+        head=chain(norm=nn.LayerNorm(UNITS), **mean, fc=nn.Linear(UNITS, outputs.shape[-1])),
+    )
+
+
+MODELS = {
+    "gru": ModelSpec(gru, takes=("series",), per_step=True),
+    "cnn1d": ModelSpec(cnn1d, takes=("series",)),
+    "transformer-tiny": ModelSpec(transformer_tiny, takes=("tokens",), per_step=True),
+}

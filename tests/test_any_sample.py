@@ -1,0 +1,117 @@
+"""Samples are tensors of any shape: tables, series and tokens beside images."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedapps.core.config import parse, read
+from fedapps.core.errors import RunError
+from fedapps.data import load
+from fedapps.training.workspace import Workspace
+
+N, TEST = 60, 20
+LABELS = np.arange(N + TEST) % 3
+
+
+def arrays(kind):
+    """Inputs whose class can be seen, of each kind."""
+    rng = np.random.default_rng(0)
+    if kind == "tokens":
+        return rng.integers(0, 4, (N + TEST, 9)) + 4 * LABELS[:, None]
+    shape = {"table": (5,), "series": (9, 2)}[kind]
+    return rng.normal(LABELS.reshape(-1, *[1] * len(shape)), 0.3, (N + TEST, *shape))
+
+
+@pytest.fixture
+def own(tmp_path):
+    def write(inputs, targets=LABELS, **others):
+        path = tmp_path / "own.npz"
+        parts = {"train": slice(0, N), "test": slice(N, None)}
+        members = {f"{part}_inputs": inputs[rows] for part, rows in parts.items()}
+        members |= {f"{part}_targets": targets[rows] for part, rows in parts.items()}
+        np.savez(path, **(members | others))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "spec"),
+    [
+        ("table", "mlp", "float32 samples of shape [5]"),
+        ("series", "gru", "float32 samples of shape [9, 2]"),
+        ("series", "cnn1d", "float32 samples of shape [9, 2]"),
+        ("tokens", "transformer-tiny", "int64 samples of shape [9]"),
+    ],
+)
+def test_each_kind_of_samples_is_learned(kind, model, spec, own, serial_run, read_csv):
+    """Classes are far apart, so that a method which sees the samples finds them."""
+    path = own(arrays(kind))
+    assert str(load(str(path), "").inputs) == spec
+    folder = serial_run(
+        f'dataset="{path}" model="{model}" strategy="fedper" num-clients=4 min-samples=4 '
+        'partitioner="iid" num-rounds=3 fraction-train=1.0 local-epochs=8 lr=0.003 '
+        'batch-size=8 optimizer="adam" finetune-epochs=0 device="cpu"'
+    )
+    last = read_csv(folder, "rounds.csv")[-1]
+    assert float(last["accuracy_personalized"]) > 0.9
+
+
+def test_a_table_is_normalized_by_the_training_samples_of_all_clients(own):
+    values = np.random.default_rng(1).normal([5.0, -2.0, 7.0], [1.0, 4.0, 0.0], (N + TEST, 3))
+    path = own(values)
+    options = f'dataset="{path}" model="mlp" num-clients=3 partitioner="iid" device="cpu"'
+    space = Workspace(read(parse([options])))
+    train = values.astype(np.float32)[np.concatenate([share.train for share in space.shares])]
+    found = space.dataset.normalization
+    np.testing.assert_allclose(found.mean, train.astype(float).mean(0), rtol=1e-6)
+    np.testing.assert_allclose(found.std[:2], train.astype(float).std(0)[:2], rtol=1e-6)
+    assert found.std[2] == 1.0  # it is constant: only shifted
+    together = torch.cat([space.samples(client, "train")[0] for client in range(3)]).double()
+    np.testing.assert_allclose(together.mean(0), np.zeros(3), atol=1e-6)
+    np.testing.assert_allclose(together.std(0, correction=0)[:2], np.ones(2), rtol=1e-5)
+
+
+def test_tokens_come_as_they_are(own):
+    inputs = arrays("tokens").astype(np.uint8)
+    data = load(str(own(inputs)), "")
+    assert (data.inputs.choices, data.targets.choices) == (12, 3)
+    x, y = data.tensors(np.array([3, 61]))
+    assert x.dtype == y.dtype == torch.int64
+    assert x.tolist() == inputs[[3, 61]].tolist()
+    assert y.tolist() == LABELS[[3, 61]].tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (
+            {"test_inputs": np.zeros((TEST, 4))},
+            "test_inputs holds inputs [4] of float64; must be [5]",
+        ),
+        ({"train_targets": LABELS[: N - 1]}, "train_targets holds 59 targets for 60 samples of"),
+        ({"train_targets": -LABELS[:N]}, "train_targets holds label -2; must be 0..65535"),
+        ({"train_inputs": np.zeros((N, 5), complex)}, "must be floats, or integers [N, T]"),
+        ({"train_inputs": np.zeros(N)}, "has shape [60]; must be [N, ...], every side at least 1"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_one_line(change, line, own):
+    with pytest.raises(RunError) as caught:
+        load(str(own(arrays("table"), **change)), "")
+    assert line in str(caught.value)
+
+
+def test_what_a_model_does_not_take_is_one_line_with_those_that_fit(own):
+    options = f'dataset="{own(arrays("table"))}" model="cnn" num-clients=3 device="cpu"'
+    with pytest.raises(RunError) as caught:
+        Workspace(read(parse([options])))
+    assert str(caught.value) == (
+        "model 'cnn': takes images, but the data are float32 samples of shape [5]; use mlp"
+    )
+
+
+def test_augmentation_is_for_images(own):
+    options = f'dataset="{own(arrays("series"))}" model="gru" num-clients=3 augment="crop-flip"'
+    space = Workspace(read(parse([options, 'partitioner="iid" device="cpu"'])))
+    with pytest.raises(RunError, match='augment = "crop-flip": is for images; own has float32'):
+        _ = space.trainer
