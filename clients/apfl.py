@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedapps.method import Backward, BaseClient, Costs, Objective, Plan, Samples, restored, score
+from fedapps.method import Backward, BaseClient, Costs, Objective, Plan, Samples, restored
 from strategies.apfl import Settings
 
 
@@ -78,10 +78,10 @@ class APFLClient(BaseClient):
     def before_scoring(self, plan: Plan) -> Costs:
         """Score the received w alone, then replace it by the mixture."""
         self.model.eval()
-        self.shared = score(self.predict, self.test_data, self.workspace.dataset.classes)
+        self.shared = self.score(self.test_data)
         self.mix()
         return Costs()
 
     def extra_scores(self) -> dict[str, float]:
-        """The accuracy of w alone."""
-        return {"accuracy_global": self.shared.accuracy}
+        """The score of w alone."""
+        return {"global": self.shared.value}

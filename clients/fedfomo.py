@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedapps.method import Arrays, BaseClient, Costs, Plan, put, score, take
+from fedapps.method import Arrays, BaseClient, Costs, Plan, put, take
 
 
 class FedFomoClient(BaseClient):
@@ -52,8 +52,7 @@ class FedFomoClient(BaseClient):
     def validation_loss(self) -> float:
         """Return the current model's mean loss on the validation part."""
         self.model.eval()
-        samples = self.workspace.samples(self.client, "validation")
-        return score(self.predict, samples, self.workspace.dataset.classes).loss
+        return self.score(self.workspace.samples(self.client, "validation")).loss
 
 
 def mixed(mine: Arrays, others: list[Arrays], weights: np.ndarray) -> Arrays:

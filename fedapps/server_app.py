@@ -96,17 +96,17 @@ def _reporting(rounds: Rounds, flat: Mapping[str, Scalar]) -> Iterator[Report]:
 
     The directory is locked, so that no other process resumes the run meanwhile.
     """
-    settings = rounds.settings
+    settings, task = rounds.settings, rounds.strategy.workspace.task
     folder = resume.find(settings, flat)
     if folder is None:
         if settings.checkpoint_every:
             resume.offer(settings, flat)
-        report = Report.create(settings.runs_dir, settings.run_name, settings, flat)
+        report = Report.create(settings.runs_dir, settings.run_name, settings, flat, task)
         with resume.alone(report.folder):
             yield report
         return
     with resume.alone(folder):
-        report = Report.reopen(folder, settings, flat, resume.restore(folder, rounds))
+        report = Report.reopen(folder, settings, flat, resume.restore(folder, rounds), task)
         log.info("run directory: %s, %s", folder, resume.how_far(rounds.recovery))
         yield report
 

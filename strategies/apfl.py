@@ -42,7 +42,7 @@ class APFL(BaseStrategy):
 
     citation = "Deng et al. 2020"
     exchanges = "everything"
-    figures = (Figure("accuracy_global", "accuracy of the shared model w", label="global"),)
+    figures = (Figure("global", "score of the shared model w", label="global", of_metric=True),)
     clips_by_sample = False
     options: Settings
 

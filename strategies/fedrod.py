@@ -14,6 +14,7 @@ class FedROD(BaseStrategy):
     """
 
     citation = "Chen, Chao 2022"
+    needs_classes = True  # the prior of the balanced softmax
     needs_cut = True  # the body's output goes into both heads
     exchanges = "everything"
     unused = FINETUNING

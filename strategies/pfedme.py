@@ -47,7 +47,7 @@ class PFedMe(BaseStrategy):
     citation = "Dinh et al. 2020"
     exchanges = "everything"
     clips_by_sample = False
-    figures = (Figure("accuracy_global", "accuracy of the shared model w", label="global"),)
+    figures = (Figure("global", "score of the shared model w", label="global", of_metric=True),)
     options: Settings
 
     def setup(self) -> None:

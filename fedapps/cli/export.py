@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the model and print where."""
-    from fedapps.device import personalized
+    from fedapps.device.exporting import export
 
-    personalized.export(read_model(options), options.output)
+    export(read_model(options), options.output)
     print(options.output)
     return 0

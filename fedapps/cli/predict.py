@@ -1,7 +1,7 @@
-"""Classify images with the trained model of a run or of a device.
+"""Predict with the trained model of a run or of a device.
 
-This prints a line for each image: its number, its predicted class, and the probability of this
-class.
+This prints a line for each sample: its number, and what the model predicts. For classes, that is
+the most probable one and its probability; otherwise the labels that apply, numbers, or tokens.
 
     fedapps predict ~/fedapps-runs/mine --client 7 --input images.npz
     fedapps predict /var/lib/fedapps --input images.npz --output predictions.npz
@@ -20,29 +20,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--input",
         type=path,
         required=True,
-        metavar="IMAGES.npz",
-        help="a file with the images in its array images or test_images",
+        metavar="SAMPLES.npz",
+        help="a file with the samples in its array images or test_images (inputs, test_inputs)",
     )
     parser.add_argument(
         "--output",
         type=path,
         metavar="PREDICTIONS.npz",
-        help="write labels, probabilities and class names to this file instead of printing lines",
+        help="write predictions, probabilities and class names to this file instead of lines",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a line per image with its class and probability, or where they were written."""
+    """Print a line per sample with its prediction, or where they were written."""
     if options.output and options.output.suffix != ".npz":
         raise RunError(f"--output {options.output}: must end in .npz")
     from fedapps.device import personalized
 
     model = read_model(options)
-    probabilities, names = personalized.predict(model, options.input), model.about.names
+    found = personalized.predict(model, options.input)
     if options.output:
-        personalized.save_predictions(options.output, probabilities, names)
+        personalized.save_predictions(options.output, model.about, *found)
         print(options.output)
         return 0
-    for row, chances in enumerate(probabilities):
-        print(f"{row} {names[chances.argmax()]} {chances.max():.3f}")
+    for line in personalized.lines(model.about, *found):
+        print(line)
     return 0

@@ -113,7 +113,8 @@ def _next(options: argparse.Namespace, comparison: "Comparison", keys: Sequence[
     whole = [group for group in comparison.groups if set(group.seeds) == seeds]
     if not whole:
         return "best on validation samples: none, because no settings have finished with all seeds"
-    best = max(whole, key=_validation_accuracy)
+    known, metric = [_validation_score(group) for group in whole], comparison.metric
+    best = whole[known.index(metric.best(known))]
     fewer = ", ".join(group.name for group in comparison.groups if group not in whole)
     which = f"{best.name} (left out, because seeds are missing: {fewer})" if fewer else best.name
     told = f"best on validation samples: {which}; score it once on test samples:"
@@ -126,15 +127,14 @@ def _next(options: argparse.Namespace, comparison: "Comparison", keys: Sequence[
     return f"{told} {join(words)}"
 
 
-def _validation_accuracy(group: "Group") -> float:
+def _validation_score(group: "Group") -> float:
     """Return the mean over seeds of the round that is kept: the best one, or the last."""
-    from fedapps.compare.runs import RESULT
-
-    accuracies = group.figures()[RESULT]
+    metric = group.runs[0].metric
+    scores = group.figures()[metric.personalized]
     for run in group.runs:
         if _kept(run) != run.folder:
-            accuracies[run.seed] = run.scored[RESULT].max()
-    return float(accuracies.mean())
+            scores[run.seed] = metric.best(run.scored[metric.personalized].tolist())
+    return float(scores.mean())
 
 
 def _looks(group: "Group") -> Iterator[str]:

@@ -10,32 +10,37 @@ import pandas as pd
 from fedapps.compare.evaluations import is_table, read_evaluation
 from fedapps.compare.groups import Group, differing, grouped, shown
 from fedapps.compare.pairs import Pair, data_of, pairs
-from fedapps.compare.runs import RESULT, Run, found, read
+from fedapps.compare.runs import Run, found, read
 from fedapps.core.errors import RunError
 from fedapps.core.words import number
+from fedapps.tasks import Metric
 
 PACKAGES = ("torch", "numpy", "fedapps")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups, the keys in which they differ, their paired differences, and notes for the reader."""
+    """Groups, the keys in which they differ, their paired differences, and notes for the reader.
+
+    All runs have the same task, whose leading `metric` is compared.
+    """
 
     groups: list[Group]
     keys: list[str]
     pairs: list[Pair]
     notes: list[str]
+    metric: Metric
 
     @property
-    def accuracies(self) -> list[str]:
-        """The columns of mean accuracies that some run has, except those weighted by samples."""
+    def scores(self) -> list[str]:
+        """The columns with means of the metric that some run has, except those by samples."""
         names = dict.fromkeys(
             str(name)
             for group in self.groups
             for name, column in group.figures().items()
             if column.notna().any()
         )
-        means = (name for name in names if name.startswith("accuracy_"))
+        means = (name for name in names if name.startswith(f"{self.metric.name}_"))
         return [name for name in means if not name.endswith(("_std", "_weighted"))]
 
 
@@ -54,9 +59,17 @@ def compare(folders: Iterable[Path]) -> Comparison:
 
 
 def compared(runs: Sequence[Run]) -> Comparison:
-    """Compare runs, at least one of which has scored a round."""
-    groups = grouped(runs)
-    return Comparison(groups, differing(groups), pairs(groups, RESULT), [*_notes(runs, groups)])
+    """Compare runs, at least one of which has scored a round.
+
+    Raises `RunError` if they have different tasks.
+    """
+    tasks = {run.task.name: run for run in runs}
+    if len(tasks) > 1:
+        told = ", ".join(f"{run.name} is a {name}" for name, run in tasks.items())
+        raise RunError(f"nothing to compare: {told}; compare runs of the same task")
+    groups, (run,) = grouped(runs), tasks.values()
+    metric, notes = run.metric, [*_notes(runs, groups)]
+    return Comparison(groups, differing(groups), pairs(groups, metric), notes, metric)
 
 
 def _notes(runs: Sequence[Run], groups: Sequence[Group]) -> Iterator[str]:

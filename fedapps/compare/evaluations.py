@@ -42,7 +42,8 @@ def read_evaluation(table: Path) -> Run:
         counting["keep-best"] = True
     about = {"finished": True, "versions": run.summary.get("versions", {})}
     summary = about | {"seconds": float(rounds["seconds"].sum())}
-    return Run(table, f"{run.name}/{table.relative_to(run.folder)}", counting, rounds, summary)
+    name = f"{run.name}/{table.relative_to(run.folder)}"
+    return Run(table, name, counting, rounds, summary, run.task)
 
 
 def _line(table: Path) -> dict[str, str]:

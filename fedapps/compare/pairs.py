@@ -9,6 +9,7 @@ import pandas as pd
 from scipy import stats
 
 from fedapps.compare.groups import Group
+from fedapps.tasks import Metric
 
 ALL_PAIRS = 4  # with more groups, each is compared only with the first
 DATA = (
@@ -32,7 +33,7 @@ FEWEST = 3  # smallest number of seeds for a test
 
 @dataclass(frozen=True)
 class Pair:
-    """The difference second minus first, seed by seed, in percentage points.
+    """The difference second minus first, seed by seed, in percentage points or the metric's unit.
 
     `interval` (95 %) and `p` are from a paired t-test. They are None with fewer than `FEWEST`
     seeds, or if all differences are equal.
@@ -47,11 +48,11 @@ class Pair:
     p: float | None = None
 
 
-def pairs(groups: Sequence[Group], figure: str) -> list[Pair]:
+def pairs(groups: Sequence[Group], metric: Metric) -> list[Pair]:
     """Return the differences of groups with common seeds, the same samples and the same length."""
     if len(groups) <= ALL_PAIRS:
-        return [*filter(None, (_pair(a, b, figure) for a, b in combinations(groups, 2)))]
-    return [*filter(None, (_pair(groups[0], other, figure) for other in groups[1:]))]
+        return [*filter(None, (_pair(a, b, metric) for a, b in combinations(groups, 2)))]
+    return [*filter(None, (_pair(groups[0], other, metric) for other in groups[1:]))]
 
 
 def same_data(first: Group, second: Group) -> bool:
@@ -73,13 +74,15 @@ def data_of(group: Group) -> Iterator[tuple[str, object]]:
         yield key, group.settings.get(key)
 
 
-def _pair(first: Group, second: Group, figure: str) -> Pair | None:
+def _pair(first: Group, second: Group, metric: Metric) -> Pair | None:
     if not (same_data(first, second) and same_length(first, second)):
         return None
-    tables = [group.figures() for group in (first, second)]
+    figure, tables = metric.personalized, [group.figures() for group in (first, second)]
     if not all(figure in table for table in tables):
         return None
-    both = pd.concat([100 * table[figure] for table in tables], axis=1, join="inner").dropna()
+    both = pd.concat(
+        [metric.factor * table[figure] for table in tables], axis=1, join="inner"
+    ).dropna()
     counts = pd.concat([group.evaluated() for group in (first, second)], axis=1).loc[both.index]
     both = both[counts.nunique(axis=1) <= 1]  # drop seeds whose means are over different clients
     if both.empty:

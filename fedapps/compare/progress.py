@@ -12,6 +12,7 @@ from rich.console import Console
 from fedapps.compare.grid import Point
 from fedapps.core.words import number
 from fedapps.report import directory
+from fedapps.report.about import task_of
 from fedapps.report.units import clock
 
 MINUTE = 60.0  # seconds between lines if there is no terminal
@@ -54,12 +55,12 @@ class Progress:
         self.all = self.bars.add_task("all", total=total, completed=done, left="")
 
     def end(self, point: Point, error: str) -> None:
-        """Print that a run has ended, with its accuracy or its error."""
+        """Print that a run has ended, with its score or its error."""
         self.ended[point.name] = self._rounds(point)
         if point.name in self.shown:
             self.bars.remove_task(self.shown.pop(point.name))
         done = self.total - len(self.todo) + len(self.ended)
-        how = f"failed: {error}" if error else _accuracy(self.folder / point.name)
+        how = f"failed: {error}" if error else _score(self.folder / point.name)
         self.bars.update(self.all, completed=done)
         self.console.print(f"{done}/{self.total} {point.label}: {how}{self._left()}")
 
@@ -110,8 +111,11 @@ class Progress:
         return directory.row_count(self.folder / point.name / "rounds.csv")
 
 
-def _accuracy(folder: Path) -> str:
+def _score(folder: Path) -> str:
+    lead = task_of(folder).lead
     path = folder / "rounds.csv"
     rows = directory.lines(path) if path.exists() else []
-    scored = [row["accuracy_personalized"] for row in rows if row["accuracy_personalized"]]
-    return f"personalized {100 * float(scored[-1]):.2f} %" if scored else "not scored"
+    scored = [float(text) for row in rows if (text := row[lead.personalized])]
+    if not scored:
+        return "not scored"
+    return f"personalized {lead.digits(lead.factor * scored[-1])} {lead.unit or lead.short}"

@@ -13,10 +13,11 @@ from fedapps.core import changes, config
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
 from fedapps.report import directory
+from fedapps.report.about import task_of
 from fedapps.report.summary import TOTALS
+from fedapps.tasks import CLASSIFICATION, Metric, Task
 
 SEED = "seed"
-RESULT = "accuracy_personalized"  # the figure by which runs are compared
 NO_FIGURES = {"round", "phase", "clients", "seconds", "evaluated", *TOTALS}  # other columns
 
 
@@ -32,6 +33,12 @@ class Run:
     settings: Mapping[str, Scalar]
     rounds: pd.DataFrame
     summary: Mapping[str, Any]
+    task: Task = CLASSIFICATION
+
+    @property
+    def metric(self) -> Metric:
+        """The metric by which the run is compared with others."""
+        return self.task.lead
 
     @property
     def finished(self) -> bool:
@@ -46,7 +53,8 @@ class Run:
     @cached_property  # because it is used very often
     def scored(self) -> pd.DataFrame:
         """The figures of the rounds in which clients were personalized and scored, by round."""
-        return self._by_round.drop(columns=NO_FIGURES, errors="ignore").dropna(subset=[RESULT])
+        figures = self._by_round.drop(columns=NO_FIGURES, errors="ignore")
+        return figures.dropna(subset=[self.metric.personalized])
 
     def evaluated(self, round_: int) -> float:
         """Return the number of clients scored in a round; NaN if the run's version lacks it."""
@@ -84,7 +92,8 @@ def read(folder: Path) -> Run:
     try:
         rounds = pd.read_csv(folder / "rounds.csv")
         summary = directory.summary(folder)
-        needed = ["round", "seconds", "accuracy_initial", RESULT, *TOTALS]
+        task = task_of(folder)
+        needed = ["round", "seconds", task.lead.initial, task.lead.personalized, *TOTALS]
         rounds = rounds.dropna(subset=["seconds"])  # drop a line that is not yet complete
         rounds[needed] = rounds[needed].astype(float)
     except (OSError, ValueError, KeyError) as error:  # ValueError: bad CSV, JSON or number
@@ -92,7 +101,8 @@ def read(folder: Path) -> Run:
         raise RunError(
             f"{folder} is not a run directory: rounds.csv, summary.json: {reason}"
         ) from error
-    return Run(folder, folder.name, changes.counting(flat), rounds.astype({"round": int}), summary)
+    settings, rounds = changes.counting(flat), rounds.astype({"round": int})
+    return Run(folder, folder.name, settings, rounds, summary, task)
 
 
 def found(folders: Iterable[Path]) -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""Print a comparison: accuracies, costs, differences and notes in 100 columns."""
+"""Print a comparison: scores, costs, differences and notes in 100 columns."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,10 +9,10 @@ from rich.table import Table
 from fedapps.compare.comparison import Comparison
 from fedapps.compare.groups import MANY, label, seeds_text, shown
 from fedapps.compare.pairs import ALL_PAIRS, FEWEST, Pair
-from fedapps.compare.runs import RESULT
 from fedapps.core.words import number
 from fedapps.report.console import console, readable
 from fedapps.report.units import LINE_WIDTH, duration, human, human_bytes
+from fedapps.tasks import Metric
 
 COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "bytes_down": ("down", human_bytes),
@@ -24,8 +24,8 @@ COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "failures": ("failures", lambda value: f"{value:g}"),
 }
 NAMED = 4  # up to this many methods or data sets are named; of more, only the number is
-FRAME = 24  # width of all columns but settings and accuracies
-CELL = 18  # width of an accuracy, with the space between columns
+FRAME = 24  # width of all columns but settings and scores
+CELL = 18  # width of a score, with the space between columns
 NARROW = 20  # with a narrower column of settings, each group's settings are a line of their own
 
 
@@ -36,15 +36,16 @@ def show(comparison: Comparison) -> None:
     screen.print(headline(comparison), style="bold", soft_wrap=True)
     spread = f", {sign} standard deviation over seeds"
     several = any(len(group.runs) > 1 for group in comparison.groups)
-    screen.print(f"accuracies on {scored_on(comparison)}{spread if several else ''}")
-    screen.print(accuracies(comparison, sign))
+    what = comparison.metric.plural
+    screen.print(f"{what} on {scored_on(comparison)}{spread if several else ''}")
+    screen.print(scores(comparison, sign))
     if not _settings(comparison):
         for group in comparison.groups:
             screen.print(f"{group.name}: {label(group, comparison.keys)}", soft_wrap=True)
     screen.print("mean costs of a run")
     screen.print(costs(comparison))
     if comparison.pairs:
-        screen.print(f"{name_of(RESULT)} accuracy, difference seed by seed")
+        screen.print(f"personalized {comparison.metric.label}, difference seed by seed")
         screen.print(differences(comparison, sign))
     for note in [*_cautions(comparison), *comparison.notes]:
         screen.print(note, soft_wrap=True)
@@ -74,9 +75,9 @@ def scored_on(comparison: Comparison) -> str:
     return " or ".join(sorted(kinds)) + " samples"
 
 
-def accuracies(comparison: Comparison, sign: str) -> Table:
-    """Return a table of each accuracy's mean and std over seeds in percent, a row per group."""
-    figures = comparison.accuracies
+def scores(comparison: Comparison, sign: str) -> Table:
+    """Return a table of each score's mean and std over seeds, a row per group."""
+    figures, metric = comparison.scores, comparison.metric
     table = Table(box=box.HORIZONTALS)
     table.add_column("")
     settings = _settings(comparison)
@@ -85,7 +86,8 @@ def accuracies(comparison: Comparison, sign: str) -> Table:
     table.add_column("seeds")
     table.add_column("n", justify="right", no_wrap=True)
     for name in figures:
-        table.add_column(f"{name_of(name)} %", justify="right", no_wrap=True)
+        head = f"{name_of(name, metric)} {metric.unit or metric.short}"
+        table.add_column(head, justify="right", no_wrap=True)
     for place, group in enumerate(comparison.groups):
         values = group.figures().reindex(columns=figures)
         table.add_row(
@@ -93,7 +95,7 @@ def accuracies(comparison: Comparison, sign: str) -> Table:
             *(cells[place] for cells in settings.values()),
             seeds_text(group.seeds),
             f"{len(group.runs)}{'' if group.finished else '*'}",
-            *(mean_and_std(100 * values[name], sign) for name in figures),
+            *(mean_and_std(metric.factor * values[name], sign, metric) for name in figures),
         )
     return table
 
@@ -112,45 +114,51 @@ def costs(comparison: Comparison) -> Table:
 
 
 def differences(comparison: Comparison, sign: str) -> Table:
-    """Return a table of the differences seed by seed, in percentage points, with their tests."""
+    """Return a table of the differences seed by seed, with their tests."""
+    metric = comparison.metric
     table = Table(box=box.HORIZONTALS)
     table.add_column("")
-    for title in ("n", "points", "95 % interval", "p of a paired t-test"):
+    for title in (
+        "n",
+        "points" if metric.unit else metric.short,
+        "95 % interval",
+        "p of a paired t-test",
+    ):
         table.add_column(title, justify="right")
     for pair in comparison.pairs:
-        spread = "" if pair.std is None else f" {sign} {pair.std:.2f}"
-        interval = "" if pair.interval is None else "{:+.2f} to {:+.2f}".format(*pair.interval)
+        spread = "" if pair.std is None else f" {sign} {metric.digits(pair.std)}"
+        bounds = [metric.digits(value, "+") for value in pair.interval or ()]
         table.add_row(
             f"{pair.second} - {pair.first}",
             str(len(pair.seeds)),
-            f"{pair.mean:+.2f}{spread}",
-            interval,
+            f"{metric.digits(pair.mean, '+')}{spread}",
+            " to ".join(bounds),
             _chance(pair),
         )
     return table
 
 
-def mean_and_std(values: pd.Series, sign: str) -> str:
+def mean_and_std(values: pd.Series, sign: str, metric: Metric) -> str:
     """Write `93.40 ± 0.51`; without the deviation for a single value; "" for no value."""
     known = values.dropna()
     if known.empty:
         return ""
-    spread = f" {sign} {known.std(ddof=1):.2f}" if len(known) > 1 else ""
-    return f"{known.mean():.2f}{spread}"
+    spread = f" {sign} {metric.digits(known.std(ddof=1))}" if len(known) > 1 else ""
+    return f"{metric.digits(known.mean())}{spread}"
 
 
-def name_of(figure: str) -> str:
-    """Return the name of a column of accuracies, for example `without head`."""
-    return figure.removeprefix("accuracy_").replace("_", " ")
+def name_of(figure: str, metric: Metric) -> str:
+    """Return the name of a column of the metric, for example `without head`."""
+    return figure.removeprefix(f"{metric.name}_").replace("_", " ")
 
 
 def _settings(comparison: Comparison) -> dict[str, list[str]]:
     """Return the columns of settings: one for each differing key if they fit, otherwise one.
 
-    If the accuracies leave no room even for one, there is none.
+    If the scores leave no room even for one, there is none.
     """
     groups = comparison.groups
-    width = LINE_WIDTH - FRAME - CELL * len(comparison.accuracies)
+    width = LINE_WIDTH - FRAME - CELL * len(comparison.scores)
     columns = {key: [shown(group, key) for group in groups] for key in comparison.keys}
     needed = sum(3 + max(map(len, [key, *cells])) for key, cells in columns.items())
     if columns and needed <= width and len(columns) <= MANY:

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from fedapps.core import registry
-from fedapps.core.errors import RunError
+from fedapps.core import listed, registry
 from fedapps.core.privacy_settings import PrivacySettings
 from fedapps.core.schema import (
     AtLeastZero,
@@ -21,9 +20,6 @@ from fedapps.core.schema import (
     Share,
     doc,
 )
-from fedapps.core.words import span
-
-LOGGERS = ("tensorboard", "mlflow", "wandb")
 
 
 class Settings(MethodSettings, frozen=True):
@@ -35,8 +31,17 @@ class Settings(MethodSettings, frozen=True):
         doc("name of a data set, absolute path of an .npz file, or device: devices have their own"),
     ]
     data_root: Annotated[str, doc("folder of data sets and downloads, absolute or with `~`")]
-    input_shape: Annotated[str, doc("shape of the images on devices: channels,height,width")]
-    num_classes: Annotated[Count, doc("number of classes on devices")]
+    task: Annotated[
+        Literal["auto", "classification", "regression", "multilabel", "tokens"],
+        doc("what is learned: loss, predictions, metrics; auto: what the targets look like"),
+    ]
+    input_shape: Annotated[
+        str,
+        doc("shape of the samples on devices: channels,height,width; steps,features; features"),
+    ]
+    num_classes: Annotated[
+        Count, doc("on devices, the number of classes, labels, tokens, or numbers to predict")
+    ]
     class_names: Annotated[
         str, doc('names of the classes on devices, in order: cat,dog; "": numbers')
     ]
@@ -225,41 +230,19 @@ class Settings(MethodSettings, frozen=True):
         return msgspec.structs.replace(self, strategy=strategy, method=method)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of the devices' images; raises `RunError`."""
-        words = [word.strip() for word in self.input_shape.split(",")]
-        if len(words) != 3 or not all(word.isdecimal() and int(word) for word in words):
-            raise RunError(
-                f'input-shape = "{self.input_shape}": must be channels,height,width, '
-                "such as 1,28,28"
-            )
-        channels, height, width = map(int, words)
-        return channels, height, width
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the devices' samples; raises `RunError`."""
+        return listed.shape(self.input_shape)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the classes: their numbers if none are set; raises `RunError`."""
-        if not self.class_names:
-            return tuple(map(str, range(self.num_classes)))
-        words = tuple(word.strip() for word in self.class_names.split(","))
-        if len(set(words)) != self.num_classes or len(words) != self.num_classes or "" in words:
-            raise RunError(
-                f'class-names = "{self.class_names}": must be {self.num_classes} different names '
-                "(num-classes), such as cat,dog"
-            )
-        return words
+        return listed.class_names(self.class_names, self.num_classes)
 
     @property
     def logger_names(self) -> tuple[str, ...]:
         """Names of the additional loggers; raises `RunError`."""
-        words = tuple(word.strip() for word in self.loggers.split(",")) if self.loggers else ()
-        for word in words:
-            if word not in LOGGERS or words.count(word) > 1:
-                raise RunError(
-                    f'loggers = "{self.loggers}": must be some of {", ".join(LOGGERS)}, '
-                    "such as tensorboard,wandb"
-                )
-        return words
+        return listed.loggers(self.loggers)
 
     @property
     def finetune_rate(self) -> float:
@@ -269,16 +252,7 @@ class Settings(MethodSettings, frozen=True):
     @property
     def further_rounds(self) -> frozenset[int]:
         """The rounds in `evaluate-rounds` that the run has; raises `RunError`."""
-        try:
-            spans = [span(word) for word in self.evaluate_rounds.split(",") if word]
-        except ValueError:
-            raise RunError(
-                f'evaluate-rounds = "{self.evaluate_rounds}": must be rounds, '
-                "such as 190-199 or 50,100"
-            ) from None
-        end = self.num_rounds + 1  # this run has no later rounds
-        own = [range(rounds.start, min(rounds.stop, end)) for rounds in spans]
-        return frozenset(round_ for rounds in own for round_ in rounds)
+        return listed.rounds(self.evaluate_rounds, self.num_rounds)
 
     def round_lr(self, round_: int) -> float:
         """Learning rate in a round (from 1); `step` lowers it after T//2 and 3T//4 rounds."""

@@ -19,7 +19,7 @@ A new data set needs one file in `fedapps.data.sources`, and a new partitioner o
 from fedapps.data.dataset import Dataset, Shape, declared
 from fedapps.data.loading import load
 from fedapps.data.notes import notes
-from fedapps.data.own import of_device, unlabelled
+from fedapps.data.own import of_device, specs_of_devices, unlabelled
 from fedapps.data.partition import Share, class_counts, own_share, shares
 from fedapps.data.sources import NAMES
 
@@ -35,5 +35,6 @@ __all__ = [
     "of_device",
     "own_share",
     "shares",
+    "specs_of_devices",
     "unlabelled",
 ]

@@ -100,7 +100,8 @@ def _targets(targets: tuple[Array, ...]) -> tuple[np.ndarray, Spec]:
         values = np.concatenate([target.whole for target in targets]).astype(np.float32)
         if not np.isfinite(values).all():
             raise RunError(f"{first.path}: targets hold NaN or infinity; must be finite")
-        return values, Spec(shape, FLOAT)
+        shape = () if shape == (1,) else shape
+        return values.reshape(len(values), *shape), Spec(shape, FLOAT)
     if first.dtype.kind not in "iub":
         raise RunError(f"{first.path}: {first.key} has dtype {first.dtype}; must be numbers")
     if shape == (1,):

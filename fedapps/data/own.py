@@ -1,22 +1,43 @@
 """Data of a user or of a device: an .npz file, or a folder of pictures."""
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from fedapps.core.errors import RunError
+from fedapps.core.settings import Settings
 from fedapps.data.contents import input_spec, open_npz
 from fedapps.data.dataset import Dataset, declared
 from fedapps.data.images import check_images, check_pixels, shape_of
 from fedapps.data.npz import class_names, headers
 from fedapps.data.pictures import Pictures, folders, picture_files, picture_of
 from fedapps.data.rows import Rows
-from fedapps.data.spec import Spec, image_spec, label_spec
+from fedapps.data.spec import WHOLE, Spec, image_spec, label_spec
 
 
-def of_device(path: Path, inputs: Spec, names: Sequence[str]) -> Dataset:
+def specs_of_devices(settings: Settings) -> tuple[Spec, Spec]:
+    """Return what the inputs and the targets of devices are, as the keys of the run say.
+
+    With task `tokens`, both are as many tokens as `input-shape` says, of a vocabulary of
+    `num-classes`. Raises `RunError` for a shape that cannot be.
+    """
+    shape, count = settings.shape, settings.num_classes
+    if settings.task == "tokens":
+        if len(shape) > 1:
+            raise RunError(
+                f'input-shape = "{settings.input_shape}": must be one number, of tokens in a'
+                " sample, with task = tokens"
+            )
+        return Spec(shape, WHOLE, count), Spec(shape, WHOLE, count)
+    inputs = image_spec(shape) if len(shape) == 3 else Spec(shape)
+    if settings.task == "regression":
+        return inputs, Spec((count,) if count > 1 else ())
+    return inputs, Spec((count,), WHOLE, 2) if settings.task == "multilabel" else label_spec(count)
+
+
+def of_device(path: Path, inputs: Spec, targets: Spec, names: Sequence[str]) -> Dataset:
     """Open a device's own data, an .npz or a folder, and check that they fit the run.
 
     A folder contains `train/<class>/` and `test/<class>/` for every class, with .png, .jpg or .jpeg
@@ -25,13 +46,20 @@ def of_device(path: Path, inputs: Spec, names: Sequence[str]) -> Dataset:
     run.
     """
     if path.is_dir():
+        if not inputs.image or targets.shape:
+            raise RunError(f"{path}: a folder is for images with labels; the run has {inputs}")
         return _class_folders(path, inputs, names)
     found = open_npz(path)
-    if found.inputs != inputs:
+    if replace(found.inputs, choices=inputs.choices) != inputs:
         raise RunError(f"{path}: {found.inputs}; the run has {list(inputs.shape)} (input-shape)")
-    if found.classes > len(names):
-        known = f"0..{len(names) - 1} (num-classes)"
-        raise RunError(f"{path}: label {found.classes - 1} found; the run has {known}")
+    if found.targets.shape != targets.shape or targets.is_whole > found.targets.is_whole:
+        raise RunError(
+            f"{path}: targets are {found.targets}; the run has {targets} (task, num-classes)"
+        )
+    most = max(found.classes, found.inputs.choices if inputs.is_whole else 0)
+    if targets.is_whole and most > targets.choices:
+        known = f"0..{targets.choices - 1} (num-classes)"
+        raise RunError(f"{path}: label {most - 1} found; the run has {known}")
     assert isinstance(found.rows, Rows)
     if inputs.image:
         check_pixels(found.rows)
@@ -40,7 +68,7 @@ def of_device(path: Path, inputs: Spec, names: Sequence[str]) -> Dataset:
         raise RunError(
             f"{path}: class_names are {','.join(own)}; the run has {','.join(names)} (class-names)"
         )
-    return dataclasses.replace(found, targets=label_spec(len(names)))
+    return replace(found, inputs=inputs, targets=targets)
 
 
 def unlabelled(path: Path, inputs: Spec) -> Rows:
@@ -70,7 +98,7 @@ def _class_folders(folder: Path, inputs: Spec, names: Sequence[str]) -> Dataset:
     """Read the pictures in `{train,test}/<class>/`; raises `RunError` if they do not fit."""
     files = [_labelled_files(folder / part, names) for part in ("train", "test")]
     images = [picture_of(file, inputs.shape) for part in files for file, _ in part]
-    return dataclasses.replace(
+    return replace(
         declared(folder.name, inputs, label_spec(len(names))),
         target_values=np.array([label for part in files for _, label in part], np.int64),
         num_train=len(files[0]),

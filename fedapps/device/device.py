@@ -26,7 +26,6 @@ from fedapps.core.files import remove_left_over, write_whole
 from fedapps.core.paths import absolute
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
-from fedapps.data.spec import image_spec
 from fedapps.device import personalized
 from fedapps.engine.store import EARLIER_RUN, ClientStore
 from fedapps.method.client import BaseClient
@@ -218,7 +217,7 @@ def _not_finite(module: nn.Module) -> str:
 
 @lru_cache(maxsize=64)  # a SuperNode needs one; in the serial engine a process needs several
 def _make_workspace(settings: Settings, device: Device) -> Workspace:
-    own = data.of_device(device.data, image_spec(settings.shape), settings.names)
+    own = data.of_device(device.data, *data.specs_of_devices(settings), settings.names)
     return Workspace(settings, own, device.client)
 
 

@@ -1,18 +1,16 @@
-"""Use a model after a run, a device's own or one of a simulation: save, load, predict, export.
+"""Use a model after a run, a device's own or one of a simulation: save, load, predict.
 
 A model is one safetensors file. Its header has one text, `fedapps`, which holds the run-config,
-input shape, class names and normalization as JSON. A file is written completely or not at all.
+what inputs and targets are, class names and normalization as JSON. A file is written completely or
+not at all.
 
     python -m fedapps predict DIR --input images.npz
-    python -m fedapps export DIR --output model.pt2
 """
 
 import copy
-import importlib.util
-import math
-import warnings
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -30,6 +28,7 @@ from fedapps.data.pictures import MOST_PIXELS
 from fedapps.data.spec import Normalization, Spec, image_spec, label_spec
 from fedapps.engine.finished import FinishedRun
 from fedapps.method.client import BaseClient
+from fedapps.tasks import CLASSIFICATION, Task, task_for
 from fedapps.training.batches import chunks
 from fedapps.training.workspace import Workspace
 
@@ -37,19 +36,23 @@ FILE = "personalized.safetensors"
 
 
 class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
-    """What a model needs besides its arrays; `client` is None for the shared model."""
+    """What a model needs besides its arrays; `client` is None for the shared model.
+
+    `names` are those of the classes or labels; a regression has none.
+    """
 
     client: int | None
     config: dict[str, config.Scalar]
-    shape: tuple[int, ...]
+    inputs: Spec
+    targets: Spec
     names: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     @property
-    def inputs(self) -> Spec:
-        """What a sample is."""
-        return image_spec(self.shape)
+    def task(self) -> Task:
+        """What the model has learned."""
+        return task_for(str(self.config["task"]), self.inputs, self.targets, "the file")
 
     @property
     def normalization(self) -> Normalization:
@@ -58,7 +61,10 @@ class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class Personalized(nn.Module):
-    """Maps pixels in 0..1, float32 [n, C, H, W], to logits [n, classes]; normalizes them first."""
+    """Maps inputs [n, ...] to the outputs of the model, such as logits; normalizes them first.
+
+    Images are pixels in 0..1, float32 [n, C, H, W].
+    """
 
     mean: Tensor
     std: Tensor
@@ -71,16 +77,18 @@ class Personalized(nn.Module):
         self.register_buffer("mean", mean, persistent=False)
         self.register_buffer("std", std, persistent=False)
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Return logits."""
-        logits: Tensor = self.module((pixels - self.mean) / self.std)
-        return logits
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the outputs [n, ...]."""
+        if not self.about.inputs.is_whole:
+            inputs = (inputs - self.mean) / self.std
+        outputs: Tensor = self.module(inputs)
+        return outputs
 
 
 def save(path: Path, client: BaseClient) -> None:
     """Write the model that `client` predicts with; the old file stays until the new is ready."""
     about, module = metadata(client.workspace, client.client), client.module()
-    write_whole(path, _packed(module, about), durable=True)
+    write_whole(path, packed(module, about), durable=True)
 
 
 def of_run(run: FinishedRun, client: int | None) -> Personalized:
@@ -97,21 +105,23 @@ def metadata(space: Workspace, client: int | None) -> ModelMetadata:
     """Describe a model of a run so that it can be built again without the run's data."""
     data_set, settings = space.dataset, space.settings
     normalization = data_set.normalization or Normalization()
-    if not data_set.inputs.image:
-        raise RunError(f"{data_set.name}: {data_set.inputs}: only models of images can be stored")
     on_devices = settings.dataset == DEVICE
+    numbers = tuple(map(str, range(space.task.outputs(data_set.targets).shape[-1])))
+    names = (settings.names if on_devices else numbers) if space.task.has_names else ()
     without_data = {
         "dataset": DEVICE,
+        "task": space.task.name,
         "input-shape": ",".join(map(str, data_set.shape)),
-        "num-classes": data_set.classes,
-        "class-names": settings.class_names if on_devices else "",
+        "num-classes": max(1, len(names)),
+        "class-names": settings.class_names if on_devices and names else "",
         "min-available": 1,
     }
     return ModelMetadata(
         client=client,
         config=dict(settings.flat) | without_data,
-        shape=data_set.shape,
-        names=settings.names if on_devices else tuple(map(str, range(data_set.classes))),
+        inputs=data_set.inputs,
+        targets=data_set.targets,
+        names=names,
         mean=normalization.mean,
         std=normalization.std,
     )
@@ -131,15 +141,23 @@ def load(path: Path) -> Personalized:
         )
     try:
         with safe_open(path, "pt") as file:
-            about = msgspec.json.decode(
-                (file.metadata() or {}).get("fedapps", ""), type=ModelMetadata
-            )
+            about = _about((file.metadata() or {}).get("fedapps", ""))
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         module = _module(about, sum(value.numel() for value in tensors.values()))
         module.load_state_dict(tensors)
-    except (OSError, SafetensorError, msgspec.DecodeError, RuntimeError, ValueError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError, RuntimeError, ValueError) as error:
         raise RunError(f"{path}: cannot be read ({one_line(str(error))})") from error
     return Personalized(module, about).eval()
+
+
+def _about(text: str) -> ModelMetadata:
+    """Read a header; one of an earlier version has the `shape` of images with labels."""
+    told = msgspec.json.decode(text)
+    if isinstance(told, dict) and "shape" in told:
+        images, labels = image_spec(told["shape"]), label_spec(len(told["names"]))
+        told |= {"inputs": asdict(images), "targets": asdict(labels)}
+        told["config"] |= {"task": CLASSIFICATION.name}
+    return msgspec.convert(told, ModelMetadata)
 
 
 def _module(about: ModelMetadata, held: int) -> nn.Module:
@@ -148,108 +166,82 @@ def _module(about: ModelMetadata, held: int) -> nn.Module:
     So no data set is opened, and RuntimeError refuses a model that is larger than the file.
     """
     flat = config.defaults() | about.config | {"device": "cpu", "dataset": DEVICE}
-    if flat["num-classes"] != len(about.names):
-        raise RuntimeError(f"num-classes = {flat['num-classes']}, but {len(about.names)} names")
-    settings = config.read(flat)
-    _check_images(about, settings.shape)
-    wanted = models.size(settings.model, settings.shape, settings.num_classes)
+    settings, outputs = config.read(flat), about.task.outputs(about.targets)
+    if about.task.has_names and outputs.size != len(about.names):
+        raise RuntimeError(f"{outputs.size} outputs, but {len(about.names)} names")
+    _check_inputs(about)
+    wanted = models.size(settings.model, about.inputs, outputs)
     if wanted > held:
         raise RuntimeError(f"the settings ask for {wanted} values, the file has {held}")
-    space = Workspace(settings)
+    space = Workspace(settings, data.declared(DEVICE, about.inputs, about.targets))
     if about.client is None:
         return space.model
     module: nn.Module = registry.client_class(settings.strategy)(space, about.client, {}).module()
     return module
 
 
-def _check_images(about: ModelMetadata, shape: tuple[int, ...]) -> None:
-    """Refuse a header whose image size is huge or not that of the model, or a bad normalization."""
-    if about.shape != shape or math.prod(shape) > MOST_PIXELS:
-        raise RuntimeError(f"images of shape {about.shape}, but input-shape = {shape}")
-    if not about.mean or not about.normalization.fits(about.inputs):
-        raise RuntimeError(f"mean = {about.mean} and std = {about.std} cannot normalize images")
+def _check_inputs(about: ModelMetadata) -> None:
+    """Refuse a header whose samples are huge, or that cannot normalize them."""
+    if min(about.inputs.shape, default=0) < 1 or about.inputs.size > MOST_PIXELS:
+        raise RuntimeError(f"samples of shape {about.inputs.shape} are not possible")
+    if not about.normalization.fits(about.inputs):
+        raise RuntimeError(f"mean = {about.mean} and std = {about.std} cannot normalize samples")
 
 
-def predict(model: Personalized, images: Path) -> np.ndarray:
-    """Return the class probabilities, float32 [n, classes], of images in an .npz file.
+def predict(model: Personalized, samples: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return predictions [n, ...] and their probabilities, if there are any, for an .npz file.
 
-    The images' key is `images` or `test_images`. Raises `RunError` if they do not fit the model.
+    Predictions have the form of the task's targets; probabilities are float32 [n, classes]. The
+    samples' key is `images` (for others `inputs`), or `test_images`. Raises `RunError` if they do
+    not fit the model.
     """
     about = model.about
-    rows = data.unlabelled(images, about.inputs)
+    rows = data.unlabelled(samples, about.inputs)
     none = np.zeros(int(rows.starts[-1]), np.int64)
     asked = data.Dataset("asked", about.inputs, label_spec(1), none, 0, about.normalization, rows)
     normalised, _ = asked.tensors(np.arange(len(none)))
     with torch.no_grad():
-        logits = torch.cat([model.module(chunk) for chunk in chunks(normalised)])
-    return logits.softmax(1).numpy()
+        outputs = torch.cat([model.module(chunk) for chunk in chunks(normalised)])
+    chances = about.task.probabilities(outputs)
+    return about.task.predict(outputs).numpy(), None if chances is None else chances.numpy()
 
 
-def save_predictions(path: Path, probabilities: np.ndarray, names: tuple[str, ...]) -> None:
-    """Write labels (int64 [n]), probabilities (float32 [n, classes]) and class names to an .npz."""
+def lines(
+    about: ModelMetadata, predictions: np.ndarray, chances: np.ndarray | None
+) -> Iterator[str]:
+    """Yield a line for each sample: its number, and what is predicted, in words.
+
+    A class comes with its probability. Of several labels those that apply are named.
+    """
+    for row, found in enumerate(predictions):
+        if about.task.has_classes and chances is not None:
+            words = [about.names[found], f"{chances[row].max():.3f}"]
+        elif about.names:
+            words = [name for name, there in zip(about.names, found, strict=True) if there] or ["-"]
+        else:
+            words = [f"{value:g}" for value in found.ravel()]
+        yield " ".join([str(row), *words])
+
+
+def save_predictions(
+    path: Path, about: ModelMetadata, predictions: np.ndarray, chances: np.ndarray | None
+) -> None:
+    """Write what `predict` returns and class names, if there are any, to an .npz.
+
+    The predictions are called `labels` if they are classes, otherwise `predictions`.
+    """
+    arrays = {"labels" if about.task.has_classes else "predictions": predictions}
+    if chances is not None:
+        arrays |= {"probabilities": chances, "class_names": np.array(about.names)}
 
     def write(temporary: Path) -> None:
         with temporary.open("wb") as file:
-            np.savez(
-                file,
-                labels=probabilities.argmax(1),
-                probabilities=probabilities,
-                class_names=np.array(names),
-            )
+            np.savez(file, **arrays)  # type: ignore[arg-type]
 
     write_whole(path, write)
 
 
-def export(model: Personalized, path: Path) -> None:
-    """Write the model as .safetensors, .pt2 (`torch.export`) or .onnx, as the suffix says.
-
-    Models in .pt2 and .onnx take pixels in 0..1, float32 [n, C, H, W], with any batch size n.
-    Raises `RunError` for another suffix, a missing package, or a file that cannot be written.
-    """
-    writers = {".safetensors": _safetensors, ".pt2": _program, ".onnx": _onnx}
-    if path.suffix not in writers:
-        raise RunError(f"--output {path}: must end in {', '.join(writers)}")
-    if path.suffix == ".onnx":
-        for package in ("onnx", "onnxscript"):
-            if importlib.util.find_spec(package) is None:
-                raise RunError(f"--output {path}: needs {package}; pip install onnx onnxscript")
-    write_whole(path, lambda temporary: writers[path.suffix](model, temporary))
-
-
-def _safetensors(model: Personalized, path: Path) -> None:
-    path.write_bytes(_packed(model.module, model.about))
-
-
-def _program(model: Personalized, path: Path) -> None:
-    batch = {"pixels": {0: torch.export.Dim("batch")}}
-    program = torch.export.export(model, (_example(model),), dynamic_shapes=batch)
-    with path.open("wb") as file, warnings.catch_warnings():
-        # channels-last weights are a problem only if they are not on the CPU, and ours are
-        warnings.filterwarnings("ignore", "No complete tensor found")
-        torch.export.save(program, file)  # given a name, it demands a suffix of its own
-
-
-def _onnx(model: Personalized, path: Path) -> None:
-    batch = {"pixels": {0: torch.export.Dim("batch")}}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program: Any = torch.onnx.export(
-            model,
-            (_example(model),),
-            input_names=["pixels"],
-            output_names=["logits"],
-            dynamic_shapes=batch,
-            dynamo=True,
-            verbose=False,
-        )
-    program.save(path)
-
-
-def _example(model: Personalized) -> Tensor:
-    return torch.rand(2, *model.about.shape, generator=torch.Generator().manual_seed(0))
-
-
-def _packed(module: nn.Module, about: ModelMetadata) -> bytes:
+def packed(module: nn.Module, about: ModelMetadata) -> bytes:
     """Return the content of the file; safetensors' own `save_file` does not raise OSError."""
     tensors = {
         key: value.detach().cpu().clone(memory_format=torch.contiguous_format)

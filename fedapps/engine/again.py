@@ -17,7 +17,8 @@ from fedapps.core.schema import Scalar, literal
 from fedapps.core.words import did_you_mean
 from fedapps.engine.figures import FigureChecks
 from fedapps.engine.finished import FinishedRun, settings_of
-from fedapps.report import columns, directory
+from fedapps.report import directory
+from fedapps.report.columns import Columns, columns_of
 from fedapps.report.rows import ClientEval, means
 
 # Keys that may differ from those of the run: how and where clients are personalized and scored.
@@ -51,7 +52,8 @@ def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
     finished = FinishedRun.open(run, changes)
     with _claimed(run) as (number, path):
         line = {"evaluation": number, "round": finished.round, "settings": text_of(changes)}
-        _write(path, _scores(finished), line, settings.evaluate_on)
+        columns = columns_of(finished.space.task)
+        _write(path, _scores(finished), columns, line, settings.evaluate_on)
     return path
 
 
@@ -61,22 +63,22 @@ def _scores(finished: FinishedRun) -> list[ClientEval]:
     for number in finished.strategy.clients:
         _, update, plan = finished.score(number)
         scores.append(checks.evaluation(update, plan).scores)
-        log.debug("client %s: %s", number, scores[-1].accuracy_personalized)
+        log.debug("client %s: %s", number, scores[-1].personalized)
     return scores
 
 
-def _write(path: Path, scores: list[ClientEval], line: dict[str, object], samples: str) -> None:
+def _write(
+    path: Path, scores: list[ClientEval], columns: Columns, line: dict[str, object], samples: str
+) -> None:
     """Write the table of clients, and add a line with their means to `evaluations.csv`."""
-    figures = columns.known_figures()
-    names = columns.client_columns(figures)
+    names = columns.clients
     rows = [{"round": line["round"]} | score.flat() for score in scores]
     table = [names, *([row.get(name) for name in names] for row in rows)]
     write_whole(path, directory.csv_text(table).encode())
-    mean = means(scores, figures)
-    values = vars(mean) | dict(mean.figures)
-    line |= {name: values.get(name) for name in columns.MEANS}
-    line |= {name: values.get(name) for f in figures for name in f.columns}
-    line |= {name: values.get(name) for name in columns.SPREAD}
+    mean = means(scores, columns)
+    of_figures = (name for figure in columns.figures for name in figure.columns)
+    for name in (*columns.means, *of_figures, *columns.spread):
+        line[name] = mean.columns.get(name)
     overview = path.with_name(directory.EVALUATIONS)
     with in_turn(overview):
         if not overview.stat().st_size:
@@ -84,13 +86,14 @@ def _write(path: Path, scores: list[ClientEval], line: dict[str, object], sample
         known = directory.columns_of(overview)  # an earlier version wrote fewer columns
         directory.append(overview, [[line.get(name) for name in known]])
     log.info(
-        "evaluation %s of round %s on %s samples%s: accuracy %.4f -> %.4f",
+        "evaluation %s of round %s on %s samples%s: %s %.4f -> %.4f",
         line["evaluation"],
         line["round"],
         samples,
         f" with {line['settings']}" if line["settings"] else "",
-        mean.accuracy_initial,
-        mean.accuracy_personalized,
+        columns.lead.label,
+        mean.initial,
+        mean.personalized,
     )
     log.info("%s", os.fspath(path))
 

@@ -25,6 +25,7 @@ from fedapps.engine.failures import FailureCounts
 from fedapps.engine.store import NONE
 from fedapps.models.layers import Arrays
 from fedapps.report.report import GROWING, ReportState
+from fedapps.tasks import Metric
 
 FOLDER = "checkpoint"
 KEPT = 2  # checkpoints that are kept: the last one and the one before it
@@ -34,7 +35,7 @@ _ABOUT = "about"  # key in the safetensors metadata
 
 
 class Best(msgspec.Struct, frozen=True):
-    """The best mean personalized accuracy on validation samples so far.
+    """The best mean of the personalized leading metric on validation samples so far.
 
     `since` counts the evaluations after that round.
     """
@@ -43,9 +44,9 @@ class Best(msgspec.Struct, frozen=True):
     round: int = 0
     since: int = 0
 
-    def after(self, round_: int, score: float) -> "Best":
+    def after(self, round_: int, score: float, metric: Metric) -> "Best":
         """Return the best round after one more evaluation; if two are equal, the earlier one."""
-        if score > self.score:
+        if not self.round or metric.is_better(score, self.score):
             return Best(score, round_)
         return msgspec.structs.replace(self, since=self.since + 1)
 

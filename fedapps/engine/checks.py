@@ -43,6 +43,11 @@ def check_strategy(strategy: BaseStrategy) -> None:
             f"{s.strategy} needs a model with BatchNorm, but {s.model} has none; "
             "use one that has, such as lenet5 or resnet18"
         )
+    if strategy.needs_classes and not strategy.workspace.task.has_classes:
+        raise RunError(
+            f'task = "{strategy.workspace.task.name}": {s.strategy} needs a class for each sample;'
+            " use another method"
+        )
     _check_cut(strategy)
     if clip and clip.mode == "sample" and not strategy.clips_by_sample:
         raise RunError('clip-mode = "sample": this strategy cannot clip by sample; use "batch"')
@@ -51,7 +56,9 @@ def check_strategy(strategy: BaseStrategy) -> None:
 
 def _check_cut(strategy: BaseStrategy) -> None:
     """Refuse what needs single layers if the model runs as a whole; tell what is left out."""
-    s = strategy.settings
+    s, task = strategy.settings, strategy.workspace.task
+    if s.score_without_head and not task.has_classes:
+        raise RunError(f'score-without-head = true: needs classes, but task = "{task.name}"')
     if strategy.layout.can_be_cut:
         return
     if strategy.needs_cut:

@@ -4,23 +4,25 @@ from collections.abc import Set
 from dataclasses import dataclass, fields, replace
 
 import msgspec
+import numpy as np
 
 from fedapps.core import log
 from fedapps.core.errors import one_line
+from fedapps.core.schema import AtLeastZero, Count, NonNegative
 from fedapps.engine.versions import LOADED, SAVED
-from fedapps.method.figures import GENERAL, Figure
+from fedapps.method.figures import GENERAL, Figure, given
 from fedapps.method.strategy import BaseStrategy
 from fedapps.method.update import ClientUpdate
 from fedapps.report.rows import ClientEval
+from fedapps.tasks import Counts
 from fedapps.training.costs import TrainingStats
 from fedapps.training.plan import Plan
 from fedapps.wire.checks import invalid_loss
 
-ROUNDING = 1e-6  # by which an accuracy may differ from the one computed from the counts
 SLACK = 1000  # a method's further work may cost this many times as much as its plan
 # Figures that every evaluation has.
 KNOWN = {
-    *(field.name for field in fields(ClientEval)),
+    *("num_train", "loss"),
     *(f"finetune_{field.name}" for field in fields(TrainingStats)),
     LOADED,
     SAVED,
@@ -53,7 +55,7 @@ class FigureChecks:
     def training(self, update: ClientUpdate, plan: Plan, prefix: str = "") -> TrainingStats:
         """Read the statistics of a training; those of a personalization have a `prefix`.
 
-        If a personalization diverged, its loss is left out, and the accuracies still count.
+        If a personalization diverged, its loss is left out, and the scores still count.
         """
         names = [field.name for field in fields(TrainingStats)]
         done = msgspec.convert(
@@ -80,33 +82,52 @@ class FigureChecks:
     def scores(self, update: ClientUpdate) -> ClientEval:
         """Read the scores of an evaluation."""
         samples, metrics, figures = update.num_examples, update.metrics, self._figures()
-        self._tell_undeclared(metrics.keys() - KNOWN - {figure.name for figure in figures})
-        scores = ClientEval.read(update.client, samples, metrics, figures)
+        counts = {when: self._counts(when, update) for when in ("initial", "personalized")}
+        known = KNOWN | {f"{when}_{name}" for when, of in counts.items() for name in of}
+        self._tell_undeclared(metrics.keys() - known - {f.key or f.name for f in figures})
+        before, after = counts["initial"], counts["personalized"]
+        for name in self.strategy.workspace.task.of_targets:
+            if (before[name] != after[name]).any():
+                raise ValueError(f"personalized_{name} differs from initial_{name}")
+        scores = ClientEval(
+            client=update.client,
+            num_train=msgspec.convert(metrics["num_train"], NonNegative),
+            num_test=msgspec.convert(samples, Count),
+            loss=msgspec.convert(metrics["loss"], float),
+            task=self.strategy.workspace.task,
+            before=before,
+            after=after,
+            figures=given(figures, metrics),
+        )
         _at_most("num_train", scores.num_train, self.strategy.count(update.client, "train"))
-        if sum(scores.class_total) != scores.num_test:
-            raise ValueError(f"class_total must sum to {scores.num_test}, the test samples")
-        classes = self.strategy.workspace.dataset.classes
-        for key in ("class_total", "class_initial", "class_personalized"):
-            counts = getattr(scores, key)
-            if len(counts) != classes:
-                raise ValueError(f"{key} must have {classes} entries")
-            for count, total in zip(counts, scores.class_total, strict=True):
-                _at_most(key, count, total)
-        for when in ("initial", "personalized"):
-            told, right = getattr(scores, f"accuracy_{when}"), sum(getattr(scores, f"class_{when}"))
-            if abs(told - right / scores.num_test) > ROUNDING:
-                raise ValueError(
-                    f"accuracy_{when} = {told:g}: class_{when} has {right} of {scores.num_test}"
-                )
-        if scores.loss < 0:  # a cross entropy; NaN or infinite if personalization diverged
+        if scores.loss < 0:  # NaN or infinite if personalization diverged
             raise ValueError(f"loss = {scores.loss:g}: must be at least 0")
         return scores
+
+    def _counts(self, when: str, update: ClientUpdate) -> Counts:
+        """Read what a client has counted before or after personalization."""
+        space, counts = self.strategy.workspace, {}
+        for name, size in space.task.sizes(space.dataset.targets).items():
+            key = f"{when}_{name}"
+            kind = AtLeastZero if name in space.task.sums else NonNegative
+            values = msgspec.convert(update.metrics[key], list[kind])  # type: ignore[valid-type]
+            if len(values) != size:
+                raise ValueError(f"{key} must have {size} values")
+            counts[name] = np.array(values)
+            if not np.isfinite(counts[name]).all():
+                raise ValueError(f"{key} is not finite: the model has diverged")
+        try:
+            space.task.check_counts(counts, update.num_examples)
+        except ValueError as error:
+            raise ValueError(f"{when}_{error}") from None
+        return counts
 
     def _figures(self) -> list[Figure]:
         """Return the figures, besides those of every evaluation, that this run asks clients for."""
         settings = self.strategy.settings
         general = [figure for key, figure in GENERAL.items() if getattr(settings, key)]
-        return [*dict.fromkeys([*self.strategy.figures, *general])]
+        lead = self.strategy.workspace.task.lead
+        return [f.named(lead) for f in dict.fromkeys([*self.strategy.figures, *general])]
 
     def _tell_undeclared(self, names: Set[str]) -> None:
         """Warn once about figures that are left out: the method's author may miss them."""

@@ -105,11 +105,11 @@ class Recovery:
     ) -> None:
         """Write a checkpoint if one is due; raises `EarlyStop` if `patience` is used up.
 
-        `score` is the mean personalized accuracy, if the round was evaluated.
+        `score` is the mean of the personalized leading metric, if the round was evaluated.
         """
         s, last = self.settings, round_ == self.settings.num_rounds
         if s.evaluate_on == "validation" and score is not None:
-            self.best = self.best.after(round_, score)
+            self.best = self.best.after(round_, score, report.columns.lead)
             if s.keep_best and self.best.round == round_:
                 # before the checkpoint, because a resumed run will not repeat this round
                 alone = ReportState(round=round_, seconds=report.seconds, tables={}, classes=[])

@@ -149,7 +149,7 @@ class Rounds:
             for update in updates:
                 self.totals.add(update.figures.finetuned)
         self.report.round(self.totals.row(round_, self.strategy.phase(round_)))
-        score = self.totals.means.accuracy_personalized
+        score = self.totals.means.personalized
         self.recovery.after_round(round_, self.strategy, self.report, score)
 
     # Who is there -------------------------------------------------------------------------

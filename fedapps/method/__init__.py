@@ -56,7 +56,6 @@ from fedapps.method.warmup import WarmUp, rounds_of
 from fedapps.models.layers import Arrays, Layout, Slice, put, run, take
 from fedapps.training.batches import Samples, chunks
 from fedapps.training.costs import Costs, TrainingStats
-from fedapps.training.evaluation import score
 from fedapps.training.features import features
 from fedapps.training.inner_steps import descend, pull, restored, swapped
 from fedapps.training.objective import Backward, Objective
@@ -110,7 +109,6 @@ __all__ = [
     "restored",
     "rounds_of",
     "run",
-    "score",
     "swapped",
     "take",
     "weighted_mean",

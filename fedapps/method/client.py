@@ -1,7 +1,6 @@
 """The client side of a method: the hooks that a method's author writes."""
 
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from fedapps.core.schema import MethodSettings
 from fedapps.method import local
@@ -30,11 +29,12 @@ class BaseClient(ClientTools, FlowerClient):
     the plan has stages, `personalize` executes them on `objective("finetune")`, and the model is
     scored again. Nothing of an evaluation is kept.
 
-    In every hook you can use `settings`, `options`, `layout`, `model`, `train_data`, and
+    In every hook you can use `settings`, `options`, `layout`, `model`, `task`, `train_data`, and
 
     - `state`: what the client has kept from earlier rounds, as tensors by name. `kept` and
       `remember` read and write the entries under a prefix.
     - `train(plan, phase, objective)`: trains once more, on the stages of a plan of your own.
+    - `score(samples)`: the loss of the model on samples, and the value of the leading metric.
     - `received`: the arrays of this round, by name.
     - `upload`: in `after_training`, the arrays that leave the client, with the noise of local
       privacy.
@@ -69,9 +69,9 @@ class BaseClient(ClientTools, FlowerClient):
         """
         return ()
 
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of a batch (logits [b, classes], labels [b])."""
-        return cross_entropy(logits, labels)
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of a batch (outputs [b, ...], targets [b, ...]): that of the task."""
+        return self.task.loss(outputs, targets)
 
     def objective(self, phase: str) -> Objective:
         """Return what a training step minimizes in phase `train` or `finetune`."""
@@ -100,12 +100,12 @@ class BaseClient(ClientTools, FlowerClient):
         """
         return self.train(plan, "finetune", self.objective("finetune"))
 
-    def predict(self, images: Tensor) -> Tensor:
-        """Return logits [b, classes] in eval mode."""
-        return run(self.model, images, self.layout.names)
+    def predict(self, inputs: Tensor) -> Tensor:
+        """Return the outputs [b, ...] of the model in eval mode; for classes, logits."""
+        return run(self.model, inputs, self.layout.names)
 
     def module(self) -> nn.Module:
-        """Return the model to use after a run: normalized images to the logits of `predict`."""
+        """Return the model to use after a run: normalized inputs to the outputs of `predict`."""
         return self.model
 
     def extra_scores(self) -> dict[str, float]:

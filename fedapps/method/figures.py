@@ -1,30 +1,44 @@
 """What a method adds to the results of its runs: figures of an evaluation, plots of events."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
 
+from fedapps.tasks import Metric
+
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that clients report in an evaluation, besides the loss and the accuracies.
+    """A figure that clients report in an evaluation, besides the loss and the task's metrics.
 
     A strategy class lists the figures of its method as `figures`, and the client returns their
     values from `extra_scores`. In every run, rounds.csv has the mean over the clients that report
-    the figure (empty if none does). If the name begins with `accuracy_`, summary.json has the
-    figure's best round.
+    the figure (empty if none does). A figure `of_metric` is the task's leading metric of another
+    model, so its column begins with the name of this metric: `global` becomes `accuracy_global`,
+    and summary.json has its best round.
     """
 
     name: str  # its key in a client's reply and its column in rounds.csv
     meaning: str  # one line
-    label: str = ""  # the label of its curve in the plot of accuracies; "": no curve
-    after: str = ""  # the column of rounds.csv before it; "": it is the last column
+    label: str = ""  # the label of its curve in the plot of the metric; "": no curve
+    of_metric: bool = False  # whether it is a value of the leading metric
+    after: str = ""  # the column before it, `initial` for that of the metric; "": the last column
     weighted: bool = False  # report <name>_weighted too: the mean weighted by test samples
     per_client: bool = False  # make it a column of clients.csv too
     low: float = 0.0  # the smallest value that is accepted from a client
     high: float = 1.0  # the largest one
+    key: str = ""  # in a client's reply, if that is not the name
+
+    def named(self, metric: Metric) -> "Figure":
+        """Return the figure with the name and the bounds that it has if this metric leads."""
+        after = {"initial": metric.initial}.get(self.after, self.after)
+        if not self.of_metric:
+            return replace(self, after=after)
+        low, high = metric.bounds
+        name = f"{metric.name}_{self.name}"
+        return replace(self, name=name, key=self.name, after=after, low=low, high=high)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -48,18 +62,20 @@ class EventPlot:
 
 
 LAST_LOCAL = Figure(
-    "accuracy_last_local",
-    "accuracy of the whole model as the client's last local training left it (`score-last`)",
+    "last_local",
+    "score of the whole model as the client's last local training left it (`score-last`)",
     label="last local",
+    of_metric=True,
     after="seconds",
     weighted=True,
     per_client=True,
 )
 WITHOUT_HEAD = Figure(
-    "accuracy_without_head",
+    "without_head",
     "accuracy of the nearest class template in the body's output (method, `score-without-head`)",
     label="without head",
-    after="accuracy_initial",
+    of_metric=True,
+    after="initial",
 )
 # Figures that a key of the run-config turns on for any method.
 GENERAL = {"score_last": LAST_LOCAL, "score_without_head": WITHOUT_HEAD}
@@ -67,7 +83,8 @@ GENERAL = {"score_last": LAST_LOCAL, "score_without_head": WITHOUT_HEAD}
 
 def given(figures: Iterable[Figure], metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the `figures` that a client reported; raises ValueError for one out of its range."""
-    return {f.name: _checked(f, metrics[f.name]) for f in figures if f.name in metrics}
+    told = {figure: figure.key or figure.name for figure in figures}
+    return {f.name: _checked(f, metrics[key]) for f, key in told.items() if key in metrics}
 
 
 def _checked(figure: Figure, value: Any) -> float:

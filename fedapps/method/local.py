@@ -12,7 +12,6 @@ from fedapps.models.layers import Arrays, Slice, put, take
 from fedapps.training.clipping import Threshold, Thresholds
 from fedapps.training.costs import Costs, TrainingStats, cost_of
 from fedapps.training.evaluation import Score
-from fedapps.training.evaluation import score as score_on
 from fedapps.training.plan import Clip, Plan
 from fedapps.training.privacy import privatize
 
@@ -48,8 +47,8 @@ def train(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
 def score(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
     """Score the received model, personalize it (`personalize`), and score it again.
 
-    The metrics are accuracies, the loss, counts for each class, and the figures that the strategy
-    declares.
+    The metrics are the loss, what the task counts before and after, and the figures that the
+    strategy declares.
     """
     receive(client, plan, received)
     before = cost_of(client.before_scoring, plan, Costs)
@@ -65,14 +64,11 @@ def score(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
     metrics: Metrics = {
         "num_train": len(client.train_data[1]),
         "loss": personalized.loss,
-        "accuracy_initial": initial.accuracy,
-        "accuracy_personalized": personalized.accuracy,
-        "class_total": initial.total.tolist(),
-        "class_initial": initial.correct.tolist(),
-        "class_personalized": personalized.correct.tolist(),
     }
+    for when, score in (("initial", initial), ("personalized", personalized)):
+        metrics |= {f"{when}_{name}": found.tolist() for name, found in score.counts.items()}
     metrics |= {f"finetune_{name}": n for name, n in dataclasses.asdict(done).items()}
-    return ClientUpdate(client.client, {}, int(initial.total.sum()), metrics | figures)
+    return ClientUpdate(client.client, {}, len(client.test_data[1]), metrics | figures)
 
 
 def begin(client: "BaseClient") -> None:
@@ -147,14 +143,14 @@ def _score_last(client: "BaseClient", initial: Score) -> float:
     """
     last = client.kept(LAST)
     if not last:
-        return initial.accuracy
+        return initial.value
     initial_model = take(client.model, last)
     put(client.model, last)
-    accuracy = _score(client).accuracy
+    value = _score(client).value
     put(client.model, initial_model)
-    return accuracy
+    return value
 
 
 def _score(client: "BaseClient") -> Score:
     client.model.eval()
-    return score_on(client.predict, client.test_data, client.workspace.dataset.classes)
+    return client.score(client.test_data)

@@ -47,7 +47,7 @@ class BaseStrategy(StrategyTools, Conversation, FlowerStrategy):
 
     citation: ClassVar[str] = ""  # the paper, for `python -m fedapps methods`
     exchanges: ClassVar[str] = ""  # what travels, in a few words
-    figures: tuple[Figure, ...] = ()  # what clients report besides loss and accuracy
+    figures: tuple[Figure, ...] = ()  # what clients report besides loss and metrics
     plots: ClassVar[tuple[EventPlot, ...]] = ()  # plots of its events
     final_phase: ClassVar[str] = ""  # name of a phase after the last round, for all clients
     clips_by_sample: ClassVar[bool] = True  # whether its steps work with clip-mode "sample"
@@ -55,6 +55,7 @@ class BaseStrategy(StrategyTools, Conversation, FlowerStrategy):
     least_loss: ClassVar[float] = 0.0  # lower bound of a sample's loss; -inf if there is none
     needs_union: ClassVar[bool] = False  # whether the server itself trains on all clients' data
     needs_norms: ClassVar[bool] = False  # whether models without BatchNorm are refused
+    needs_classes: ClassVar[bool] = False  # whether tasks other than classification are refused
     needs_cut: ClassVar[bool] = False  # whether models whose layers cannot run alone are refused
 
     options: MethodSettings

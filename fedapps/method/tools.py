@@ -1,5 +1,6 @@
 """What the hooks of a strategy and of a client can use."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,10 +14,12 @@ from fedapps.core.schema import MethodSettings
 from fedapps.core.settings import Settings
 from fedapps.method.figures import WITHOUT_HEAD
 from fedapps.models.layers import Arrays, Layout, Slice, take
+from fedapps.tasks import Task
 from fedapps.training.batches import Samples
 from fedapps.training.clipping import Thresholds
 from fedapps.training.costs import TrainingStats
 from fedapps.training.draw import Draw
+from fedapps.training.evaluation import Score, score
 from fedapps.training.objective import Objective
 from fedapps.training.plan import Clip, Plan, Stage
 from fedapps.training.templates import nearest_template
@@ -181,8 +184,13 @@ class ClientTools:
         return self.workspace.layout
 
     @property
+    def task(self) -> Task:
+        """What is learned."""
+        return self.workspace.task
+
+    @property
     def train_data(self) -> Samples:
-        """This client's training samples: images [n, C, H, W], labels [n]."""
+        """This client's training samples: inputs [n, ...], targets [n, ...]."""
         return self.workspace.samples(self.client, "train")
 
     @property
@@ -214,6 +222,14 @@ class ClientTools:
             samples, plan.stages, draw, objective, thresholds, cache_key=cache_key
         )
 
+    @abstractmethod
+    def predict(self, inputs: Tensor) -> Tensor:
+        """Return the outputs of the model for a batch."""
+
+    def score(self, samples: Samples) -> Score:
+        """Score what `predict` returns for samples; put the model into eval mode before."""
+        return score(self.predict, samples, self.task)
+
     def kept(self, prefix: str = "model/") -> Arrays:
         """Return the arrays that this client keeps under a prefix (`model/`: of its model)."""
         names = (name for name in self.state if name.startswith(prefix))
@@ -225,8 +241,11 @@ class ClientTools:
             self.state[prefix + key] = torch.from_numpy(np.array(value))
 
     def without_head(self) -> dict[str, float]:
-        """Return the figure `WITHOUT_HEAD` of the model as it is; none if it cannot be cut."""
-        if not self.layout.can_be_cut:
+        """Return the figure `WITHOUT_HEAD` of the model as it is.
+
+        There is none without classes, or if the model cannot be cut.
+        """
+        if not (self.layout.can_be_cut and self.task.has_classes):
             return {}
         data = self.train_data, self.test_data
         return {WITHOUT_HEAD.name: nearest_template(self.model, self.layout.body, *data)}

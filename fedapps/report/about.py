@@ -11,8 +11,15 @@ import msgspec
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 from fedapps.report.summary import versions
+from fedapps.tasks import CLASSIFICATION, TASKS, Task
 
 FILE = "run.json"
+
+
+class _Task(msgspec.Struct):
+    """What run.json of any version says about the task."""
+
+    task: str = CLASSIFICATION.name
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,14 +33,17 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     started: str  # UTC, ISO 8601
     command: str = ""
     versions: dict[str, str]
+    task: str = CLASSIFICATION.name  # what is learned
     attempt: int = 0
     resumed: int = 0
 
     @classmethod
-    def new(cls) -> "About":
-        """Return the content for a run that starts now."""
+    def new(cls, task: Task = CLASSIFICATION) -> "About":
+        """Return the content for a run of a task that starts now."""
         words = command(sys.orig_argv)
-        return cls(id=uuid4().hex, started=_now(), command=words, versions=versions())
+        return cls(
+            id=uuid4().hex, started=_now(), command=words, versions=versions(), task=task.name
+        )
 
     @classmethod
     def read(cls, run: Path) -> "About":
@@ -56,6 +66,15 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
         """Write run.json, before any client hears of the run; raises `RunError`."""
         content = msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
         write_whole(run / FILE, content, durable=True)
+
+
+def task_of(run: Path) -> Task:
+    """Return the task of a run directory; one that does not name it is a classification."""
+    try:
+        name = msgspec.json.decode((run / FILE).read_bytes(), type=_Task).task
+    except (OSError, msgspec.DecodeError):
+        return CLASSIFICATION
+    return TASKS.get(name, CLASSIFICATION)
 
 
 def command(words: list[str]) -> str:

@@ -1,57 +1,107 @@
-"""The columns of the tables in a run directory; they are the same in all runs and methods."""
+"""The columns of the tables in a run directory; they are the same in all runs of a task."""
 
-from collections.abc import Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import chain
 
 from fedapps.core import registry
 from fedapps.core.errors import RunError
 from fedapps.method.figures import GENERAL, Figure
+from fedapps.tasks import Metric, Task
 
-ROUND = (
-    "round",
-    "phase",
-    "clients",
-    "failures",
-    "train_loss",
-    "accuracy_initial",
-    "accuracy_personalized",
-    "accuracy_personalized_std",
-    "accuracy_initial_weighted",
-    "accuracy_personalized_weighted",
-    "bytes_down",
-    "bytes_up",
-    "bytes_eval",
-    "train_macs",
-    "cost_paper",
-    "seconds",
-    "epsilon",
-    "evaluated",
-)
-MEANS = tuple(name for name in ROUND if name.startswith("accuracy_"))
-SPREAD = (  # over the clients of an evaluation; the last columns of rounds.csv
-    "decile_personalized",
-    "least_personalized",
-    "share_hurt",
-    "balanced_personalized",
-)
-CLIENT = (
-    "round",
-    "client",
-    "num_train",
-    "num_test",
-    "loss",
-    "accuracy_initial",
-    "accuracy_personalized",
-)
-CLASS = ("class", "num_test", "accuracy_initial", "accuracy_personalized")
+COSTS = ("bytes_down", "bytes_up", "bytes_eval", "train_macs", "cost_paper", "seconds", "epsilon")
+# Over the clients of an evaluation, the last columns of rounds.csv before those of further metrics.
+SPREAD = ("decile_personalized", "least_personalized", "share_hurt")
 SAMPLES = ("client", "class", "num_train")
 EVENT = ("round", "client", "kind", "detail")
 
 
+@dataclass(frozen=True)
+class Columns:
+    """The columns of rounds.csv, clients.csv and classes.csv for a task and the methods' figures.
+
+    Raises `RunError` if a figure has the name of another column, or if its `after` is not a column.
+    """
+
+    task: Task
+    figures: tuple[Figure, ...]  # named for the task
+
+    def __post_init__(self) -> None:
+        for figure in self.figures:
+            if figure.after and figure.after not in self._base:
+                raise RunError(
+                    f'figure {figure.name}: after = "{figure.after}": must be one of'
+                    f" {', '.join(self._base)}"
+                )
+        for name in self.rounds:
+            if self.rounds.count(name) > 1:
+                raise RunError(
+                    f"figure {name}: rounds.csv has another column of this name; rename it"
+                )
+
+    @property
+    def lead(self) -> Metric:
+        """The metric by which runs are compared."""
+        return self.task.lead
+
+    @property
+    def means(self) -> tuple[str, ...]:
+        """The columns of rounds.csv with means of the leading metric, and their spread."""
+        initial, personalized = self.lead.initial, self.lead.personalized
+        weighted = (f"{initial}_weighted", f"{personalized}_weighted")
+        return (initial, personalized, f"{personalized}_std", *weighted)
+
+    @property
+    def _base(self) -> tuple[str, ...]:
+        first = ("round", "phase", "clients", "failures", "train_loss")
+        return (*first, *self.means, *COSTS, "evaluated")
+
+    @cached_property
+    def rounds(self) -> tuple[str, ...]:
+        """The columns of rounds.csv, with each figure in its place."""
+        columns: list[str] = []
+        for place in (*self._base, ""):
+            columns += [place] if place else []
+            columns += chain.from_iterable(f.columns for f in self.figures if f.after == place)
+        return (*columns, *self.spread)
+
+    @property
+    def spread(self) -> tuple[str, ...]:
+        """The last columns of rounds.csv: of the clients' spread, and of further metrics."""
+        further = ((m.personalized, m.initial) for m in self.task.metrics[1:])
+        return (*SPREAD, *chain.from_iterable(further))
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The columns of clients.csv."""
+        first = ("round", "client", "num_train", "num_test", "loss")
+        own = (figure.name for figure in self.figures if figure.per_client)
+        further = ((m.initial, m.personalized) for m in self.task.metrics[1:])
+        lead = (self.lead.initial, self.lead.personalized)
+        return (*first, *lead, *own, *chain.from_iterable(further))
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The columns of classes.csv."""
+        return ("class", "num_test", self.lead.initial, self.lead.personalized)
+
+    def metric_of(self, column: str) -> Metric | None:
+        """Return the metric whose values a column has; None if it has others, such as bytes."""
+        if column in SPREAD[:2]:
+            return self.lead
+        named = (m for m in self.task.metrics if column.startswith(f"{m.name}_"))
+        return next(named, None)
+
+    @property
+    def of_lead(self) -> tuple[str, ...]:
+        """The columns of rounds.csv with a value of the leading metric that can be the best."""
+        names = (name for name in self.rounds if name.startswith(f"{self.lead.name}_"))
+        return tuple(name for name in names if not name.endswith("_std"))
+
+
 @cache
-def known_figures() -> tuple[Figure, ...]:
-    """Return the general figures, then those of all methods, each once.
+def columns_of(task: Task) -> Columns:
+    """Return the columns for a task: with the general figures, then those of all methods, once.
 
     Raises `RunError` if two methods declare different figures with the same name.
     """
@@ -59,39 +109,7 @@ def known_figures() -> tuple[Figure, ...]:
     for figure in chain(GENERAL.values(), *map(_figures_of, registry.names())):
         if known.setdefault(figure.name, figure) != figure:
             raise RunError(f"figure {figure.name}: two methods declare it differently; rename one")
-    return tuple(known.values())
-
-
-def round_columns(figures: Sequence[Figure]) -> tuple[str, ...]:
-    """Return the columns of rounds.csv: base columns with each figure in its place, then `SPREAD`.
-
-    Raises `RunError` if a figure has the name of another column, or if its `after` is not a column.
-    """
-    for figure in figures:
-        if figure.after and figure.after not in ROUND:
-            raise RunError(
-                f'figure {figure.name}: after = "{figure.after}": must be one of {", ".join(ROUND)}'
-            )
-    columns: list[str] = []
-    for place in (*ROUND, ""):
-        columns += [place] if place else []
-        columns += chain.from_iterable(f.columns for f in figures if f.after == place)
-    columns += SPREAD
-    for name in columns:
-        if columns.count(name) > 1:
-            raise RunError(f"figure {name}: rounds.csv has another column of this name; rename it")
-    return tuple(columns)
-
-
-def client_columns(figures: Sequence[Figure]) -> tuple[str, ...]:
-    """Return the columns of clients.csv: the base columns, then the figures per client."""
-    return (*CLIENT, *(figure.name for figure in figures if figure.per_client))
-
-
-def accuracy_columns(figures: Sequence[Figure]) -> tuple[str, ...]:
-    """Return the columns of rounds.csv with mean accuracies, of which a higher one is better."""
-    means = (name for name in round_columns(figures) if name.startswith("accuracy_"))
-    return tuple(name for name in means if name != "accuracy_personalized_std")
+    return Columns(task, tuple(figure.named(task.lead) for figure in known.values()))
 
 
 def _figures_of(method: str) -> tuple[Figure, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from fedapps.report.rows import RoundRow
 from fedapps.report.units import LINE_WIDTH, clock, human_bytes
+from fedapps.tasks import Metric
 
 
 @dataclass
@@ -21,7 +22,7 @@ class TimeLeft:
 
     def add(self, row: RoundRow) -> None:
         """Add the time of a finished round."""
-        self.recent[row.means.accuracy_personalized is not None].append(row.seconds)
+        self.recent[row.means.personalized is not None].append(row.seconds)
 
     def after(self, done: int) -> float:
         """Return the expected seconds of all rounds after round `done`."""
@@ -39,14 +40,14 @@ class TimeLeft:
         return statistics.median(self.recent[evaluated] or self.recent[not evaluated] or [0.0])
 
 
-def progress_line(row: RoundRow, num_rounds: int, left: float) -> str:
+def progress_line(row: RoundRow, num_rounds: int, left: float, metric: Metric) -> str:
     """Return the line of a round, in at most 100 columns; `left` is the time left in seconds."""
     last = max(num_rounds, row.round)
     parts = [
         f"round {row.round:>{len(str(last))}}/{last}",
         row.phase if row.phase != "train" else "",
         f"loss {_loss(row.train_loss):<5}" if row.train_loss is not None else " " * 10,
-        _accuracy(row),
+        _scores(row, metric),
         f"up {human_bytes(row.bytes_up):>7}",
         f"down {human_bytes(row.bytes_down):>7}",
         f"{row.seconds:5.1f} s",
@@ -65,11 +66,15 @@ def _join(parts: Iterable[str]) -> str:
     return "  ".join(part for part in parts if part).rstrip()
 
 
-def _accuracy(row: RoundRow) -> str:
-    initial, personalized = row.means.accuracy_initial, row.means.accuracy_personalized
-    before = "" if initial is None else f"acc {initial:.3f}"
-    after = "" if personalized is None else f" -> {personalized:.3f}"
+def _scores(row: RoundRow, metric: Metric) -> str:
+    initial, personalized = row.means.initial, row.means.personalized
+    before = "" if initial is None else f"{metric.short} {_value(initial, metric)}"
+    after = "" if personalized is None else f" -> {_value(personalized, metric)}"
     return f"{before + after:18}"
+
+
+def _value(value: float, metric: Metric) -> str:
+    return f"{value:.3f}" if metric.unit else f"{value:.4g}"
 
 
 def _loss(value: float) -> str:

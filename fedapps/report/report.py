@@ -18,14 +18,15 @@ from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.core.stopping import Stopped
-from fedapps.method.figures import Figure
-from fedapps.report import columns, directory
+from fedapps.report import directory
 from fedapps.report.about import About
+from fedapps.report.columns import EVENT, SAMPLES, columns_of
 from fedapps.report.loggers import Loggers
 from fedapps.report.page import LivePage
 from fedapps.report.progress import TimeLeft, progress_line
 from fedapps.report.rows import ClientEval, Means, RoundRow, class_sums, class_table, means
 from fedapps.report.summary import plain, print_summary, summarize
+from fedapps.tasks import CLASSIFICATION, Task
 
 GROWING = ("rounds.csv", "clients.csv", "events.csv")
 
@@ -55,18 +56,17 @@ class Report:
     settings: Settings
     class_counts: np.ndarray | None = None
     model: Mapping[str, np.ndarray] = field(default_factory=dict)  # after the last finished round
-    about: About = field(default_factory=About.new)
     rows: list[RoundRow] = field(default_factory=list)
     classes: list[list[int]] = field(default_factory=list)  # as in `ReportState`
     seconds_before: float = 0.0  # the run's time until it was resumed
     started: float = field(default_factory=time.monotonic)
-    figures: tuple[Figure, ...] = field(default_factory=columns.known_figures)
+    task: Task = CLASSIFICATION
 
     def __post_init__(self) -> None:
         self._time_left = TimeLeft(self.settings.num_rounds, self.settings.evaluate_every)
-        self._round_columns = columns.round_columns(self.figures)
-        self._client_columns = columns.client_columns(self.figures)
-        heads = (self._round_columns, self._client_columns, columns.EVENT)
+        self.about = About.new(self.task)
+        self.columns = columns_of(self.task)
+        heads = (self.columns.rounds, self.columns.clients, EVENT)
         self._heads = dict(zip(GROWING, heads, strict=True))
         self._loggers = Loggers(self._logger_failed)
         self._page = LivePage(self.folder)
@@ -74,7 +74,12 @@ class Report:
 
     @classmethod
     def create(
-        cls, runs_dir: str, run_name: str, settings: Settings, flat_config: Mapping[str, Scalar]
+        cls,
+        runs_dir: str,
+        run_name: str,
+        settings: Settings,
+        flat_config: Mapping[str, Scalar],
+        task: Task = CLASSIFICATION,
     ) -> "Report":
         """Make `<runs-dir>/<run-name>/` with config.toml and the empty tables.
 
@@ -83,11 +88,10 @@ class Report:
         """
         path = expanded(runs_dir, "runs-dir").absolute()
         name = changes.name_of(flat_config)
-        report = cls(directory.make(path, run_name, name), settings)
+        report = cls(directory.make(path, run_name, name), settings, task=task)
         report._configure(flat_config)
         for name, head in report._heads.items():
             directory.start(report.folder / name, [head])
-        report.about = About.new()
         report.about.write(report.folder)
         report._loggers.begin(settings.logger_names, report.folder, flat_config)
         log.info("run directory: %s", report.folder)
@@ -100,12 +104,13 @@ class Report:
         settings: Settings,
         flat_config: Mapping[str, Scalar],
         state: ReportState,
+        task: Task = CLASSIFICATION,
     ) -> "Report":
         """Go on in the directory of a resumed run; lines after `state` are deleted.
 
         Raises `RunError` if its files cannot be read or written.
         """
-        report = cls(folder, settings)
+        report = cls(folder, settings, task=task)
         for name, head in report._heads.items():
             if directory.columns_of(folder / name) != head:
                 raise RunError(
@@ -117,7 +122,7 @@ class Report:
             directory.truncate(folder / name, size)
         try:
             for line in directory.lines(folder / "rounds.csv"):
-                report._remember(RoundRow.read(line, report.figures))
+                report._remember(RoundRow.read(line, report.columns))
         except ValueError as error:  # msgspec's errors are ValueErrors, too
             raise RunError(f"{folder / 'rounds.csv'}: cannot be read: {error}") from error
         report.classes, report.seconds_before = state.classes, state.seconds
@@ -142,7 +147,7 @@ class Report:
         self.class_counts = class_counts
         held = zip(*np.nonzero(class_counts), strict=True)
         rows = [(int(c), int(k), int(class_counts[c, k])) for c, k in held]
-        self._write(directory.SAMPLES, directory.csv_text([columns.SAMPLES, *rows]))
+        self._write(directory.SAMPLES, directory.csv_text([SAMPLES, *rows]))
 
     def follow(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Watch the server's model, a mapping whose arrays are replaced during the run."""
@@ -151,13 +156,13 @@ class Report:
     def round(self, row: RoundRow) -> None:
         """Add a finished round to rounds.csv and print its progress line."""
         values = row.flat()
-        line = [values.get(name) for name in self._round_columns]
+        line = [values.get(name) for name in self.columns.rounds]
         self._append("rounds.csv", [line])
         self._remember(row)
         self.model = dict(self._live)
         self._loggers.round(row.round, values)
         left = self._time_left.after(row.round)
-        log.info("%s", progress_line(row, self.settings.num_rounds, left))
+        log.info("%s", progress_line(row, self.settings.num_rounds, left, self.columns.lead))
         if self._page.is_due():
             self._draw_page(left)
 
@@ -165,11 +170,11 @@ class Report:
         """Add an evaluation to clients.csv; return the means for the `RoundRow`."""
         ordered = sorted(results, key=lambda result: result.client)
         values = [{"round": round_} | result.flat() for result in ordered]
-        lines = [[flat.get(name) for name in self._client_columns] for flat in values]
+        lines = [[flat.get(name) for name in self.columns.clients] for flat in values]
         self._append("clients.csv", lines)
         self._loggers.evaluation(round_, values)
-        found = means(ordered, self.figures)
-        if found.accuracy_personalized is not None or not ordered:
+        found = means(ordered, self.columns)
+        if found.personalized is not None or not ordered:
             self.classes = class_sums(ordered)
         return found
 
@@ -198,14 +203,14 @@ class Report:
             *(_attempt(self._plot) if plots and (self.rows or not stopped) else []),
         ]
         why = stopped or "".join(str(error) for error in errors[:1])
-        summary = summarize(self.settings, self.rows, self.figures, self.seconds) | plain(extra)
+        summary = summarize(self.settings, self.rows, self.columns, self.seconds) | plain(extra)
         summary |= {"finished": False, "stopped": why} if why else {"finished": True}
         text = json.dumps(summary, indent=2) + "\n"
         errors += _attempt(lambda: self._write(directory.SUMMARY, text))
         errors += _attempt(lambda: self._loggers.end(None if stopped else summary))
         errors += _attempt(self._draw_page) if plots else []
         if not stopped:
-            print_summary(summary, self.settings, self.figures)
+            print_summary(summary, self.settings, self.columns)
         if errors:
             raise errors[0]
 
@@ -253,7 +258,7 @@ class Report:
         write_whole(self.folder / name, data.encode() if isinstance(data, str) else data)
 
     def _write_classes(self) -> None:
-        self._write("classes.csv", directory.csv_text(class_table(self.classes)))
+        self._write("classes.csv", directory.csv_text(class_table(self.classes, self.columns)))
 
     def _draw_page(self, left: float | None = None) -> None:
         """Write the page of the run; `left` are the expected seconds left, None at its end."""
@@ -270,7 +275,7 @@ class Report:
             from fedapps.report import plots
 
             method = registry.strategy_class(self.settings.strategy)
-            plots.draw_all(self.folder, self.figures, method.plots)
+            plots.draw_all(self.folder, self.columns, method.plots)
         except Exception as error:
             log.info("plots not drawn: %s", _said(error))
             self.event(self._last_round, "server", "plot-failed", _said(error))

@@ -1,77 +1,77 @@
 """The rows of the tables: a finished round, a client's evaluation, and means over clients."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from fedapps.core.schema import Fraction, NonNegative
-from fedapps.method.figures import Figure, given
-from fedapps.report.columns import CLASS
+from fedapps.core.schema import NonNegative
+from fedapps.method.figures import Figure
+from fedapps.report.columns import Columns
+from fedapps.tasks import Counts, Metric, Task
+
+Value = float | None  # None: not defined
 
 
 @dataclass
 class ClientEval:
     """One client's evaluation on its own held-out samples.
 
-    The class counts are the samples of each class (`class_total`), and how many of them were
-    classified correctly. `figures` are the further figures of this client. `accuracy_personalized`
-    is None in a round without personalization. Values are checked as far as that is possible
-    without the client's data.
+    `before` and `after` are what the task counts before and after personalization; `after` is None
+    in a round without it. All values of metrics are computed from these. `figures` are the further
+    figures of this client.
     """
 
     client: int
     num_train: NonNegative
     num_test: NonNegative
     loss: float  # not finite if the client's personalization diverged
-    accuracy_initial: Fraction
-    accuracy_personalized: Fraction | None
-    class_total: Sequence[NonNegative]
-    class_initial: Sequence[NonNegative]
-    class_personalized: Sequence[NonNegative]
+    task: Task
+    before: Counts
+    after: Counts | None
     figures: dict[str, float] = field(default_factory=dict)
 
-    @classmethod
-    def read(
-        cls, client: int, num_test: int, metrics: Mapping[str, Any], figures: Iterable[Figure]
-    ) -> "ClientEval":
-        """Read a client's metrics; raises ValueError if one is missing or out of range."""
-        known = {f.name: metrics[f.name] for f in fields(cls) if f.name in metrics}
-        about = {"client": client, "num_test": num_test, "figures": given(figures, metrics)}
-        return msgspec.convert(known | about, cls)
+    @property
+    def initial(self) -> float:
+        """The leading metric before personalization."""
+        return _defined(self.task.lead, self.before)
+
+    @property
+    def personalized(self) -> Value:
+        """The leading metric after personalization."""
+        return None if self.after is None else _defined(self.task.lead, self.after)
 
     def initial_only(self) -> "ClientEval":
         """Return the scores for a round without personalization."""
-        return replace(self, accuracy_personalized=None)
+        return replace(self, after=None)
 
     def flat(self) -> dict[str, Any]:
         """Return the values by column of clients.csv."""
-        return vars(self) | self.figures
+        values: dict[str, Any] = {
+            name: getattr(self, name) for name in ("client", "num_train", "num_test", "loss")
+        }
+        for metric in self.task.metrics:
+            values[metric.initial] = metric.of(self.before)
+            values[metric.personalized] = None if self.after is None else metric.of(self.after)
+        return values | self.figures
 
 
 @dataclass(frozen=True, kw_only=True)
 class Means:
-    """The means of one evaluation over its clients; accuracies are fractions, or None if undefined.
+    """The means of one evaluation over its clients; None if undefined.
 
-    `_std` has ddof=0; `_weighted` is weighted by scored samples. Of the personalized accuracies,
-    `decile` is the 10th percentile over clients, `least` the lowest, and `balanced` the mean over
-    clients of a client's mean over its classes. `share_hurt` is the share of clients that
-    personalization made worse. `figures` has a value for each column of the figures.
+    `columns` has all of them by column of rounds.csv. `_std` has ddof=0; `_weighted` is the value
+    over the scored samples of all clients together. Of the personalized values, `decile` is what
+    nine tenths of the clients reach, and `least` the worst; `share_hurt` is the share of clients
+    that personalization made worse. Further metrics are means over the clients that have them.
     """
 
-    accuracy_initial: float | None = None
-    accuracy_personalized: float | None = None
-    accuracy_personalized_std: float | None = None
-    accuracy_initial_weighted: float | None = None
-    accuracy_personalized_weighted: float | None = None
+    initial: Value = None
+    personalized: Value = None
     evaluated: int | None = None  # number of evaluated clients
-    decile_personalized: float | None = None
-    least_personalized: float | None = None
-    share_hurt: float | None = None
-    balanced_personalized: float | None = None
-    figures: Mapping[str, float | None] = field(default_factory=dict)
+    columns: Mapping[str, Value] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -98,71 +98,94 @@ class RoundRow:
     epsilon: float | None = None
 
     @classmethod
-    def read(cls, line: Mapping[str, str], figures: Iterable[Figure]) -> "RoundRow":
+    def read(cls, line: Mapping[str, str], columns: Columns) -> "RoundRow":
         """Read a line of rounds.csv, given by column; raises ValueError if it is not valid."""
         values = {name: text or None for name, text in line.items()}
-        names = [name for figure in figures for name in figure.columns]
-        found = {name: float(text) for name in names if (text := values.get(name))}
-        columns = {f.name: values[f.name] for f in fields(cls) if f.name in values}
-        mean_columns = {f.name: values[f.name] for f in fields(Means) if f.name in values}
-        means = msgspec.convert(mean_columns, Means, strict=False)
-        row = msgspec.convert(columns, cls, strict=False)
-        return replace(row, means=replace(means, figures=found))
+        own = {f.name: values[f.name] for f in fields(cls) if f.name in values}
+        row = msgspec.convert(own, cls, strict=False)
+        evaluated = values.get("evaluated")
+        found = {
+            name: None if text is None else float(text)
+            for name, text in values.items()
+            if name in columns.rounds and name not in own and name not in ("evaluated", "epsilon")
+        }
+        lead = columns.lead
+        means = Means(
+            initial=found.get(lead.initial),
+            personalized=found.get(lead.personalized),
+            evaluated=None if evaluated is None else int(evaluated),
+            columns=found,
+        )
+        return replace(row, means=means)
 
     def flat(self) -> dict[str, Any]:
         """Return the values by column of rounds.csv; columns of figures can be missing."""
         values = asdict(self)
-        means = values.pop("means")
-        figures = means.pop("figures")
-        return values | means | figures
+        del values["means"]
+        return values | {"evaluated": self.means.evaluated} | dict(self.means.columns)
 
 
-def means(results: Sequence[ClientEval], figures: Iterable[Figure]) -> Means:
+def means(results: Sequence[ClientEval], columns: Columns) -> Means:
     """Return the means over the clients of an evaluation; either all personalize or none."""
-    initial = [result.accuracy_initial for result in results]
-    sizes = [result.num_test for result in results]
-    done = [(r, r.accuracy_personalized) for r in results if r.accuracy_personalized is not None]
-    personalized = [accuracy for _, accuracy in done]
-    figure_means: dict[str, float | None] = {}
-    for figure in figures:
-        figure_means |= _figure_means(results, figure)
+    lead = columns.lead
+    done = [
+        (r, r.after, value) for r in results if r.after and (value := r.personalized) is not None
+    ]
+    initial = [result.initial for result in results]
+    personalized = [value for *_, value in done]
+    hurt = [float(lead.is_better(result.initial, value)) for result, _, value in done]
+    before = [result.before for result in results]
+    after = [counts for _, counts, _ in done]
+    together: Callable[[Sequence[Counts]], Value] = lead.together
+    values = [
+        _mean(initial),
+        _mean(personalized),
+        float(np.std(personalized)) if personalized else None,
+        together(before),
+        together(after),
+        lead.decile(personalized) if personalized else None,
+        lead.least(personalized) if personalized else None,
+        _mean(hurt),
+    ]
+    for metric in columns.task.metrics[1:]:
+        values += [_mean_of(metric, after), _mean_of(metric, before)]
+    found = dict(zip((*columns.means, *columns.spread), values, strict=True))
+    for figure in columns.figures:
+        found |= _figure_means(results, figure)
     return Means(
-        accuracy_initial=_mean(initial),
-        accuracy_personalized=_mean(personalized),
-        accuracy_personalized_std=float(np.std(personalized)) if personalized else None,
-        accuracy_initial_weighted=_mean(initial, sizes),
-        accuracy_personalized_weighted=_mean(personalized, sizes),
-        evaluated=len(results) or None,
-        decile_personalized=float(np.percentile(personalized, 10)) if personalized else None,
-        least_personalized=min(personalized, default=None),
-        share_hurt=_mean([float(after < result.accuracy_initial) for result, after in done]),
-        balanced_personalized=_mean([_balanced(result) for result, _ in done]),
-        figures=figure_means,
+        initial=values[0], personalized=values[1], evaluated=len(results) or None, columns=found
     )
 
 
 def class_sums(results: Sequence[ClientEval]) -> list[list[int]]:
-    """Return sums over clients, [3, classes]: samples, and how many were right before and after."""
-    names = ("class_total", "class_initial", "class_personalized")
-    sums = [np.sum([getattr(result, name) for result in results], axis=0) for name in names]
-    return np.array(sums, int).reshape(3, -1).tolist() if results else []
+    """Return sums over clients, [3, classes]: samples, and how many were right before and after.
+
+    They are empty for a task without classes.
+    """
+    parts = []
+    for result in results:
+        before = result.task.by_class(result.before)
+        after = result.task.by_class(result.before if result.after is None else result.after)
+        if before is not None and after is not None:
+            parts.append([*before, after[1]])
+    return np.sum(parts, axis=0, dtype=int).tolist() if parts else []
 
 
-def class_table(sums: Sequence[Sequence[int]]) -> list[list[object]]:
+def class_table(sums: Sequence[Sequence[int]], columns: Columns) -> list[list[object]]:
     """Return the rows of classes.csv: accuracies per class over all evaluated clients' samples."""
-    rows: list[list[object]] = [list(CLASS)]
+    rows: list[list[object]] = [list(columns.classes)]
     for label, (count, *correct) in enumerate(zip(*sums, strict=True)):
         rows.append([label, count, *(right / count if count else None for right in correct)])
     return rows
 
 
-def _balanced(result: ClientEval) -> float:
-    """Return the mean of a client's personalized accuracies over the classes that it has."""
-    total, correct = np.array(result.class_total), np.array(result.class_personalized)
-    return float((correct[total > 0] / total[total > 0]).mean())
+def _defined(metric: Metric, counts: Counts) -> float:
+    """Return the value of a metric that every client has."""
+    value = metric.of(counts)
+    return float("nan") if value is None else value
 
 
-def _figure_means(results: Sequence[ClientEval], figure: Figure) -> dict[str, float | None]:
+def _figure_means(results: Sequence[ClientEval], figure: Figure) -> dict[str, Value]:
     """Return a figure's means by column, over the clients that have this figure."""
     those = [result for result in results if figure.name in result.figures]
     values = [result.figures[figure.name] for result in those]
@@ -170,7 +193,11 @@ def _figure_means(results: Sequence[ClientEval], figure: Figure) -> dict[str, fl
     return dict(zip(figure.columns, (_mean(values), by_samples), strict=False))
 
 
-def _mean(values: Sequence[float], weights: Sequence[int] | None = None) -> float | None:
+def _mean_of(metric: Metric, clients: Iterable[Counts]) -> Value:
+    return _mean([value for counts in clients if (value := metric.of(counts)) is not None])
+
+
+def _mean(values: Sequence[float], weights: Sequence[int] | None = None) -> Value:
     if not values or (weights is not None and not sum(weights)):
         return None
     return float(np.average(values, weights=weights))

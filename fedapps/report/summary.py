@@ -12,17 +12,17 @@ from rich.table import Table
 
 from fedapps.core import changes, project
 from fedapps.core.settings import Settings
-from fedapps.method.figures import Figure
-from fedapps.report.columns import accuracy_columns, round_columns
+from fedapps.report.columns import Columns
 from fedapps.report.console import console, readable
 from fedapps.report.rows import RoundRow
 from fedapps.report.units import duration, human, human_bytes
+from fedapps.tasks import Metric
 
 TOTALS = ("failures", "bytes_down", "bytes_up", "bytes_eval", "train_macs", "cost_paper")
 
 
 def summarize(
-    settings: Settings, rows: Sequence[RoundRow], figures: Sequence[Figure], seconds: float
+    settings: Settings, rows: Sequence[RoundRow], columns: Columns, seconds: float
 ) -> dict[str, Any]:
     """Return the content of summary.json; `seconds` is the time of the whole run.
 
@@ -32,28 +32,32 @@ def summarize(
     summary: dict[str, Any] = {
         name: getattr(settings, name) for name in ("strategy", "dataset", "seed", "evaluate_on")
     }
+    summary["task"] = columns.task.name
     summary["changed"] = changes.changed(dict(settings.flat))
     if rows:
         last = rows[-1].flat()
-        summary |= {name: last.get(name) for name in round_columns(figures)}
+        summary |= {name: last.get(name) for name in columns.rounds}
     summary |= {f"total_{name}": sum(getattr(row, name) for row in rows) for name in TOTALS}
-    summary |= best_rounds(rows, accuracy_columns(figures))
+    summary |= best_rounds(rows, columns.of_lead, columns.lead)
     return plain(summary | {"versions": versions(), "seconds": seconds})
 
 
-def best_rounds(rows: Sequence[RoundRow], columns: Iterable[str]) -> dict[str, float | int]:
-    """Return `best_accuracy_*` and the round of each.
+def best_rounds(
+    rows: Sequence[RoundRow], names: Iterable[str], metric: Metric
+) -> dict[str, float | int]:
+    """Return `best_*` and the round of each, for columns with values of the leading metric.
 
     They are chosen by the scores themselves, mostly on test samples, so do not report them as
     results.
     """
     best: dict[str, float | int] = {}
     values = [(row.round, row.flat()) for row in rows]
-    for name in columns:
+    for name in names:
         given = [(flat.get(name), round_) for round_, flat in values]
         known = [(v, round_) for v, round_ in given if v is not None and not math.isnan(v)]
         if known:
-            value, round_ = max(known, key=lambda pair: pair[0])
+            value = metric.best([value for value, _ in known])
+            round_ = next(round_ for other, round_ in known if other == value)
             best |= {f"best_{name}": value, f"best_{name}_round": round_}
     return best
 
@@ -77,35 +81,37 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else str(value)
 
 
-def print_summary(
-    summary: Mapping[str, Any], settings: Settings, figures: Iterable[Figure]
-) -> None:
+def print_summary(summary: Mapping[str, Any], settings: Settings, columns: Columns) -> None:
     """Print a summary as a table of at most 100 columns."""
     screen = console()
     table = Table(show_header=False, box=box.HORIZONTALS)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    for label, value in _table_rows(summary, settings, figures):
+    for label, value in _table_rows(summary, settings, columns):
         table.add_row(label, readable(value, screen))
     screen.print(table)
 
 
 def _table_rows(
-    summary: Mapping[str, Any], settings: Settings, figures: Iterable[Figure]
+    summary: Mapping[str, Any], settings: Settings, columns: Columns
 ) -> list[tuple[str, str]]:
     def shown(name: str) -> str:
         value = summary.get(name)
         return "-" if value is None else f"{value:.4f}"
 
-    spread = f"{shown('accuracy_personalized')} ± {shown('accuracy_personalized_std')}"
-    weighted = [shown(f"accuracy_{name}_weighted") for name in ("initial", "personalized")]
+    lead = columns.lead
+    initial, personalized, std, *together = map(shown, columns.means)
     part = f"{settings.evaluate_on} samples"
     down, up, evaluation = (
         human_bytes(summary[f"total_bytes_{name}"]) for name in ("down", "up", "eval")
     )
     seconds, epsilon = summary["seconds"], summary.get("epsilon")
     spent = [] if epsilon is None else [("epsilon spent", f"{epsilon:.4g}")]
-    given = (f for f in figures if f.label and summary.get(f.name) is not None)
+    given = [f for f in columns.figures if f.label and summary.get(f.name) is not None]
+    further = [
+        (m.label, f"{shown(m.initial)} initial, {shown(m.personalized)} personalized")
+        for m in columns.task.metrics[1:]
+    ]
     return [
         ("method", settings.strategy),
         ("data", settings.dataset),
@@ -113,10 +119,11 @@ def _table_rows(
         ("scored on", part),
         ("clients", f"{settings.num_clients}, {summary.get('clients', 0)} in the last round"),
         ("rounds", str(summary.get("round", 0))),
-        ("accuracy initial", shown("accuracy_initial")),
-        *((f"accuracy {figure.label}", shown(figure.name)) for figure in given),
-        ("accuracy personalized", f"{spread} over clients"),
-        (f"weighted by {part}", "{} initial, {} personalized".format(*weighted)),
+        (f"{lead.label} initial", initial),
+        *((f"{lead.label} {figure.label}", shown(figure.name)) for figure in given),
+        (f"{lead.label} personalized", f"{personalized} ± {std} over clients"),
+        (f"weighted by {part}", "{} initial, {} personalized".format(*together)),
+        *further,
         ("bytes", f"{down} down, {up} up, {evaluation} for evaluation"),
         ("training MACs", human(summary["total_train_macs"])),
         ("paper cost", f"{human(summary['total_cost_paper'])} (active parameters x batches)"),

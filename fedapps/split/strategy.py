@@ -50,6 +50,7 @@ class SplitStrategy(BaseStrategy):
 
     figures = (LEAK,)
     sends_its_model = False
+    needs_classes = True  # labels travel with the features
     clips_by_sample = False
     relays: ClassVar[bool] = False  # whether clients' layers go both ways through the channel
 

@@ -3,36 +3,31 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
+from fedapps.tasks import Counts, Task
 from fedapps.training.batches import Samples, chunks
 
 
 @dataclass(frozen=True)
 class Score:
-    """The mean loss and, for each class, the number of samples and of correct predictions."""
+    """The mean loss, and the counts from which the task's metrics are made."""
 
+    task: Task
     loss: float
-    total: np.ndarray
-    correct: np.ndarray
+    counts: Counts
 
     @property
-    def accuracy(self) -> float:
-        """Share of samples that are predicted correctly."""
-        return float(self.correct.sum() / self.total.sum())
+    def value(self) -> float:
+        """The value of the leading metric; NaN if it is not defined for these samples."""
+        value = self.task.lead.of(self.counts)
+        return float("nan") if value is None else value
 
 
 @torch.no_grad()
-def score(predict: Callable[[Tensor], Tensor], samples: Samples, classes: int) -> Score:
-    """Score `predict` (images [b, C, H, W] -> logits [b, classes]) on `samples`."""
-    images, labels = samples
-    logits = torch.cat([predict(chunk) for chunk in chunks(images)])
-    right = labels[logits.argmax(1) == labels]
-    return Score(
-        loss=float(cross_entropy(logits, labels)),
-        total=np.bincount(labels.cpu().numpy(), minlength=classes),
-        correct=np.bincount(right.cpu().numpy(), minlength=classes),
-    )
+def score(predict: Callable[[Tensor], Tensor], samples: Samples, task: Task) -> Score:
+    """Score `predict` (inputs [b, ...] -> outputs [b, ...]) on `samples`."""
+    inputs, targets = samples
+    outputs = torch.cat([predict(chunk) for chunk in chunks(inputs)])
+    return Score(task, float(task.loss(outputs, targets)), task.count(outputs, targets))

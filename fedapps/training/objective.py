@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from fedapps.models.layers import Slice, run
 from fedapps.training.batches import Samples
@@ -26,9 +25,10 @@ class Objective:
 
     1. It takes `batches` consecutive batches and calls `gradients(backward, batches)`, which sets
        `.grad`. Each `backward(batch)` adds the gradients of `loss(forward(model, x, layers),
-       labels)`. `loss` maps logits [b, classes] and labels [b] to a scalar; `layers` are the layers
-       after a cached frozen prefix. If a step calls `backward` more than once, the stage in the
-       plan must say how often at most (`Stage.passes`).
+       targets)`. `loss` maps outputs [b, ...] and targets [b, ...] to a scalar (None: the loss of
+       the run's task); `layers` are the layers after a cached frozen prefix. If a step calls
+       `backward` more than once, the stage in the plan must say how often at most
+       (`Stage.passes`).
     2. If the stage says so, the proximal term pulls towards `anchor` (tensors by name; None: the
        model as it was when the plan began), and gradients are clipped. Both leave `parameters`
        alone. With per-sample clipping, a step must call `backward` once, with a loss that is a mean
@@ -53,7 +53,7 @@ class Objective:
         )
     """
 
-    loss: Loss = cross_entropy
+    loss: Loss | None = None
     forward: Callable[[nn.Module, Tensor, Slice], Tensor] = run
     gradients: Callable[[Backward, list[Samples]], None] = of_first
     batches: int = 1

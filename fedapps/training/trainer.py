@@ -24,7 +24,7 @@ from fedapps.training.costs import Profile, TrainingStats, is_cacheable
 from fedapps.training.draw import Draw
 from fedapps.training.features import FeatureCache, digest, features
 from fedapps.training.gradients import GradientRule, add_proximal, gradient_rule
-from fedapps.training.objective import PLAIN, Objective
+from fedapps.training.objective import PLAIN, Loss, Objective
 from fedapps.training.optimizers import optimizer
 from fedapps.training.plan import Stage
 
@@ -36,6 +36,7 @@ class Trainer:
     model: nn.Module
     layout: Layout
     profile: Profile
+    loss: Loss  # of the run's task
     batch_size: int
     augment: str = "none"
     cache_bytes: int = 0
@@ -53,7 +54,7 @@ class Trainer:
         thresholds: Thresholds | None = None,
         cache_key: Hashable = None,
     ) -> TrainingStats:
-        """Execute `stages` one after the other on data (float [n, C, H, W], int64 [n]).
+        """Execute `stages` one after the other on data: inputs and targets.
 
         Epochs are counted over all stages, so that the shuffles of a round do not depend on how it
         is cut into stages. `thresholds` holds the clipping history for each pair of trained layers
@@ -102,7 +103,7 @@ class Trainer:
         taken: list[int] = []  # batch sizes of these steps
         with gradient_rule(self.model, trained, threshold, beside) as rule:
             for group in grouped(batches, objective.batches, stage.max_steps):
-                passes = _Passes(self.model, layers, objective, rule, loss)
+                passes = _Passes(self.model, layers, objective, self.loss, rule, loss)
                 objective.gradients(passes, group)
                 passes.check(stage)
                 if stage.prox_mu:
@@ -253,17 +254,18 @@ class _Passes:
     model: nn.Module
     layers: Slice
     objective: Objective
+    task_loss: Loss
     rule: GradientRule
     loss: Tensor  # summed over samples, beginning with those of earlier steps
     sizes: list[int] = field(default_factory=list)
 
     def __call__(self, batch: Samples) -> None:
-        images, labels = batch
-        outputs = self.objective.forward(self.model, images, self.layers)
-        value = self.objective.loss(outputs, labels)
+        inputs, targets = batch
+        outputs = self.objective.forward(self.model, inputs, self.layers)
+        value = (self.objective.loss or self.task_loss)(outputs, targets)
         self.rule.backward(value)
-        self.loss = self.loss + value.detach() * len(labels)
-        self.sizes.append(len(labels))
+        self.loss = self.loss + value.detach() * len(targets)
+        self.sizes.append(len(targets))
 
     def check(self, stage: Stage) -> None:
         """Raise ValueError if the step computed no gradient, or more than its stage declares."""

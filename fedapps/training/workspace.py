@@ -20,10 +20,11 @@ from fedapps.core.errors import RunError
 from fedapps.core.memory import keep_freed
 from fedapps.core.settings import Settings
 from fedapps.data import Share, own_share, shares
-from fedapps.data.spec import Normalization, image_spec, label_spec
+from fedapps.data.spec import Normalization
 from fedapps.models.grouping import children_by_layer
 from fedapps.models.layers import Arrays, Layout, Slice, layout_of, put, take
 from fedapps.models.norms import use_batch_statistics
+from fedapps.tasks import Task, task_for
 from fedapps.training.batches import Samples
 from fedapps.training.costs import profile
 from fedapps.training.trainer import Trainer
@@ -48,6 +49,11 @@ class Workspace:
         self.settings = settings
         self.dataset = dataset or _load(settings)
         self.client = client
+        found = self.dataset
+        self.task: Task = task_for(settings.task, found.inputs, found.targets, found.name)
+        self.dataset = dataclasses.replace(
+            found, target_values=self.task.values(found.target_values)
+        )
         if self.dataset.normalization is None:
             self.dataset = self.dataset.normalized(self._training_samples())
         self.device = pick_device(settings.device)
@@ -84,6 +90,7 @@ class Workspace:
             self.model,
             self.layout,
             profile(self.model, self.layout, found.shape, dtype),
+            loss=self.task.loss,
             batch_size=self.settings.batch_size,
             augment=augment,
             cache_bytes=self.settings.cache_limit * MEBI,
@@ -192,10 +199,9 @@ class Workspace:
 
     def _build(self) -> nn.Module:
         s = self.settings
-        if not self.dataset.has_labels:
-            raise RunError(f"{self.dataset.name}: targets must be labels, integers [N]")
+        outputs = self.task.outputs(self.dataset.targets)
         try:
-            model = models.build(s.model, self.dataset.inputs, self.dataset.classes, s.seed)
+            model = models.build(s.model, self.dataset.inputs, outputs, s.seed)
         except ValueError as error:
             raise RunError(str(error)) from error
         if s.bn_stats == "batch":
@@ -217,8 +223,7 @@ def workspace(settings: Settings) -> Workspace:
 def _load(settings: Settings) -> data.Dataset:
     """Open the run's data set; a server of devices knows only its shape and classes."""
     if settings.dataset == DEVICE:
-        targets = label_spec(settings.num_classes)
-        return data.declared(DEVICE, image_spec(settings.shape), targets)
+        return data.declared(DEVICE, *data.specs_of_devices(settings))
     return data.load(settings.dataset, settings.data_root)
 
 

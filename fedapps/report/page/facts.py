@@ -9,7 +9,7 @@ from typing import Any
 from fedapps.core import config
 from fedapps.core.schema import literal
 from fedapps.report import directory
-from fedapps.report.page.figures import INITIAL, PERSONALIZED, SPREAD, percent
+from fedapps.report.columns import SPREAD, Columns
 from fedapps.report.page.reading import Row, RunFiles, number
 from fedapps.report.units import clock, duration, human, human_bytes
 
@@ -98,14 +98,15 @@ def subtitle_of(run: RunFiles) -> str:
 def tiles_of(run: RunFiles) -> list[Tile]:
     """Return the figures of the last evaluation and the totals so far."""
     found: list[Tile] = []
-    evaluated = [row for row in run.rounds if number(row, PERSONALIZED) is not None]
-    if evaluated:
-        last = evaluated[-1]
-        before, after, spread = (number(last, name) for name in (INITIAL, PERSONALIZED, SPREAD))
-        note = f"± {percent(spread)} over clients" if spread is not None else ""
-        found.append(Tile("accuracy personalized", percent(after or 0.0), note))
+    if evaluated := run.evaluated(run.rounds):
+        last, lead = evaluated[-1], run.lead
+        names = (lead.initial, lead.personalized, f"{lead.personalized}_std")
+        before, after, spread = (number(last, name) for name in names)
+        note = f"± {lead.shown(spread)} over clients" if spread is not None else ""
+        found.append(Tile(f"{lead.label} personalized", lead.shown(after or 0.0), note))
         if before is not None:
-            found.append(Tile("accuracy initial", percent(before), f"round {last.get('round')}"))
+            told = f"round {last.get('round')}"
+            found.append(Tile(f"{lead.label} initial", lead.shown(before), told))
     rounds = run.config.get("num-rounds")
     of = f"of {rounds}" if rounds else ""
     done = run.rounds[-1].get("round", "0") if run.rounds else "0"
@@ -142,19 +143,30 @@ def costs_of(run: RunFiles) -> Table:
 def rounds_of(run: RunFiles) -> Table:
     """Return the last rounds, without columns that are empty."""
     columns = [name for name in (run.rounds[0] if run.rounds else ()) if _used(run.rounds, name)]
-    rows = [[shown(name, row.get(name, "")) for name in columns] for row in run.rounds]
+    known = run.columns
+    rows = [[shown(name, row.get(name, ""), known) for name in columns] for row in run.rounds]
     note = f"The last {MOST_ROUNDS} of {len(rows)}; rounds.csv has all."
     note = note if len(rows) > MOST_ROUNDS else ""
-    return Table("rounds", [*map(head_of, columns)], rows[-MOST_ROUNDS:], 2, note)
+    heads = [head_of(name, known) for name in columns]
+    return Table("rounds", heads, rows[-MOST_ROUNDS:], 2, note)
 
 
-def evaluation_of(rows: Sequence[Row], name: str) -> Table:
-    """Return the clients or classes of the last evaluation; accuracies are the first columns."""
+def evaluation_of(rows: Sequence[Row], name: str, columns: Columns) -> Table:
+    """Return the clients or classes of the last evaluation; metrics are the first columns."""
     known = [key for key in (rows[0] if rows else ()) if key != "round" and _used(rows, key)]
-    columns = sorted(known, key=lambda key: (key != name, not key.startswith("accuracy_")))
-    lines = [[shown(key, row.get(key, "")) for key in columns] for row in rows[:MOST_CLIENTS]]
+    order = sorted(known, key=lambda key: (key != name, columns.metric_of(key) is None))
+    lines = [
+        [shown(key, row.get(key, ""), columns) for key in order] for row in rows[:MOST_CLIENTS]
+    ]
     note = f"The first {MOST_CLIENTS} of {len(rows)}." if len(rows) > MOST_CLIENTS else ""
-    return Table(name, [*map(head_of, columns)], lines, note=note)
+    return Table(name, [head_of(key, columns) for key in order], lines, note=note)
+
+
+def no_class(run: RunFiles) -> str:
+    """Say why there is no table of classes."""
+    if run.task.has_classes:
+        return "No class has been scored yet."
+    return f"This run's task is {run.task.name}: its samples have no class."
 
 
 def kinds_of(run: RunFiles) -> list[tuple[str, int]]:
@@ -213,19 +225,21 @@ def versions(run: RunFiles) -> list[tuple[str, str]]:
     return [(str(k), str(v)) for k, v in found.items()] if isinstance(found, dict) else []
 
 
-def head_of(column: str) -> str:
-    """Return the head of a column of a table."""
+def head_of(column: str, columns: Columns) -> str:
+    """Return the head of a column of a table; the name of the leading metric is left out."""
     known = {"num_train": "train samples", "num_test": "scored samples"}
-    return known.get(column, column.removeprefix("accuracy_").replace("_", " "))
+    return known.get(column, column.removeprefix(f"{columns.lead.name}_").replace("_", " "))
 
 
-def shown(column: str, text: str) -> str:
+def shown(column: str, text: str, columns: Columns) -> str:
     """Format a cell of a table for readers."""
     value = number({"": text}, "")
     if value is None or column in ("round", "client", "class", "phase"):
         return text
-    if column.startswith("accuracy_"):
-        return percent(value)
+    if column == SPREAD[-1]:
+        return f"{100 * value:.1f} %"
+    if (metric := columns.metric_of(column)) is not None:
+        return metric.shown(value)
     if column.startswith("bytes_"):
         return human_bytes(value)
     if column in ("train_macs", "cost_paper"):

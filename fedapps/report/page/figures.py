@@ -1,5 +1,6 @@
 """The charts on a run's page, drawn from its tables; a chart without data is left out."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 from fedapps.method.figures import EventPlot
@@ -14,25 +15,19 @@ from fedapps.report.page.charts import (
 from fedapps.report.page.plot import Chart, Series
 from fedapps.report.page.reading import Row, RunFiles, number
 from fedapps.report.units import byte_unit, human_bytes
+from fedapps.tasks import Metric
 
-INITIAL, PERSONALIZED = "accuracy_initial", "accuracy_personalized"
-SPREAD = "accuracy_personalized_std"
 MOST_DRAWN = 1000  # clients or classes; if there are more, every n-th is drawn
 MOST_CELLS = 60_000  # cells of the chart of samples per client and class
 COLOURS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7")
 
 
-def percent(value: float) -> str:
-    """Write a fraction as a percentage, for example 87.3 %."""
-    return f"{100 * value:.1f} %"
-
-
 def curves(run: RunFiles) -> list[Chart]:
-    """Draw accuracies, training loss and epsilon over the rounds."""
-    evaluated = [row for row in run.rounds if number(row, PERSONALIZED) is not None]
+    """Draw the leading metric, training loss and epsilon over the rounds."""
+    evaluated = run.evaluated(run.rounds)
     found: list[Chart] = []
     if len(evaluated) > 1:
-        found.append(_accuracies(evaluated))
+        found.append(_scores(run.lead, evaluated))
     trained = _points(run.rounds, "train_loss")
     if len(trained) > 1:
         chart = Chart("loss", "Training loss", "round", "mean loss over trained samples")
@@ -48,20 +43,21 @@ def curves(run: RunFiles) -> list[Chart]:
 
 def clients(run: RunFiles) -> list[Chart]:
     """Draw the clients of the last evaluation, and the samples that each client holds."""
-    rows = [row for row in run.clients if number(row, PERSONALIZED) is not None]
+    rows, lead = run.evaluated(run.clients), run.lead
     found: list[Chart] = []
     if rows:
-        title = f"Accuracy of every client (round {rows[0].get('round')})"
-        chart = Chart("clients", title, "client, in the order of accuracy", "accuracy on its own")
-        found.append(_changes(chart, rows, "client"))
+        title = f"{_head(lead)} of every client (round {rows[0].get('round')})"
+        order = f"client, in the order of {lead.label}"
+        chart = Chart("clients", title, order, f"{lead.label} on its own")
+        found.append(_changes(chart, rows, "client", lead))
     sizes = [(size, row) for row in rows if (size := number(row, "num_train")) is not None]
     if len(sizes) > 1:
-        chart = Chart(
-            "sizes", "Accuracy by number of samples", "training samples", "personalized accuracy"
-        )
-        points = [(size, number(row, PERSONALIZED) or 0.0) for size, row in sizes]
-        titles = [_client_title(row) for _, row in sizes]
-        found.append(scatter_chart(chart, points, titles, "personalized", percent, ceiling=1.0))
+        title, axis = f"{_head(lead)} by number of samples", f"personalized {lead.label}"
+        chart = Chart("sizes", title, "training samples", axis)
+        points = [(size, number(row, lead.personalized) or 0.0) for size, row in sizes]
+        titles = [_client_title(row, lead) for _, row in sizes]
+        top = _ceiling(lead)
+        found.append(scatter_chart(chart, points, titles, "personalized", lead.shown, ceiling=top))
     if holdings := _holdings(run.samples):
         found.append(holdings)
     return found
@@ -69,21 +65,21 @@ def clients(run: RunFiles) -> list[Chart]:
 
 def classes(run: RunFiles) -> list[Chart]:
     """Draw the classes of the last evaluation."""
-    rows = [row for row in run.classes if number(row, PERSONALIZED) is not None]
+    rows, lead = run.evaluated(run.classes), run.lead
     if not rows:
         return []
     few = len(rows) <= 25
-    label = "class" if few else "class, in the order of accuracy"
-    scored = f"accuracy over all {run.config.get('evaluate-on', 'scored')} samples"
-    chart = Chart("classes", "Accuracy of every class", label, scored)
-    return [_changes(chart, rows, "class", ordered=not few)]
+    label = "class" if few else f"class, in the order of {lead.label}"
+    scored = f"{lead.label} over all {run.config.get('evaluate-on', 'scored')} samples"
+    chart = Chart("classes", f"{_head(lead)} of every class", label, scored)
+    return [_changes(chart, rows, "class", lead, ordered=not few)]
 
 
 def costs(run: RunFiles) -> list[Chart]:
     """Draw the traffic and time of the rounds."""
     found: list[Chart] = []
-    evaluated = [row for row in run.rounds if number(row, PERSONALIZED) is not None]
-    if len(evaluated) > 1 and (traffic := _traffic(run.rounds, evaluated)):
+    evaluated = run.evaluated(run.rounds)
+    if len(evaluated) > 1 and (traffic := _traffic(run.lead, run.rounds, evaluated)):
         found.append(traffic)
     names = (("bytes_down", "down"), ("bytes_up", "up"), ("bytes_eval", "evaluation"))
     sums = [(label, _running(_points(run.rounds, column))) for column, label in names]
@@ -115,17 +111,27 @@ def events(run: RunFiles, plots: Iterable[EventPlot]) -> list[Chart]:
     return found
 
 
-def _accuracies(evaluated: Sequence[Row]) -> Chart:
-    chart = Chart("accuracy", "Accuracy", "round", "mean over clients")
-    same = all(row[INITIAL] == row[PERSONALIZED] for row in evaluated)
-    lines = _means(evaluated, lambda row: number(row, "round") or 0.0, same)
+def _scores(lead: Metric, evaluated: Sequence[Row]) -> Chart:
+    chart = Chart(lead.name, _head(lead), "round", "mean over clients")
+    lines = _means(lead, evaluated, lambda row: number(row, "round") or 0.0)
     personalized = lines[-1]
-    spreads = [number(row, SPREAD) or 0.0 for row in evaluated]
+    spreads = [number(row, f"{lead.personalized}_std") or 0.0 for row in evaluated]
     lines[-1] = Series(personalized.label, personalized.colour, personalized.points, spreads)
-    return line_chart(chart, lines, percent, floor=0.0, ceiling=1.0)
+    return line_chart(chart, lines, lead.shown, floor=0.0, ceiling=_ceiling(lead))
 
 
-def _traffic(rounds: Sequence[Row], evaluated: Sequence[Row]) -> Chart | None:
+def _head(metric: Metric) -> str:
+    """Return the label with a capital letter: `Accuracy`, `Mean absolute error`."""
+    return metric.label[0].upper() + metric.label[1:]
+
+
+def _ceiling(metric: Metric) -> float | None:
+    """Return the largest value that an axis shows; None if there is no limit."""
+    high = metric.bounds[1]
+    return None if math.isinf(high) else high
+
+
+def _traffic(lead: Metric, rounds: Sequence[Row], evaluated: Sequence[Row]) -> Chart | None:
     total, so_far = 0.0, dict[int, float]()
     for row in rounds:
         total += (number(row, "bytes_down") or 0.0) + (number(row, "bytes_up") or 0.0)
@@ -133,27 +139,30 @@ def _traffic(rounds: Sequence[Row], evaluated: Sequence[Row]) -> Chart | None:
     if not total:
         return None
     size, unit = byte_unit(total)
-    chart = Chart("communication", "Accuracy by traffic", f"{unit} of training, up and down", "")
+    title = f"{_head(lead)} by traffic"
+    chart = Chart("communication", title, f"{unit} of training, up and down", "")
     chart.y_label = "mean over clients"
-    same = all(row[INITIAL] == row[PERSONALIZED] for row in evaluated)
-    lines = _means(evaluated, lambda row: so_far[id(row)] / size, same)
-    ends = {"floor": 0.0, "ceiling": 1.0, "x_from": 0.0}
-    return line_chart(chart, lines, percent, "{:.3g}".format, **ends, whole_x=False)
+    lines = _means(lead, evaluated, lambda row: so_far[id(row)] / size)
+    ends = {"floor": 0.0, "ceiling": _ceiling(lead), "x_from": 0.0}
+    return line_chart(chart, lines, lead.shown, "{:.3g}".format, **ends, whole_x=False)
 
 
-def _means(rows: Sequence[Row], x: Callable[[Row], float], same: bool) -> list[Series]:
-    """Return the curves of mean accuracies; the personalized one is the last."""
-    skipped = {INITIAL, PERSONALIZED, SPREAD}
+def _means(lead: Metric, rows: Sequence[Row], x: Callable[[Row], float]) -> list[Series]:
+    """Return the curves of the metric's means; the personalized one is the last."""
+    same = all(row[lead.initial] == row[lead.personalized] for row in rows)
+    start, skipped = f"{lead.name}_", {lead.initial, lead.personalized}
     further = [
         name
         for name in rows[0]
-        if name.startswith("accuracy_") and not name.endswith("_weighted") and name not in skipped
+        if name.startswith(start)
+        and not name.endswith(("_weighted", "_std"))
+        and name not in skipped
     ]
-    names = [] if same else [(INITIAL, "initial", "initial")]
+    names = [] if same else [(lead.initial, "initial", "initial")]
     for name, colour in zip(further, COLOURS * len(further), strict=False):
-        names.append((name, name.removeprefix("accuracy_").replace("_", " "), colour))
+        names.append((name, name.removeprefix(start).replace("_", " "), colour))
     label = "initial = personalized" if same else "personalized"
-    names.append((PERSONALIZED, label, "personalized"))
+    names.append((lead.personalized, label, "personalized"))
     lines = [
         Series(label, colour, [(x(row), y) for row in rows if (y := number(row, name)) is not None])
         for name, label, colour in names
@@ -161,11 +170,16 @@ def _means(rows: Sequence[Row], x: Callable[[Row], float], same: bool) -> list[S
     return [line for line in lines if line.points]
 
 
-def _changes(chart: Chart, rows: Sequence[Row], what: str, ordered: bool = True) -> Chart:
-    """Draw the initial and the personalized accuracy of each client or class."""
-    known = [(row, number(row, INITIAL), number(row, PERSONALIZED) or 0.0) for row in rows]
+def _changes(
+    chart: Chart, rows: Sequence[Row], what: str, lead: Metric, ordered: bool = True
+) -> Chart:
+    """Draw the initial and the personalized value of each client or class, the worst one first."""
+    known = [
+        (row, number(row, lead.initial), number(row, lead.personalized) or 0.0) for row in rows
+    ]
     if ordered:
-        known.sort(key=lambda entry: (entry[2], number(entry[0], what) or 0.0))
+        sign = 1 if lead.more_is_better else -1
+        known.sort(key=lambda entry: (sign * entry[2], number(entry[0], what) or 0.0))
     every = -(-len(known) // MOST_DRAWN)
     if every > 1:
         chart.note = f"One in {every} is drawn."
@@ -178,26 +192,28 @@ def _changes(chart: Chart, rows: Sequence[Row], what: str, ordered: bool = True)
         series = [Series("initial", "initial", before)]
         series.append(Series("personalized", "personalized", after))
     names = [row.get(what, "") for row, *_ in known]
-    pair_chart(chart, names, [line for line in series if line.points], percent, ceiling=1.0)
+    drawn = [line for line in series if line.points]
+    pair_chart(chart, names, drawn, lead.shown, ceiling=_ceiling(lead))
     title = _client_title if what == "client" else _class_title
-    chart.hits = column_hits(len(known), lambda i: title(known[i][0]))
+    chart.hits = column_hits(len(known), lambda i: title(known[i][0], lead))
     return chart
 
 
-def _client_title(row: Row) -> str:
+def _client_title(row: Row, lead: Metric) -> str:
     return (
-        f"client {row.get('client')}\n{_change(row)}\n"
+        f"client {row.get('client')}\n{_change(row, lead)}\n"
         f"{row.get('num_train')} training samples, {row.get('num_test')} to score"
     )
 
 
-def _class_title(row: Row) -> str:
-    return f"class {row.get('class')}\n{_change(row)}\n{row.get('num_test')} samples to score"
+def _class_title(row: Row, lead: Metric) -> str:
+    told = f"{row.get('num_test')} samples to score"
+    return f"class {row.get('class')}\n{_change(row, lead)}\n{told}"
 
 
-def _change(row: Row) -> str:
-    before, after = number(row, INITIAL), number(row, PERSONALIZED) or 0.0
-    return percent(after) if before is None else f"{percent(before)}, personalized {percent(after)}"
+def _change(row: Row, lead: Metric) -> str:
+    before, after = number(row, lead.initial), lead.shown(number(row, lead.personalized) or 0.0)
+    return after if before is None else f"{lead.shown(before)}, personalized {after}"
 
 
 def _holdings(samples: Sequence[Row]) -> Chart | None:

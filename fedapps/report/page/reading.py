@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fedapps.core.options import flat
+from fedapps.report.about import task_of
+from fedapps.report.columns import Columns, columns_of
+from fedapps.tasks import CLASSIFICATION, Metric, Task
 
 Row = dict[str, str]
 
@@ -30,6 +33,7 @@ class RunFiles:
     events: list[Row]
     summary: dict[str, Any]
     about: dict[str, Any]  # run.json
+    task: Task = CLASSIFICATION
 
     @classmethod
     def read(cls, folder: Path) -> "RunFiles":
@@ -44,7 +48,22 @@ class RunFiles:
             _table(folder / "events.csv"),
             _object(folder / "summary.json"),
             _object(folder / "run.json"),
+            task_of(folder),
         )
+
+    @property
+    def columns(self) -> Columns:
+        """The columns of the tables."""
+        return columns_of(self.task)
+
+    @property
+    def lead(self) -> Metric:
+        """The metric by which the run is compared with others."""
+        return self.task.lead
+
+    def evaluated(self, rows: list[Row]) -> list[Row]:
+        """Return the rows that have a personalized score."""
+        return [row for row in rows if number(row, self.lead.personalized) is not None]
 
 
 def number(row: Row, column: str) -> float | None:

@@ -112,7 +112,7 @@ _PAGE = """<!doctype html>
 {% endcall %}
 {% call section("classes", "Classes") %}
 {{ charts(classes, class_table) }}
-{%- if not class_table.rows %}<p class="soft">No class has been scored yet.</p>{% endif %}
+{%- if not class_table.rows %}<p class="soft">{{ no_class }}</p>{% endif %}
 {% endcall %}
 {% call section("costs", "Costs") %}
 {{ charts(costs, cost_table) }}

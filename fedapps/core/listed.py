@@ -1,0 +1,54 @@
+"""Keys whose value is a list in a text, such as `1,28,28`: what they mean."""
+
+from fedapps.core.errors import RunError
+from fedapps.core.words import span
+
+LOGGERS = ("tensorboard", "mlflow", "wandb")
+
+
+def shape(text: str) -> tuple[int, ...]:
+    """Return the shape of a sample that `input-shape` names; raises `RunError`."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise RunError(
+            f'input-shape = "{text}": must be channels,height,width of images, such as 1,28,28;'
+            " steps,features of series; or one number, of the features of a table"
+        )
+    return tuple(map(int, words))
+
+
+def class_names(text: str, count: int) -> tuple[str, ...]:
+    """Return the names of the classes: their numbers if none are set; raises `RunError`."""
+    if not text:
+        return tuple(map(str, range(count)))
+    words = tuple(word.strip() for word in text.split(","))
+    if len(set(words)) != count or len(words) != count or "" in words:
+        raise RunError(
+            f'class-names = "{text}": must be {count} different names (num-classes), such as'
+            " cat,dog"
+        )
+    return words
+
+
+def loggers(text: str) -> tuple[str, ...]:
+    """Return the names of the additional loggers; raises `RunError`."""
+    words = tuple(word.strip() for word in text.split(",")) if text else ()
+    for word in words:
+        if word not in LOGGERS or words.count(word) > 1:
+            raise RunError(
+                f'loggers = "{text}": must be some of {", ".join(LOGGERS)}, such as'
+                " tensorboard,wandb"
+            )
+    return words
+
+
+def rounds(text: str, last: int) -> frozenset[int]:
+    """Return the rounds in `evaluate-rounds` up to the `last` one; raises `RunError`."""
+    try:
+        spans = [span(word) for word in text.split(",") if word]
+    except ValueError:
+        raise RunError(
+            f'evaluate-rounds = "{text}": must be rounds, such as 190-199 or 50,100'
+        ) from None
+    own = [range(one.start, min(one.stop, last + 1)) for one in spans]  # there are no later rounds
+    return frozenset(round_ for one in own for round_ in one)

@@ -1,0 +1,70 @@
+"""Write a model for use elsewhere: as arrays, as a program of torch.export, or as ONNX.
+
+python -m fedapps export DIR --output model.pt2
+"""
+
+import importlib.util
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedapps.core.errors import RunError
+from fedapps.core.files import write_whole
+from fedapps.device.personalized import Personalized, packed
+
+
+def export(model: Personalized, path: Path) -> None:
+    """Write the model as .safetensors, .pt2 (`torch.export`) or .onnx, as the suffix says.
+
+    Models in .pt2 and .onnx take what `Personalized` takes, with any batch size n.
+    Raises `RunError` for another suffix, a missing package, or a file that cannot be written.
+    """
+    writers = {".safetensors": _safetensors, ".pt2": _program, ".onnx": _onnx}
+    if path.suffix not in writers:
+        raise RunError(f"--output {path}: must end in {', '.join(writers)}")
+    if path.suffix == ".onnx":
+        for package in ("onnx", "onnxscript"):
+            if importlib.util.find_spec(package) is None:
+                raise RunError(f"--output {path}: needs {package}; pip install onnx onnxscript")
+    write_whole(path, lambda temporary: writers[path.suffix](model, temporary))
+
+
+def _safetensors(model: Personalized, path: Path) -> None:
+    path.write_bytes(packed(model.module, model.about))
+
+
+def _program(model: Personalized, path: Path) -> None:
+    batch = {"inputs": {0: torch.export.Dim("batch")}}
+    program = torch.export.export(model, (_example(model),), dynamic_shapes=batch)
+    with path.open("wb") as file, warnings.catch_warnings():
+        # channels-last weights are a problem only if they are not on the CPU, and ours are
+        warnings.filterwarnings("ignore", "No complete tensor found")
+        torch.export.save(program, file)  # given a name, it demands a suffix of its own
+
+
+def _onnx(model: Personalized, path: Path) -> None:
+    batch = {"inputs": {0: torch.export.Dim("batch")}}
+    about = model.about
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program: Any = torch.onnx.export(
+            model,
+            (_example(model),),
+            input_names=["pixels" if about.inputs.image else "inputs"],
+            output_names=["logits" if about.task.has_classes else "outputs"],
+            dynamic_shapes=batch,
+            dynamo=True,
+            verbose=False,
+        )
+    program.save(path)
+
+
+def _example(model: Personalized) -> Tensor:
+    """Return two samples, from which the shape and the dtype are read."""
+    inputs, draw = model.about.inputs, torch.Generator().manual_seed(0)
+    if inputs.is_whole:
+        return torch.randint(inputs.choices, (2, *inputs.shape), generator=draw)
+    return torch.rand(2, *inputs.shape, generator=draw)

@@ -1,0 +1,48 @@
+"""What can be learned: classes, numbers, several labels, the next token.
+
+    task = task_for("auto", inputs, targets)   # by the targets of a data set
+    task.loss(output, target), task.predict(output), task.lead.of(task.count(output, target))
+
+A new task needs one file here, and a line in `TASKS`.
+"""
+
+from fedapps.core.errors import RunError
+from fedapps.data.spec import Spec
+from fedapps.tasks.classification import Classification
+from fedapps.tasks.metric import Counts, Metric
+from fedapps.tasks.multilabel import Multilabel
+from fedapps.tasks.regression import Regression
+from fedapps.tasks.task import Task
+from fedapps.tasks.tokens import Tokens
+
+AUTO = "auto"
+CLASSIFICATION = Classification()
+TASKS: dict[str, Task] = {
+    task.name: task for task in (CLASSIFICATION, Regression(), Multilabel(), Tokens())
+}
+
+__all__ = ["AUTO", "CLASSIFICATION", "TASKS", "Counts", "Metric", "Task", "task_for"]
+
+
+def task_for(name: str, inputs: Spec, targets: Spec, data: str) -> Task:
+    """Return the task of this name; `auto` finds it by the targets of the data set `data`.
+
+    Floats are a regression; a label for each sample is a classification; truth values are
+    multilabel; a whole number for each step is tokens. Raises `RunError` if the targets do not fit.
+    """
+    task = TASKS[name] if name != AUTO else _by_targets(inputs, targets)
+    try:
+        task.check(targets, inputs)
+    except ValueError as error:
+        found = f"{targets.dtype} [N{''.join(f', {side}' for side in targets.shape)}]"
+        raise RunError(f'task = "{task.name}": {error}; {data} has {found}') from error
+    return task
+
+
+def _by_targets(inputs: Spec, targets: Spec) -> Task:
+    if not targets.is_whole:
+        return TASKS["regression"]
+    if not targets.shape:
+        return CLASSIFICATION
+    text = inputs.is_whole and inputs.shape == targets.shape
+    return TASKS["tokens" if text or targets.choices > 2 else "multilabel"]

@@ -1,0 +1,103 @@
+"""A metric: how well predictions fit, as one number for a client, and how it is shown."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+# What a task counts over samples, as arrays by name. The counts of two clients add up to those of
+# both together.
+Counts = Mapping[str, np.ndarray]
+PERCENT = "%"
+WORST = 10  # the percentile of clients that the columns decile_* show
+
+
+def unchanged(mean: float) -> float:
+    """Return the value of a metric that is a mean."""
+    return mean
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of a client's predictions: a sum over the client's samples, and its weight.
+
+    `parts` makes both of a client's counts. The value of a client is sum / weight, and that of
+    several clients together is the sum of their sums divided by the sum of their weights.
+    `of_mean` turns this mean into what is shown (for example, exp). All that is said about a metric
+    is said here: its name in tables, its label, its unit (`%`: the value is a fraction) and whether
+    a larger value is better. `bounds` are the values that it can have.
+    """
+
+    name: str  # the columns of rounds.csv are <name>_initial, <name>_personalized, ...
+    label: str
+    short: str  # in the line of a round
+    parts: Callable[[Counts], tuple[float, float]]
+    unit: str = PERCENT
+    more_is_better: bool = True
+    of_mean: Callable[[float], float] = unchanged
+    bounds: tuple[float, float] = (0.0, 1.0)
+
+    @property
+    def initial(self) -> str:
+        """The column with the value before personalization."""
+        return f"{self.name}_initial"
+
+    @property
+    def personalized(self) -> str:
+        """The column with the value after personalization."""
+        return f"{self.name}_personalized"
+
+    @property
+    def factor(self) -> int:
+        """What a value is multiplied with to have the unit that is shown."""
+        return 100 if self.unit == PERCENT else 1
+
+    @property
+    def plural(self) -> str:
+        """The label of several values: `accuracies`."""
+        return f"{self.label[:-1]}ies" if self.label.endswith("y") else self.label
+
+    @property
+    def title(self) -> str:
+        """The label with its unit, for an axis or the head of a table: `accuracy (%)`."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+    def of(self, counts: Counts) -> float | None:
+        """Return the value for these counts; None if it is not defined for them."""
+        total, weight = self.parts(counts)
+        return self.of_mean(float(total / weight)) if weight else None
+
+    def together(self, clients: Sequence[Counts]) -> float | None:
+        """Return the value over the samples of several clients together; None if undefined."""
+        parts = [self.parts(counts) for counts in clients]
+        known = [(total / weight, weight) for total, weight in parts if weight]
+        if not known:
+            return None
+        means, weights = zip(*known, strict=True)
+        return self.of_mean(float(np.average(means, weights=weights)))
+
+    def is_better(self, value: float, other: float) -> bool:
+        """Tell whether a value is strictly better than another one; NaN is never better."""
+        if np.isnan(value) or np.isnan(other):
+            return bool(np.isnan(other) and not np.isnan(value))
+        return value > other if self.more_is_better else value < other
+
+    def best(self, values: Sequence[float]) -> float:
+        """Return the best of some values."""
+        return max(values) if self.more_is_better else min(values)
+
+    def least(self, values: Sequence[float]) -> float:
+        """Return the worst of some values."""
+        return min(values) if self.more_is_better else max(values)
+
+    def decile(self, values: Sequence[float]) -> float:
+        """Return the value that nine tenths of the clients reach."""
+        return float(np.percentile(values, WORST if self.more_is_better else 100 - WORST))
+
+    def digits(self, value: float, sign: str = "") -> str:
+        """Write a value that already has the unit, without it: `87.34`, `0.1234`."""
+        return f"{value:{sign}{'.2f' if self.unit == PERCENT else '.4g'}}"
+
+    def shown(self, value: float) -> str:
+        """Write a value with its unit: `87.3 %`, `0.1234`."""
+        return f"{100 * value:.1f} %" if self.unit == PERCENT else f"{value:.4g}"

@@ -1,0 +1,94 @@
+"""Multilabel: each of several labels applies to a sample or not."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from fedapps.data.spec import FLOAT, Spec
+from fedapps.tasks.metric import Counts, Metric
+from fedapps.tasks.task import Task, no_more
+
+COUNTED = ("positive", "predicted", "found", "right")
+
+
+def micro_f1(counts: Counts) -> tuple[float, float]:
+    """Twice the labels found, over those that apply plus those predicted (F1 over all labels).
+
+    It is 1 if no label applies and none is predicted.
+    """
+    both = counts["positive"].sum() + counts["predicted"].sum()
+    return (2 * counts["found"].sum(), both) if both else (1, 1)
+
+
+def macro_f1(counts: Counts) -> tuple[float, float]:
+    """The F1 scores of the labels, over the labels that apply to a sample or are predicted."""
+    both = counts["positive"] + counts["predicted"]
+    there = both > 0
+    return (2 * counts["found"][there] / both[there]).sum(), there.sum()
+
+
+def accuracy(counts: Counts) -> tuple[float, float]:
+    """The decisions that are right, of one for each sample and label."""
+    return counts["right"].sum(), counts["samples"][0] * len(counts["right"])
+
+
+class Multilabel(Task):
+    """Binary cross entropy; a label is predicted if its logit is positive."""
+
+    name = "multilabel"
+    metrics = (
+        Metric("micro_f1", "micro F1", "F1", micro_f1),
+        Metric("macro_f1", "macro F1", "F1", macro_f1),
+        Metric("accuracy", "accuracy", "acc", accuracy),
+    )
+    has_names = True
+    of_targets = ("samples", "positive")
+
+    def check(self, targets: Spec, inputs: Spec) -> None:
+        """Each target is a row of truth values."""
+        if not targets.is_whole or len(targets.shape) != 1 or targets.choices > 2:
+            raise ValueError("targets must be truth values, booleans or 0 and 1, [N, labels]")
+
+    def outputs(self, targets: Spec) -> Spec:
+        """A logit for each label."""
+        return Spec(targets.shape)
+
+    def values(self, targets: np.ndarray) -> np.ndarray:
+        """Return the targets as float32, 0 and 1."""
+        return targets.astype(FLOAT)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Binary cross entropy of logits [b, labels], the mean over samples and labels."""
+        return binary_cross_entropy_with_logits(output, target)
+
+    def predict(self, output: Tensor) -> Tensor:
+        """Return 0 or 1 for each label, int64 [n, labels]."""
+        return (output > 0).long()
+
+    def probabilities(self, output: Tensor) -> Tensor:
+        """Return the probability of each label, [n, labels]."""
+        return output.sigmoid()
+
+    def count(self, output: Tensor, target: Tensor) -> Counts:
+        """Count for each label what applies, is predicted, both, and right: int64 [labels]."""
+        found, truth = self.predict(output).bool(), target.bool()
+        parts = (truth, found, truth & found, truth == found)
+        sums = {name: p.sum(0).cpu().numpy() for name, p in zip(COUNTED, parts, strict=True)}
+        return {"samples": np.array([len(target)])} | sums
+
+    def sizes(self, targets: Spec) -> Mapping[str, int]:
+        """Every count has a value for each label, except that of the samples."""
+        return {"samples": 1} | dict.fromkeys(COUNTED, targets.shape[0])
+
+    def check_counts(self, counts: Counts, samples: int) -> None:
+        """No label can apply, be predicted or be right more often than there are samples."""
+        if counts["samples"][0] != samples:
+            raise ValueError(f"samples must be {samples}, the scored samples")
+        for name in ("positive", "predicted", "right"):
+            no_more(name, counts[name], samples)
+        no_more("found", counts["found"], np.minimum(counts["positive"], counts["predicted"]))
+        wrong = counts["positive"] + counts["predicted"] - 2 * counts["found"]
+        if (counts["right"] != samples - wrong).any():
+            raise ValueError("right must be the samples without those that are wrong")

@@ -1,0 +1,93 @@
+"""Regression: a sample's target is one float, or several."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+from fedapps.data.spec import FLOAT, Spec
+from fedapps.tasks.metric import Counts, Metric
+from fedapps.tasks.task import Task
+
+ROUNDING = 1e-6  # relative; sums of squares and of magnitudes are rounded separately
+
+
+def mae(counts: Counts) -> tuple[float, float]:
+    """The magnitudes of the errors, over all values."""
+    return counts["absolute"][0], counts["values"][0]
+
+
+def mse(counts: Counts) -> tuple[float, float]:
+    """The squared errors, over all values."""
+    return counts["squared"][0], counts["values"][0]
+
+
+def r2(counts: Counts) -> tuple[float, float]:
+    """How much smaller the squared errors are than those of the client's own mean, over the latter.
+
+    So clients together are measured against their own means. A client whose targets are all equal
+    has none.
+    """
+    return counts["spread"][0] - counts["squared"][0], counts["spread"][0]
+
+
+class Regression(Task):
+    """Mean squared error; the prediction is the output itself, in the unit of the targets."""
+
+    name = "regression"
+    metrics = (
+        Metric("mae", "mean absolute error", "MAE", mae, "", False, bounds=(0.0, math.inf)),
+        Metric("mse", "mean squared error", "MSE", mse, "", False, bounds=(0.0, math.inf)),
+        Metric("r2", "R2", "R2", r2, "", bounds=(-math.inf, 1.0)),
+    )
+    sums = ("absolute", "squared", "spread")
+    of_targets = ("values", "spread")
+
+    def check(self, targets: Spec, inputs: Spec) -> None:
+        """Any numbers can be learned so: one, several, or several for each step of a series."""
+        steps = len(targets.shape) == 2 and targets.shape[:1] == inputs.shape[:1]
+        if len(targets.shape) > 1 and not steps:
+            raise ValueError("targets must be numbers [N], [N, F], or [N, T, F] for T steps")
+
+    def outputs(self, targets: Spec) -> Spec:
+        """As many values as a target has."""
+        return Spec(targets.shape or (1,))
+
+    def values(self, targets: np.ndarray) -> np.ndarray:
+        """Return the targets as float32."""
+        return targets.astype(FLOAT)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Mean squared error over all values of the batch."""
+        return mse_loss(output.view_as(target), target)
+
+    def predict(self, output: Tensor) -> Tensor:
+        """Return the outputs; [n] if a target is a single number."""
+        return output.squeeze(1) if output.shape[1:] == (1,) else output
+
+    def count(self, output: Tensor, target: Tensor) -> Counts:
+        """Sum up errors and the targets' squared distances from their mean, in float64 [1]."""
+        truth = target.double()
+        error = output.view_as(target).double() - truth
+        apart = truth - truth[0]  # equal targets are then exactly 0, and so is their spread
+        sums = {
+            "absolute": error.abs().sum(),
+            "squared": error.square().sum(),
+            "spread": (apart - apart.mean(0)).square().sum(),
+        }
+        counts = {name: np.array([float(value)]) for name, value in sums.items()}
+        return {"values": np.array([target.numel()])} | counts
+
+    def sizes(self, targets: Spec) -> Mapping[str, int]:
+        """Every count is one number."""
+        return dict.fromkeys(("values", "absolute", "squared", "spread"), 1)
+
+    def check_counts(self, counts: Counts, samples: int) -> None:
+        """Every sample has as many values, and no sum of squares is too small for its errors."""
+        values, absolute, squared = (counts[n][0] for n in ("values", "absolute", "squared"))
+        if not values or values % samples:
+            raise ValueError(f"values = {values:g}: must be a multiple of {samples}")
+        if absolute**2 > squared * values * (1 + ROUNDING):
+            raise ValueError(f"absolute = {absolute:g}: too large for squared = {squared:g}")

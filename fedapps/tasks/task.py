@@ -1,0 +1,80 @@
+"""A task: what is learned, from the loss of a batch to the metrics of a client."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from fedapps.data.spec import Spec
+from fedapps.tasks.metric import Counts, Metric
+
+
+class Task(ABC):
+    """Says for one kind of targets what is minimized, predicted and measured.
+
+    A client counts over its samples (`count`); these counts travel, and the server computes the
+    metrics from them. The first metric leads: it is the one by which runs are compared, rounds are
+    chosen and plots are drawn.
+    """
+
+    name: ClassVar[str]
+    metrics: ClassVar[tuple[Metric, ...]]
+    has_classes: ClassVar[bool] = False  # whether each sample belongs to one class
+    has_names: ClassVar[bool] = False  # whether each output stands for a class or label
+    sums: ClassVar[tuple[str, ...]] = ()  # counts that are not whole numbers
+    of_targets: ClassVar[tuple[str, ...]]  # counts that do not depend on the predictions
+
+    @property
+    def lead(self) -> Metric:
+        """The metric by which runs are compared."""
+        return self.metrics[0]
+
+    @abstractmethod
+    def check(self, targets: Spec, inputs: Spec) -> None:
+        """Raise ValueError, which says what is allowed, if these targets cannot be learned so."""
+
+    @abstractmethod
+    def outputs(self, targets: Spec) -> Spec:
+        """Return what a model has to compute for a sample."""
+
+    def values(self, targets: np.ndarray) -> np.ndarray:
+        """Return the targets [n, ...] with the dtype that the loss takes."""
+        return targets
+
+    @abstractmethod
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of a batch, a scalar: the mean over its samples."""
+
+    @abstractmethod
+    def predict(self, output: Tensor) -> Tensor:
+        """Return the predictions for outputs [n, ...], in the form of the targets."""
+
+    def probabilities(self, output: Tensor) -> Tensor | None:
+        """Return the probabilities that outputs [n, ...] stand for; None if they stand for none."""
+        return None
+
+    @abstractmethod
+    def count(self, output: Tensor, target: Tensor) -> Counts:
+        """Count over samples what the metrics are made of; the arrays are int64 or float64 [k]."""
+
+    @abstractmethod
+    def sizes(self, targets: Spec) -> Mapping[str, int]:
+        """Return the names of the counts, and how many values each has."""
+
+    def check_counts(self, counts: Counts, samples: int) -> None:
+        """Raise ValueError for counts that `samples` samples cannot have given."""
+        raise NotImplementedError
+
+    def by_class(self, counts: Counts) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the samples of each class, and how many of them were right, int64 [classes]."""
+        return None
+
+
+def no_more(name: str, counts: np.ndarray, most: np.ndarray | float) -> None:
+    """Raise ValueError for a count above its limit."""
+    if (too_many := np.flatnonzero(counts > most)).size:
+        place = too_many[0]
+        limit = np.broadcast_to(most, counts.shape)[place]
+        raise ValueError(f"{name} = {counts[place]:g}: at most {limit:g}")
