@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 
 from fedapps.core import log
-from fedapps.core.errors import one_line
-from fedapps.core.schema import AtLeastZero, Count, NonNegative
+from fedapps.core.errors import DIVERGED, one_line
+from fedapps.core.schema import Count, NonNegative
 from fedapps.engine.versions import LOADED, SAVED
 from fedapps.method.figures import GENERAL, Figure, given
 from fedapps.method.strategy import BaseStrategy
@@ -106,16 +106,19 @@ class FigureChecks:
 
     def _counts(self, when: str, update: ClientUpdate) -> Counts:
         """Read what a client has counted before or after personalization."""
-        space, counts = self.strategy.workspace, {}
+        space = self.strategy.workspace
+        counts: dict[str, np.ndarray] = {}
         for name, size in space.task.sizes(space.dataset.targets).items():
             key = f"{when}_{name}"
-            kind = AtLeastZero if name in space.task.sums else NonNegative
-            values = msgspec.convert(update.metrics[key], list[kind])  # type: ignore[valid-type]
+            kind = list[float] if name in space.task.sums else list[int]
+            values = np.array(msgspec.convert(update.metrics[key], kind))
             if len(values) != size:
                 raise ValueError(f"{key} must have {size} values")
-            counts[name] = np.array(values)
-            if not np.isfinite(counts[name]).all():
-                raise ValueError(f"{key} is not finite: the model has diverged")
+            if not np.isfinite(values).all():
+                raise ValueError(f"{key} is not finite: {DIVERGED}")
+            if (values < 0).any():
+                raise ValueError(f"{key} has {values.min():g}: must be at least 0")
+            counts[name] = values
         try:
             space.task.check_counts(counts, update.num_examples)
         except ValueError as error:

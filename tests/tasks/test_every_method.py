@@ -1,0 +1,111 @@
+"""Every method on every kind of sample and target: it learns, or says in one line why not."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import mean_absolute_error, r2_score
+
+from fedapps.core import registry
+from fedapps.core.config import parse, read
+from fedapps.core.errors import RunError
+from fedapps.engine.finished import FinishedRun
+from fedapps.engine.rounds import Rounds
+from fedapps.method import rehearse
+from fedapps.split.strategy import SplitStrategy
+from fedapps.tasks import TASKS
+from fedapps.training.workspace import Workspace
+from tests.support import kinds
+
+SHORT = "num-rounds=2 fraction-train=1.0 local-epochs=2 finetune-epochs=1 pfedme.local-rounds=2"
+
+
+def refusal(method, kind):
+    """Return the line that refuses a method for a kind; "" if it works."""
+    if method in kinds.METHODS and kinds.TASKS[kind] != "classification":
+        return f'task = "{kind}": {method} needs a class for each sample; use another method'
+    if registry.strategy_class(method).needs_norms:
+        return f"{method} needs a model with BatchNorm, but {kinds.MODELS[kind]} has none"
+    return ""
+
+
+@pytest.mark.parametrize("kind", kinds.MODELS)
+@pytest.mark.parametrize("method", registry.names())
+def test_every_method_learns_or_says_why_not(method, kind, tmp_path, serial_run, read_csv):
+    options = [kinds.options(tmp_path, kind), SHORT, f'strategy="{method}"']
+    settings = read(parse([*options, f'runs-dir="{tmp_path}"']))
+    strategy_class = registry.strategy_class(method)
+    if line := refusal(method, kind):
+        with pytest.raises(RunError) as caught:
+            Rounds(strategy_class(Workspace(settings)))
+        assert str(caught.value).startswith(line)
+        return
+    if issubclass(strategy_class, SplitStrategy):  # it needs its channel
+        last = read_csv(serial_run(*options), "rounds.csv")[-1]
+        assert last["failures"] == "0" and 0 <= float(last["accuracy_personalized"]) <= 1
+        return
+    Rounds(strategy_class(Workspace(settings)))
+    made = rehearse(strategy_class, registry.client_class(method), settings)
+    before = {key: value.copy() for key, value in made.strategy.arrays.items()}
+    made.rounds(2)
+    moved = [key for key, value in made.strategy.arrays.items() if (value != before[key]).any()]
+    assert moved or method == "local"
+    assert all(np.isfinite(value).all() for value in made.strategy.arrays.values())
+    told, task = made.evaluate(client=0), TASKS[kinds.TASKS[kind]]
+    sizes = task.sizes(made.strategy.workspace.dataset.targets)
+    for when in ("initial", "personalized"):
+        counts = {name: np.array(told[f"{when}_{name}"]) for name in sizes}
+        task.check_counts(counts, len(made.make(0).test_data[1]))
+
+
+def test_the_tables_have_what_scikit_learn_computes_from_the_predictions(
+    tmp_path, serial_run, read_csv
+):
+    """Regression: every client's row, the means, the spread and the samples together."""
+    folder = serial_run(
+        kinds.options(tmp_path, "regression"), SHORT, 'strategy="fedavg" finetune-epochs=0'
+    )
+    run, truths, founds = FinishedRun.open(folder), [], []
+    for line in read_csv(folder, "clients.csv")[-4:]:
+        client = run.client(int(line["client"]))
+        inputs, truth = (x.numpy() for x in client.test_data)
+        found = run.shared().eval()(client.test_data[0]).detach().numpy()[:, 0]
+        assert len(inputs) == int(line["num_test"])
+        truths.append(truth)
+        founds.append(found)
+        assert float(line["mae_initial"]) == pytest.approx(mean_absolute_error(truth, found))
+        assert float(line["r2_personalized"]) == pytest.approx(r2_score(truth, found), abs=1e-6)
+    errors = [mean_absolute_error(*pair) for pair in zip(truths, founds, strict=True)]
+    last = {k: v for k, v in read_csv(folder, "rounds.csv")[-1].items() if k != "phase"}
+    row = {key: float(text) for key, text in last.items() if text}
+    whole = mean_absolute_error(np.concatenate(truths), np.concatenate(founds))
+    assert row["mae_personalized"] == pytest.approx(np.mean(errors))
+    assert row["mae_personalized_std"] == pytest.approx(np.std(errors))
+    assert row["mae_personalized_weighted"] == pytest.approx(whole)
+    assert row["decile_personalized"] == pytest.approx(np.percentile(errors, 90))
+    assert row["least_personalized"] == pytest.approx(max(errors))
+    assert row["share_hurt"] == 0.0
+
+
+def test_a_run_keeps_the_round_with_the_least_error_and_says_its_task(
+    tmp_path, serial_run, read_csv, read_summary
+):
+    folder = serial_run(
+        kinds.options(tmp_path, "regression"),
+        'strategy="fedper" num-rounds=6 lr=0.2 patience=2 keep-best=true evaluate-on="validation"',
+        "validation-fraction=0.3 fraction-train=1.0 local-epochs=1 finetune-epochs=0",
+    )
+    scores = [float(row["mae_personalized"]) for row in read_csv(folder, "rounds.csv")]
+    summary = read_summary(folder)
+    assert summary["task"] == "regression"
+    assert summary["best_mae_personalized"] == min(scores)
+    assert summary["best_mae_personalized_round"] == 1 + int(np.argmin(scores))
+    assert len(scores) == min(6, 1 + int(np.argmin(scores)) + 2)
+    assert FinishedRun.open(folder / "best").round == 1 + int(np.argmin(scores))
+
+
+def test_a_diverged_client_of_a_regression_costs_that_client(tmp_path, serial_run, read_csv):
+    """Its errors are not numbers, so it has no row; the others have theirs."""
+    with pytest.raises(RunError, match=r"is not finite: training diverged"):
+        serial_run(
+            kinds.options(tmp_path, "regression"),
+            'strategy="fedavg" num-rounds=1 fraction-train=1.0 finetune-epochs=20 finetune-lr=1e9',
+        )

@@ -1,0 +1,186 @@
+"""The metrics of every task against scikit-learn, and how the counts of clients add up."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as known
+from torch.nn import functional
+
+from fedapps.core.errors import RunError
+from fedapps.data.spec import WHOLE, Spec, label_spec
+from fedapps.tasks import TASKS, task_for
+
+N, C, L, T = 40, 5, 4, 6
+TABLE, TEXT = Spec((3,)), Spec((T,), WHOLE, 9)
+TARGETS = {
+    "classification": label_spec(C),
+    "regression": Spec((2,)),
+    "multilabel": Spec((L,), WHOLE, 2),
+    "tokens": Spec((T,), WHOLE, C),
+}
+
+
+def samples(name, size=N, seed=0):
+    """Random outputs and targets of a task; class 4 of a classification never occurs."""
+    draw = torch.Generator().manual_seed(seed)
+    output = torch.randn(size, *TASKS[name].outputs(TARGETS[name]).shape, generator=draw)
+    if name == "regression":
+        return output, torch.randn(size, 2, generator=draw)
+    if name == "multilabel":
+        return output, torch.randint(2, (size, L), generator=draw).float()
+    shape = (size, T) if name == "tokens" else (size,)
+    return output, torch.randint(C - 1, shape, generator=draw)
+
+
+def values(name, size=N, seed=0):
+    task = TASKS[name]
+    counts = task.count(*samples(name, size, seed))
+    return {metric.name: metric.of(counts) for metric in task.metrics}
+
+
+def test_classification():
+    output, labels = samples("classification")
+    found = output.argmax(1)
+    assert values("classification") == pytest.approx(
+        {
+            "accuracy": known.accuracy_score(labels, found),
+            "balanced": known.recall_score(
+                labels, found, labels=labels.unique(), average="macro", zero_division=0
+            ),
+            "macro_f1": known.f1_score(labels, found, average="macro"),
+        }
+    )
+
+
+def test_regression():
+    output, truth = (x.numpy() for x in samples("regression"))
+    assert values("regression") == pytest.approx(
+        {
+            "mae": known.mean_absolute_error(truth, output),
+            "mse": known.mean_squared_error(truth, output),
+            "r2": known.r2_score(truth, output, multioutput="variance_weighted"),
+        },
+        rel=1e-6,
+    )
+
+
+def test_multilabel():
+    output, truth = samples("multilabel")
+    found = output > 0
+    assert values("multilabel") == pytest.approx(
+        {
+            "micro_f1": known.f1_score(truth, found, average="micro"),
+            "macro_f1": known.f1_score(truth, found, average="macro"),
+            "accuracy": float((found == truth.bool()).double().mean()),
+        }
+    )
+
+
+def test_tokens():
+    output, truth = samples("tokens")
+    loss = functional.cross_entropy(output.transpose(1, 2).double(), truth)
+    assert values("tokens") == pytest.approx(
+        {
+            "accuracy": float((output.argmax(-1) == truth).double().mean()),
+            "perplexity": math.exp(loss),
+        }
+    )
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_clients_together_are_their_samples_together(name):
+    """All metrics that are a mean over samples; those of classes, and R2, have other weights."""
+    task = TASKS[name]
+    parts = [samples(name, size, seed) for seed, size in enumerate((3, 20, 11))]
+    whole = task.count(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    clients = [task.count(*part) for part in parts]
+    metrics = [task.lead] if name in ("classification", "multilabel") else task.metrics
+    for metric in (m for m in metrics if m.name != "r2"):
+        assert metric.together(clients) == pytest.approx(metric.of(whole))
+    for key in whole.keys() - {"spread"}:
+        np.testing.assert_allclose(sum(counts[key] for counts in clients), whole[key], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_counts_have_the_declared_sizes_and_pass_their_checks(name):
+    task, (output, target) = TASKS[name], samples(name)
+    counts = task.count(output, target)
+    assert {key: len(array) for key, array in counts.items()} == task.sizes(TARGETS[name])
+    assert {key for key, array in counts.items() if array.dtype.kind == "f"} == {*task.sums}
+    task.check_counts(counts, N)
+    with pytest.raises(ValueError, match="must"):
+        task.check_counts(counts, N + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("classification", {"right": +1}),
+        ("classification", {"predicted": +1}),
+        ("multilabel", {"found": +N}),
+        ("multilabel", {"right": +1}),
+        ("regression", {"absolute": 1e3}),
+        ("tokens", {"right": +N * T}),
+    ],
+)
+def test_counts_that_cannot_be_are_refused(name, changed):
+    counts = dict(TASKS[name].count(*samples(name)))
+    for key, more in changed.items():
+        counts[key] = counts[key] + more
+    with pytest.raises(ValueError, match=r"at most|must|too large"):
+        TASKS[name].check_counts(counts, N)
+
+
+def test_what_is_not_defined():
+    """R2 of equal targets, whose mean is rounded; no label applies and none is predicted."""
+    task = TASKS["regression"]
+    counts = task.count(torch.zeros(3, 1), torch.full((3,), 0.1))
+    assert task.metrics[2].of(counts) is None
+    assert task.lead.of(counts) == pytest.approx(0.1)
+    task = TASKS["multilabel"]
+    counts = task.count(-torch.ones(3, L), torch.zeros(3, L))
+    assert task.lead.of(counts) == 1.0
+    assert task.metrics[1].of(counts) is None
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_loss_is_a_mean_over_samples(name):
+    """So that the loss of a client with many samples counts as much as it should."""
+    task, (output, target) = TASKS[name], samples(name)
+    each = torch.stack([task.loss(output[i : i + 1], target[i : i + 1]) for i in range(N)])
+    torch.testing.assert_close(task.loss(output, target), each.mean())
+
+
+def test_a_better_value_is_a_lower_one_where_the_metric_is_an_error():
+    accuracy, mae = TASKS["classification"].lead, TASKS["regression"].lead
+    assert accuracy.is_better(0.6, 0.5) and not accuracy.is_better(0.5, 0.5)
+    assert mae.is_better(0.5, 0.6) and not mae.is_better(0.6, 0.5)
+    assert mae.is_better(0.5, math.nan) and not mae.is_better(math.nan, 0.5)
+    clients = [float(i) for i in range(11)]
+    assert (accuracy.decile(clients), mae.decile(clients)) == (1.0, 9.0)
+    assert (accuracy.least(clients), mae.least(clients)) == (0.0, 10.0)
+    assert (accuracy.best(clients), mae.best(clients)) == (10.0, 0.0)
+    assert (accuracy.shown(0.1234), mae.shown(0.12345)) == ("12.3 %", "0.1235")
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_task_is_found_by_the_targets(name):
+    inputs = TEXT if name == "tokens" else TABLE
+    assert task_for("auto", inputs, TARGETS[name], "own") is TASKS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "targets", "line"),
+    [
+        ("classification", Spec(()), "targets must be labels, integers [N]; own has float32 [N]"),
+        ("multilabel", label_spec(3), "targets must be truth values, booleans or 0 and 1"),
+        ("tokens", label_spec(3), "targets must be tokens, integers [N, T] for inputs of T steps"),
+        ("regression", Spec((2, 2)), "targets must be numbers [N], [N, F], or [N, T, F]"),
+    ],
+)
+def test_targets_that_do_not_fit_are_one_line(name, targets, line):
+    with pytest.raises(RunError) as caught:
+        task_for(name, TABLE, targets, "own")
+    assert f'task = "{name}": {line}' in str(caught.value)
