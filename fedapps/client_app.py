@@ -28,7 +28,7 @@ from fedapps.engine.store import EARLIER_RUN, ClientStore
 from fedapps.engine.versions import LOADED, SAVED
 from fedapps.method import local
 from fedapps.method.aggregation import weighted_mean
-from fedapps.method.client import BaseClient
+from fedapps.method.flower import BaseClient
 from fedapps.method.tools import State
 from fedapps.method.update import ClientUpdate, Failure, Metrics
 from fedapps.models.layers import Arrays

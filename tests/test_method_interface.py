@@ -19,7 +19,9 @@ from fedapps.core.errors import RunError
 from fedapps.engine.checks import check_aggregate, misspelt
 from fedapps.engine.rounds import Rounds
 from fedapps.method import BaseClient, BaseStrategy, Costs, local, put, rehearse, replace
+from fedapps.method.client import ClientHooks
 from fedapps.method.conversation import Conversation
+from fedapps.method.strategy import StrategyHooks
 from fedapps.serial import run_serial
 from fedapps.training.workspace import Workspace
 from fedapps.wire.fleet import Bound, Fleet
@@ -265,8 +267,9 @@ def test_a_misspelt_hook_is_named(flat_config, tiny_npz, capsys):
 
 @pytest.mark.parametrize("name", registry.names())
 def test_no_method_of_ours_has_a_misspelt_hook(name):
-    assert [*misspelt(registry.strategy_class(name), BaseStrategy, Conversation)] == []
-    assert [*misspelt(registry.client_class(name), BaseClient)] == []
+    strategy, client = registry.strategy_class(name), registry.client_class(name)
+    assert [*misspelt(strategy, BaseStrategy, StrategyHooks, Conversation)] == []
+    assert [*misspelt(client, BaseClient, ClientHooks)] == []
 
 
 @pytest.mark.parametrize("name", ["state", "arrays"])

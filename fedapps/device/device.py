@@ -29,7 +29,7 @@ from fedapps.core.settings import Settings
 from fedapps.data.spec import image_spec
 from fedapps.device import personalized
 from fedapps.engine.store import EARLIER_RUN, ClientStore
-from fedapps.method.client import BaseClient
+from fedapps.method.flower import BaseClient
 from fedapps.training.workspace import Workspace
 from fedapps.wire.hello import Hello
 from fedapps.wire.requests import RoundInfo

@@ -9,7 +9,7 @@ from fedapps.core import log
 from fedapps.core.errors import one_line
 from fedapps.engine.versions import LOADED, SAVED
 from fedapps.method.figures import GENERAL, Figure
-from fedapps.method.strategy import BaseStrategy
+from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate
 from fedapps.report.rows import ClientEval
 from fedapps.training.costs import TrainingStats

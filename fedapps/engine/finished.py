@@ -23,8 +23,7 @@ from fedapps.engine import checkpoint
 from fedapps.engine.recovery import Recovery
 from fedapps.engine.store import ClientStore
 from fedapps.engine.versions import StateVersions
-from fedapps.method.client import BaseClient
-from fedapps.method.strategy import BaseStrategy
+from fedapps.method.flower import BaseClient, BaseStrategy
 from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import Arrays, as_sent, put
 from fedapps.report import directory

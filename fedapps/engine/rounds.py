@@ -8,7 +8,7 @@ from itertools import chain
 from logging import INFO, LogRecord
 
 import msgspec
-from flwr.app import ArrayRecord, Message
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedapps.core import log
@@ -22,7 +22,7 @@ from fedapps.engine.privacy import privacy
 from fedapps.engine.questions import ask
 from fedapps.engine.recovery import EarlyStop, Recovery
 from fedapps.engine.totals import RoundTotals
-from fedapps.method.strategy import BaseStrategy
+from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate, Failure, OnePass
 from fedapps.models.layers import Arrays
 from fedapps.report.report import Report
@@ -58,7 +58,6 @@ class Rounds:
         self.totals = RoundTotals()
         self.exchange = Exchange()
         self.recovery = Recovery(self.settings)
-        strategy.engine = self
 
     def run(self, grid: Grid, report: Report, nodes: NodeRegistry, fleet: Fleet) -> None:
         """Do all rounds in Flower's own loop; replies are processed as they arrive."""
@@ -70,12 +69,7 @@ class Rounds:
         if not self.recovery.done:
             ask(strategy, fleet, streaming, report.folder)
         with strategy.running(), without_lines("flwr", _banner), suppress(EarlyStop):
-            strategy.start(
-                streaming,
-                ArrayRecord(),
-                num_rounds=self.recovery.left,
-                timeout=s.round_timeout,
-            )
+            strategy.run_rounds(self, streaming, self.recovery.left, s.round_timeout)
 
     # Flower's callbacks; Flower counts the rounds of this process from 1 -------------------
 

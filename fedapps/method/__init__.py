@@ -45,12 +45,12 @@ from fedapps.core.schema import (
     doc,
 )
 from fedapps.method.aggregation import plain_mean, weighted_mean
-from fedapps.method.client import BaseClient
 from fedapps.method.conversation import Question
 from fedapps.method.figures import WITHOUT_HEAD, EventPlot, Figure
+from fedapps.method.flower import BaseClient, BaseStrategy
 from fedapps.method.mixtures import LastSent
 from fedapps.method.rehearsal import rehearse
-from fedapps.method.strategy import FINETUNING, BaseStrategy
+from fedapps.method.strategy import FINETUNING
 from fedapps.method.update import SERVER, ClientUpdate, Failure, replace
 from fedapps.method.warmup import WarmUp, rounds_of
 from fedapps.models.layers import Arrays, Layout, Slice, put, run, take

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fedapps.core import config
 from fedapps.core.settings import Settings
-from fedapps.method.client import BaseClient
-from fedapps.method.strategy import BaseStrategy
+from fedapps.method.flower import BaseClient, BaseStrategy
 from fedapps.method.update import ClientUpdate, OnePass, replace
 from fedapps.models.layers import Arrays, Layout, as_sent
 from fedapps.training.costs import TrainingStats, cost_of

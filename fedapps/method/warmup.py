@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 
 from fedapps.core import log
+from fedapps.method.flower import BaseStrategy
 from fedapps.method.mixtures import LastSent
-from fedapps.method.strategy import BaseStrategy
 from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import Arrays
 from fedapps.training.costs import TrainingStats
