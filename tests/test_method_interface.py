@@ -1,6 +1,8 @@
 """The author's interface: its toy runs, its pages are short, and Flower's classes are behind it."""
 
 import doctest
+import importlib
+import re
 from pathlib import Path
 from typing import ClassVar
 
@@ -39,6 +41,23 @@ def test_what_an_author_reads_fits_on_a_few_screens():
     """For FedRep, Ditto or FedDyn: the hooks of both sides, the plan, the objective."""
     files = ("method/strategy.py", "method/client.py", "training/plan.py", "training/objective.py")
     assert sum(len((FEDAPPS / name).read_text("utf-8").splitlines()) for name in files) <= 400
+
+
+def test_the_names_that_most_methods_need_come_first():
+    """FedRep and Ditto import only them, and types of keys; every name serves some method."""
+    names = fedapps.method.__all__
+    most, others = fedapps.method.__doc__.partition("Most methods,")[2].split("The others,")
+    explained = dict.fromkeys(word for word in re.findall(r"`(\w+)`", most + others))
+    assert [name for name in explained if name in names] == names
+    first = most + others.partition("checks of keys")[0]
+    for folder in ("strategies", "clients"):
+        for method in ("fedrep", "ditto"):
+            own = vars(importlib.import_module(f"{folder}.{method}"))
+            assert [n for n in names if n in own and f"`{n}`" not in first] == []
+    root = FEDAPPS.parent
+    files = [*root.glob("docs/*.md"), *root.glob("strategies/*.py"), *root.glob("clients/*.py")]
+    used = {word for path in files for word in re.findall(r"\w+", path.read_text("utf-8"))}
+    assert set(names) <= used
 
 
 def test_a_pair_is_flowers_strategy_and_client():
