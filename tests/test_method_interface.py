@@ -109,7 +109,7 @@ def test_flowers_fit_and_evaluate_are_the_rounds_of_a_client(flat_config, tiny_n
     plan = strategy.evaluation_plan(1, 1)
     message = {"plan": msgspec.json.encode(plan).decode()}
     loss, _, metrics = client().evaluate([received[k] for k in plan.down(space.layout)], message)
-    scored = client().score_round(plan, received)
+    scored = client().evaluate_round(plan, received)
     assert (loss, metrics) == (scored.metrics["loss"], scored.metrics)
 
 

@@ -59,7 +59,7 @@ def _scores(finished: FinishedRun) -> list[ClientEval]:
     """Personalize and score the clients one after the other, as the engine does in a round."""
     checks, scores = FigureChecks(finished.strategy), []
     for number in finished.strategy.clients:
-        _, update, plan = finished.score(number)
+        _, update, plan = finished.evaluate(number)
         scores.append(checks.evaluation(update, plan).scores)
         log.debug("client %s: %s", number, scores[-1].accuracy_personalized)
     return scores

@@ -136,12 +136,12 @@ class Rounds:
         for update in updates:
             self.recovery.see(round_, update, self.report)
         due, those = self._due(round_), {*self._evaluated()}  # a final phase asks all clients
-        if scores := [u.figures.scores for u in updates if u.client in those]:
+        if scores := [u.checked.scores for u in updates if u.client in those]:
             shown = scores if due else [score.initial_only() for score in scores]
             self.totals.means = self.report.evaluation(round_, shown)
         if self.totals.phase:
             for update in updates:
-                self.totals.add(update.figures.finetuned)
+                self.totals.add(update.checked.finetuned)
         self.report.round(self.totals.row(round_, self.strategy.phase(round_)))
         score = self.totals.means.accuracy_personalized
         self.recovery.after_round(round_, self.strategy, self.report, score)
@@ -237,7 +237,7 @@ class Rounds:
         for update in updates:
             self.totals.bytes_up += self.exchange.requests[update.client].nbytes_up(self.layout)
             self.recovery.see(round_, update, self.report)
-            done: TrainingStats = update.figures
+            done: TrainingStats = update.checked
             self.totals.add(done)
             for kind, count in (("skipped", done.skipped), ("rejected", done.rejected)):
                 if count:

@@ -91,7 +91,7 @@ class ClientHooks(ClientTools):
     def personalize(self, plan: Plan) -> TrainingStats:
         """Personalize the scored model (called if the plan has stages); return what was done.
 
-        Do not train more than the stages say: the server checks the client's figures against them.
+        Do not train more than the stages say: the server checks the client's metrics against them.
         """
         return self.train(plan, "finetune", self.objective("finetune"))
 

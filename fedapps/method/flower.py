@@ -37,7 +37,7 @@ class Callbacks(Protocol):
         """Return the messages that start an evaluation, if one is due."""
 
     def aggregate_evaluate(self, round_: int, replies: Iterable[Message]) -> None:
-        """Collect the scores."""
+        """Collect the replies of an evaluation."""
 
 
 class BaseStrategy(StrategyHooks, Strategy):
@@ -89,11 +89,11 @@ class BaseClient(ClientHooks, NumPyClient):
 
     def train_round(self, plan: Plan, received: Arrays) -> ClientUpdate:
         """Train as a plan says; `received` holds the arrays of its download, by name."""
-        return local.train(self, plan, received)
+        return local.train_round(self, plan, received)
 
-    def score_round(self, plan: Plan, received: Arrays) -> ClientUpdate:
+    def evaluate_round(self, plan: Plan, received: Arrays) -> ClientUpdate:
         """Score the received model, personalize it as a plan says, and score it again."""
-        return local.score(self, plan, received)
+        return local.evaluate_round(self, plan, received)
 
     def fit(
         self, parameters: list[np.ndarray], config: Mapping[str, Any]
@@ -112,7 +112,7 @@ class BaseClient(ClientHooks, NumPyClient):
         self, parameters: list[np.ndarray], config: Mapping[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
         """Score; return the loss, the number of test samples and the metrics."""
-        update = self.score_round(*self._named(parameters, config))
+        update = self.evaluate_round(*self._named(parameters, config))
         metrics: dict[str, Any] = dict(update.metrics)
         return metrics["loss"], update.num_examples, metrics
 

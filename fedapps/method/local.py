@@ -11,8 +11,7 @@ from fedapps.method.update import ClientUpdate, Metrics
 from fedapps.models.layers import Arrays, Slice, put, take
 from fedapps.training.clipping import Threshold, Thresholds
 from fedapps.training.costs import Costs, TrainingStats, cost_of
-from fedapps.training.evaluation import Score
-from fedapps.training.evaluation import score as score_on
+from fedapps.training.evaluation import Score, score
 from fedapps.training.plan import Clip, Plan
 from fedapps.training.privacy import privatize
 
@@ -20,7 +19,7 @@ NORMS = "norms/"  # prefix of the gradient norms that clipping has seen, by thei
 LAST = "last/"  # prefix of the model as the last local training has left it (`score-last`)
 
 
-def train(client: ClientHooks, plan: Plan, received: Arrays) -> ClientUpdate:
+def train_round(client: ClientHooks, plan: Plan, received: Arrays) -> ClientUpdate:
     """Train as the plan says; return the upload, the sample count and the metrics.
 
     Raises `PermissionError` for a plan that uploads a personal layer.
@@ -42,7 +41,7 @@ def train(client: ClientHooks, plan: Plan, received: Arrays) -> ClientUpdate:
     )
 
 
-def score(client: ClientHooks, plan: Plan, received: Arrays) -> ClientUpdate:
+def evaluate_round(client: ClientHooks, plan: Plan, received: Arrays) -> ClientUpdate:
     """Score the received model, personalize it (`personalize`), and score it again.
 
     The metrics are accuracies, the loss, counts for each class, and the figures that the strategy
@@ -154,4 +153,4 @@ def _score_last(client: ClientHooks, initial: Score) -> float:
 
 def _score(client: ClientHooks) -> Score:
     client.model.eval()
-    return score_on(client.predict, client.test_data, client.workspace.dataset.classes)
+    return score(client.predict, client.test_data, client.workspace.dataset.classes)

@@ -54,9 +54,9 @@ class Rehearsal:
         return replace(update, arrays=as_sent(update.arrays), extras=as_sent(update.extras))
 
     def evaluate(self, client: int) -> dict:
-        """Evaluate a client after the rounds so far; return its figures."""
+        """Evaluate a client after the rounds so far; return its metrics."""
         plan = self.strategy.evaluation_plan(max(self.round, 1), client)
-        return self.make(client).score_round(plan, self._download(client, plan)).metrics
+        return self.make(client).evaluate_round(plan, self._download(client, plan)).metrics
 
     def make(self, client: int) -> BaseClient:
         """Return a client as it begins a round, with a copy of its state as if read from disk."""
