@@ -17,7 +17,7 @@ from fedapps.core.errors import without_lines
 from fedapps.engine import checks
 from fedapps.engine.checkpoint import needed_after
 from fedapps.engine.failures import FailurePolicy, refuse_dead_workers
-from fedapps.engine.figures import FigureChecks
+from fedapps.engine.metrics import MetricChecks
 from fedapps.engine.privacy import privacy
 from fedapps.engine.questions import ask
 from fedapps.engine.recovery import EarlyStop, Recovery
@@ -54,7 +54,7 @@ class Rounds:
         self.privacy.check_strategy(strategy)
         checks.check_strategy(strategy)
         checks.check_plans(strategy)
-        self.checks = FigureChecks(strategy)
+        self.checks = MetricChecks(strategy)
         self.totals = RoundTotals()
         self.exchange = Exchange()
         self.recovery = Recovery(self.settings)

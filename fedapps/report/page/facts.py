@@ -9,8 +9,8 @@ from typing import Any
 from fedapps.core import config
 from fedapps.core.schema import literal
 from fedapps.report import directory
-from fedapps.report.page.figures import INITIAL, PERSONALIZED, SPREAD, percent
 from fedapps.report.page.reading import Row, RunFiles, number
+from fedapps.report.page.run_charts import INITIAL, PERSONALIZED, SPREAD, percent
 from fedapps.report.units import clock, duration, human, human_bytes
 
 MOST_EVENTS = 200

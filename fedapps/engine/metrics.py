@@ -1,4 +1,4 @@
-"""Check the figures that a client reports before they are used."""
+"""Check the metrics that a client reports before they are used."""
 
 from collections.abc import Set
 from dataclasses import dataclass, fields, replace
@@ -18,7 +18,7 @@ from fedapps.wire.checks import invalid_loss
 
 ROUNDING = 1e-6  # by which an accuracy may differ from the one computed from the counts
 SLACK = 1000  # a method's further work may cost this many times as much as its plan
-# Figures that every evaluation has.
+# Metrics that every evaluation has.
 KNOWN = {
     *(field.name for field in fields(ClientEval)),
     *(f"finetune_{field.name}" for field in fields(TrainingStats)),
@@ -29,17 +29,17 @@ KNOWN = {
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The figures of an evaluation: the statistics of its personalization, and the scores."""
+    """The metrics of an evaluation: the statistics of its personalization, and the scores."""
 
     finetuned: TrainingStats
     scores: ClientEval
 
 
 @dataclass
-class FigureChecks:
-    """Reads the figures of a strategy's clients.
+class MetricChecks:
+    """Reads the metrics of a strategy's clients.
 
-    All methods raise ValueError or KeyError for figures that cannot be right.
+    All methods raise ValueError or KeyError for metrics that cannot be right.
     """
 
     strategy: BaseStrategy
@@ -74,7 +74,7 @@ class FigureChecks:
         return replace(done, loss=0.0, samples=0) if problem else done
 
     def evaluation(self, update: ClientUpdate, plan: Plan) -> Evaluation:
-        """Read the figures of an evaluation: those of its personalization, and its scores."""
+        """Read the metrics of an evaluation: those of its personalization, and its scores."""
         return Evaluation(self.training(update, plan, "finetune_"), self.scores(update))
 
     def scores(self, update: ClientUpdate) -> ClientEval:
