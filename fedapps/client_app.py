@@ -28,7 +28,7 @@ from fedapps.engine.store import EARLIER_RUN, ClientStore
 from fedapps.engine.versions import LOADED, SAVED
 from fedapps.method import local
 from fedapps.method.aggregation import weighted_mean
-from fedapps.method.client import BaseClient
+from fedapps.method.flower import BaseClient
 from fedapps.method.tools import State
 from fedapps.method.update import ClientUpdate, Failure, Metrics
 from fedapps.models.layers import Arrays
@@ -234,7 +234,7 @@ def _evaluate(space: Workspace, request: Request, store: ClientStore) -> ClientU
     """Evaluate with the state after this round."""
     version, state = store.load_version(request.plan.round + 1)
     client = _client(space, request, version, state)
-    update = client.score_round(request.plan, request.arrays)
+    update = client.evaluate_round(request.plan, request.arrays)
     if not request.plan.unpersonalized:
         store.save_personalized(client)
     return state_told(update, version, saved=False)

@@ -15,7 +15,6 @@ from fedapps.method import (
     WarmUp,
     doc,
     replace,
-    rounds_of,
 )
 
 
@@ -64,7 +63,7 @@ class FedAP(WarmUp):
 
     def warmup_rounds(self) -> int:
         """The share `warmup` of T."""
-        return rounds_of(self.options.warmup, self.settings.num_rounds)
+        return self.rounds_of(self.options.warmup)
 
     def end_warmup(self) -> None:
         """Set every client's last model to the pretrained one."""

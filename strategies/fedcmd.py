@@ -18,7 +18,6 @@ from fedapps.method import (
     clients_named,
     doc,
     replace,
-    rounds_of,
 )
 
 VOTES = EventPlot(
@@ -107,7 +106,7 @@ class FedCMD(WarmUp):
 
     def warmup_rounds(self) -> int:
         """K_p = rho T, but at least one round (our choice); 0 with a fixed layer."""
-        rounds = rounds_of(self.options.selection_fraction, self.settings.num_rounds)
+        rounds = self.rounds_of(self.options.selection_fraction)
         return 0 if self.options.layer else max(1, rounds)
 
     def warmup_plan(self, round_: int, client: int) -> Plan:

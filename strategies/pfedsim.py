@@ -14,7 +14,6 @@ from fedapps.method import (
     Plan,
     WarmUp,
     doc,
-    rounds_of,
 )
 
 CLAMP = 0.9999  # largest similarity, so that the logarithm is finite
@@ -54,7 +53,7 @@ class PFedSim(WarmUp):
 
     def warmup_rounds(self) -> int:
         """The share `warmup` of T."""
-        return rounds_of(self.options.warmup, self.settings.num_rounds)
+        return self.rounds_of(self.options.warmup)
 
     def end_warmup(self) -> None:
         """Set every client's last body to the server's; each client is similar only to itself."""

@@ -133,10 +133,10 @@ def test_a_failed_evaluation_costs_its_client_only(
 
     def client_class(name):
         class Client(original(name)):
-            def score_round(self, plan, received):
+            def evaluate_round(self, plan, received):
                 if self.client == 2:
                     raise KeyError("gone")
-                return super().score_round(plan, received)
+                return super().evaluate_round(plan, received)
 
         return Client
 
@@ -175,9 +175,9 @@ def test_a_client_that_diverges_fails_alone(
     [
         ("train_round", "macs", None),
         ("train_round", "loss", [1.0, 2.0]),
-        ("score_round", "loss", None),
-        ("score_round", "accuracy_initial", [0.5]),
-        ("score_round", "class_total", [1]),
+        ("evaluate_round", "loss", None),
+        ("evaluate_round", "accuracy_initial", [0.5]),
+        ("evaluate_round", "class_total", [1]),
     ],
 )
 def test_a_client_with_broken_metrics_fails_alone(
@@ -444,9 +444,9 @@ def test_training_sees_the_state_before_its_round_and_evaluation_the_one_after(
             seen.append({key: float(value) for key, value in self.state.items()})
             self.state.clear()
 
-        def score_round(self, plan, received):
+        def evaluate_round(self, plan, received):
             self.note()
-            return super().score_round(plan, received)
+            return super().evaluate_round(plan, received)
 
         def train_round(self, plan, received):
             self.note()

@@ -266,7 +266,7 @@ def scores(run, client):
 
     made.personalize = between
     plan = run.strategy.evaluation_plan(run.round, client)
-    return made.score_round(plan, dict(run.strategy.arrays)).metrics, *models
+    return made.evaluate_round(plan, dict(run.strategy.arrays)).metrics, *models
 
 
 def test_an_evaluation_mixes_then_learns_and_keeps_nothing(rehearsal):

@@ -423,7 +423,7 @@ def test_figures_are_read_once_and_travel_with_the_update():
         reply_to(messages[0], [make_update(1), make_update(2)], []),
     ]
     updates = [*exchange.updates(replies, LAYOUT, read_figures)]
-    assert [(update.client, update.figures) for update in updates] == [
+    assert [(update.client, update.checked) for update in updates] == [
         (1, {"of": 1}),
         (3, {"of": 3}),
     ]

@@ -31,17 +31,8 @@ FLOORS = (
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Yield the modules that a file imports, also inside functions, but not for types alone."""
-    tree = ast.parse(path.read_text("utf-8"))
-    for_types = {
-        child
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for child in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if node in for_types:
-            continue
+    """Yield the modules that a file imports, also inside functions and for types alone."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

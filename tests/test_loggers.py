@@ -109,7 +109,7 @@ class Noted:
     def __init__(self, folder, config):
         self.got = []
 
-    def figures(self, step, values):
+    def metrics(self, step, values):
         self.got.append((step, values))
         if step == self.fails:
             raise OSError("no\nroom")

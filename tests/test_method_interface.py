@@ -1,6 +1,8 @@
 """The author's interface: its toy runs, its pages are short, and Flower's classes are behind it."""
 
 import doctest
+import importlib
+import re
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,7 +21,9 @@ from fedapps.core.errors import RunError
 from fedapps.engine.checks import check_aggregate, misspelt
 from fedapps.engine.rounds import Rounds
 from fedapps.method import BaseClient, BaseStrategy, Costs, local, put, rehearse, replace
+from fedapps.method.client import ClientHooks
 from fedapps.method.conversation import Conversation
+from fedapps.method.strategy import StrategyHooks
 from fedapps.serial import run_serial
 from fedapps.training.workspace import Workspace
 from fedapps.wire.fleet import Bound, Fleet
@@ -37,6 +41,23 @@ def test_what_an_author_reads_fits_on_a_few_screens():
     """For FedRep, Ditto or FedDyn: the hooks of both sides, the plan, the objective."""
     files = ("method/strategy.py", "method/client.py", "training/plan.py", "training/objective.py")
     assert sum(len((FEDAPPS / name).read_text("utf-8").splitlines()) for name in files) <= 400
+
+
+def test_the_names_that_most_methods_need_come_first():
+    """FedRep and Ditto import only them, and types of keys; every name serves some method."""
+    names = fedapps.method.__all__
+    most, others = fedapps.method.__doc__.partition("Most methods,")[2].split("The others,")
+    explained = dict.fromkeys(word for word in re.findall(r"`(\w+)`", most + others))
+    assert [name for name in explained if name in names] == names
+    first = most + others.partition("checks of keys")[0]
+    for folder in ("strategies", "clients"):
+        for method in ("fedrep", "ditto"):
+            own = vars(importlib.import_module(f"{folder}.{method}"))
+            assert [n for n in names if n in own and f"`{n}`" not in first] == []
+    root = FEDAPPS.parent
+    files = [*root.glob("docs/*.md"), *root.glob("strategies/*.py"), *root.glob("clients/*.py")]
+    used = {word for path in files for word in re.findall(r"\w+", path.read_text("utf-8"))}
+    assert set(names) <= used
 
 
 def test_a_pair_is_flowers_strategy_and_client():
@@ -88,7 +109,7 @@ def test_flowers_fit_and_evaluate_are_the_rounds_of_a_client(flat_config, tiny_n
     plan = strategy.evaluation_plan(1, 1)
     message = {"plan": msgspec.json.encode(plan).decode()}
     loss, _, metrics = client().evaluate([received[k] for k in plan.down(space.layout)], message)
-    scored = client().score_round(plan, received)
+    scored = client().evaluate_round(plan, received)
     assert (loss, metrics) == (scored.metrics["loss"], scored.metrics)
 
 
@@ -265,8 +286,9 @@ def test_a_misspelt_hook_is_named(flat_config, tiny_npz, capsys):
 
 @pytest.mark.parametrize("name", registry.names())
 def test_no_method_of_ours_has_a_misspelt_hook(name):
-    assert [*misspelt(registry.strategy_class(name), BaseStrategy, Conversation)] == []
-    assert [*misspelt(registry.client_class(name), BaseClient)] == []
+    strategy, client = registry.strategy_class(name), registry.client_class(name)
+    assert [*misspelt(strategy, BaseStrategy, StrategyHooks, Conversation)] == []
+    assert [*misspelt(client, BaseClient, ClientHooks)] == []
 
 
 @pytest.mark.parametrize("name", ["state", "arrays"])

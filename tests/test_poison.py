@@ -14,7 +14,7 @@ from msgspec import structs
 from safetensors.numpy import load_file
 
 from fedapps.core import config, registry
-from fedapps.engine.figures import SLACK, FigureChecks
+from fedapps.engine.metrics import SLACK, MetricChecks
 from fedapps.method.rehearsal import rehearse
 from fedapps.method.update import ClientUpdate
 from fedapps.report.directory import csv_text
@@ -368,7 +368,7 @@ def strategy(tmp_path_factory, tiny_npz):
 
 @pytest.fixture(scope="module")
 def checks(strategy):
-    return FigureChecks(strategy)
+    return MetricChecks(strategy)
 
 
 anything = st.one_of(st.integers(-(2**63), 2**63 - 1), st.floats(), st.integers(0, 50))
@@ -511,7 +511,7 @@ def test_what_a_client_keeps_may_be_larger_than_what_it_may_send(serial_run, tin
 def test_a_figure_that_the_method_does_not_declare_is_told_once(strategy, capsys):
     pair = registry.strategy_class("fedavg"), registry.client_class("fedavg")
     metrics = rehearse(*pair, strategy.settings).evaluate(BAD)
-    checks, given = FigureChecks(strategy), {"kindness": 1.0, "state-saved": 1}
+    checks, given = MetricChecks(strategy), {"kindness": 1.0, "state-saved": 1}
     for more in ({}, given, given):
         update = ClientUpdate(BAD, {}, sum(metrics["class_total"]), metrics | more)
         assert checks.scores(update).figures == {}

@@ -15,8 +15,7 @@ import fedapps
 import strategies
 from fedapps.core import config, registry, schema
 from fedapps.core.errors import RunError
-from fedapps.method.client import BaseClient
-from fedapps.method.strategy import BaseStrategy
+from fedapps.method.flower import BaseClient, BaseStrategy
 
 FEDAPPS = Path(fedapps.__file__).parent
 # Words of the run-config that are also a method's name: `bn-stats = "local"` is FedBN's sense.

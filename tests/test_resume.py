@@ -719,8 +719,8 @@ def test_an_evaluation_that_cannot_be_written_is_a_line_and_leaves_nothing(
     name, serial_run, monkeypatch
 ):
     folder = serial_run("num-rounds=1")
-    scored, score = [], FinishedRun.score
-    monkeypatch.setattr(FinishedRun, "score", lambda *own: scored.append(own) or score(*own))
+    scored, score = [], FinishedRun.evaluate
+    monkeypatch.setattr(FinishedRun, "evaluate", lambda *own: scored.append(own) or score(*own))
     before = {*folder.iterdir()}
     with refused(folder / name), pytest.raises(RunError, match=f"cannot write .*{name}: Permiss"):
         again.evaluate(folder, {})

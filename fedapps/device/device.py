@@ -28,7 +28,7 @@ from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.device import personalized
 from fedapps.engine.store import EARLIER_RUN, ClientStore
-from fedapps.method.client import BaseClient
+from fedapps.method.flower import BaseClient
 from fedapps.training.workspace import Workspace
 from fedapps.wire.hello import Hello
 from fedapps.wire.requests import RoundInfo

@@ -27,7 +27,7 @@ from fedapps.core.files import write_whole
 from fedapps.data.pictures import MOST_PIXELS
 from fedapps.data.spec import Normalization, Spec, image_spec, label_spec
 from fedapps.engine.finished import FinishedRun
-from fedapps.method.client import BaseClient
+from fedapps.method.flower import BaseClient
 from fedapps.tasks import CLASSIFICATION, Task, task_for
 from fedapps.training.batches import chunks
 from fedapps.training.workspace import Workspace

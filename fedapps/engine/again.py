@@ -15,8 +15,8 @@ from fedapps.core.errors import RunError
 from fedapps.core.files import in_turn, write_whole, writing
 from fedapps.core.schema import Scalar, literal
 from fedapps.core.words import did_you_mean
-from fedapps.engine.figures import FigureChecks
 from fedapps.engine.finished import FinishedRun, settings_of
+from fedapps.engine.metrics import MetricChecks
 from fedapps.report import directory
 from fedapps.report.columns import Columns, columns_of
 from fedapps.report.rows import ClientEval, means
@@ -59,9 +59,9 @@ def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
 
 def _scores(finished: FinishedRun) -> list[ClientEval]:
     """Personalize and score the clients one after the other, as the engine does in a round."""
-    checks, scores = FigureChecks(finished.strategy), []
+    checks, scores = MetricChecks(finished.strategy), []
     for number in finished.strategy.clients:
-        _, update, plan = finished.score(number)
+        _, update, plan = finished.evaluate(number)
         scores.append(checks.evaluation(update, plan).scores)
         log.debug("client %s: %s", number, scores[-1].personalized)
     return scores

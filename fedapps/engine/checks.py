@@ -9,10 +9,11 @@ from fedapps.core.config import DEVICE
 from fedapps.core.draws import sample_evaluated
 from fedapps.core.errors import RunError
 from fedapps.core.words import nearest
-from fedapps.method.client import BaseClient
+from fedapps.method.client import ClientHooks
 from fedapps.method.conversation import Conversation
 from fedapps.method.figures import WITHOUT_HEAD
-from fedapps.method.strategy import BaseStrategy
+from fedapps.method.flower import BaseClient, BaseStrategy
+from fedapps.method.strategy import StrategyHooks
 from fedapps.models.layers import UNCUT, Arrays, Layout
 from fedapps.training.plan import Plan
 from fedapps.training.privacy import check_plan
@@ -28,8 +29,9 @@ def check_strategy(strategy: BaseStrategy) -> None:
     """
     s, clip = strategy.settings, strategy.clip()
     client = registry.client_class(s.strategy)
-    for cls, *bases in ((type(strategy), BaseStrategy, Conversation), (client, BaseClient)):
-        for name, hook in misspelt(cls, *bases):
+    ours = (type(strategy), BaseStrategy, StrategyHooks, Conversation)
+    for cls, base, *hooks in (ours, (client, BaseClient, ClientHooks)):
+        for name, hook in misspelt(cls, base, *hooks):
             log.warning("%s.%s is not a hook, did you mean %s?", cls.__name__, name, hook)
     if s.presum and replaced(strategy, ["aggregate"]):
         raise RunError("presum = true: this strategy needs every client's update; use false")
@@ -70,16 +72,16 @@ def _check_cut(strategy: BaseStrategy) -> None:
     log.info("%s: %s, because %s", s.model, told, UNCUT)
 
 
-def misspelt(cls: type, *bases: type) -> Iterator[tuple[str, str]]:
+def misspelt(cls: type, base: type, *hooks: type) -> Iterator[tuple[str, str]]:
     """Yield the names that a method's class adds to its base class and that resemble a hook's.
 
-    `bases` define the hooks, the base class first. A name that begins with the hook's, such as a
-    plural, is meant to be another one.
+    The classes `hooks` define the hooks. A name that begins with the hook's, such as a plural, is
+    meant to be another one.
     """
-    hooks = [name for base in bases for name in vars(base) if not name.startswith("_")]
-    own = {name for name in dir(cls) if not name.startswith("_")} - {*dir(bases[0])}
+    known = [name for cls in hooks for name in vars(cls) if not name.startswith("_")]
+    own = {name for name in dir(cls) if not name.startswith("_")} - {*dir(base)}
     for name in sorted(own):
-        hook = nearest(name, hooks, MISSPELT)
+        hook = nearest(name, known, MISSPELT)
         if hook and not name.startswith(hook):
             yield name, hook
 

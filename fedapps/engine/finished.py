@@ -23,8 +23,7 @@ from fedapps.engine import checkpoint
 from fedapps.engine.recovery import Recovery
 from fedapps.engine.store import ClientStore
 from fedapps.engine.versions import StateVersions
-from fedapps.method.client import BaseClient
-from fedapps.method.strategy import BaseStrategy
+from fedapps.method.flower import BaseClient, BaseStrategy
 from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import Arrays, as_sent, put
 from fedapps.report import directory
@@ -114,10 +113,10 @@ class FinishedRun:
             )
         if not 0 <= number < settings.num_clients:
             raise RunError(f"--client {number}: must be 0 to {settings.num_clients - 1}")
-        return self.score(number)[0]
+        return self.evaluate(number)[0]
 
-    def score(self, number: int) -> tuple[BaseClient, ClientUpdate, Plan]:
-        """Personalize and score a client; return the client, its figures and its plan.
+    def evaluate(self, number: int) -> tuple[BaseClient, ClientUpdate, Plan]:
+        """Personalize and score a client; return the client, its update and its plan.
 
         The client gets the layers that the server sent it in that round, starts from its own saved
         state, and personalizes itself on its own data with the same random numbers. Raises
@@ -139,7 +138,7 @@ class FinishedRun:
             )
         client: BaseClient = registry.client_class(name)(self.space, number, dict(state))
         received = as_sent(self.strategy.download(self.round, number, plan))
-        update = client.score_round(plan, received)
+        update = client.evaluate_round(plan, received)
         return client, update, plan
 
 

@@ -19,7 +19,7 @@ from fedapps.core.privacy_settings import PrivacySettings
 from fedapps.core.settings import Settings
 from fedapps.engine.accounting import Mechanism
 from fedapps.engine.checks import replaced
-from fedapps.method.strategy import BaseStrategy
+from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import SERVER, ClientUpdate
 from fedapps.models.layers import Arrays, Layout
 from fedapps.training.plan import Plan

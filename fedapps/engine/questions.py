@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedapps.core import log
 from fedapps.core.errors import RunError
-from fedapps.method.strategy import BaseStrategy
+from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import Failure
 from fedapps.wire.exchange import ask_clients
 from fedapps.wire.fleet import Fleet

@@ -16,7 +16,7 @@ from fedapps.engine.checkpoint import Best, Checkpoint, Progress
 from fedapps.engine.failures import FailureCounts
 from fedapps.engine.privacy import RELEASES
 from fedapps.engine.versions import StateVersions
-from fedapps.method.strategy import BaseStrategy
+from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate
 from fedapps.report import directory
 from fedapps.report.report import Report, ReportState

@@ -21,7 +21,7 @@ from fedapps.engine.checkpoint import Progress
 from fedapps.engine.recovery import Recovery
 from fedapps.engine.rounds import Rounds
 from fedapps.engine.store import ClientStore
-from fedapps.method.strategy import BaseStrategy
+from fedapps.method.flower import BaseStrategy
 from fedapps.report import directory
 from fedapps.report.report import Report
 

@@ -8,7 +8,7 @@ from itertools import chain
 from logging import INFO, LogRecord
 
 import msgspec
-from flwr.app import ArrayRecord, Message
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedapps.core import log
@@ -17,12 +17,12 @@ from fedapps.core.errors import without_lines
 from fedapps.engine import checks
 from fedapps.engine.checkpoint import needed_after
 from fedapps.engine.failures import FailurePolicy, refuse_dead_workers
-from fedapps.engine.figures import FigureChecks
+from fedapps.engine.metrics import MetricChecks
 from fedapps.engine.privacy import privacy
 from fedapps.engine.questions import ask
 from fedapps.engine.recovery import EarlyStop, Recovery
 from fedapps.engine.totals import RoundTotals
-from fedapps.method.strategy import BaseStrategy
+from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate, Failure, OnePass
 from fedapps.models.layers import Arrays
 from fedapps.report.report import Report
@@ -54,11 +54,10 @@ class Rounds:
         self.privacy.check_strategy(strategy)
         checks.check_strategy(strategy)
         checks.check_plans(strategy)
-        self.checks = FigureChecks(strategy)
+        self.checks = MetricChecks(strategy)
         self.totals = RoundTotals()
         self.exchange = Exchange()
         self.recovery = Recovery(self.settings)
-        strategy.engine = self
 
     def run(self, grid: Grid, report: Report, nodes: NodeRegistry, fleet: Fleet) -> None:
         """Do all rounds in Flower's own loop; replies are processed as they arrive."""
@@ -70,12 +69,7 @@ class Rounds:
         if not self.recovery.done:
             ask(strategy, fleet, streaming, report.folder)
         with strategy.running(), without_lines("flwr", _banner), suppress(EarlyStop):
-            strategy.start(
-                streaming,
-                ArrayRecord(),
-                num_rounds=self.recovery.left,
-                timeout=s.round_timeout,
-            )
+            strategy.run_rounds(self, streaming, self.recovery.left, s.round_timeout)
 
     # Flower's callbacks; Flower counts the rounds of this process from 1 -------------------
 
@@ -142,12 +136,12 @@ class Rounds:
         for update in updates:
             self.recovery.see(round_, update, self.report)
         due, those = self._due(round_), {*self._evaluated()}  # a final phase asks all clients
-        if scores := [u.figures.scores for u in updates if u.client in those]:
+        if scores := [u.checked.scores for u in updates if u.client in those]:
             shown = scores if due else [score.initial_only() for score in scores]
             self.totals.means = self.report.evaluation(round_, shown)
         if self.totals.phase:
             for update in updates:
-                self.totals.add(update.figures.finetuned)
+                self.totals.add(update.checked.finetuned)
         self.report.round(self.totals.row(round_, self.strategy.phase(round_)))
         score = self.totals.means.personalized
         self.recovery.after_round(round_, self.strategy, self.report, score)
@@ -243,7 +237,7 @@ class Rounds:
         for update in updates:
             self.totals.bytes_up += self.exchange.requests[update.client].nbytes_up(self.layout)
             self.recovery.see(round_, update, self.report)
-            done: TrainingStats = update.figures
+            done: TrainingStats = update.checked
             self.totals.add(done)
             for kind, count in (("skipped", done.skipped), ("rejected", done.rejected)):
                 if count:

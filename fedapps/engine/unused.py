@@ -7,7 +7,7 @@ from fedapps.core.schema import literal
 from fedapps.core.settings import Settings
 from fedapps.data.partitioners import PARTITIONERS
 from fedapps.engine.checks import replaced
-from fedapps.method.strategy import BaseStrategy
+from fedapps.method.flower import BaseStrategy
 
 OF_DEVICES = ("input-shape", "num-classes", "class-names", "client-state")
 SHARING_OUT = ("split", "test-fraction", "partitioner")

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedapps.engine.store import NONE
 
-# Figures of a reply: the round of the loaded state (or `NONE`); 1 if a state was saved, else 0.
+# Metrics of a reply: the round of the loaded state (or `NONE`); 1 if a state was saved, else 0.
 LOADED, SAVED = "state-loaded", "state-saved"
 
 
@@ -28,11 +28,11 @@ class StateVersions:
         there = "none" if found == NONE else f"that of round {found}"
         return f"the state of round {expected} was expected, but {there} was found"
 
-    def see(self, round_: int, client: int, figures: Mapping[str, Any]) -> str:
+    def see(self, round_: int, client: int, metrics: Mapping[str, Any]) -> str:
         """Record what a client says about its state in a round; return what it has `lost`."""
-        found: Any = figures.get(LOADED)
+        found: Any = metrics.get(LOADED)
         if lost := self.lost(client, found):
             self.of[client] = found
-        if figures.get(SAVED) == 1:
+        if metrics.get(SAVED) == 1:
             self.of[client] = round_
         return lost

@@ -19,14 +19,30 @@ classes are in two modules.)
 >>> 0.5 < run.evaluate(client=0)["accuracy_personalized"] <= 1.0
 True
 
-These are the concepts:
+Most methods, such as FedRep and Ditto, need these names and types of keys, and no others:
 
-- a strategy (`BaseStrategy`) and a client (`BaseClient`), with their hooks;
-- a `Plan` made of `Stage`s, which the server sends to a client;
-- slices of the model's `Layout`;
-- the `ClientUpdate` that a client sends back;
-- the `Objective` of a training step;
-- the method's own keys, a `MethodSettings`.
+- `BaseStrategy` and `BaseClient`, the two classes with their hooks;
+- the `Plan` of a client's round, made of `Stage`s; a `Slice` is a tuple of layers, and `replace`
+  copies a plan or stage with changes;
+- `Arrays` by name, which `take` copies out of a model and `put` into it;
+- `ClientUpdate`, what the server gets from a client;
+- the `Objective` of a training step, with the types `Backward` and `Samples`; `Costs` of a hook;
+- `MethodSettings`, the method's own keys, each with a meaning (`doc`); `FINETUNING`, the keys of
+  general fine-tuning, which methods often list as `unused`.
+
+The others, by what they are for:
+
+- types of keys: `Count`, `NonNegative`, `Positive`, `AtLeastZero`, `Fraction`, `Share`, `BelowOne`;
+- checks of keys: `RunError` refuses a value, `clients_named` reads a list of clients;
+- anywhere: `log`, random numbers (`generator`), and `rehearse` to try a pair of classes;
+- aggregation: `weighted_mean`, `plain_mean`, a mixture for each client (`LastSent`), and the base
+  class `WarmUp` of methods that begin with FedAvg;
+- more training: what it did (`TrainingStats`); inner steps with `descend`, `pull`, `restored`,
+  `swapped`;
+- parts of the model, and scores: `run`, `features`, `chunks`, `score`;
+- results of the method's own: `Figure`, `WITHOUT_HEAD`, `EventPlot`;
+- more than plans: a `Question` to all clients; a `Failure` in place of an update; `SERVER`, the
+  client of an update that the server makes.
 """
 
 from fedapps.core import log
@@ -45,71 +61,77 @@ from fedapps.core.schema import (
     doc,
 )
 from fedapps.method.aggregation import plain_mean, weighted_mean
-from fedapps.method.client import BaseClient
 from fedapps.method.conversation import Question
 from fedapps.method.figures import WITHOUT_HEAD, EventPlot, Figure
+from fedapps.method.flower import BaseClient, BaseStrategy
 from fedapps.method.mixtures import LastSent
 from fedapps.method.rehearsal import rehearse
-from fedapps.method.strategy import FINETUNING, BaseStrategy
+from fedapps.method.strategy import FINETUNING
 from fedapps.method.update import SERVER, ClientUpdate, Failure, replace
-from fedapps.method.warmup import WarmUp, rounds_of
-from fedapps.models.layers import Arrays, Layout, Slice, put, run, take
+from fedapps.method.warmup import WarmUp
+from fedapps.models.layers import Arrays, Slice, put, run, take
 from fedapps.training.batches import Samples, chunks
 from fedapps.training.costs import Costs, TrainingStats
 from fedapps.training.features import features
 from fedapps.training.inner_steps import descend, pull, restored, swapped
 from fedapps.training.objective import Backward, Objective
-from fedapps.training.plan import Clip, Plan, Stage
+from fedapps.training.plan import Plan, Stage
 
-__all__ = [
-    "FINETUNING",
-    "SERVER",
-    "WITHOUT_HEAD",
-    "Arrays",
-    "AtLeastZero",
-    "Backward",
-    "BaseClient",
+__all__ = [  # noqa: RUF022, in the order of the docstring
+    # what most methods need
     "BaseStrategy",
-    "BelowOne",
-    "ClientUpdate",
-    "Clip",
-    "Costs",
-    "Count",
-    "EventPlot",
-    "Failure",
-    "Figure",
-    "Fraction",
-    "LastSent",
-    "Layout",
-    "MethodSettings",
-    "NonNegative",
-    "Objective",
+    "BaseClient",
     "Plan",
-    "Positive",
-    "Question",
-    "RunError",
-    "Samples",
-    "Share",
-    "Slice",
     "Stage",
-    "TrainingStats",
-    "WarmUp",
-    "chunks",
-    "clients_named",
-    "descend",
-    "doc",
-    "features",
-    "generator",
-    "log",
-    "plain_mean",
-    "pull",
-    "put",
-    "rehearse",
+    "Slice",
     "replace",
-    "restored",
-    "rounds_of",
-    "run",
-    "swapped",
+    "Arrays",
     "take",
+    "put",
+    "ClientUpdate",
+    "Objective",
+    "Backward",
+    "Samples",
+    "Costs",
+    "MethodSettings",
+    "doc",
+    "FINETUNING",
+    # types of keys
+    "Count",
+    "NonNegative",
+    "Positive",
+    "AtLeastZero",
+    "Fraction",
+    "Share",
+    "BelowOne",
+    # checks of keys
+    "RunError",
+    "clients_named",
+    # anywhere
+    "log",
+    "generator",
+    "rehearse",
+    # aggregation
     "weighted_mean",
+    "plain_mean",
+    "LastSent",
+    "WarmUp",
+    # more training
+    "TrainingStats",
+    "descend",
+    "pull",
+    "restored",
+    "swapped",
+    # parts of the model, and scores
+    "run",
+    "features",
+    "chunks",
+    # results of the method's own
+    "Figure",
+    "WITHOUT_HEAD",
+    "EventPlot",
+    # more than plans
+    "Question",
+    "Failure",
+    "SERVER",
 ]

@@ -3,17 +3,14 @@
 from torch import Tensor, nn
 
 from fedapps.core.schema import MethodSettings
-from fedapps.method import local
-from fedapps.method.flower import FlowerClient
 from fedapps.method.tools import ClientTools
-from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import Arrays, Slice, run, take
 from fedapps.training.costs import Costs, TrainingStats
 from fedapps.training.objective import Objective
 from fedapps.training.plan import Plan
 
 
-class BaseClient(ClientTools, FlowerClient):
+class ClientHooks(ClientTools):
     """One client in one round: it executes the plan that the strategy has made for it.
 
     A training round has these steps:
@@ -42,8 +39,6 @@ class BaseClient(ClientTools, FlowerClient):
     """
 
     options: MethodSettings
-
-    # Hooks --------------------------------------------------------------------------------
 
     def setup(self) -> None:
         """Prepare what the other hooks use."""
@@ -96,7 +91,7 @@ class BaseClient(ClientTools, FlowerClient):
     def personalize(self, plan: Plan) -> TrainingStats:
         """Personalize the scored model (called if the plan has stages); return what was done.
 
-        Do not train more than the stages say: the server checks the client's figures against them.
+        Do not train more than the stages say: the server checks the client's metrics against them.
         """
         return self.train(plan, "finetune", self.objective("finetune"))
 
@@ -116,15 +111,5 @@ class BaseClient(ClientTools, FlowerClient):
         return {}
 
     def answer(self, question: str) -> list[float]:
-        """Answer what the strategy asks before round 1 (`BaseStrategy.question`)."""
+        """Answer what the strategy asks before round 1 (`StrategyHooks.question`)."""
         raise ValueError(f"{question}: this method's client does not know this question")
-
-    # The engine's calls -------------------------------------------------------------------
-
-    def train_round(self, plan: Plan, received: Arrays) -> ClientUpdate:
-        """Train as a plan says; `received` holds the arrays of its download, by name."""
-        return local.train(self, plan, received)
-
-    def score_round(self, plan: Plan, received: Arrays) -> ClientUpdate:
-        """Score the received model, personalize it as a plan says, and score it again."""
-        return local.score(self, plan, received)

@@ -1,11 +1,9 @@
-"""Connects the two classes of any method to Flower's `Strategy` and `NumPyClient`.
+"""Joins the hooks of any method to Flower: `BaseStrategy` and `BaseClient`.
 
-Flower calls a strategy back in each round. A method's class has hooks only, so each callback is
-passed on to the engine that runs the rounds (`fedapps/engine/rounds.py`). Flower's clients get and
-return arrays as lists; here the arrays get their names, which all other code uses.
+Hooks (`StrategyHooks`, `ClientHooks`) know nothing of Flower. Here they become a `Strategy`, whose
+loop calls back the engine that runs the rounds, and a `NumPyClient`.
 """
 
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
@@ -16,15 +14,18 @@ from flwr.client import NumPyClient
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from fedapps.method import local
+from fedapps.method.client import ClientHooks
+from fedapps.method.strategy import StrategyHooks
 from fedapps.method.update import ClientUpdate
-from fedapps.models.layers import Arrays, Layout
+from fedapps.models.layers import Arrays
 from fedapps.training.plan import Plan
 
 Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
 
 
-class Engine(Protocol):
-    """The engine, which runs the rounds of a strategy."""
+class Callbacks(Protocol):
+    """What Flower's loop calls in each round: the engine (`Rounds` in fedapps/engine/rounds.py)."""
 
     def configure_train(self, round_: int) -> list[Message]:
         """Return the messages that start a round."""
@@ -36,65 +37,71 @@ class Engine(Protocol):
         """Return the messages that start an evaluation, if one is due."""
 
     def aggregate_evaluate(self, round_: int, replies: Iterable[Message]) -> None:
-        """Collect the scores."""
+        """Collect the replies of an evaluation."""
 
 
-class FlowerStrategy(Strategy):
-    """Passes Flower's callbacks on; the model lives in `arrays`, not in Flower's records."""
+class BaseStrategy(StrategyHooks, Strategy):
+    """The base class of strategies: a method's hooks, and Flower's loop over the rounds.
 
-    engine: Engine  # set before the first round
+    The model lives in `arrays`, not in Flower's records.
+    """
+
+    _callbacks: Callbacks  # only while `run_rounds` runs
+
+    def run_rounds(self, callbacks: Callbacks, grid: Grid, num_rounds: int, timeout: float) -> None:
+        """Run Flower's own loop (`start`), with callbacks that do the work of each round."""
+        self._callbacks = callbacks
+        try:
+            self.start(grid, ArrayRecord(), num_rounds=num_rounds, timeout=timeout)
+        finally:
+            del self._callbacks
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Start a round: Flower calls this hook."""
-        return self.engine.configure_train(server_round)
+        """Start a round: Flower's loop calls this."""
+        return self._callbacks.configure_train(server_round)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
-        """Aggregate the replies of a round: Flower calls this hook."""
-        self.engine.aggregate_train(server_round, replies)
+        """Aggregate the replies of a round: Flower's loop calls this."""
+        self._callbacks.aggregate_train(server_round, replies)
         return None, None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Start an evaluation: Flower calls this hook."""
-        return self.engine.configure_evaluate(server_round)
+        """Start an evaluation: Flower's loop calls this."""
+        return self._callbacks.configure_evaluate(server_round)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Collect the replies of an evaluation: Flower calls this hook."""
-        self.engine.aggregate_evaluate(server_round, replies)
+        """Collect the replies of an evaluation: Flower's loop calls this."""
+        self._callbacks.aggregate_evaluate(server_round, replies)
         return None
 
     def summary(self) -> None:
         """Print nothing when Flower asks for a summary: the report's header has it all."""
 
 
-class FlowerClient(NumPyClient):
-    """A client with Flower's interface: arrays and a config come in, arrays and figures go out.
+class BaseClient(ClientHooks, NumPyClient):
+    """The base class of clients: a method's hooks, and the rounds in which they are called."""
 
-    The arrays are in the order of `Plan.down` and `Plan.up`; the config holds the plan as JSON.
-    """
-
-    @property
-    @abstractmethod
-    def layout(self) -> Layout:
-        """The layers of the model."""
-
-    @abstractmethod
     def train_round(self, plan: Plan, received: Arrays) -> ClientUpdate:
-        """Train as a plan says."""
+        """Train as a plan says; `received` holds the arrays of its download, by name."""
+        return local.train_round(self, plan, received)
 
-    @abstractmethod
-    def score_round(self, plan: Plan, received: Arrays) -> ClientUpdate:
-        """Score, personalize and score again, as a plan says."""
+    def evaluate_round(self, plan: Plan, received: Arrays) -> ClientUpdate:
+        """Score the received model, personalize it as a plan says, and score it again."""
+        return local.evaluate_round(self, plan, received)
 
     def fit(
         self, parameters: list[np.ndarray], config: Mapping[str, Any]
     ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
-        """Train; return the upload, the sample count and the metrics."""
+        """Train; return the upload, the sample count and the metrics.
+
+        The arrays are in the order of `Plan.down` and `Plan.up`; the config holds the plan as JSON.
+        """
         plan, received = self._named(parameters, config)
         update = self.train_round(plan, received)
         sent = update.arrays | update.extras
@@ -105,7 +112,7 @@ class FlowerClient(NumPyClient):
         self, parameters: list[np.ndarray], config: Mapping[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
         """Score; return the loss, the number of test samples and the metrics."""
-        update = self.score_round(*self._named(parameters, config))
+        update = self.evaluate_round(*self._named(parameters, config))
         metrics: dict[str, Any] = dict(update.metrics)
         return metrics["loss"], update.num_examples, metrics
 

@@ -1,11 +1,11 @@
 """What a client does in a round, around the hooks of its method."""
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from fedapps.method.client import ClientHooks
 from fedapps.method.figures import LAST_LOCAL, WITHOUT_HEAD
 from fedapps.method.update import ClientUpdate, Metrics
 from fedapps.models.layers import Arrays, Slice, put, take
@@ -15,14 +15,11 @@ from fedapps.training.evaluation import Score
 from fedapps.training.plan import Clip, Plan
 from fedapps.training.privacy import privatize
 
-if TYPE_CHECKING:
-    from fedapps.method.client import BaseClient
-
 NORMS = "norms/"  # prefix of the gradient norms that clipping has seen, by their stage's layers
 LAST = "last/"  # prefix of the model as the last local training has left it (`score-last`)
 
 
-def train(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
+def train_round(client: ClientHooks, plan: Plan, received: Arrays) -> ClientUpdate:
     """Train as the plan says; return the upload, the sample count and the metrics.
 
     Raises `PermissionError` for a plan that uploads a personal layer.
@@ -44,7 +41,7 @@ def train(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
     )
 
 
-def score(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
+def evaluate_round(client: ClientHooks, plan: Plan, received: Arrays) -> ClientUpdate:
     """Score the received model, personalize it (`personalize`), and score it again.
 
     The metrics are the loss, what the task counts before and after, and the figures that the
@@ -71,7 +68,7 @@ def score(client: "BaseClient", plan: Plan, received: Arrays) -> ClientUpdate:
     return ClientUpdate(client.client, {}, len(client.test_data[1]), metrics | figures)
 
 
-def begin(client: "BaseClient") -> None:
+def begin(client: ClientHooks) -> None:
     """Begin a device's run with what an earlier run has left: the client's personal layers.
 
     The norms that clipping has seen, the model for `score-last`, and what `of_one_run` names are
@@ -82,7 +79,7 @@ def begin(client: "BaseClient") -> None:
         del client.state[key]  # in place: clients of `other` methods hold the same dictionary
 
 
-def receive(client: "BaseClient", plan: Plan, received: Arrays) -> None:
+def receive(client: ClientHooks, plan: Plan, received: Arrays) -> None:
     """Build the model from what was downloaded, else what the client kept, else initial values.
 
     Work for other clients in this process leaves no trace: hooks find the model in eval mode, with
@@ -93,21 +90,21 @@ def receive(client: "BaseClient", plan: Plan, received: Arrays) -> None:
     client.workspace.reset(client.kept() | downloaded)
 
 
-def _refuse_leak(client: "BaseClient", plan: Plan) -> None:
+def _refuse_leak(client: ClientHooks, plan: Plan) -> None:
     personal = set(client.layout.keys_of(client.personal()))
     uploads = client.layout.keys_of(plan.upload)
     if leak := client.layout.layers_of(key for key in uploads if key in personal):
         raise PermissionError(f"the plan uploads {', '.join(leak)}: personal layers never leave")
 
 
-def _sent(client: "BaseClient", plan: Plan) -> Arrays:
+def _sent(client: ClientHooks, plan: Plan) -> Arrays:
     """Return the additional arrays of the upload; raises `ValueError` if a hook forgot one."""
     if missing := [name for name in plan.sends if name not in client.sends]:
         raise ValueError(f"the plan sends {missing[0]}, but no hook has put it into self.sends")
     return {name: np.asarray(client.sends[name], np.float32) for name in plan.sends}
 
 
-def _thresholds(client: "BaseClient", plan: Plan) -> dict[tuple[Slice, Clip], Threshold]:
+def _thresholds(client: ClientHooks, plan: Plan) -> dict[tuple[Slice, Clip], Threshold]:
     """Return a threshold for each kind of stage, with the norms of the client's earlier steps.
 
     Stages with the same layers and the same clipping share their norms.
@@ -117,7 +114,7 @@ def _thresholds(client: "BaseClient", plan: Plan) -> dict[tuple[Slice, Clip], Th
     return {key: Threshold(key[1], norms.tolist()) for key, norms in known.items()}
 
 
-def _keep(client: "BaseClient", plan: Plan, thresholds: Thresholds) -> None:
+def _keep(client: ClientHooks, plan: Plan, thresholds: Thresholds) -> None:
     """Store what the client keeps after training: its layers, and the norms for clipping.
 
     For `score-last` it stores the whole model too.
@@ -135,7 +132,7 @@ def _norms_of(layers: Slice, clip: Clip) -> str:
     return f"{NORMS}{'+'.join(layers)}/{clip.percentile:g}-{clip.mode}-{clip.history}"
 
 
-def _score_last(client: "BaseClient", initial: Score) -> float:
+def _score_last(client: ClientHooks, initial: Score) -> float:
     """Score the model of the last local training; without one, return the initial score.
 
     If the client trained only a part of the model, the rest is scored as it was received.
@@ -151,6 +148,6 @@ def _score_last(client: "BaseClient", initial: Score) -> float:
     return value
 
 
-def _score(client: "BaseClient") -> Score:
+def _score(client: ClientHooks) -> Score:
     client.model.eval()
     return client.score(client.test_data)

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fedapps.core import config
 from fedapps.core.settings import Settings
-from fedapps.method.client import BaseClient
-from fedapps.method.strategy import BaseStrategy
+from fedapps.method.flower import BaseClient, BaseStrategy
 from fedapps.method.update import ClientUpdate, OnePass, replace
 from fedapps.models.layers import Arrays, Layout, as_sent
 from fedapps.training.costs import TrainingStats, cost_of
@@ -55,9 +54,9 @@ class Rehearsal:
         return replace(update, arrays=as_sent(update.arrays), extras=as_sent(update.extras))
 
     def evaluate(self, client: int) -> dict:
-        """Evaluate a client after the rounds so far; return its figures."""
+        """Evaluate a client after the rounds so far; return its metrics."""
         plan = self.strategy.evaluation_plan(max(self.round, 1), client)
-        return self.make(client).score_round(plan, self._download(client, plan)).metrics
+        return self.make(client).evaluate_round(plan, self._download(client, plan)).metrics
 
     def make(self, client: int) -> BaseClient:
         """Return a client as it begins a round, with a copy of its state as if read from disk."""

@@ -6,7 +6,7 @@ selects clients, sends each of them a plan and a slice of its model, and aggrega
 come back.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -15,7 +15,6 @@ from fedapps.core.schema import MethodSettings
 from fedapps.method.aggregation import weighted_mean
 from fedapps.method.conversation import Conversation
 from fedapps.method.figures import EventPlot, Figure
-from fedapps.method.flower import FlowerStrategy
 from fedapps.method.tools import StrategyTools
 from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import Arrays
@@ -25,7 +24,7 @@ from fedapps.training.plan import Plan, Stage
 FINETUNING = ("finetune-epochs", "finetune-lr", "finetune-part")  # keys of general fine-tuning
 
 
-class BaseStrategy(StrategyTools, Conversation, FlowerStrategy):
+class StrategyHooks(StrategyTools, Conversation, ABC):
     """What a method does on the server. Write `plan`; by default all other hooks are FedAvg's.
 
     These are set when `setup` is called, and you can use them in every hook:
@@ -59,8 +58,6 @@ class BaseStrategy(StrategyTools, Conversation, FlowerStrategy):
     needs_cut: ClassVar[bool] = False  # whether models whose layers cannot run alone are refused
 
     options: MethodSettings
-
-    # Hooks --------------------------------------------------------------------------------
 
     def setup(self) -> None:
         """Check `options` (raise `RunError`), and create what the method keeps in `state`."""

@@ -50,7 +50,7 @@ class OneDict:
 
 
 class StrategyTools:
-    """The server's side; `BaseStrategy` explains each of its attributes."""
+    """The server's side; `StrategyHooks` explains each of its attributes."""
 
     options: MethodSettings
     arrays = OneDict()
@@ -153,7 +153,7 @@ def ignore_event(round_: int, client: int | str, kind: str, detail: str) -> None
 
 
 class ClientTools:
-    """A client's side in one round; `BaseClient` explains each of its attributes."""
+    """A client's side in one round; `ClientHooks` explains each of its attributes."""
 
     options: MethodSettings
 

@@ -18,8 +18,8 @@ class ClientUpdate:
     """What aggregation sees of one client: arrays by name (float32), sample count, metrics.
 
     `arrays` are entries of the model; `extras` are the arrays that the plan asked for in `sends`.
-    `metrics` are the client's figures as it has sent them. On the server, `figures` holds what was
-    read from them and checked once (after training, a `TrainingStats`).
+    `metrics` are as the client has sent them. On the server, `checked` holds what was read from
+    them and checked once (after training, a `TrainingStats`).
 
     `weight` is the client's weight in a weighted mean: its sample count. It is sent only with
     `presum`. Then one update of a SuperNode carries the mean of all its clients and the sum of
@@ -32,7 +32,7 @@ class ClientUpdate:
     metrics: Metrics = field(default_factory=dict)
     weight: float = 0.0
     extras: Arrays = field(default_factory=dict)
-    figures: Any = None
+    checked: Any = None
 
 
 class OnePass(Iterator[ClientUpdate]):

@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 
 from fedapps.core import log
+from fedapps.method.flower import BaseStrategy
 from fedapps.method.mixtures import LastSent
-from fedapps.method.strategy import BaseStrategy
 from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import Arrays
 from fedapps.training.costs import TrainingStats
@@ -42,7 +42,11 @@ class WarmUp(BaseStrategy):
 
     @abstractmethod
     def warmup_rounds(self) -> int:
-        """Return how many rounds FedAvg takes."""
+        """Return how many rounds FedAvg takes, such as `self.rounds_of(0.25)`."""
+
+    def rounds_of(self, fraction: float) -> int:
+        """Return a fraction of the number of rounds, rounded down."""
+        return int(fraction * self.settings.num_rounds + 1e-9)
 
     def warmup_plan(self, round_: int, client: int) -> Plan:
         """Return what `client` does in a round of the warm-up: train and exchange everything."""
@@ -93,8 +97,3 @@ class WarmUp(BaseStrategy):
                 self.state["last_trained"][update.client] = round_
             self.observe(round_, update)
             yield update
-
-
-def rounds_of(fraction: float, num_rounds: int) -> int:
-    """Return a fraction of the number of rounds, rounded down."""
-    return int(fraction * num_rounds + 1e-9)

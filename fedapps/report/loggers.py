@@ -20,18 +20,18 @@ from fedapps.core.schema import Scalar
 
 PROJECT = "fedapps"  # the project or experiment that the runs belong to
 FILES = ("config.toml", "summary.json", "rounds.csv", "clients.csv", "classes.csv", "events.csv")
-Figures = Mapping[str, float]
+Metrics = Mapping[str, float]
 Failed = Callable[[str, Exception], None]
 
 
 class Logger(Protocol):
     """One logger of one run."""
 
-    def figures(self, step: int, values: Figures) -> None:
-        """Log the figures of a round."""
+    def metrics(self, step: int, values: Metrics) -> None:
+        """Log the metrics of a round."""
 
     def distributions(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
-        """Log figures of a round with a value for each client."""
+        """Log metrics of a round with a value for each client."""
 
     def close(self, summary: Mapping[str, Any] | None) -> None:
         """End with the run's summary, or None if the run failed."""
@@ -47,7 +47,7 @@ class TensorBoard:
         lines = (f"    {key} = {value}" for key, value in config.items())
         self.writer.add_text("config", "\n".join(lines))
 
-    def figures(self, step: int, values: Figures) -> None:
+    def metrics(self, step: int, values: Metrics) -> None:
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
         self.writer.flush()
@@ -80,7 +80,7 @@ class MLflow:
         for first in range(0, len(parameters), 100):  # MLflow refuses more at once
             self.client.log_batch(self.run, params=parameters[first : first + 100])
 
-    def figures(self, step: int, values: Figures) -> None:
+    def metrics(self, step: int, values: Metrics) -> None:
         now = int(1000 * time.time())
         metrics = [self.metric(name, value, now, step) for name, value in values.items()]
         self.client.log_batch(self.run, metrics=metrics)
@@ -111,7 +111,7 @@ class WeightsAndBiases:
             settings=wandb.Settings(console="off"),  # do not capture printed output
         )
 
-    def figures(self, step: int, values: Figures) -> None:
+    def metrics(self, step: int, values: Metrics) -> None:
         self.run.log(dict(values), step=step)
 
     def distributions(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
@@ -152,7 +152,7 @@ class Loggers:
     def round(self, round_: int, row: Mapping[str, Any]) -> None:
         """Log a row of rounds.csv."""
         values = {f"rounds/{name}": value for name, value in row.items() if _is_number(value)}
-        self._each(lambda logger: logger.figures(round_, values))
+        self._each(lambda logger: logger.metrics(round_, values))
 
     def evaluation(self, round_: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Log the rows of clients.csv of one evaluation."""

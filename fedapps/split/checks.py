@@ -1,7 +1,7 @@
 """Check settings that do not work when clients hold only a part of the model."""
 
 from fedapps.core.errors import RunError
-from fedapps.method.strategy import BaseStrategy
+from fedapps.method.flower import BaseStrategy
 from fedapps.models.layers import UNCUT
 from fedapps.training.costs import has_dropout
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedapps.core.errors import one_line
 from fedapps.method import local
-from fedapps.method.client import BaseClient
+from fedapps.method.flower import BaseClient
 from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import Arrays, put, take
 from fedapps.split.connection import ChannelError, Connection, connection

@@ -23,7 +23,7 @@ from fedapps.core import log
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import DIVERGED, RunError
 from fedapps.core.paths import expanded
-from fedapps.method.strategy import BaseStrategy
+from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate, Failure
 from fedapps.models.layers import Arrays, Slice
 from fedapps.split.address import is_loopback, reachable, read_certificate

@@ -70,13 +70,13 @@ class Exchange:
         self,
         replies: Iterable[Message],
         layout: Layout,
-        read_figures: Callable[[ClientUpdate, Plan], object],
+        check: Callable[[ClientUpdate, Plan], object],
     ) -> Iterator[ClientUpdate]:
         """Yield updates in client order, each as soon as possible; record failures.
 
-        `read_figures` reads and checks the metrics of an update, given the plan that was sent to
-        its client; the result becomes the update's `figures`. A client has failed if `read_figures`
-        raises ValueError or KeyError, or if no reply comes in time.
+        `check` reads and checks the metrics of an update, given the plan that was sent to its
+        client; the result becomes the update's `checked`. A client has failed if `check` raises
+        ValueError or KeyError, or if no reply comes in time.
         """
         sent = {about.message_id: part for about, part in self._sent}
         order = deque(sorted(self.requests))
@@ -91,7 +91,7 @@ class Exchange:
             for update in updates:
                 plan = self.requests[update.client].plan
                 try:
-                    arrived[update.client] = replace(update, figures=read_figures(update, plan))
+                    arrived[update.client] = replace(update, checked=check(update, plan))
                 except (ValueError, KeyError) as error:
                     cause = f"the reply's figures are broken: {one_line(str(error))}"
                     self.failures.append(Failure(update.client, cause))

@@ -3,7 +3,7 @@
 import pytest
 
 from fedapps import models
-from fedapps.method.strategy import BaseStrategy
+from fedapps.method.flower import BaseStrategy
 from fedapps.models.blocks import of_images
 from tests.support.references import LR, two_linear
 

@@ -8,8 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
+from fedapps.method.flower import BaseStrategy
 from fedapps.method.rehearsal import rehearse
-from fedapps.method.strategy import BaseStrategy
 from fedapps.models.layers import put
 from tests.support.references import ALL, BODY, HEAD
 
@@ -99,7 +99,7 @@ def test_server_state_is_named_arrays_that_a_new_strategy_goes_on_from(
     def taken_over(self, server_round, arrays, config, grid):
         content = load(save(self.state))
         fresh = type(self)(self.workspace)
-        fresh.event, fresh.engine = self.event, self.engine
+        fresh.event, fresh._callbacks = self.event, self._callbacks
         fresh.arrays.update(self.arrays)
         fresh.state.update(content)
         assert fresh.state.keys() == self.state.keys()

@@ -10,7 +10,7 @@ from typing import Any
 from fedapps.core import registry
 from fedapps.core.files import write_whole
 from fedapps.method.figures import EventPlot
-from fedapps.report.page import facts, figures
+from fedapps.report.page import facts, run_charts
 from fedapps.report.page.plot import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH
 from fedapps.report.page.reading import RunFiles
 from fedapps.report.page.template import SECTIONS, STYLE, TEMPLATE
@@ -63,7 +63,7 @@ class LivePage:
 
 def render(run: RunFiles, plots: tuple[EventPlot, ...] = (), left: float | None = None) -> str:
     """Return the page as HTML."""
-    drawn = figures.events(run, plots)
+    drawn = run_charts.events(run, plots)
     kinds = {kind for plot in plots for kind in (plot.counted, plot.valued)} if drawn else set()
     different = facts.differences(run.config) if run.config else []
     text: str = _template().render(
@@ -72,14 +72,14 @@ def render(run: RunFiles, plots: tuple[EventPlot, ...] = (), left: float | None 
         subtitle=facts.subtitle_of(run),
         state=facts.state_of(run, left),
         tiles=facts.tiles_of(run),
-        curves=figures.curves(run),
+        curves=run_charts.curves(run),
         rounds=facts.rounds_of(run),
-        clients=figures.clients(run),
+        clients=run_charts.clients(run),
         client_table=facts.evaluation_of(run.clients, "client", run.columns),
-        classes=figures.classes(run),
+        classes=run_charts.classes(run),
         class_table=facts.evaluation_of(run.classes, "class", run.columns),
         no_class=facts.no_class(run),
-        costs=figures.costs(run),
+        costs=run_charts.costs(run),
         cost_table=facts.costs_of(run),
         events=drawn,
         kinds=facts.kinds_of(run),

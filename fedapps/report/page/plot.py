@@ -56,7 +56,7 @@ class Hit:
 
 @dataclass
 class Chart:
-    """One figure of the page."""
+    """One chart of the page."""
 
     name: str
     title: str

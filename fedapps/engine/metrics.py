@@ -1,4 +1,4 @@
-"""Check the figures that a client reports before they are used."""
+"""Check the metrics that a client reports before they are used."""
 
 from collections.abc import Set
 from dataclasses import dataclass, fields, replace
@@ -11,7 +11,7 @@ from fedapps.core.errors import DIVERGED, one_line
 from fedapps.core.schema import Count, NonNegative
 from fedapps.engine.versions import LOADED, SAVED
 from fedapps.method.figures import GENERAL, Figure, given
-from fedapps.method.strategy import BaseStrategy
+from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate
 from fedapps.report.rows import ClientEval
 from fedapps.tasks import Counts
@@ -20,7 +20,7 @@ from fedapps.training.plan import Plan
 from fedapps.wire.checks import invalid_loss
 
 SLACK = 1000  # a method's further work may cost this many times as much as its plan
-# Figures that every evaluation has.
+# Metrics that every evaluation has.
 KNOWN = {
     *("num_train", "loss"),
     *(f"finetune_{field.name}" for field in fields(TrainingStats)),
@@ -31,17 +31,17 @@ KNOWN = {
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The figures of an evaluation: the statistics of its personalization, and the scores."""
+    """The metrics of an evaluation: the statistics of its personalization, and the scores."""
 
     finetuned: TrainingStats
     scores: ClientEval
 
 
 @dataclass
-class FigureChecks:
-    """Reads the figures of a strategy's clients.
+class MetricChecks:
+    """Reads the metrics of a strategy's clients.
 
-    All methods raise ValueError or KeyError for figures that cannot be right.
+    All methods raise ValueError or KeyError for metrics that cannot be right.
     """
 
     strategy: BaseStrategy
@@ -76,7 +76,7 @@ class FigureChecks:
         return replace(done, loss=0.0, samples=0) if problem else done
 
     def evaluation(self, update: ClientUpdate, plan: Plan) -> Evaluation:
-        """Read the figures of an evaluation: those of its personalization, and its scores."""
+        """Read the metrics of an evaluation: those of its personalization, and its scores."""
         return Evaluation(self.training(update, plan, "finetune_"), self.scores(update))
 
     def scores(self, update: ClientUpdate) -> ClientEval:
