@@ -49,7 +49,7 @@ def step_milliseconds(space: Workspace, clip: Clip | None) -> float:
     stage = Stage(layers=space.layout.names, epochs=1, lr=0.005, clip=clip)
     data, times = space.samples(0, "train"), []
     for round_ in range(7):
-        thresholds = {stage.layers: Threshold(clip, np.random.rand(10_000))} if clip else {}
+        thresholds = {(stage.layers, clip): Threshold(clip, np.random.rand(10_000))} if clip else {}
         begin = time.perf_counter()
         done = space.trainer.train(
             data, (stage,), Draw(0, "train", round_, 0), thresholds=thresholds

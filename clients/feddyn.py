@@ -20,7 +20,7 @@ class FedDynClient(BaseClient):
         """Add the linear term of the dynamic regularizer; personalization is plain SGD."""
         if phase != "train":
             return super().objective(phase)
-        device = self.workspace.device
+        device = self.workspace.torch_device
         memory = {k: torch.from_numpy(g).float().to(device) for k, g in self.kept("g/").items()}
 
         def gradients(backward: Backward, batches: list[Samples]) -> None:

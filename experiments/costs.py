@@ -26,6 +26,7 @@ from fedapps.data.spec import Normalization, image_spec, label_spec
 from fedapps.report.console import console
 from fedapps.report.drawing import PALETTE, legend, new_axes
 from fedapps.training.plan import Plan
+from fedapps.training.run_data import RunData
 from fedapps.training.workspace import Workspace
 
 ROWS = (
@@ -117,7 +118,8 @@ def workspace(setting: Setting, run_config: str) -> Workspace:
     )
     labels = np.zeros(0, np.int64)
     inputs, targets = image_spec((channels, height, width)), label_spec(setting.classes)
-    return Workspace(settings, Dataset("none", inputs, targets, labels, 0, Normalization()))
+    dataset = Dataset("none", inputs, targets, labels, 0, Normalization())
+    return Workspace(settings, RunData(settings, dataset))
 
 
 def costs(setting: Setting, lists: Sequence[str] = UNFREEZE_ROUNDS) -> list[Cost]:

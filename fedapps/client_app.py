@@ -32,6 +32,7 @@ from fedapps.method.flower import BaseClient
 from fedapps.method.tools import State
 from fedapps.method.update import ClientUpdate, Failure, Metrics
 from fedapps.models.layers import Arrays
+from fedapps.training.resident import ResidentModel
 from fedapps.training.workspace import Workspace, workspace
 from fedapps.wire.checks import LARGEST, invalid_loss, invalid_values
 from fedapps.wire.hello import Hello, pack_hello
@@ -121,7 +122,7 @@ def _serve(message: Message, context: Context, work: Work) -> Message:
     def work_on(request: Request, own: Workspace) -> Result:
         try:
             torch.set_num_threads(own.settings.threads)  # PyTorch keeps this setting per thread
-            _check_initial_model(info, own)
+            _check_initial_model(info, space.resident)
             update = work(own, request, _store(device, space, info, request.client))
             pack_metrics(update, info.presum)  # if Flower refuses it, only this client fails
             return update
@@ -166,14 +167,14 @@ def _store(
     return ClientStore(Path(info.run_dir) / "clients" / str(client), info.needed)
 
 
-def _check_initial_model(info: RequestHeader, space: Workspace) -> None:
+def _check_initial_model(info: RequestHeader, resident: ResidentModel) -> None:
     """Raise RuntimeError if this SuperNode initializes the model differently from the server.
 
     Layers that are never sent would then be different from the server's.
     """
-    if info.fingerprint != space.fingerprint:
+    if info.fingerprint != resident.fingerprint:
         raise RuntimeError(
-            f"the initial model here ({space.fingerprint}) is not the server's "
+            f"the initial model here ({resident.fingerprint}) is not the server's "
             f"({info.fingerprint}): use the same versions of torch and numpy on all machines"
         )
 

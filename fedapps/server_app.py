@@ -32,7 +32,8 @@ from fedapps.engine.failed_clients import FILE
 from fedapps.engine.rounds import Rounds
 from fedapps.report.loggers import check_installed
 from fedapps.report.report import Report
-from fedapps.training.workspace import GPU_HINT, Workspace, workspace
+from fedapps.training.torch_device import GPU_HINT
+from fedapps.training.workspace import Workspace, workspace
 from fedapps.wire.fleet import Fleet
 from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.nodes import NodeRegistry
@@ -66,7 +67,6 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     space = workspace(settings)
     for note in data.notes(space.dataset, settings.split):
         log.warning("%s", note)
-    counts = data.class_counts(space.dataset.labels, space.shares) if space.shares else None
     strategy_class = registry.strategy_class(settings.strategy)
     registry.client_class(settings.strategy)  # a missing client module ends the run here
     strategy = strategy_class(space)
@@ -74,8 +74,10 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     for note in unused.notes(strategy):
         log.warning("%s", note)
     with _reporting(rounds, context.run_config) as report:
-        if counts is not None:
-            report.hold(counts)
+        if settings.dataset != DEVICE:
+            clients = space.population.training
+            held = [space.population.share(client) for client in clients]
+            report.hold(clients, data.class_counts(space.dataset.labels, held))
         report.follow(strategy.arrays)
         try:
             with log.to_file(report.folder / FILE), stoppable():

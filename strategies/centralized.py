@@ -47,4 +47,4 @@ class Centralized(BaseStrategy):
     def after_round(self, round_: int) -> TrainingStats:
         """Train the server's model on the union of the clients' training data."""
         stage = self.stage(round_, self.layout.slice_of(self.options.trainable))
-        return self.train_here(round_, self.workspace.union, stage)
+        return self.train_here(round_, self.workspace.data.union, stage)

@@ -62,7 +62,8 @@ def test_a_table_is_normalized_by_the_training_samples_of_all_clients(own):
     path = own(values)
     options = f'dataset="{path}" model="mlp" num-clients=3 partitioner="iid" device="cpu"'
     space = Workspace(read(parse([options])))
-    train = values.astype(np.float32)[np.concatenate([share.train for share in space.shares])]
+    shares = map(space.population.share, space.population.training)
+    train = values.astype(np.float32)[np.concatenate([share.train for share in shares])]
     found = space.dataset.normalization
     np.testing.assert_allclose(found.mean, train.astype(float).mean(0), rtol=1e-6)
     np.testing.assert_allclose(found.std[:2], train.astype(float).std(0)[:2], rtol=1e-6)

@@ -340,7 +340,7 @@ def node(flat_config, tiny_npz, tmp_path):
         space = workspace(config.read(flat))
         (tmp_path / "run").mkdir(exist_ok=True)
 
-        def send(requests, kind="train", fingerprint=space.fingerprint, flat=flat):
+        def send(requests, kind="train", fingerprint=space.resident.fingerprint, flat=flat):
             info = RoundInfo(str(tmp_path / "run"), fingerprint)
             message = pack_requests(requests, info, 1, kind, "1")
             context = Context(1, 1, {}, RecordDict(), flat)
@@ -363,7 +363,7 @@ def test_a_client_without_work_returns_what_it_received(node):
     request = make_request(space, 2, layers, layers)
     (update,), failures = send([request])
     assert failures == []
-    assert update.num_examples == len(space.shares[2].train) == update.weight
+    assert update.num_examples == len(space.population.share(2).train) == update.weight
     assert update.arrays.keys() == request.arrays.keys()
     for key, array in request.arrays.items():
         assert np.array_equal(update.arrays[key], array)
@@ -378,8 +378,8 @@ def test_another_initial_model_is_refused_with_both_fingerprints(node):
     assert [failure.client for failure in failures] == [0, 3]
     for failure in failures:
         assert failure.cause == (
-            f"RuntimeError: the initial model here ({space.fingerprint}) is not the server's "
-            "(feedbeef): use the same versions of torch and numpy on all machines"
+            f"RuntimeError: the initial model here ({space.resident.fingerprint}) is not the"
+            " server's (feedbeef): use the same versions of torch and numpy on all machines"
         )
 
 

@@ -216,7 +216,8 @@ LONE = f'{FEW} model="conv4" bn-stats="batch" finetune-epochs=0'  # 8 pixels, ha
 
 def single(flat):
     """The clients with one test sample, counted in the data."""
-    parts = enumerate(workspace(config.read(flat)).shares)
+    clients = workspace(config.read(flat)).population
+    parts = enumerate(map(clients.share, clients.training))
     return [client for client, share in parts if len(share.test) == 1]
 
 
@@ -242,7 +243,8 @@ def test_a_single_sample_that_a_batchnorm_cannot_normalise_is_refused_before_the
 def test_a_single_training_sample_that_templates_need_is_refused(serial_run, flat_config):
     odd = 'model="conv4" bn-stats="batch" num-clients=60 min-samples=5 test-fraction=0.9'
     head = f"{odd} score-without-head=true finetune-epochs=0 num-rounds=1 fraction-train=0.02"
-    shares = [*enumerate(workspace(config.read(flat_config(head))).shares)]
+    clients = workspace(config.read(flat_config(head))).population
+    shares = [*enumerate(map(clients.share, clients.training))]
     lone = [client for client, share in shares if len(share.train) == 1]
     assert lone and min(len(share.test) for _, share in shares) > 1
     said = f"client {lone[0]} has a single train sample.*or score-without-head=false$"

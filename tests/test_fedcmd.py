@@ -71,7 +71,7 @@ def test_score_does_not_depend_on_the_order_of_samples(flat_config):
     first = client.sends["scores/s"]
     x, y = client.train_data
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(1))
-    client.workspace._clients.put((0, "train"), (x[order], y[order]), 0)
+    client.workspace.data._cache.put((0, "train"), (x[order], y[order]), 0)
     client.after_training(plan)
     np.testing.assert_allclose(client.sends["scores/s"], first, rtol=1e-4, atol=1e-6)
 
@@ -87,7 +87,7 @@ def test_distance_of_gaussians_by_their_quantiles():
 def test_a_constant_has_mean_and_deviation_0(flat_config):
     client = client_of(flat_config)
     x, y = client.train_data
-    client.workspace._clients.put((0, "train"), (torch.full_like(x, 7.0), y), 0)
+    client.workspace.data._cache.put((0, "train"), (torch.full_like(x, 7.0), y), 0)
     assert client.gaussians()[0].tolist() == [0.0, 0.0]
 
 

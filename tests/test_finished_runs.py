@@ -43,7 +43,7 @@ def accuracy(tiny_npz, workspace_of, tmp_path):
         )
 
     def of(folder, client, source, *options):
-        own, out = workspace_of(folder).shares[client].test, tmp_path / "out.npz"
+        own, out = workspace_of(folder).population.share(client).test, tmp_path / "out.npz"
         np.savez(tmp_path / "own.npz", images=images[own])
         assert (
             call(predict, source, *options, "--input", tmp_path / "own.npz", "--output", out) == 0

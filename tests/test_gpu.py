@@ -11,11 +11,12 @@ from fedapps.core import registry
 from fedapps.core.config import read
 from fedapps.device import personalized
 from fedapps.serial import run_serial
-from fedapps.training import workspace
+from fedapps.training import run_data
 from fedapps.training.draw import Draw
 from fedapps.training.evaluation import score
 from fedapps.training.plan import Clip, Stage
-from fedapps.training.workspace import Workspace, pick_device
+from fedapps.training.torch_device import pick_torch_device
+from fedapps.training.workspace import Workspace
 from tests.support.marks import THOROUGH
 from tests.support.methods import needed
 from tests.support.pretended_gpu import DEVICE, Gpu
@@ -52,7 +53,9 @@ def gpu(monkeypatch):
     # a module that moves gets new parameters, as it does between real devices of two kinds
     monkeypatch.setattr(torch.__future__, "_overwrite_module_params_on_conversion", True)
     monkeypatch.setattr(
-        workspace, "pick_device", lambda name: DEVICE if name == "cuda" else pick_device(name)
+        run_data,
+        "pick_torch_device",
+        lambda name: DEVICE if name == "cuda" else pick_torch_device(name),
     )
     return made
 
@@ -141,9 +144,9 @@ def test_a_gpu_computes_in_float32_and_repeatably(monkeypatch):
     for name in ("allow_tf32", "deterministic"):  # both are put back
         monkeypatch.setattr(torch.backends.cudnn, name, name == "allow_tf32")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert pick_device("cpu").type == "cpu"
+    assert pick_torch_device("cpu").type == "cpu"
     assert torch.backends.cudnn.allow_tf32 and not torch.backends.cudnn.deterministic
-    assert pick_device("auto").type == "cuda"
+    assert pick_torch_device("auto").type == "cuda"
     assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.allow_tf32
 
 

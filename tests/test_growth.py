@@ -84,7 +84,7 @@ def test_data_of_a_client_that_are_there_take_the_same_work_whoever_else_is_ther
     for client in range(400):
         space.samples(client, "train")
     assert calls(lambda: space.samples(0, "train")) == alone
-    assert space._clients.held == 800 * 4 * 64 * 1.5  # 3 of 4 samples of each are for training
+    assert space.data._cache.held == 800 * 4 * 64 * 1.5  # 3 of 4 samples of each are for training
 
 
 def test_so_do_outputs_of_a_frozen_prefix():
@@ -118,7 +118,7 @@ def test_choosing_clients_compares_each_of_them_a_few_times(many):
     settings = config.read(flat | {"dp.mode": "central", "dp.sampling": "fixed"})
     there = [Number(client) for client in range(400)]
     evaluated = Rounds._evaluated(
-        SimpleNamespace(settings=settings, strategy=SimpleNamespace(clients=there))
+        SimpleNamespace(settings=settings, strategy=SimpleNamespace(clients=there, workspace=space))
     )
     assert len(evaluated) == 200 and Number.compared < 2000
     Number.compared = 0

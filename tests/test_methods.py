@@ -139,7 +139,9 @@ def test_a_client_that_is_never_selected_is_evaluated_with_what_it_has(serial_ru
 def test_workspace_is_a_pure_function_of_the_settings():
     settings = config.read(config.defaults())
     one, two = Workspace(settings), Workspace(settings)
-    assert one.fingerprint == two.fingerprint
-    for a, b in zip(one.shares, two.shares, strict=True):
+    assert one.resident.fingerprint == two.resident.fingerprint
+    assert [*one.population.training] == [*two.population.training]
+    for client in one.population.training:
+        a, b = one.population.share(client), two.population.share(client)
         np.testing.assert_array_equal(a.train, b.train)
         np.testing.assert_array_equal(a.test, b.test)

@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args, get_type_hints
@@ -18,9 +19,10 @@ from hypothesis import strategies as st
 from fedapps.core.draws import partition_generator
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
-from fedapps.data import Share, class_counts, partition, shares
+from fedapps.data import Share, class_counts, declared, partition, population, shares
 from fedapps.data.partitioners import PARTITIONERS as REGISTERED
 from fedapps.data.partitioners import Partitioner, dirichlet
+from fedapps.data.spec import image_spec, label_spec
 
 PARTITIONERS = ("dirichlet", "shards", "sizes", "classes", "iid")
 FEDFC = "0-2/2-4/4-6/7-9"
@@ -615,3 +617,30 @@ def test_class_counts_are_of_training_samples():
     )
     counts = class_counts(np.array([0, 2, 1, 0, 1]), result)
     assert counts.tolist() == [[2, 0, 0], [0, 1, 0]]
+
+
+# Populations
+
+
+def test_a_population_distributes_when_the_first_share_is_needed(monkeypatch):
+    labels, num_train = np.arange(60) % 3, 50
+    dataset = declared("made", image_spec((1, 2, 2)), label_spec(3))
+    dataset = replace(dataset, target_values=labels, num_train=num_train)
+    chosen, asked = make(num_clients=4), []
+    monkeypatch.setattr(population, "shares", lambda *a: asked.append(a) or shares(*a))
+    found = population.partitioned(dataset, chosen)
+    assert ([*found.training], [*found.held_out], asked) == ([0, 1, 2, 3], [], [])
+    for client, expected in enumerate(shares(labels, num_train, chosen)):
+        np.testing.assert_array_equal(found.share(client).train, expected.train)
+        np.testing.assert_array_equal(found.share(client).test, expected.test)
+    assert len(asked) == 1
+
+
+def test_a_device_is_a_population_of_one_with_all_samples():
+    dataset = declared("made", image_spec((1, 2, 2)), label_spec(2))
+    dataset = replace(dataset, target_values=np.array([0, 1, 0, 1, 1]), num_train=3)
+    found = population.of_device(dataset, make(num_clients=9), 7)
+    assert [*found.training] == [7]
+    assert found.share(7).train.tolist() == [0, 1, 2] and found.share(7).test.tolist() == [3, 4]
+    with pytest.raises(RunError, match=r"^client 6: this device is client 7$"):
+        found.share(6)

@@ -2,6 +2,7 @@
 
 import secrets
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -56,12 +57,12 @@ def sample_poisson(seed: int, round_: int, num_clients: int, fraction: float) ->
     return np.flatnonzero(draws < chance).tolist()
 
 
-def sample_evaluated(seed: int, num_clients: int, count: int) -> list[int]:
-    """Draw the clients that a run evaluates; return them in ascending order.
+def sample_evaluated(seed: int, clients: Sequence[int], count: int) -> list[int]:
+    """Draw which of some clients a run evaluates; return them in ascending order.
 
-    With `count` 0, or at least the number of clients, these are all clients.
+    With `count` 0, or at least the number of clients, these are all of them.
     """
-    if not 0 < count < num_clients:
-        return [*range(num_clients)]
-    chosen = generator(seed, "evaluate").choice(num_clients, count, replace=False)
+    if not 0 < count < len(clients):
+        return [*clients]
+    chosen = generator(seed, "evaluate").choice(clients, count, replace=False)
     return sorted(chosen.tolist())

@@ -29,6 +29,7 @@ from fedapps.core.settings import Settings
 from fedapps.device import personalized
 from fedapps.engine.store import EARLIER_RUN, ClientStore
 from fedapps.method.flower import BaseClient
+from fedapps.training.run_data import RunData
 from fedapps.training.workspace import Workspace
 from fedapps.wire.hello import Hello
 from fedapps.wire.requests import RoundInfo
@@ -90,7 +91,7 @@ class Device:
                     " (num-clients)"
                 )
             claim(self.state_dir)
-            share = device_workspace(settings, self).share(self.client)
+            share = device_workspace(settings, self).population.share(self.client)
         except RunError as error:
             return Hello(client=self.client, problem=str(error))
         return Hello(
@@ -218,7 +219,7 @@ def _not_finite(module: nn.Module) -> str:
 @lru_cache(maxsize=64)  # a SuperNode needs one; in the serial engine a process needs several
 def _make_workspace(settings: Settings, device: Device) -> Workspace:
     own = data.of_device(device.data, *data.specs_of_devices(settings), settings.names)
-    return Workspace(settings, own, device.client)
+    return Workspace(settings, RunData(settings, own, device.client))
 
 
 def device_workspace(settings: Settings, device: Device) -> Workspace:

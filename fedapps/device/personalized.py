@@ -30,6 +30,7 @@ from fedapps.engine.finished import FinishedRun
 from fedapps.method.flower import BaseClient
 from fedapps.tasks import CLASSIFICATION, Task, task_for
 from fedapps.training.batches import chunks
+from fedapps.training.run_data import RunData
 from fedapps.training.workspace import Workspace
 
 FILE = "personalized.safetensors"
@@ -173,7 +174,8 @@ def _module(about: ModelMetadata, held: int) -> nn.Module:
     wanted = models.size(settings.model, about.inputs, outputs)
     if wanted > held:
         raise RuntimeError(f"the settings ask for {wanted} values, the file has {held}")
-    space = Workspace(settings, data.declared(DEVICE, about.inputs, about.targets))
+    declared = data.declared(DEVICE, about.inputs, about.targets)
+    space = Workspace(settings, RunData(settings, declared))
     if about.client is None:
         return space.model
     module: nn.Module = registry.client_class(settings.strategy)(space, about.client, {}).module()

@@ -92,15 +92,15 @@ def _check_scores(strategy: BaseStrategy) -> None:
     Two or more samples are no problem: `batches.chunks` makes no chunk of one sample. Devices are
     not checked, as they are not known yet.
     """
-    s, space = strategy.settings, strategy.workspace
+    s, clients = strategy.settings, strategy.workspace.population.training
     lone = _lone_batch_statistics(strategy)
-    if not lone or not space.shares:
+    if not lone or s.dataset == DEVICE:
         return
     remedies = {str(s.evaluate_on): f"a larger {s.evaluate_on}-fraction"}
     if s.score_without_head:  # its templates are the body's outputs for the train samples
         remedies["train"] = "score-without-head=false"
     few = 0 if strategy.final_phase else s.evaluate_clients  # a final phase has all clients
-    for client in sample_evaluated(s.seed, s.num_clients, few):
+    for client in sample_evaluated(s.seed, clients, few):
         for subset in (one for one in remedies if strategy.count(client, one) == 1):
             raise RunError(
                 f'bn-stats = "batch": client {client} has a single {subset} sample, so a '
@@ -123,12 +123,10 @@ def check_plans(strategy: BaseStrategy) -> None:
 
     At most `MOST_CHECKED` clients are checked. Raises `RunError`.
     """
-    s = strategy.settings
+    s, clients = strategy.settings, strategy.workspace.population.training[:MOST_CHECKED]
     checked: list[Plan] = []  # mostly one per round: all clients get the same plan
     for round_ in (1, s.num_rounds):
-        plans = [
-            strategy.plan(round_, client) for client in range(min(s.num_clients, MOST_CHECKED))
-        ]
+        plans = [strategy.plan(round_, client) for client in clients]
         for plan in plans:
             if not isinstance(plan, Plan):
                 raise TypeError(f"plan returned {plan!r}: must return a Plan")

@@ -188,7 +188,7 @@ class Rounds:
         about = self.report.about
         return RoundInfo(
             run_dir=str(self.report.folder),
-            fingerprint=self.strategy.workspace.fingerprint,
+            fingerprint=self.strategy.workspace.resident.fingerprint,
             presum=self.settings.presum and kind == "train",
             run_id=about.id,
             attempt=about.attempt,
@@ -218,8 +218,8 @@ class Rounds:
         return round_ == self.settings.num_rounds or (every > 0 and round_ % every == 0)
 
     def _evaluated(self) -> list[int]:
-        s = self.settings
-        chosen = {*sample_evaluated(s.seed, s.num_clients, s.evaluate_clients)}
+        s, clients = self.settings, self.strategy.workspace.population.training
+        chosen = {*sample_evaluated(s.seed, clients, s.evaluate_clients)}
         return [client for client in self.strategy.clients if client in chosen]
 
     # Receiving ----------------------------------------------------------------------------
@@ -268,7 +268,8 @@ class Rounds:
         shared = {name.partition(":")[0] for name in strategy.plan(round_, 0).upload}
         names = tuple(name for name in part if name in shared)
         stage = msgspec.structs.replace(strategy.stage(round_, names, epochs=1), prox_mu=0.0)
-        return strategy.train_here(round_, strategy.workspace.server_samples, stage).costs_only()
+        samples = strategy.workspace.data.server_samples
+        return strategy.train_here(round_, samples, stage).costs_only()
 
     def _handle_failures(self, round_: int, kind: str) -> None:
         """Log and record failures; end the run if there are too many."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedapps.core import registry
+from fedapps.core.config import DEVICE
 from fedapps.core.memory import reserve
 from fedapps.core.schema import MethodSettings
 from fedapps.core.settings import Settings
@@ -91,15 +92,15 @@ class StrategyTools:
     @property
     def clients(self) -> list[int]:
         """The clients that are there, ascending: all clients, or the devices that have not left."""
-        return list(self.devices) or list(range(self.settings.num_clients))
+        return list(self.devices or self.workspace.population.training)
 
     def count(self, client: int, subset: str) -> int:
         """Return how many samples a client has in a subset: `train`, `test` or `validation`."""
         if self.devices:
             return self.devices[client][subset]
-        if not self.workspace.shares:  # no device is there yet: plans are only checked
+        if self.settings.dataset == DEVICE:  # no device is there yet: plans are only checked
             return 1
-        return len(getattr(self.workspace.shares[client], subset))
+        return len(getattr(self.workspace.population.share(client), subset))
 
     def exchange(self, round_: int, shared: Slice, *stages: Stage) -> Plan:
         """Return the most common plan: download a slice, run the stages, upload the same slice."""

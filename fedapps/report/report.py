@@ -142,11 +142,11 @@ class Report:
         tables = {name: directory.sync(self.folder / name) for name in GROWING}
         return ReportState(round=round_, seconds=self.seconds, tables=tables, classes=self.classes)
 
-    def hold(self, class_counts: np.ndarray) -> None:
+    def hold(self, clients: Sequence[int], class_counts: np.ndarray) -> None:
         """Write samples.csv: the numbers of training samples, [clients, classes]."""
         self.class_counts = class_counts
         held = zip(*np.nonzero(class_counts), strict=True)
-        rows = [(int(c), int(k), int(class_counts[c, k])) for c, k in held]
+        rows = [(clients[i], int(k), int(class_counts[i, k])) for i, k in held]
         self._write(directory.SAMPLES, directory.csv_text([SAMPLES, *rows]))
 
     def follow(self, arrays: Mapping[str, np.ndarray]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedapps.core.config import DEVICE
 from fedapps.core.errors import one_line
 from fedapps.method import local
 from fedapps.method.flower import BaseClient
@@ -117,7 +118,7 @@ class SplitClient(BaseClient):
         layers that the client's last training ended with.
         """
         own = self.kept(local.LAST)
-        if not own or self.workspace.client is not None:  # a device has no images of others
+        if not own or self.settings.dataset == DEVICE:  # a device has no images of others
             return {}
         images = self.foreign_images()
         if not len(images):
@@ -134,7 +135,7 @@ class SplitClient(BaseClient):
         """Return other clients' test images [n, C, H, W] of classes that this client lacks."""
         known = self.train_data[1].unique()
         found = [self.test_data[0][:0]]
-        for other in range(self.settings.num_clients):
+        for other in self.workspace.population.training:
             images, labels = self.workspace.samples(other, "test")
             found.append(images[~torch.isin(labels, known)])
         return torch.cat(found)

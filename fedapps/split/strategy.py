@@ -60,7 +60,7 @@ class SplitStrategy(BaseStrategy):
         """Check the settings, the cuts and the channel's address; raises `RunError`."""
         check_settings(self)
         s = self.settings
-        for client in range(s.num_clients):  # a bad cut ends the run here
+        for client in self.workspace.population.training:  # a bad cut ends the run here
             self.cut(client)
         self._tls = expanded(s.channel_tls, "channel-tls") if s.channel_tls else None
         self._certificate = read_certificate(self._tls) if self._tls else ""
@@ -178,7 +178,7 @@ class SplitStrategy(BaseStrategy):
         s = self.settings
         if not self._tls and not is_loopback(self._reach):
             log.warning("without channel-tls, features, labels and tokens are sent unencrypted")
-        everyone = {client: self.plan(1, client) for client in range(s.num_clients)}
+        everyone = {c: self.plan(1, c) for c in self.workspace.population.training}
         counts = dict.fromkeys(everyone, 1)
         limit = max(frame_limit(self._rules({c: p}, counts)) for c, p in everyone.items())
         self._channel = ChannelServer(s.channel_address, self._tls, s.num_clients, limit)
@@ -277,7 +277,7 @@ class SplitStrategy(BaseStrategy):
             classes=space.dataset.classes,
             batch_size=s.batch_size,
             dtype=next(space.model.parameters()).dtype,
-            device=space.device,
+            device=space.torch_device,
             join_timeout=s.join_timeout,
             step_timeout=s.step_timeout,
             round_timeout=s.round_timeout,

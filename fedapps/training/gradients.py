@@ -1,7 +1,6 @@
 """The gradients of a step: how they are computed, and what is done to them before the step."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -44,21 +43,10 @@ class GradientRule:
             fine = clip_batch([p.grad for p in self.trained if p.grad is not None], self.threshold)
         return fine
 
-
-@contextmanager
-def gradient_rule(
-    model: nn.Module,
-    trained: list[nn.Parameter],
-    threshold: Threshold | None,
-    beside: Sequence[nn.Parameter] = (),
-) -> Iterator[GradientRule]:
-    """Give the gradient rule of a stage, and remove its hooks from the model at the end."""
-    rule = GradientRule(model, trained, threshold, beside)
-    try:
-        yield rule
-    finally:
-        if rule.samples:
-            rule.samples.close()
+    def close(self) -> None:
+        """Remove the hooks of per-sample clipping from the model."""
+        if self.samples:
+            self.samples.close()
 
 
 def add_proximal(

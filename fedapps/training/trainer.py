@@ -8,8 +8,8 @@ process had them in its cache.
 """
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from fedapps.models.grouping import children_by_layer
 from fedapps.models.layers import Layout, Slice, freeze_all_but
 from fedapps.training.augment import windows
-from fedapps.training.batches import Samples, epoch_batches, grouped
+from fedapps.training.batches import Samples, epoch_batches
 from fedapps.training.clipping import SampleGradients, Threshold, Thresholds
 from fedapps.training.costs import Profile, TrainingStats, is_cacheable
 from fedapps.training.draw import Draw
 from fedapps.training.features import FeatureCache, digest, features
-from fedapps.training.gradients import GradientRule, add_proximal, gradient_rule
 from fedapps.training.objective import PLAIN, Loss, Objective
 from fedapps.training.optimizers import optimizer
 from fedapps.training.plan import Stage
+from fedapps.training.stage_run import StageRun
 
 
 @dataclass
@@ -64,65 +64,23 @@ class Trainer:
         Raises `RunError` for a layer that the model does not have, and ValueError for a stage that
         cannot be executed as it says (`check`, `Stage.passes`).
         """
-        done, epoch = TrainingStats(), 0
+        done, epoch, known = TrainingStats(), 0, thresholds or {}
         self.model.zero_grad()  # a client that failed can have left gradients
         self._seed(draw.torch_seed())
         anchor = self._anchor(stages, objective.anchor)
+        objective = replace(objective, loss=objective.loss or self.loss)
         for stage in stages:
             if stage.epochs and (stage.layers or objective.parameters):
-                inputs, layers = self._inputs(data[0], stage, objective.start, cache_key, done)
-                epochs = range(epoch, epoch + stage.epochs)
-                batches = self._batches((inputs, data[1]), epochs, draw, stage, done)
-                threshold = _threshold(stage, thresholds or {})
-                self._stage(batches, stage, layers, anchor, objective, threshold, done)
+                prefix = self.cached_prefix(stage.layers, len(data[0]), objective.start)
+                if prefix:  # counts even if it is cached
+                    done.macs += len(data[0]) * self.profile.forward_macs(prefix)
+                inputs = self._inputs(data[0], prefix, cache_key)
+                layers, threshold = self.layout.names[len(prefix) :], _threshold(stage, known)
+                run = StageRun(self.profile, stage, objective, layers, anchor, threshold, done)
+                run.take_steps(self._batches((inputs, data[1]), draw, epoch, run))
             epoch += stage.epochs
         self.model.eval()
         return done
-
-    def _stage(
-        self,
-        batches: Iterable[Samples],
-        stage: Stage,
-        layers: Slice,
-        anchor: dict[str, Tensor],
-        objective: Objective,
-        threshold: Threshold | None,
-        done: TrainingStats,
-    ) -> None:
-        """Take steps on the stage's layers, one per group of batches; run the layers `layers`.
-
-        Clipping includes the model's parameters only, not those beside it.
-        """
-        by_sample = threshold is not None and threshold.by_sample
-        macs = self.profile.step_macs(stage.layers, layers[0], by_sample) + objective.macs
-        count = self.layout.count(stage.layers) + sum(p.numel() for p in objective.parameters)
-        parameters = self.freeze_all_but(stage.layers)
-        trained, beside = [*parameters.values()], objective.parameters
-        mover = optimizer([*trained, *beside], stage)
-        loss = torch.zeros(())  # summed over the samples of all steps that were taken
-        taken: list[int] = []  # batch sizes of these steps
-        with gradient_rule(self.model, trained, threshold, beside) as rule:
-            for group in grouped(batches, objective.batches, stage.max_steps):
-                passes = _Passes(self.model, layers, objective, self.loss, rule, loss)
-                objective.gradients(passes, group)
-                passes.check(stage)
-                if stage.prox_mu:
-                    add_proximal(parameters, anchor, stage.prox_mu)
-                if rule.finish():
-                    mover.step()
-                    loss = passes.loss
-                    taken += passes.sizes
-                    if objective.after_step:
-                        with torch.no_grad():
-                            objective.after_step(self.model)
-                else:
-                    mover.drop()
-                    done.rejected += len(passes.sizes)
-        done.loss += float(loss)
-        done.samples += sum(taken)
-        done.batches += len(taken)
-        done.macs += macs * sum(taken)
-        done.cost_paper += len(taken) * count
 
     def check(self, stage: Stage) -> None:
         """Raise ValueError if the model's layers cannot be trained as the stage says."""
@@ -135,23 +93,18 @@ class Trainer:
         """Freeze all other layers (eval mode, no gradients); return the parameters to train."""
         return freeze_all_but(self.model, self.layout, trained)
 
-    def _inputs(
-        self, images: Tensor, stage: Stage, start: str, cache_key: Hashable, done: TrainingStats
-    ) -> tuple[Tensor, Slice]:
-        """Return the steps' inputs (images or cached features) and the layers to run on them."""
-        prefix = self.cached_prefix(stage.layers, len(images), start)
-        if not prefix:
-            return images, self.layout.names
-        done.macs += len(images) * self.profile.forward_macs(prefix)  # counts even if it is cached
+    def _inputs(self, images: Tensor, prefix: Slice, cache_key: Hashable) -> Tensor:
+        """Return the steps' inputs: the outputs of the prefix, or the images if it is empty."""
 
         def compute() -> Tensor:
             return features(self.model, images, prefix)
 
-        layers = self.layout.names[len(prefix) :]
+        if not prefix:
+            return images
         if cache_key is None:
-            return compute(), layers
+            return compute()
         state = digest(self.model, self.layout.keys_of(prefix))
-        return self._features.get((cache_key, prefix), state, compute), layers
+        return self._features.get((cache_key, prefix), state, compute)
 
     def cached_prefix(self, trained: Slice, size: int, start: str = "") -> Slice:
         """Return the longest frozen prefix whose outputs for `size` samples may be cached.
@@ -188,26 +141,19 @@ class Trainer:
         least = max(stage.least, 1 + needs_two)
         return [start for start in taken if min(self.batch_size, size - start) >= least]
 
-    def _batches(
-        self,
-        data: Samples,
-        epochs: Iterable[int],
-        draw: Draw,
-        stage: Stage,
-        done: TrainingStats,
-    ) -> Iterator[Samples]:
+    def _batches(self, data: Samples, draw: Draw, first: int, run: StageRun) -> Iterator[Samples]:
         """Yield shuffled batches; skip and count those that are too small to train on."""
         inputs, labels = data
-        size = len(labels)
+        stage, size = run.stage, len(labels)
         starts = self.starts(size, stage)
         whole = stage.batches or math.ceil(size / self.batch_size)
-        for epoch in epochs:
+        for epoch in range(first, first + stage.epochs):
             order = draw.order(epoch, size).to(labels.device)
             crops: tuple[Tensor, ...] = ()
             if self.augment == "crop-flip":
                 found = windows(*draw.crops(epoch, size), inputs.shape[-2:])
                 crops = tuple(pixels.to(inputs.device) for pixels in found)
-            done.skipped += whole - len(starts)
+            run.done.skipped += whole - len(starts)
             yield from epoch_batches(data, order, starts, self.batch_size, crops, self.border)
 
     def _sees_one_value(self, layer: str, trained: Slice) -> bool:
@@ -241,41 +187,3 @@ def _threshold(stage: Stage, known: Thresholds) -> Threshold | None:
     if not (stage.layers and stage.clip):
         return None
     return known.get((stage.layers, stage.clip)) or Threshold(stage.clip)
-
-
-@dataclass
-class _Passes:
-    """The passes of one step: the `backward` that `Objective.gradients` calls for each of them.
-
-    Loss and costs are counted here. The server checks a client's costs against what the stage
-    declares.
-    """
-
-    model: nn.Module
-    layers: Slice
-    objective: Objective
-    task_loss: Loss
-    rule: GradientRule
-    loss: Tensor  # summed over samples, beginning with those of earlier steps
-    sizes: list[int] = field(default_factory=list)
-
-    def __call__(self, batch: Samples) -> None:
-        inputs, targets = batch
-        outputs = self.objective.forward(self.model, inputs, self.layers)
-        value = (self.objective.loss or self.task_loss)(outputs, targets)
-        self.rule.backward(value)
-        self.loss = self.loss + value.detach() * len(targets)
-        self.sizes.append(len(targets))
-
-    def check(self, stage: Stage) -> None:
-        """Raise ValueError if the step computed no gradient, or more than its stage declares."""
-        if not self.sizes:
-            raise ValueError(
-                "a step did not call backward: without it, neither its loss nor its costs are"
-                " counted"
-            )
-        if len(self.sizes) > stage.passes:
-            raise ValueError(
-                f"passes = {stage.passes}: a step computed {len(self.sizes)} gradients;"
-                " declare as many in its Stage"
-            )

@@ -22,7 +22,7 @@ def test_the_server_trains_on_its_share(small, serial_run, flat_config, read_mod
     options = f'strategy="fedavg" server-data=0.5 server-part="{part}" prox-mu=0.5'
     folder = serial_run(small, options)
     ref = reference(flat_config, small, options)
-    x, y = ref.space.server_samples
+    x, y = ref.space.data.server_samples
     assert len(y) == round(0.5 * sum(len(ref.data(i)[1]) for i in (0, 1)))
     w = ref.start
     for round_ in (1, 2):
@@ -38,8 +38,9 @@ def test_the_server_trains_on_its_share(small, serial_run, flat_config, read_mod
 def test_the_servers_share_is_drawn_from_all_training_samples(tiny_npz, flat_config):
     options = 'strategy="fedavg" num-clients=3 partitioner="classes" classes-per-client="0/1/2"'
     space = Workspace(config.read(flat_config(tiny_npz, options, "server-data=0.4")))
-    every = np.concatenate([share.train for share in space.shares])
-    images, labels = space.server_samples
+    share = space.population.share
+    every = np.concatenate([share(client).train for client in space.population.training])
+    images, labels = space.data.server_samples
     assert len(labels) == round(0.4 * len(every))
     assert np.bincount(labels, minlength=3).min() > 0, "of each client, who has a class of its own"
     found = {image.numpy().tobytes() for image in images}

@@ -19,7 +19,8 @@ def union(tmp_path_factory, make_npz):
     options = f'dataset="{path}" num-clients={DEVICES} alpha=10.0 batch-size=8 fraction-train=1.0'
     space = Workspace(config.read(config.parse([options])))
     images, labels = space.dataset.rows, space.dataset.labels
-    for client, share in enumerate(space.shares):
+    for client in space.population.training:
+        share = space.population.share(client)
         parts = {"train": share.train, "test": share.test}
         arrays = {f"{part}_images": images.read(rows) for part, rows in parts.items()}
         arrays |= {f"{part}_labels": labels[rows] for part, rows in parts.items()}

@@ -6,7 +6,7 @@ import torch
 from fedapps import models
 from fedapps.core import config, registry
 from fedapps.models.blocks import of_images
-from tests.support.split_float64 import LR, MOMENTUM, Double, four_linear
+from tests.support.split_float64 import LR, MOMENTUM, double, four_linear
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def world(monkeypatch, flat_config, tiny_npz):
             "local-epochs=2 num-rounds=2 join-timeout=20.0 step-timeout=20.0"
         )
         settings = config.read(flat_config(tiny_npz, "alpha=0.3", base, *run_config))
-        strategy = registry.strategy_class(settings.strategy)(Double(settings))
+        strategy = registry.strategy_class(settings.strategy)(double(settings))
         return strategy
 
     yield make

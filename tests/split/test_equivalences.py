@@ -217,4 +217,4 @@ def test_parts_made_for_threads_are_alike_and_carry_no_hooks(world):
         macs = list(threads.map(lambda p: p.trainer.profile.layer_macs("l2"), parts))
     assert len(set(macs)) == 1
     assert not any(m._forward_hooks for part in parts for m in part.model.modules())
-    assert all(part.shares is space.shares for part in parts)
+    assert all(part.data is space.data for part in parts)

@@ -10,7 +10,7 @@ from fedapps.core import config
 from fedapps.method.update import ClientUpdate
 from fedapps.split.rules import Smashed
 from strategies.fedfc import FedFC
-from tests.support.split_float64 import CLOSE, LR, Double, batches, fresh, play, sgd
+from tests.support.split_float64 import CLOSE, LR, batches, double, fresh, play, sgd
 
 
 def test_fedfc_with_equal_cuts_trains_the_server_on_the_joined_batches(world, monkeypatch):
@@ -111,7 +111,7 @@ def test_gradients_of_vgg16_with_cuts_2_4_7_10_are_those_of_the_joint_graph(
                 'fraction-train=1.0 partitioner="iid" fedfc.cuts="2,4,7,10"'
             )
         )
-        strategy = FedFC(Double(settings))
+        strategy = FedFC(double(settings))
         model, names = strategy.workspace.model, strategy.layout.names
         model.requires_grad_(True)
         strategy.part = strategy.server_part(1, names[2:])

@@ -30,7 +30,7 @@ def test_bytes_are_labels_and_features_up_and_gradients_down(
     )
     (row,) = read_rounds(folder)
     space = workspace_of(folder)
-    sizes = [len(share.train) for share in space.shares]
+    sizes = [len(space.population.share(c).train) for c in space.population.training]
     widths = [512, int(np.prod(space.trainer.profile.shapes["fc1"])), 512]
     weights = [
         4 * sum(space.initial[k].size for k in space.layout.keys_of(space.layout.names[:cut]))
@@ -51,7 +51,7 @@ def test_layers_that_are_handed_on_are_bytes_of_each_client(
     )
     (row,) = read_rounds(folder)
     space = workspace_of(folder)
-    samples = sum(len(share.train) for share in space.shares)
+    samples = sum(len(space.population.share(c).train) for c in space.population.training)
     keys = space.layout.keys_of(space.layout.names[:3])
     both_ways = 3 * 4 * sum(space.initial[k].size for k in keys) + samples * 4 * 512
     assert (row["bytes_down"], row["bytes_up"]) == (both_ways, both_ways + 8 * samples)

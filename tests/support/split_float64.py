@@ -14,6 +14,7 @@ from torch import nn
 
 from fedapps.core import registry
 from fedapps.training.draw import Draw
+from fedapps.training.run_data import RunData
 from fedapps.training.workspace import Workspace
 from tests.support.split_rounds import opened
 
@@ -33,11 +34,14 @@ def four_linear(shape, classes):
     return model
 
 
-class Double(Workspace):
-    """A workspace in float64."""
+class _Doubles(RunData):
+    def place(self, images, labels):
+        return super().place(images.double(), labels)
 
-    def _place(self, images, labels):
-        return super()._place(images.double(), labels)
+
+def double(settings):
+    """A workspace in float64."""
+    return Workspace(settings, _Doubles(settings))
 
 
 def fit(strategy, plan, client):

@@ -1,0 +1,95 @@
+"""The model of a process, which stays in memory and serves one client after the other."""
+
+import copy
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedapps import models
+from fedapps.core.errors import RunError
+from fedapps.core.settings import Settings
+from fedapps.models.grouping import children_by_layer
+from fedapps.models.layers import Arrays, Layout, Slice, layout_of, put, take
+from fedapps.models.norms import use_batch_statistics
+from fedapps.training.costs import Profile, profile
+from fedapps.training.run_data import RunData
+
+
+@dataclass(frozen=True)
+class ResidentModel:
+    """A module with its layers, its profile and its initial state.
+
+    All clients begin with the arrays `initial`, so these are read-only. `counters` are the counters
+    of BatchNorms, which no array carries.
+    """
+
+    module: nn.Module
+    layout: Layout
+    profile: Profile
+    initial: Arrays
+    counters: Mapping[str, Tensor]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of the initial model, which can differ if processes have other libraries."""
+        digest = hashlib.sha256()
+        for key, value in self.initial.items():
+            digest.update(key.encode() + np.ascontiguousarray(value).tobytes())
+        return digest.hexdigest()[:16]
+
+    def reset(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Put the model into its initial state, with `arrays` in it, whatever was done with it.
+
+        It is then as in a new process: in eval mode, its parameters ask for gradients and have
+        none, and the counters of BatchNorms have their initial values.
+        """
+        self.module.eval().requires_grad_(True)
+        self.module.zero_grad()
+        state = self.module.state_dict() if self.counters else {}
+        for key in state.keys() & self.counters.keys():
+            state[key].copy_(self.counters[key])
+        put(self.module, self.initial | dict(arrays))
+
+    def restricted(self, layers: Slice) -> "ResidentModel":
+        """Return a model of its own that has copies of the consecutive `layers` only."""
+        layout = self.layout.restricted(layers)
+        children = [c for name in layout.names for c in children_by_layer(self.module)[name]]
+        module = nn.Sequential(
+            OrderedDict((name, copy.deepcopy(self.module.get_submodule(name))) for name in children)
+        )
+        initial = {key: self.initial[key] for key in layout.keys_of(layout.names)}
+        facts = self.profile.restricted(module, layout)
+        return ResidentModel(module, layout, facts, initial, self.counters)
+
+
+def resident_model(settings: Settings, data: RunData) -> ResidentModel:
+    """Build the initial model of a run for its data set; raises `RunError` if they do not fit."""
+    module, inputs = _build(settings, data), data.dataset.inputs
+    layout = layout_of(module, settings.head_layers, settings.bn_stats, settings.bn_local)
+    initial = take(module, layout.keys_of(layout.names))
+    for array in initial.values():
+        array.flags.writeable = False
+    state = module.state_dict()
+    counters = {key: state[key].clone() for key in state.keys() - initial.keys()}
+    module.to(data.torch_device)
+    module.to(memory_format=torch.channels_last)
+    dtype = torch.int64 if inputs.is_whole else None
+    facts = profile(module, layout, inputs.shape, dtype)
+    return ResidentModel(module, layout, facts, initial, counters)
+
+
+def _build(s: Settings, data: RunData) -> nn.Module:
+    outputs = data.task.outputs(data.dataset.targets)
+    try:
+        model = models.build(s.model, data.dataset.inputs, outputs, s.seed)
+    except ValueError as error:
+        raise RunError(str(error)) from error
+    if s.bn_stats == "batch":
+        use_batch_statistics(model)
+    return model

@@ -1,0 +1,98 @@
+"""The data of a run in one process: the data set, its population, and tensors of their samples."""
+
+from dataclasses import replace
+from functools import cached_property
+from threading import Lock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedapps import data
+from fedapps.core.cache import ByteCache
+from fedapps.core.config import DEVICE
+from fedapps.core.draws import generator
+from fedapps.core.settings import Settings
+from fedapps.data import population
+from fedapps.tasks import Task, task_for
+from fedapps.training.batches import Samples
+from fedapps.training.torch_device import pick_torch_device
+
+MEBI = 2**20
+
+
+class RunData:
+    """Gives samples as tensors: inputs [n, *shape], targets [n, ...], both on `torch_device`.
+
+    `task` says what is learned of them.
+    By default, the data set is that of the settings. A device has a `dataset` of its own, all of
+    which belongs to its `client`.
+    """
+
+    def __init__(
+        self, settings: Settings, dataset: data.Dataset | None = None, client: int | None = None
+    ) -> None:
+        self.settings = settings
+        found = dataset or _load(settings)
+        self.task: Task = task_for(settings.task, found.inputs, found.targets, found.name)
+        found = replace(found, target_values=self.task.values(found.target_values))
+        if client is None:
+            self.population = population.partitioned(found, settings)
+        else:
+            self.population = population.of_device(found, settings, client)
+        if found.normalization is None:
+            found = found.normalized(self._training_indices())
+        self.dataset = found
+        self.torch_device = pick_torch_device(settings.device)
+        self._cache: ByteCache[Samples] = ByteCache(settings.cache_limit * MEBI, least=1)
+        self._lock = Lock()  # split learning runs its clients in threads
+
+    def samples(self, client: int, subset: str) -> Samples:
+        """Return a subset of a client's samples: `train`, `test` or `validation`.
+
+        They stay in memory up to `cache-limit`; then the least recently used ones are dropped.
+        """
+        key = (client, subset)
+        with self._lock:
+            if (known := self._cache.get(key)) is not None:
+                return known
+            samples = self._tensors(getattr(self.population.share(client), subset))
+            self._cache.put(key, samples, samples[0].nbytes)
+            return samples
+
+    @cached_property
+    def union(self) -> Samples:
+        """The training samples of all clients together, for training on the server itself."""
+        return self._tensors(self._training_indices())
+
+    @cached_property
+    def server_samples(self) -> Samples:
+        """The server's own samples: a share `server-data` of all training samples.
+
+        The clients keep these samples too.
+        """
+        everything = self._training_indices()
+        size = max(1, round(self.settings.server_data * len(everything)))
+        chosen = generator(self.settings.seed, "server-data").permutation(everything)[:size]
+        return self._tensors(np.sort(chosen))
+
+    def _training_indices(self) -> np.ndarray:
+        """Return the indices of all training samples, client by client."""
+        share = self.population.share
+        return np.concatenate([share(client).train for client in self.population.training])
+
+    def _tensors(self, indices: np.ndarray) -> Samples:
+        return self.place(*self.dataset.tensors(indices))
+
+    def place(self, inputs: Tensor, targets: Tensor) -> Samples:
+        """Move samples to `torch_device`; images channels last, which is up to twice as fast."""
+        format_ = torch.channels_last if inputs.dim() == 4 else torch.preserve_format
+        moved = inputs.to(self.torch_device, memory_format=format_)
+        return moved, targets.to(self.torch_device)
+
+
+def _load(settings: Settings) -> data.Dataset:
+    """Open the run's data set; a server of devices knows only its shape and classes."""
+    if settings.dataset == DEVICE:
+        return data.declared(DEVICE, *data.specs_of_devices(settings))
+    return data.load(settings.dataset, settings.data_root)

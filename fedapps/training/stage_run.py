@@ -1,0 +1,117 @@
+"""A stage while it is executed: its steps on a model, and what they did and cost."""
+
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from fedapps.models.layers import Slice, freeze_all_but
+from fedapps.training.batches import Samples, grouped
+from fedapps.training.clipping import Threshold
+from fedapps.training.costs import Profile, TrainingStats
+from fedapps.training.gradients import GradientRule, add_proximal
+from fedapps.training.objective import Objective
+from fedapps.training.optimizers import optimizer
+from fedapps.training.plan import Stage
+
+
+@dataclass
+class StageRun:
+    """One execution of a stage, with an optimizer of its own; only the stage's layers move.
+
+    A step runs `layers`, those after the cached prefix. `anchor` is what the proximal term pulls
+    towards. Clipping includes the model's parameters only, not those beside it. `done` belongs to
+    the whole plan; the figures of the stage are added to it.
+    """
+
+    profile: Profile
+    stage: Stage
+    objective: Objective
+    layers: Slice
+    anchor: Mapping[str, Tensor]
+    threshold: Threshold | None
+    done: TrainingStats
+
+    def __post_init__(self) -> None:
+        stage, beside, layout = self.stage, self.objective.parameters, self.profile.layout
+        by_sample = self.threshold is not None and self.threshold.by_sample
+        macs = self.profile.step_macs(stage.layers, self.layers[0], by_sample)
+        self.macs = macs + self.objective.macs  # for each sample
+        self.updates = layout.count(stage.layers) + sum(p.numel() for p in beside)  # by each step
+        self.parameters = freeze_all_but(self.profile.model, layout, stage.layers)
+        self.mover = optimizer([*self.parameters.values(), *beside], stage)
+
+    def take_steps(self, batches: Iterable[Samples]) -> None:
+        """Take a step for each group of batches."""
+        model, objective, trained = self.profile.model, self.objective, [*self.parameters.values()]
+        loss = torch.zeros(())  # summed over the samples of all steps that were taken
+        taken: list[int] = []  # batch sizes of these steps
+        rules = GradientRule(model, trained, self.threshold, objective.parameters)
+        with closing(rules) as rule:
+            for group in grouped(batches, objective.batches, self.stage.max_steps):
+                passes = _Passes(model, self.layers, objective, rule, loss)
+                if self._step(passes, group):
+                    loss = passes.loss
+                    taken += passes.sizes
+                else:
+                    self.done.rejected += len(passes.sizes)
+        self.done.loss += float(loss)
+        self.done.samples += sum(taken)
+        self.done.batches += len(taken)
+        self.done.macs += self.macs * sum(taken)
+        self.done.cost_paper += self.updates * len(taken)
+
+    def _step(self, passes: "_Passes", group: list[Samples]) -> bool:
+        """Take one step; return False if it was rejected, so that nothing has moved."""
+        self.objective.gradients(passes, group)
+        passes.check(self.stage)
+        if self.stage.prox_mu:
+            add_proximal(self.parameters, self.anchor, self.stage.prox_mu)
+        if not passes.rule.finish():
+            self.mover.drop()
+            return False
+        self.mover.step()
+        if self.objective.after_step:
+            with torch.no_grad():
+                self.objective.after_step(self.profile.model)
+        return True
+
+
+@dataclass
+class _Passes:
+    """The passes of one step: the `backward` that `Objective.gradients` calls for each of them.
+
+    Loss and costs are counted here. The server checks a client's costs against what the stage
+    declares.
+    """
+
+    model: nn.Module
+    layers: Slice
+    objective: Objective
+    rule: GradientRule
+    loss: Tensor  # summed over samples, beginning with those of earlier steps
+    sizes: list[int] = field(default_factory=list)
+
+    def __call__(self, batch: Samples) -> None:
+        inputs, targets = batch
+        outputs = self.objective.forward(self.model, inputs, self.layers)
+        assert self.objective.loss is not None  # the trainer has put in that of the task
+        value = self.objective.loss(outputs, targets)
+        self.rule.backward(value)
+        self.loss = self.loss + value.detach() * len(targets)
+        self.sizes.append(len(targets))
+
+    def check(self, stage: Stage) -> None:
+        """Raise ValueError if the step computed no gradient, or more than its stage declares."""
+        if not self.sizes:
+            raise ValueError(
+                "a step did not call backward: without it, neither its loss nor its costs are"
+                " counted"
+            )
+        if len(self.sizes) > stage.passes:
+            raise ValueError(
+                f"passes = {stage.passes}: a step computed {len(self.sizes)} gradients;"
+                " declare as many in its Stage"
+            )
