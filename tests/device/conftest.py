@@ -8,7 +8,7 @@ import pytest
 from fedapps.core import config
 from fedapps.serial import run_serial
 from fedapps.training.workspace import Workspace
-from tests.devices.helpers import DEVICES, RUN
+from tests.device.helpers import DEVICES, RUN
 
 
 @pytest.fixture(scope="module")

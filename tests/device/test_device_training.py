@@ -10,7 +10,7 @@ from fedapps import serial
 from fedapps.core import registry
 from fedapps.core.errors import RunError
 from fedapps.device import personalized
-from tests.devices.helpers import DEVICES, RUN, rounds
+from tests.device.helpers import DEVICES, RUN, rounds
 from tests.support.methods import needed
 
 CENTRAL = [name for name in registry.names() if registry.strategy_class(name).needs_union]

@@ -5,7 +5,7 @@ environment below .flower-matrix/, made of requirements.lock with Flower replace
 of what we take of Flower and of the engines (serial and Ray) run; those of deployments do not.
 A table says what came of it; the logs lie beside the environments.
 
-    python tests/flower_matrix.py [locked] [newest] [nightly]
+    python -m tests.support.flower_matrix [locked] [newest] [nightly]
 """
 
 import argparse
@@ -17,10 +17,16 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from tests.support import ROOT
+
 FOLDER = ROOT / ".flower-matrix"
 LOCK = ROOT / "requirements.lock"
-TESTS = ("test_flower_changes.py", "test_flower_imports.py", "test_flower.py", "test_methods.py")
+TESTS = (
+    "core/test_flower_changes.py",
+    "core/test_flower_imports.py",
+    "apps/test_flower.py",
+    "methods/test_methods.py",
+)
 EXTRAS = "[dp,simulation]"
 NAMES = ("locked", "newest", "nightly")
 
@@ -113,7 +119,9 @@ def try_version(name: str, uv: str) -> Row:
 
 def main() -> int:
     """Try the versions that are asked for and print the table; 1 if one that installs fails."""
-    parser = argparse.ArgumentParser(prog="python tests/flower_matrix.py", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.support.flower_matrix", description=__doc__
+    )
     parser.add_argument("names", nargs="*", default=NAMES, metavar="|".join(NAMES))
     names = parser.parse_args().names
     if unknown := [name for name in names if name not in NAMES]:

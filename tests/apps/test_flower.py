@@ -1,18 +1,17 @@
 """The same run through `flwr run` on Ray and on the serial engine: the same numbers."""
 
 import os
-from pathlib import Path
 
 import pytest
 
 from fedapps import launch, serial
 from fedapps.core import config
+from tests.support import ROOT
 from tests.support.killed import differences
 from tests.support.marks import LONG, THOROUGH
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # one run on Ray at a time
 
-ROOT = Path(__file__).parent.parent
 BASE = "num-clients=6 num-rounds=2 local-epochs=1 batch-size=32 finetune-epochs=1"
 LIMITS = "join-timeout=600.0 step-timeout=600.0"  # that no process needs, however slow it starts
 RUN = f'strategy="fedbabu" fraction-train=0.5 {BASE}'

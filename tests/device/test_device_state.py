@@ -17,7 +17,7 @@ from fedapps.device.device import Device, DeviceStore, device_workspace
 from fedapps.engine import checkpoint
 from fedapps.engine.store import ClientStore
 from fedapps.wire.requests import RoundInfo
-from tests.devices.helpers import DEVICES, RUN, newest
+from tests.device.helpers import DEVICES, RUN, newest
 from tests.support.killed import differences
 
 

@@ -11,7 +11,7 @@ from fedapps.core.errors import RunError
 from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.nodes import NodeRegistry
 from fedapps.wire.serial_grid import DeviceGrid
-from tests.devices.helpers import DEVICES, RUN
+from tests.device.helpers import DEVICES, RUN
 
 
 class ChangingGrid(DeviceGrid):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.support import ROOT
+
 # From the ground up: a package imports from those before it and from itself.
 FLOORS = (
     "core",

@@ -6,7 +6,6 @@ import math
 import re
 import weakref
 from functools import cache
-from pathlib import Path
 from statistics import NormalDist
 
 import flwr.clientapp.mod
@@ -39,9 +38,10 @@ from fedapps.training.privacy import check_plan, clipped_difference, postprocess
 from fedapps.training.workspace import Workspace
 from fedapps.wire.questions import pack_question, unpack_answers
 from fedapps.wire.serial_grid import SerialGrid
+from tests.support import ROOT
 from tests.support.marks import THOROUGH
 
-PAGE = (Path(__file__).parent.parent / "docs" / "privacy.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "privacy.md").read_text("utf-8")
 SHAPES = {"conv1.weight": (6, 4), "fc1.weight": (3, 5), "fc1.bias": (3,)}
 LAYOUT = layout_of(build("lenet5", (1, 8, 8), 3, seed=0), 1, "shared", False)
 

@@ -4,14 +4,13 @@ import ast
 import importlib
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from fedapps.core import flower
 from fedapps.device import warm
+from tests.support import ROOT
 
-ROOT = Path(__file__).parent.parent
 PUBLIC = {
     "flwr.app",
     "flwr.client",

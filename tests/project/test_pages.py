@@ -9,7 +9,6 @@ import sys
 import tomllib
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -26,8 +25,8 @@ from fedapps.data import NAMES
 from fedapps.device import device
 from fedapps.method import BaseClient, BaseStrategy, Objective, Plan, Stage, put, rehearse
 from fedapps.report import columns
+from tests.support import ROOT
 
-ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md")])
 LINKING = sorted({*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("[!.]*/*.md")})

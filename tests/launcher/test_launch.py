@@ -18,8 +18,8 @@ from fedapps import launch
 from fedapps.core.errors import RunError
 from fedapps.launcher import inputs, outcome, processes, superlink
 from fedapps.launcher.superlink import SuperLink
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[1]
 EMPTY_APP = ROOT / "benchmarks" / "empty_app"
 FEDERATION = "num-supernodes=2 client-resources-num-cpus=1"
 
@@ -405,7 +405,7 @@ def test_stop_without_a_superlink(tmp_path, capsys):
 
 
 def test_make_clean_gets_over_an_installation_that_was_broken_off(tmp_path):
-    shutil.copy(Path(__file__).parent.parent / "Makefile", tmp_path)
+    shutil.copy(ROOT / "Makefile", tmp_path)
     python = tmp_path / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.symlink_to(shutil.which("false"))  # as one that lacks the packages, it can only fail
@@ -475,7 +475,7 @@ class TestReal:
         command = [sys.executable, "-m", "fedapps.launch", str(EMPTY_APP), "--home", str(home)]
         command += ["--run-config", "num-rounds=1000 sleep=0.2", "--federation-config", FEDERATION]
         process = subprocess.Popen(
-            command, cwd=EMPTY_APP.parents[1], stdout=subprocess.PIPE, text=True,
+            command, cwd=ROOT, stdout=subprocess.PIPE, text=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )  # fmt: skip
         assert process.stdout is not None

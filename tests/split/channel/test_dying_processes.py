@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from threading import Thread
 
 import msgspec
@@ -19,6 +18,7 @@ from fedapps.training.plan import Plan
 from fedapps.wire import serial_grid
 from fedapps.wire.requests import read_request
 from fedapps.wire.serial_grid import SerialGrid
+from tests.support import ROOT
 from tests.support.clock import until
 from tests.support.split_rounds import (
     BAD,
@@ -55,14 +55,13 @@ sys.stdin.read()
 @pytest.fixture(scope="module", autouse=True)
 def child():
     """A process that waits for a channel; started early, since its imports take seconds."""
-    root = Path(__file__).parents[2]
     process = subprocess.Popen(
         [sys.executable, "-c", CHILD],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        cwd=root,
-        env=os.environ | {"PYTHONPATH": str(root)},
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     yield process
     process.kill()

@@ -5,15 +5,13 @@ import os
 import platform
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from fedapps.core import log, project, words
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
-
-ROOT = Path(__file__).parent.parent
+from tests.support import ROOT
 
 
 @pytest.fixture(autouse=True)

@@ -38,11 +38,11 @@ from fedapps.report.page.facts import state_of
 from fedapps.report.page.reading import RunFiles
 from fedapps.report.report import Report
 from fedapps.serial import run_serial
+from tests.support import ROOT
 from tests.support.clock import until
 from tests.support.killed import differences
 from tests.support.marks import LONG, THOROUGH
 
-ROOT = Path(__file__).parent.parent
 METHODS = registry.names()
 
 

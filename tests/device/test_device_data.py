@@ -10,7 +10,7 @@ from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.data.spec import image_spec
 from fedapps.wire.hello import unpack_hello
-from tests.devices.helpers import RUN, put
+from tests.device.helpers import RUN, put
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from fedapps import client_app
 from fedapps.core import config
 from fedapps.serial import run_serial
 from tests.deploy.helpers import outcome
+from tests.support import ROOT
 
 pytestmark = pytest.mark.deployment
 
@@ -29,7 +30,7 @@ RUN = (
     f'min-available={DEVICES} model="cnn" fraction-train=1.0 local-epochs=2 batch-size=8 lr=0.05 '
     'finetune-epochs=1 seed=0 threads=1 device="cpu" round-timeout=300.0'
 )
-POISON = Path(__file__).parent / "poison"
+POISON = ROOT / "tests" / "support" / "poison"
 PATIENCE = 300.0  # seconds for what takes a few where nothing else runs
 HELD = 64  # bytes of an array that are looked for in what left a device
 
