@@ -1,5 +1,6 @@
 """Bad input, end to end: one line that says what is wrong, status 1, and nothing was started."""
 
+import re
 import sys
 from types import SimpleNamespace
 from urllib.error import URLError
@@ -14,8 +15,6 @@ from fedapps.core.errors import RunError
 from fedapps.serial import main
 from fedapps.wire import nodes
 from fedapps.wire.serial_grid import SerialGrid
-
-MODELS = "cnn, lenet5, lenet5-1, lenet5-3, conv4, "
 
 
 @pytest.fixture
@@ -79,124 +78,75 @@ def test_the_base_of_these_tests_is_good(no_plots, started, tmp_path, tiny_npz, 
     }  # fmt: skip
 
 
-# Settings -----------------------------------------------------------------------------------------
+# Settings ---------------------------------------------------------------------------------------
+
+REFUSED = """
+strategy="fedbab" -> strategy = "fedbab": must be one of apfl, ...(did you mean fedbabu?)
+alpha=0 -> alpha = 0: must be float > 0...
+fraction-train=0 -> fraction-train = 0: must be float > 0 and <= 1
+fraction-train=1.5 -> fraction-train = 1.5: must be float > 0 and <= 1
+num-rounds=0 -> num-rounds = 0: must be int >= 1
+lr=inf -> lr = inf: must be finite
+lr=.1 -> lr = ".1": must be float > 0, written as 0.1
+lr=0,05 -> lr = "0,05": must be float > 0, written as 0.05
+seed=true -> seed = true: must be int >= 0 and < 4294967296
+device="gpu" -> device = "gpu": must be one of auto, cpu, cuda
+num-round=3 -> unknown key num-round, did you mean num-rounds?; `fedapps keys` lists all keys
+head-layers=4 -> head-layers = 4: the model has 4 layers; leave at least...
+head-layers=99 -> head-layers = 99: the model has 4 layers; leave at least...
+num-clients=61 -> num-clients = 61: 61 clients for 120 samples; a client needs at least 2...
+partitioner="sizes" sizes="0.5" -> sizes = "0.5": 1 fraction for num-clients = 4;...
+partitioner="sizes" sizes="a" -> sizes = "a": must be fractions, such as 0.4,0.3,0.2,0.1...
+partitioner="classes" -> classes-per-client = "": must be a set per client, such as...
+min-samples=31 -> min-samples = 31: 4 clients would need 124 of 120 samples;...
+min-samples=30 alpha=0.01 dirichlet-balance=false -> \
+partitioner = "dirichlet": none of 10,000 draws with alpha = 0.01 gave all 4 clients...
+evaluate-on="validation" -> evaluate-on = "validation": needs validation-fraction > 0...
+run-name="../x" -> run-name = "../x": must be a name without /...
+run-name="/x" -> run-name = "/x": must be a name without /...
+model="resnet20" -> unknown model 'resnet20': nearest is 'resnet18'; \
+allowed: cnn, lenet5, lenet5-1, lenet5-3, conv4, ...
+model="vgg16" -> model 'vgg16': images of 8x8 pixels are too small, smallest is 32x32
+strategy="fedper" fedper.personal-layers="nope" -> ...nope...the model has conv1, conv2, fc1, fc2
+strategy="fedseq" fedseq.base="fedseq" -> fedseq.base = "fedseq": must be one of ...
+strategy="fedseq" fedseq.base="nope" -> fedseq.base = "nope": must be one of ...
+strategy="fedseq" fedseq.base="centralized" -> fedseq.base = "centralized": must be one of ...
+strategy="fedap" -> fedap needs a model with BatchNorm, but cnn has none; use one that ...
+strategy="fedbn" -> fedbn needs a model with BatchNorm, but cnn has none; use one that ...
+strategy="fedfomo" fedfomo.validation-fraction=0.0 -> \
+fedfomo needs a validation part: validation-fraction > 0, as 0.2...
+strategy="lgfedavg" lgfedavg.global-layers=4 -> \
+lgfedavg.global-layers = 4: the model has 4 layers; leave at least one...
+strategy="feddyn" feddyn.strength=0 -> feddyn.strength = 0: must be float > 0...
+strategy="ditto" ditto.lambda=-1 -> ditto.lambda = -1: must be float >= 0...
+strategy="pfedsim" pfedsim.warmup=1.5 -> pfedsim.warmup = 1.5: must be float >= 0...
+strategy="perfedavg" perfedavg.mode="so" -> perfedavg.mode = "so": must be one of fo,...
+strategy="fedrod" clip-mode="sample" max-norm=1.0 -> clip-mode = "sample": this strategy cannot ...
+strategy="fedfomo" presum=true validation-fraction=0.2 -> \
+presum = true: this strategy needs every client's...
+strategy="perfedavg" presum=true -> presum = true: this strategy needs every client's...
+server-data=1.5 -> server-data = 1.5: must be float >= 0 and <= 1
+num-rounds 3 -> --run-config num-rounds 3: cannot read num-rounds 3; ...
+none.toml -> --run-config none.toml: cannot be read (No such file or directory)...
+dataset="cifar" -> dataset = "cifar": unknown, nearest is cifar10; allowed: digits, mnist, ...
+dataset="gone.npz" -> \
+dataset = "gone.npz": must be absolute or start with ~, for example ~/gone.npz
+dataset="~/x.csv" -> dataset = "~/x.csv": is not an .npz file; own data is an .npz file with \
+train_images, train_labels, test_images, test_labels (folders of ...
+runs-dir="/proc/x" -> runs-dir = "/proc/x": no folder can be made there (...\
+use a folder that you may write to, for example ~/fedapps-runs
+"""
 
 
-def test_unknown_strategy(refuse):
-    line = refuse('strategy="fedbab"')
-    assert line.startswith('strategy = "fedbab": must be one of apfl, centralized, ')
-    assert line.endswith("(did you mean fedbabu?)")
+def fits(line, pattern):
+    """Whether a line is this one, where `...` stands for any text."""
+    return re.fullmatch(re.escape(pattern).replace(r"\.\.\.", ".*"), line)
 
 
-@pytest.mark.parametrize(
-    ("option", "line"),
-    [
-        ("alpha=0", "alpha = 0: must be float > 0"),
-        ("fraction-train=0", "fraction-train = 0: must be float > 0 and <= 1"),
-        ("fraction-train=1.5", "fraction-train = 1.5: must be float > 0 and <= 1"),
-        ("num-rounds=0", "num-rounds = 0: must be int >= 1"),
-        ("lr=inf", "lr = inf: must be finite"),
-        ("lr=.1", 'lr = ".1": must be float > 0, written as 0.1'),
-        ("lr=0,05", 'lr = "0,05": must be float > 0, written as 0.05'),
-        ("seed=true", "seed = true: must be int >= 0 and < 4294967296"),
-        ('device="gpu"', 'device = "gpu": must be one of auto, cpu, cuda'),
-        (
-            "num-round=3",
-            "unknown key num-round, did you mean num-rounds?; `fedapps keys` lists all keys",
-        ),
-        ("head-layers=4", "head-layers = 4: the model has 4 layers; leave at least"),
-        ("head-layers=99", "head-layers = 99: the model has 4 layers; leave at least"),
-        (
-            "num-clients=61",
-            "num-clients = 61: 61 clients for 120 samples; a client needs at least 2",
-        ),
-        ('partitioner="sizes" sizes="0.5"', 'sizes = "0.5": 1 fraction for num-clients = 4;'),
-        (
-            'partitioner="sizes" sizes="a"',
-            'sizes = "a": must be fractions, such as 0.4,0.3,0.2,0.1',
-        ),
-        ('partitioner="classes"', 'classes-per-client = "": must be a set per client, such as'),
-        ("min-samples=31", "min-samples = 31: 4 clients would need 124 of 120 samples;"),
-        (
-            "min-samples=30 alpha=0.01 dirichlet-balance=false",
-            'partitioner = "dirichlet": none of 10,000 draws with alpha = 0.01 gave all 4 clients',
-        ),
-        (
-            'evaluate-on="validation"',
-            'evaluate-on = "validation": needs validation-fraction > 0',
-        ),
-        ('run-name="../x"', 'run-name = "../x": must be a name without /'),
-        ('run-name="/x"', 'run-name = "/x": must be a name without /'),
-    ],
-)
-def test_a_setting_that_cannot_be(refuse, option, line):
-    assert refuse(option).startswith(line)
-
-
-def test_unknown_model(refuse):
-    line = refuse('model="resnet20"')
-    assert line.startswith(f"unknown model 'resnet20': nearest is 'resnet18'; allowed: {MODELS}")
-
-
-def test_images_too_small_for_the_model(refuse):
-    line = refuse('model="vgg16"')
-    assert line == "model 'vgg16': images of 8x8 pixels are too small, smallest is 32x32"
-
-
-def test_a_layer_of_a_method_that_the_model_lacks(refuse):
-    line = refuse('strategy="fedper" fedper.personal-layers="nope"')
-    assert "nope" in line
-    assert line.endswith("the model has conv1, conv2, fc1, fc2")
-
-
-@pytest.mark.parametrize("base", ["fedseq", "nope", "centralized"])
-def test_a_base_method_that_cannot_be(refuse, base):
-    line = refuse(f'strategy="fedseq" fedseq.base="{base}"')
-    assert line.startswith(f'fedseq.base = "{base}": must be one of ')
-
-
-@pytest.mark.parametrize(
-    ("option", "line"),
-    [
-        (
-            'strategy="fedap"',
-            "fedap needs a model with BatchNorm, but cnn has none; use one that ",
-        ),
-        (
-            'strategy="fedbn"',
-            "fedbn needs a model with BatchNorm, but cnn has none; use one that ",
-        ),
-        (
-            'strategy="fedfomo" fedfomo.validation-fraction=0.0',
-            "fedfomo needs a validation part: validation-fraction > 0, as 0.2",
-        ),
-        (
-            'strategy="lgfedavg" lgfedavg.global-layers=4',
-            "lgfedavg.global-layers = 4: the model has 4 layers; leave at least one",
-        ),
-        ('strategy="feddyn" feddyn.strength=0', "feddyn.strength = 0: must be float > 0"),
-        ('strategy="ditto" ditto.lambda=-1', "ditto.lambda = -1: must be float >= 0"),
-        ('strategy="pfedsim" pfedsim.warmup=1.5', "pfedsim.warmup = 1.5: must be float >= 0"),
-        ('strategy="perfedavg" perfedavg.mode="so"', 'perfedavg.mode = "so": must be one of fo,'),
-        (
-            'strategy="fedrod" clip-mode="sample" max-norm=1.0',
-            'clip-mode = "sample": this strategy cannot ',
-        ),
-        (
-            'strategy="fedfomo" presum=true validation-fraction=0.2',
-            "presum = true: this strategy needs every client's",
-        ),
-        ('strategy="perfedavg" presum=true', "presum = true: this strategy needs every client's"),
-        ("server-data=1.5", "server-data = 1.5: must be float >= 0 and <= 1"),
-    ],
-)
-def test_what_a_method_cannot_do(refuse, option, line):
-    assert refuse(option).startswith(line)
-
-
-def test_a_key_of_another_method_is_told(no_plots, serial_run, capsys):
-    serial_run('strategy="fedavg" fedfomo.models=3 num-rounds=1')
-    assert "warning: fedfomo.models = 3 has no effect on fedavg" in (capsys.readouterr().out)
+@pytest.mark.parametrize("case", REFUSED.strip().splitlines())
+def test_a_setting_that_cannot_be(refuse, case):
+    option, pattern = case.split(" -> ")
+    assert fits(refuse(option), pattern)
 
 
 def test_a_gpu_where_there_is_none(refuse, monkeypatch):
@@ -205,17 +155,6 @@ def test_a_gpu_where_there_is_none(refuse, monkeypatch):
     assert line.startswith(
         'device = "cuda": no GPU is visible here; use "cpu", or give actors one: fedapps run --fed'
     )
-
-
-@pytest.mark.parametrize(
-    ("option", "line"),
-    [
-        ("num-rounds 3", "--run-config num-rounds 3: cannot read num-rounds 3; "),
-        ("none.toml", "--run-config none.toml: cannot be read (No such file or directory)"),
-    ],
-)
-def test_a_run_config_that_cannot_be_read(refuse, option, line):
-    assert refuse(option).startswith(line)
 
 
 def test_a_run_config_that_is_no_text(refuse, tmp_path):
@@ -250,11 +189,6 @@ def test_more_clients_than_samples(refuse, make_npz, tmp_path):
     assert line.startswith("num-clients = 4: 4 clients for 3 samples; a client needs at least 2")
 
 
-def test_one_class_is_nothing_to_learn(refuse, make_npz, tmp_path):
-    path = make_npz(tmp_path / "one.npz", classes=1)
-    assert refuse(quoted(path)) == "model 'cnn': classes must be at least 2, got 1"
-
-
 def test_random_bytes_instead_of_data(refuse, tmp_path):
     path = tmp_path / "noise.npz"
     path.write_bytes(np.random.default_rng(0).bytes(5000))
@@ -270,74 +204,53 @@ def test_truncated_data(refuse, make_npz, tmp_path, part):
     assert refuse(quoted(path)).startswith(f"{path}: cannot be read as .npz (")
 
 
-def test_data_without_a_key(refuse, make_npz, tmp_path):
-    path = make_npz(tmp_path / "x.npz", test_labels=None)
-    line = refuse(quoted(path))
-    assert line.startswith(
-        f"{path}: key test_labels is missing; found train_images, train_labels, "
-    )
+@pytest.mark.parametrize(
+    ("changed", "pattern"),
+    [
+        ({"classes": 1}, "model 'cnn': classes must be at least 2, got 1"),
+        (
+            {"test_labels": None},
+            "PATH: key test_labels is missing; found train_images, train_labels, ...",
+        ),
+        (
+            {"train_images": np.zeros((96, 3, 16, 16), np.uint8)},
+            "PATH: train_images has shape [96, 3, 16, 16], which looks like [N, C, H, W]; must be "
+            "[N, H, W] or [N, H, W, C]: save train_images.transpose(0, 2, 3, 1)",
+        ),
+        (
+            {"train_labels": np.zeros(95, np.int64)},
+            "PATH: train_labels holds 95 labels for 96 images of train_images; the numbers must be "
+            "equal",
+        ),
+        (
+            {"test_images": np.zeros((24, 9, 8), np.uint8)},
+            "PATH: test_images holds uint8 images of [C, H, W] = ...",
+        ),
+        (
+            {"train_labels": np.array([{"a": 1}] * 96, object)},
+            "PATH: train_labels has dtype object; must be integers",
+        ),
+    ],
+)
+def test_data_that_cannot_be(refuse, make_npz, tmp_path, changed, pattern):
+    path = make_npz(tmp_path / "x.npz", **changed)
+    assert fits(refuse(quoted(path)), pattern.replace("PATH", str(path)))
 
 
 def test_data_under_other_names(refuse, tmp_path):
     path = tmp_path / "x.npz"
     np.savez(path, X=np.zeros((9, 8, 8), np.uint8), y=np.zeros(9, np.int64))
-    line = refuse(quoted(path))
-    assert line == (
+    assert refuse(quoted(path)) == (
         f"{path}: key train_images is missing; found X, y; needed train_images, train_labels, "
         "test_images, test_labels"
     )
 
 
-def test_images_with_channels_first(refuse, make_npz, tmp_path):
-    path = make_npz(tmp_path / "x.npz", train_images=np.zeros((96, 3, 16, 16), np.uint8))
-    assert refuse(quoted(path)) == (
-        f"{path}: train_images has shape [96, 3, 16, 16], which looks like [N, C, H, W]; must be "
-        "[N, H, W] or [N, H, W, C]: save train_images.transpose(0, 2, 3, 1)"
-    )
-
-
-def test_labels_of_another_length(refuse, make_npz, tmp_path):
-    path = make_npz(tmp_path / "x.npz", train_labels=np.zeros(95, np.int64))
-    line = refuse(quoted(path))
-    assert line == (
-        f"{path}: train_labels holds 95 labels for 96 images of train_images; the numbers must be"
-        " equal"
-    )
-
-
-def test_images_of_another_size(refuse, make_npz, tmp_path):
-    path = make_npz(tmp_path / "x.npz", test_images=np.zeros((24, 9, 8), np.uint8))
-    assert refuse(quoted(path)).startswith(
-        f"{path}: test_images holds uint8 images of [C, H, W] = "
-    )
-
-
-def test_pickled_data(refuse, make_npz, tmp_path):
-    labels = np.array([{"a": 1}] * 96, object)
-    path = make_npz(tmp_path / "x.npz", train_labels=labels)
-    assert refuse(quoted(path)) == f"{path}: train_labels has dtype object; must be integers"
-
-
 def test_data_that_are_not_there(refuse, tmp_path):
-    path = tmp_path / "gone.npz"
-    assert refuse(quoted(path)) == f"{path}: no such file"
-    line = refuse('dataset="gone.npz"')
-    assert line == 'dataset = "gone.npz": must be absolute or start with ~, for example ~/gone.npz'
-
-
-def test_a_path_that_is_no_npz(refuse, tmp_path):
+    assert refuse(quoted(tmp_path / "gone.npz")) == f"{tmp_path}/gone.npz: no such file"
     needed = "own data is an .npz file with train_images, train_labels, test_images, test_labels"
     line = refuse(quoted(tmp_path))
     assert line.startswith(f'dataset = "{tmp_path}": is a folder; {needed} (folders of pictures: ')
-    line = refuse(quoted("~/x.csv"))
-    assert line.startswith(f'dataset = "~/x.csv": is not an .npz file; {needed} (folders of ')
-
-
-def test_unknown_data_set(refuse):
-    line = refuse('dataset="cifar"')
-    assert line.startswith(
-        'dataset = "cifar": unknown, nearest is cifar10; allowed: digits, mnist, '
-    )
 
 
 def test_a_download_without_network(refuse, tmp_path, monkeypatch):
@@ -365,12 +278,6 @@ def test_a_runs_dir_below_a_file(refuse, tmp_path):
     line = refuse('run-name="a"', runs=tmp_path / "file")
     assert line.startswith(f'runs-dir = "{tmp_path}/file": no folder can be made there ')
     assert (tmp_path / "file").read_text() == "x"
-
-
-def test_a_runs_dir_where_nobody_can_write(refuse, tmp_path):
-    line = refuse('runs-dir="/proc/x"')
-    assert line.startswith('runs-dir = "/proc/x": no folder can be made there (')
-    assert line.endswith("use a folder that you may write to, for example ~/fedapps-runs")
 
 
 def test_a_data_root_below_a_file(refuse, tmp_path):

@@ -1,8 +1,10 @@
 """Partitioners: who gets which samples, properties that hold for all of them, and every error."""
 
 import hashlib
+import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -140,10 +142,8 @@ def test_official_keeps_train_and_test_apart_and_follows_the_proportions(case):
     assert min(len(share.test) for share in result) >= 1
     if chosen.partitioner != "shards":
         classes = labels.max() + 1
-        count = [
-            np.stack([np.bincount(labels[getattr(s, part)], minlength=classes) for s in result])
-            for part in ("train", "test")
-        ]
+        parts = ([s.train for s in result], [s.test for s in result])
+        count = [np.stack([np.bincount(labels[p], minlength=classes) for p in ps]) for ps in parts]
         wanted = count[0] / np.maximum(count[0].sum(axis=0), 1) * count[1].sum(axis=0)
         assert np.abs(count[1] - wanted).max() < 1 + 1e-6
 
@@ -200,10 +200,8 @@ def test_another_process_gets_the_same():
     )
     root = Path(partition.__file__).parents[2]
     env = {**os.environ, "PYTHONPATH": str(root), "PYTHONHASHSEED": "7"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == all_fingerprints()
+    out = subprocess.check_output([sys.executable, "-c", code], env=env, text=True)
+    assert out.split() == all_fingerprints()
 
 
 @pytest.mark.parametrize("name", PARTITIONERS)
@@ -216,10 +214,8 @@ def test_another_seed_gives_other_shares(name):
 
 def test_test_fraction_changes_nothing_about_who_holds_what():
     labels, num_train = balanced(10, 30, 12)
-    one, two = (
-        shares(labels, num_train, make(partitioner="dirichlet", test_fraction=f))
-        for f in (0.25, 0.5)
-    )
+    options = [make(partitioner="dirichlet", test_fraction=f) for f in (0.25, 0.5)]
+    one, two = (shares(labels, num_train, chosen) for chosen in options)
     assert np.array_equal(held(labels, one), held(labels, two))
 
 
@@ -294,11 +290,8 @@ def test_sizes_of_fedfc(split):
 
 def test_sizes_may_miss_one_by_a_rounding_error():
     labels, num_train = balanced(2, 15, 5)
-    result = shares(
-        labels,
-        num_train,
-        make(num_clients=3, partitioner="sizes", sizes="0.333333,0.333333,0.333334"),
-    )
+    chosen = make(num_clients=3, partitioner="sizes", sizes="0.333333,0.333333,0.333334")
+    result = shares(labels, num_train, chosen)
     assert sum(len(s.train) + len(s.test) for s in result) == 40
 
 
@@ -309,9 +302,8 @@ def test_sizes_may_miss_one_by_a_rounding_error():
 def test_fedbabu(per_client):
     """100 clients on CIFAR-100: 500 train and 100 test images each, of the same classes."""
     labels, num_train = balanced(100, 500, 100)
-    chosen = make(
-        partitioner="shards", split="official", num_clients=100, shards_per_client=per_client
-    )
+    options = {"num_clients": 100, "shards_per_client": per_client}
+    chosen = make(partitioner="shards", split="official", **options)
     result = shares(labels, num_train, chosen)
     assert {(len(share.train), len(share.test)) for share in result} == {(500, 100)}
     assert len(np.unique(owned(result, "train"))) == 50_000
@@ -352,12 +344,12 @@ def test_class_imbalance_of_fedfc():
     labels, num_train = balanced(10, 5000, 1000)
     chosen = make(partitioner="classes", classes_per_client=FEDFC, split="official")
     result = shares(labels, num_train, chosen)
-    whole, half = 6000, 3000
     expected = np.zeros((4, 10), int)
-    expected[0, [0, 1, 2]] = whole, whole, half
-    expected[1, [2, 3, 4]] = half, whole, half
-    expected[2, [4, 5, 6]] = half, whole, whole
-    expected[3, [7, 8, 9]] = whole
+    expected[:3, :7] = np.array(
+        [[2, 2, 1, 0, 0, 0, 0], [0, 0, 1, 2, 1, 0, 0], [0, 0, 0, 0, 1, 2, 2]]
+    )
+    expected[3, [7, 8, 9]] = 2
+    expected *= 3000  # half of a class
     assert np.array_equal(held(labels, result), expected)
     assert [len(share.train) for share in result] == [12_500, 10_000, 12_500, 15_000]
     assert [len(share.test) for share in result] == [2500, 2000, 2500, 3000]
@@ -415,45 +407,31 @@ def slow_dirichlet(sizes, chosen):
             return counts
 
 
+def equals_the_paper(labels, **options):
+    for seed in range(5):
+        chosen = make(partitioner="dirichlet", seed=seed, **options)
+        counts = held(labels, shares(labels, len(labels), chosen))
+        assert np.array_equal(counts, slow_dirichlet(np.bincount(labels), chosen))
+
+
 @pytest.mark.parametrize("balance", [True, False])
 @pytest.mark.parametrize(("alpha", "least"), [(0.1, 8), (0.5, 30), (10.0, 2)])
 def test_dirichlet_is_the_rule_of_the_paper(balance, alpha, least):
     labels = np.repeat(np.arange(10), 100 + 10 * np.arange(10))
-    for seed in range(5):
-        chosen = make(
-            partitioner="dirichlet",
-            num_clients=20,
-            alpha=alpha,
-            min_samples=least,
-            dirichlet_balance=balance,
-            seed=seed,
-        )
-        counts = held(labels, shares(labels, len(labels), chosen))
-        assert np.array_equal(counts, slow_dirichlet(np.bincount(labels), chosen))
+    options = {"alpha": alpha, "min_samples": least, "dirichlet_balance": balance}
+    equals_the_paper(labels, num_clients=20, **options)
 
 
 def test_a_client_with_exactly_an_equal_share_gets_none_of_the_next_class():
     """Ten classes of 4 samples for 10 clients: 4 samples each are often reached exactly."""
-    labels = np.repeat(np.arange(10), 4)
-    for seed in range(5):
-        chosen = make(
-            partitioner="dirichlet",
-            num_clients=10,
-            alpha=10.0,
-            min_samples=2,
-            dirichlet_balance=True,
-            seed=seed,
-        )
-        counts = held(labels, shares(labels, len(labels), chosen))
-        assert np.array_equal(counts, slow_dirichlet(np.bincount(labels), chosen))
+    equals_the_paper(np.repeat(np.arange(10), 4), num_clients=10, alpha=10.0)
 
 
 def test_fedcmd():
     """100 clients on CIFAR-10, alpha 0.1, at least 40 samples."""
     labels, num_train = balanced(10, 5000, 1000)
-    chosen = make(
-        partitioner="dirichlet", num_clients=100, alpha=0.1, min_samples=40, test_fraction=0.5
-    )
+    options = {"num_clients": 100, "alpha": 0.1, "min_samples": 40, "test_fraction": 0.5}
+    chosen = make(partitioner="dirichlet", **options)
     result = shares(labels, num_train, chosen)
     assert min(len(share.train) + len(share.test) for share in result) >= 40
     counts = held(labels, result)
@@ -463,12 +441,9 @@ def test_fedcmd():
 
 def test_a_small_alpha_leaves_less_classes_than_a_large_one():
     labels, num_train = balanced(10, 500, 100)
-    spread = [
-        np.mean(held(labels, shares(labels, num_train, chosen)) > 0)
-        for chosen in (
-            make(partitioner="dirichlet", num_clients=10, alpha=alpha) for alpha in (0.05, 1, 100)
-        )
-    ]
+    options = {"partitioner": "dirichlet", "num_clients": 10}
+    chosen = [make(alpha=alpha, **options) for alpha in (0.05, 1, 100)]
+    spread = [np.mean(held(labels, shares(labels, num_train, one)) > 0) for one in chosen]
     assert spread[0] < spread[1] < spread[2] == 1
 
 
@@ -532,51 +507,42 @@ def test_draws_of_a_partition_are_those_of_published_results():
 # errors -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changed", "text"),
-    [
-        ({"num_clients": 200}, "num-clients = 200: 200 clients for 120 samples; a client needs"),
-        ({"num_clients": 61}, "61 clients for 120 samples; a client needs at least 2"),
-        (
-            {"partitioner": "dirichlet", "min_samples": 31},
-            "min-samples = 31: 4 clients would need 124 of 120 samples; take at most 30",
-        ),
-        (
-            {"partitioner": "shards", "shards_per_client": 31},
-            "shards-per-client = 31: 4 clients would need 124 shards of 120 samples; take at most",
-        ),
-        ({"partitioner": "sizes", "sizes": ""}, 'sizes = "": must be fractions, such as 0.4'),
-        ({"partitioner": "sizes", "sizes": "0.5,half,0.25"}, "must be fractions, such as"),
-        ({"partitioner": "sizes", "sizes": "0.5,0.5"}, "2 fractions for num-clients = 4"),
-        ({"partitioner": "sizes", "sizes": "0.5,0.3,0.2,0.1"}, "the sum is 1.1; must be 1"),
-        ({"partitioner": "sizes", "sizes": "0.25,0.25,0.25,0.25001"}, "must be 1"),
-        ({"partitioner": "sizes", "sizes": "1.5,-0.5,0,0"}, "must be above 0 and at most 1"),
-        ({"partitioner": "sizes", "sizes": "nan,0.5,0.25,0.25"}, "must be above 0 and at most 1"),
-        (
-            {"partitioner": "sizes", "sizes": "0.33,0.33,0.33,0.01"},
-            'partitioner = "sizes": client 3 would get 1 sample of 120; a client needs at least 2',
-        ),
-        (
-            {"partitioner": "classes", "classes_per_client": ""},
-            'classes-per-client = "": must be a set per client, such as 0-2/2-4/4-6/7-9 or 0,1/2,3',
-        ),
-        ({"partitioner": "classes", "classes_per_client": "0/1/2/"}, "must be a set per client"),
-        ({"partitioner": "classes", "classes_per_client": "0/1/2/b"}, "must be a set per client"),
-        ({"partitioner": "classes", "classes_per_client": "0/1/2/2-1"}, "must be a set per client"),
-        ({"partitioner": "classes", "classes_per_client": "0/1/2/-1"}, "must be a set per client"),
-        ({"partitioner": "classes", "classes_per_client": "0/1"}, "2 sets for num-clients = 4"),
-        (
-            {"partitioner": "classes", "classes_per_client": "0/1/2/0-999999999999"},
-            "class 999999999999 is unknown; classes are 0..2",
-        ),
-    ],
-)
-def test_errors_are_one_line_with_key_and_value(changed, text):
+ERRORS = """
+iid num_clients=200 -> num-clients = 200: 200 clients for 120 samples; a client needs
+iid num_clients=61 -> 61 clients for 120 samples; a client needs at least 2
+dirichlet min_samples=31 -> \
+min-samples = 31: 4 clients would need 124 of 120 samples; take at most 30
+shards shards_per_client=31 -> \
+shards-per-client = 31: 4 clients would need 124 shards of 120 samples; take at most
+sizes sizes="" -> sizes = "": must be fractions, such as 0.4
+sizes sizes="0.5,half,0.25" -> must be fractions, such as
+sizes sizes="0.5,0.5" -> 2 fractions for num-clients = 4
+sizes sizes="0.5,0.3,0.2,0.1" -> the sum is 1.1; must be 1
+sizes sizes="0.25,0.25,0.25,0.25001" -> must be 1
+sizes sizes="1.5,-0.5,0,0" -> must be above 0 and at most 1
+sizes sizes="nan,0.5,0.25,0.25" -> must be above 0 and at most 1
+sizes sizes="0.33,0.33,0.33,0.01" -> \
+partitioner = "sizes": client 3 would get 1 sample of 120; a client needs at least 2
+classes classes_per_client="" -> \
+classes-per-client = "": must be a set per client, such as 0-2/2-4/4-6/7-9 or 0,1/2,3
+classes classes_per_client="0/1/2/" -> must be a set per client
+classes classes_per_client="0/1/2/b" -> must be a set per client
+classes classes_per_client="0/1/2/2-1" -> must be a set per client
+classes classes_per_client="0/1/2/-1" -> must be a set per client
+classes classes_per_client="0/1" -> 2 sets for num-clients = 4
+classes classes_per_client="0/1/2/0-999999999999" -> \
+class 999999999999 is unknown; classes are 0..2
+"""
+
+
+@pytest.mark.parametrize("case", ERRORS.strip().splitlines())
+def test_errors_are_one_line_with_key_and_value(case):
+    option, text = case.split(" -> ")
+    name, key, value = re.split("[ =]", option)
     labels, num_train = balanced(3, 30, 10)
     with pytest.raises(RunError) as caught:
-        shares(labels, num_train, make(**changed))
-    assert text in str(caught.value)
-    assert "\n" not in str(caught.value)
+        shares(labels, num_train, make(partitioner=name, **{key: json.loads(value)}))
+    assert text in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_two_clients_for_one_sample():
@@ -609,9 +575,7 @@ def test_a_class_that_only_the_test_set_has_goes_to_nobody():
 
 
 def test_class_counts_are_of_training_samples():
-    result = (
-        Share(np.array([0, 3]), np.array([1])),
-        Share(np.array([2]), np.array([4])),
-    )
+    parts = [([0, 3], [1]), ([2], [4])]
+    result = tuple(Share(np.array(train), np.array(test)) for train, test in parts)
     counts = class_counts(np.array([0, 2, 1, 0, 1]), result)
     assert counts.tolist() == [[2, 0, 0], [0, 1, 0]]
