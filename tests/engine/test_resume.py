@@ -46,6 +46,16 @@ from tests.support.marks import LONG, THOROUGH
 METHODS = registry.names()
 
 
+def outcomes(program, folder, number, methods):
+    """What a program of tests/support says of each method; it is a process of its own."""
+    command = [sys.executable, "-m", f"tests.support.{program}", folder, str(number), *methods]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [result["method"] for result in found] == [*methods]
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kills", "methods"),
@@ -54,11 +64,7 @@ METHODS = registry.names()
     + [LONG(20, METHODS[start::2], id=f"20-all-{start}") for start in range(2)],
 )
 def test_a_method_that_was_killed_is_as_if_it_had_not_been(kills, methods, tmp_path):
-    command = [sys.executable, "-m", "tests.support.killed", str(tmp_path), str(kills), *methods]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [result["method"] for result in found] == [*methods]
+    found = outcomes("killed", tmp_path, kills, methods)
     assert [result for result in found if result["differs"]] == []
 
 
@@ -69,12 +75,7 @@ def test_a_method_that_was_killed_is_as_if_it_had_not_been(kills, methods, tmp_p
 )
 def test_a_run_whose_disk_was_full_is_as_if_it_had_not_been(share, methods, tmp_path):
     """At every write, or every 13th, from which on all fail: one line says so, nothing is lost."""
-    command = [sys.executable, "-m", "tests.support.full_disk", str(tmp_path), str(share), *methods]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [result["method"] for result in found] == methods
-    for result in found:
+    for result in outcomes("full_disk", tmp_path, share, methods):
         assert result["differs"] == {} and len(result["said"]) >= 40 // share
         for said in result["said"].values():
             assert said.startswith("RunError: ") and "No space left on device" in said
@@ -84,8 +85,12 @@ def test_a_run_whose_disk_was_full_is_as_if_it_had_not_been(share, methods, tmp_
 
 
 @pytest.fixture
-def interrupted(serial_run):
-    """Return interrupted(*run_config): the directory of a run of 4 rounds as after the second."""
+def interrupted(serial_run, monkeypatch):
+    """Return interrupted(*run_config): the directory of a run of 4 rounds as after the second.
+
+    All checkpoints are kept, also those of other runs of the test.
+    """
+    monkeypatch.setattr(checkpoint, "KEPT", 100)
 
     def run(*options):
         folder = serial_run("num-rounds=4", *options, 'run-name="interrupted"')
@@ -104,24 +109,39 @@ def back_to(folder, round_):
         (folder / name).unlink()
 
 
-def keep_all(monkeypatch):
-    monkeypatch.setattr(checkpoint, "KEPT", 100)
+def resumed(folder, options=""):
+    """Go on with a run; returns its directory."""
+    return run_serial(config.parse([f'resume="{folder}" {options}']))
 
 
-def test_the_command_is_the_directory_alone(interrupted, serial_run, monkeypatch):
-    keep_all(monkeypatch)
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def scored(monkeypatch):
+    """Return scored(*scores): the best round is chosen by these, from round 1 on."""
+    after = Best.after
+
+    def by(*scores):
+        monkeypatch.setattr(Best, "after", lambda self, r, _: after(self, r, scores[r - 1]))
+
+    return by
+
+
+VALIDATION = 'validation-fraction=0.2 evaluate-on="validation"'
+
+
+def test_the_command_is_the_directory_alone(interrupted, serial_run):
     whole = serial_run("num-rounds=4", 'strategy="fedper"')
     folder = interrupted('strategy="fedper"')
-    assert run_serial(config.parse([f'resume="{folder}"'])) == folder
+    assert resumed(folder) == folder
     assert differences(whole, folder) == []
     assert About.read(folder).attempt == 1
     assert About.read(folder).resumed == 2
 
 
-def test_latest_is_the_newest_unfinished_run_of_the_same_settings(
-    interrupted, serial_run, monkeypatch, capsys
-):
-    keep_all(monkeypatch)
+def test_latest_is_the_newest_unfinished_run_of_the_same_settings(interrupted, serial_run, capsys):
     folder = interrupted()
     other = serial_run("num-rounds=4 lr=0.04")
     assert "stopped after round" not in capsys.readouterr().out
@@ -134,12 +154,9 @@ def test_latest_is_the_newest_unfinished_run_of_the_same_settings(
         serial_run("num-rounds=4", 'resume="latest"')  # now it is finished
 
 
-def test_what_runs_elsewhere_is_neither_offered_nor_gone_on_with(
-    interrupted, serial_run, monkeypatch, capsys
-):
-    keep_all(monkeypatch)
+def test_what_runs_elsewhere_is_neither_offered_nor_gone_on_with(interrupted, serial_run, capsys):
     folder = interrupted()
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    before = contents(folder)
     hold = (
         "import fcntl, os, sys\n"
         f"handle = os.open({str(folder)!r}, os.O_RDONLY)\n"
@@ -151,16 +168,15 @@ def test_what_runs_elsewhere_is_neither_offered_nor_gone_on_with(
     with other:
         assert other.stdout.readline() == "held\n"
         with pytest.raises(RunError, match="this run is going on in another process"):
-            run_serial(config.parse([f'resume="{folder}"']))
+            resumed(folder)
         with pytest.raises(RunError, match="no unfinished run with these settings"):
             serial_run("num-rounds=4", 'resume="latest"')
-        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+        assert contents(folder) == before
         other.kill()
     assert serial_run("num-rounds=4", 'resume="latest"') == folder  # however it has ended
 
 
 def test_a_run_that_is_deleted_while_others_are_looked_for(interrupted, serial_run, monkeypatch):
-    keep_all(monkeypatch)
     folder, glob = interrupted(), Path.glob
 
     def found(path, pattern):
@@ -190,21 +206,17 @@ def test_a_run_holds_its_directory(serial_run, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (
-            lambda arrays: arrays | {"fc9.fc.weight": np.ones(2, np.float32)},
-            "resume: fc9.fc.weight",
-        ),
+        (lambda arrays: arrays | {"fc9.fc.weight": np.ones(2, "f4")}, "resume: fc9.fc.weight"),
         (lambda arrays: {k: v for k, v in arrays.items() if k != "fc2.fc.bias"}, "resume: fc2.fc"),
         (lambda arrays: arrays | {"fc2.fc.bias": np.ones(9, np.float32)}, "fc2.fc.bias has shape"),
     ],
 )
-def test_a_checkpoint_of_another_model_is_refused(interrupted, monkeypatch, change, line):
-    keep_all(monkeypatch)
+def test_a_checkpoint_of_another_model_is_refused(interrupted, change, line):
     folder = interrupted()
     found = checkpoint.load(folder)
     checkpoint.save(folder, replace(found, arrays=change(found.arrays)))
     with pytest.raises(RunError, match=line):
-        run_serial(config.parse([f'resume="{folder}"']))
+        resumed(folder)
 
 
 def test_a_run_that_is_killed_while_it_is_extended_has_not_finished(serial_run, monkeypatch):
@@ -218,7 +230,7 @@ def test_a_run_that_is_killed_while_it_is_extended_has_not_finished(serial_run, 
             shutil.copytree(folder, copy)  # what a kill leaves at this moment
 
     monkeypatch.setattr(Report, "round", cut)
-    run_serial(config.parse([f'resume="{folder}" num-rounds=4']))
+    resumed(folder, "num-rounds=4")
     assert directory.has_finished(folder) and read_run(folder).finished
     assert not directory.has_finished(copy) and not read_run(copy).finished
     state = state_of(RunFiles.read(copy), None)
@@ -234,27 +246,24 @@ def test_a_run_that_is_killed_while_it_is_extended_has_not_finished(serial_run, 
         ("cache-limit=7", r"cache-limit = 7 \(the run has \d+\)"),  # train_macs depends on it
     ],
 )
-def test_other_settings_are_named(interrupted, monkeypatch, option, line):
-    keep_all(monkeypatch)
+def test_other_settings_are_named(interrupted, option, line):
     folder = interrupted()
     with pytest.raises(RunError, match=line):
-        run_serial(config.parse([f'resume="{folder}" {option}']))
+        resumed(folder, f"{option}")
 
 
 @pytest.mark.parametrize("name", ["rounds.csv", "clients.csv"])
-def test_tables_of_another_version_get_no_lines_of_this_one(name, interrupted, monkeypatch):
-    keep_all(monkeypatch)
+def test_tables_of_another_version_get_no_lines_of_this_one(name, interrupted):
     folder = interrupted()
     head, _, rest = (folder / name).read_text().partition("\n")
     text = f"{head.rpartition(',')[0]},older\n{rest}"
     (folder / name).write_text(text)
     with pytest.raises(RunError, match=f"{name}: has other columns than this version"):
-        run_serial(config.parse([f'resume="{folder}"']))
+        resumed(folder)
     assert (folder / name).read_text() == text
 
 
-def test_a_checkpoint_names_no_file_but_the_tables_of_its_run(interrupted, tmp_path, monkeypatch):
-    keep_all(monkeypatch)
+def test_a_checkpoint_names_no_file_but_the_tables_of_its_run(interrupted, tmp_path):
     folder, victim = interrupted(), tmp_path / "runs" / "mine.txt"
     victim.write_text("mine")
     there = checkpoint.load(folder)
@@ -264,7 +273,7 @@ def test_a_checkpoint_names_no_file_but_the_tables_of_its_run(interrupted, tmp_p
     with pytest.raises(RunError, match=r"mine\.txt is not a table of a run"):
         for path in (folder / "checkpoint").glob("round-000001*"):
             path.unlink()
-        run_serial(config.parse([f'resume="{folder}"']))
+        resumed(folder)
     assert victim.read_text() == "mine"
 
 
@@ -277,17 +286,17 @@ def test_what_is_personal_is_not_for_other_users(serial_run):
 def test_more_rounds_are_those_of_a_longer_run(serial_run):
     longer = serial_run('num-rounds=5 strategy="ditto"')
     folder = serial_run('num-rounds=3 strategy="ditto"')
-    assert run_serial(config.parse([f'resume="{folder}" num-rounds=5'])) == folder
+    assert resumed(folder, "num-rounds=5") == folder
     assert differences(longer, folder) == []
     with pytest.raises(RunError, match="num-rounds = 4: the run has done 5 rounds"):
-        run_serial(config.parse([f'resume="{folder}" num-rounds=4']))
+        resumed(folder, "num-rounds=4")
 
 
 def test_a_run_that_has_all_its_rounds_says_so(serial_run, capsys):
     folder = serial_run("num-rounds=2")
     before = (folder / "model.safetensors").read_bytes()
     capsys.readouterr()
-    run_serial(config.parse([f'resume="{folder}" num-rounds=2']))
+    resumed(folder, "num-rounds=2")
     line = f"run directory: {folder}, has all its 2 rounds; a larger num-rounds extends it"
     assert capsys.readouterr().out.splitlines()[0] == line
     assert (folder / "model.safetensors").read_bytes() == before
@@ -295,7 +304,7 @@ def test_a_run_that_has_all_its_rounds_says_so(serial_run, capsys):
 
 def test_more_rounds_where_the_learning_rate_depends_on_them_are_warned_of(serial_run, capsys):
     folder = serial_run('num-rounds=2 lr-schedule="cosine"')
-    run_serial(config.parse([f'resume="{folder}" num-rounds=3']))
+    resumed(folder, "num-rounds=3")
     assert "round 2 depends on the number of rounds" in capsys.readouterr().out
 
 
@@ -303,7 +312,7 @@ def test_what_was_said_of_fewer_rounds_is_not_said_of_more(serial_run, capsys):
     options = 'strategy="fedseq" fedseq.groups=2 fedseq.unfreeze-rounds="0,1" num-rounds={}'
     folder, told = serial_run(options.format(1)), "1 of 2 parts stay frozen all 1 rounds"
     assert told in capsys.readouterr().out
-    run_serial(config.parse([f'resume="{folder}" num-rounds=2']))
+    resumed(folder, "num-rounds=2")
     assert "stay frozen" not in capsys.readouterr().out
 
 
@@ -319,35 +328,29 @@ def test_a_schedule_does_not_go_back(options, rounds, enough, too_many, serial_r
     folder = serial_run(options, f"num-rounds={rounds} finetune-epochs=0")
     monkeypatch.setattr(Rounds, "run", lambda *arguments: None)  # what is asked is what begins
     with pytest.raises(RunError, match=f"num-rounds = {too_many}: .* other layers"):
-        run_serial(config.parse([f'resume="{folder}" num-rounds={too_many}']))
-    run_serial(config.parse([f'resume="{folder}" num-rounds={enough}']))
+        resumed(folder, f"num-rounds={too_many}")
+    resumed(folder, f"num-rounds={enough}")
 
 
-@pytest.mark.parametrize(
-    ("resume", "line"),
-    [
-        ("{tmp}/none", "{tmp}/none is not a run directory"),
-        ("{tmp}", "{tmp} is not a run directory"),
-        ("relative", "relative is not a run directory"),
-    ],
-)
-def test_what_is_no_run(resume, line, tmp_path):
-    with pytest.raises(RunError, match=line.format(tmp=tmp_path)):
-        config.parse([f'resume="{resume.format(tmp=tmp_path)}"'])
+@pytest.mark.parametrize("resume", ["{tmp}/none", "{tmp}", "relative"])
+def test_what_is_no_run(resume, tmp_path):
+    resume = resume.format(tmp=tmp_path)
+    with pytest.raises(RunError, match=f"{resume} is not a run directory"):
+        config.parse([f'resume="{resume}"'])
 
 
 def test_a_run_without_checkpoints(serial_run):
     folder = serial_run("checkpoint-every=0")
     assert not (folder / "checkpoint").exists()
     with pytest.raises(RunError, match="no checkpoint of a finished round"):
-        run_serial(config.parse([f'resume="{folder}" num-rounds=3']))
+        resumed(folder, "num-rounds=3")
 
 
 def test_a_run_that_goes_on_keeps_its_checkpoints(serial_run, read_csv):
     """Or whoever reads the run would take the last old one for the run's end."""
     folder = serial_run("num-rounds=2")
     with pytest.raises(RunError, match="checkpoint-every = 0: a resumed run must"):
-        run_serial(config.parse([f'resume="{folder}" num-rounds=3 checkpoint-every=0']))
+        resumed(folder, "num-rounds=3 checkpoint-every=0")
     assert checkpoint.rounds(folder) == [1, 2]
     assert len(read_csv(folder, "rounds.csv")) == 2  # it is as it was
 
@@ -364,7 +367,7 @@ def test_of_a_broken_checkpoint_the_one_before_is_taken(damage, serial_run, tmp_
     data = bytearray(newest.read_bytes())
     data[len(data) // 2] ^= 1
     newest.write_bytes({"truncated": data[:-1], "altered": data, "empty": b""}[damage])
-    run_serial(config.parse([f'resume="{folder}"']))
+    resumed(folder)
     assert "round-000003.fedapps is skipped" in capsys.readouterr().out
     assert differences(whole, folder) == []
 
@@ -373,11 +376,11 @@ def test_who_only_reads_a_run_deletes_nothing(serial_run, capsys):
     """It may be on: a checkpoint that cannot be read now may be one that is new."""
     folder = serial_run("num-rounds=2")
     (folder / "checkpoint/round-000002.fedapps").write_bytes(b"x")
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    before = contents(folder)
     assert FinishedRun.open(folder).round == 1
     with held(folder), pytest.raises(RunError, match="is going on in another process"):
-        run_serial(config.parse([f'resume="{folder}"']))
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+        resumed(folder)
+    assert contents(folder) == before
     assert capsys.readouterr().out.count("is skipped") == 1  # the second one read nothing
 
 
@@ -386,14 +389,14 @@ def test_no_whole_checkpoint_is_an_error(serial_run):
     for path in (folder / "checkpoint").iterdir():
         path.write_bytes(b"x")
     with pytest.raises(RunError, match="no checkpoint can be used"):
-        run_serial(config.parse([f'resume="{folder}"']))
+        resumed(folder)
 
 
 def test_a_table_that_lost_lines_makes_its_checkpoint_useless(serial_run):
     folder = serial_run()
     (folder / "rounds.csv").write_text("round\n")
     with pytest.raises(RunError, match=r"rounds\.csv has 6 bytes, but it had"):
-        run_serial(config.parse([f'resume="{folder}"']))
+        resumed(folder)
 
 
 @settings(max_examples=200)
@@ -426,9 +429,8 @@ def test_a_state_that_would_come_back_as_something_else_is_named(value):
     """A list, for example, comes back as an array, to which `+` does not append."""
     progress = Progress(round=1, seconds=0, tables={}, classes=[], versions={}, best=Best())
     kind = type(value).__name__
-    with pytest.raises(
-        RunError, match=rf'^checkpoint: state\["seen"\] is a {kind}: must be a NumPy'
-    ):
+    line = rf'^checkpoint: state\["seen"\] is a {kind}: must be a NumPy'
+    with pytest.raises(RunError, match=line):
         Checkpoint(progress, {}, {"one": np.ones(1), "seen": value}).pack()
 
 
@@ -496,8 +498,6 @@ def test_a_lost_state_is_told_once():
 
 
 def test_a_state_that_is_lost_is_told_of(flat_config, no_plots, tmp_path, monkeypatch, read_csv):
-    from fedapps.report.report import Report
-
     write = Report.round
 
     def lose(report, row):
@@ -516,16 +516,15 @@ def test_a_state_that_is_lost_is_told_of(flat_config, no_plots, tmp_path, monkey
 # Privacy, the best round, another look -------------------------------------------------------
 
 
-def test_a_repeated_release_counts_again(interrupted, monkeypatch, read_csv):
-    keep_all(monkeypatch)
+def test_a_repeated_release_counts_again(interrupted, read_csv):
     folder = interrupted('dp.mode="central" dp.noise-multiplier=5.0 dp.delta=1e-3')
     (folder / SPENT).write_text("3")  # killed in the third round
-    run_serial(config.parse([f'resume="{folder}"']))
+    resumed(folder)
     assert json.loads((folder / SPENT).read_text()) == 5  # 1, 2, 3, and again 3, 4
     (folder / SPENT).unlink()
     back_to(folder, 2)
     with pytest.raises(RunError, match="epsilon is unknown"):
-        run_serial(config.parse([f'resume="{folder}"']))
+        resumed(folder)
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -549,11 +548,10 @@ def test_the_best_round_is_kept_with_its_personal_layers(serial_run, read_csv, m
 
 @pytest.mark.parametrize("strategy", ["fedbabu", "fedcmd", "fedfomo", "ditto"])
 def test_the_best_round_is_scored_as_a_run_that_ended_there(
-    serial_run, read_csv, monkeypatch, capsys, strategy
+    serial_run, read_csv, scored, capsys, strategy
 ):
     """Chosen on validation samples, and only then scored on test samples."""
-    scores, after = {1: 0.5, 2: 0.9, 3: 0.1, 4: 0.2}, Best.after
-    monkeypatch.setattr(Best, "after", lambda self, r, score: after(self, r, scores[r]))
+    scored(0.5, 0.9, 0.1, 0.2)
     options = f'strategy="{strategy}" num-clients=3 validation-fraction=0.2'
     chosen = serial_run(options, 'num-rounds=4 evaluate-on="validation" keep-best=true')
     ended = serial_run(options, "num-rounds=2")
@@ -563,21 +561,21 @@ def test_the_best_round_is_scored_as_a_run_that_ended_there(
     assert kept.stat().st_mode & 0o77 == 0, "it tells of single clients"
     again.evaluate(kept, {})
     assert "evaluation 1 of round 2 on validation samples: " in capsys.readouterr().out
-    scored = again.evaluate(kept, {"evaluate-on": "test"})
+    table = again.evaluate(kept, {"evaluate-on": "test"})
     told = capsys.readouterr().out
     assert "evaluation 2 of round 2 on test samples with " in told and "was not kept" not in told
     there = [row for row in read_csv(ended, "clients.csv") if row["round"] == "2"]
-    assert [*csv.DictReader(scored.open())] == there
-    with pytest.raises(
-        RunError, match="best: holds the best round of a run; resume the run itself"
-    ):
-        run_serial(config.parse([f'resume="{kept}" num-rounds=6']))
+    assert [*csv.DictReader(table.open())] == there
+    line = "best: holds the best round of a run; resume the run itself"
+    with pytest.raises(RunError, match=line):
+        resumed(kept, "num-rounds=6")
 
 
-def test_a_run_that_stopped_before_its_best_round_was_kept_keeps_it(serial_run, monkeypatch):
-    scores, after, keep = {1: 0.5, 2: 0.9, 3: 0.1}, Best.after, best.keep
-    monkeypatch.setattr(Best, "after", lambda self, r, score: after(self, r, scores[r]))
-    options = 'num-rounds={} keep-best=true validation-fraction=0.2 evaluate-on="validation"'
+def test_a_run_that_stopped_before_its_best_round_was_kept_keeps_it(
+    serial_run, scored, monkeypatch
+):
+    scored(0.5, 0.9, 0.1)
+    options, keep = f"num-rounds={{}} keep-best=true {VALIDATION}", best.keep
     wanted = load_file(serial_run(options.format(2)) / "best/model.safetensors")
 
     def full(run, found):
@@ -595,56 +593,46 @@ def test_a_run_that_stopped_before_its_best_round_was_kept_keeps_it(serial_run, 
     assert all(np.array_equal(kept[key], wanted[key]) for key in wanted)
 
 
-def test_patience_ends_a_run(serial_run, read_csv, monkeypatch):
-    scores = iter([0.5, 0.6, 0.6, 0.1, 0.2, 0.9])
-    after = Best.after
-    monkeypatch.setattr(Best, "after", lambda self, r, score: after(self, r, next(scores)))
-    options = 'num-rounds=6 patience=3 validation-fraction=0.2 evaluate-on="validation"'
-    folder = serial_run(options)
+def test_patience_ends_a_run(serial_run, read_csv, scored):
+    scored(0.5, 0.6, 0.6, 0.1, 0.2, 0.9)
+    folder = serial_run("num-rounds=6 patience=3", VALIDATION)
     assert len(read_csv(folder, "rounds.csv")) == 5  # the best is the second, then three more
     assert json.loads((folder / "summary.json").read_text())["round"] == 5
 
 
-def test_a_run_that_patience_has_ended_goes_on_with_more_patience_only(
-    serial_run, monkeypatch, capsys
-):
+def test_a_run_that_patience_has_ended_goes_on_with_more_patience_only(serial_run, scored, capsys):
     """A kill between its last checkpoint and its summary leaves it so, too."""
-    scores = {1: 0.5, 2: 0.6, 3: 0.1, 4: 0.2, 5: 0.9, 6: 0.3}
-    after = Best.after
-    monkeypatch.setattr(Best, "after", lambda self, r, score: after(self, r, scores[r]))
-    options = 'num-rounds=6 patience={} validation-fraction=0.2 evaluate-on="validation"'
+    scored(0.5, 0.6, 0.1, 0.2, 0.9, 0.3)
+    options = f"num-rounds=6 patience={{}} {VALIDATION}"
     ended, longer = serial_run(options.format(2)), serial_run(options.format(3))
     killed = shutil.copytree(ended, ended.with_name("killed"))
     (killed / "summary.json").unlink()
     capsys.readouterr()
-    run_serial(config.parse([f'resume="{killed}"']))
+    resumed(killed)
     assert differences(ended, killed) == []
     assert capsys.readouterr().out.splitlines()[0] == (
         f"run directory: {killed}, was ended by patience = 2 after round 4 of 6; "
         "a larger patience extends it"
     )
-    run_serial(config.parse([f'resume="{ended}" patience=3']))
+    resumed(ended, "patience=3")
     assert differences(longer, ended) == []
 
 
-def test_rounds_in_which_nobody_personalizes_choose_nothing(serial_run, read_csv, monkeypatch):
-    after = Best.after
-    scores = {2: 0.5, 3: 0.1, 4: 0.6, 5: 0.9, 6: 0.7}
-    monkeypatch.setattr(Best, "after", lambda self, r, score: after(self, r, scores[r]))
+def test_rounds_in_which_nobody_personalizes_choose_nothing(serial_run, read_csv, scored):
+    scored(None, 0.5, 0.1, 0.6, 0.9, 0.7)
     options = 'num-rounds=6 patience=1 keep-best=true evaluate-every=2 evaluate-rounds="3,5"'
-    folder = serial_run(options, 'validation-fraction=0.2 evaluate-on="validation"')
-    scored = [row["round"] for row in read_csv(folder, "rounds.csv") if row["accuracy_initial"]]
-    assert scored == ["2", "3", "4", "5", "6"]  # the third did not end it
+    folder = serial_run(options, VALIDATION)
+    rounds = [row["round"] for row in read_csv(folder, "rounds.csv") if row["accuracy_initial"]]
+    assert rounds == ["2", "3", "4", "5", "6"]  # the third did not end it
     assert checkpoint.load(folder).progress.best == Best(0.7, 6, 0)
 
 
-def test_a_best_round_that_was_not_kept_is_told(serial_run, monkeypatch, capsys):
-    scores, after = {1: 0.5, 2: 0.9, 3: 0.1, 4: 0.95, 5: 0.2}, Best.after
-    monkeypatch.setattr(Best, "after", lambda self, r, score: after(self, r, scores[r]))
-    folder = serial_run('num-rounds=3 validation-fraction=0.2 evaluate-on="validation"')
+def test_a_best_round_that_was_not_kept_is_told(serial_run, scored, capsys):
+    scored(0.5, 0.9, 0.1, 0.95, 0.2)
+    folder = serial_run("num-rounds=3", VALIDATION)
     for rounds, told in ((4, True), (5, False)):  # round 4 is the best, and kept
         capsys.readouterr()
-        run_serial(config.parse([f'resume="{folder}" keep-best=true num-rounds={rounds}']))
+        resumed(folder, f"keep-best=true num-rounds={rounds}")
         assert ("round 2 is the best so far, but was not kept" in capsys.readouterr().out) == told
         assert (folder / directory.BEST / "model.safetensors").exists()
 
@@ -664,15 +652,11 @@ def test_another_look_at_a_run_is_its_own_evaluation(method, serial_run, read_cs
     assert table == own
     changes = {"finetune-epochs": 3, "finetune-part": "head"}
     longer = read_csv(folder, again.evaluate(folder, changes).name)
-    other = serial_run(
-        f'strategy="{method}" num-rounds=3 finetune-epochs=3 finetune-part="head" {model}'
-    )
+    settings = 'finetune-epochs=3 finetune-part="head"'
+    other = serial_run(f'strategy="{method}" num-rounds=3 {settings} {model}')
     assert longer == [line for line in read_csv(other, "clients.csv") if line["round"] == "3"]
     lines = read_csv(folder, directory.EVALUATIONS)
-    assert [line["settings"] for line in lines] == [
-        "",
-        'finetune-epochs=3 finetune-part="head"',
-    ]
+    assert [line["settings"] for line in lines] == ["", settings]
     with pytest.raises(RunError, match=r"lr = 0\.5 .*another training"):
         again.evaluate(folder, {"lr": 0.5})
 
