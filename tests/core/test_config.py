@@ -20,21 +20,13 @@ INF = float("inf")
 NAN = float("nan")
 
 WORDS = {
-    "split": "merged, official",
-    "partitioner": "dirichlet, shards, sizes, classes, iid",
-    "optimizer": "sgd, adam, adamw",
-    "lr-schedule": "constant, step, cosine",
-    "clip-mode": "batch, sample",
-    "augment": "none, crop-flip",
-    "bn-stats": "shared, local, batch",
-    "finetune-part": "full, head, body",
-    "evaluate-on": "test, validation",
-    "server-part": "full, body",
-    "client-state": "keep, reset",
-    "device": "auto, cpu, cuda",
-    "dp.mode": "none, central, local",
-    "dp.sampling": "poisson, fixed",
-}
+    "split": "merged, official", "partitioner": "dirichlet, shards, sizes, classes, iid",
+    "optimizer": "sgd, adam, adamw", "lr-schedule": "constant, step, cosine",
+    "clip-mode": "batch, sample", "augment": "none, crop-flip", "bn-stats": "shared, local, batch",
+    "finetune-part": "full, head, body", "evaluate-on": "test, validation",
+    "server-part": "full, body", "client-state": "keep, reset", "device": "auto, cpu, cuda",
+    "dp.mode": "none, central, local", "dp.sampling": "poisson, fixed",
+}  # fmt: skip
 TEXTS = [
     "dataset", "data-root", "sizes", "classes-per-client", "model", "runs-dir", "run-name",
     "channel-address", "channel-reach", "channel-tls", "input-shape", "class-names", "loggers",
@@ -374,15 +366,11 @@ def test_a_text_that_could_be_something_else_needs_quotes(option):
 @pytest.mark.parametrize(
     ("option", "rest"),
     [
-        ("num-rounds 5", "num-rounds 5"),
-        ("num-rounds = 5", "num-rounds = 5"),
-        ("lr=0.5 num-rounds: 5", "num-rounds: 5"),
-        ("--lr=0.5 seed", "seed"),
-        ("lr= 0.5", "lr= 0.5"),
-        ("config.tml", "config.tml"),
-        ('run-name="a" b"', 'b"'),
+        ("num-rounds 5", "num-rounds 5"), ("num-rounds = 5", "num-rounds = 5"),
+        ("lr=0.5 num-rounds: 5", "num-rounds: 5"), ("--lr=0.5 seed", "seed"),
+        ("lr= 0.5", "lr= 0.5"), ("config.tml", "config.tml"), ('run-name="a" b"', 'b"'),
     ],
-)
+)  # fmt: skip
 def test_what_flowers_parser_would_skip_in_silence_is_refused(option, rest):
     with pytest.raises(RunError) as caught:
         config.parse([option])

@@ -12,13 +12,9 @@ from fedapps.device import warm
 from tests.support import ROOT
 
 PUBLIC = {
-    "flwr.app",
-    "flwr.client",
-    "flwr.clientapp",
-    "flwr.serverapp",
-    "flwr.serverapp.strategy",
+    "flwr.app", "flwr.client", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy",
     "flwr.simulation",
-}
+}  # fmt: skip
 # warm.py is run as a plain file, in a process in which nothing of fedapps may be loaded.
 MAY = {"fedapps/core/flower.py", "fedapps/device/warm.py"}
 PACKAGES = ("fedapps", "strategies", "clients", "experiments", "deploy")

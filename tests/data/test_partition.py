@@ -31,19 +31,10 @@ FEDFC = "0-2/2-4/4-6/7-9"
 def make(**changed):
     """Settings with the fields that a partition reads."""
     values = {
-        "split": "merged",
-        "test_fraction": 0.25,
-        "validation_fraction": 0.0,
-        "partitioner": "iid",
-        "alpha": 1.0,
-        "dirichlet_balance": True,
-        "shards_per_client": 2,
-        "sizes": "",
-        "classes_per_client": "",
-        "num_clients": 4,
-        "min_samples": 2,
-        "seed": 0,
-    }
+        "split": "merged", "test_fraction": 0.25, "validation_fraction": 0.0, "partitioner": "iid",
+        "alpha": 1.0, "dirichlet_balance": True, "shards_per_client": 2, "sizes": "",
+        "classes_per_client": "", "num_clients": 4, "min_samples": 2, "seed": 0,
+    }  # fmt: skip
     assert not changed.keys() - values.keys()
     return SimpleNamespace(**values | changed)
 

@@ -61,21 +61,10 @@ def bad_node(nodes, make_npz, tmp_path):
 @pytest.mark.parametrize(
     "kind",
     [
-        "shape",
-        "label",
-        "names",
-        "folder",
-        "picture",
-        "file",
-        "number",
-        "word",
-        "double",
-        "relative",
-        "none",
-        "data",
-        "state-dir",
+        "shape", "label", "names", "folder", "picture", "file", "number", "word", "double",
+        "relative", "none", "data", "state-dir",
     ],
-)
+)  # fmt: skip
 def test_a_device_that_does_not_fit_is_one_line_and_the_others_go_on(
     kind, bad_node, nodes, device_run, read_csv, capsys
 ):

@@ -139,14 +139,10 @@ def test_a_strangers_model_file_takes_no_more_memory_than_it_has(trained, settin
 @pytest.mark.parametrize(
     "header",
     [
-        {"shape": [1, 200000, 200000]},
-        {"shape": [1, 8, 9]},
-        {"mean": [0.5, 0.5]},
-        {"std": []},
-        {"std": [0.0]},
-        {"std": [-1.0]},
+        {"shape": [1, 200000, 200000]}, {"shape": [1, 8, 9]}, {"mean": [0.5, 0.5]}, {"std": []},
+        {"std": [0.0]}, {"std": [-1.0]},
     ],
-)
+)  # fmt: skip
 def test_a_strangers_model_file_cannot_ask_for_other_images(trained, header, tmp_path):
     with pytest.raises(RunError, match=r"cannot be read \((images of shape|mean = )"):
         personalized.load(forged(trained[1], {}, tmp_path / "forged.safetensors", header))

@@ -12,30 +12,14 @@ from tests.support.methods import needed
 
 RUN = "num-clients=3 num-rounds=2 fraction-train=0.5 local-epochs=2 evaluate-every=2"
 OTHER = {  # values that are not the defaults
-    "finetune-epochs": 3,
-    "finetune-lr": 0.05,
-    "finetune-part": "head",
-    "fraction-train": 1.0,
-    "local-epochs": 3,
-    "perfedavg.delta": 0.5,
-    "apfl.alpha-steps": "batch",
-    "fedcmd.selection-fraction": 0.9,
-    "fedcmd.candidates": "fc",
-    "fedcmd.label-encoding": "index",
-    "fedcmd.weighting": "uniform",
-    "alpha": 0.3,
-    "dirichlet-balance": False,
-    "sizes": "0.5,0.2,0.2,0.1",
-    "clip-history": 3,
-    "clip-mode": "sample",
-    "bn-local": True,
-    "fedfc.oversample-limit": 1,
-    "sflv1.oversample-limit": 1,
-    "sflv2.oversample-limit": 1,
-    "fedfc.slowest-limit": 1,
-    "server-part": "body",
-    "dp.sampling": "fixed",
-}
+    "finetune-epochs": 3, "finetune-lr": 0.05, "finetune-part": "head", "fraction-train": 1.0,
+    "local-epochs": 3, "perfedavg.delta": 0.5, "apfl.alpha-steps": "batch",
+    "fedcmd.selection-fraction": 0.9, "fedcmd.candidates": "fc", "fedcmd.label-encoding": "index",
+    "fedcmd.weighting": "uniform", "alpha": 0.3, "dirichlet-balance": False,
+    "sizes": "0.5,0.2,0.2,0.1", "clip-history": 3, "clip-mode": "sample", "bn-local": True,
+    "fedfc.oversample-limit": 1, "sflv1.oversample-limit": 1, "sflv2.oversample-limit": 1,
+    "fedfc.slowest-limit": 1, "server-part": "body", "dp.sampling": "fixed",
+}  # fmt: skip
 QUIET = "dp.noise-multiplier=0.01 dp.clip-norm=0.1"  # noise with which training goes on
 OWN = {  # settings of a method with which more of its keys have no effect
     "fedavg": ['partitioner="iid" finetune-epochs=0 server-data=0.2', f'dp.mode="local" {QUIET}'],

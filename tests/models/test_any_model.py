@@ -209,13 +209,9 @@ def whole_cnn(monkeypatch):
 
 CONFIG = 'model="whole" num-clients=3 fraction-train=1.0 num-rounds=2 min-samples=10 device="cpu"'
 REFUSED = {
-    "fedcmd": "runs single layers",
-    "fedrod": "runs single layers",
-    "fedfc": "cuts the model",
-    "sflv1": "cuts the model",
-    "sflv2": "cuts the model",
-    "splitlearning": "cuts the model",
-}
+    "fedcmd": "runs single layers", "fedrod": "runs single layers", "fedfc": "cuts the model",
+    "sflv1": "cuts the model", "sflv2": "cuts the model", "splitlearning": "cuts the model",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("method", registry.names())

@@ -63,12 +63,8 @@ def test_the_size_of_a_model_is_known_without_making_it():
 def test_lenet5_has_fedcmds_parameters():
     model = build("lenet5", (3, 32, 32), 10, seed=0)
     assert per_layer(model) == {
-        "conv1": 456 + 12,
-        "conv2": 2_416 + 32,
-        "fc1": 48_120,
-        "fc2": 10_164,
-        "classifier": 850,
-    }
+        "conv1": 456 + 12, "conv2": 2_416 + 32, "fc1": 48_120, "fc2": 10_164, "classifier": 850,
+    }  # fmt: skip
     norms = sum(floats(m) for m in model.modules() if isinstance(m, nn.BatchNorm2d))
     assert floats(model) == 62_094
     assert floats(model) - norms == 62_006  # FedBN

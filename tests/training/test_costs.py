@@ -18,15 +18,9 @@ torch.set_num_threads(1)
 
 # vgg16 is vgg-small with other widths; 9x11 shows that height and width are not mixed up
 SHAPES = {
-    "cnn": (1, 28, 28),
-    "lenet5": (3, 20, 17),
-    "lenet5-1": (1, 8, 8),
-    "lenet5-3": (3, 16, 16),
-    "conv4": (3, 9, 11),
-    "mobilenet": (3, 16, 16),
-    "resnet18": (3, 9, 11),
-    "vgg-small": (3, 32, 32),
-}
+    "cnn": (1, 28, 28), "lenet5": (3, 20, 17), "lenet5-1": (1, 8, 8), "lenet5-3": (3, 16, 16),
+    "conv4": (3, 9, 11), "mobilenet": (3, 16, 16), "resnet18": (3, 9, 11), "vgg-small": (3, 32, 32),
+}  # fmt: skip
 CASES = ["all", "head", "body", "first", "middle"]
 
 

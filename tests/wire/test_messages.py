@@ -62,14 +62,9 @@ INFO = RoundInfo("/runs/x", "0123", presum=False)
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 slices = st.lists(st.sampled_from(LAYOUT.names), unique=True).map(LAYOUT.slice)
 stages = st.builds(
-    Stage,
-    layers=slices,
-    epochs=st.integers(0, 100),
-    lr=st.floats(1e-8, 10),
-    momentum=st.floats(0, 0.99),
-    weight_decay=st.floats(0, 1),
-    prox_mu=st.floats(0, 1),
-)
+    Stage, layers=slices, epochs=st.integers(0, 100), lr=st.floats(1e-8, 10),
+    momentum=st.floats(0, 0.99), weight_decay=st.floats(0, 1), prox_mu=st.floats(0, 1),
+)  # fmt: skip
 plans = st.builds(
     Plan,
     round=st.integers(1, 10**6),
@@ -563,20 +558,14 @@ def test_an_error_reply_fails_all_clients_of_the_message(reason, cause):
 @pytest.mark.parametrize(
     "record",
     [
-        {"clients": [1, 2], "causes": ["x"]},
-        {"clients": [1], "causes": []},
-        {"clients": 1, "causes": ["x"]},
-        {"clients": [1], "causes": "x"},
-        {"clients": b"\x01", "causes": ["x"]},
-        {"clients": ["1"], "causes": ["x"]},
-        {"clients": [1.0], "causes": ["x"]},
-        {"clients": [1], "causes": [5]},
-        {"clients": [1]},
-        {"causes": ["x"]},
-        {"clients": [99], "causes": ["x"]},
+        {"clients": [1, 2], "causes": ["x"]}, {"clients": [1], "causes": []},
+        {"clients": 1, "causes": ["x"]}, {"clients": [1], "causes": "x"},
+        {"clients": b"\x01", "causes": ["x"]}, {"clients": ["1"], "causes": ["x"]},
+        {"clients": [1.0], "causes": ["x"]}, {"clients": [1], "causes": [5]}, {"clients": [1]},
+        {"causes": ["x"]}, {"clients": [99], "causes": ["x"]},
         {"clients": [1, 99], "causes": ["x", "y"]},
     ],
-)
+)  # fmt: skip
 def test_a_broken_list_of_failures_fails_all_clients_of_the_message(record):
     def change(content):
         content["failures"] = ConfigRecord(record)

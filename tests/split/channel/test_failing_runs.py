@@ -66,14 +66,10 @@ def test_a_run_in_which_all_clients_fail_ends(serial_run, tiny_npz, monkeypatch)
 @pytest.mark.parametrize(
     "method",
     [
-        "fedfc",
-        "sflv1",
-        'sflv1" sflv1.sync="round',
-        "sflv2",
-        'sflv2" sflv2.order="batch',
+        "fedfc", "sflv1", 'sflv1" sflv1.sync="round', "sflv2", 'sflv2" sflv2.order="batch',
         "splitlearning",
     ],
-)
+)  # fmt: skip
 def test_a_client_whose_features_would_ruin_the_server_costs_itself(
     serial_run, tiny_npz, read_csv, read_model, monkeypatch, method
 ):

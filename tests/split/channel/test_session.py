@@ -92,15 +92,11 @@ def test_a_client_that_comes_too_late_is_refused():
 @pytest.mark.parametrize(
     "frames",
     [
-        ["join", "failed", "failed"],
-        ["join", "failed", "join"],
-        ["join", "join"],
-        ["join", "data"],
-        ["failed"],
-        ["join with another token"],
+        ["join", "failed", "failed"], ["join", "failed", "join"], ["join", "join"],
+        ["join", "data"], ["failed"], ["join with another token"],
     ],
     ids=", ".join,
-)
+)  # fmt: skip
 def test_who_comes_too_late_can_say_no_more_than_that_it_gives_up(frames):
     """All but the last frame are taken; the last one ends the stream and stands in the events."""
     session, stream = Session(rules()), Stream()

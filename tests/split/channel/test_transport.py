@@ -123,18 +123,13 @@ def test_idle_streams_without_a_token_keep_nobody_waiting(strangers):
 @pytest.mark.parametrize(
     "metadata",
     [
-        (),
-        ((CLIENT, str(BAD)),),
-        ((CLIENT, str(BAD)), (TOKEN, "")),
-        ((CLIENT, str(BAD)), (TOKEN, "tokeN")),
-        ((CLIENT, "-1"), (TOKEN, "token")),
-        ((CLIENT, "9" * 9), (TOKEN, "token")),
-        ((CLIENT, "9" * 5000), (TOKEN, "token")),
-        ((CLIENT, "1.0"), (TOKEN, "token")),
-        ((TOKEN, "token"),),
+        (), ((CLIENT, str(BAD)),), ((CLIENT, str(BAD)), (TOKEN, "")),
+        ((CLIENT, str(BAD)), (TOKEN, "tokeN")), ((CLIENT, "-1"), (TOKEN, "token")),
+        ((CLIENT, "9" * 9), (TOKEN, "token")), ((CLIENT, "9" * 5000), (TOKEN, "token")),
+        ((CLIENT, "1.0"), (TOKEN, "token")), ((TOKEN, "token"),),
         ((TOKEN + "-bin", b"token"), (CLIENT + "-bin", b"1")),
     ],
-)
+)  # fmt: skip
 def test_what_a_stream_without_a_token_sends_is_not_looked_at(strangers, monkeypatch, metadata):
     """Nor is it read: no frame is decoded, and there is no thread that reads."""
     decoded, threads = [], []
