@@ -1,6 +1,7 @@
 """The ClientApp: each client of a message does its work or fails alone, and says why."""
 
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.engine.checks import check_plans
 from fedapps.engine.store import ClientStore
+from fedapps.method.client import BaseClient
 from fedapps.method.update import ClientUpdate, Failure, replace
 from fedapps.models.layers import take
 from fedapps.training.plan import Plan
@@ -26,20 +28,16 @@ EVERYBODY = "fraction-train=1.0 num-clients=4"
 @pytest.fixture
 def break_fit(monkeypatch):
     """Return break_fit(clients, act): act(client, plan, received, fit) replaces their fit."""
-    original = registry.client_class
+    train = BaseClient.train_round
 
     def apply(broken, act):
-        def client_class(name):
-            class Client(original(name)):
-                def train_round(self, plan, received):
-                    fit = super().train_round
-                    if broken is not None and self.client not in broken:
-                        return fit(plan, received)
-                    return act(self, plan, received, fit)
+        def train_round(client, plan, received):
+            fit = partial(train, client)
+            if broken is not None and client.client not in broken:
+                return fit(plan, received)
+            return act(client, plan, received, fit)
 
-            return Client
-
-        monkeypatch.setattr(registry, "client_class", client_class)
+        monkeypatch.setattr(BaseClient, "train_round", train_round)
 
     return apply
 
@@ -129,18 +127,14 @@ def test_a_round_survives_max_failures(serial_run, tiny_npz, break_fit, read_rou
 def test_a_failed_evaluation_costs_its_client_only(
     serial_run, tiny_npz, monkeypatch, read_csv, read_rounds
 ):
-    original = registry.client_class
+    score = BaseClient.score_round
 
-    def client_class(name):
-        class Client(original(name)):
-            def score_round(self, plan, received):
-                if self.client == 2:
-                    raise KeyError("gone")
-                return super().score_round(plan, received)
+    def score_round(client, plan, received):
+        if client.client == 2:
+            raise KeyError("gone")
+        return score(client, plan, received)
 
-        return Client
-
-    monkeypatch.setattr(registry, "client_class", client_class)
+    monkeypatch.setattr(BaseClient, "score_round", score_round)
     folder = serial_run(tiny_npz, EVERYBODY, 'strategy="fedavg" num-rounds=1')
     (event,) = read_csv(folder, "events.csv")
     assert (event["client"], event["detail"]) == ("2", "KeyError: 'gone'")
@@ -162,9 +156,8 @@ def test_a_client_that_diverges_fails_alone(
     folder = serial_run(*options)
     events = read_csv(folder, "events.csv")
     assert [event["client"] for event in events] == ["0", "2"]
-    assert {event["detail"] for event in events} == {
-        "training diverged: conv1.conv.weight is not finite"
-    }
+    cause = "training diverged: conv1.conv.weight is not finite"
+    assert {event["detail"] for event in events} == {cause}
     for key, array in read_model(folder).items():
         assert np.array_equal(array, without[key])
     assert sorted(path.name for path in (folder / "clients").iterdir()) == ["1", "3"]
@@ -183,23 +176,16 @@ def test_a_client_that_diverges_fails_alone(
 def test_a_client_with_broken_metrics_fails_alone(
     serial_run, tiny_npz, monkeypatch, read_csv, kind, key, value
 ):
-    original = registry.client_class
+    work = getattr(BaseClient, kind)
 
-    def client_class(name):
-        class Client(original(name)):
-            pass
+    def broken(client, plan, received):
+        update = work(client, plan, received)
+        if client.client != 1:
+            return update
+        metrics = {k: v for k, v in (update.metrics | {key: value}).items() if v is not None}
+        return replace(update, metrics=metrics)
 
-        def broken(client, plan, received):
-            update = getattr(original(name), kind)(client, plan, received)
-            if client.client != 1:
-                return update
-            metrics = {k: v for k, v in (update.metrics | {key: value}).items() if v is not None}
-            return replace(update, metrics=metrics)
-
-        setattr(Client, kind, broken)
-        return Client
-
-    monkeypatch.setattr(registry, "client_class", client_class)
+    monkeypatch.setattr(BaseClient, kind, broken)
     folder = serial_run(tiny_npz, EVERYBODY, 'strategy="fedavg" num-rounds=1')
     (event,) = read_csv(folder, "events.csv")
     assert (event["client"], event["kind"]) == ("1", "failure")
@@ -239,12 +225,8 @@ def test_with_presum_one_client_of_a_supernode_carries_the_mean():
         ClientUpdate(7, {"w": np.array([4.0, 8.0], np.float32)}, 20, {"loss": 2}, 20.0),
     ]
     first, second = client_app.presummed(updates)
-    assert (first.client, first.num_examples, first.metrics, first.weight) == (
-        4,
-        10,
-        {"loss": 1},
-        30,
-    )
+    told = (first.client, first.num_examples, first.metrics, first.weight)
+    assert told == (4, 10, {"loss": 1}, 30)
     assert first.arrays["w"].tolist() == [3.0, 7.0]
     assert (second.client, second.num_examples, second.metrics) == (7, 20, {"loss": 2})
     assert (second.arrays, second.weight) == ({}, 0.0)
@@ -317,10 +299,8 @@ def test_results_do_not_depend_on_the_number_of_supernodes(
         folder = serial_run(*options, num_supernodes=nodes)
         rows = [row | {"seconds": ""} for row in read_csv(folder, "rounds.csv")]
         model = (folder / "model.safetensors").read_bytes()
-        state = {
-            path.relative_to(folder): path.read_bytes()
-            for path in (folder / "clients").rglob("*.safetensors")
-        }
+        files = (folder / "clients").rglob("*.safetensors")
+        state = {path.relative_to(folder): path.read_bytes() for path in files}
         return rows, read_csv(folder, "clients.csv"), model, state
 
     one = results(1)
@@ -388,18 +368,13 @@ def test_a_client_refuses_to_upload_its_personal_layers(node, tmp_path, strategy
     space, send = node(strategy)
     names = space.layout.names
     private = names if strategy == "local" else space.layout.head
-    requests = [
-        make_request(space, 0, (), names),
-        make_request(space, 1, (), space.layout.head),
-        make_request(space, 2, (), ()),
-    ]
+    uploads = (names, space.layout.head, ())
+    requests = [make_request(space, client, (), layers) for client, layers in enumerate(uploads)]
     updates, failures = send(requests)
     assert [(update.client, update.arrays) for update in updates] == [(2, {})]
+    told = (", ".join(sorted(private)), "fc2")
     cause = "PermissionError: the plan uploads {}: personal layers never leave"
-    assert failures == [
-        Failure(0, cause.format(", ".join(sorted(private)))),
-        Failure(1, cause.format("fc2")),
-    ]
+    assert failures == [Failure(client, cause.format(text)) for client, text in enumerate(told)]
 
 
 def test_a_request_that_cannot_be_read_fails_all_its_clients(node):

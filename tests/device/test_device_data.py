@@ -1,5 +1,7 @@
 """A device's own data and its node-config: what fits, and one line for what does not."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -12,63 +14,49 @@ from fedapps.data.spec import image_spec
 from fedapps.wire.hello import unpack_hello
 from tests.device.helpers import RUN, put
 
-
-@pytest.fixture
-def bad_node(nodes, make_npz, tmp_path):
-    """Return bad(kind) -> the changed node-config of device 1 and what is said of it."""
-
-    def bad(kind):
-        node = dict(nodes[1])
-        npz = tmp_path / "bad.npz"
-        if kind == "shape":
-            node["data"] = str(make_npz(npz, side=9))
-            return node, f"{npz}: images of [C, H, W] = [1, 9, 9]; the run has [1, 8, 8]"
-        if kind == "label":
-            node["data"] = str(make_npz(npz, classes=4, side=8, train_labels=np.full(96, 3)))
-            return node, f"{npz}: label 3 found; the run has 0..2 (num-classes)"
-        if kind == "names":
-            node["data"] = str(make_npz(npz, class_names=np.array(["0", "2", "1"])))
-            return node, f"{npz}: class_names are 0,2,1; the run has 0,1,2 (class-names)"
-        if kind == "folder":
-            node["data"] = str(put(tmp_path / "pictures", "012", skip=("2",)))
-            return node, f"{tmp_path}/pictures/train/2: is missing; must be one folder"
-        if kind == "picture":
-            node["data"] = str(put(tmp_path / "pictures", "012", size=(7, 8)))
-            return node, "pixels; the run has 8x8"
-        if kind == "file":
-            node["data"] = str(tmp_path / "gone.npz")
-            return node, f"{tmp_path}/gone.npz: no such file"
-        if kind == "number":
-            node["client-id"] = 3
-            return node, "client-id = 3: must be 0 to 2 (num-clients)"
-        if kind == "word":
-            node["client-id"] = "one"
-            return node, 'node-config: client-id = "one": must be an integer >= 0'
-        if kind == "double":
-            node["client-id"] = 0
-            return node, "client-id = 0 is also that of SuperNode 1; change one"
-        if kind == "relative":
-            node["state-dir"] = "here"
-            return node, 'node-config: state-dir = "here": must be absolute or start with ~'
-        if kind == "none":
-            return {}, 'it has no data, but the run has dataset = "device"'
-        del node[kind]
-        return node, f"node-config: {kind} is missing; give all three"
-
-    return bad
+# The changed node-config of device 1, by what makes a file or folder of data, and what is said.
+BAD_NODES = {
+    "shape": (
+        {"data": lambda npz, _: npz(side=9)},
+        "images of [C, H, W] = [1, 9, 9]; the run has [1",
+    ),
+    "label": (
+        {"data": lambda npz, _: npz(classes=4, train_labels=np.full(96, 3))},
+        "label 3 found; the run has 0..2 (num-classes)",
+    ),
+    "names": (
+        {"data": lambda npz, _: npz(class_names=np.array(["0", "2", "1"]))},
+        "class_names are 0,2,1; the run has 0,1,2 (class-names)",
+    ),
+    "folder": (
+        {"data": lambda _, put: put(skip=("2",))},
+        "train/2: is missing; must be one folder",
+    ),
+    "picture": ({"data": lambda _, put: put(size=(7, 8))}, "pixels; the run has 8x8"),
+    "file": ({"data": lambda *_: "/gone.npz"}, "/gone.npz: no such file"),
+    "number": ({"client-id": 3}, "client-id = 3: must be 0 to 2 (num-clients)"),
+    "word": ({"client-id": "one"}, 'node-config: client-id = "one": must be an integer >= 0'),
+    "double": ({"client-id": 0}, "client-id = 0 is also that of SuperNode 1; change one"),
+    "relative": ({"state-dir": "here"}, 'state-dir = "here": must be absolute or start with ~'),
+    "none": (
+        dict.fromkeys(("client-id", "data", "state-dir")),
+        "it has no data, but the run has da",
+    ),
+    "data": ({"data": None}, "node-config: data is missing; give all three"),
+    "state-dir": ({"state-dir": None}, "node-config: state-dir is missing; give all three"),
+}
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "shape", "label", "names", "folder", "picture", "file", "number", "word", "double",
-        "relative", "none", "data", "state-dir",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("kind", BAD_NODES)
 def test_a_device_that_does_not_fit_is_one_line_and_the_others_go_on(
-    kind, bad_node, nodes, device_run, read_csv, capsys
+    kind, nodes, make_npz, tmp_path, device_run, read_csv, capsys
 ):
-    nodes[1], expected = bad_node(kind)
+    changes, expected = BAD_NODES[kind]
+    made = partial(make_npz, tmp_path / "bad.npz"), partial(put, tmp_path / "pictures", "012")
+    node = nodes[1] | changes
+    if callable(node["data"]):
+        node["data"] = str(node["data"](*made))
+    nodes[1] = {key: value for key, value in node.items() if value is not None}
     folder = device_run('strategy="fedper" num-rounds=1')
     assert {row["client"] for row in read_csv(folder, "clients.csv")} == {"0", "2"}
     lines = [line for line in capsys.readouterr().out.splitlines() if "left out: " in line]
@@ -126,11 +114,8 @@ def test_a_folder_of_pictures_is_data(tmp_path):
     images, labels = own.tensors(np.array([0, 3]))
     assert labels.tolist() == [0, 1]
     np.testing.assert_allclose(images[:, 0, 0, 0], [-1.0, 61 / 255 * 2 - 1], rtol=1e-6)
-    assert (
-        data.of_device(folder, image_spec((3, 8, 8)), ["cat", "dog", "owl"])
-        .tensors(np.arange(2))[0]
-        .shape
-    )
+    colored = data.of_device(folder, image_spec((3, 8, 8)), ["cat", "dog", "owl"])
+    assert colored.tensors(np.arange(2))[0].shape == (2, 3, 8, 8)
     with pytest.raises(RunError, match="owl: is not a class of the run"):
         data.of_device(folder, image_spec((1, 8, 8)), ["cat", "dog"])
 

@@ -90,7 +90,6 @@ def test_a_client_whose_process_is_killed_is_lost_at_once(world, child):
     assert result.session.lost.keys() == result.session.gone.keys() == {BAD}
     assert BROKEN.match(result.session.lost[BAD])
     check_mean_of_updates(result, [0, 2])
-    assert result.seconds < SOON
 
 
 class Dying(SerialGrid):

@@ -16,7 +16,6 @@ from tests.support.split_rounds import (
     BAD,
     LONG,
     RUN,
-    SOON,
     batch,
     check_as_without,
     check_mean_of_updates,
@@ -56,7 +55,6 @@ def test_a_wrong_token_is_refused(world, clock, token):
     assert "did not join the channel in 1 s (join-timeout)" in result.session.lost[BAD]
     assert str(result.outcome) == REFUSED
     check_as_without(result, world())
-    assert result.seconds < SOON
 
 
 @pytest.mark.parametrize("token", ["0" * 32, "ä" * 32], ids=["hex", "not ASCII"])
@@ -115,7 +113,6 @@ def test_a_token_is_good_for_one_join(world):
     assert result.session.refusals() == [(BAD, "wrong or used token")]
     assert result.session.lost == {}
     check_mean_of_updates(result, [0, 2])
-    assert result.seconds < SOON
 
 
 def test_a_token_is_good_for_one_of_two_joins_at_the_same_moment(world, monkeypatch):
@@ -152,7 +149,6 @@ def test_a_client_that_never_joins_is_not_waited_for(world, clock):
     assert "did not join the channel in 1 s (join-timeout)" in result.session.lost[BAD]
     assert result.session.refusals() == []
     check_as_without(result, world())
-    assert result.seconds < SOON
 
 
 @pytest.mark.parametrize("after", ["the others began", "the round"])
@@ -181,7 +177,6 @@ def test_a_client_that_joins_too_late_is_told(world, clock, after):
     result = play(strategy, misbehave)
     check_mean_of_updates(result, [0, 2])
     assert "no answer from the server" not in result.outcome  # which it would say after LONG
-    assert result.seconds < SOON
 
 
 def test_a_client_that_joins_too_late_costs_nobody_on_its_supernode(world, clock, monkeypatch):
