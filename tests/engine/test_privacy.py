@@ -221,9 +221,8 @@ def test_secret_noise_comes_from_nowhere_else():
     assert (models[0] != models[1]).all()
     samples = [[run.select(t, [], range(10)) for t in range(1, 30)] for run in runs]
     assert samples[0] != samples[1]
-    assert samples[0] == [
-        runs[0].select(t, [], range(10)) for t in range(1, 30)
-    ]  # `select` is asked again
+    again = [runs[0].select(t, [], range(10)) for t in range(1, 30)]
+    assert samples[0] == again  # `select` is asked again
     assert len({secret_seed() for _ in range(100)}) == 100
     assert max(secret_seed().bit_length() for _ in range(50)) > 120
 
@@ -320,17 +319,12 @@ def epsilon_by_hand(z, q, rounds, delta):
     ],
 )
 def test_epsilon_is_the_published_one(population, sampled, z, rounds, delta, epsilon):
-    guard = central(
-        num_clients=population,
-        fraction_train=sampled / population,
-        dp_noise_multiplier=z,
-        dp_delta=delta,
-    )
+    share = sampled / population
+    options = {"num_clients": population, "fraction_train": share, "dp_delta": delta}
+    guard = central(dp_noise_multiplier=z, **options)
     guard.state[privacy.RELEASES] = np.array(rounds)
-    assert guard.epsilon() == pytest.approx(epsilon, rel=1e-9)
-    assert guard.epsilon() == pytest.approx(
-        epsilon_by_hand(z, sampled / population, rounds, delta), rel=1e-9
-    )
+    for expected in (epsilon, epsilon_by_hand(z, share, rounds, delta)):
+        assert guard.epsilon() == pytest.approx(expected, rel=1e-9)
 
 
 def begun(guard, rounds, plans):
@@ -385,10 +379,8 @@ def test_epsilon_of_local_noise_is_of_the_client_that_was_asked_most_often():
 @pytest.mark.parametrize("options", [{}, {"dp_sampling": "fixed"}, {"dp_mode": "local"}])
 def test_epsilon_falls_with_noise_over_its_whole_range_and_grows_with_rounds(options):
     """dp-accounting would say 0 for a multiplier of 1e-160."""
-    found = [
-        begun(central(dp_noise_multiplier=z, **options), 2, {0: PLAN})
-        for z in (1e-3, 0.1, 10, 1000)
-    ]
+    guards = [central(dp_noise_multiplier=z, **options) for z in (1e-3, 0.1, 10, 1000)]
+    found = [begun(guard, 2, {0: PLAN}) for guard in guards]
     for (first, second), (later, _) in itertools.pairwise(found):
         assert second > first > later >= 0
     assert found[0][0] > 1e5
@@ -508,12 +500,8 @@ def test_local_noise_is_gaussian_with_z_s_and_differs_by_client_and_round():
     assert_gaussian(base.astype(np.float64), 1.7 * 0.3)
     np.testing.assert_array_equal(sent(start, start, **options)["fc1.weight"], base)
     later = Plan(round=2, download=LAYOUT.names, stages=(), upload=LAYOUT.names)
-    for other in (
-        sent(start, start, client=5, **options),
-        sent(start, start, plan=later, **options),
-        sent(start, start, seed=1, **options),
-        sent(start, start, dp_secret_noise=True, **options),
-    ):
+    for other in ({"client": 5}, {"plan": later}, {"seed": 1}, {"dp_secret_noise": True}):
+        other = sent(start, start, **options, **other)
         assert abs(np.corrcoef(other["fc1.weight"], base)[0, 1]) < 5 / math.sqrt(20_000)
 
 
@@ -545,53 +533,40 @@ def test_a_plan_under_which_more_would_leave_is_refused(changes, reason, mode):
 # What is refused ----------------------------------------------------------------------------------
 
 
+REFUSED = {
+    "dp.delta = 0.1: must be below 1 / num-clients = 0.1": {"dp_delta": 0.1},
+    "presum = true: central dp clips every client's own update; use false": {"presum": True},
+    'dp.mode = "central": with server-data the server trains on samples of clients, without noise; '
+    "use server-data=0": {"server_data": 0.1},
+    "dp.count-noise = 0.5: must be above dp.noise-multiplier / 2 = 0.5 (0 means m/20 = 0.25)": {
+        "dp_adaptive": True, "dp_noise_multiplier": 1.0, "dp_count_noise": 0.5,
+    },
+    "dp.noise-multiplier = 1e-160: must be 0, or from 0.001 to 1000": {
+        "dp_noise_multiplier": 1e-160,
+    },
+    'dp.adaptive = true: only with dp.mode = "central"': {"dp_mode": "local", "dp_adaptive": True},
+}  # fmt: skip
+
+
 def test_settings_that_do_not_fit_are_refused_in_one_line():
-    refused = [
-        ({"dp_delta": 0.1}, "dp.delta = 0.1: must be below 1 / num-clients = 0.1"),
-        ({"presum": True}, "presum = true: central dp clips every client's own update; use false"),
-        (
-            {"server_data": 0.1},
-            'dp.mode = "central": with server-data the server trains on samples of clients, '
-            "without noise; use server-data=0",
-        ),
-        (
-            {"dp_adaptive": True, "dp_noise_multiplier": 1.0, "dp_count_noise": 0.5},
-            "dp.count-noise = 0.5: must be above dp.noise-multiplier / 2 = 0.5 "
-            "(0 means m/20 = 0.25)",
-        ),
-        (
-            {"dp_noise_multiplier": 1e-160},
-            "dp.noise-multiplier = 1e-160: must be 0, or from 0.001 to 1000",
-        ),
-        (
-            {"dp_mode": "local", "dp_adaptive": True},
-            'dp.adaptive = true: only with dp.mode = "central"',
-        ),
-    ]
-    for changes, text in refused:
-        with pytest.raises(RunError) as caught:
+    for text, changes in REFUSED.items():
+        with pytest.raises(RunError, match=rf"^{re.escape(text)}$"):
             central(**changes)
-        assert str(caught.value) == text
     for fine in ({"presum": True}, {"server_data": 0.1, "dp_mode": "none"}):
         central(**({"dp_mode": "local"} | fine))
 
 
 @pytest.mark.parametrize("mode", ["central", "local"])
 @pytest.mark.parametrize(
-    ("changes", "key", "off"),
-    [
-        ({"patience": 3}, "patience=3", "patience=0"),
-        ({"keep_best": True}, "keep-best=true", "keep-best=false"),
-    ],
+    ("field", "value", "key", "off"),
+    [("patience", 3, "patience=3", 0), ("keep_best", True, "keep-best=true", "false")],
 )
-def test_no_round_is_chosen_by_exact_accuracies(changes, key, off, mode):
-    chosen = {"evaluate_on": "validation", "validation_fraction": 0.2} | changes
-    with pytest.raises(RunError) as caught:
+def test_no_round_is_chosen_by_exact_accuracies(field, value, key, off, mode):
+    chosen = {"evaluate_on": "validation", "validation_fraction": 0.2, field: value}
+    why = f"{key} chooses a round by accuracies of clients, without noise"
+    line = f'dp.mode = "{mode}": {why}; use {key.partition("=")[0]}={off}'
+    with pytest.raises(RunError, match=rf"^{re.escape(line)}$"):
         central(dp_mode=mode, **chosen)
-    assert str(caught.value) == (
-        f'dp.mode = "{mode}": {key} chooses a round by accuracies of clients, without noise; '
-        f"use {off}"
-    )
     central(dp_mode="none", **chosen)
 
 
@@ -718,9 +693,8 @@ def test_fedavg_without_noise_and_a_huge_norm_is_fedavg_with_equal_weights(
     for sampling, fraction in (("fixed", 0.5), ("poisson", 1.0)):
         if fraction == 1.0:
             plain = read_model(serial_run(*base, "fraction-train=1.0"))
-        found = read_model(
-            serial_run(*base, options, f'dp.sampling="{sampling}" fraction-train={fraction}')
-        )
+        more = f'dp.sampling="{sampling}" fraction-train={fraction}'
+        found = read_model(serial_run(*base, options, more))
         assert found.keys() == plain.keys()
         for key, value in plain.items():
             np.testing.assert_allclose(found[key], value, rtol=1e-6, atol=1e-6)

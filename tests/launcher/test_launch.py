@@ -115,24 +115,25 @@ class TestParse:
     @pytest.mark.parametrize(
         ("output", "says"),
         [
-            (NOT_LISTED, "Run ID not found"),
-            ("", "no answer"),
-            ("boo", "boo"),
+            (NOT_LISTED, "Run ID not found"), ("", "no answer"), ("boo", "boo"),
             ('{"success": tr', "success"),
             ('{"success": true, "runs": []}', "unexpected answer"),
         ],
-    )
+    )  # fmt: skip
     def test_no_status(self, output, says):
         with pytest.raises(RunError, match=says):
             outcome.parse_status(output)
 
-    def test_one_pair_option_stays(self):
-        with inputs.merged(["", 'a="b" c=1']) as options:
-            assert options == ['a="b" c=1']
-
-    def test_a_text_without_quotes_gets_them(self):
-        with inputs.merged(["a=b c=1 d='e f' g=true h=1,2"]) as options:
-            assert options == ['a="b" c=1 d=\'e f\' g=true h="1,2"']
+    @pytest.mark.parametrize(
+        ("given", "merged"),
+        [
+            (["", 'a="b" c=1'], 'a="b" c=1'),
+            (["a=b c=1 d='e f' g=true h=1,2"], 'a="b" c=1 d=\'e f\' g=true h="1,2"'),
+        ],
+    )
+    def test_one_option_of_pairs_stays_and_its_texts_get_quotes(self, given, merged):
+        with inputs.merged(given) as options:
+            assert options == [merged]
 
     def test_one_file_becomes_absolute(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
@@ -210,10 +211,8 @@ class TestHome:
         assert superlink.flower_home(None) == Path("/somewhere")
 
     def test_port_is_the_same_each_time_and_another_for_another_home(self, tmp_path):
-        first = superlink.choose_port(tmp_path / "a")
-        assert (
-            superlink.choose_port(tmp_path / "a") == first != superlink.choose_port(tmp_path / "b")
-        )
+        first, again, other = (superlink.choose_port(tmp_path / name) for name in "aab")
+        assert first == again != other
 
     def test_taken_port_is_passed_over_or_refused(self, tmp_path):
         first = superlink.choose_port(tmp_path)
@@ -353,9 +352,8 @@ class TestLaunch:
 
     def test_further_variables_reach_flwr(self, flwr, tmp_path):
         flwr("import os; print(os.environ['NO_PROXY'], sys.argv[1])")
-        ended = launch.launch(
-            EMPTY_APP, home=tmp_path, echo=lambda line: None, extra_env={"NO_PROXY": "here"}
-        )
+        more = {"echo": lambda line: None, "extra_env": {"NO_PROXY": "here"}}
+        ended = launch.launch(EMPTY_APP, home=tmp_path, **more)
         assert ended.lines == ["here run"]
 
     @pytest.mark.parametrize("connection", ["", "site"])
@@ -371,9 +369,8 @@ class TestLaunch:
         with pytest.raises(KeyboardInterrupt):
             launch.launch(EMPTY_APP, home=tmp_path, echo=echo, connection=connection)
         assert "run 7 goes on in the background" in echoed[1]
-        assert f"FLWR_HOME={tmp_path} " in echoed[1] and echoed[1].endswith(
-            f"flwr stop 7 {connection}".strip()
-        )
+        assert f"FLWR_HOME={tmp_path} " in echoed[1]
+        assert echoed[1].endswith(f"flwr stop 7 {connection}".strip())
 
 
 def test_a_home_that_cannot_be_made_is_a_line(tmp_path):

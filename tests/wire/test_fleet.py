@@ -114,13 +114,18 @@ def echo(node):
     return lambda by_node: Message(RecordDict(), reply_to=by_node[node])
 
 
+def said(node, **answer):
+    """What a node answers to its greeting."""
+    content = RecordDict({"hello": ConfigRecord(answer)})
+    return lambda by_node: Message(content, reply_to=by_node[node])
+
+
 def hello(node, nodes=1, cuda=False, workers=0):
-    answer = {"client": "any", "nodes": nodes, "cuda": cuda, "workers": workers}
+    return said(node, client="any", nodes=nodes, cuda=cuda, workers=workers)
 
-    def reply(by_node):
-        return Message(RecordDict({"hello": ConfigRecord(answer)}), reply_to=by_node[node])
 
-    return reply
+def error(node, reason="\x1b[2Jgone"):
+    return lambda by_node: Message(Error(3, reason), reply_to=by_node[node])
 
 
 # Sharing out --------------------------------------------------------------------------------------
@@ -155,13 +160,8 @@ def test_no_node_has_more_than_its_share_and_one_request(loads, nodes):
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(1, 3))
 def test_the_busiest_node_is_at_most_a_third_above_the_optimum(loads, nodes):
     """Graham 1969: (4/3 - 1/(3m)) for longest first; the optimum by trying all of them."""
-    best = min(
-        max(
-            sum(load for load, at in zip(loads, places, strict=True) if at == n)
-            for n in range(nodes)
-        )
-        for places in itertools.product(range(nodes), repeat=len(loads))
-    )
+    places = itertools.product(range(nodes), repeat=len(loads))
+    best = min(np.bincount(place, loads, nodes).max() for place in places)
     parts = spread(make_requests(range(len(loads))), [float(load) for load in loads], range(nodes))
     assert 3 * nodes * max(loads_of(parts, loads)) <= (4 * nodes - 1) * best
 
@@ -423,10 +423,7 @@ def test_figures_are_read_once_and_travel_with_the_update():
         reply_to(messages[0], [make_update(1), make_update(2)], []),
     ]
     updates = [*exchange.updates(replies, LAYOUT, read_figures)]
-    assert [(update.client, update.figures) for update in updates] == [
-        (1, {"of": 1}),
-        (3, {"of": 3}),
-    ]
+    assert [(u.client, u.figures) for u in updates] == [(1, {"of": 1}), (3, {"of": 3})]
     assert read == [3, 1, 2]
     assert exchange.failures == [Failure(2, "the reply's figures are broken: figure")]
 
@@ -441,10 +438,7 @@ def test_clients_are_asked_where_they_are_and_who_gives_no_answer_is_a_failure()
         values = {0: [1.0, 2.0], 4: [3.0], 7: [9.0]}
         return pack_answers(by_node[1], {c: pack_answer(v) for c, v in values.items()})
 
-    def fails(by_node):
-        return Message(Error(3, "OSError: gone"), reply_to=by_node[2])
-
-    grid = FakeGrid(polls=[[fails], [answers]])
+    grid = FakeGrid(polls=[[error(2, "OSError: gone")], [answers]])
     hosts = [(1, [0, 4]), (2, [7]), (3, [5, 6])]
     found, failures = ask_clients(StreamingGrid(grid), hosts, "how many", 0.05, "/x")
     assert found == {0: [1.0, 2.0], 4: [3.0]}
@@ -527,6 +521,9 @@ def broken_body(kind, body):
     return change
 
 
+LARGE = (
+    b'{"dtype": "float32", "shape": [2500000000], "stype": "numpy.ndarray", "arraychunk_ids": []}'
+)
 BROKEN_REPLIES = {
     "garbage": garbage(b"Message "),
     "garbage inside": garbage(b"ArrayChunk "),
@@ -537,11 +534,7 @@ BROKEN_REPLIES = {
     "deep JSON": broken_body(b"RecordDict ", b"[" * 100_000),
     "no protobuf": broken_body(b"MetricRecord ", b"\xff" * 9),
     "no such child": broken_body(b"Array ", b'{"arraychunk_ids": [7]}'),
-    "10 GB": broken_body(
-        b"Array ",
-        b'{"dtype": "float32", "shape": [2500000000], "stype": "numpy.ndarray",'
-        b' "arraychunk_ids": []}',
-    ),
+    "10 GB": broken_body(b"Array ", LARGE),
 }
 
 
@@ -600,21 +593,14 @@ def test_nodes_that_register_one_by_one_are_waited_for():
 
 
 def test_a_simulation_says_how_many_nodes_there_will_be():
-    nodes = [[1], [1], [1, 2]]
-    grid = FakeGrid(
-        polls=[[hello(1, nodes=2, cuda=True, workers=2)], [hello(2, nodes=2)]], nodes=nodes
-    )
+    polls = [[hello(1, nodes=2, cuda=True, workers=2)], [hello(2, nodes=2)]]
+    grid = FakeGrid(polls=polls, nodes=[[1], [1], [1, 2]])
     assert meet(grid) == Fleet([1, 2], cuda=False, workers=2)
 
 
 def test_a_device_speaks_for_itself_only():
     """Whatever it says of a simulation: one of them could make the run wait for ever."""
-    answer = {"client": 0, "nodes": 10**9, "workers": 7, "train": 5, "test": 5}
-
-    def reply(by_node):
-        return Message(RecordDict({"hello": ConfigRecord(answer)}), reply_to=by_node[1])
-
-    grid = FakeGrid(polls=[[reply]], nodes=[[1]])
+    grid = FakeGrid(polls=[[owner(1, 0, nodes=10**9, workers=7)]], nodes=[[1]])
     fleet = NodeRegistry(StreamingGrid(grid), 1, 5.0, devices=3).wait_for_nodes()
     assert (fleet.nodes, fleet.workers, list(fleet.bound)) == ([1], 0, [0])
 
@@ -650,24 +636,12 @@ def test_a_node_that_never_answers_ends_the_run_after_the_timeout():
 
 
 def test_a_node_that_cannot_start_ends_the_run_with_its_reason():
-    def fails(by_node):
-        return Message(Error(2, "No module named torch"), reply_to=by_node[1])
-
     with pytest.raises(RunError, match="No module named torch"):
-        meet(FakeGrid(polls=[[fails]], nodes=[[1]]))
+        meet(FakeGrid(polls=[[error(1, "No module named torch")]], nodes=[[1]]))
 
 
-def owner(node, client, train=5, **parts):
-    answer = {"client": client, "train": train, "test": 5} | parts
-
-    def reply(by_node):
-        return Message(RecordDict({"hello": ConfigRecord(answer)}), reply_to=by_node[node])
-
-    return reply
-
-
-def error(node):
-    return lambda by_node: Message(Error(3, "\x1b[2Jgone"), reply_to=by_node[node])
+def owner(node, client, **parts):
+    return said(node, **{"client": client, "train": 5, "test": 5} | parts)
 
 
 def make_registry(grid, devices=3, max_samples=10):
@@ -696,6 +670,14 @@ def clock(monkeypatch):
     clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
     monkeypatch.setattr(nodes_module, "time", clock)
     return clock
+
+
+def met(grid, rounds, pause):
+    """The fleets of so many rounds with a pause after each."""
+    registry = NodeRegistry(StreamingGrid(grid), 1, 1000.0, 2, False, 10)
+    for _ in range(rounds):
+        yield [*registry.wait_for_nodes().bound]
+        grid.clock.now += pause
 
 
 class LateGrid(FakeGrid):
@@ -750,11 +732,7 @@ def test_who_answers_late_is_heard_although_it_was_asked_again(clock, delay):
 def test_a_repaired_device_takes_part_in_the_round_after_its_answer(clock, pause, problems):
     """It is asked in each round, although the answer of the round before comes after its start."""
     grid = LateGrid(clock, [owner(2, 1, problem="no such file")] * problems, delay=1)
-    registry = NodeRegistry(StreamingGrid(grid), 1, 1000.0, 2, False, 10)
-    found = []
-    for _ in range(problems + 3):
-        found.append(list(registry.wait_for_nodes().bound))
-        clock.now += pause
+    found = [*met(grid, problems + 3, pause)]
     assert found == [[0]] * (problems + 1) + [[0, 1]] * 2
     assert greeted(grid) == [1] + [2] * (problems + 1)
 
@@ -762,12 +740,7 @@ def test_a_repaired_device_takes_part_in_the_round_after_its_answer(clock, pause
 def test_a_device_whose_answer_takes_rounds_is_not_asked_twice(clock):
     """It would load its data once more."""
     grid = LateGrid(clock, [owner(2, 1, problem="no such file")], delay=2)
-    registry = NodeRegistry(StreamingGrid(grid), 1, 1000.0, 2, False, 10)
-    found = []
-    for _ in range(8):
-        found.append(list(registry.wait_for_nodes().bound))
-        clock.now += 0.5
-    assert found[-1] == [0, 1] and greeted(grid) == [1, 2, 2]
+    assert [*met(grid, 8, 0.5)][-1] == [0, 1] and greeted(grid) == [1, 2, 2]
 
 
 def test_an_answer_from_before_a_failure_does_not_count(clock):
@@ -851,9 +824,8 @@ def test_who_says_another_client_when_asked_again_does_not_take_its_place(capsys
 
 
 def test_a_repaired_device_does_not_take_the_place_of_one_that_served_meanwhile(capsys):
-    grid = FakeGrid(
-        polls=[[owner(1, 0, problem="no such file"), owner(2, 0)], [owner(1, 0)]], nodes=[[1, 2]]
-    )
+    polls = [[owner(1, 0, problem="no such file"), owner(2, 0)], [owner(1, 0)]]
+    grid = FakeGrid(polls=polls, nodes=[[1, 2]])
     registry = make_registry(grid)
     for _ in range(3):
         assert registry.wait_for_nodes().bound[0].node == 2
@@ -921,15 +893,8 @@ def test_real_supernodes_are_not_believed_what_a_simulation_says():
 
 
 def test_a_hello_that_is_too_large_or_broken_is_a_short_line(capsys):
-    def reply(by_node):
-        record = ConfigRecord({"client": "x" * 2**21})
-        return Message(RecordDict({"hello": record}), reply_to=by_node[2])
-
-    def broken(by_node):
-        record = ConfigRecord({"client": "x" * 20_000})
-        return Message(RecordDict({"hello": record}), reply_to=by_node[3])
-
-    grid = FakeGrid(polls=[[owner(1, 0), reply, broken]], nodes=[[1, 2, 3]])
+    large, broken = said(2, client="x" * 2**21), said(3, client="x" * 20_000)
+    grid = FakeGrid(polls=[[owner(1, 0), large, broken]], nodes=[[1, 2, 3]])
     assert make_registry(grid).wait_for_nodes().nodes == [1]
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 and all("its answer is broken" in line for line in lines)
