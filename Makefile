@@ -52,7 +52,7 @@ test: $(READY)
 
 # FLOWERS='newest nightly' leaves out the locked version.
 flower-matrix: $(READY)
-	@$(PY) tests/flower_matrix.py $(FLOWERS)
+	@$(PY) -m tests.support.flower_matrix $(FLOWERS)
 
 lint: $(READY)
 	@$(VENV)/bin/ruff check .

@@ -6,7 +6,6 @@ import json
 import os
 from itertools import compress
 from operator import not_
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -23,6 +22,7 @@ from fedapps.serial import run_serial
 from fedapps.split import channel, session
 from fedapps.split import strategy as split_strategy
 from fedapps.training.workspace import Workspace
+from tests.support import ROOT
 from tests.support.clock import Clock
 from tests.support.fits import recorded_fits
 from tests.support.tiny import BASE
@@ -122,7 +122,7 @@ def home(tmp_path_factory):
     Whatever else runs on the machine makes no difference but time (`patience`, `RAY_ALONE`).
     """
     folder = tmp_path_factory.mktemp("flower")
-    paths = [str(Path(__file__).parent / "patience"), os.environ.get("PYTHONPATH")]
+    paths = [str(ROOT / "tests" / "support" / "patience"), os.environ.get("PYTHONPATH")]
     # not in `folder`: the paths of Ray's sockets may have 107 characters
     with TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as ray:
         own = {"RAY_TMPDIR": ray, "PYTHONPATH": os.pathsep.join(filter(None, paths))}

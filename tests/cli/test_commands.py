@@ -16,8 +16,8 @@ from fedapps.launcher import superlink
 from fedapps.launcher.inputs import refusal
 from fedapps.launcher.superlink import SuperLink
 from fedapps.report.report import Report
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[2]
 COMMANDS = [command.name for group in cli.COMMANDS.values() for command in group]
 TINY = "num-clients=4 num-rounds=2 device=cpu evaluate-every=0 finetune-epochs=0"
 

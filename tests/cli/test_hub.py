@@ -15,8 +15,8 @@ from flwr.cli.utils import collect_files, filter_paths_for_publish
 
 from fedapps.core import flower, project
 from fedapps.launcher.inputs import staged
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[2]
 publish = importlib.import_module("flwr.cli.app_cmd.publish")  # its package has a function so named
 PROGRAM = """
 import sys, fedapps

@@ -3,16 +3,14 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from fedapps import cli
 from fedapps.compare import curves, workers
+from tests.support import ROOT
 from tests.support.made_runs import scored_run
-
-ROOT = Path(__file__).parents[2]
 
 
 class Compared:

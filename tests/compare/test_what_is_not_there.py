@@ -6,7 +6,6 @@ import shlex
 import subprocess
 import sys
 from argparse import Namespace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,8 +17,8 @@ from fedapps.cli import sweep
 from fedapps.compare import curves
 from fedapps.compare.comparison import compared
 from fedapps.compare.runs import read
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[2]
 LONG = [(0.1, 0.2), (0.2, 0.3), (0.3, 0.4)]
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from deploy.deployment import free_port
+from tests.support import ROOT
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DEPLOY = ROOT / "deploy"
 CALL = "/v1/fleet/pull-messages"
 MIB = 2**20
 PATIENCE = 300.0  # seconds for what takes one or two where nothing else runs

@@ -31,12 +31,8 @@ def test_a_call_of_a_device_passes_unchanged(post, seen, size):
     assert {name: call.headers[name] for name in mine} == mine
     rest = {name.lower() for name in call.headers} - {name.lower() for name in mine}
     assert rest <= {
-        "host",
-        "content-length",
-        "accept-encoding",
-        "x-forwarded-for",
-        "x-forwarded-proto",
-    }
+        "host", "content-length", "accept-encoding", "x-forwarded-for", "x-forwarded-proto",
+    }  # fmt: skip
 
 
 def test_a_device_does_not_say_who_it_is_or_where(post, seen):

@@ -12,8 +12,7 @@ import pytest
 from fedapps.core.errors import RunError
 from fedapps.engine import checkpoint
 from tests.deploy.helpers import outcome
-from tests.support.killed import differences
-from tests.test_supernodes import (  # noqa: F401 (fixtures)
+from tests.deploy.test_supernodes import (  # noqa: F401 (fixtures)
     DEVICES,
     PATIENCE,
     RUN,
@@ -22,6 +21,7 @@ from tests.test_supernodes import (  # noqa: F401 (fixtures)
     files,
     wait_for,
 )
+from tests.support.killed import differences
 
 pytestmark = pytest.mark.deployment
 

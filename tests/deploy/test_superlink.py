@@ -108,14 +108,10 @@ def test_the_page_can_be_followed_as_it_stands(tmp_path):
     ports = " ".join(str(free_port()) for _ in range(4))
     end = "trap 'kill $(cat \"$SITE\"/*.pid) 2>/dev/null || true' EXIT"
     done = subprocess.run(
-        ["bash", "-euc", f"ports=({ports})\n{end}\n{text}"],
-        cwd=DEPLOY.parent,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=3 * PATIENCE,
+        ["bash", "-euc", f"ports=({ports})\n{end}\n{text}"], cwd=DEPLOY.parent,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=3 * PATIENCE,
         env=os.environ | flower(tmp_path),
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("registered successfully") == 3
     assert "\n404\n" in done.stdout

@@ -96,17 +96,10 @@ NO_NUMBERS = "its answer is not a list of finite numbers"
         (lied([1.0] * 4, client="x"), NO_NUMBERS),
     ],
     ids=[
-        "error",
-        "short",
-        "nan",
-        "zero",
-        "1e300",
-        "beyond step-timeout",
-        "too large",
-        "another's",
+        "error", "short", "nan", "zero", "1e300", "beyond step-timeout", "too large", "another's",
         "nobody's",
     ],
-)
+)  # fmt: skip
 def test_a_client_that_does_not_tell_its_speed_gets_the_default_cut(change, cause, told, read_csv):
     """And what it says of another client does not count."""
     folder, counted = told(change)

@@ -37,21 +37,12 @@ from fedapps.wire.checks import BadMessage
 SHAPES = {"fc.weight": (3, 4), "fc.bias": (3,)}
 WORDS = (
     *(
-        b"\x00",
-        b"\xff",
-        b"\x7f\xff\xff\xff",
-        b"\xff" * 8,
-        b"\n",
-        b'"',
-        b"{",
-        b"[",
-        b"=",
-        b"'",
+        b"\x00", b"\xff", b"\x7f\xff\xff\xff", b"\xff" * 8, b"\n", b'"', b"{", b"[", b"=", b"'",
         b",",
     ),
     *(b"nan", b"1e999", b"-1", b"F64", b"BF16", b"O", b"|O", b"<f8", b"(9999999999,)", b"None"),
     *(b"\xed\xa0\x80", b"strategy=", b"true", b"null", b"[[", b"../", b"~nobody/x", b"#"),
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -113,14 +104,10 @@ def fuzz(reader: Reader, inputs: int, seed: int) -> dict[str, object]:
 def readers(folder: Path) -> dict[str, Reader]:
     """Make the readers; files that they read are put into `folder`."""
     return {
-        "arrays": arrays(),
-        "frames": frames(),
-        "config": options(),
-        "config-file": config_file(folder),
-        "npz": npz(folder),
-        "state": state(folder),
+        "arrays": arrays(), "frames": frames(), "config": options(),
+        "config-file": config_file(folder), "npz": npz(folder), "state": state(folder),
         "checkpoint": checkpoint(),
-    }
+    }  # fmt: skip
 
 
 def arrays() -> Reader:

@@ -37,20 +37,11 @@ def add_round(report, round_, failures=0):
         report.event(round_, client, "score", f"fc1 {draws.uniform():.3g}")
         report.event(round_, client, "vote", "fc1" if client % 2 else "fc2")
     row = RoundRow(
-        round=round_,
-        phase="train",
-        clients=len(counts),
-        failures=failures,
-        train_loss=1 / round_,
-        bytes_down=2_000_000,
-        bytes_up=1_000_000,
-        bytes_eval=500_000,
-        train_macs=10**9,
-        cost_paper=10**6,
-        seconds=0.5,
-        epsilon=0.1 * round_,
+        round=round_, phase="train", clients=len(counts), failures=failures, train_loss=1 / round_,
+        bytes_down=2_000_000, bytes_up=1_000_000, bytes_eval=500_000, train_macs=10**9,
+        cost_paper=10**6, seconds=0.5, epsilon=0.1 * round_,
         means=report.evaluation(round_, results),
-    )
+    )  # fmt: skip
     report.round(row)
 
 
@@ -94,14 +85,10 @@ def scored_run(
                 figures=figures,
             )
         row = RoundRow(
-            round=number,
-            phase="train",
-            clients=5,
-            train_loss=1 / number,
-            means=means,
+            round=number, phase="train", clients=5, train_loss=1 / number, means=means,
             seconds=0.5 * number,
             **{cost: costs * (place + number) for place, cost in enumerate(COSTS)},
-        )
+        )  # fmt: skip
         report.round(row)
         if number in phases:
             later = Means(accuracy_initial=0.9, accuracy_personalized=0.95)

@@ -16,13 +16,9 @@ aten = torch.ops.aten
 DEVICE = torch.device("meta")  # one that torch takes without a driver; nothing computes on it
 COPYING = (aten._to_copy.default, aten.copy_.default)
 WAITING = (  # results that the host needs to go on
-    aten._local_scalar_dense.default,
-    aten._unique2.default,
-    aten.bincount.default,
-    aten.equal.default,
-    aten.masked_select.default,
-    aten.nonzero.default,
-)
+    aten._local_scalar_dense.default, aten._unique2.default, aten.bincount.default,
+    aten.equal.default, aten.masked_select.default, aten.nonzero.default,
+)  # fmt: skip
 
 
 class Pretended(torch.Tensor):

@@ -10,21 +10,11 @@ from fedapps.report.rows import ClientEval, Means, RoundRow
 
 FIGURES = ("accuracy_without_head", "accuracy_last_local")
 FLAT = {
-    "strategy": "fedrep",
-    "dataset": "digits",
-    "seed": 7,
-    "data-root": 'C:\\data "x"\t\x7f ü 😀',
-    "lr": 1e-05,
-    "momentum": 1e16,
-    "num-rounds": 3,
-    "bn-local": False,
-    "finetune-lr": "",
-    "run-name": "mine",
-    "resume": "",
-    "fedrep.head-epochs": 10,
-    "fedseq.unfreeze-rounds": "0,100,200",
-    "fedrep.lr": 0.30000000000000004,
-}
+    "strategy": "fedrep", "dataset": "digits", "seed": 7, "data-root": 'C:\\data "x"\t\x7f ü 😀',
+    "lr": 1e-05, "momentum": 1e16, "num-rounds": 3, "bn-local": False, "finetune-lr": "",
+    "run-name": "mine", "resume": "", "fedrep.head-epochs": 10,
+    "fedseq.unfreeze-rounds": "0,100,200", "fedrep.lr": 0.30000000000000004,
+}  # fmt: skip
 ARRAYS = {
     "b": np.arange(6, dtype=np.float32).reshape(2, 3).T,  # not contiguous
     "a": np.ones((), np.float64),
@@ -35,15 +25,9 @@ ARRAYS = {
 def make_settings(**changes):
     """Return settings of a run of three rounds on five clients."""
     values = {
-        "strategy": "fedrep",
-        "dataset": "digits",
-        "seed": 7,
-        "num_clients": 5,
-        "num_rounds": 3,
-        "evaluate_every": 1,
-        "evaluate_on": "test",
-        "logger_names": (),
-    } | changes
+        "strategy": "fedrep", "dataset": "digits", "seed": 7, "num_clients": 5, "num_rounds": 3,
+        "evaluate_every": 1, "evaluate_on": "test", "logger_names": (),
+    } | changes  # fmt: skip
     known = {key.replace("_", "-"): value for key, value in values.items()}
     flat = FLAT | {key: value for key, value in known.items() if key in FLAT}
     return SimpleNamespace(**values, flat=tuple(flat.items()))
@@ -60,18 +44,10 @@ def make_row(round_=1, **changes):
     if own := {key: changes.pop(key) for key in [*changes] if key.startswith("accuracy_")}:
         changes["means"] = Means(**own)
     row = RoundRow(
-        round=round_,
-        phase="train",
-        clients=5,
-        failures=0,
-        train_loss=0.1 + 0.2,
-        bytes_down=1_234_567,
-        bytes_up=1_200_000,
-        bytes_eval=10,
-        train_macs=10**9,
-        cost_paper=10**6,
+        round=round_, phase="train", clients=5, failures=0, train_loss=0.1 + 0.2,
+        bytes_down=1_234_567, bytes_up=1_200_000, bytes_eval=10, train_macs=10**9, cost_paper=10**6,
         seconds=0.4,
-    )
+    )  # fmt: skip
     return replace(row, **changes)
 
 
@@ -86,18 +62,13 @@ def make_results(seed=0, clients=5, classes=4):
         size = int(total.sum())
         results.append(
             ClientEval(
-                client=client,
-                num_train=size * 3,
-                num_test=size,
-                loss=float(rng.uniform()),
+                client=client, num_train=size * 3, num_test=size, loss=float(rng.uniform()),
                 accuracy_initial=float(initial.sum() / size),
-                accuracy_personalized=float(personalized.sum() / size),
-                class_total=total,
-                class_initial=initial,
-                class_personalized=personalized,
+                accuracy_personalized=float(personalized.sum() / size), class_total=total,
+                class_initial=initial, class_personalized=personalized,
                 figures={name: float(rng.uniform()) for name in FIGURES},
             )
-        )
+        )  # fmt: skip
     return results
 
 

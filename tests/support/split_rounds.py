@@ -109,7 +109,11 @@ def batch(strategy, size=4, classes=1):
 
 
 def check_mean_of_updates(result, clients):
-    """Layers that the server does not hold are the mean of those who finished, all is finite."""
+    """Layers that the server does not hold are the mean of those who finished, all is finite.
+
+    And no limit in time was waited for.
+    """
+    assert result.seconds < SOON
     assert [update.client for update in result.updates] == clients
     for update in result.updates:
         assert update.metrics["batches"] > 0 and math.isfinite(update.metrics["train_loss"])

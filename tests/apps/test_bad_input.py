@@ -1,0 +1,361 @@
+"""Bad input, end to end: one line that says what is wrong, status 1, and nothing was started."""
+
+import re
+import sys
+from types import SimpleNamespace
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+
+from fedapps import client_app, server_app
+from fedapps.core import config
+from fedapps.core.errors import RunError
+from fedapps.serial import main
+from fedapps.wire import nodes
+from fedapps.wire.serial_grid import SerialGrid
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Messages to SuperNodes that were sent."""
+    sent = []
+    push = SerialGrid.push_messages
+
+    def spy(grid, messages):
+        messages = list(messages)
+        sent.extend(messages)
+        return push(grid, messages)
+
+    monkeypatch.setattr(SerialGrid, "push_messages", spy)
+    return sent
+
+
+@pytest.fixture
+def refuse(started, tmp_path, data_root, tiny_npz, capsys):
+    """Return refuse(*run_config, arguments=()) -> the line; checks all that is promised of it."""
+
+    def run(*run_config, arguments=(), runs=tmp_path / "runs"):
+        folders = f'runs-dir="{runs}" data-root="{data_root}"'
+        base = [tiny_npz, folders, 'num-clients=4 num-rounds=1 device="cpu"']
+        options = [word for option in (*base, *run_config) for word in ("--run-config", option)]
+        before = tree(runs)
+        status = main([*options, *arguments])
+        captured = capsys.readouterr()
+        assert status == 1
+        lines = captured.err.splitlines()
+        assert len(lines) == 1, captured.err
+        assert lines[0].startswith("error: ")
+        assert captured.out == ""
+        assert started == []
+        assert tree(runs) == before
+        return lines[0].removeprefix("error: ")
+
+    return run
+
+
+def tree(folder):
+    """What is there: an error is to leave no half run directory."""
+    return folder.exists(), sorted(folder.rglob("*"))
+
+
+def quoted(path):
+    return f'dataset="{path}"'
+
+
+def test_the_base_of_these_tests_is_good(no_plots, started, tmp_path, tiny_npz, data_root, capsys):
+    """So that what follows is refused for what it says."""
+    folders = f'runs-dir="{tmp_path}/runs" data-root="{data_root}"'
+    options = f"{folders} num-clients=4 num-rounds=1 evaluate-every=0 finetune-epochs=0"
+    assert main(["--run-config", tiny_npz, "--run-config", f'{options} device="cpu"']) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert captured.out.splitlines()[-1] == str(folder)
+    assert {message.metadata.message_type for message in started} == {
+        "query.hello", "train", "evaluate"
+    }  # fmt: skip
+
+
+# Settings ---------------------------------------------------------------------------------------
+
+REFUSED = """
+strategy="fedbab" -> strategy = "fedbab": must be one of apfl, ...(did you mean fedbabu?)
+alpha=0 -> alpha = 0: must be float > 0...
+fraction-train=0 -> fraction-train = 0: must be float > 0 and <= 1
+fraction-train=1.5 -> fraction-train = 1.5: must be float > 0 and <= 1
+num-rounds=0 -> num-rounds = 0: must be int >= 1
+lr=inf -> lr = inf: must be finite
+lr=.1 -> lr = ".1": must be float > 0, written as 0.1
+lr=0,05 -> lr = "0,05": must be float > 0, written as 0.05
+seed=true -> seed = true: must be int >= 0 and < 4294967296
+device="gpu" -> device = "gpu": must be one of auto, cpu, cuda
+num-round=3 -> unknown key num-round, did you mean num-rounds?; `fedapps keys` lists all keys
+head-layers=4 -> head-layers = 4: the model has 4 layers; leave at least...
+head-layers=99 -> head-layers = 99: the model has 4 layers; leave at least...
+num-clients=61 -> num-clients = 61: 61 clients for 120 samples; a client needs at least 2...
+partitioner="sizes" sizes="0.5" -> sizes = "0.5": 1 fraction for num-clients = 4;...
+partitioner="sizes" sizes="a" -> sizes = "a": must be fractions, such as 0.4,0.3,0.2,0.1...
+partitioner="classes" -> classes-per-client = "": must be a set per client, such as...
+min-samples=31 -> min-samples = 31: 4 clients would need 124 of 120 samples;...
+min-samples=30 alpha=0.01 dirichlet-balance=false -> \
+partitioner = "dirichlet": none of 10,000 draws with alpha = 0.01 gave all 4 clients...
+evaluate-on="validation" -> evaluate-on = "validation": needs validation-fraction > 0...
+run-name="../x" -> run-name = "../x": must be a name without /...
+run-name="/x" -> run-name = "/x": must be a name without /...
+model="resnet20" -> unknown model 'resnet20': nearest is 'resnet18'; \
+allowed: cnn, lenet5, lenet5-1, lenet5-3, conv4, ...
+model="vgg16" -> model 'vgg16': images of 8x8 pixels are too small, smallest is 32x32
+strategy="fedper" fedper.personal-layers="nope" -> ...nope...the model has conv1, conv2, fc1, fc2
+strategy="fedseq" fedseq.base="fedseq" -> fedseq.base = "fedseq": must be one of ...
+strategy="fedseq" fedseq.base="nope" -> fedseq.base = "nope": must be one of ...
+strategy="fedseq" fedseq.base="centralized" -> fedseq.base = "centralized": must be one of ...
+strategy="fedap" -> fedap needs a model with BatchNorm, but cnn has none; use one that ...
+strategy="fedbn" -> fedbn needs a model with BatchNorm, but cnn has none; use one that ...
+strategy="fedfomo" fedfomo.validation-fraction=0.0 -> \
+fedfomo needs a validation part: validation-fraction > 0, as 0.2...
+strategy="lgfedavg" lgfedavg.global-layers=4 -> \
+lgfedavg.global-layers = 4: the model has 4 layers; leave at least one...
+strategy="feddyn" feddyn.strength=0 -> feddyn.strength = 0: must be float > 0...
+strategy="ditto" ditto.lambda=-1 -> ditto.lambda = -1: must be float >= 0...
+strategy="pfedsim" pfedsim.warmup=1.5 -> pfedsim.warmup = 1.5: must be float >= 0...
+strategy="perfedavg" perfedavg.mode="so" -> perfedavg.mode = "so": must be one of fo,...
+strategy="fedrod" clip-mode="sample" max-norm=1.0 -> clip-mode = "sample": this strategy cannot ...
+strategy="fedfomo" presum=true validation-fraction=0.2 -> \
+presum = true: this strategy needs every client's...
+strategy="perfedavg" presum=true -> presum = true: this strategy needs every client's...
+server-data=1.5 -> server-data = 1.5: must be float >= 0 and <= 1
+num-rounds 3 -> --run-config num-rounds 3: cannot read num-rounds 3; ...
+none.toml -> --run-config none.toml: cannot be read (No such file or directory)...
+dataset="cifar" -> dataset = "cifar": unknown, nearest is cifar10; allowed: digits, mnist, ...
+dataset="gone.npz" -> \
+dataset = "gone.npz": must be absolute or start with ~, for example ~/gone.npz
+dataset="~/x.csv" -> dataset = "~/x.csv": is not an .npz file; own data is an .npz file with \
+train_images, train_labels, test_images, test_labels (folders of ...
+runs-dir="/proc/x" -> runs-dir = "/proc/x": no folder can be made there (...\
+use a folder that you may write to, for example ~/fedapps-runs
+"""
+
+
+def fits(line, pattern):
+    """Whether a line is this one, where `...` stands for any text."""
+    return re.fullmatch(re.escape(pattern).replace(r"\.\.\.", ".*"), line)
+
+
+@pytest.mark.parametrize("case", REFUSED.strip().splitlines())
+def test_a_setting_that_cannot_be(refuse, case):
+    option, pattern = case.split(" -> ")
+    assert fits(refuse(option), pattern)
+
+
+def test_a_gpu_where_there_is_none(refuse, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    line = refuse('device="cuda"')
+    assert line.startswith(
+        'device = "cuda": no GPU is visible here; use "cpu", or give actors one: fedapps run --fed'
+    )
+
+
+def test_a_run_config_that_is_no_text(refuse, tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_bytes(bytes(range(128, 256)))
+    assert refuse(str(path)) == f"--run-config {path}: is not a text file; must be TOML in UTF-8"
+    line = refuse(str(tmp_path))
+    assert line == (
+        f"--run-config {tmp_path}: cannot read {tmp_path}; write key=value pairs without spaces "
+        "around =, or the path of a .toml file"
+    )
+
+
+@pytest.mark.parametrize("number", ["0", "-2"])
+def test_a_fleet_of_no_supernodes(refuse, number):
+    line = refuse(arguments=["--num-supernodes", number])
+    assert line == f"--num-supernodes {number}: must be at least 1"
+
+
+def test_more_supernodes_wanted_than_there_are(refuse, monkeypatch):
+    monkeypatch.setattr(nodes.time, "sleep", lambda seconds: pytest.fail("it waits for ever"))
+    line = refuse("min-available=3", arguments=["--num-supernodes", "2"])
+    assert line == "min-available = 3: must be at most --num-supernodes 2"
+
+
+# Data ---------------------------------------------------------------------------------------------
+
+
+def test_more_clients_than_samples(refuse, make_npz, tmp_path):
+    path = make_npz(tmp_path / "few.npz", train=3, test=3)
+    line = refuse(quoted(path), 'num-clients=4 split="official"')
+    assert line.startswith("num-clients = 4: 4 clients for 3 samples; a client needs at least 2")
+
+
+def test_random_bytes_instead_of_data(refuse, tmp_path):
+    path = tmp_path / "noise.npz"
+    path.write_bytes(np.random.default_rng(0).bytes(5000))
+    line = refuse(quoted(path))
+    assert line.startswith(f"{path}: cannot be read as .npz (File is not a zip file); ")
+
+
+@pytest.mark.parametrize("part", [0.0, 0.01, 0.5, 0.99])
+def test_truncated_data(refuse, make_npz, tmp_path, part):
+    path = make_npz(tmp_path / "short.npz")
+    data = path.read_bytes()
+    path.write_bytes(data[: int(part * len(data))])
+    assert refuse(quoted(path)).startswith(f"{path}: cannot be read as .npz (")
+
+
+@pytest.mark.parametrize(
+    ("changed", "pattern"),
+    [
+        ({"classes": 1}, "model 'cnn': classes must be at least 2, got 1"),
+        (
+            {"test_labels": None},
+            "PATH: key test_labels is missing; found train_images, train_labels, ...",
+        ),
+        (
+            {"train_images": np.zeros((96, 3, 16, 16), np.uint8)},
+            "PATH: train_images has shape [96, 3, 16, 16], which looks like [N, C, H, W]; must be "
+            "[N, H, W] or [N, H, W, C]: save train_images.transpose(0, 2, 3, 1)",
+        ),
+        (
+            {"train_labels": np.zeros(95, np.int64)},
+            "PATH: train_labels holds 95 labels for 96 images of train_images; the numbers must be "
+            "equal",
+        ),
+        (
+            {"test_images": np.zeros((24, 9, 8), np.uint8)},
+            "PATH: test_images holds uint8 images of [C, H, W] = ...",
+        ),
+        (
+            {"train_labels": np.array([{"a": 1}] * 96, object)},
+            "PATH: train_labels has dtype object; must be integers",
+        ),
+    ],
+)
+def test_data_that_cannot_be(refuse, make_npz, tmp_path, changed, pattern):
+    path = make_npz(tmp_path / "x.npz", **changed)
+    assert fits(refuse(quoted(path)), pattern.replace("PATH", str(path)))
+
+
+def test_data_under_other_names(refuse, tmp_path):
+    path = tmp_path / "x.npz"
+    np.savez(path, X=np.zeros((9, 8, 8), np.uint8), y=np.zeros(9, np.int64))
+    assert refuse(quoted(path)) == (
+        f"{path}: key train_images is missing; found X, y; needed train_images, train_labels, "
+        "test_images, test_labels"
+    )
+
+
+def test_data_that_are_not_there(refuse, tmp_path):
+    assert refuse(quoted(tmp_path / "gone.npz")) == f"{tmp_path}/gone.npz: no such file"
+    needed = "own data is an .npz file with train_images, train_labels, test_images, test_labels"
+    line = refuse(quoted(tmp_path))
+    assert line.startswith(f'dataset = "{tmp_path}": is a folder; {needed} (folders of pictures: ')
+
+
+def test_a_download_without_network(refuse, tmp_path, monkeypatch):
+    def unreachable(**options):
+        raise URLError("Network is unreachable")
+
+    datasets = SimpleNamespace(MNIST=unreachable)
+    monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(datasets=datasets))
+    line = refuse(f'dataset="mnist" data-root="{tmp_path}/empty"')
+    assert line == (
+        'dataset = "mnist": download failed (URLError: <urlopen error Network is unreachable>); '
+        "check the network, or put mnist.npz with train_images, train_labels, test_images, "
+        f"test_labels into {tmp_path}/empty"
+    )
+
+
+# Folders ------------------------------------------------------------------------------------------
+
+
+def test_a_runs_dir_below_a_file(refuse, tmp_path):
+    (tmp_path / "file").write_text("x")
+    line = refuse('run-name="a"', runs=tmp_path / "file" / "runs")
+    why = "no folder can be made there (Not a directory); use a folder that you may write to"
+    assert line == f'runs-dir = "{tmp_path}/file/runs": {why}, for example ~/fedapps-runs'
+    line = refuse('run-name="a"', runs=tmp_path / "file")
+    assert line.startswith(f'runs-dir = "{tmp_path}/file": no folder can be made there ')
+    assert (tmp_path / "file").read_text() == "x"
+
+
+def test_a_data_root_below_a_file(refuse, tmp_path):
+    (tmp_path / "file").write_text("x")
+    line = refuse(f'dataset="digits" data-root="{tmp_path}/file/data"')
+    assert line == f"cannot write {tmp_path}/file/data/digits.npz: Not a directory"
+
+
+def test_a_run_that_is_there_already(refuse, tmp_path):
+    folder = tmp_path / "runs" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "rounds.csv").write_text("results")
+    line = refuse('run-name="mine"')
+    exists = f'run-name = "mine": {folder} exists; use another name or ""'
+    assert line == f'{exists}, or go on with that run: resume="{folder}"'
+    assert (folder / "rounds.csv").read_text() == "results"
+
+
+@pytest.mark.parametrize("key", ["runs-dir", "data-root"])
+def test_a_relative_folder_is_resolved_where_it_was_typed(
+    key, tmp_path, tiny_npz, data_root, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    seen = {}
+
+    def stop(grid, context, plots):
+        seen.update(context.run_config)
+        raise RunError("enough")
+
+    monkeypatch.setattr(server_app, "run", stop)
+    assert main(["--run-config", f'{tiny_npz} {key}="here"']) == 1
+    assert seen[key] == str(tmp_path / "here")
+
+
+@pytest.mark.parametrize("key", ["runs-dir", "data-root"])
+def test_a_relative_folder_is_refused_by_the_serverapp(
+    key, started, flat_config, tiny_npz, tmp_path, monkeypatch
+):
+    """There it would be resolved in the working directory of the SuperLink."""
+    monkeypatch.chdir(tmp_path)
+    flat = flat_config(tiny_npz, f'{key}="here"')
+    context = Context(1, 0, {}, RecordDict(), flat)
+    with pytest.raises(RunError) as caught:
+        server_app.run(SerialGrid(client_app.app, flat, 1), context)
+    line = f'{key} = "here": must be absolute or start with ~, for example ~/here'
+    assert str(caught.value) == line
+    assert started == []
+    assert list(tmp_path.iterdir()) == []
+
+
+# The ServerApp ------------------------------------------------------------------------------------
+
+
+def test_the_serverapp_logs_the_line_and_fails(started, flat_config, tiny_npz, caplog, tmp_path):
+    """Flower counts a ServerApp that returns or exits as a success."""
+    flat = flat_config(tiny_npz, "head-layers=9")
+    context = Context(1, 0, {}, RecordDict(), flat)
+    caplog.set_level("ERROR", "flwr")
+    with pytest.raises(RunError):
+        server_app.main(SerialGrid(client_app.app, flat, 1), context)
+    assert [record.getMessage() for record in caplog.records] == [
+        "error: head-layers = 9: the model has 4 layers; leave at least one for the body"
+    ]
+    assert started == []
+    assert not (tmp_path / "runs").exists()
+
+
+def test_keys_of_other_methods_are_warned_of(serial_run, tiny_npz, capsys):
+    serial_run(tiny_npz, 'strategy="fedavg" num-rounds=1 fedprox.prox-mu=0.5')
+    lines = capsys.readouterr().out.splitlines()
+    warning = "warning: fedprox.prox-mu = 0.5 has no effect on fedavg"
+    assert [line for line in lines if line.startswith("warning")] == [warning]
+
+
+def test_packages_of_two_places_are_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(server_app.strategies, "__path__", [str(tmp_path / "strategies")])
+    with pytest.raises(RunError) as caught:
+        server_app.check_packages()
+    mine = config.Path(config.__file__).parents[2]
+    text = f"fedapps comes from {mine} but strategies from {tmp_path}: remove one of them"
+    assert str(caught.value) == text

@@ -1,0 +1,473 @@
+"""The ClientApp: each client of a message does its work or fails alone, and says why."""
+
+import re
+from functools import partial
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+
+from fedapps import client_app, server_app
+from fedapps.core import config, registry
+from fedapps.core.errors import RunError
+from fedapps.engine.checks import check_plans
+from fedapps.engine.store import ClientStore
+from fedapps.method.client import BaseClient
+from fedapps.method.update import ClientUpdate, Failure, replace
+from fedapps.models.layers import take
+from fedapps.training.plan import Plan
+from fedapps.training.workspace import workspace
+from fedapps.wire.hello import pack_greeting, unpack_hello
+from fedapps.wire.replies import unpack_reply
+from fedapps.wire.requests import Request, RoundInfo, pack_requests
+from fedapps.wire.serial_grid import DeviceGrid, SerialGrid
+
+EVERYBODY = "fraction-train=1.0 num-clients=4"
+
+
+@pytest.fixture
+def break_fit(monkeypatch):
+    """Return break_fit(clients, act): act(client, plan, received, fit) replaces their fit."""
+    train = BaseClient.train_round
+
+    def apply(broken, act):
+        def train_round(client, plan, received):
+            fit = partial(train, client)
+            if broken is not None and client.client not in broken:
+                return fit(plan, received)
+            return act(client, plan, received, fit)
+
+        monkeypatch.setattr(BaseClient, "train_round", train_round)
+
+    return apply
+
+
+def no_luck(client, plan, received, fit):
+    fit(plan, received)
+    raise ValueError(f"no luck\nwith client {client.client}")
+
+
+def diverge(client, plan, received, fit):
+    update = fit(plan, received)
+    next(iter(update.arrays.values()))[0] = np.nan
+    return update
+
+
+# One client fails ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_client_that_raises_fails_alone(
+    serial_run, tiny_npz, break_fit, read_csv, read_rounds, read_model, nodes
+):
+    done = {}
+
+    def record_or_fail(client, plan, received, fit):
+        if client.client in (1, 3):
+            return no_luck(client, plan, received, fit)
+        done[client.client] = fit(plan, received)
+        return done[client.client]
+
+    break_fit(None, record_or_fail)
+    folder = serial_run(tiny_npz, EVERYBODY, 'strategy="fedavg" num-rounds=1', num_supernodes=nodes)
+    assert [tuple(event.values()) for event in read_csv(folder, "events.csv")] == [
+        ("1", "1", "failure", "ValueError: with client 1"),
+        ("1", "3", "failure", "ValueError: with client 3"),
+    ]
+    (row,) = read_rounds(folder)
+    assert (row["clients"], row["failures"]) == (4, 2)
+    assert 2 * row["bytes_up"] == row["bytes_down"]  # the two that failed sent nothing
+    first, second = (done[client] for client in (0, 2))
+    n = first.num_examples, second.num_examples
+    for key, array in read_model(folder).items():
+        both = [update.arrays[key].astype(np.float64) for update in (first, second)]
+        mean = (n[0] * both[0] + n[1] * both[1]) / sum(n)
+        assert np.array_equal(array, mean.astype(np.float32))
+
+
+def test_a_failure_leaves_no_state_of_its_round(serial_run, tiny_npz, break_fit):
+    break_fit({1}, no_luck)
+    folder = serial_run(tiny_npz, EVERYBODY, 'strategy="fedper"')
+    assert sorted(path.name for path in (folder / "clients").iterdir()) == ["0", "2", "3"]
+
+
+def test_the_run_ends_when_all_clients_fail_with_the_first_cause(serial_run, tiny_npz, break_fit):
+    break_fit(None, no_luck)
+    with pytest.raises(RunError) as caught:
+        serial_run(tiny_npz, EVERYBODY, 'strategy="fedavg"')
+    expected = "round 1: 4 of 4 clients failed (all failed); client 0: ValueError: with client 0"
+    assert str(caught.value) == expected
+
+
+def test_all_may_fail_in_a_later_round(serial_run, tiny_npz, break_fit, read_rounds, tmp_path):
+    def fail_later(client, plan, received, fit):
+        if plan.round == 2:
+            raise MemoryError
+        return fit(plan, received)
+
+    break_fit(None, fail_later)
+    with pytest.raises(RunError, match=r"^round 2: .*; client 0: MemoryError: no reason given$"):
+        serial_run(tiny_npz, EVERYBODY, 'strategy="fedavg" num-rounds=3 run-name="x"')
+    assert [row["round"] for row in read_rounds(tmp_path / "runs" / "x")] == [1]
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, -1])
+def test_a_round_survives_max_failures(serial_run, tiny_npz, break_fit, read_rounds, limit):
+    break_fit({0, 2}, no_luck)
+    options = [tiny_npz, EVERYBODY, f'strategy="fedavg" max-failures={limit}']
+    if limit in (0, 1):
+        with pytest.raises(RunError) as caught:
+            serial_run(*options)
+        text = f"round 1: 2 of 4 clients failed (max-failures = {limit}); "
+        assert str(caught.value) == text + "client 0: ValueError: with client 0"
+    else:
+        assert [row["failures"] for row in read_rounds(serial_run(*options))] == [2, 2]
+
+
+def test_a_failed_evaluation_costs_its_client_only(
+    serial_run, tiny_npz, monkeypatch, read_csv, read_rounds
+):
+    evaluate = BaseClient.evaluate_round
+
+    def evaluate_round(client, plan, received):
+        if client.client == 2:
+            raise KeyError("gone")
+        return evaluate(client, plan, received)
+
+    monkeypatch.setattr(BaseClient, "evaluate_round", evaluate_round)
+    folder = serial_run(tiny_npz, EVERYBODY, 'strategy="fedavg" num-rounds=1')
+    (event,) = read_csv(folder, "events.csv")
+    assert (event["client"], event["detail"]) == ("2", "KeyError: 'gone'")
+    clients = read_csv(folder, "clients.csv")
+    assert [row["client"] for row in clients] == ["0", "1", "3"]
+    mean = np.mean([float(row["accuracy_personalized"]) for row in clients])
+    assert read_rounds(folder)[0]["accuracy_personalized"] == pytest.approx(mean, abs=1e-12)
+
+
+@pytest.mark.parametrize("presum", ["true", "false"])
+def test_a_client_that_diverges_fails_alone(
+    serial_run, tiny_npz, break_fit, read_csv, read_model, presum
+):
+    """Also with presum, where its NaN would otherwise be in the mean of the whole SuperNode."""
+    options = [tiny_npz, EVERYBODY, f'strategy="fedper" num-rounds=1 presum={presum}']
+    break_fit({0, 2}, no_luck)
+    without = read_model(serial_run(*options))
+    break_fit({0, 2}, diverge)
+    folder = serial_run(*options)
+    events = read_csv(folder, "events.csv")
+    assert [event["client"] for event in events] == ["0", "2"]
+    cause = "training diverged: conv1.conv.weight is not finite"
+    assert {event["detail"] for event in events} == {cause}
+    for key, array in read_model(folder).items():
+        assert np.array_equal(array, without[key])
+    assert sorted(path.name for path in (folder / "clients").iterdir()) == ["1", "3"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("train_round", "macs", None),
+        ("train_round", "loss", [1.0, 2.0]),
+        ("evaluate_round", "loss", None),
+        ("evaluate_round", "accuracy_initial", [0.5]),
+        ("evaluate_round", "class_total", [1]),
+    ],
+)
+def test_a_client_with_broken_metrics_fails_alone(
+    serial_run, tiny_npz, monkeypatch, read_csv, kind, key, value
+):
+    work = getattr(BaseClient, kind)
+
+    def broken(client, plan, received):
+        update = work(client, plan, received)
+        if client.client != 1:
+            return update
+        metrics = {k: v for k, v in (update.metrics | {key: value}).items() if v is not None}
+        return replace(update, metrics=metrics)
+
+    monkeypatch.setattr(BaseClient, kind, broken)
+    folder = serial_run(tiny_npz, EVERYBODY, 'strategy="fedavg" num-rounds=1')
+    (event,) = read_csv(folder, "events.csv")
+    assert (event["client"], event["kind"]) == ("1", "failure")
+    assert key in event["detail"]
+
+
+def test_an_interrupt_is_no_failure_of_a_client(serial_run, tiny_npz, break_fit):
+    def interrupt(client, plan, received, fit):
+        raise KeyboardInterrupt
+
+    break_fit({2}, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        serial_run(tiny_npz, EVERYBODY, 'strategy="fedavg"')
+
+
+# Who runs where changes nothing -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedper"])
+def test_a_mean_made_on_supernodes_is_the_same_mean(
+    serial_run, tiny_npz, read_model, read_rounds, strategy
+):
+    options = [tiny_npz, EVERYBODY, f'strategy="{strategy}"']
+    plain = serial_run(*options, num_supernodes=2)
+    summed = serial_run(*options, "presum=true", num_supernodes=2)
+    for key, array in read_model(plain).items():
+        np.testing.assert_allclose(read_model(summed)[key], array, rtol=1e-6, atol=1e-6)
+    for before, after in zip(read_rounds(plain), read_rounds(summed), strict=True):
+        for key in ("clients", "failures", "bytes_up", "bytes_down", "train_macs", "cost_paper"):
+            assert after[key] == before[key]
+        assert after["train_loss"] == pytest.approx(before["train_loss"], rel=1e-4)
+
+
+def test_with_presum_one_client_of_a_supernode_carries_the_mean():
+    updates = [
+        ClientUpdate(4, {"w": np.array([1.0, 5.0], np.float32)}, 10, {"loss": 1}, 10.0),
+        ClientUpdate(7, {"w": np.array([4.0, 8.0], np.float32)}, 20, {"loss": 2}, 20.0),
+    ]
+    first, second = client_app.presummed(updates)
+    told = (first.client, first.num_examples, first.metrics, first.weight)
+    assert told == (4, 10, {"loss": 1}, 30)
+    assert first.arrays["w"].tolist() == [3.0, 7.0]
+    assert (second.client, second.num_examples, second.metrics) == (7, 20, {"loss": 2})
+    assert (second.arrays, second.weight) == ({}, 0.0)
+    assert client_app.presummed([]) == []
+
+
+def test_presum_is_refused_where_clients_upload_different_layers(flat_config, monkeypatch):
+    """The mean of an array over its carriers would weigh what all clients of a SuperNode weigh."""
+
+    def partly(strategy, round_, client):
+        shared = strategy.layout.names if client % 2 else strategy.layout.body
+        return strategy.exchange(round_, shared, strategy.stage(round_, strategy.layout.names))
+
+    def check(presum):
+        settings = config.read(flat_config(f'strategy="fedavg" num-clients=4 presum={presum}'))
+        strategy = registry.strategy_class("fedavg")(workspace(settings))
+        check_plans(strategy)
+
+    check("true")
+    monkeypatch.setattr(registry.strategy_class("fedavg"), "plan", partly)
+    check("false")
+    with pytest.raises(RunError) as caught:
+        check("true")
+    assert str(caught.value) == (
+        "presum = true: in round 1 clients 0 and 1 upload different layers, and a SuperNode has "
+        "one weight for all; use false"
+    )
+
+
+def test_a_supernode_refuses_a_mean_of_different_layers(
+    serial_run, tiny_npz, read_csv, monkeypatch
+):
+    """Plans that differ in a round that nobody checks at the start: no model is spoiled by them."""
+    plan_of = registry.strategy_class("fedavg").plan
+
+    def partly(strategy, round_, client):
+        plan = plan_of(strategy, round_, client)
+        return replace(plan, upload=strategy.layout.body) if (round_, client) == (2, 0) else plan
+
+    monkeypatch.setattr(registry.strategy_class("fedavg"), "plan", partly)
+    options = [tiny_npz, EVERYBODY, 'strategy="fedavg" num-rounds=3 evaluate-every=0']
+    plain = serial_run(*options, "presum=false", num_supernodes=2)
+    assert [row["failures"] for row in read_csv(plain, "rounds.csv")] == ["0", "0", "0"]
+    folder = serial_run(*options, "presum=true", num_supernodes=2)
+    failed = [row for row in read_csv(folder, "events.csv") if row["kind"] == "failure"]
+    assert {row["round"] for row in failed} == {"2"}
+    assert "0" in {row["client"] for row in failed}
+    assert len(failed) < 4  # those of the other SuperNode count
+    text = r"RunError: presum = true: clients 0 and \d upload different layers; use false"
+    assert all(re.fullmatch(text, row["detail"]) for row in failed)
+
+
+def test_presummed_raises_where_an_array_is_missing():
+    updates = [
+        ClientUpdate(4, {"w": np.ones(2, np.float32), "b": np.ones(1, np.float32)}, 10, {}, 10.0),
+        ClientUpdate(7, {"w": np.ones(2, np.float32)}, 20, {}, 20.0),
+    ]
+    text = "^presum = true: clients 4 and 7 upload different layers; use false$"
+    for order in (updates, updates[::-1]):
+        with pytest.raises(RunError, match=text if order is updates else "clients 7 and 4"):
+            client_app.presummed(order)
+
+
+@pytest.mark.parametrize("strategy", ["fedbabu", "fedper"])
+def test_results_do_not_depend_on_the_number_of_supernodes(
+    serial_run, tiny_npz, read_csv, strategy
+):
+    def results(nodes):
+        options = [tiny_npz, f'strategy="{strategy}" num-clients=5 fraction-train=0.6']
+        folder = serial_run(*options, num_supernodes=nodes)
+        rows = [row | {"seconds": ""} for row in read_csv(folder, "rounds.csv")]
+        model = (folder / "model.safetensors").read_bytes()
+        files = (folder / "clients").rglob("*.safetensors")
+        state = {path.relative_to(folder): path.read_bytes() for path in files}
+        return rows, read_csv(folder, "clients.csv"), model, state
+
+    one = results(1)
+    assert results(3) == one
+    assert results(8) == one  # more SuperNodes than clients
+
+
+# One message --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def node(flat_config, tiny_npz, tmp_path):
+    """Return node(strategy) -> (workspace, send): send(requests, ...) -> (updates, failures)."""
+
+    def make(strategy):
+        flat = flat_config(tiny_npz, f'strategy="{strategy}"')
+        space = workspace(config.read(flat))
+        (tmp_path / "run").mkdir(exist_ok=True)
+
+        def send(requests, kind="train", fingerprint=space.resident.fingerprint, flat=flat):
+            info = RoundInfo(str(tmp_path / "run"), fingerprint)
+            message = pack_requests(requests, info, 1, kind, "1")
+            context = Context(1, 1, {}, RecordDict(), flat)
+            return unpack_reply(requests, client_app.app(message, context), space.layout)
+
+        return space, send
+
+    return make
+
+
+def make_request(space, client, download, upload, round_=1):
+    plan = Plan(round=round_, download=download, stages=(), upload=upload)
+    arrays = take(space.model, space.layout.shared(download))
+    return Request(client, plan, arrays)
+
+
+def test_a_client_without_work_returns_what_it_received(node):
+    space, send = node("fedavg")
+    layers = space.layout.names
+    request = make_request(space, 2, layers, layers)
+    (update,), failures = send([request])
+    assert failures == []
+    assert update.num_examples == len(space.population.share(2).train) == update.weight
+    assert update.arrays.keys() == request.arrays.keys()
+    for key, array in request.arrays.items():
+        assert np.array_equal(update.arrays[key], array)
+
+
+def test_another_initial_model_is_refused_with_both_fingerprints(node):
+    space, send = node("fedbabu")
+    body = space.layout.body
+    requests = [make_request(space, client, body, body) for client in (0, 3)]
+    updates, failures = send(requests, fingerprint="feedbeef")
+    assert updates == []
+    assert [failure.client for failure in failures] == [0, 3]
+    for failure in failures:
+        assert failure.cause == (
+            f"RuntimeError: the initial model here ({space.resident.fingerprint}) is not the"
+            " server's (feedbeef): use the same versions of torch and numpy on all machines"
+        )
+
+
+@pytest.mark.parametrize("strategy", ["fedper", "fedbabu", "local"])
+def test_a_client_refuses_to_upload_its_personal_layers(node, tmp_path, strategy):
+    space, send = node(strategy)
+    names = space.layout.names
+    private = names if strategy == "local" else space.layout.head
+    uploads = (names, space.layout.head, ())
+    requests = [make_request(space, client, (), layers) for client, layers in enumerate(uploads)]
+    updates, failures = send(requests)
+    assert [(update.client, update.arrays) for update in updates] == [(2, {})]
+    told = (", ".join(sorted(private)), "fc2")
+    cause = "PermissionError: the plan uploads {}: personal layers never leave"
+    assert failures == [Failure(client, cause.format(text)) for client, text in enumerate(told)]
+
+
+def test_a_request_that_cannot_be_read_fails_all_its_clients(node):
+    space, send = node("fedavg")
+    layers = space.layout.names
+    requests = [make_request(space, client, layers, layers) for client in (0, 1)]
+    requests[1].arrays["fc2.fc.bias"][0] = np.inf
+    updates, failures = send(requests)
+    assert updates == []
+    cause = "BadMessage: values in fc2.fc.bias are not finite"
+    assert failures == [Failure(0, cause), Failure(1, cause)]
+
+
+def test_a_download_that_lacks_an_array_fails_its_client_only(node):
+    space, send = node("fedavg")
+    layers = space.layout.names
+    requests = [make_request(space, client, layers, layers) for client in (0, 1)]
+    del requests[0].arrays["conv1.conv.bias"]
+    updates, failures = send(requests)
+    assert [update.client for update in updates] == [1]
+    assert failures == [Failure(0, "KeyError: 'conv1.conv.bias'")]
+
+
+def test_a_supernode_that_cannot_load_the_data_says_so_for_each_client(node, flat_config, tmp_path):
+    space, send = node("fedavg")
+    requests = [make_request(space, client, (), ()) for client in (0, 5)]
+    flat = flat_config(f'dataset="{tmp_path}/gone.npz"')
+    updates, failures = send(requests, flat=flat)
+    assert updates == []
+    cause = f"RunError: {tmp_path}/gone.npz: no such file"
+    assert failures == [Failure(0, cause), Failure(5, cause)]
+
+
+def test_training_sees_the_state_before_its_round_and_evaluation_the_one_after(
+    node, tmp_path, monkeypatch
+):
+    space, send = node("fedper")
+    seen = []
+
+    class Spy(registry.client_class("fedper")):
+        def note(self):
+            seen.append({key: float(value) for key, value in self.state.items()})
+            self.state.clear()
+
+        def evaluate_round(self, plan, received):
+            self.note()
+            return super().evaluate_round(plan, received)
+
+        def train_round(self, plan, received):
+            self.note()
+            result = super().train_round(plan, received)
+            self.state["mark"] = space.dataset.tensors(np.arange(1))[1].sum() + 10
+            return result
+
+    monkeypatch.setattr(registry, "client_class", lambda name: Spy)
+    store = ClientStore(tmp_path / "run" / "clients" / "2")
+    for round_ in (3, 4):
+        store.save(round_, {"mark": space.dataset.tensors(np.arange(1))[1].sum() + round_})
+    for kind in ("train", "evaluate"):
+        _, failures = send([make_request(space, 2, (), (), round_=4)], kind)
+        assert failures == []
+    assert seen == [{"mark": 3.0}, {"mark": 10.0}]
+    assert store.load(5)["mark"] == 10
+    assert store.load(4)["mark"] == 3
+
+
+def test_nothing_is_stored_for_clients_that_keep_nothing(serial_run, tiny_npz):
+    folder = serial_run(tiny_npz, 'strategy="fedavg" num-rounds=1')
+    assert not (folder / "clients").exists()
+
+
+def test_a_supernode_says_hello(flat_config, tiny_npz):
+    grid = SerialGrid(client_app.app, flat_config(tiny_npz), 3)
+    space = workspace(config.read(flat_config(tiny_npz)))
+    fleet = server_app.meet(server_app.node_registry(grid, space), space)
+    assert (fleet.nodes, fleet.workers) == ([1, 2, 3], 1)
+
+
+DEVICE_RUN = 'dataset="device" input-shape="1,8,8" num-classes=3 num-clients=2'
+
+
+@pytest.mark.parametrize("empty", ["train", "test", ""])
+def test_a_supernode_says_itself_why_it_has_nothing_to_do(
+    empty, flat_config, make_npz, tmp_path, capsys
+):
+    """Whoever looks after a device sees its lines only, not the server's."""
+    node, expected = {}, 'it has no data, but the run has dataset = "device"'
+    if empty:
+        path = make_npz(tmp_path / "own.npz", **{empty: 0})
+        node = {"client-id": 1, "data": str(path), "state-dir": str(tmp_path / "state")}
+        expected = f"{path}: {empty}_images has shape [0, 8, 8]; every side must be at least 1"
+    grid = DeviceGrid(client_app.app, flat_config(DEVICE_RUN), [node])
+    ids = grid.push_messages([pack_greeting(1)])
+    (reply,) = grid.pull_messages(ids)
+    assert unpack_hello(reply).problem == expected
+    assert capsys.readouterr().out == f"left out: {expected}\n"

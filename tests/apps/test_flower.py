@@ -1,0 +1,87 @@
+"""The same run through `flwr run` on Ray and on the serial engine: the same numbers."""
+
+import os
+
+import pytest
+
+from fedapps import launch, serial
+from fedapps.core import config
+from tests.support import ROOT
+from tests.support.killed import differences
+from tests.support.marks import LONG, THOROUGH
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # one run on Ray at a time
+
+BASE = "num-clients=6 num-rounds=2 local-epochs=1 batch-size=32 finetune-epochs=1"
+LIMITS = "join-timeout=600.0 step-timeout=600.0"  # that no process needs, however slow it starts
+RUN = f'strategy="fedbabu" fraction-train=0.5 {BASE}'
+SPLIT = f'strategy="fedfc" fedfc.cuts="1,2,3,1,2,3" fraction-train=1.0 {BASE} {LIMITS}'
+
+
+@pytest.fixture
+def outcome(untimed_rounds):
+    """Return read(folder) -> what two runs that computed the same have in common."""
+
+    def read(folder):
+        files = [(folder / name).read_bytes() for name in ("clients.csv", "model.safetensors")]
+        return untimed_rounds(folder), files
+
+    return read
+
+
+@pytest.mark.parametrize(("nodes", "cpus"), [(2, 1), LONG(1, 2), LONG(5, 1)])
+def test_ray_gives_the_numbers_of_the_serial_engine(home, tmp_path, outcome, nodes, cpus):
+    """2 SuperNodes on two actors (where there are 2 cores), 1 on one actor, 5 on two actors."""
+    mine = serial.run_serial(config.parse([f'{RUN} runs-dir="{tmp_path}" run-name="serial"']))
+    result = launch.launch(
+        ROOT,
+        [f'{RUN} runs-dir="{tmp_path}" run-name="ray"'],
+        f"num-supernodes={nodes} client-resources-num-cpus={min(cpus, os.cpu_count() or 1)}",
+        home=home,
+    )
+    assert result.completed, result.error
+    assert outcome(tmp_path / "ray") == outcome(mine)
+
+
+@pytest.mark.parametrize("strategy", [LONG("fedper"), LONG("fedcmd"), LONG("feddyn")])
+def test_a_run_that_was_killed_in_one_process_goes_on_on_ray(home, tmp_path, strategy):
+    """Its checkpoint of the second round is what is left of it."""
+    options = [RUN, f'strategy="{strategy}" num-rounds=4 runs-dir="{tmp_path}"']
+    whole = serial.run_serial(config.parse([*options, 'run-name="whole"']))
+    killed = serial.run_serial(config.parse([*options, 'num-rounds=2 run-name="killed"']))
+    federation = "num-supernodes=2 client-resources-num-cpus=1"
+    more = [f'resume="{killed}" num-rounds=4']
+    result = launch.launch(ROOT, more, federation, home=home)
+    assert result.completed, result.error
+    assert differences(whole, killed) == []
+
+
+@pytest.mark.parametrize("spread", [LONG(0), THOROUGH(2)])
+def test_split_learning_on_ray_gives_the_numbers_of_the_serial_engine(
+    home, tmp_path, outcome, spread
+):
+    """All clients on one SuperNode in threads, and three each on two that work at the same time."""
+    folder = f'runs-dir="{tmp_path}"'
+    mine = serial.run_serial(config.parse([f'{SPLIT} {folder} run-name="serial"']))
+    options = [f'{SPLIT} {folder} run-name="ray" channel-nodes={spread}']
+    result = launch.launch(ROOT, options, "num-supernodes=2 client-resources-num-cpus=1", home=home)
+    assert result.completed, result.error
+    assert outcome(tmp_path / "ray") == outcome(mine)
+
+
+@pytest.mark.long
+def test_too_few_workers_for_split_clients_end_a_run_on_ray(home, tmp_path):
+    """Five SuperNodes on two cores: as many actors as CPUs, and the cure in the message."""
+    options = [f'{SPLIT} channel-nodes=5 runs-dir="{tmp_path}"']
+    config_ = "num-supernodes=5 client-resources-num-cpus=1 init-args-num-cpus=2"
+    result = launch.launch(ROOT, options, config_, home=home)
+    assert result.status == "finished:failed"
+    assert "5 SuperNodes must work at the same time, but 2 can" in result.error
+    assert "init-args-num-cpus=5" in result.error
+
+
+def test_a_bad_value_ends_a_flower_run_as_failed_with_one_line(home, tmp_path):
+    result = launch.launch(ROOT, [f'alpha=0.0 runs-dir="{tmp_path}"'], home=home)
+    assert result.status == "not started"  # the launcher looks first
+    assert result.error == "alpha = 0.0: must be float > 0"
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,211 @@
+"""Files in full or not at all, the one log, pyproject.toml, words of messages."""
+
+import logging
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from fedapps.core import log, project, words
+from fedapps.core.errors import RunError
+from fedapps.core.files import write_whole
+from tests.support import ROOT
+
+
+@pytest.fixture(autouse=True)
+def level():
+    """Tests that change the level leave it as it was."""
+    yield
+    log.set_level("info")
+
+
+# Files --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("content", [b"new", lambda path: path.write_bytes(b"new")])
+def test_a_file_is_replaced_and_nothing_else_stays(content, durable, tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    with path.open("rb") as reader:
+        write_whole(path, content, durable)
+        assert reader.read() == b"old"  # who reads the old file has all of it
+    assert path.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(OSError(28, "No space left on device"), RunError), (KeyboardInterrupt(), KeyboardInterrupt)],
+)
+def test_what_is_interrupted_leaves_the_old_file(error, expected, tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+
+    def write(temporary):
+        temporary.write_bytes(b"ne")
+        raise error
+
+    with pytest.raises(expected) as caught:
+        write_whole(path, write)
+    if expected is RunError:
+        assert str(caught.value) == f"cannot write {path}: No space left on device"
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_a_file_in_no_folder_cannot_be_written(tmp_path):
+    with pytest.raises(RunError, match=r"^cannot write .*/none/x: No such file or directory$"):
+        write_whole(tmp_path / "none" / "x", b"")
+
+
+# The log ------------------------------------------------------------------------------------------
+
+
+def test_lines_are_what_print_would_print(capsys):
+    log.info("round %d of %d", 1, 2)
+    log.info("100 % of it")  # without arguments nothing is filled in
+    log.warning("slow")
+    log.error("alpha = -1: must be float > 0")
+    log.debug("not shown")
+    out, err = capsys.readouterr()
+    lines = ["round 1 of 2", "100 % of it", "warning: slow", "error: alpha = -1: must be float > 0"]
+    assert (out.splitlines(), err) == (lines, "")
+
+
+def test_no_other_logger_says_it_again(capsys):
+    root = logging.StreamHandler(sys.stdout)
+    logging.getLogger().addHandler(root)
+    try:
+        log.info("once")
+    finally:
+        logging.getLogger().removeHandler(root)
+    assert capsys.readouterr().out == "once\n"
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"),
+    [("debug", "diwe"), ("info", "iwe"), ("warning", "we"), ("error", "e")],
+)
+def test_the_level_is_that_of_the_environment(level, shown):
+    code = "from fedapps.core import log; log.debug('d'); log.info('i'); log.warning('w'); "
+    code += "log.error('e')"
+    env = dict(os.environ, FEDAPPS_LOG=level)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True)
+    words_ = {"d": "d", "i": "i", "w": "warning: w", "e": "error: e"}
+    assert done.stdout.decode().splitlines() == [words_[letter] for letter in shown]
+
+
+def test_an_unknown_level_is_warned_of(capsys):
+    log.set_level("loud")
+    log.info("shown")
+    text = 'warning: FEDAPPS_LOG = "loud": must be one of debug, info, warning, error; info is used'
+    assert capsys.readouterr().out.splitlines() == [text, "shown"]
+
+
+def fail():
+    try:
+        raise ValueError("deep down")
+    except ValueError:
+        log.exception("client 3 failed")
+
+
+def test_a_traceback_is_for_the_file_and_for_debugging(tmp_path, capsys):
+    path = tmp_path / "run.log"
+    with log.to_file(path):
+        fail()
+        log.debug("a detail")
+    log.info("afterwards")
+    assert capsys.readouterr().out == "error: client 3 failed\nafterwards\n"
+    text = path.read_text("utf-8")
+    assert "ERROR client 3 failed\nTraceback" in text and "ValueError: deep down" in text
+    assert text.endswith("DEBUG a detail\n")
+    log.set_level("debug")
+    fail()
+    assert "ValueError: deep down" in capsys.readouterr().out
+
+
+def test_a_log_file_that_cannot_be_written_is_one_line(tmp_path):
+    with (
+        pytest.raises(RunError, match=r"^cannot write .*run\.log: No such file"),
+        log.to_file(tmp_path / "none" / "run.log"),
+    ):
+        pass
+
+
+# The project --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh():
+    """pyproject.toml is read once; tests that move it need it read anew."""
+    project.pyproject.cache_clear()
+    yield
+    project.pyproject.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("there", "found"),
+    [({"beside"}, "beside"), ({"inside"}, "inside"), ({"inside", "beside"}, "inside")],
+)
+def test_pyproject_is_in_the_wheels_package_or_beside_the_checkouts(
+    there, found, fresh, tmp_path, monkeypatch
+):
+    package = tmp_path / "fedapps"
+    places = {"inside": package, "beside": tmp_path}
+    package.mkdir()
+    monkeypatch.setattr(project, "__file__", str(package / "core" / "project.py"))
+    for place in there:
+        (places[place] / "pyproject.toml").write_text(f'[project]\nversion = "{place}"\n')
+    assert project.version() == found
+
+
+def test_without_pyproject_there_are_no_defaults(fresh, tmp_path, monkeypatch):
+    monkeypatch.setattr(project, "__file__", str(tmp_path / "fedapps" / "core" / "project.py"))
+    with pytest.raises(RunError, match=rf"^pyproject\.toml: not at {tmp_path}/fedapps/pyproject"):
+        project.defaults()
+
+
+# Words --------------------------------------------------------------------------------------------
+
+
+def test_the_nearest_word():
+    known = ["fedavg", "fedbabu"]
+    assert words.nearest("fedbab", known) == "fedbabu"
+    assert words.nearest("xyz", known) == ""
+    assert words.nearest("xyz", known, least=0.0) in known
+    assert words.nearest("x", []) == words.nearest("x", [], least=0.0) == ""
+    assert words.did_you_mean("fedbab", known) == ", did you mean fedbabu?"
+    assert words.did_you_mean("xyz", known) == ""
+
+
+def test_a_number_has_its_noun():
+    assert [words.number(n, "client") for n in (0, 1, 2)] == ["0 clients", "1 client", "2 clients"]
+
+
+# Memory -------------------------------------------------------------------------------------------
+
+FAULTS = """
+import resource, numpy as np
+from fedapps.core.memory import keep_freed
+if {kept}:
+    keep_freed()
+def work():
+    kept = [np.ones(6_000_000) for _ in range(3)]  # 48 MB each, more than glibc keeps
+work()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+work()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator (2026-11-22)")
+def test_memory_that_is_freed_is_used_again():
+    """Else each of its pages, at most 2 MiB, is cleared and counted as a fault."""
+    given_back, kept = (
+        int(subprocess.check_output([sys.executable, "-c", FAULTS.format(kept=kept)], cwd=ROOT))
+        for kept in (False, True)
+    )
+    assert given_back >= 3 * 48e6 / 2**21 > 10 > kept

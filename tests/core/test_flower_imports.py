@@ -1,0 +1,91 @@
+"""What we take of Flower beyond its promises is taken in one place, and is there."""
+
+import ast
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from fedapps.core import flower
+from fedapps.device import warm
+from tests.support import ROOT
+
+PUBLIC = {
+    "flwr.app", "flwr.client", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy",
+    "flwr.simulation",
+}  # fmt: skip
+# warm.py is run as a plain file, in a process in which nothing of fedapps may be loaded.
+MAY = {"fedapps/core/flower.py", "fedapps/device/warm.py"}
+PACKAGES = ("fedapps", "strategies", "clients", "experiments", "deploy")
+SOURCES = [path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))]
+
+
+def imported(path):
+    """Return the modules of Flower that a file imports, also by a text that is a module's name."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            if node.module == "flwr":  # modules, or nothing that is public
+                found |= {f"flwr.{alias.name}" for alias in node.names}
+    return {name for name in found if name.partition(".")[0] == "flwr"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_only_one_module_imports_what_flower_does_not_promise(path):
+    if path.relative_to(ROOT).as_posix() not in MAY:
+        assert imported(path) <= PUBLIC
+
+
+def test_the_public_modules_of_flower_are_there():
+    for name in PUBLIC:
+        assert importlib.import_module(name)
+
+
+def test_what_is_taken_of_flower_is_there_and_typed():
+    """Names for the type checker and those for Python are the same."""
+    tree = ast.parse((ROOT / "fedapps/core/flower.py").read_text("utf-8"))
+    blocks = [node for node in tree.body if isinstance(node, ast.If)]
+    (block,) = [node for node in blocks if ast.unparse(node.test) == "TYPE_CHECKING"]
+    typed = {alias.name: node.module for node in block.body for alias in node.names}
+    assert typed == flower._HOMES
+    for name in typed:
+        assert getattr(flower, name) is not None
+
+
+def test_the_version_that_is_known_to_work_is_the_locked_one():
+    lock = (ROOT / "requirements.lock").read_text("utf-8")
+    assert f"\nflwr=={flower.TESTED}." in lock
+
+
+def test_nothing_of_flower_is_imported_before_it_is_needed():
+    code = "import sys, fedapps.core.flower; sys.exit('flwr' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_nothing_of_fedapps_is_in_the_process_that_forks():
+    code = "import sys; sys.argv = ['x']; import runpy; runpy.run_path(sys.stdin.read())"
+    code += "; sys.exit(any(name.partition('.')[0] == 'fedapps' for name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], input=warm.__file__, text=True)
+    assert done.returncode == 0
+
+
+def test_a_name_that_this_flower_lacks_is_one_line(monkeypatch):
+    monkeypatch.delattr(importlib.import_module("flwr.supercore.run"), "Run")
+    monkeypatch.delitem(vars(flower), "Run", raising=False)
+    with pytest.raises(ImportError) as caught:
+        flower.Run  # noqa: B018
+    text = str(caught.value)
+    assert text.startswith(f"Flower {flower.version()} has no flwr.supercore.run.Run (")
+    assert text.endswith(f"pip install 'flwr=={flower.TESTED}.*'") and "\n" not in text
+    with pytest.raises(AttributeError):
+        flower.Walk  # noqa: B018
+
+
+def test_a_command_that_flower_lacks_is_one_line():
+    assert callable(flower.command("flower-superexec"))
+    with pytest.raises(ImportError, match="has no command flower-hyperlink"):
+        flower.command("flower-hyperlink")

@@ -1,0 +1,169 @@
+"""A device's own data and its node-config: what fits, and one line for what does not."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+from PIL import Image
+
+from fedapps import data
+from fedapps.core import config
+from fedapps.core.errors import RunError
+from fedapps.data.spec import image_spec
+from fedapps.wire.hello import unpack_hello
+from tests.device.helpers import RUN, put
+
+# The changed node-config of device 1, by what makes a file or folder of data, and what is said.
+BAD_NODES = {
+    "shape": (
+        {"data": lambda npz, _: npz(side=9)},
+        "images of [C, H, W] = [1, 9, 9]; the run has [1",
+    ),
+    "label": (
+        {"data": lambda npz, _: npz(classes=4, train_labels=np.full(96, 3))},
+        "label 3 found; the run has 0..2 (num-classes)",
+    ),
+    "names": (
+        {"data": lambda npz, _: npz(class_names=np.array(["0", "2", "1"]))},
+        "class_names are 0,2,1; the run has 0,1,2 (class-names)",
+    ),
+    "folder": (
+        {"data": lambda _, put: put(skip=("2",))},
+        "train/2: is missing; must be one folder",
+    ),
+    "picture": ({"data": lambda _, put: put(size=(7, 8))}, "pixels; the run has 8x8"),
+    "file": ({"data": lambda *_: "/gone.npz"}, "/gone.npz: no such file"),
+    "number": ({"client-id": 3}, "client-id = 3: must be 0 to 2 (num-clients)"),
+    "word": ({"client-id": "one"}, 'node-config: client-id = "one": must be an integer >= 0'),
+    "double": ({"client-id": 0}, "client-id = 0 is also that of SuperNode 1; change one"),
+    "relative": ({"state-dir": "here"}, 'state-dir = "here": must be absolute or start with ~'),
+    "none": (
+        dict.fromkeys(("client-id", "data", "state-dir")),
+        "it has no data, but the run has da",
+    ),
+    "data": ({"data": None}, "node-config: data is missing; give all three"),
+    "state-dir": ({"state-dir": None}, "node-config: state-dir is missing; give all three"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_NODES)
+def test_a_device_that_does_not_fit_is_one_line_and_the_others_go_on(
+    kind, nodes, make_npz, tmp_path, device_run, read_csv, capsys
+):
+    changes, expected = BAD_NODES[kind]
+    made = partial(make_npz, tmp_path / "bad.npz"), partial(put, tmp_path / "pictures", "012")
+    node = nodes[1] | changes
+    if callable(node["data"]):
+        node["data"] = str(node["data"](*made))
+    nodes[1] = {key: value for key, value in node.items() if value is not None}
+    folder = device_run('strategy="fedper" num-rounds=1')
+    assert {row["client"] for row in read_csv(folder, "clients.csv")} == {"0", "2"}
+    lines = [line for line in capsys.readouterr().out.splitlines() if "left out: " in line]
+    (line,) = [line for line in lines if line.startswith("left out: SuperNode 2")]
+    assert expected in line
+    if kind != "double":  # this the node cannot know
+        assert any(expected in line for line in lines if "SuperNode 2" not in line)
+
+
+def test_too_few_devices_end_the_run_with_a_line(device_run, nodes):
+    """At once: in this process nobody else will come."""
+    nodes[1]["data"] = "/nowhere/x.npz"
+    nodes[2]["client-id"] = 0
+    with pytest.raises(RunError) as caught:
+        device_run('strategy="fedper" min-available=3 round-timeout=3600.0')
+    assert str(caught.value) == (
+        "1 of 3 SuperNodes (min-available); left out: SuperNode 2, client 1: /nowhere/x.npz: "
+        "no such file; SuperNode 3, client 0: client-id = 0 is also that of SuperNode 1; change one"
+    )
+
+
+def test_more_devices_than_clients_are_not_waited_for(flat_config):
+    line = "min-available = 4: each device is a client, so it must be at most num-clients = 3"
+    with pytest.raises(RunError, match=line):
+        config.read(flat_config(RUN, "min-available=4"))
+
+
+def test_a_device_in_a_run_of_another_data_set_is_left_out(
+    device_run, nodes, union, capsys, flat_config
+):
+    with pytest.raises(RunError, match=r"^0 of 1 SuperNodes after"):
+        device_run(union.options, 'strategy="fedper" round-timeout=0.3')
+    assert 'its own data, which needs dataset = "device"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ('input-shape="28,28"', 'input-shape = "28,28": must be channels,height,width, such as '),
+        ('input-shape="1,0,8"', 'input-shape = "1,0,8": must be channels,height,width, such as '),
+        ('class-names="a,b"', 'class-names = "a,b": must be 3 different names (num-classes)'),
+        ('class-names="a,b,b"', 'class-names = "a,b,b": must be 3 different names (num-classes)'),
+    ],
+)
+def test_keys_of_devices_are_checked(device_run, option, line):
+    with pytest.raises(RunError) as caught:
+        device_run(option)
+    assert str(caught.value).startswith(line)
+
+
+def test_a_folder_of_pictures_is_data(tmp_path):
+    folder = put(tmp_path / "own", ["cat", "dog", "owl"])
+    own = data.of_device(folder, image_spec((1, 8, 8)), ["cat", "dog", "owl"])
+    assert (own.num_train, own.labels.tolist()) == (6, [0, 0, 1, 1, 2, 2] * 2)
+    images, labels = own.tensors(np.array([0, 3]))
+    assert labels.tolist() == [0, 1]
+    np.testing.assert_allclose(images[:, 0, 0, 0], [-1.0, 61 / 255 * 2 - 1], rtol=1e-6)
+    colored = data.of_device(folder, image_spec((3, 8, 8)), ["cat", "dog", "owl"])
+    assert colored.tensors(np.arange(2))[0].shape == (2, 3, 8, 8)
+    with pytest.raises(RunError, match="owl: is not a class of the run"):
+        data.of_device(folder, image_spec((1, 8, 8)), ["cat", "dog"])
+
+
+def test_pictures_have_the_height_and_width_of_the_run(tmp_path):
+    folder = put(tmp_path / "own", ["cat", "dog"], size=(6, 8))
+    own = data.of_device(folder, image_spec((1, 8, 6)), ["cat", "dog"])
+    assert own.tensors(np.arange(8))[0].shape == (8, 1, 8, 6)
+    with pytest.raises(RunError, match=r"0.png: 6x8 pixels; the run has 8x6$"):
+        data.of_device(folder, image_spec((1, 6, 8)), ["cat", "dog"])
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
+def test_pictures_of_more_than_8_bits_are_refused(tmp_path, kind):
+    """Pillow would cut them off at 255: an X-ray becomes almost white."""
+    folder = put(tmp_path / "own", ["cat", "dog"])
+    suffix = "png" if kind == np.uint16 else "tiff"
+    deep = folder / "train" / "cat" / "0.png"
+    Image.fromarray(np.full((8, 8), 4000, kind)).save(deep, format=suffix)
+    for shape in ((1, 8, 8), (3, 8, 8)):
+        with pytest.raises(RunError, match=r"0.png: cannot be read .*more than 8 bits a pixel"):
+            data.of_device(folder, image_spec(shape), ["cat", "dog"])
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 240.0), (-0.5, 1.0), (0.0, 1.0), (0.25, 0.5)])
+def test_float_pixels_are_from_0_to_1(tmp_path, low, high):
+    """Mean and deviation 0.5 make -1..1 of these; with pixels up to 255 training diverges."""
+    images = np.linspace(low, high, 3000 * 4, dtype=np.float32).reshape(3000, 2, 2)
+    labels = np.arange(3000) % 2
+    path = tmp_path / "own.npz"
+    kinds = {"train_images": images, "test_images": images[-2:], "images": images}
+    np.savez(path, train_labels=labels, test_labels=labels[:2], **kinds)
+    for opened in (
+        lambda: data.of_device(path, image_spec((1, 2, 2)), ["a", "b"]),
+        lambda: data.unlabelled(path, image_spec((1, 2, 2))),
+    ):
+        if (low, high) in ((0.0, 1.0), (0.25, 0.5)):
+            opened()
+            continue
+        with pytest.raises(RunError, match=r"own\.npz: float pixels .*; must be 0\.\.1, or uint8"):
+            opened()
+
+
+@pytest.mark.parametrize(
+    "answer", [{"client": -1.5}, {"client": "7"}, {"client": 1, "train": -2}, {"train": "many"}]
+)
+def test_a_broken_greeting_is_a_problem_of_its_node(answer):
+    question = Message(RecordDict(), 5, "query.hello")
+    reply = Message(RecordDict({"hello": ConfigRecord(answer)}), reply_to=question)
+    assert unpack_hello(reply).problem.startswith("its answer is broken: ")
+    assert unpack_hello(Message(RecordDict(), reply_to=question)).problem

@@ -1,0 +1,139 @@
+"""Devices that come, go, restart, and are not heard of."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+
+from fedapps import client_app, server_app
+from fedapps.core.errors import RunError
+from fedapps.wire.grid import StreamingGrid
+from fedapps.wire.nodes import NodeRegistry
+from fedapps.wire.serial_grid import DeviceGrid
+from tests.device.helpers import DEVICES, RUN
+
+
+class ChangingGrid(DeviceGrid):
+    """Devices of which some are away: `present` gives the ids of nodes, round by round."""
+
+    def __init__(self, *arguments, present):
+        super().__init__(*arguments)
+        self.present = list(present)
+
+    def get_node_ids(self):
+        return self.present[0]
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        if any(message.metadata.message_type == "train" for message in messages):
+            self.present.pop(0)
+        return super().push_messages(messages)
+
+
+def run_changing(flat, nodes, present):
+    grid = ChangingGrid(client_app.app, flat, nodes, present=present)
+    return server_app.run(grid, Context(1, 0, {}, RecordDict(), flat))
+
+
+def test_devices_join_and_leave_between_rounds(flat_config, no_plots, nodes, read_csv):
+    flat = flat_config(RUN, 'strategy="fedper" num-rounds=4')
+    folder = run_changing(flat, nodes, [[1, 2], [1, 2, 3], [3], [3, 1], []])
+    there = {}
+    for row in read_csv(folder, "clients.csv"):
+        there.setdefault(row["round"], []).append(row["client"])
+    assert there == {"1": ["0", "1"], "2": ["0", "1", "2"], "3": ["2"], "4": ["0", "2"]}
+    events = [tuple(event.values())[:3] for event in read_csv(folder, "events.csv")]
+    assert events == [
+        ("2", "2", "joined"),
+        ("3", "0", "left"),
+        ("3", "1", "left"),
+        ("4", "0", "joined"),
+    ]
+
+
+def test_a_device_that_restarts_as_another_supernode_takes_over(
+    flat_config, no_plots, nodes, read_csv, capsys
+):
+    nodes.append(dict(nodes[0]))
+    flat = flat_config(RUN, 'strategy="fedper" num-rounds=3')
+    present = [[1, 2, 3], [1, 2, 3, 4], [2, 3, 4], []]
+    folder = run_changing(flat, nodes, present)
+    assert [row["clients"] for row in read_csv(folder, "rounds.csv")] == ["3", "3", "3"]
+    assert not [row for row in read_csv(folder, "events.csv") if row["kind"] == "failure"]
+    line = "left out: SuperNode 4, client 0: client-id = 0 is also that of SuperNode 1; change one"
+    assert capsys.readouterr().out.count(line) == 1
+
+
+def test_too_few_devices_are_waited_for_with_a_line(flat_config, nodes, monkeypatch, capsys):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("fedapps.wire.nodes.time.monotonic", lambda: clock.now)
+    monkeypatch.setattr(
+        "fedapps.wire.nodes.time.sleep", lambda s: setattr(clock, "now", clock.now + 2)
+    )
+    grid = DeviceGrid(client_app.app, flat_config(RUN), nodes)
+    grid.get_node_ids = lambda: [1, 2] if clock.now > 10 else [1]
+    fleet = NodeRegistry(StreamingGrid(grid), 2, 60.0, DEVICES, simulated=False).wait_for_nodes()
+    assert list(fleet.bound) == [0, 1]
+    assert capsys.readouterr().out.count("waiting for 1 SuperNode: 1 of 2 are ready") == 1
+
+
+def test_a_device_that_is_lost_in_a_round_costs_that_client_only(
+    flat_config, no_plots, nodes, read_csv, read_rounds
+):
+    class LosingGrid(DeviceGrid):
+        def push_messages(self, messages):
+            ids = super().push_messages(messages)
+            self.messages = [
+                m
+                for m in self.messages
+                if not (m.metadata.message_type == "train" and m.metadata.dst_node_id == 2)
+            ]
+            return ids
+
+    flat = flat_config(RUN, 'strategy="fedper" num-rounds=1 round-timeout=1.0')
+    grid = LosingGrid(client_app.app, flat, nodes)
+    folder = server_app.run(grid, Context(1, 0, {}, RecordDict(), flat))
+    (event,) = read_csv(folder, "events.csv")
+    assert (event["client"], event["detail"]) == ("1", "no reply in time")
+    assert read_rounds(folder)[0]["failures"] == 1
+
+
+class DeafGrid(DeviceGrid):
+    """Devices that never get a message of the given rounds."""
+
+    deaf = frozenset()
+
+    def push_messages(self, messages):
+        ids = super().push_messages(messages)
+        heard = [m for m in self.messages if m.metadata.group_id not in self.deaf]
+        self.messages = heard
+        return ids
+
+
+def test_a_round_in_which_nobody_is_heard_of_changes_nothing(
+    flat_config, no_plots, nodes, read_csv, read_model, monkeypatch
+):
+    """One device may be all that a round asks; a failing one must not end the run."""
+    folders = []
+    for deaf, rounds_ in (("2", 2), ("none", 1)):
+        monkeypatch.setattr(DeafGrid, "deaf", {deaf})
+        options = f'strategy="fedper" num-rounds={rounds_} client-state="reset" round-timeout=0.5'
+        options += f' run-name="r{rounds_}"'
+        flat = flat_config(RUN, options)
+        grid = DeafGrid(client_app.app, flat, nodes)
+        folders.append(server_app.run(grid, Context(1, 0, {}, RecordDict(), flat)))
+    two, one = folders
+    assert [row["failures"] for row in read_csv(two, "rounds.csv")] == ["0", "3"]
+    assert {e["detail"] for e in read_csv(two, "events.csv")} == {"no reply in time"}
+    for key, value in read_model(one).items():
+        np.testing.assert_array_equal(read_model(two)[key], value)
+
+
+def test_devices_that_are_never_heard_of_end_the_run(flat_config, no_plots, nodes, monkeypatch):
+    monkeypatch.setattr(DeafGrid, "deaf", {"1", "2", "3"})
+    flat = flat_config(RUN, 'strategy="fedper" num-rounds=9 round-timeout=0.2')
+    grid = DeafGrid(client_app.app, flat, nodes)
+    line = r"^round 2: 3 of 3 clients failed \(all failed\); client 0: no reply in time$"
+    with pytest.raises(RunError, match=line):
+        server_app.run(grid, Context(1, 0, {}, RecordDict(), flat))

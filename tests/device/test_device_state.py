@@ -1,0 +1,333 @@
+"""Personal layers on a device: they stay there, and last from run to run."""
+
+import re
+import shutil
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from fedapps.core import config, registry
+from fedapps.core.errors import RunError
+from fedapps.device import personalized
+from fedapps.device.device import Device, DeviceStore, device_workspace
+from fedapps.engine import checkpoint
+from fedapps.engine.store import ClientStore
+from fedapps.wire.requests import RoundInfo
+from tests.device.helpers import DEVICES, RUN, newest
+from tests.support.killed import differences
+
+
+def test_personal_layers_survive_a_new_run_with_keep_and_not_with_reset(
+    device_run, nodes, fits, capsys
+):
+    device_run('strategy="fedper"')
+    before = newest(Path(nodes[1]["state-dir"]))
+    assert before
+    assert capsys.readouterr().out.count("keeps state; found none") == DEVICES
+    starts = []
+
+    def second(state):
+        fits.clear()
+        device_run(f'strategy="fedper" num-rounds=1 lr=1e-30 client-state="{state}"')
+        starts.append({c.client: s for c, s, *_ in fits}[1])
+
+    second("keep")  # with a rate of nothing what a round starts from is what it ends with
+    for key, value in before.items():
+        if key.startswith("model/"):
+            np.testing.assert_array_equal(starts[0][key].numpy(), value)
+    text = "keeps state; found the state of round 2 of an earlier run"
+    assert capsys.readouterr().out.count(text) == DEVICES
+    second("reset")
+    initial = fits[0][0].workspace.initial
+    for key in before:
+        if key.startswith("model/"):
+            expected = initial[key.removeprefix("model/")]
+            np.testing.assert_array_equal(starts[1][key].numpy(), expected)
+    assert capsys.readouterr().out.count("resets state; found the state of round 1") == DEVICES
+
+
+def test_what_belongs_to_the_run_before_is_left_behind(device_run, nodes):
+    """FedDyn's server begins with a mean of 0, and norms of another model's say little."""
+    run = 'strategy="feddyn" clip-percentile=50 client-state="keep"'
+    device_run(run)
+    folder = Path(nodes[1]["state-dir"])
+    before = newest(folder)
+    assert any(value.any() for key, value in before.items() if key.startswith("g/"))
+    device_run(
+        run, "num-rounds=1 lr=1e-30"
+    )  # the model does not move, so g_i - alpha (theta - w) = 0
+    after = newest(folder)
+    assert not any(value.any() for key, value in after.items() if key.startswith("g/"))
+    norms = [key for key in before if key.startswith("norms/")]
+    assert norms
+    for key in norms:  # two rounds of the same steps, then one
+        assert 2 * len(after[key]) == len(before[key])
+
+
+def test_clients_that_vote_for_a_personal_layer_vote_again_in_a_new_run(
+    device_run, nodes, read_csv
+):
+    run = 'strategy="fedcmd" fedcmd.selection-fraction=0.5 fraction-train=1.0 client-state="keep"'
+    device_run(run)
+    assert any(key.startswith("model/") for key in newest(Path(nodes[1]["state-dir"])))
+    events = read_csv(device_run(run), "events.csv")
+    assert not [event for event in events if event["kind"] == "failure"]
+    votes = [event["client"] for event in events if event["kind"] == "vote"]
+    assert sorted(votes) == ["0", "1", "2"]
+
+
+def test_a_directory_of_the_same_name_is_another_run(device_run, nodes, capsys):
+    """A device knows a run by its id: a new run is new though an old one had its name."""
+    folder = device_run('strategy="fedper" run-name="mine"')
+    shutil.rmtree(folder)
+    capsys.readouterr()
+    device_run('strategy="fedper" run-name="mine" client-state="reset"')
+    assert capsys.readouterr().out.count("resets state; found the state of round 2") == DEVICES
+
+
+def test_devices_go_back_with_a_run_that_is_resumed(device_run, nodes, monkeypatch):
+    """What they stored after the checkpoint goes; the run ends as one that was not killed."""
+    monkeypatch.setattr(checkpoint, "KEPT", 100)
+    options = 'strategy="fedper" num-rounds=4 client-state="reset"'
+    whole = device_run(options, 'run-name="whole"')
+    states = [newest(Path(node["state-dir"])) for node in nodes]
+    killed = device_run(options, 'run-name="killed"')
+    for round_ in (3, 4):
+        (killed / f"checkpoint/round-{round_:06d}.fedapps").unlink()
+    for node in nodes:  # what an earlier state must not come from
+        for path in Path(node["state-dir"]).rglob("round-00000[34].safetensors"):
+            path.write_bytes(b"of the rounds after the checkpoint")
+    device_run(f'resume="{killed}" {options}')
+    assert differences(whole, killed) == []
+    for node, state in zip(nodes, states, strict=True):
+        again = newest(Path(node["state-dir"]))
+        assert again.keys() == state.keys()
+        assert all(np.array_equal(again[key], state[key]) for key in state)
+
+
+def test_methods_and_models_in_one_folder_do_not_mix(device_run, nodes):
+    device_run('strategy="fedper"')
+    state = Path(nodes[0]["state-dir"])
+    before = newest(state)
+    device_run('strategy="fedrep" client-state="reset"')
+    device_run('strategy="fedper" model="conv4" client-state="reset"')
+    folders = sorted(path.name.rpartition("-")[0] for path in state.glob("*/"))
+    assert folders == ["fedper-cnn", "fedper-conv4", "fedrep-cnn"]
+    (kept,) = state.glob("fedper-cnn-*")
+    after = load_file(sorted(kept.glob("*.safetensors"))[-1])
+    assert after.keys() == before.keys()
+    for key, value in before.items():
+        np.testing.assert_array_equal(after[key], value)
+
+
+def test_runs_with_other_personal_layers_have_states_of_their_own(flat_config, nodes):
+    """Else a server could get a layer that an earlier run has promised to leave on the device."""
+    options = (
+        "",
+        "bn-local=true",
+        'bn-stats="local"',
+        "head-layers=2",
+        'fedper.personal-layers="fc2"',
+        'input-shape="1,8,8" num-classes=4',
+        "lr=0.5 seed=3 fedrep.head-epochs=3",  # these say nothing of layers
+    )
+    folders = []
+    for number, option in enumerate(options):
+        settings = config.read(flat_config(RUN, 'strategy="fedper" model="lenet5"', option))
+        device = Device.of(nodes[0])
+        info = RoundInfo("/runs/x", "", run_id=str(number))
+        folders.append(device.store(device_workspace(settings, device), info).folder)
+    assert folders[-1] == folders[0] and len({*folders}) == len(options) - 1
+
+
+def test_nobody_else_may_enter_the_state_folder(device_run, nodes):
+    state = Path(nodes[0]["state-dir"])
+    state.mkdir(mode=0o755)
+    device_run('strategy="fedper" num-rounds=1')
+    for folder in (state, *state.glob("*/")):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_two_devices_cannot_share_a_state_folder(device_run, nodes, read_csv):
+    nodes[2]["state-dir"] = nodes[1]["state-dir"]
+    events = read_csv(device_run('strategy="fedper" num-rounds=1'), "events.csv")
+    failed = {event["client"] for event in events if event["kind"] == "failure"}
+    assert failed in ({"1"}, {"2"})
+    assert "every device needs one of its own" in events[0]["detail"]
+
+
+@pytest.fixture
+def began(flat_config, nodes):
+    """Return began(run, ...) -> the second device's store, as a process of that run has it."""
+    settings = config.read(flat_config(RUN, 'strategy="fedper"'))
+    device = Device.of(nodes[1])
+    space = device_workspace(settings, device)
+    return lambda run, **info: device.store(space, RoundInfo("/runs/x", "", run_id=run, **info))
+
+
+def marked(value):
+    return {"w": torch.full((2,), float(value))}
+
+
+AGAIN = {"attempt": 1, "resumed": 1}
+
+
+@pytest.mark.parametrize(("then", "how"), [("b", {}), ("a", AGAIN)], ids=["new", "resumed"])
+def test_a_process_that_ends_after_its_run_leaves_the_next_ones_state_alone(began, then, how):
+    """It trained for round 3 when its run ended; in the next one nothing has come so far."""
+    late = began("a")
+    late.save(1, marked(1))
+    store = began(then, **how)
+    store.save(2, marked(20))
+    with pytest.raises(RunError) as caught:
+        late.save(3, marked(3))
+    assert began(then, **how).load(4)["w"].tolist() == [20.0, 20.0]
+    assert str(caught.value) == (
+        f"{store.folder}: run {then}{' (resumption 1)' if how else ''} uses it now, so nothing "
+        "more of run a is written; let one run at a time use the same method and model on a device"
+    )
+    began("c")
+    assert began("c").load(1)["w"].tolist() == [20.0, 20.0]
+
+
+def test_a_message_from_before_a_resumption_does_not_take_the_state_back(began):
+    began("a").save(1, marked(1))
+    resumed = began("a", **AGAIN)
+    resumed.save(2, marked(20))
+    line = "from attempt 0 of the run, which has been resumed since then (attempt 1)"
+    with pytest.raises(RunError, match=re.escape(line)):
+        began("a")
+    resumed.save(3, marked(30))
+    assert began("a", **AGAIN).load(4)["w"].tolist() == [30.0, 30.0]
+
+
+def test_a_process_that_ends_after_its_run_leaves_the_next_ones_model_alone(
+    device_run, nodes, monkeypatch
+):
+    scored, save = [], DeviceStore.save_personalized
+
+    def note(store, client):
+        scored.append((store, client))
+        save(store, client)
+
+    monkeypatch.setattr(DeviceStore, "save_personalized", note)
+    device_run('strategy="fedper" num-rounds=1')
+    late = [(s, c) for s, c in scored if s.folder.parent == Path(nodes[1]["state-dir"])][-1]
+    device_run('strategy="fedper" num-rounds=1 seed=1')
+    model = Path(nodes[1]["state-dir"]) / personalized.FILE
+    before = model.read_bytes()
+    with pytest.raises(RunError, match="let one run at a time use the same method and model on"):
+        save(*late)
+    assert model.read_bytes() == before
+
+
+def test_a_power_cut_while_a_run_begins_loses_nothing(tmp_path):
+    store = ClientStore(tmp_path)
+    for round_ in (4, 5):
+        store.save(round_, {"w": torch.full((2,), float(round_))})
+    for version in (4,):  # what `begin` does first
+        (tmp_path / f"round-{version:06d}.safetensors").unlink()
+    assert store.begin(from_newest=True) == 5
+    assert store.begin(from_newest=True) == 0  # again: the state before round 1 is what it was
+    assert store.load(1)["w"].tolist() == [5.0, 5.0]
+    store.begin(from_newest=False)
+    assert store.load(1) == {}
+    assert store.begin(from_newest=True) is None
+
+
+def test_a_new_run_begins_from_the_newest_state_that_is_intact(tmp_path):
+    store = ClientStore(tmp_path)
+    for round_ in (4, 5):
+        store.save(round_, {"w": torch.full((2,), float(round_))})
+    newest = tmp_path / "round-000005.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert store.begin(from_newest=True) == 4
+    assert store.load(1)["w"].tolist() == [4.0, 4.0]
+    assert [path.name for path in tmp_path.iterdir()] == ["round-000000.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "spoil"),
+    [("fedper", "model/fc2.fc.weight"), ("ditto", "v/fc2.fc.weight"), ("fedper", "loss")],
+)
+def test_what_the_server_would_refuse_is_not_kept_either(
+    device_run, monkeypatch, tmp_path, read_csv, strategy, spoil
+):
+    """Else one run with broken data would spoil all later ones of that device."""
+    cls = registry.client_class(strategy)
+    train_round = cls.train_round
+
+    def diverge(self, plan, received):
+        update = train_round(self, plan, received)
+        if self.client == 1 and spoil in self.state:
+            self.state[spoil] = self.state[spoil] * 1e9
+        elif self.client == 1:
+            update.metrics[spoil] = 1e30
+        return update
+
+    monkeypatch.setattr(cls, "train_round", diverge)
+    events = read_csv(device_run(f'strategy="{strategy}" num-rounds=1'), "events.csv")
+    failures = {e["client"]: e["detail"] for e in events if e["kind"] == "failure"}
+    assert failures.keys() == {"1"}
+    assert f"training diverged: {'a loss' if spoil == 'loss' else spoil} " in failures["1"]
+    assert failures["1"].endswith("(max-value)")
+    kept = {path.parts[-3] for path in tmp_path.glob("state-*/*/round-*.safetensors")}
+    assert kept == {"state-0", "state-2"}
+
+
+def test_a_device_writes_why_it_failed_beside_its_state(device_run, nodes, monkeypatch):
+    """The server's words name the run directory; a device does not write where a server says."""
+    cls = registry.client_class("fedper")
+    train_round = cls.train_round
+
+    def fail(self, plan, received):
+        if self.client == 1:
+            raise ValueError("no luck with this device")
+        return train_round(self, plan, received)
+
+    monkeypatch.setattr(cls, "train_round", fail)
+    folder = device_run('strategy="fedper" num-rounds=1')
+    text = (Path(nodes[1]["state-dir"]) / "log.txt").read_text("utf-8")
+    assert "round 1, client 1, train\nTraceback" in text and "no luck with this device" in text
+    assert "Traceback" not in (folder / "log.txt").read_text("utf-8")
+
+
+def test_a_state_of_an_earlier_run_that_training_fails_from_is_named(
+    device_run, tmp_path, read_csv, monkeypatch
+):
+    advice = 'remove that, or client-state = "reset"'
+
+    def failures(*run_config):
+        events = read_csv(device_run('strategy="fedper"', *run_config), "events.csv")
+        mine = {e["detail"] for e in events if e["client"] == "1" and "diverged" in e["detail"]}
+        assert mine
+        return mine
+
+    with monkeypatch.context() as patch:
+        cls = registry.client_class("fedper")
+        train_round = cls.train_round
+
+        def diverge(self, plan, received):
+            update = train_round(self, plan, received)
+            update.metrics["loss"] = 1e30 if plan.round > 1 else 1.0
+            return update
+
+        patch.setattr(cls, "train_round", diverge)
+        assert not any(advice in detail for detail in failures("num-rounds=2"))
+    (state,) = tmp_path.glob("state-1/fedper-*/round-000001.safetensors")
+    save_file({key: value * np.float32(1e30) for key, value in load_file(state).items()}, state)
+    (detail,) = failures("num-rounds=1")
+    assert detail.endswith(f"; it began from {state.parent}: {advice}")
+
+
+def test_a_state_that_began_a_run_and_no_more_is_found(device_run, capsys, tmp_path):
+    device_run('strategy="fedper" num-rounds=1')
+    for state in tmp_path.glob("state-*/fedper-*/round-000001.safetensors"):
+        state.rename(state.with_name("round-000000.safetensors"))
+    device_run('strategy="fedper" num-rounds=1')
+    text = "keeps state; found the state of round 0 of an earlier run"
+    assert capsys.readouterr().out.count(text) == DEVICES

@@ -1,0 +1,225 @@
+"""A device's personalized model, used outside of runs."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_torch
+from safetensors.torch import save_file
+
+from fedapps.__main__ import main
+from fedapps.core import registry
+from fedapps.core.errors import RunError
+from fedapps.device import personalized
+from fedapps.report.report import Report
+
+
+@pytest.mark.parametrize("strategy", ["fedper", "fedrod", "ditto", "fedbabu"])
+def test_predict_has_the_accuracy_that_the_run_reported(
+    strategy, device_run, nodes, read_csv, tmp_path, capsys
+):
+    names = 'class-names="ant,bee,cat"'
+    folder = device_run(f'strategy="{strategy}" score-last=true local-epochs=3 {names}')
+    reported = {row["client"]: row for row in read_csv(folder, "clients.csv")}
+    out = tmp_path / "predictions.npz"
+    for client, node in enumerate(nodes):
+        images = ["--input", node["data"]]
+        assert main(["predict", "--state-dir", node["state-dir"], *images]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        words = [line.split()[1] for line in lines if line[0].isdigit()]
+        main(["predict", "--state-dir", node["state-dir"], *images, "--output", str(out)])
+        with np.load(node["data"]) as own, np.load(out) as predicted:
+            right = predicted["labels"] == own["test_labels"]
+            assert words == [predicted["class_names"][k] for k in predicted["labels"]]
+            np.testing.assert_allclose(predicted["probabilities"].sum(1), 1, rtol=1e-5)
+        assert right.mean() == float(reported[str(client)]["accuracy_personalized"])
+    assert main(["predict", str(folder), "--client", "1", "--input", "x.npz"]) == 1
+    assert "--client 1: clients of this run are devices" in capsys.readouterr().err
+    assert main(["export", str(folder), "--output", str(tmp_path / "shared.safetensors")]) == 0
+    assert personalized.load(tmp_path / "shared.safetensors").about.names == ("ant", "bee", "cat")
+
+
+@pytest.fixture
+def models(nodes, monkeypatch):
+    """The bytes of the second device's model after each round."""
+    found, write = [], Report.round
+
+    def look(report, row):
+        write(report, row)
+        found.append((Path(nodes[1]["state-dir"]) / personalized.FILE).read_bytes())
+
+    monkeypatch.setattr(Report, "round", look)
+    return found
+
+
+def test_a_round_without_personalization_leaves_the_personalized_model(device_run, models):
+    rounds = 'num-rounds=4 evaluate-every=3 evaluate-rounds="1-4"'
+    options = f'strategy="fedbabu" finetune-epochs=2 {rounds}'
+    device_run(options.replace("every=3", "every=1").replace("-rounds=4", "-rounds=1"))
+    (before,) = models
+    device_run(options)
+    first, second, third, last = models[1:]
+    assert first == second == before
+    assert len({second, third, last}) == 3
+
+
+def test_a_model_that_nobody_fine_tunes_is_written_in_each_evaluation(device_run, models):
+    options = 'strategy="fedper" finetune-epochs=0 num-rounds=3 evaluate-every=1'
+    device_run(options)
+    device_run(options.replace("every=1", "every=0"), 'evaluate-rounds="1-2"')
+    assert len(set(models[:3])) == 3 and len(set(models[3:])) == 3
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_personalization_that_diverged_leaves_the_model(
+    value, device_run, models, monkeypatch, capsys
+):
+    cls = registry.client_class("fedbabu")
+    personalize = cls.personalize
+
+    def diverge(self, plan):
+        done = personalize(self, plan)
+        if plan.round == 2:
+            self.model.fc2.fc.bias.data[0] = value
+        return done
+
+    monkeypatch.setattr(cls, "personalize", diverge)
+    device_run('strategy="fedbabu" num-rounds=3 evaluate-every=1')
+    first, second, third = models
+    assert first == second != third
+    assert "personalization diverged (fc2.fc.bias): " in capsys.readouterr().out
+
+
+def test_images_of_another_shape_are_refused(device_run, nodes, make_npz, tmp_path, capsys):
+    device_run('strategy="fedper" num-rounds=1')
+    path = make_npz(tmp_path / "x.npz", side=9)
+    assert main(["predict", "--state-dir", nodes[0]["state-dir"], "--input", str(path)]) == 1
+    line = f"error: {path}: images of [C, H, W] = [1, 9, 9]; the model takes [1, 8, 8]\n"
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize("command", ["predict", "export"])
+def test_without_a_personalized_model_there_is_a_line(command, tmp_path, capsys):
+    option = {"predict": ["--input", "x.npz"], "export": ["--output", "x.pt2"]}[command]
+    assert main([command, "--state-dir", str(tmp_path), *option]) == 1
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path}/personalized.safetensors: no such file; a device writes it when a run "
+        "evaluates it; check the path\n"
+    )
+
+
+def test_a_broken_model_file_is_a_line(tmp_path):
+    (tmp_path / personalized.FILE).write_bytes(b"x" * 100)
+    with pytest.raises(RunError, match=r"personalized\.safetensors: cannot be read \("):
+        personalized.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"num-classes": 10**9}, "num-classes = 1000000000, but 3 names"),
+        ({"num-classes": 10**9, "class-names": "a,b"}, "num-classes = 1000000000, but 3 names"),
+        (
+            {"input-shape": "1,99999,99999"},
+            r"images of shape \(1, 8, 8\), but input-shape = \(1, 99",
+        ),
+        ({"model": "resnet18"}, r"the settings ask for \d{8,} values, the file has \d+"),
+        ({"model": "no-such"}, "unknown model 'no-such'"),
+    ],
+)
+def test_a_strangers_model_file_takes_no_more_memory_than_it_has(trained, settings, told, tmp_path):
+    with pytest.raises(RunError, match=rf"cannot be read \({told}"):
+        personalized.load(forged(trained[1], settings, tmp_path / "forged.safetensors"))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"shape": [1, 200000, 200000]}, {"shape": [1, 8, 9]}, {"mean": [0.5, 0.5]}, {"std": []},
+        {"std": [0.0]}, {"std": [-1.0]},
+    ],
+)  # fmt: skip
+def test_a_strangers_model_file_cannot_ask_for_other_images(trained, header, tmp_path):
+    with pytest.raises(RunError, match=r"cannot be read \((images of shape|mean = )"):
+        personalized.load(forged(trained[1], {}, tmp_path / "forged.safetensors", header))
+
+
+def test_a_strangers_model_file_cannot_ask_for_huge_images(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(personalized, "MOST_PIXELS", 63)  # those of this model have 64
+    with pytest.raises(RunError, match="cannot be read"):
+        personalized.load(trained[1])
+
+
+def test_a_strangers_model_file_opens_no_data_set_and_makes_no_folder(trained, tmp_path):
+    model, state = trained
+    root = tmp_path / "downloads"
+    settings = {"dataset": "mnist", "data-root": str(root), "runs-dir": str(root)}
+    found = personalized.load(forged(state, settings, tmp_path / "forged.safetensors"))
+    assert not root.exists()
+    pixels = torch.rand(3, 1, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(found(pixels), model(pixels))
+
+
+def forged(state, settings, path, header=None):
+    """Write a device's model with other settings or other values in its header."""
+    with safe_open(state / personalized.FILE, "pt") as file:
+        about = json.loads(file.metadata()["fedapps"])
+    about["config"] |= settings
+    about |= header or {}
+    tensors = load_torch(state / personalized.FILE)
+    save_file(tensors, path, {"fedapps": json.dumps(about)})
+    return path
+
+
+@pytest.fixture
+def trained(device_run, nodes):
+    """A personalized model and the state folder that it comes from."""
+    device_run('strategy="fedrod" num-rounds=1')
+    state = Path(nodes[0]["state-dir"])
+    return personalized.load(state), state
+
+
+@pytest.mark.filterwarnings("error:No complete tensor")
+def test_export_round_trips(trained, tmp_path):
+    model, state = trained
+    for suffix in ("pt2", "safetensors"):
+        output = ["--output", str(tmp_path / f"model.{suffix}")]
+        assert main(["export", "--state-dir", str(state), *output]) == 0
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    for size in (1, 5, 64):
+        pixels = torch.rand(size, 1, 8, 8)
+        with torch.no_grad():
+            torch.testing.assert_close(program(pixels), model(pixels), rtol=0, atol=1e-5)
+    arrays = load_file(tmp_path / "model.safetensors")
+    assert arrays.keys() == model.module.state_dict().keys()
+    for key, value in model.module.state_dict().items():
+        np.testing.assert_array_equal(arrays[key], value.numpy())
+
+
+def test_onnx_needs_its_extra(trained, tmp_path, monkeypatch):
+    model, _ = trained
+    monkeypatch.setattr(personalized.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RunError, match=r"needs onnx; pip install onnx onnxscript$"):
+        personalized.export(model, tmp_path / "model.onnx")
+    with pytest.raises(RunError, match=r"must end in \.safetensors, \.pt2, \.onnx$"):
+        personalized.export(model, tmp_path / "model.h5")
+
+
+def test_onnx_gives_the_same_outputs(trained, tmp_path):
+    why = "2026-11-21: ONNX is an extra that the tests do not install; passes where it is there"
+    for package in ("onnx", "onnxscript"):
+        pytest.importorskip(package, reason=why)
+    runtime = pytest.importorskip("onnxruntime", reason=why)
+    model, _ = trained
+    personalized.export(model, tmp_path / "model.onnx")
+    session = runtime.InferenceSession(tmp_path / "model.onnx")
+    for size in (1, 7):
+        pixels = torch.rand(size, 1, 8, 8)
+        (logits,) = session.run(None, {"pixels": pixels.numpy()})
+        with torch.no_grad():
+            np.testing.assert_allclose(logits, model(pixels).numpy(), rtol=0, atol=1e-5)

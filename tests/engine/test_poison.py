@@ -1,0 +1,470 @@
+"""A client that sends what it likes: it is dropped for the round, and nothing else changes."""
+
+import csv
+import io
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from flwr.app import Array, ConfigRecord
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+from safetensors.numpy import load_file
+
+from fedapps.core import config, registry
+from fedapps.engine.metrics import SLACK, MetricChecks
+from fedapps.method.rehearsal import rehearse
+from fedapps.method.update import ClientUpdate
+from fedapps.report.directory import csv_text
+from fedapps.training.workspace import workspace
+from fedapps.wire.checks import invalid_values
+from fedapps.wire.serial_grid import SerialGrid
+
+BAD = 2
+RUN = 'strategy="fedavg" num-clients=4 fraction-train=1.0 num-rounds=2 finetune-epochs=1'
+KEY = "conv1.conv.weight"
+ARRAYS, METRICS = f"arrays-{BAD}", f"metrics-{BAD}"
+
+
+@pytest.fixture
+def poisoned(serial_run, tiny_npz, monkeypatch):
+    """Return run(kind, change, *run_config): `change` alters client BAD's replies of a kind."""
+
+    def run(kind, change, *run_config, supernodes=1):
+        pull = SerialGrid.pull_messages
+
+        def altered(grid, message_ids):
+            replies = pull(grid, message_ids)
+            for reply in replies:
+                if reply.metadata.message_type == kind:
+                    change(reply.content)
+            return replies
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SerialGrid, "pull_messages", altered)
+            return serial_run(tiny_npz, RUN, *run_config, num_supernodes=supernodes)
+
+    return run
+
+
+def absent(content):
+    """The client says itself that it failed: the run that all others are held against."""
+    del content[ARRAYS], content[METRICS]
+    content["failures"] = ConfigRecord({"clients": [BAD], "causes": ["ValueError: absent"]})
+
+
+def value(number):
+    def change(content):
+        array = content[ARRAYS][KEY].numpy().copy()
+        array.flat[3] = number
+        content[ARRAYS][KEY] = Array(array)
+
+    return change
+
+
+def described(**words):
+    """Flower's own description of an array, beside the header that comes with the values."""
+
+    def change(content):
+        array = content[ARRAYS][KEY]
+        told = {name: getattr(array, name) for name in ("dtype", "shape", "stype", "data")}
+        content[ARRAYS][KEY] = Array(**told | words)
+
+    return change
+
+
+def named(content):
+    content["x" * 2**23] = ConfigRecord()
+
+
+def figure(**figures):
+    def change(content):
+        for name, number in figures.items():
+            content[METRICS][name.replace("num_examples", "num-examples")] = number
+
+    return change
+
+
+BROKEN = "the reply's figures are broken: "
+# What is wrong with arrays alone is in tests/wire/test_messages.py; here are one of each kind.
+TRAIN = {
+    "NaN": (value(np.nan), f"values in {KEY} are not finite"),
+    "1e30": (value(1e30), f"values in {KEY} are as large as 1e+30: at most 1e+06 (max-value)"),
+    "-1e30": (value(-1e30), f"values in {KEY} are as large as 1e+30: at most 1e+06 (max-value)"),
+    "2**39": (figure(num_examples=2**39), f"num-examples = {2**39}: must be from 1 to "),
+    "one more": (figure(num_examples=10**4), "num-examples = 10000: must be from 1 to "),
+    "loss": (figure(loss=1e300), BROKEN + "a loss of 1e+300 over "),
+    "loss below 0": (figure(loss=-9e5), BROKEN + "a loss of -900000 over "),
+    "loss just below 0": (figure(loss=-1e-9), BROKEN + "a loss of -1e-09 over "),
+    "other dtype": (described(dtype="=float32"), f"{KEY} is called =float32("),
+    "other shape": (described(shape=(800,)), f"{KEY} is called float32(800,): expected "),
+    "loss NaN": (figure(loss=math.nan), BROKEN + "a loss of nan over "),
+    "no sample": (figure(loss=1.0, samples=0), BROKEN + "a loss of 1 over 0"),
+    "many": (figure(samples=2**40), BROKEN + f"samples = {2**40}: at most "),
+    "negative": (figure(batches=-1), BROKEN + "Expected `int` >= 0"),
+    "macs": (figure(macs=2**62), BROKEN + f"macs = {2**62}: at most "),
+    "cost": (figure(cost_paper=2**62), BROKEN + f"cost_paper = {2**62}: "),
+}
+
+
+def tables(read_csv, folder):
+    """What a run says of its rounds and clients, without what the clock says and the causes."""
+    rounds = [{**row, "seconds": None} for row in read_csv(folder, "rounds.csv")]
+    return rounds, read_csv(folder, "clients.csv")
+
+
+@pytest.fixture(scope="module")
+def kept():
+    return {}
+
+
+def costs_its_client_only(folder, other, cause, read_csv):
+    """BAD fails in each round for this cause; all else is as when it says itself that it failed."""
+    events = read_csv(folder, "events.csv")
+    failures = [(str(round_), str(BAD), "failure") for round_ in (1, 2)]
+    assert [(e["round"], e["client"], e["kind"]) for e in events] == failures
+    assert all(event["detail"].startswith(cause) for event in events)
+    assert tables(read_csv, folder) == tables(read_csv, other)
+    for name in ("model.safetensors", "classes.csv"):
+        assert (folder / name).read_bytes() == (other / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", sorted(TRAIN))
+def test_a_poisoned_update_costs_its_client_only(name, poisoned, read_csv, kept):
+    change, cause = TRAIN[name]
+    if "absent" not in kept:
+        kept["absent"] = poisoned("train", absent)
+    folder = poisoned("train", change)
+    costs_its_client_only(folder, kept["absent"], cause, read_csv)
+    assert {row["failures"] for row in tables(read_csv, folder)[0]} == {"1"}
+
+
+@pytest.mark.parametrize("strategy", ["fedfomo", "fedcmd", "pfedsim", "fedrod"])
+def test_so_it_is_with_other_methods_and_with_what_they_send_beside_the_model(
+    strategy, poisoned, read_csv
+):
+    def change(content):
+        names = [*content[ARRAYS]]
+        name = next((name for name in names if "/" in name), names[0])
+        array = content[ARRAYS][name].numpy().copy()
+        array.flat[0] = 1e30
+        content[ARRAYS][name] = Array(array)
+
+    options = f'strategy="{strategy}"'
+    first, second = poisoned("train", change, options), poisoned("train", absent, options)
+    names = {e["client"] for e in read_csv(first, "events.csv") if e["kind"] == "failure"}
+    assert names == {str(BAD)}
+    model = (first / "model.safetensors").read_bytes()
+    assert model == (second / "model.safetensors").read_bytes()
+    assert tables(read_csv, first) == tables(read_csv, second)
+
+
+def one_more(content):
+    """It claims a test sample that it does not have; it has far more training samples."""
+    metrics = content[METRICS]
+    metrics["num-examples"] += 1
+    metrics["class_total"] = [metrics["class_total"][0] + 1, *metrics["class_total"][1:]]
+
+
+EVALUATE = {
+    "one more": (one_more, "num-examples = "),
+    "2**39": (figure(num_examples=2**39), f"num-examples = {2**39}: must be from 1 to "),
+    "accuracy": (figure(accuracy_personalized=1.5), BROKEN + "Expected `float` <= 1.0"),
+    "accuracy 1": (figure(accuracy_initial=1.0), BROKEN + "accuracy_initial = 1: class_initial h"),
+    "accuracy 0": (
+        figure(accuracy_personalized=0.0),
+        BROKEN + "accuracy_personalized = 0: class_personalized has",
+    ),
+    "loss below 0": (figure(loss=-9e5), BROKEN + "loss = -900000: must be at least 0"),
+    "loss -inf": (figure(loss=-math.inf), BROKEN + "loss = -inf: must be at least 0"),
+    "accuracy NaN": (figure(accuracy_initial=math.nan), BROKEN + "Expected `float` >= 0.0"),
+    "classes": (figure(class_total=[10**6, 0, 0]), BROKEN + "class_total must sum to "),
+    "right": (figure(class_personalized=[10**6] * 3), BROKEN + "class_personalized = 1000000: "),
+    "negative": (figure(class_initial=[-1, 0, 0]), BROKEN + "Expected `int` >= 0"),
+    "length": (figure(class_initial=[0]), BROKEN + "class_initial must have 3 entries"),
+    "training": (figure(num_train=10**9), BROKEN + "num_train = 1000000000: at most "),
+    "finetune": (figure(finetune_samples=2**40), BROKEN + "samples = "),
+}
+
+
+@pytest.mark.parametrize("name", sorted(EVALUATE))
+def test_a_poisoned_evaluation_costs_its_client_only(name, poisoned, read_csv, kept):
+    change, cause = EVALUATE[name]
+    if "silent" not in kept:
+        kept["silent"] = poisoned("evaluate", lambda content: content.pop(METRICS))
+    costs_its_client_only(poisoned("evaluate", change), kept["silent"], cause, read_csv)
+
+
+@pytest.mark.parametrize("loss", [1e300, math.nan, math.inf])
+def test_a_personalization_that_diverged_keeps_its_accuracies(loss, poisoned, read_csv):
+    """Its client would else be missing in the means; its loss stands in its own row only."""
+    change = figure(loss=loss, finetune_loss=loss)
+    options = 'strategy="fedseq" fedseq.finetune-epochs=1'
+    folder = poisoned("evaluate", change, options)
+    rounds, clients = tables(read_csv, folder)
+    assert not read_csv(folder, "events.csv")
+    assert {row["loss"] for row in clients if row["client"] == str(BAD)} == {str(loss)}
+    assert rounds[-1]["phase"] == "finetune"
+    assert all(0 < float(row["train_loss"]) < 10 for row in rounds)
+    expected = tables(read_csv, poisoned("evaluate", figure(), options))[0]
+    for key in ("accuracy_personalized", "accuracy_initial_weighted", "train_macs"):
+        assert [row[key] for row in rounds] == [row[key] for row in expected]
+
+
+def test_nobody_scores_for_somebody_else(poisoned, read_csv):
+    folder = poisoned("evaluate", figure(client=0, num_test=1), "num-rounds=1")
+    plain = poisoned("evaluate", figure(), "num-rounds=1")
+    assert tables(read_csv, folder) == tables(read_csv, plain)
+
+
+def test_figures_that_a_run_does_not_ask_for_are_not_taken(poisoned, read_csv):
+    claims = figure(accuracy_without_head=1.0, accuracy_last_local=1.0, leak=1.0)
+    folder = poisoned("evaluate", claims, "num-rounds=1")
+    plain = poisoned("evaluate", figure(), "num-rounds=1")
+    assert tables(read_csv, folder) == tables(read_csv, plain)
+
+
+LARGE = {
+    "figures": figure(extra=[0.5] * 10**6),
+    "dtype": described(dtype="x" * 2**23),
+    "stype": described(stype="x" * 2**23),
+    "shape": described(shape=(1,) * 2**20),
+    "name of a record": named,
+}
+
+
+@pytest.mark.parametrize(("what", "presum"), [("figures", "true"), *((k, "false") for k in LARGE)])
+def test_a_reply_that_is_too_large_costs_all_its_clients(what, presum, poisoned, read_csv):
+    """And no other SuperNode's."""
+    change = LARGE[what]
+
+    def of_its_node(content):
+        if METRICS in content:
+            change(content)
+
+    folder = poisoned("train", of_its_node, f"presum={presum}", supernodes=2)
+    events = read_csv(folder, "events.csv")
+    dropped = {event["client"] for event in events}
+    assert str(BAD) in dropped and len(dropped) == 2
+    assert len({event["detail"] for event in events}) == 1
+    words = events[0]["detail"].split()
+    assert words[:3] == ["a", "reply", "of"] and int(words[3]) > int(words[7]) > 10**6
+
+
+def test_a_presummed_mean_weighs_no_more_than_the_samples_behind_it(poisoned, read_csv):
+    """The mean of a SuperNode comes with its first client; the other one's weighs nothing."""
+
+    def change(content):
+        if METRICS in content:
+            first = min(name for name in content if name.startswith("metrics-"))
+            content[first]["weight"] = content[first]["weight"] + 1.0
+
+    folder = poisoned("train", change, "presum=true", supernodes=2)
+    details = [event["detail"] for event in read_csv(folder, "events.csv")]
+    assert details and all(detail.startswith("weight = ") for detail in details)
+
+
+FORMULAS = ["=HYPERLINK(1)", "+1", "-1+cmd", "@SUM(1)", "x; =1", "＝1"]  # noqa: RUF001
+
+
+@pytest.mark.parametrize("cause", FORMULAS)
+def test_what_a_client_says_is_no_formula_of_a_spreadsheet(cause, poisoned, read_csv):
+    """Neither where cells are separated by commas nor where they are by semicolons."""
+
+    def change(content):
+        absent(content)
+        content["failures"] = ConfigRecord({"clients": [BAD], "causes": [cause]})
+
+    details = [e["detail"] for e in read_csv(poisoned("train", change), "events.csv")]
+    assert len(details) == 2
+    for cell in (cell for detail in details for cell in detail.split(";")):
+        assert cell.strip()[0] in "'x"
+        assert cell.strip().lstrip("'") in cause
+
+
+@given(st.lists(st.one_of(st.text("=+-@;\t\r\n\"', 1a"), st.integers(), st.floats()), min_size=1))
+@example([-1, -2.5, "-3"])
+def test_cells_of_text_begin_no_formula_and_numbers_stay_as_they_are(cells):
+    (row,) = csv.reader(io.StringIO(csv_text([cells]), newline=""))
+    for cell, text in zip(cells, row, strict=True):
+        if isinstance(cell, str):
+            assert text.replace("'", "").split() == cell.replace("'", "").split()
+            assert not {"\t", "\r", "\n"} & {*text}
+            parts = map(str.strip, text.split(";"))
+            assert not any(part.startswith(("=", "+", "-", "@")) for part in parts)
+        else:
+            assert repr(type(cell)(text)) == repr(cell)
+
+
+# What holds whatever comes ------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(width=32), max_size=9), st.floats(1e-30, 1e300))
+@example([], 1.0)
+@example([1e6], 1e6)
+@example([-1.5], 1.0)
+def test_values_fit_exactly_if_they_are_within_the_limit(numbers, largest):
+    values = np.array(numbers, np.float32)
+    fits = all(math.isfinite(v) and abs(float(v)) <= largest for v in values)
+    assert (invalid_values(values, largest) == "") == fits
+
+
+@pytest.fixture(scope="module")
+def strategy(tmp_path_factory, tiny_npz):
+    folder = tmp_path_factory.mktemp("runs")
+    flat = config.parse([tiny_npz, RUN, "local-epochs=1", f'runs-dir="{folder}"'])
+    return registry.strategy_class("fedavg")(workspace(config.read(flat)))
+
+
+@pytest.fixture(scope="module")
+def checks(strategy):
+    return MetricChecks(strategy)
+
+
+anything = st.one_of(st.integers(-(2**63), 2**63 - 1), st.floats(), st.integers(0, 50))
+extreme = st.sampled_from([2**62, -1, 1e300, math.nan])  # rare among all numbers
+count = st.one_of(st.integers(-3, 9), st.integers(-(2**63), 2**63 - 1))
+TESTED, CLASSES = 9, 3
+
+
+def trainings(strategy, checks):
+    """Figures of a training that can be."""
+    own, parameters = strategy.count(BAD, "train"), strategy.layout.count(strategy.layout.names)
+    most = SLACK * own
+    number, few = st.integers(0, own), st.integers(0, 3)
+    costs = {"macs": most * checks.sample_macs, "cost_paper": most * parameters}
+    return st.fixed_dictionaries(
+        {"samples": number, "batches": number, "skipped": few, "rejected": few}
+        | {name: st.integers(0, largest) for name, largest in costs.items()}
+    ).flatmap(
+        lambda known: st.floats(0, 1e6 * known["samples"]).map(lambda loss: known | {"loss": loss})
+    )
+
+
+@st.composite
+def evaluations(draw, strategy):
+    """Figures of an evaluation that can be: its classes sum to the test samples."""
+    labels = draw(st.lists(st.integers(0, CLASSES - 1), min_size=TESTED, max_size=TESTED))
+    total = [labels.count(label) for label in range(CLASSES)]
+    initial, personalized = ([draw(st.integers(0, most)) for most in total] for _ in range(2))
+    names = ("loss", "samples", "batches", "skipped", "rejected", "macs", "cost_paper")
+    return {f"finetune_{name}": 0 for name in names} | {
+        "num_train": draw(st.integers(0, strategy.count(BAD, "train"))),
+        "loss": draw(st.one_of(st.floats(0), st.just(math.nan))),
+        "accuracy_initial": sum(initial) / TESTED,
+        "accuracy_personalized": sum(personalized) / TESTED,
+        "class_total": total,
+        "class_initial": initial,
+        "class_personalized": personalized,
+    }
+
+
+@st.composite
+def spoilt(draw, figures):
+    """Figures that can be, of which none, one or two are replaced."""
+    told = dict(draw(figures))
+    names = sorted(name for name in told if not name.startswith("finetune_"))
+    for _ in range(draw(st.sampled_from([0, 1, 1, 2]))):
+        name = draw(st.sampled_from(names))
+        other = extreme if draw(st.booleans()) else anything
+        told[name] = draw(moved(told[name]) if isinstance(told[name], list) else other)
+    return told
+
+
+def moved(counts):
+    """One of the counts is a little off, or all are whatever comes."""
+    steps = st.tuples(st.integers(0, CLASSES - 1), st.sampled_from([-9, -1, 1, 9]))
+    one = steps.map(lambda s: [n + s[1] * (i == s[0]) for i, n in enumerate(counts)])
+    return st.one_of(one, one, st.lists(count, min_size=2, max_size=4))
+
+
+def both_outcomes(figures, read, check):
+    """`check` what `read` makes of figures, whenever it takes them; both must have occurred."""
+    outcomes = Counter()
+
+    @settings(max_examples=400)
+    @given(spoilt(figures))
+    def play(told):
+        try:
+            read_figures = read(told)
+        except ValueError:
+            outcomes["refused"] += 1
+            return
+        outcomes["taken"] += 1
+        check(read_figures)
+
+    play()
+    assert min(outcomes["refused"], outcomes["taken"]) >= 10, outcomes
+
+
+def test_figures_that_pass_can_harm_no_mean(strategy, checks):
+    own = strategy.count(BAD, "train")
+    most, parameters = SLACK * own, strategy.layout.count(strategy.layout.names)
+
+    def check(done):
+        assert 0 <= done.samples <= own and 0 <= done.batches <= own
+        assert 0 <= done.loss <= 1e6 * done.samples
+        assert 0 <= done.macs <= most * checks.sample_macs
+        assert 0 <= done.cost_paper <= most * parameters
+
+    def read(told):
+        return checks.training(ClientUpdate(BAD, {}, 5, told), strategy.plan(1, BAD))
+
+    both_outcomes(trainings(strategy, checks), read, check)
+
+
+def test_a_method_can_have_losses_below_zero(strategy, checks, monkeypatch):
+    costs = dict.fromkeys(("skipped", "rejected", "macs", "cost_paper"), 0)
+    update = ClientUpdate(BAD, {}, 5, costs | {"loss": -6.0, "samples": 3, "batches": 1})
+    for least, largest, taken in ((0.0, 1e6, False), (-1.9, 1e6, False), (-2.0, 1e6, True),
+                                  (-math.inf, 1e6, True), (-math.inf, 1.9, False)):  # fmt: skip
+        changed = structs.replace(strategy.settings, max_value=largest)
+        monkeypatch.setattr(strategy, "settings", changed)
+        monkeypatch.setattr(type(strategy), "least_loss", least)
+        try:
+            assert checks.training(update, strategy.plan(1, BAD)).loss == -6.0
+        except ValueError as error:
+            assert not taken
+            assert str(error).startswith("a loss of -6 over 3 samples: at ")
+        else:
+            assert taken
+
+
+def test_scores_that_pass_can_harm_no_mean(strategy, checks):
+    def check(scores):
+        assert scores.client == BAD and sum(scores.class_total) == TESTED
+        assert abs(scores.accuracy_initial * TESTED - sum(scores.class_initial)) < 1e-3
+        assert abs(scores.accuracy_personalized * TESTED - sum(scores.class_personalized)) < 1e-3
+        assert not scores.loss < 0
+        for right in (scores.class_initial, scores.class_personalized):
+            pairs = zip(right, scores.class_total, strict=True)
+            assert all(0 <= one <= total <= TESTED for one, total in pairs)
+
+    def read(told):
+        return checks.scores(ClientUpdate(BAD, {}, TESTED, told))
+
+    both_outcomes(evaluations(strategy), read, check)
+
+
+def test_what_a_client_keeps_may_be_larger_than_what_it_may_send(serial_run, tiny_npz):
+    """Norms of gradients before clipping, which stay on the client."""
+    options = 'strategy="perfreezeclip" local-epochs=2 num-clients=3 num-rounds=1 max-value=1.2'
+    folder = serial_run(tiny_npz, options)
+    states = [load_file(path) for path in folder.glob("clients/*/round-*.safetensors")]
+    norms = [v.max() for state in states for k, v in state.items() if k.startswith("norms/")]
+    assert max(norms) > 1.2
+    events = folder / "events.csv"
+    assert not events.exists() or "diverged" not in events.read_text("utf-8")
+
+
+def test_a_figure_that_the_method_does_not_declare_is_told_once(strategy, capsys):
+    pair = registry.strategy_class("fedavg"), registry.client_class("fedavg")
+    metrics = rehearse(*pair, strategy.settings).evaluate(BAD)
+    checks, given = MetricChecks(strategy), {"kindness": 1.0, "state-saved": 1}
+    for more in ({}, given, given):
+        update = ClientUpdate(BAD, {}, sum(metrics["class_total"]), metrics | more)
+        assert checks.scores(update).figures == {}
+    told = "warning: clients give kindness, which fedavg does not declare: left out"
+    assert capsys.readouterr().out.splitlines() == [told]

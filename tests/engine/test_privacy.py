@@ -1,0 +1,881 @@
+"""Differential privacy: every number against one that was computed another way."""
+
+import csv
+import itertools
+import math
+import re
+import weakref
+from functools import cache
+from statistics import NormalDist
+
+import flwr.clientapp.mod
+import numpy as np
+import pytest
+from flwr.serverapp import RdpAccountant
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClipping, FedAvg
+from flwr.supercore.privacy_accounting import (
+    GaussianPrivacyEvent,
+    NeighboringRelation,
+    PrivacyConfig,
+    SamplingMethod,
+)
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fedapps import client_app
+from fedapps.core import config, registry
+from fedapps.core.draws import generator, sample_clients, sample_poisson, secret_seed
+from fedapps.core.errors import RunError
+from fedapps.engine import accounting, privacy
+from fedapps.engine.rounds import Rounds
+from fedapps.method.conversation import Question
+from fedapps.method.update import ClientUpdate
+from fedapps.models import build
+from fedapps.models.layers import layout_of
+from fedapps.training.channel import Channel
+from fedapps.training.plan import Plan
+from fedapps.training.privacy import check_plan, clipped_difference, postprocess, privatize
+from fedapps.training.workspace import Workspace
+from fedapps.wire.questions import pack_question, unpack_answers
+from fedapps.wire.serial_grid import SerialGrid
+from tests.support import ROOT
+from tests.support.marks import THOROUGH
+
+PAGE = (ROOT / "docs" / "privacy.md").read_text("utf-8")
+SHAPES = {"conv1.weight": (6, 4), "fc1.weight": (3, 5), "fc1.bias": (3,)}
+LAYOUT = layout_of(build("lenet5", (1, 8, 8), 3, seed=0), 1, "shared", False)
+
+
+@cache
+def make_settings(**changes):
+    """Settings of a run; `dp_clip_norm` is the key dp.clip-norm, `num_clients` num-clients."""
+    keys = {
+        ("dp." + k.removeprefix("dp_") if k.startswith("dp_") else k).replace("_", "-"): value
+        for k, value in changes.items()
+    }
+    return config.read(config.defaults() | {"strategy": "fedavg"} | keys)
+
+
+def central(**changes):
+    options = {"num_clients": 10, "fraction_train": 0.5, "dp_mode": "central"}
+    return privacy.privacy(make_settings(**(options | changes)), LAYOUT, {})
+
+
+def arrays_of(draws, scale=1.0, shapes=SHAPES):
+    return {k: (scale * draws.normal(size=shape)).astype("f4") for k, shape in shapes.items()}
+
+
+def updates_of(seed, count, scale=1.0):
+    """A start and so many updates: some hardly moved, some far."""
+    draws = np.random.default_rng(seed)
+    start = arrays_of(draws)
+    moves = [arrays_of(draws, scale * 10.0 ** draws.uniform(-2, 1)) for _ in range(count)]
+    return start, [
+        ClientUpdate(i, {k: start[k] + move[k] for k in start}, 1 + i, weight=1.0 + i)
+        for i, move in enumerate(moves)
+    ]
+
+
+def vector(arrays):
+    return np.concatenate([np.asarray(a, np.float64).ravel() for a in arrays.values()])
+
+
+def released(guard, start, updates, round_=1):
+    (update,) = guard.release(round_, iter(updates), lambda: start)
+    return update.arrays
+
+
+def by_hand(start, updates, limit, expected):
+    """w + (1/m) sum_i (w_i - w) min(1, S / ||w_i - w||), in NumPy."""
+    w = vector(start)
+    steps = [vector(update.arrays) - w for update in updates]
+    clipped = [step * min(1.0, limit / np.linalg.norm(step)) for step in steps]
+    return w + sum(clipped, np.zeros_like(w)) / expected
+
+
+cases = st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 9), st.sampled_from([1e-3, 1.0, 1e3]))
+
+
+# Clipping and the mean ----------------------------------------------------------------------------
+
+
+@given(cases, st.sampled_from([1e-4, 1.0, 1e6]))
+def test_clipping_is_that_of_one_vector(case, limit):
+    seed, _, scale = case
+    start, (update,) = updates_of(seed, 1, scale)
+    difference, norm = clipped_difference(update.arrays, start, limit)
+    step = vector(update.arrays) - vector(start)
+    assert norm == pytest.approx(np.linalg.norm(step), rel=1e-12)
+    assert np.linalg.norm(vector(difference)) <= limit * (1 + 1e-12)
+    np.testing.assert_allclose(vector(difference), step * min(1, limit / norm), rtol=1e-12)
+    assert all(a.dtype == np.float64 for a in difference.values())
+
+
+def test_an_update_that_did_not_move_is_no_division_by_zero():
+    """Flower 1.41's own clipping divides by its norm."""
+    start, _ = updates_of(0, 0)
+    difference, norm = clipped_difference(start, start, 1.0)
+    assert norm == 0.0 and not vector(difference).any()
+
+
+@settings(max_examples=40)
+@given(cases, st.sampled_from([0.01, 1.0, 1e9]))
+def test_without_noise_the_release_is_the_clipped_mean_of_numpy(case, limit):
+    """Whatever number of clients came: m = 5 is what divides."""
+    seed, count, scale = case
+    start, updates = updates_of(seed, count, scale)
+    found = released(central(dp_clip_norm=limit, dp_noise_multiplier=0), start, updates)
+    assert {k: (a.shape, a.dtype) for k, a in found.items()} == {
+        k: (shape, np.float32) for k, shape in SHAPES.items()
+    }
+    expected = by_hand(start, updates, limit, 5)
+    np.testing.assert_allclose(vector(found), expected, rtol=1e-6, atol=1e-6 * abs(expected).max())
+
+
+@settings(max_examples=40)
+@given(cases, st.data())
+def test_one_client_more_moves_the_release_by_no_more_than_s_over_m(case, data):
+    """The sensitivity that the noise is made for."""
+    seed, count, scale = case
+    assume(count > 0)
+    start, updates = updates_of(seed, count, scale)
+    left_out = data.draw(st.integers(0, count - 1))
+    rest = [update for update in updates if update.client != left_out]
+    guard = central(dp_clip_norm=0.5, dp_noise_multiplier=0)
+    moved = vector(released(guard, start, updates)) - vector(released(guard, start, rest))
+    assert np.linalg.norm(moved) <= 0.5 / 5 + 1e-5 * (1 + abs(vector(start)).max())
+
+
+def test_every_client_weighs_the_same_and_the_strategy_sees_one_update():
+    start, updates = updates_of(3, 5)
+    guard = central(dp_clip_norm=1e9, dp_noise_multiplier=0)
+    (update,) = guard.release(1, iter(updates), lambda: start)
+    assert (update.client, update.weight, update.num_examples, update.metrics) == (-1, 1.0, 1, {})
+    mean = np.mean([vector(u.arrays) for u in updates], axis=0)
+    np.testing.assert_allclose(vector(update.arrays), mean, rtol=1e-6, atol=1e-6)
+
+
+def test_updates_are_dropped_one_by_one():
+    """Never a list of whole models: when one comes, those before the last one are gone."""
+    start, updates = updates_of(0, 6)
+    alive = []
+
+    def stream():
+        while updates:
+            update = updates.pop()
+            array = update.arrays["fc1.weight"]
+            alive.append(weakref.ref(array))
+            del array
+            yield update
+            del update
+            assert sum(ref() is not None for ref in alive) <= 1
+
+    released(central(), start, stream())
+    assert len(alive) == 6
+
+
+def test_clients_with_other_layers_are_not_mixed_up():
+    start, updates = updates_of(0, 2)
+    del updates[1].arrays["fc1.bias"]
+    with pytest.raises(RunError, match=r'^dp\.mode = "central": client 1 uploads other layers$'):
+        released(central(), start, updates)
+
+
+# Noise --------------------------------------------------------------------------------------------
+
+
+def assert_gaussian(sample, deviation):
+    """Mean, deviation and quantiles of N(0, deviation^2), within five standard errors."""
+    size = len(sample)
+    assert abs(sample.mean()) < 5 * deviation / math.sqrt(size)
+    assert abs(sample.std() / deviation - 1) < 5 / math.sqrt(2 * size)
+    for share in (0.025, 0.25, 0.75, 0.975):
+        below = (sample < NormalDist(0, deviation).inv_cdf(share)).mean()
+        assert abs(below - share) < 5 * math.sqrt(share * (1 - share) / size)
+
+
+def test_central_noise_is_gaussian_with_z_s_over_m():
+    start = {"fc1.weight": np.zeros((100, 50), "f4"), "fc2.weight": np.zeros(3000, "f4")}
+    guard = central(dp_clip_norm=0.3, dp_noise_multiplier=1.7)
+    draws = [released(guard, start, [], round_) for round_ in range(1, 11)]
+    assert_gaussian(np.concatenate([vector(d) for d in draws]), 1.7 * 0.3 / 5)
+    assert_gaussian(vector({k: d["fc1.weight"] for k, d in enumerate(draws)}), 1.7 * 0.3 / 5)
+    first, second = vector(draws[0]), vector(draws[1])
+    assert abs(np.corrcoef(first, second)[0, 1]) < 5 / math.sqrt(len(first))
+    assert abs(np.corrcoef(first[:3000], first[5000:])[0, 1]) < 5 / math.sqrt(3000)
+
+
+def test_noise_is_a_function_of_seed_and_round():
+    start, updates = updates_of(1, 4)
+    one, other = central(seed=1), central(seed=1)
+    np.testing.assert_equal(released(one, start, updates), released(other, start, updates))
+    base = vector(released(one, start, updates))
+    assert (vector(released(one, start, updates, 2)) != base).all()
+    assert (vector(released(central(seed=2), start, updates)) != base).all()
+
+
+def test_secret_noise_comes_from_nowhere_else():
+    start, updates = updates_of(1, 4)
+    runs = [central(seed=1, dp_secret_noise=True) for _ in range(2)]
+    models = [vector(released(run, start, updates)) for run in runs]
+    assert (models[0] != models[1]).all()
+    samples = [[run.select(t, [], range(10)) for t in range(1, 30)] for run in runs]
+    assert samples[0] != samples[1]
+    again = [runs[0].select(t, [], range(10)) for t in range(1, 30)]
+    assert samples[0] == again  # `select` is asked again
+    assert len({secret_seed() for _ in range(100)}) == 100
+    assert max(secret_seed().bit_length() for _ in range(50)) > 120
+
+
+def test_a_variance_is_never_negative():
+    """Noise on BatchNorm statistics that travel would make the model useless."""
+    mean, variance = next((m, v) for m, v in pairs(LAYOUT))
+    noisy = {mean: np.array([-1.0, 2.0]), variance: np.array([-1.0, 2.0]), "fc1.bias": -np.ones(1)}
+    found = postprocess(noisy, LAYOUT)
+    assert {k: v.tolist() for k, v in found.items()} == {
+        mean: [-1.0, 2.0], variance: [0.0, 2.0], "fc1.bias": [-1.0]
+    }  # fmt: skip
+
+
+def pairs(layout):
+    """Names of a BatchNorm's mean and variance."""
+    for key in sorted(layout.norms):
+        if key.endswith("running_mean"):
+            yield key, key.replace("running_mean", "running_var")
+
+
+# Who takes part -----------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 500), st.floats(0.001, 1))
+def test_poisson_sampling_draws_clients_in_order(seed, clients, fraction):
+    chosen = sample_poisson(seed, 1, clients, fraction)
+    assert chosen == sorted(set(chosen)) == sample_poisson(seed, 1, clients, fraction)
+    assert set(chosen) <= set(range(clients))
+    assert fraction < 1 or len(chosen) == clients
+
+
+def test_poisson_sampling_draws_each_client_by_itself_with_m_over_n():
+    rounds, clients = 4000, 40
+    taken = np.zeros((rounds, clients))
+    for round_ in range(rounds):
+        taken[round_, sample_poisson(0, round_, clients, 0.26)] = 1  # m = 10
+    error = math.sqrt(0.25 * 0.75 / rounds)
+    assert (abs(taken.mean(0) - 0.25) < 5 * error).all()
+    counts = taken.sum(1)
+    assert counts.var() == pytest.approx(40 * 0.25 * 0.75, rel=0.15)  # binomial: independent
+    assert abs(np.corrcoef(taken[:, 0], taken[:, 1])[0, 1]) < 5 / math.sqrt(rounds)
+
+
+def test_each_mode_draws_clients_as_it_says():
+    poisson = central(seed=3)
+    fixed = central(seed=3, dp_sampling="fixed")
+    others = [central(seed=3, dp_mode=mode) for mode in ("none", "local")]
+    for round_ in range(1, 20):
+        selected = [round_ % 10]  # by the strategy, which the accountant knows nothing of
+        assert poisson.select(round_, selected, range(10)) == sample_poisson(3, round_, 10, 0.5)
+        assert fixed.select(round_, selected, range(10)) == sample_clients(3, round_, 10, 0.5)
+        for mode in others:
+            assert mode.select(round_, selected, range(10)) == selected
+
+
+# Epsilon ------------------------------------------------------------------------------------------
+
+
+def accountant(z, m, n, delta, sampling="POISSON", relation="ADD_OR_REMOVE_ONE"):
+    sampling, relation = SamplingMethod[sampling], NeighboringRelation[relation]
+    mine = RdpAccountant(PrivacyConfig(delta, n, relation, sampling))
+    event = GaussianPrivacyEvent(z, m, n)
+    return mine, lambda: mine.compose(event)
+
+
+def log_sum(values):
+    top = max(values)
+    return top + math.log(sum(math.exp(v - top) for v in values))
+
+
+def log_choose(n, k):
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+
+def epsilon_by_hand(z, q, rounds, delta):
+    """Mironov, Talwar, Zhang 2019 for whole orders; to epsilon by Canonne et al. 2020, Prop. 12."""
+    best = math.inf
+    for a in range(2, 100):
+        terms = [
+            log_choose(a, k) + k * math.log(q) + (a - k) * math.log1p(-q) + (k * k - k) / 2 / z**2
+            for k in range(a + 1)
+        ]
+        rdp = rounds * log_sum(terms) / (a - 1)
+        best = min(best, rdp + math.log1p(-1 / a) - math.log(delta * a) / (a - 1))
+    return best
+
+
+@pytest.mark.parametrize(
+    ("population", "sampled", "z", "rounds", "delta", "epsilon"),
+    [  # TensorFlow Privacy, compute_dp_sgd_privacy_test.py
+        (60_000, 150, 1.3, 15 * 400, 1e-5, 0.7242234026109595),
+        (100_000, 100, 1.0, 30 * 1000, 1e-7, 1.4154988495444845),
+    ],
+)
+def test_epsilon_is_the_published_one(population, sampled, z, rounds, delta, epsilon):
+    share = sampled / population
+    options = {"num_clients": population, "fraction_train": share, "dp_delta": delta}
+    guard = central(dp_noise_multiplier=z, **options)
+    guard.state[privacy.RELEASES] = np.array(rounds)
+    for expected in (epsilon, epsilon_by_hand(z, share, rounds, delta)):
+        assert guard.epsilon() == pytest.approx(expected, rel=1e-9)
+
+
+def begun(guard, rounds, plans):
+    """Epsilon after each of some rounds."""
+    found = []
+    for _ in range(rounds):
+        guard.begin(plans)
+        found.append(guard.epsilon())
+    return found
+
+
+PLAN = Plan(round=1, download=LAYOUT.names, stages=(), upload=LAYOUT.names)
+
+
+def test_epsilon_per_round_is_the_accountants():
+    mine, compose = accountant(0.8, 5, 10, 1e-3)
+    expected = []
+    for _ in range(4):
+        compose()
+        expected.append(mine.get_epsilon(1e-3))
+    for plans in ({3: PLAN, 4: PLAN}, {}):  # a round without clients is a release too
+        guard = central(dp_noise_multiplier=0.8, dp_delta=1e-3)
+        assert begun(guard, 4, plans) == pytest.approx(expected)
+
+
+def test_epsilon_of_fixed_samples_is_that_of_replacing_a_client():
+    """The sum moves by 2 S then: half the noise multiplier."""
+    mine, compose = accountant(0.4, 5, 10, 1e-3, "WITHOUT_REPLACEMENT", "REPLACE_ONE")
+    compose()
+    guard = central(dp_noise_multiplier=0.8, dp_delta=1e-3, dp_sampling="fixed")
+    assert begun(guard, 1, {}) == pytest.approx([mine.get_epsilon(1e-3)])
+    assert guard.epsilon() > begun(central(dp_noise_multiplier=0.8, dp_delta=1e-3), 1, {})[0]
+
+
+def test_epsilon_of_local_noise_is_of_the_client_that_was_asked_most_often():
+    """Gaussian mechanism with sensitivity 2 S, no sampling: closed form of the RDP, a / (2 z^2)."""
+    guard = central(dp_mode="local", dp_noise_multiplier=6.0, dp_delta=1e-3)
+    assert guard.epsilon() == 0.0
+    for clients in ([0, 1], [1, 2], [1, 5], [2, 7]):
+        guard.begin(dict.fromkeys(clients, PLAN))
+    assert guard.state[privacy.RELEASES].tolist() == [1, 3, 2, 0, 0, 1, 0, 1, 0, 0]
+    orders = np.arange(2, 200)
+    rdp = 3 * orders / (2 * 3.0**2)
+    exact = rdp + np.log1p(-1 / orders) - np.log(1e-3 * orders) / (orders - 1)
+    mine, compose = accountant(3.0, 1, 1, 1e-3, "NO_AMPLIFICATION")
+    for _ in range(3):
+        compose()
+    assert guard.epsilon() == pytest.approx(mine.get_epsilon(1e-3))
+    assert guard.epsilon() == pytest.approx(exact.min(), rel=1e-2)  # it has orders between, too
+
+
+@pytest.mark.parametrize("options", [{}, {"dp_sampling": "fixed"}, {"dp_mode": "local"}])
+def test_epsilon_falls_with_noise_over_its_whole_range_and_grows_with_rounds(options):
+    """dp-accounting would say 0 for a multiplier of 1e-160."""
+    guards = [central(dp_noise_multiplier=z, **options) for z in (1e-3, 0.1, 10, 1000)]
+    found = [begun(guard, 2, {0: PLAN}) for guard in guards]
+    for (first, second), (later, _) in itertools.pairwise(found):
+        assert second > first > later >= 0
+    assert found[0][0] > 1e5
+
+
+def test_without_noise_nothing_is_private_and_without_dp_nothing_is_claimed():
+    assert begun(central(dp_noise_multiplier=0), 2, {}) == [math.inf, math.inf]
+    assert begun(central(dp_mode="none"), 2, {1: PLAN}) == [None, None]
+
+
+def test_the_accountant_is_quiet(caplog, capfd):
+    assert begun(central(), 1, {})[0] > 0
+    assert (caplog.text, capfd.readouterr().err) == ("", "")
+
+
+# Adaptive clipping --------------------------------------------------------------------------------
+
+
+def moved(norms):
+    """A start and updates of these norms in some direction."""
+    start = {"fc1.bias": np.zeros(3, "f4")}
+    turns = np.random.default_rng(0).normal(size=(len(norms), 3))
+    turns *= (np.asarray(norms) / np.linalg.norm(turns, axis=1))[:, None]
+    return start, [ClientUpdate(i, {"fc1.bias": v.astype("f4")}, 1) for i, v in enumerate(turns)]
+
+
+def adapted(norms, rounds, **changes):
+    """S after so many rounds in which all clients have these norms; m is their number."""
+    options = {"num_clients": len(norms), "fraction_train": 1.0, "dp_adaptive": True}
+    guard = central(**(options | changes))
+    start, updates = moved(norms)
+    history = []
+    for round_ in range(1, rounds + 1):
+        released(guard, start, updates, round_)
+        history.append(guard.clip_norm)
+    return np.array(history)
+
+
+@pytest.mark.parametrize("first", [THOROUGH(1e-3), 50.0])
+@pytest.mark.parametrize("target", [0.1, 0.5, 0.9])
+def test_s_converges_to_the_quantile_of_norms(target, first):
+    norms = np.random.default_rng(1).lognormal(size=200)
+    options = {"dp_target_quantile": target, "dp_clip_norm": first, "dp_clip_lr": 0.5}
+    quiet = adapted(norms, 250, dp_noise_multiplier=0, **options)
+    assert np.mean(norms <= quiet[-1]) == pytest.approx(target, abs=0.02)
+    noisy = adapted(norms, 250, dp_noise_multiplier=1.0, **options)  # sigma_b = m / 20 = 10
+    within = [np.mean(norms <= s) for s in noisy[150:]]
+    assert np.mean(within) == pytest.approx(target, abs=0.03)
+    assert np.std(noisy[150:]) > 0
+
+
+def test_a_step_of_s_is_that_of_the_paper():
+    norms = [0.5, 0.9, 1.1, 3.0, 4.0]
+    changes = {"dp_clip_norm": 1.0, "dp_clip_lr": 0.3, "dp_target_quantile": 0.7}
+    (s,) = adapted(norms, 1, dp_noise_multiplier=0, **changes)
+    assert s == pytest.approx(math.exp(-0.3 * (2 / 5 - 0.7)), rel=1e-12)
+    sigma, logs = 0.4, []
+    for seed in range(200):
+        options = {"dp_noise_multiplier": 0.2, "dp_count_noise": sigma, "seed": seed}
+        logs.append(math.log(adapted(norms, 1, **options, **changes)[0]))
+    shares = np.array(logs) / -0.3 + 0.7  # b~ = 2/5 + N(0, sigma^2) / m, hardly ever cut off
+    assert_gaussian(shares - 0.4, sigma / 5)
+
+
+def test_the_vectors_get_more_noise_so_that_both_cost_what_z_costs():
+    guard = central(dp_adaptive=True, dp_noise_multiplier=0.8, dp_count_noise=0.6)
+    assert guard.vector_noise**-2 + (2 * guard.count_noise) ** -2 == pytest.approx(0.8**-2)
+    assert guard.epsilon() == central(dp_noise_multiplier=0.8).epsilon()
+    start = {"fc1.weight": np.zeros(20_000, "f4")}
+    assert_gaussian(vector(released(guard, start, [])), guard.vector_noise / 5)
+    assert central(num_clients=100, dp_adaptive=True).count_noise == 50 / 20
+
+
+def test_noise_is_that_of_the_norm_that_clipped():
+    """Not of the next round's, as in Flower 1.41."""
+    options = {"dp_clip_norm": 2.0, "dp_clip_lr": 1.0, "dp_target_quantile": 0.9}
+    guard = central(dp_adaptive=True, dp_noise_multiplier=0.4, **options)
+    start, limit = {"fc1.weight": np.zeros(20_000, "f4")}, 2.0
+    for round_ in (1, 2, 3):
+        sample = vector(released(guard, start, [], round_))
+        assert_gaussian(sample, guard.vector_noise * limit / 5)
+        assert guard.clip_norm > 1.1 * limit
+        limit = guard.clip_norm
+
+
+@pytest.mark.parametrize(("norm", "share"), [(0.5, 1.0), (1.0, 1.0), (1.001, 0.0)])
+def test_more_clients_than_expected_make_no_share_outside_of_0_and_1(norm, share):
+    """Ten were drawn where five were expected; a norm of S is within S."""
+    guard = central(dp_adaptive=True, dp_noise_multiplier=0, dp_clip_lr=0.3)
+    start = {"fc1.bias": np.zeros(3, "f4")}
+    update = {"fc1.bias": np.array([norm, 0, 0], "f4")}
+    released(guard, start, [ClientUpdate(i, update, 1) for i in range(10)])
+    assert guard.clip_norm == pytest.approx(math.exp(-0.3 * (share - 0.5)))
+
+
+# Local noise --------------------------------------------------------------------------------------
+
+
+def sent(received, upload, client=4, plan=PLAN, **changes):
+    chosen = make_settings(**({"dp_mode": "local"} | changes))
+    return privatize(chosen, LAYOUT, plan, client, received, upload)
+
+
+def test_a_client_clips_its_own_update():
+    start, (update,) = updates_of(5, 1, 10.0)
+    found = sent(start, update.arrays, dp_clip_norm=0.5, dp_noise_multiplier=0)
+    expected = by_hand(start, [update], 0.5, 1)
+    np.testing.assert_allclose(vector(found), expected, rtol=1e-6, atol=1e-6)
+    for mode in ("none", "central"):
+        assert sent(start, update.arrays, dp_mode=mode) is update.arrays
+
+
+def test_local_noise_is_gaussian_with_z_s_and_differs_by_client_and_round():
+    start = {"fc1.weight": np.zeros(20_000, "f4")}
+    options = {"dp_clip_norm": 0.3, "dp_noise_multiplier": 1.7}
+    base = sent(start, start, **options)["fc1.weight"]
+    assert_gaussian(base.astype(np.float64), 1.7 * 0.3)
+    np.testing.assert_array_equal(sent(start, start, **options)["fc1.weight"], base)
+    later = Plan(round=2, download=LAYOUT.names, stages=(), upload=LAYOUT.names)
+    for other in ({"client": 5}, {"plan": later}, {"seed": 1}, {"dp_secret_noise": True}):
+        other = sent(start, start, **options, **other)
+        assert abs(np.corrcoef(other["fc1.weight"], base)[0, 1]) < 5 / math.sqrt(20_000)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"sends": {"phi/x": (1,)}}, "has clients send more than layers"),
+        ({"channel": Channel(address="a:1", token="")}, "has clients send more than layers"),
+        ({"upload": ()}, "uploads nothing"),
+        ({"download": LAYOUT.body}, f"uploads {LAYOUT.head[0]}, but clients start from other"),
+        ({"also_keep": LAYOUT.head}, f"uploads {LAYOUT.head[0]}, but clients start from other"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["central", "local"])
+def test_a_plan_under_which_more_would_leave_is_refused(changes, reason, mode):
+    values = {"round": 1, "download": LAYOUT.names, "stages": (), "upload": LAYOUT.names}
+    plan = Plan(**(values | changes))
+    text = rf'^dp\.mode = "{mode}": this strategy {reason}.*; use "none"$'
+    for guard in (central(dp_mode=mode), central(dp_mode=mode)):
+        with pytest.raises(RunError, match=text):
+            guard.begin({1: plan})
+    if mode == "local":  # the client trusts no server
+        start, (update,) = updates_of(0, 1)
+        with pytest.raises(RunError, match=text):
+            sent(start, update.arrays, plan=plan)
+    check_plan(make_settings(), LAYOUT, plan)
+
+
+# What is refused ----------------------------------------------------------------------------------
+
+
+REFUSED = {
+    "dp.delta = 0.1: must be below 1 / num-clients = 0.1": {"dp_delta": 0.1},
+    "presum = true: central dp clips every client's own update; use false": {"presum": True},
+    'dp.mode = "central": with server-data the server trains on samples of clients, without noise; '
+    "use server-data=0": {"server_data": 0.1},
+    "dp.count-noise = 0.5: must be above dp.noise-multiplier / 2 = 0.5 (0 means m/20 = 0.25)": {
+        "dp_adaptive": True, "dp_noise_multiplier": 1.0, "dp_count_noise": 0.5,
+    },
+    "dp.noise-multiplier = 1e-160: must be 0, or from 0.001 to 1000": {
+        "dp_noise_multiplier": 1e-160,
+    },
+    'dp.adaptive = true: only with dp.mode = "central"': {"dp_mode": "local", "dp_adaptive": True},
+}  # fmt: skip
+
+
+def test_settings_that_do_not_fit_are_refused_in_one_line():
+    for text, changes in REFUSED.items():
+        with pytest.raises(RunError, match=rf"^{re.escape(text)}$"):
+            central(**changes)
+    for fine in ({"presum": True}, {"server_data": 0.1, "dp_mode": "none"}):
+        central(**({"dp_mode": "local"} | fine))
+
+
+@pytest.mark.parametrize("mode", ["central", "local"])
+@pytest.mark.parametrize(
+    ("field", "value", "key", "off"),
+    [("patience", 3, "patience=3", 0), ("keep_best", True, "keep-best=true", "false")],
+)
+def test_no_round_is_chosen_by_exact_accuracies(field, value, key, off, mode):
+    chosen = {"evaluate_on": "validation", "validation_fraction": 0.2, field: value}
+    why = f"{key} chooses a round by accuracies of clients, without noise"
+    line = f'dp.mode = "{mode}": {why}; use {key.partition("=")[0]}={off}'
+    with pytest.raises(RunError, match=rf"^{re.escape(line)}$"):
+        central(dp_mode=mode, **chosen)
+    central(dp_mode="none", **chosen)
+
+
+def counts_asked(strategy):
+    return Question("class-counts", 10)
+
+
+@pytest.mark.parametrize(
+    ("mode", "hook", "own", "fits"),
+    [
+        ("central", "screen", lambda self, round_, updates: updates, False),
+        ("local", "screen", lambda self, round_, updates: updates, True),  # the noise is in them
+        ("central", "question", counts_asked, False),
+        ("local", "question", counts_asked, False),
+        ("central", "answered", lambda self, answers: None, False),
+        ("central", "end_round", lambda self, round_: (0, 0), True),
+    ],
+)
+def test_a_strategy_that_sees_more_of_clients_than_noisy_updates_is_refused(
+    mode, hook, own, fits, tiny_npz
+):
+    _, space = space_of("cnn", tiny_npz)
+    make = type("Own", (registry.strategy_class("fedavg"),), {hook: own})
+    chosen = config.read(space_of("cnn", tiny_npz)[0] | {"strategy": "fedavg", "dp.mode": mode})
+    if fits:
+        Rounds(make(space, chosen))
+        return
+    reason = f"replaces {hook}, and only" if mode == "central" else "asks clients a question, "
+    with pytest.raises(RunError, match=rf'^dp\.mode = "{mode}": this strategy {reason}.*"none"$'):
+        Rounds(make(space, chosen))
+
+
+@pytest.mark.parametrize("mode", ["none", "local"])
+def test_a_client_with_local_privacy_answers_no_question(mode, flat_config, monkeypatch):
+    """Whatever the server says: it is asked as a server would that has left out the check."""
+    client = registry.client_class("fedavg")
+    monkeypatch.setattr(client, "answer", lambda self, name: [float(len(self.train_data[1]))])
+    grid = SerialGrid(client_app.app, flat_config(f'strategy="fedavg" dp.mode="{mode}"'), 1)
+    (node,) = grid.get_node_ids()
+    sent = grid.push_messages([pack_question([0, 1], node, "samples", "")])
+    if mode == "none":
+        (reply,) = grid.pull_messages(sent)
+        answers, failures = unpack_answers([0, 1], reply)
+        assert answers.keys() == {0, 1} and not failures
+    else:
+        text = r'^dp\.mode = "local": samples: answers get no noise; use "none"$'
+        with pytest.raises(RunError, match=text):
+            grid.pull_messages(sent)
+
+
+def test_a_machine_without_the_accountant_says_what_to_install(monkeypatch):
+    def missing(config):
+        raise ImportError('pip install "flwr[dp]"')
+
+    monkeypatch.setattr(accounting, "RdpAccountant", missing)
+    for mode in ("central", "local"):
+        with pytest.raises(RunError, match=r'^dp\.mode: pip install "flwr\[dp\]"$'):
+            central(dp_mode=mode)
+
+
+def test_a_false_sense_of_privacy_is_warned_of():
+    def told(**changes):
+        return privacy.warnings(make_settings(**changes))
+
+    assert told() == []
+    assert told(dp_clip_norm=3.0) == ['dp.clip-norm = 3.0 has no effect with dp.mode = "none"']
+    assert "no privacy" in told(dp_mode="central")[0]
+    assert "nothing is private" in told(dp_mode="central", dp_noise_multiplier=0)[0]
+    assert told(dp_mode="local", dp_secret_noise=True) == []
+
+
+def table():
+    """docs/privacy.md: what each method can do, by mode."""
+    rows = re.findall(r"^\| (`.*) \| (yes|no) \| (yes|no) \|", PAGE, re.M)
+    return {
+        (name, mode): answer == "yes"
+        for names, *answers in rows
+        for name in re.findall(r"`(\w+)`", names)
+        for mode, answer in zip(("central", "local"), answers, strict=True)
+    }
+
+
+@cache
+def space_of(model, tiny):
+    flat = config.parse([tiny, 'num-clients=4 device="cpu"', f'model="{model}" data-root="/tmp"'])
+    return flat, Workspace(config.read(flat))
+
+
+@pytest.mark.parametrize("mode", ["central", "local"])
+@pytest.mark.parametrize("method", registry.names())
+def test_every_method_composes_or_is_refused_as_the_page_says(method, mode, tiny_npz):
+    model = "lenet5" if registry.strategy_class(method).needs_norms else "cnn"
+    flat, space = space_of(model, tiny_npz)
+    chosen = config.read(flat | {"strategy": method, "dp.mode": mode})
+
+    def check():
+        Rounds(registry.strategy_class(method)(space, chosen))
+
+    if table()[method, mode]:
+        return check()
+    with pytest.raises(RunError, match=rf'^dp\.mode = "{mode}": .*this strategy .*; use "\w+"'):
+        check()
+
+
+def test_the_page_names_every_method():
+    assert set(table()) == {(n, mode) for n in registry.names() for mode in ("central", "local")}
+
+
+# Whole runs ---------------------------------------------------------------------------------------
+
+RUN = 'model="lenet5" num-clients=4 num-rounds=3 finetune-epochs=0 evaluate-every=0'
+CLIP = 1.13
+NOISY = f'dp.mode="central" dp.clip-norm={CLIP} dp.noise-multiplier=0.05 dp.sampling="fixed" '
+
+
+def test_fedavg_without_noise_and_a_huge_norm_is_fedavg_with_equal_weights(
+    serial_run, fits, tiny_npz, read_model
+):
+    """Clients have as many samples each, so FedAvg's own weights are equal."""
+    base = [tiny_npz, RUN, 'strategy="fedavg" partitioner="iid"']
+    plain = read_model(serial_run(*base))
+    assert len({update.num_examples for *_, update in fits}) == 1
+    options = 'dp.mode="central" dp.clip-norm=1e9 dp.noise-multiplier=0'
+    for sampling, fraction in (("fixed", 0.5), ("poisson", 1.0)):
+        if fraction == 1.0:
+            plain = read_model(serial_run(*base, "fraction-train=1.0"))
+        more = f'dp.sampling="{sampling}" fraction-train={fraction}'
+        found = read_model(serial_run(*base, options, more))
+        assert found.keys() == plain.keys()
+        for key, value in plain.items():
+            np.testing.assert_allclose(found[key], value, rtol=1e-6, atol=1e-6)
+
+
+def replayed(fits, layout, m, seed=0):
+    """The server's model by NumPy: from the recorded updates, round by round."""
+    model = {k: v.astype(np.float64) for k, v in fits[0][0].workspace.initial.items()}
+    norms = []
+    for round_ in sorted({request.plan.round for _, _, request, _ in fits}):
+        updates = [u for _, _, request, u in fits if request.plan.round == round_]
+        start = {key: model[key].astype("f4") for key in updates[0].arrays}
+        norms += [np.linalg.norm(vector(u.arrays) - vector(start)) for u in updates]
+        mean = by_hand(start, updates, CLIP, m)
+        draws, at = generator(seed, "dp-noise", round_), 0
+        for key, value in start.items():
+            noise = draws.standard_normal(value.shape)
+            part = mean[at : at + value.size].reshape(value.shape)
+            model[key] = part + 0.05 * CLIP / m * noise
+            at += value.size
+    return model, norms
+
+
+@pytest.mark.parametrize("method", ["fedper", THOROUGH("fedseq"), THOROUGH("fedbn")])
+def test_a_whole_run_is_what_numpy_makes_of_its_updates(
+    method, serial_run, fits, tiny_npz, read_model, read_rounds
+):
+    """Slices only: what is not uploaded gets no noise."""
+    options = f'strategy="{method}" fedseq.unfreeze-rounds="0,5,6,7"'
+    folder = serial_run(tiny_npz, RUN, NOISY, options)
+    client = fits[0][0]
+    expected, norms = replayed(fits, client.layout, m=2)
+    if method == "fedper":  # some were clipped, some were not
+        assert max(norms) > CLIP > min(norms)
+    found, initial = read_model(folder), client.workspace.initial
+    shared = set(fits[0][3].arrays)
+    assert shared < set(initial)
+    for key, value in found.items():
+        np.testing.assert_allclose(value, expected[key], rtol=1e-5, atol=1e-6)
+        if key not in shared:
+            np.testing.assert_array_equal(value, initial[key])
+    mine, compose = accountant(0.025, 2, 4, 1e-5, "WITHOUT_REPLACEMENT", "REPLACE_ONE")
+    rows = read_rounds(folder)
+    for row in (row for row in rows if row["phase"] == "train"):
+        compose()
+        assert row["epsilon"] == pytest.approx(mine.get_epsilon(1e-5))
+    assert rows[-1]["epsilon"] == rows[2]["epsilon"]  # fine-tuning releases nothing
+
+
+@pytest.mark.parametrize("mode", ["central", "local"])
+def test_personal_layers_are_those_of_a_run_without_noise(mode, serial_run, fits, tiny_npz):
+    """In round 1 all start alike; what stays on the client is what it trained."""
+    base = [tiny_npz, RUN, 'strategy="fedper" num-rounds=1']
+    serial_run(*base)
+    plain = {client.client: state for client, state, *_ in fits}
+    fits.clear()
+    serial_run(*base, NOISY, f'dp.mode="{mode}"')
+    assert {client.client for client, *_ in fits} == plain.keys()
+    for client, state, _, _ in fits:
+        assert state.keys() == plain[client.client].keys()
+        for key, value in state.items():
+            np.testing.assert_array_equal(value.numpy(), plain[client.client][key].numpy())
+
+
+def test_local_noise_is_in_what_the_server_gets(
+    serial_run, fits, tiny_npz, read_model, read_rounds
+):
+    base = [tiny_npz, RUN, 'strategy="fedbabu" num-rounds=1 fraction-train=1.0']
+    serial_run(*base)
+    trained = {update.client: update for *_, update in fits}
+    fits.clear()
+    options = 'dp.mode="local" dp.clip-norm=0.2 dp.noise-multiplier=0.1'
+    folder = serial_run(*base, options)
+    for client, _, request, update in fits:
+        start = {key: request.arrays[key] for key in update.arrays}
+        draws = generator(0, "dp-local", 1, client.client)
+        expected, at = by_hand(start, [trained[client.client]], 0.2, 1), 0
+        for value in update.arrays.values():
+            part = expected[at : at + value.size].reshape(value.shape)
+            noise = 0.1 * 0.2 * draws.standard_normal(value.shape)
+            np.testing.assert_allclose(value, part + noise, rtol=1e-5, atol=1e-6)
+            at += value.size
+    sizes = [update.num_examples for *_, update in fits]
+    for key, value in read_model(folder).items():
+        if key in fits[0][3].arrays:
+            stack = [update.arrays[key].astype(np.float64) for *_, update in fits]
+            mean = np.average(stack, 0, sizes)
+            np.testing.assert_allclose(value, mean, rtol=1e-5, atol=1e-6)
+    mine, compose = accountant(0.05, 1, 1, 1e-5, "NO_AMPLIFICATION")
+    compose()
+    assert read_rounds(folder)[0]["epsilon"] == pytest.approx(mine.get_epsilon(1e-5))
+
+
+@pytest.mark.parametrize(
+    "options",
+    ['dp.mode="central" dp.adaptive=true dp.noise-multiplier=0.1', 'dp.mode="local"'],
+)
+def test_the_number_of_supernodes_changes_nothing(options, serial_run, tiny_npz):
+    base = [tiny_npz, RUN, 'strategy="fedbabu" fraction-train=0.75', options]
+    folders = [serial_run(*base, num_supernodes=n) for n in (1, 3)]
+    for name in ("model.safetensors", "clients.csv", "events.csv"):
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
+    rows = [list(csv.DictReader((f / "rounds.csv").open())) for f in folders]
+    assert [r.pop("seconds") for table in rows for r in table]
+    assert rows[0] == rows[1]
+
+
+def test_a_round_without_clients_is_noise_alone(serial_run, tiny_npz, read_model, read_rounds):
+    seed = next(s for s in range(99) if not sample_poisson(s, 1, 4, 0.25))
+    folder = serial_run(
+        tiny_npz, RUN, f'strategy="fedbabu" fraction-train=0.25 num-rounds=1 seed={seed}',
+        'dp.mode="central" dp.noise-multiplier=0.5 dp.clip-norm=0.1 finetune-epochs=1',
+    )  # fmt: skip
+    (row,) = read_rounds(folder)
+    assert (row["clients"], row["failures"], row["train_loss"]) == (0, 0, None)
+    assert row["epsilon"] > 0 and row["accuracy_personalized"] is not None
+    model = read_model(folder)
+    flat = config.parse([tiny_npz, RUN, f"seed={seed}"])
+    initial = Workspace(config.read(flat)).initial
+    head = {key for key in model if key.startswith("classifier.")}
+    assert_gaussian(vector({k: model[k] - initial[k] for k in model.keys() - head}), 0.5 * 0.1)
+    assert all(np.array_equal(model[key], initial[key]) for key in head)
+
+
+def test_a_final_phase_spends_nothing_and_hides_nothing(serial_run, tiny_npz, read_rounds):
+    """FedSeq's fine-tuning releases nothing, so its row has the epsilon of the round before it."""
+    options = 'strategy="fedseq" num-rounds=2 dp.mode="central" dp.noise-multiplier=5.0'
+    first, second, last = read_rounds(serial_run(tiny_npz, options, "dp.delta=1e-3"))
+    assert last["phase"] == "finetune"
+    assert last["epsilon"] == second["epsilon"] > first["epsilon"] > 0
+
+
+def test_the_norm_of_every_round_is_an_event(serial_run, tiny_npz, read_csv):
+    options = 'dp.mode="central" dp.adaptive=true dp.noise-multiplier=0.1 dp.clip-norm=0.5'
+    folder = serial_run(tiny_npz, RUN, 'strategy="fedavg"', options)
+    events = [row for row in read_csv(folder, "events.csv") if row["kind"] == "clip-norm"]
+    assert [row["round"] for row in events] == ["1", "2", "3"]
+    assert {row["client"] for row in events} == {"server"}
+    assert events[0]["detail"] == "0.5"
+    assert len({row["detail"] for row in events}) == 3
+
+
+def test_secret_noise_does_not_repeat(serial_run, tiny_npz, read_model, fits):
+    for mode in ("central", "local"):
+        options = f'strategy="fedavg" dp.mode="{mode}" num-rounds=1 dp.secret-noise=true'
+        runs = [serial_run(tiny_npz, RUN, options, "fraction-train=1.0") for _ in range(2)]
+        one, other = map(read_model, runs)
+        assert not any(np.array_equal(one[key], other[key]) for key in one)
+
+
+# What the page says -------------------------------------------------------------------------------
+
+
+def test_the_epsilons_of_the_page():
+    columns = " *".join([r"([\d.]+) \|"] * 7)
+    rows = re.findall(rf"^\| {columns}$", PAGE, re.M)
+    assert len(rows) == 4
+    for row in rows:
+        n, m, rounds, z, *expected = map(float, row)
+        options = {"num_clients": int(n), "fraction_train": m / n, "dp_delta": 1e-6}
+        modes = ({}, {"dp_sampling": "fixed"}, {"dp_mode": "local"})
+        for mode, value in zip(modes, expected, strict=True):
+            guard = central(**options, **mode, dp_noise_multiplier=z)
+            share = m / n if "dp_mode" in mode else 1
+            guard.state[privacy.RELEASES] = np.array(int(rounds * share))
+            assert round(guard.epsilon(), 2) == value
+
+
+# What it says of Flower ---------------------------------------------------------------------
+
+
+def test_flowers_secure_aggregation_is_not_for_the_message_api():
+    assert not [name for name in flwr.clientapp.mod.__all__ if "secagg" in name]
+
+
+def test_flowers_adaptive_clipping_goes_the_wrong_way():
+    """All were clipped, so S has to grow; in 1.41 it shrinks."""
+    theirs = DifferentialPrivacyServerSideAdaptiveClipping(FedAvg(), 0.0, 4, 1.0)
+    theirs._geometric_update(1.0)
+    assert theirs.clipping_norm < 1.0
+    start, updates = moved([5.0, 6.0, 7.0, 8.0])
+    guard = central(num_clients=4, fraction_train=1.0, dp_adaptive=True, dp_noise_multiplier=0)
+    released(guard, start, updates)
+    assert guard.clip_norm > 1.0

@@ -1,0 +1,727 @@
+"""A killed run goes on as if nothing had happened; what cannot be used is said, or passed over."""
+
+import csv
+import errno
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from fedapps.compare.runs import read as read_run
+from fedapps.core import config, registry
+from fedapps.core.errors import RunError
+from fedapps.core.files import held
+from fedapps.engine import again, best, checkpoint
+from fedapps.engine.checkpoint import Best, Checkpoint, Progress, needed_after
+from fedapps.engine.finished import FinishedRun
+from fedapps.engine.recovery import SPENT
+from fedapps.engine.rounds import Rounds
+from fedapps.engine.store import NONE, ClientStore
+from fedapps.engine.versions import LOADED, StateVersions
+from fedapps.report import directory
+from fedapps.report.about import About
+from fedapps.report.page.facts import state_of
+from fedapps.report.page.reading import RunFiles
+from fedapps.report.report import Report
+from fedapps.serial import run_serial
+from tests.support import ROOT
+from tests.support.clock import until
+from tests.support.killed import differences
+from tests.support.marks import LONG, THOROUGH
+
+METHODS = registry.names()
+
+
+def outcomes(program, folder, number, methods):
+    """What a program of tests/support says of each method; it is a process of its own."""
+    command = [sys.executable, "-m", f"tests.support.{program}", folder, str(number), *methods]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [result["method"] for result in found] == [*methods]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kills", "methods"),
+    [(3, ["fedper", "fedcmd", "feddyn", "fedfc"])]
+    + [THOROUGH(3, METHODS[start::2], id=f"3-all-{start}") for start in range(2)]
+    + [LONG(20, METHODS[start::2], id=f"20-all-{start}") for start in range(2)],
+)
+def test_a_method_that_was_killed_is_as_if_it_had_not_been(kills, methods, tmp_path):
+    found = outcomes("killed", tmp_path, kills, methods)
+    assert [result for result in found if result["differs"]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("share", "methods"),
+    [THOROUGH(13, ["fedper"]), LONG(1, ["fedbabu", "fedper", "fedcmd"])],
+)
+def test_a_run_whose_disk_was_full_is_as_if_it_had_not_been(share, methods, tmp_path):
+    """At every write, or every 13th, from which on all fail: one line says so, nothing is lost."""
+    for result in outcomes("full_disk", tmp_path, share, methods):
+        assert result["differs"] == {} and len(result["said"]) >= 40 // share
+        for said in result["said"].values():
+            assert said.startswith("RunError: ") and "No space left on device" in said
+
+
+# Which run, and with which settings ---------------------------------------------------------
+
+
+@pytest.fixture
+def interrupted(serial_run, monkeypatch):
+    """Return interrupted(*run_config): the directory of a run of 4 rounds as after the second.
+
+    All checkpoints are kept, also those of other runs of the test.
+    """
+    monkeypatch.setattr(checkpoint, "KEPT", 100)
+
+    def run(*options):
+        folder = serial_run("num-rounds=4", *options, 'run-name="interrupted"')
+        back_to(folder, 2)
+        return folder
+
+    return run
+
+
+def back_to(folder, round_):
+    """Make a run directory look as after a kill in the round after `round_`."""
+    for later in checkpoint.rounds(folder):
+        if later > round_:
+            (folder / f"checkpoint/round-{later:06d}.fedapps").unlink()
+    for name in ("summary.json", "model.safetensors", "classes.csv"):
+        (folder / name).unlink()
+
+
+def resumed(folder, options=""):
+    """Go on with a run; returns its directory."""
+    return run_serial(config.parse([f'resume="{folder}" {options}']))
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def scored(monkeypatch):
+    """Return scored(*scores): the best round is chosen by these, from round 1 on."""
+    after = Best.after
+
+    def by(*scores):
+        monkeypatch.setattr(Best, "after", lambda self, r, _: after(self, r, scores[r - 1]))
+
+    return by
+
+
+VALIDATION = 'validation-fraction=0.2 evaluate-on="validation"'
+
+
+def test_the_command_is_the_directory_alone(interrupted, serial_run):
+    whole = serial_run("num-rounds=4", 'strategy="fedper"')
+    folder = interrupted('strategy="fedper"')
+    assert resumed(folder) == folder
+    assert differences(whole, folder) == []
+    assert About.read(folder).attempt == 1
+    assert About.read(folder).resumed == 2
+
+
+def test_latest_is_the_newest_unfinished_run_of_the_same_settings(interrupted, serial_run, capsys):
+    folder = interrupted()
+    other = serial_run("num-rounds=4 lr=0.04")
+    assert "stopped after round" not in capsys.readouterr().out
+    assert other != folder
+    new = serial_run("num-rounds=4")
+    assert f"{folder} with the same settings stopped after round 2" in capsys.readouterr().out
+    assert new != folder
+    assert serial_run("num-rounds=4", 'resume="latest"') == folder
+    with pytest.raises(RunError, match="no unfinished run with these settings"):
+        serial_run("num-rounds=4", 'resume="latest"')  # now it is finished
+
+
+def test_what_runs_elsewhere_is_neither_offered_nor_gone_on_with(interrupted, serial_run, capsys):
+    folder = interrupted()
+    before = contents(folder)
+    hold = (
+        "import fcntl, os, sys\n"
+        f"handle = os.open({str(folder)!r}, os.O_RDONLY)\n"
+        "fcntl.flock(handle, fcntl.LOCK_EX)\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    other = subprocess.Popen([sys.executable, "-c", hold], stdin=-1, stdout=-1, text=True)
+    with other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(RunError, match="this run is going on in another process"):
+            resumed(folder)
+        with pytest.raises(RunError, match="no unfinished run with these settings"):
+            serial_run("num-rounds=4", 'resume="latest"')
+        assert contents(folder) == before
+        other.kill()
+    assert serial_run("num-rounds=4", 'resume="latest"') == folder  # however it has ended
+
+
+def test_a_run_that_is_deleted_while_others_are_looked_for(interrupted, serial_run, monkeypatch):
+    folder, glob = interrupted(), Path.glob
+
+    def found(path, pattern):
+        yield from glob(path, pattern)
+        if pattern.endswith(checkpoint.FOLDER):
+            yield path / "gone" / checkpoint.FOLDER
+
+    monkeypatch.setattr(Path, "glob", found)
+    assert serial_run("num-rounds=4", 'resume="latest"') == folder
+
+
+def test_a_run_holds_its_directory(serial_run, monkeypatch):
+    free, write = [], Report.round
+
+    def look(report, row):
+        with held(report.folder) as alone:
+            free.append(alone)
+        write(report, row)
+
+    monkeypatch.setattr(Report, "round", look)
+    folder = serial_run("num-rounds=2")
+    assert free == [False, False]
+    with held(folder) as alone:
+        assert alone
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda arrays: arrays | {"fc9.fc.weight": np.ones(2, "f4")}, "resume: fc9.fc.weight"),
+        (lambda arrays: {k: v for k, v in arrays.items() if k != "fc2.fc.bias"}, "resume: fc2.fc"),
+        (lambda arrays: arrays | {"fc2.fc.bias": np.ones(9, np.float32)}, "fc2.fc.bias has shape"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(interrupted, change, line):
+    folder = interrupted()
+    found = checkpoint.load(folder)
+    checkpoint.save(folder, replace(found, arrays=change(found.arrays)))
+    with pytest.raises(RunError, match=line):
+        resumed(folder)
+
+
+def test_a_run_that_is_killed_while_it_is_extended_has_not_finished(serial_run, monkeypatch):
+    folder, write = serial_run("num-rounds=2"), Report.round
+    assert directory.has_finished(folder) and read_run(folder).finished
+    copy = folder.with_name("killed")
+
+    def cut(report, row):
+        write(report, row)
+        if row.round == 3 and not copy.exists():
+            shutil.copytree(folder, copy)  # what a kill leaves at this moment
+
+    monkeypatch.setattr(Report, "round", cut)
+    resumed(folder, "num-rounds=4")
+    assert directory.has_finished(folder) and read_run(folder).finished
+    assert not directory.has_finished(copy) and not read_run(copy).finished
+    state = state_of(RunFiles.read(copy), None)
+    assert (state.word, state.text) == ("unfinished", "after round 3 of 4")
+    assert serial_run("num-rounds=4", 'resume="latest"') == copy
+    assert differences(folder, copy) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ("lr=0.01", r"lr = 0\.01 \(the run has 0\.05\)"),
+        ("cache-limit=7", r"cache-limit = 7 \(the run has \d+\)"),  # train_macs depends on it
+    ],
+)
+def test_other_settings_are_named(interrupted, option, line):
+    folder = interrupted()
+    with pytest.raises(RunError, match=line):
+        resumed(folder, f"{option}")
+
+
+@pytest.mark.parametrize("name", ["rounds.csv", "clients.csv"])
+def test_tables_of_another_version_get_no_lines_of_this_one(name, interrupted):
+    folder = interrupted()
+    head, _, rest = (folder / name).read_text().partition("\n")
+    text = f"{head.rpartition(',')[0]},older\n{rest}"
+    (folder / name).write_text(text)
+    with pytest.raises(RunError, match=f"{name}: has other columns than this version"):
+        resumed(folder)
+    assert (folder / name).read_text() == text
+
+
+def test_a_checkpoint_names_no_file_but_the_tables_of_its_run(interrupted, tmp_path):
+    folder, victim = interrupted(), tmp_path / "runs" / "mine.txt"
+    victim.write_text("mine")
+    there = checkpoint.load(folder)
+    tables = there.progress.tables | {"../mine.txt": 0}
+    progress = msgspec.structs.replace(there.progress, tables=tables)
+    checkpoint.save(folder, replace(there, progress=progress))
+    with pytest.raises(RunError, match=r"mine\.txt is not a table of a run"):
+        for path in (folder / "checkpoint").glob("round-000001*"):
+            path.unlink()
+        resumed(folder)
+    assert victim.read_text() == "mine"
+
+
+def test_what_is_personal_is_not_for_other_users(serial_run):
+    folder = serial_run('strategy="fedper"')
+    private = [folder / "checkpoint", folder / "clients", *(folder / "clients").iterdir()]
+    assert len(private) > 2 and {path.stat().st_mode & 0o077 for path in private} == {0}
+
+
+def test_more_rounds_are_those_of_a_longer_run(serial_run):
+    longer = serial_run('num-rounds=5 strategy="ditto"')
+    folder = serial_run('num-rounds=3 strategy="ditto"')
+    assert resumed(folder, "num-rounds=5") == folder
+    assert differences(longer, folder) == []
+    with pytest.raises(RunError, match="num-rounds = 4: the run has done 5 rounds"):
+        resumed(folder, "num-rounds=4")
+
+
+def test_a_run_that_has_all_its_rounds_says_so(serial_run, capsys):
+    folder = serial_run("num-rounds=2")
+    before = (folder / "model.safetensors").read_bytes()
+    capsys.readouterr()
+    resumed(folder, "num-rounds=2")
+    line = f"run directory: {folder}, has all its 2 rounds; a larger num-rounds extends it"
+    assert capsys.readouterr().out.splitlines()[0] == line
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+def test_more_rounds_where_the_learning_rate_depends_on_them_are_warned_of(serial_run, capsys):
+    folder = serial_run('num-rounds=2 lr-schedule="cosine"')
+    resumed(folder, "num-rounds=3")
+    assert "round 2 depends on the number of rounds" in capsys.readouterr().out
+
+
+def test_what_was_said_of_fewer_rounds_is_not_said_of_more(serial_run, capsys):
+    options = 'strategy="fedseq" fedseq.groups=2 fedseq.unfreeze-rounds="0,1" num-rounds={}'
+    folder, told = serial_run(options.format(1)), "1 of 2 parts stay frozen all 1 rounds"
+    assert told in capsys.readouterr().out
+    resumed(folder, "num-rounds=2")
+    assert "stay frozen" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "rounds", "enough", "too_many"),
+    [  # of 3 parts of a body the last is unfrozen after 2T/3 rounds, a warm-up is over after T/2
+        ('strategy="fedseq"', 3, 4, 5),
+        ('strategy="pfedsim"', 4, 7, 8),
+    ],
+)
+def test_a_schedule_does_not_go_back(options, rounds, enough, too_many, serial_run, monkeypatch):
+    """A longer run is refused that would freeze what is trained, or share what is personal."""
+    folder = serial_run(options, f"num-rounds={rounds} finetune-epochs=0")
+    monkeypatch.setattr(Rounds, "run", lambda *arguments: None)  # what is asked is what begins
+    with pytest.raises(RunError, match=f"num-rounds = {too_many}: .* other layers"):
+        resumed(folder, f"num-rounds={too_many}")
+    resumed(folder, f"num-rounds={enough}")
+
+
+@pytest.mark.parametrize("resume", ["{tmp}/none", "{tmp}", "relative"])
+def test_what_is_no_run(resume, tmp_path):
+    resume = resume.format(tmp=tmp_path)
+    with pytest.raises(RunError, match=f"{resume} is not a run directory"):
+        config.parse([f'resume="{resume}"'])
+
+
+def test_a_run_without_checkpoints(serial_run):
+    folder = serial_run("checkpoint-every=0")
+    assert not (folder / "checkpoint").exists()
+    with pytest.raises(RunError, match="no checkpoint of a finished round"):
+        resumed(folder, "num-rounds=3")
+
+
+def test_a_run_that_goes_on_keeps_its_checkpoints(serial_run, read_csv):
+    """Or whoever reads the run would take the last old one for the run's end."""
+    folder = serial_run("num-rounds=2")
+    with pytest.raises(RunError, match="checkpoint-every = 0: a resumed run must"):
+        resumed(folder, "num-rounds=3 checkpoint-every=0")
+    assert checkpoint.rounds(folder) == [1, 2]
+    assert len(read_csv(folder, "rounds.csv")) == 2  # it is as it was
+
+
+# Broken files -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["truncated", "altered", "empty"])
+def test_of_a_broken_checkpoint_the_one_before_is_taken(damage, serial_run, tmp_path, capsys):
+    whole = serial_run('num-rounds=3 strategy="fedper"')
+    folder = tmp_path / "copy"
+    shutil.copytree(whole, folder)
+    newest = folder / "checkpoint/round-000003.fedapps"
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes({"truncated": data[:-1], "altered": data, "empty": b""}[damage])
+    resumed(folder)
+    assert "round-000003.fedapps is skipped" in capsys.readouterr().out
+    assert differences(whole, folder) == []
+
+
+def test_who_only_reads_a_run_deletes_nothing(serial_run, capsys):
+    """It may be on: a checkpoint that cannot be read now may be one that is new."""
+    folder = serial_run("num-rounds=2")
+    (folder / "checkpoint/round-000002.fedapps").write_bytes(b"x")
+    before = contents(folder)
+    assert FinishedRun.open(folder).round == 1
+    with held(folder), pytest.raises(RunError, match="is going on in another process"):
+        resumed(folder)
+    assert contents(folder) == before
+    assert capsys.readouterr().out.count("is skipped") == 1  # the second one read nothing
+
+
+def test_no_whole_checkpoint_is_an_error(serial_run):
+    folder = serial_run()
+    for path in (folder / "checkpoint").iterdir():
+        path.write_bytes(b"x")
+    with pytest.raises(RunError, match="no checkpoint can be used"):
+        resumed(folder)
+
+
+def test_a_table_that_lost_lines_makes_its_checkpoint_useless(serial_run):
+    folder = serial_run()
+    (folder / "rounds.csv").write_text("round\n")
+    with pytest.raises(RunError, match=r"rounds\.csv has 6 bytes, but it had"):
+        resumed(folder)
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=300), st.integers(0, 10**9))
+def test_a_checkpoint_is_read_whole_or_not_at_all(noise, place):
+    progress = Progress(
+        round=3, seconds=1.5, tables={"rounds.csv": 7}, classes=[], versions={1: 2}, best=Best()
+    )
+    arrays = {"b": np.arange(3, dtype=np.float32), "a": np.float32(2)[None]}
+    state = {"votes": np.eye(2, dtype=int), "known": np.array(True), "none": np.zeros((0, 3))}
+    packed = Checkpoint(progress, arrays, state).pack()
+    read = Checkpoint.unpack(packed)
+    assert read.progress.round == 3
+    assert read.progress.versions == {1: 2}
+    for old, new in ((arrays, read.arrays), (state, read.state)):
+        assert list(old) == list(new)  # the order, too
+        for key in old:
+            assert new[key].dtype == old[key].dtype
+            np.testing.assert_array_equal(old[key], new[key])
+            assert new[key].flags.writeable
+    broken = bytearray(packed)
+    broken[place % len(packed)] ^= 0xFF
+    for content in (noise, bytes(broken), packed[: place % len(packed)], packed + b"x"):
+        with pytest.raises(ValueError, match="truncated or was altered"):
+            Checkpoint.unpack(content)
+
+
+@pytest.mark.parametrize("value", [[1, 2], {"b": np.zeros(2)}, None, 3])
+def test_a_state_that_would_come_back_as_something_else_is_named(value):
+    """A list, for example, comes back as an array, to which `+` does not append."""
+    progress = Progress(round=1, seconds=0, tables={}, classes=[], versions={}, best=Best())
+    kind = type(value).__name__
+    line = rf'^checkpoint: state\["seen"\] is a {kind}: must be a NumPy'
+    with pytest.raises(RunError, match=line):
+        Checkpoint(progress, {}, {"one": np.ones(1), "seen": value}).pack()
+
+
+def test_a_power_cut_takes_nothing_that_a_resumed_run_needs(serial_run, tiny_npz, monkeypatch):
+    """Each of these files was flushed to disk after it was written."""
+    sync, on_disk = os.fsync, set()
+
+    def record(handle):
+        sync(handle)
+        about = os.fstat(handle)
+        on_disk.add((about.st_ino, about.st_mtime_ns))
+
+    monkeypatch.setattr(os, "fsync", record)
+    folder = serial_run(tiny_npz, 'strategy="fedper" dp.mode="local" num-rounds=2')
+    needed = [folder / "run.json", folder / SPENT]
+    needed += [*folder.glob("checkpoint/*"), *folder.glob("clients/*/*")]
+    assert len(needed) > 2 + 2
+    about = {path: path.stat() for path in needed}
+    assert [p for p in needed if (about[p].st_ino, about[p].st_mtime_ns) not in on_disk] == []
+
+
+# What clients keep --------------------------------------------------------------------------
+
+
+def test_a_broken_state_gives_way_to_the_older_one(tmp_path):
+    import torch
+
+    store = ClientStore(tmp_path / "clients/7")
+    for round_ in (2, 4):
+        store.save(round_, {"x": torch.tensor([float(round_)])})
+    newest = store.folder / "round-000004.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-1] ^= 1
+    for content in (data, data[:-3], b""):
+        newest.write_bytes(bytes(content))
+        version, state = store.load_version(9)
+        assert (version, state["x"].item()) == (2, 2.0)
+    assert store.load_version(2) == (NONE, {})
+
+
+def test_the_older_checkpoint_finds_its_states(tmp_path):
+    """Of all versions those stay that a run needs from either checkpoint on."""
+    import torch
+
+    for every in (1, 2, 5):
+        for last in range(1, 30):
+            store = ClientStore(tmp_path / f"{every}-{last}/clients/0")
+            store.folder.parent.mkdir(parents=True)
+            rounds = [r for r in range(1, last + 1) if r % 3]
+            for round_ in rounds:
+                stored = ClientStore(store.folder, needed_after(round_, every))
+                stored.save(round_, {"x": torch.tensor(round_)})
+            there = [done for done in range(0, last) if done % every == 0][-2:]
+            for done in there:
+                wanted = max((r for r in rounds if r <= done), default=NONE)
+                assert store.load_version(done + 1)[0] == wanted
+
+
+def test_a_lost_state_is_told_once():
+    """Also of a client that is only scored from then on, and so saves no other state."""
+    versions = StateVersions({7: 4})
+    told = [versions.see(round_, 7, {LOADED: found}) for round_, found in ((5, 2), (6, 2), (7, 1))]
+    lost = "the state of round {} was expected, but that of round {} was found"
+    assert told == [lost.format(4, 2), "", lost.format(2, 1)]
+
+
+def test_a_state_that_is_lost_is_told_of(flat_config, no_plots, tmp_path, monkeypatch, read_csv):
+    write = Report.round
+
+    def lose(report, row):
+        write(report, row)
+        if row.round == 2:
+            shutil.rmtree(report.folder / "clients")
+
+    monkeypatch.setattr(Report, "round", lose)
+    options = 'strategy="fedper" num-rounds=3 fraction-train=1.0 num-clients=3'
+    folder = run_serial(flat_config(options))
+    lost = [line for line in read_csv(folder, "events.csv") if line["kind"] == "state-lost"]
+    assert [(line["round"], line["client"]) for line in lost] == [("3", c) for c in "012"]
+    assert lost[0]["detail"] == "the state of round 2 was expected, but none was found"
+
+
+# Privacy, the best round, another look -------------------------------------------------------
+
+
+def test_a_repeated_release_counts_again(interrupted, read_csv):
+    folder = interrupted('dp.mode="central" dp.noise-multiplier=5.0 dp.delta=1e-3')
+    (folder / SPENT).write_text("3")  # killed in the third round
+    resumed(folder)
+    assert json.loads((folder / SPENT).read_text()) == 5  # 1, 2, 3, and again 3, 4
+    (folder / SPENT).unlink()
+    back_to(folder, 2)
+    with pytest.raises(RunError, match="epsilon is unknown"):
+        resumed(folder)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_the_best_round_is_kept_with_its_personal_layers(serial_run, read_csv, monkeypatch, links):
+    def refuse(*_):
+        raise PermissionError("Operation not permitted")  # what exFAT says
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    options = 'strategy="fedper" num-rounds=4 fraction-train=1.0 num-clients=3 lr=0.3'
+    chosen = 'validation-fraction=0.2 evaluate-on="validation" keep-best=true'
+    folder = serial_run(options, chosen)
+    scores = [float(row["accuracy_personalized"]) for row in read_csv(folder, "rounds.csv")]
+    top = 1 + int(np.argmax(scores))
+    shorter = serial_run(options, chosen, f"num-rounds={top}")
+    for path in ("model.safetensors", f"clients/1/round-{top:06d}.safetensors"):
+        kept, wanted = load_file(folder / directory.BEST / path), load_file(shorter / path)
+        assert kept.keys() == wanted.keys()
+        assert all(np.array_equal(kept[key], wanted[key]) for key in kept)
+
+
+@pytest.mark.parametrize("strategy", ["fedbabu", "fedcmd", "fedfomo", "ditto"])
+def test_the_best_round_is_scored_as_a_run_that_ended_there(
+    serial_run, read_csv, scored, capsys, strategy
+):
+    """Chosen on validation samples, and only then scored on test samples."""
+    scored(0.5, 0.9, 0.1, 0.2)
+    options = f'strategy="{strategy}" num-clients=3 validation-fraction=0.2'
+    chosen = serial_run(options, 'num-rounds=4 evaluate-on="validation" keep-best=true')
+    ended = serial_run(options, "num-rounds=2")
+    kept = chosen / directory.BEST
+    told = "best round on validation samples is 2; to score it on test samples: fedapps evaluate"
+    assert f"{told} {kept} -c evaluate-on=test" in " ".join(capsys.readouterr().out.split())
+    assert kept.stat().st_mode & 0o77 == 0, "it tells of single clients"
+    again.evaluate(kept, {})
+    assert "evaluation 1 of round 2 on validation samples: " in capsys.readouterr().out
+    table = again.evaluate(kept, {"evaluate-on": "test"})
+    told = capsys.readouterr().out
+    assert "evaluation 2 of round 2 on test samples with " in told and "was not kept" not in told
+    there = [row for row in read_csv(ended, "clients.csv") if row["round"] == "2"]
+    assert [*csv.DictReader(table.open())] == there
+    line = "best: holds the best round of a run; resume the run itself"
+    with pytest.raises(RunError, match=line):
+        resumed(kept, "num-rounds=6")
+
+
+def test_a_run_that_stopped_before_its_best_round_was_kept_keeps_it(
+    serial_run, scored, monkeypatch
+):
+    scored(0.5, 0.9, 0.1)
+    options, keep = f"num-rounds={{}} keep-best=true {VALIDATION}", best.keep
+    wanted = load_file(serial_run(options.format(2)) / "best/model.safetensors")
+
+    def full(run, found):
+        if found.progress.round == 2:
+            raise RunError("the disk is full")
+        keep(run, found)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(best, "keep", full)
+        with pytest.raises(RunError, match="the disk is full"):
+            serial_run(options.format(3), 'run-name="stopped"')
+    folder = serial_run(options.format(3), 'resume="latest"')
+    assert folder.name == "stopped"
+    kept = load_file(folder / "best/model.safetensors")
+    assert all(np.array_equal(kept[key], wanted[key]) for key in wanted)
+
+
+def test_patience_ends_a_run(serial_run, read_csv, scored):
+    scored(0.5, 0.6, 0.6, 0.1, 0.2, 0.9)
+    folder = serial_run("num-rounds=6 patience=3", VALIDATION)
+    assert len(read_csv(folder, "rounds.csv")) == 5  # the best is the second, then three more
+    assert json.loads((folder / "summary.json").read_text())["round"] == 5
+
+
+def test_a_run_that_patience_has_ended_goes_on_with_more_patience_only(serial_run, scored, capsys):
+    """A kill between its last checkpoint and its summary leaves it so, too."""
+    scored(0.5, 0.6, 0.1, 0.2, 0.9, 0.3)
+    options = f"num-rounds=6 patience={{}} {VALIDATION}"
+    ended, longer = serial_run(options.format(2)), serial_run(options.format(3))
+    killed = shutil.copytree(ended, ended.with_name("killed"))
+    (killed / "summary.json").unlink()
+    capsys.readouterr()
+    resumed(killed)
+    assert differences(ended, killed) == []
+    assert capsys.readouterr().out.splitlines()[0] == (
+        f"run directory: {killed}, was ended by patience = 2 after round 4 of 6; "
+        "a larger patience extends it"
+    )
+    resumed(ended, "patience=3")
+    assert differences(longer, ended) == []
+
+
+def test_rounds_in_which_nobody_personalizes_choose_nothing(serial_run, read_csv, scored):
+    scored(None, 0.5, 0.1, 0.6, 0.9, 0.7)
+    options = 'num-rounds=6 patience=1 keep-best=true evaluate-every=2 evaluate-rounds="3,5"'
+    folder = serial_run(options, VALIDATION)
+    rounds = [row["round"] for row in read_csv(folder, "rounds.csv") if row["accuracy_initial"]]
+    assert rounds == ["2", "3", "4", "5", "6"]  # the third did not end it
+    assert checkpoint.load(folder).progress.best == Best(0.7, 6, 0)
+
+
+def test_a_best_round_that_was_not_kept_is_told(serial_run, scored, capsys):
+    scored(0.5, 0.9, 0.1, 0.95, 0.2)
+    folder = serial_run("num-rounds=3", VALIDATION)
+    for rounds, told in ((4, True), (5, False)):  # round 4 is the best, and kept
+        capsys.readouterr()
+        resumed(folder, f"keep-best=true num-rounds={rounds}")
+        assert ("round 2 is the best so far, but was not kept" in capsys.readouterr().out) == told
+        assert (folder / directory.BEST / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("key", ["keep-best=true", "patience=2"])
+def test_test_samples_choose_nothing(key, serial_run):
+    with pytest.raises(RunError, match="would choose by test samples"):
+        serial_run(key)
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedcmd", "ditto", "fedap"])
+def test_another_look_at_a_run_is_its_own_evaluation(method, serial_run, read_csv):
+    model = 'model="lenet5"' if method == "fedap" else ""
+    folder = serial_run(f'strategy="{method}" num-rounds=3 {model}')
+    table = read_csv(folder, again.evaluate(folder, {}).name)
+    own = [line for line in read_csv(folder, "clients.csv") if line["round"] == "3"]
+    assert table == own
+    changes = {"finetune-epochs": 3, "finetune-part": "head"}
+    longer = read_csv(folder, again.evaluate(folder, changes).name)
+    settings = 'finetune-epochs=3 finetune-part="head"'
+    other = serial_run(f'strategy="{method}" num-rounds=3 {settings} {model}')
+    assert longer == [line for line in read_csv(other, "clients.csv") if line["round"] == "3"]
+    lines = read_csv(folder, directory.EVALUATIONS)
+    assert [line["settings"] for line in lines] == ["", settings]
+    with pytest.raises(RunError, match=r"lr = 0\.5 .*another training"):
+        again.evaluate(folder, {"lr": 0.5})
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated"])
+def test_a_client_that_has_lost_its_state_is_not_scored_without_it(damage, serial_run, tmp_path):
+    folder = tmp_path / "copied in part"
+    shutil.copytree(serial_run('num-rounds=2 strategy="fedper" fraction-train=1.0'), folder)
+    newest = folder / "clients/1/round-000002.safetensors"
+    if damage == "missing":
+        shutil.rmtree(newest.parent)
+    else:
+        newest.write_bytes(newest.read_bytes()[:-1])
+    found = "none was" if damage == "missing" else "that of round 1 was"
+    with pytest.raises(RunError, match=f"client 1: the state of round 2 was expected, but {found}"):
+        again.evaluate(folder, {})
+    assert not [*folder.glob("evaluation*")]
+    run = FinishedRun.open(folder)
+    run.client(0)
+    with pytest.raises(RunError, match="client 1: the state of round 2 was expected"):
+        run.client(1)
+
+
+def test_two_evaluations_at_once_both_get_their_line(serial_run, read_csv, monkeypatch):
+    """One has made the table and is about to write its line when the other comes."""
+    folder, flock, waits = serial_run("num-rounds=1"), fcntl.flock, Event()
+    with ThreadPoolExecutor(1) as other, (folder / directory.EVALUATIONS).open("w") as table:
+        fcntl.flock(table, fcntl.LOCK_EX)
+        # what it does before it waits for the table is done
+        monkeypatch.setattr(fcntl, "flock", lambda *how: (waits.set(), flock(*how)))
+        done = other.submit(again.evaluate, folder, {})
+        until(lambda: waits.is_set() or done.done())
+        assert (folder / "evaluation-1.csv").read_text()
+        table.write("evaluation,settings\n7,mine\n")
+        table.flush()
+        fcntl.flock(table, fcntl.LOCK_UN)
+        done.result(60)
+    lines = read_csv(folder, directory.EVALUATIONS)
+    assert [(line["evaluation"], line["settings"]) for line in lines] == [("7", "mine"), ("1", "")]
+
+
+@pytest.mark.parametrize("name", ["evaluation-1.csv", directory.EVALUATIONS])
+def test_an_evaluation_that_cannot_be_written_is_a_line_and_leaves_nothing(
+    name, serial_run, monkeypatch
+):
+    folder = serial_run("num-rounds=1")
+    scored, score = [], FinishedRun.evaluate
+    monkeypatch.setattr(FinishedRun, "evaluate", lambda *own: scored.append(own) or score(*own))
+    before = {*folder.iterdir()}
+    with refused(folder / name), pytest.raises(RunError, match=f"cannot write .*{name}: Permiss"):
+        again.evaluate(folder, {})
+    assert {*folder.iterdir()} == before
+    # nobody is scored for a table that cannot be written
+    assert bool(scored) == (name == directory.EVALUATIONS)
+
+
+@contextmanager
+def refused(path):
+    """Let nobody open a file to write it, not even root."""
+    on = [True]
+
+    def hook(event, arguments):
+        if on and event == "open" and arguments[0] == str(path) and arguments[2] & os.O_CREAT:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    sys.addaudithook(hook)  # which stays
+    yield
+    on.clear()

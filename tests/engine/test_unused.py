@@ -1,0 +1,149 @@
+"""Keys and data that have no effect, or a wrong one, are told: and what is told is true."""
+
+import numpy as np
+import pytest
+
+from fedapps.core import config, registry
+from fedapps.core.schema import literal
+from fedapps.data import load, notes
+from fedapps.engine import unused
+from fedapps.training.workspace import Workspace
+from tests.support.methods import needed
+
+RUN = "num-clients=3 num-rounds=2 fraction-train=0.5 local-epochs=2 evaluate-every=2"
+OTHER = {  # values that are not the defaults
+    "finetune-epochs": 3, "finetune-lr": 0.05, "finetune-part": "head", "fraction-train": 1.0,
+    "local-epochs": 3, "perfedavg.delta": 0.5, "apfl.alpha-steps": "batch",
+    "fedcmd.selection-fraction": 0.9, "fedcmd.candidates": "fc", "fedcmd.label-encoding": "index",
+    "fedcmd.weighting": "uniform", "alpha": 0.3, "dirichlet-balance": False,
+    "sizes": "0.5,0.2,0.2,0.1", "clip-history": 3, "clip-mode": "sample", "bn-local": True,
+    "fedfc.oversample-limit": 1, "sflv1.oversample-limit": 1, "sflv2.oversample-limit": 1,
+    "fedfc.slowest-limit": 1, "server-part": "body", "dp.sampling": "fixed",
+}  # fmt: skip
+QUIET = "dp.noise-multiplier=0.01 dp.clip-norm=0.1"  # noise with which training goes on
+OWN = {  # settings of a method with which more of its keys have no effect
+    "fedavg": ['partitioner="iid" finetune-epochs=0 server-data=0.2', f'dp.mode="local" {QUIET}'],
+    "local": ["local.match-compute=true"],
+    "perfedavg": ['perfedavg.mode="fo"', "finetune-epochs=0"],
+    "perfreezeclip": ['clip-mode="sample" max-norm=0.5 clip-percentile=100'],
+    "apfl": ["apfl.adaptive=false"],
+    "fedcmd": ['fedcmd.layer="fc2"'],
+    "fedseq": ['fedseq.base="fedrep"'],
+}
+
+
+def told(flat):
+    """The keys that would be named if each had another value."""
+    settings = config.read(flat)
+    strategy = registry.strategy_class(settings.strategy)(Workspace(settings))
+    return {key for key, _ in unused.told(strategy)}
+
+
+CASES = [(name, extra) for name in registry.names() for extra in ["", *OWN.get(name, [])]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "extra"), CASES)
+def test_what_is_said_to_have_no_effect_has_none(
+    method, extra, flat_config, serial_run, tiny_npz, untimed_rounds
+):
+    """Every such key with another value, all at once: the same bytes."""
+    options = [RUN, tiny_npz, f'strategy="{method}" {needed(method)}', extra]
+    keys = told(flat_config(*options)) & set(OTHER)
+    if not keys:
+        return
+    changed = " ".join(f"{key}={literal(OTHER[key])}" for key in sorted(keys))
+    one, two = serial_run(*options), serial_run(*options, changed)
+    assert untimed_rounds(one) == untimed_rounds(two), changed
+    for file in ("model.safetensors", "clients.csv"):
+        assert (one / file).read_bytes() == (two / file).read_bytes(), changed
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        ("", []),
+        ("alpha=0.5", []),
+        (
+            'partitioner="iid" alpha=0.3 shards-per-client=3',
+            [
+                'alpha = 0.3 has no effect with partitioner = "iid"',
+                'shards-per-client = 3 has no effect with partitioner = "iid"',
+            ],
+        ),
+        (
+            'strategy="ditto" finetune-epochs=2',
+            ["finetune-epochs = 2 has no effect on ditto"],
+        ),
+        (
+            'strategy="fedseq" fedseq.base="fedrep" local-epochs=3 finetune-epochs=2',
+            ["local-epochs = 3 has no effect on fedseq"],
+        ),
+        (
+            "finetune-epochs=0 finetune-lr=0.5",
+            ["finetune-lr = 0.5 has no effect with finetune-epochs = 0"],
+        ),
+        (
+            'dp.mode="local" dp.sampling="fixed"',
+            [
+                'dp.sampling = "fixed" has no effect with dp.mode = "local", where the method '
+                "selects the clients"
+            ],
+        ),
+        ('dp.mode="central" dp.sampling="fixed"', []),
+    ],
+)
+def test_only_what_somebody_set_is_told(options, lines, data_root):
+    flat = config.parse([f'data-root="{data_root}" dataset="digits" num-clients=4', options])
+    settings = config.read(flat)
+    strategy = registry.strategy_class(settings.strategy)(Workspace(settings))
+    assert unused.notes(strategy) == lines
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "line"),
+    [
+        (np.full((9, 4, 4), 7, np.uint8), [0, 1, 2] * 3, ""),
+        (np.linspace(0, 1, 144, dtype=np.float32).reshape(9, 4, 4), [0, 1, 2] * 3, ""),
+        (
+            np.linspace(0, 255, 144, dtype=np.float32).reshape(9, 4, 4),
+            [0, 1, 2] * 3,
+            "float pixels from 0 to 255 are used as they are, but models expect 0..1; divide them",
+        ),
+        (
+            np.linspace(0, 65535, 144, dtype=np.float32).reshape(9, 4, 4),
+            [0, 1, 2] * 3,
+            "; divide them by the largest value that a pixel can have, such as 65535",
+        ),
+        (
+            np.linspace(-2, 2, 144, dtype=np.float32).reshape(9, 4, 4),
+            [0, 1, 2] * 3,
+            "float pixels from -2 to 2 are used as they are, but models expect 0..1",
+        ),
+        (
+            np.ones((9, 4, 4), np.uint8),
+            [0, 1, 2] * 3,
+            "uint8 pixels are 0 and 1, and will be divided by 255; multiply them by 255, or ",
+        ),
+        (
+            np.full((9, 4, 4), 7, np.uint8),
+            [0, 1, 4] * 3,
+            "only labels 0,1,4 of 0..4 occur, so the model has 5 outputs where 3 would do; number ",
+        ),
+    ],
+)
+def test_data_that_are_probably_a_mistake_are_told(images, labels, line, tmp_path):
+    path = tmp_path / "own.npz"
+    labels = np.array(labels)
+    np.savez(path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    found = notes(load(str(path), ""), "official")
+    assert [line in note for note in found] == [True] * bool(line)
+
+
+def test_classes_that_nobody_can_learn_are_told(tmp_path):
+    images, path = np.full((6, 4, 4), 7, np.uint8), tmp_path / "own.npz"
+    labels = {"train_labels": np.array([0, 1] * 3), "test_labels": np.array([0, 1, 2] * 2)}
+    np.savez(path, train_images=images, test_images=images, **labels)
+    (found,) = notes(load(str(path), ""), "official")
+    assert "labels 2 occur in the test set only" in found
+    assert notes(load(str(path), ""), "merged") == []

@@ -1,0 +1,516 @@
+"""How `flwr run` is started, understood and ended: `fedapps.launch`."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import tomllib
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fedapps import launch
+from fedapps.core.errors import RunError
+from fedapps.launcher import inputs, outcome, processes, superlink
+from fedapps.launcher.superlink import SuperLink
+from tests.support import ROOT
+
+EMPTY_APP = ROOT / "benchmarks" / "empty_app"
+FEDERATION = "num-supernodes=2 client-resources-num-cpus=1"
+
+# As flwr 1.41 prints them.
+FAILED_LOG = """\
+Using SuperLink: local (127.0.0.1:21001)
+Successfully started run 9621920773214295782
+\x1b[92mINFO \x1b[0m:      Starting logstream for run_id `9621920773214295782`
+empty-app round=1 nodes=2 since-start=31.66 seconds=27.705
+\x1b[91mERROR \x1b[0m:     error: alpha = -1: must be float > 0
+\x1b[91mERROR \x1b[0m:     Simulation raised an exception
+Traceback (most recent call last):
+  File "server_app.py", line 37, in main
+    raise RuntimeError(f"round {number} fails as asked")
+RuntimeError: round 2 fails as asked
+\x1b[91mERROR \x1b[0m:     Exit Code: 700
+"""
+REFUSED_LOG = """\
+Using SuperLink: local (127.0.0.1:23286)
+╭─ Error ──────────────────────────────────────────────────────────────────────╮
+│ Failed to load Flower App configuration in '/app/pyproject.toml'.            │
+│ File may be missing or invalid.                                              │
+╰──────────────────────────────────────────────────────────────────────────────╯
+"""
+LISTED = """\
+{
+  "success": true,
+  "runs": [
+    {
+      "run-id": "9621920773214295782",
+      "fab-id": "fedapps/empty-app",
+      "status": "finished:failed",
+      "status-details": "Simulation failed with exception: round 2 fails as asked",
+      "elapsed": 34.479054
+    }
+  ]
+}
+"""
+NOT_LISTED = '{"success": false, "error-message": "[code: 16] Run ID not found."}'
+TRACE = "Simulation failed with exception: "
+
+
+@pytest.fixture
+def flwr(tmp_path, monkeypatch):
+    """Return a function that puts a script in the place of the `flwr` program."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setattr(superlink, "bin_dir", lambda: folder)
+    monkeypatch.setattr(superlink, "superlink", lambda home: SuperLink(0, 1, folder))
+
+    def put(script: str) -> None:
+        program = folder / "flwr"
+        program.write_text(f"#!{sys.executable}\nimport sys, time\n{textwrap.dedent(script)}")
+        program.chmod(0o755)
+
+    return put
+
+
+def result(status: str, details: str, log: str = "") -> outcome.LaunchResult:
+    lines = [re.sub(r"\x1b\[\d+m", "", line) for line in log.splitlines()]
+    return outcome.LaunchResult(1, status, lines, details)
+
+
+class TestError:
+    def test_completed_run_has_none(self):
+        assert result("finished:completed", "N/A", FAILED_LOG).error == ""
+
+    def test_the_app_s_own_line_comes_first(self):
+        error = result("finished:failed", f"{TRACE}round 2 fails", FAILED_LOG).error
+        assert error == "alpha = -1: must be float > 0"
+
+    def test_status_details_without_flower_s_preface(self):
+        assert result("finished:failed", f"{TRACE}a\n  b").error == "a b"
+
+    def test_last_exception_of_the_log_if_details_say_nothing(self):
+        log = FAILED_LOG.replace("error: alpha", "alpha")
+        details = f"{TRACE}An error was encountered. Ending simulation."
+        assert result("finished:failed", details, log).error.endswith("round 2 fails as asked")
+
+    def test_text_of_flwr_s_box(self):
+        error = result("not started", "", REFUSED_LOG).error
+        assert error.startswith("Failed to load") and error.endswith("missing or invalid.")
+
+    def test_stopped_run(self):
+        assert result("finished:stopped", "N/A").error == "the run is finished:stopped"
+
+
+class TestParse:
+    def test_status(self):
+        status, details = outcome.parse_status(LISTED)
+        assert (status, details) == ("finished:failed", f"{TRACE}round 2 fails as asked")
+
+    @pytest.mark.parametrize(
+        ("output", "says"),
+        [
+            (NOT_LISTED, "Run ID not found"), ("", "no answer"), ("boo", "boo"),
+            ('{"success": tr', "success"),
+            ('{"success": true, "runs": []}', "unexpected answer"),
+        ],
+    )  # fmt: skip
+    def test_no_status(self, output, says):
+        with pytest.raises(RunError, match=says):
+            outcome.parse_status(output)
+
+    @pytest.mark.parametrize(
+        ("given", "merged"),
+        [
+            (["", 'a="b" c=1'], 'a="b" c=1'),
+            (["a=b c=1 d='e f' g=true h=1,2"], 'a="b" c=1 d=\'e f\' g=true h="1,2"'),
+        ],
+    )
+    def test_one_option_of_pairs_stays_and_its_texts_get_quotes(self, given, merged):
+        with inputs.merged(given) as options:
+            assert options == [merged]
+
+    def test_one_file_becomes_absolute(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        with inputs.merged(["x.toml"]) as options:
+            assert options == [str(tmp_path / "x.toml")]
+
+    def test_later_option_wins_key_by_key(self, tmp_path):
+        file = tmp_path / "x.toml"
+        file.write_text('lr = 0.1\nname = "it\'s \\"é🌻\\""\n[fedper]\na = 1\nb = false\n', "utf-8")
+        with inputs.merged([str(file), "fedper.a=2 lr=1e-3", "fedper.c=inf"]) as options:
+            assert len(options) == 1
+            values = tomllib.loads(Path(options[0]).read_text("utf-8"))
+        assert values == {
+            "lr": 0.001, "name": "it's \"é🌻\"", "fedper.a": 2, "fedper.b": False,
+            "fedper.c": float("inf"),
+        }  # fmt: skip
+        assert not Path(options[0]).exists()
+
+    @pytest.mark.parametrize("option", ['lr="abc', "missing.toml"])
+    def test_bad_option_is_named(self, option):
+        with pytest.raises(RunError, match=f"--run-config {option}"):
+            inputs.refusal(EMPTY_APP, [option])
+
+    def test_unknown_key_is_named_with_its_neighbour(self):
+        assert inputs.refusal(EMPTY_APP, ["sleep=1.0", "num-round=3"]) == (
+            "unknown key num-round, did you mean num-rounds?"
+        )
+        assert inputs.refusal(EMPTY_APP, ["sleep=1.0"]) == ""
+        assert inputs.refusal(EMPTY_APP / "nowhere", ["a=1"]) == ""
+
+    @pytest.mark.parametrize(
+        ("option", "line"),
+        [
+            ("strategy=fedpr", 'strategy = "fedpr": must be one of apfl, centralized, '),
+            ("num-rounds=0", "num-rounds = 0: must be int >= 1"),
+            ("runs-dir=here", 'runs-dir = "here": must be absolute or start with ~'),
+            ("strategy=fedper lr=0.1", ""),
+        ],
+    )
+    def test_a_value_of_this_app_is_refused_before_an_engine_starts(self, option, line):
+        said = inputs.refusal(ROOT, ["num-rounds=3", option])
+        assert said.startswith(line) and bool(said) == bool(line)
+
+
+class TestHome:
+    def test_environment(self, tmp_path, monkeypatch):
+        monkeypatch.delenv("FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION", raising=False)
+        env = superlink.environment(tmp_path / "home", None)
+        assert env["FLWR_HOME"] == str(tmp_path / "home")
+        assert env["PATH"].startswith(str(Path(sys.executable).parent) + os.pathsep)
+        assert env["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+        assert 20000 <= int(env[superlink.PORT]) < 32768
+
+    def test_ray_gets_a_token_that_nobody_else_has(self, tmp_path, monkeypatch):
+        for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS"):
+            monkeypatch.delenv(name, raising=False)
+        envs = [superlink.environment(tmp_path, None) for _ in range(2)]
+        assert [env["RAY_AUTH_MODE"] for env in envs] == ["token"] * 2
+        assert len({env["RAY_AUTH_TOKEN"] for env in envs}) == 2
+        assert all(len(bytes.fromhex(env["RAY_AUTH_TOKEN"])) == 32 for env in envs)
+
+    @pytest.mark.parametrize("name", ["RAY_AUTH_MODE", "RAY_ADDRESS"])
+    def test_a_ray_that_the_user_has_set_up_stays(self, name, tmp_path, monkeypatch):
+        for other in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS"):
+            monkeypatch.delenv(other, raising=False)
+        monkeypatch.setenv(name, "mine")
+        env = superlink.environment(tmp_path, None)
+        assert {key: env[key] for key in env if key.startswith("RAY_A")} == {name: "mine"}
+
+    def test_without_a_home_flower_s_own_choice_holds(self, monkeypatch):
+        monkeypatch.setenv("FLWR_HOME", "/somewhere")
+        monkeypatch.delenv(superlink.PORT, raising=False)
+        env = superlink.environment(None, None)
+        assert env["FLWR_HOME"] == "/somewhere" and superlink.PORT not in env
+        assert superlink.flower_home(None) == Path("/somewhere")
+
+    def test_port_is_the_same_each_time_and_another_for_another_home(self, tmp_path):
+        first, again, other = (superlink.choose_port(tmp_path / name) for name in "aab")
+        assert first == again != other
+
+    def test_taken_port_is_passed_over_or_refused(self, tmp_path):
+        first = superlink.choose_port(tmp_path)
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", first))
+            other.listen()
+            assert superlink.choose_port(tmp_path) > first
+            with pytest.raises(RunError, match=f"port {first} is in use"):
+                superlink.choose_port(tmp_path, first)
+
+    def test_superlink_of_another_environment_is_refused(self, tmp_path, monkeypatch):
+        link = SuperLink(1, 20001, tmp_path / "venv" / "bin")
+        monkeypatch.setattr(superlink, "superlink", lambda home: link)
+        with pytest.raises(RunError, match=r"fedapps stop --home"):
+            superlink.choose_port(tmp_path)
+
+    def test_running_superlink_keeps_its_port(self, tmp_path, monkeypatch):
+        link = SuperLink(1, 20001, superlink.bin_dir())
+        monkeypatch.setattr(superlink, "superlink", lambda home: link)
+        assert superlink.choose_port(tmp_path) == 20001
+        with pytest.raises(RunError, match="has port 20001, not 5"):
+            superlink.choose_port(tmp_path, 5)
+
+
+def test_a_folder_without_an_app_is_refused_with_advice(tmp_path):
+    with pytest.raises(RunError, match="run the command in the project's folder, or give it"):
+        inputs.staged(tmp_path).__enter__()
+
+
+def test_bundle_of_the_staged_app_is_the_same(tmp_path):
+    from flwr.cli.build import build_fab_from_disk
+
+    app = tmp_path / "app"
+    shutil.copytree(EMPTY_APP, app)
+    (app / ".gitignore").write_text("/runs/\n/cache/\n*.log.md\n")
+    (app / "README.md").write_text("read me")
+    for ignored in (".venv/lib/x.py", "runs/a/x.json", "cache/x.py", "a.log.md"):
+        (app / ignored).parent.mkdir(parents=True, exist_ok=True)
+        (app / ignored).write_text("")
+    (app / "data").mkdir()
+    (app / "data" / "huge.npz").write_text("")
+    (app / "empty_app" / "cache").mkdir()
+    (app / "empty_app" / "cache" / "kept.py").write_text("")
+    with inputs.staged(app) as copy:
+        found = {str(file.relative_to(copy)) for file in copy.rglob("*") if file.is_file()}
+        assert build_fab_from_disk(copy) == build_fab_from_disk(app)
+    assert "empty_app/cache/kept.py" in found and "README.md" in found
+    assert not {file for file in found if file.startswith((".venv", "runs", "cache", "data"))}
+    assert not copy.exists()
+
+
+class TestLaunch:
+    def test_failed_run_is_told_by_its_status(self, flwr, tmp_path):
+        flwr(f"print({LISTED!r} if 'ls' in sys.argv else {FAILED_LOG!r})")
+        echoed: list[str] = []
+        ended = launch.launch(EMPTY_APP, ["sleep=1.0"], home=tmp_path, echo=echoed.append)
+        assert (ended.run_id, ended.status) == (9621920773214295782, "finished:failed")
+        assert not ended.completed
+        assert echoed[4].startswith("\x1b[91m") and ended.lines[4].startswith("ERROR")
+
+    def test_command_line(self, flwr, tmp_path, capsys):
+        flwr("print(*sys.argv[1:], sep='|')")
+        arguments = [str(EMPTY_APP), "-c", "sleep=1.0", "--home", str(tmp_path / "home")]
+        assert launch.main([*arguments, "--federation-config", FEDERATION]) == 1
+        first, last = capsys.readouterr().out.splitlines()
+        options = f"|--stream|--run-config|sleep=1.0|--federation-config|{FEDERATION}"
+        assert first.startswith("run|/") and first.endswith(options)
+        assert last == "error: the run is not started"
+
+    def test_slow_superlink_gets_another_chance(self, flwr, tmp_path):
+        flwr("print('Failed to start local SuperLink within 15s.')")
+        echoed: list[str] = []
+        ended = launch.launch(EMPTY_APP, home=tmp_path, echo=echoed.append)
+        assert ended.status == "not started" and len(echoed) == 2 * launch.STARTS - 1
+
+    @pytest.mark.parametrize(("before", "lives"), [(False, False), (True, False), (False, True)])
+    def test_a_half_made_database_does_not_stop_the_next_start(
+        self, before, lives, flwr, tmp_path, monkeypatch
+    ):
+        """Flower kills a SuperLink that is slow; none starts on what that one has left.
+
+        It is another's if a SuperLink lives there in the end: two began in a new home at once.
+        """
+        database = superlink.database_of(tmp_path)
+        if not lives:
+            monkeypatch.setattr(superlink, "superlink", lambda home: None)
+        flwr(f"""
+            from pathlib import Path
+            database = Path({str(database)!r})
+            print("there" if database.exists() else "none")
+            database.touch()
+            print("Failed to start local SuperLink within 15s.")
+        """)
+        database.parent.mkdir()
+        if before:  # a whole one, with the runs of before
+            database.touch()
+        ended = launch.launch(EMPTY_APP, home=tmp_path, echo=lambda line: None)
+        assert ended.lines[0] == ("there" if before or lives else "none")  # at the last start
+        assert database.exists() == (before or lives)
+
+    @pytest.fixture
+    def first_answer(self, flwr, tmp_path):
+        """Return answer(text): what `flwr ls` prints once, about a run that has failed by then."""
+        return lambda text: flwr(f"""
+            from pathlib import Path
+            asked = Path({str(tmp_path / "asked")!r})
+            if "run" in sys.argv:
+                print("Successfully started run 7")
+            else:
+                print({LISTED!r} if asked.exists() else {text!r})
+                asked.touch()
+        """)
+
+    def test_broken_log_is_not_the_end_of_the_run(self, first_answer, tmp_path):
+        first_answer(LISTED.replace("finished:failed", "running"))
+        echoed: list[str] = []
+        ended = launch.launch(EMPTY_APP, home=tmp_path, echo=echoed.append)
+        assert ended.status == "finished:failed"
+        assert echoed[-1] == "the log was cut off; run 7 is running, waiting for its end"
+
+    def test_an_answer_that_fails_is_asked_for_again(self, first_answer, tmp_path, monkeypatch):
+        """The connection that ended the log is often gone for `flwr ls`, too."""
+        monkeypatch.setattr(launch.time, "sleep", lambda pause: None)
+        first_answer(NOT_LISTED)
+        ended = launch.launch(EMPTY_APP, home=tmp_path, echo=lambda line: None)
+        assert ended.status == "finished:failed"
+        (tmp_path / "asked").unlink()
+        monkeypatch.setattr(launch, "PATIENCE", -1.0)
+        with pytest.raises(RunError, match=r"Run ID not found.*run 7 may still be going on"):
+            launch.launch(EMPTY_APP, home=tmp_path, echo=lambda line: None)
+
+    def test_dead_superlink_loses_the_run(self, flwr, tmp_path, monkeypatch):
+        flwr("print('Successfully started run 7')")
+        monkeypatch.setattr(superlink, "superlink", lambda home: None)
+        ended = launch.launch(EMPTY_APP, home=tmp_path, echo=lambda line: None)
+        assert ended.status == "lost" and "superlink.log" in ended.error
+
+    def test_further_variables_reach_flwr(self, flwr, tmp_path):
+        flwr("import os; print(os.environ['NO_PROXY'], sys.argv[1])")
+        more = {"echo": lambda line: None, "extra_env": {"NO_PROXY": "here"}}
+        ended = launch.launch(EMPTY_APP, home=tmp_path, **more)
+        assert ended.lines == ["here run"]
+
+    @pytest.mark.parametrize("connection", ["", "site"])
+    def test_ctrl_c_says_how_to_stop_the_run(self, connection, flwr, tmp_path):
+        flwr("print('Successfully started run 7'); time.sleep(60)")
+        echoed: list[str] = []
+
+        def echo(line: str) -> None:
+            echoed.append(line)
+            if len(echoed) == 1:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            launch.launch(EMPTY_APP, home=tmp_path, echo=echo, connection=connection)
+        assert "run 7 goes on in the background" in echoed[1]
+        assert f"FLWR_HOME={tmp_path} " in echoed[1]
+        assert echoed[1].endswith(f"flwr stop 7 {connection}".strip())
+
+
+def test_a_home_that_cannot_be_made_is_a_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"cannot write .*superlink\.log: Not a directory"):
+        superlink.environment(tmp_path / "file/home")
+
+
+def test_a_process_of_somebody_else_is_a_line(monkeypatch):
+    def denied(process, number):
+        raise psutil.AccessDenied(process.pid)
+
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(psutil.Process, "send_signal", denied)
+            with pytest.raises(RunError, match=f"process {other.pid} belongs to another user"):
+                processes.end([other.pid])
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_stop_without_a_superlink(tmp_path, capsys):
+    assert launch.stop(tmp_path) is False
+    assert launch.main(["--stop", "--home", str(tmp_path)]) == 0
+    there = f"no SuperLink that `fedapps run` started in {tmp_path} is running"
+    assert capsys.readouterr().out == f"{there}\n"
+
+
+def test_make_clean_gets_over_an_installation_that_was_broken_off(tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(shutil.which("false"))  # as one that lacks the packages, it can only fail
+    done = subprocess.run(["make", "-C", tmp_path, "clean"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "nothing is installed, so nothing runs" in done.stdout
+    assert not (tmp_path / ".venv").exists()
+
+
+@pytest.mark.parametrize("ignores", [False, True], ids=["willing", "unwilling"])
+def test_stop_ends_the_family_and_nothing_else(tmp_path, monkeypatch, ignores):
+    """A stand-in with a child in its session and one in a session of its own."""
+    monkeypatch.setattr(processes, "KILL_AFTER", 0.5)
+    log_file = tmp_path / "local-superlink" / "superlink.log"
+    nap = "import os, signal, time; signal.signal(15, {}); os.write(1, b'up\\n'); time.sleep(120)"
+    nap = nap.format("signal.SIG_IGN" if ignores else "signal.SIG_DFL")
+    program = tmp_path / "flower-superlink"
+    program.write_text(
+        "import subprocess, sys\n"
+        f"for own in (False, True): subprocess.Popen([sys.executable, '-c', {nap!r}],"
+        " start_new_session=own)\n"
+        f"{nap}\n"
+    )
+    command = [sys.executable, program, "--port", "21001", "--log-file", log_file]
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+    family = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)
+    try:
+        assert family.stdout is not None
+        assert [family.stdout.readline() for _ in range(3)] == [b"up\n"] * 3
+        link = superlink.superlink(tmp_path)
+        assert link == SuperLink(family.pid, 21001, tmp_path)
+        children = [p.pid for p in processes.living() if p.ppid() == family.pid]
+        assert len(children) == 2
+        assert launch.stop(tmp_path) is True
+        alive = {process.pid for process in processes.living()}
+        assert not alive & {family.pid, *children} and bystander.pid in alive
+        assert superlink.superlink(tmp_path) is None
+    finally:
+        for process in (family, bystander):
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")  # one run on Ray at a time
+class TestReal:
+    def test_completed_failed_and_refused_runs(self, home):
+        ended = launch.launch(EMPTY_APP, federation_config=FEDERATION, home=home)
+        assert ended.completed and ended.error == "" and ended.run_id
+        rounds = [line for line in ended.lines if line.startswith("empty-app round=")]
+        assert [line.split()[2] for line in rounds] == ["nodes=2"] * 3
+
+        link = superlink.superlink(home)
+        assert link is not None and link.port == superlink.choose_port(home)
+        assert not (home / "runtime-envs").exists()  # nothing was installed for the run
+
+        ended = launch.launch(EMPTY_APP, ["num-rounds=5", "fail-round=1"], FEDERATION, home)
+        assert (ended.status, ended.error) == ("finished:failed", "round 1 fails as asked")
+
+        ended = launch.launch(EMPTY_APP, ["num-round=5"], FEDERATION, home)
+        assert (ended.status, ended.run_id) == ("not started", 0)
+        assert ended.error == "unknown key num-round, did you mean num-rounds?"
+        assert superlink.superlink(home) == link
+
+    @pytest.mark.thorough
+    def test_ctrl_c_leaves_the_run_and_stop_ends_it(self, home):
+        command = [sys.executable, "-m", "fedapps.launch", str(EMPTY_APP), "--home", str(home)]
+        command += ["--run-config", "num-rounds=1000 sleep=0.2", "--federation-config", FEDERATION]
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )  # fmt: skip
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("empty-app round="):
+                break
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=300)
+        assert process.returncode == 130 and "goes on in the background" in out
+        link = superlink.superlink(home)
+        assert link is not None
+        mine = _session_members(link.pid)
+        assert len(mine) > 5  # superlink, superexec, simulation and Ray's
+        token = psutil.Process(link.pid).environ()["RAY_AUTH_TOKEN"]
+        assert [_joins_ray(mine, key) for key in ("", "0" * 64, token)] == [False, False, True]
+        assert launch.stop(home) is True
+        assert not mine & {process.pid for process in processes.living()}
+
+
+def _session_members(root: int) -> set[int]:
+    listed = {process.pid: process.info["ppid"] for process in processes.living()}
+    leaders = {root, *(pid for pid, parent in listed.items() if parent == root)}
+    return {pid for pid in listed if processes.session_of(pid) in leaders}
+
+
+def _joins_ray(processes: set[int], token: str) -> bool:
+    """Tell whether a program with this token can use the Ray whose processes these are."""
+    servers = [psutil.Process(pid) for pid in processes]
+    [gcs] = [server for server in servers if server.name() == "gcs_server"]
+    [port] = {c.laddr.port for c in gcs.net_connections() if c.status == psutil.CONN_LISTEN}
+    program = (
+        "import ray\nfrom ray.util import get_node_ip_address as ip\n"
+        f"ray.init(address=ip() + ':{port}', logging_level='ERROR')\nprint('joined')"
+    )
+    mode = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {}
+    known = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    found = subprocess.run(
+        [sys.executable, "-c", program], env=known | mode, capture_output=True, text=True
+    )
+    assert "joined" in found.stdout or "ConnectionError" in found.stderr, found.stderr
+    return "joined" in found.stdout

@@ -1,0 +1,241 @@
+"""A model need not be an `nn.Sequential`: its layers are cut by names."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
+from torchvision.models import resnet18
+
+from fedapps import models
+from fedapps.core import registry
+from fedapps.core.config import parse, read
+from fedapps.core.errors import RunError
+from fedapps.engine.rounds import Rounds
+from fedapps.method import rehearse
+from fedapps.models.blocks import of_images
+from fedapps.models.layers import freeze_all_but, layout_of, put, run, take
+from fedapps.training.costs import SAMPLES, profile
+from fedapps.training.draw import Draw
+from fedapps.training.plan import Stage
+from fedapps.training.trainer import Trainer
+from fedapps.training.workspace import Workspace
+
+
+class Branches(nn.Module):
+    """Two branches that are added; a scale beside them; dropout between, which has no state."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 5), nn.Linear(6, 5)
+        self.drop = nn.Dropout(0.5)
+        self.scale = nn.Parameter(torch.ones(5))
+        self.norm = nn.BatchNorm1d(5)
+        self.fc = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.fc(self.norm(self.drop(self.left(x) + self.right(x)) * self.scale))
+
+
+def layout(model, head=1):
+    return layout_of(model, head, "shared", False)
+
+
+def test_children_are_the_layers():
+    found = layout(Branches())
+    assert found.names == ("scale", "left", "right", "norm", "fc")  # PyTorch's own order
+    assert found.keys["scale"] == ("scale",)
+    assert found.head == ("fc",)
+    assert not found.can_be_cut
+    assert found.modules["drop"] == {"right"}  # it comes after it
+
+
+def test_a_model_declares_its_layers():
+    model = Branches()
+    model.layers = {"arms": ("left", "right"), "middle": ("scale", "norm"), "fc": "fc"}
+    found = layout(model)
+    assert found.names == ("arms", "middle", "fc")
+    assert found.keys["arms"] == ("left.weight", "left.bias", "right.weight", "right.bias")
+    assert found.norms_of(found.names) == ("middle:norms",)
+    assert found.keys_of(("middle:rest",)) == ("scale",)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ({"a": ("left", "right"), "fc": "fc"}, "scale is in no layer"),
+        ({"a": "*", "fc": "fc"}, "fc.weight is in the layers a and fc"),
+        ({"a": "*", "fc": "fd"}, r"layer fc = \('fd',\): nothing in the model matches"),
+        ({"a-b": "*"}, 'layer "a-b": must be a word'),
+    ],
+)
+def test_layers_that_do_not_fit_the_model_are_refused(layers, message):
+    model = Branches()
+    model.layers = layers
+    with pytest.raises(RunError, match=message):
+        layout(model)
+
+
+def test_a_tensor_that_two_layers_share_is_refused_and_one_within_a_layer_travels_once():
+    model = nn.Module()
+    model.embed, model.out = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+    model.fc = nn.Linear(4, 4)
+    model.out.weight = model.embed.weight
+    with pytest.raises(RunError, match=r"embed and out share the tensor out\.weight"):
+        layout(model)
+    model.layers = {"ends": ("embed", "out"), "fc": "fc"}
+    assert layout(model).keys["ends"] == ("embed.weight",)
+
+
+def test_a_layer_without_state_in_a_sequential_belongs_to_the_one_before_it():
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2), nn.Softmax(1))
+    found = layout(model)
+    assert found.names == ("0", "2")
+    x = torch.randn(5, 4)
+    assert torch.equal(run(model, run(model, x, ("0",)), ("2",)), model(x))
+
+
+def test_frozen_layers_of_such_a_model_neither_move_nor_count():
+    """Against plain PyTorch, with the frozen layers in eval mode."""
+    torch.manual_seed(0)
+    model, free = Branches(), Branches()
+    free.load_state_dict(model.state_dict())
+    found = layout(model)
+    trainer = Trainer(model, found, profile(model, found, (6,)), 4, cache_bytes=2**20)
+    x, y = torch.randn(8, 6), torch.randint(3, (8,))
+    stage = Stage(layers=("fc",), epochs=2, lr=0.1)
+    assert trainer.cached_prefix(("fc",), 8) == ()
+    draw = Draw(0, "train", 1, 0)
+    done = trainer.train((x, y), (stage,), draw)
+    free.eval()
+    for epoch in range(2):
+        for chosen in draw.order(epoch, 8).split(4):
+            loss = cross_entropy(free(x[chosen]), y[chosen])
+            for p, g in zip(
+                free.fc.parameters(),
+                torch.autograd.grad(loss, [*free.fc.parameters()]),
+                strict=True,
+            ):
+                p.data -= 0.1 * g
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(value, free.state_dict()[key])
+    # forward 30 + 30 + 15, and once more for the weight of fc; no gradient passes further down
+    assert done.macs == 2 * 8 * (75 + 15)
+
+
+def test_a_part_of_the_layers_cannot_run_alone():
+    with pytest.raises(
+        RunError, match=r"Branches: only an nn\.Sequential can run some of its layers"
+    ):
+        run(Branches(), torch.zeros(2, 6), ("left",))
+
+
+def test_torchvisions_resnet18_as_it_is():
+    """Every key is in one layer, and slices go out and come back."""
+    torch.manual_seed(0)
+    model = resnet18(num_classes=10)
+    found = layout(model)
+    assert found.names == ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4", "fc")
+    assert found.modules["maxpool"] == {"bn1"}
+    body = take(model, found.shared(found.body))
+    wanted = sum(v.numel() for k, v in model.state_dict().items() if v.is_floating_point())
+    assert sum(v.size for v in body.values()) == wanted - (512 * 10 + 10)
+    other = resnet18(num_classes=10)
+    put(other, body | take(model, found.keys_of(("fc",))))
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(other.eval()(x), model.eval()(x))
+    freeze_all_but(model, found, ("layer4", "fc"))
+    assert model.layer4.training
+    assert not model.layer3.training
+    assert not model.bn1.training
+
+
+@pytest.mark.parametrize("trained", ["all", "fc"])
+def test_macs_of_resnet18_agree_with_torch(trained):
+    model = resnet18(num_classes=10)
+    found = layout(model)
+    layers = found.names if trained == "all" else ("fc",)
+    facts = profile(model, found, (3, 32, 32))
+    freeze_all_but(model, found, layers)
+    model.eval()
+    with FlopCounterMode(display=False) as counter:
+        model(torch.zeros(SAMPLES, 3, 32, 32)).sum().backward()
+    assert facts.step_macs(layers, "conv1") * SAMPLES == counter.get_total_flops() / 2
+
+
+def test_macs_of_recurrent_layers_and_attention_by_hand():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru = nn.GRU(3, 4, batch_first=True)
+            self.mix = nn.MultiheadAttention(4, 2, batch_first=True)
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, x):
+            x, _ = self.gru(x)
+            x, _ = self.mix(x, x, x)
+            return self.fc(x[:, -1])
+
+    model = Mixed()
+    found = layout(model)
+    gru, mix = 5 * (12 * 3 + 12 * 4), 4 * 5 * 16 + 2 * 25 * 4
+    facts = profile(model, found, (5, 3))
+    assert facts.forward_macs(found.names) == gru + mix + 8
+    assert facts.step_macs(("fc",), "gru") == gru + mix + 2 * 8
+    assert facts.step_macs(found.names, "gru") == 2 * gru + 3 * mix + 3 * 8
+    assert np.prod(found.shapes["gru.weight_ih_l0"]) == 36
+
+
+@pytest.fixture
+def whole_cnn(monkeypatch):
+    """The model "whole": a small network that is no Sequential, with BatchNorm."""
+
+    class Whole(nn.Module):
+        def __init__(self, classes):
+            super().__init__()
+            self.stem = nn.Sequential(nn.Flatten(), nn.Linear(64, 12))
+            self.mid = nn.Linear(12, 12)
+            self.norm = nn.BatchNorm1d(12)
+            self.fc = nn.Linear(12, classes)
+
+        def forward(self, x):
+            x = torch.relu(self.stem(x))
+            return self.fc(x + torch.relu(self.norm(self.mid(x))))
+
+    spec = of_images(lambda shape, classes: Whole(classes))
+    monkeypatch.setitem(models.MODELS, "whole", spec)
+
+
+CONFIG = 'model="whole" num-clients=3 fraction-train=1.0 num-rounds=2 min-samples=10 device="cpu"'
+REFUSED = {
+    "fedcmd": "runs single layers", "fedrod": "runs single layers", "fedfc": "cuts the model",
+    "sflv1": "cuts the model", "sflv2": "cuts the model", "splitlearning": "cuts the model",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", registry.names())
+def test_every_method_trains_such_a_model_or_says_why_not(method, whole_cnn, tmp_path):
+    settings = read(parse([CONFIG, f'strategy="{method}" runs-dir="{tmp_path}"']))
+    if method in REFUSED:
+        with pytest.raises(RunError, match=f'model = "whole": {method} {REFUSED[method]}'):
+            Rounds(registry.strategy_class(method)(Workspace(settings)))
+        return
+    if method == "centralized":
+        settings = read(parse([CONFIG, f'strategy="{method}" centralized.trainable="full"']))
+    Rounds(registry.strategy_class(method)(Workspace(settings)))
+    made = rehearse(registry.strategy_class(method), registry.client_class(method), settings)
+    before = {key: value.copy() for key, value in made.strategy.arrays.items()}
+    made.rounds(2)
+    assert all(np.isfinite(value).all() for value in made.strategy.arrays.values())
+    moved = [key for key, value in made.strategy.arrays.items() if (value != before[key]).any()]
+    assert moved or method == "local"
+    figures = made.evaluate(client=0)
+    assert 0 <= figures["accuracy_personalized"] <= 1
+    assert "accuracy_without_head" not in figures
+
+
+def test_the_figure_without_a_head_needs_a_body_that_runs_alone(whole_cnn):
+    settings = read(parse([CONFIG, "score-without-head=true"]))
+    with pytest.raises(RunError, match="score-without-head = true: needs the body"):
+        Rounds(registry.strategy_class("fedavg")(Workspace(settings)))

@@ -1,0 +1,107 @@
+"""The house: packages import downwards only, and files stay small."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+
+# From the ground up: a package imports from those before it and from itself.
+FLOORS = (
+    "core",
+    "launcher",
+    "data",
+    "models",
+    "training",
+    "method",
+    "wire",
+    "report",
+    "engine",
+    "split",
+    "device",
+    "client_app",  # from here on also modules that Flower and people start
+    "server_app",
+    "serial",
+    "compare",
+    "launch",
+    "cli",
+    "__main__",
+)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Yield the modules that a file imports, also inside functions and for types alone."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def package_of(module: str) -> str:
+    """Return the package of fedapps that a module belongs to, or nothing."""
+    words = module.split(".")
+    return words[1] if words[0] == "fedapps" and len(words) > 1 else ""
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_a_package_imports_downwards_only(package):
+    below = FLOORS[: FLOORS.index(package) + 1]
+    place = ROOT / "fedapps" / package
+    for path in sorted(place.rglob("*.py")) or [place.with_suffix(".py")]:
+        for module in imports(path):
+            used = package_of(module)
+            assert not used or used in below, f"{path.relative_to(ROOT)} imports {module}"
+
+
+def test_every_package_has_a_floor():
+    packages = {path.parent.name for path in (ROOT / "fedapps").glob("*/__init__.py")}
+    modules = {path.stem for path in (ROOT / "fedapps").glob("*.py")} - {"__init__"}
+    assert packages | modules == set(FLOORS)
+
+
+def module_of(path: Path) -> str:
+    """Return the dotted name of a file's module."""
+    words = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(words[:-1] if words[-1] == "__init__" else words)
+
+
+def test_no_two_modules_need_each_other():
+    files = {module_of(path): path for path in (ROOT / "fedapps").rglob("*.py")}
+    edges = {
+        name: {used for used in imports(path) if used in files and not name.startswith(used)}
+        for name, path in files.items()
+    }
+
+    def reachable(start: str) -> set[str]:
+        seen, todo = set[str](), [*edges[start]]
+        while todo:
+            if (module := todo.pop()) not in seen:
+                seen.add(module)
+                todo += edges[module]
+        return seen
+
+    assert not [name for name in files if name in reachable(name)]
+
+
+@pytest.mark.parametrize("folder", ["strategies", "clients"])
+def test_methods_import_the_authors_interface_alone(folder):
+    """Those of split learning `fedapps.split` too; a client knows its own strategy's settings."""
+    for path in sorted((ROOT / folder).glob("[a-z]*.py")):
+        own = {"fedapps.method", "fedapps.split", f"strategies.{path.stem}"}
+        modules = {
+            name for name in imports(path) if name.split(".")[0] in ("fedapps", "strategies")
+        }
+        allowed = {name for name in modules if name in own or name.rpartition(".")[0] in own}
+        assert modules == allowed, f"{path.name} imports {modules - allowed}"
+
+
+def test_files_are_small():
+    """A file does one thing; one that has grown past this does two."""
+    for folder in ("fedapps", "strategies", "clients", "experiments", "deploy"):
+        for path in (ROOT / folder).rglob("*.py"):
+            lines = len(path.read_text("utf-8").splitlines())
+            assert lines <= 300, f"{path.relative_to(ROOT)} has {lines} lines"

@@ -1,0 +1,405 @@
+"""The pages are true: links lead somewhere, keys exist, commands are valid, and code runs."""
+
+import argparse
+import copy
+import importlib
+import re
+import shlex
+import sys
+import tomllib
+from functools import cache
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+import clients
+import strategies
+from fedapps import cli, models
+from fedapps.core import config, project, registry
+from fedapps.core.keys import markdown, table
+from fedapps.core.options import flat as flatten_dict
+from fedapps.data import NAMES
+from fedapps.device import device
+from fedapps.method import Objective, Plan, Stage, put, rehearse
+from fedapps.method.client import ClientHooks
+from fedapps.method.strategy import StrategyHooks
+from fedapps.report import columns
+from tests.support import ROOT
+
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md")])
+LINKING = sorted({*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("[!.]*/*.md")})
+BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.M | re.S)
+NOT_KEYS = {  # words with a hyphen that stand as code in the pages
+    *("client-id", "state-dir"),  # a node-config's
+    *("num-supernodes", "client-resources-num-cpus", "client-resources-num-gpus"),  # Flower's
+    *("tiny-imagenet", "tiny-imagenet-200", "crop-flip", "train-warmup", "dp-accounting"),
+    *("clip-norm", "personal-layer", "plot-failed", "client-accuracy", "state-lost"),
+    *("run-failed", "page-failed", "logger-failed"),  # events and plots
+    *("ca.crt", "clip-lr", "flower-supernode", "node-config", "run-config", "vgg16-bn"),
+}
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT))
+
+
+@cache
+def text_of(path):
+    return path.read_text("utf-8")
+
+
+def prose(path):
+    """A page without its blocks of code."""
+    return BLOCK.sub("", text_of(path))
+
+
+def blocks(path, language):
+    return [body for kind, body in BLOCK.findall(text_of(path)) if kind == language]
+
+
+# Links --------------------------------------------------------------------------------------------
+
+
+@cache
+def anchors(path):
+    """The anchors of a page's headings, made as GitHub makes them."""
+    found = []
+    for title in re.findall(r"^#+ (.+)$", BLOCK.sub("", path.read_text("utf-8")), re.M):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).replace("`", "")
+        found.append(re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("path", LINKING, ids=name_of)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
+        if re.match(r"\w+:", target):  # https:, mailto:
+            continue
+        file, _, anchor = target.partition("#")
+        there = (path.parent / file).resolve() if file else path
+        assert there.exists(), f"{target}: no such file"
+        assert not anchor or anchor in anchors(there), f"{target}: no such heading"
+
+
+def test_every_page_can_be_reached_from_the_index():
+    index = text_of(DOCS / "README.md")
+    for path in DOCS.glob("*.md"):
+        assert path.name == "README.md" or f"({path.name})" in index, path.name
+
+
+# Keys and commands --------------------------------------------------------------------------------
+
+
+def test_the_page_of_keys_is_what_the_code_makes():
+    _, _, below = text_of(DOCS / "configuration.md").partition("fedapps keys --markdown -->\n")
+    advice = "put what `fedapps keys --markdown` prints below the marker of docs/configuration.md"
+    assert below == "\n".join(markdown()) + "\n", advice
+
+
+def test_every_key_has_its_row_in_the_page_of_keys():
+    rows = re.findall(r"^\| `([\w.-]+)` \|", "\n".join(markdown()), re.M)
+    assert rows == [key.name for key in table()]
+    assert set(rows) == set(config.defaults())
+
+
+def keys_in(text):
+    """Words that can only be keys: with a hyphen, or with a value; code of Python is left out."""
+    for code in re.findall(r"`([^`\n()]+)`", text):
+        yield from re.findall(r"^(?:[a-z]+\.)?[a-z]+(?:-[a-z]+)+$", code)
+        yield from re.findall(r"(?<![\w-])((?:[a-z]+\.)?[a-z]+(?:-[a-z]+)*)=[\w\"]", code)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_keys_that_a_page_names_exist(path):
+    known = {*config.defaults(), *NOT_KEYS, *models.MODELS, *registry.names(), *NAMES}
+    shown = {f"mymethod.{key}" for key in ("head-epochs",)}
+    for key in keys_in(prose(path)):
+        short = [name for name in known if name.endswith(f".{key}")]
+        assert key in known | shown or short, f"{path.name} names {key}"
+
+
+def commands(path):
+    """The shell commands of a page as lists of words; a command may go on in the next line."""
+    for body in blocks(path, "sh"):
+        for line in body.replace("\\\n", " ").splitlines():
+            if line.strip():
+                yield shlex.split(line, comments=True)
+
+
+def values(text):
+    """Keys and values of an option, read as `fedapps` does: a text may lack its quotes."""
+    found = {}
+    for word in shlex.split(text.replace('"', '\\"')):
+        key, _, value = word.partition("=")
+        try:
+            found[key] = tomllib.loads(f"x = {value}")["x"]
+        except tomllib.TOMLDecodeError:
+            assert re.fullmatch(r"[^\s'\"\\\[\]{}]+", value), f"{word} needs quotes"
+            found[key] = value
+    return found
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_commands_and_their_options_exist(path):
+    known = {command.name: command for group in cli.COMMANDS.values() for command in group}
+    for name, *words in (words[1:] for words in commands(path) if words[0] == "fedapps"):
+        module = importlib.import_module(known[name].module)
+        if hasattr(module, "add_arguments") and words != ["-h"]:
+            parser = argparse.ArgumentParser()
+            module.add_arguments(parser)
+            parser.parse_args(words)  # ends the test at an option that is not there
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_run_configs_of_commands_are_valid(path):
+    for words in commands(path):
+        changes = {}
+        for option, text in pairwise(words):
+            if option in ("-c", "--run-config") and text.endswith(".toml"):
+                file = ROOT / text
+                own = "RUN" in text or text in ("base.toml", "config.toml")
+                assert own or file.exists(), text
+                changes |= {} if own else flatten_dict(tomllib.loads(file.read_text("utf-8")))
+            elif option in ("-c", "--run-config"):
+                assert "flwr" not in words or '"' in text or "strategy" not in text, text
+                changes |= values(text)
+            elif option == "--node-config":
+                assert set(values(text)) == set(device.KEYS)
+        if changes.get("strategy") not in ("mymethod", "headfirst"):
+            assert set(changes) <= set(config.defaults()), words
+            config.read(config.defaults() | changes)
+
+
+# Methods ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair_of(tmp_path, monkeypatch):
+    """Return pair_of(page): the pairs of modules in a page's code, by name, ready to be run.
+
+    Of a module that a page shows twice, it takes the last version, or with `last=False` the first.
+    """
+    folders = {package: tmp_path / package.__name__ for package in (strategies, clients)}
+    made = []
+
+    def pairs(page, last=True):
+        for body in blocks(page, "python"):
+            if match := re.match(r"# (strategies|clients)/(\w+)\.py\n", body):
+                (tmp_path / match[1]).mkdir(exist_ok=True)
+                module = tmp_path / match[1] / f"{match[2]}.py"
+                if last or not module.exists():
+                    module.write_text(body, "utf-8")
+                made.append(match[2])
+        for package, folder in folders.items():
+            monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
+        whole = dict(project.pyproject())
+        for body in blocks(page, "toml"):
+            own = tomllib.loads(body)["tool"]["flwr"]["app"]["config"]
+            app = whole["tool"]["flwr"]["app"]
+            app = app | {"config": app["config"] | own}
+            whole["tool"] = whole["tool"] | {"flwr": whole["tool"]["flwr"] | {"app": app}}
+        monkeypatch.setattr(project, "pyproject", lambda: whole)
+        registry.names.cache_clear()
+        importlib.invalidate_caches()
+        return {n: (registry.strategy_class(n), registry.client_class(n)) for n in made}
+
+    yield pairs
+    for name in made:
+        for package in folders:
+            sys.modules.pop(f"{package.__name__}.{name}", None)
+            vars(package).pop(name, None)
+    registry.names.cache_clear()
+
+
+SMALL = "num-clients=4 local-epochs=2 fraction-train=1.0 finetune-epochs=1"
+torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "add-a-method.md"], ids=name_of)
+def test_the_first_method_shares_its_body_and_keeps_its_head(page, last, pair_of, tiny_npz):
+    name, pair = next(iter(pair_of(page, last).items()))
+    run = rehearse(*pair, f'{tiny_npz} {SMALL} strategy="{name}"')
+    head = set(run.layout.keys_of(run.layout.head))
+    run.rounds(2)
+    initial = run.strategy.workspace.initial
+    changed = {k for k, v in run.strategy.arrays.items() if not np.array_equal(v, initial[k])}
+    assert changed == set(run.layout.keys_of(run.layout.body))
+    for state in run.clients.values():
+        assert {key.removeprefix("model/") for key in state} == head
+    plan = run.strategy.plan(3, 0)
+    assert [stage.layers for stage in plan.stages] == [run.layout.head, run.layout.names]
+    assert run.evaluate(client=0)["accuracy_initial"] > 0.4
+
+
+def test_the_second_method_is_ditto(pair_of, tiny_npz):
+    options = f"{tiny_npz} {SMALL} "
+    pair = pair_of(DOCS / "add-a-method.md")["beside"]
+    ditto = registry.strategy_class("ditto"), registry.client_class("ditto")
+    mine = rehearse(*pair, options + 'strategy="beside"')
+    theirs = rehearse(*ditto, options + 'strategy="ditto"')
+    for run in (mine, theirs):
+        run.rounds(2)
+    for key, value in theirs.strategy.arrays.items():
+        assert np.array_equal(value, mine.strategy.arrays[key])
+    assert theirs.clients.keys() == mine.clients.keys() == {0, 1, 2, 3}
+    for client, state in theirs.clients.items():
+        assert state.keys() == mine.clients[client].keys()
+        for key, value in state.items():
+            assert np.array_equal(value, mine.clients[client][key]), key
+    assert mine.evaluate(client=1) == theirs.evaluate(client=1)
+
+
+def test_the_page_of_examples_has_scaffold(pair_of, tiny_npz):
+    """Three rounds with two of four clients, beside the paper's formulas in plain PyTorch."""
+    pair = pair_of(DOCS / "method-examples.md")["scaffold"]
+    one_batch = tiny_npz.replace("batch-size=8", "batch-size=1000")
+    keys = 'strategy="scaffold" num-clients=4 fraction-train=0.5 local-epochs=2 momentum=0'
+    run = rehearse(*pair, f"{one_batch} {keys}")
+    space = run.strategy.workspace
+    x = {key: torch.tensor(value) for key, value in space.initial.items()}
+    c = {key: torch.zeros_like(value) for key, value in x.items()}
+    own = {client: dict(c) for client in range(4)}
+    lr = run.strategy.settings.lr
+    for round_ in (1, 2, 3):
+        chosen, sent, changes = run.strategy.select(round_), [], []
+        for client in chosen:
+            y, (images, labels) = dict(x), space.samples(client, "train")
+            for _ in range(2):  # one batch per epoch
+                y = {key: value.clone().requires_grad_() for key, value in y.items()}
+                logits = torch.func.functional_call(space.model, y, (images,))
+                loss = torch.nn.functional.cross_entropy(logits, labels)
+                gradients = dict(zip(y, torch.autograd.grad(loss, [*y.values()]), strict=True))
+                y = {k: (y[k] - lr * (gradients[k] + c[k] - own[client][k])).detach() for k in y}
+            new = {k: own[client][k] - c[k] + (x[k] - y[k]) / (2 * lr) for k in y}
+            changes.append({key: new[key] - own[client][key] for key in new})
+            sent.append(y)
+            own[client] = new
+        x = {key: (sent[0][key] + sent[1][key]) / 2 for key in x}
+        c = {key: c[key] + (changes[0][key] + changes[1][key]) / 4 for key in c}
+        run.rounds(1)
+        for key in x:
+            np.testing.assert_allclose(run.strategy.arrays[key], x[key], atol=1e-5)
+            np.testing.assert_allclose(run.strategy.state[f"c/{key}"], c[key], atol=1e-4)
+    assert max(float(value.abs().max()) for value in c.values()) > 0.01
+
+
+def test_the_page_of_examples_has_prototypes(pair_of, tiny_npz):
+    """A client's second step, and the prototypes after it, computed in plain PyTorch."""
+    pair = pair_of(DOCS / "method-examples.md")["prototypes"]
+    one_batch = tiny_npz.replace("batch-size=8", "batch-size=1000")
+    keys = 'strategy="prototypes" prototypes.pull=10.0 num-clients=4 fraction-train=1.0'
+    run = rehearse(*pair, f"{one_batch} {keys} local-epochs=1")
+    space, layout = run.strategy.workspace, run.layout
+    run.rounds(1)
+    before, aims = copy.deepcopy(run.clients), torch.tensor(run.strategy.state["p/mean"])
+    run.rounds(1)
+    total, count = torch.zeros_like(aims), torch.zeros(len(aims))
+    for client, state in before.items():
+        images, labels = space.samples(client, "train")
+        put(space.model, {key.removeprefix("model/"): value for key, value in state.items()})
+        features = torch.nn.Sequential(*space.model[: -len(layout.head)])(images).flatten(1)
+        loss = torch.nn.functional.cross_entropy(space.model(images), labels)
+        (loss + 10.0 * ((features - aims[labels]) ** 2).mean()).backward()
+        for key, parameter in space.model.named_parameters():
+            moved = parameter.detach() - run.strategy.settings.lr * parameter.grad
+            np.testing.assert_allclose(run.clients[client][f"model/{key}"], moved, atol=1e-6)
+            parameter.data, parameter.grad = moved, None
+        found = torch.nn.Sequential(*space.model[: -len(layout.head)])(images).flatten(1).detach()
+        for label, feature in zip(labels, found, strict=True):
+            total[label] += feature
+            count[label] += 1
+    np.testing.assert_allclose(run.strategy.state["p/mean"], total / count[:, None], atol=1e-5)
+    np.testing.assert_array_equal(run.strategy.state["p/count"], count)
+
+
+def test_prototypes_without_a_pull_are_training_alone(pair_of, tiny_npz):
+    pair = pair_of(DOCS / "method-examples.md")["prototypes"]
+    local = registry.strategy_class("local"), registry.client_class("local")
+    run = rehearse(*pair, f'{tiny_npz} {SMALL} strategy="prototypes" prototypes.pull=0.0')
+    alone = rehearse(*local, f'{tiny_npz} {SMALL} strategy="local"')
+    for one in (run, alone):
+        one.rounds(2)
+    for client, state in alone.clients.items():
+        assert state.keys() == run.clients[client].keys()
+        assert all(np.array_equal(value, run.clients[client][key]) for key, value in state.items())
+
+
+def test_the_readmes_method_is_as_short_as_it_says():
+    (lines,) = re.findall(r"in (\d+) lines", text_of(ROOT / "README.md"))
+    code = [body for body in blocks(ROOT / "README.md", "python") if body.startswith("# ")]
+    assert len(code) == 2 and sum(len(body.splitlines()) for body in code) <= int(lines)
+
+
+def code_in_table(path, title):
+    """The code at the beginning of the rows of the table with this title."""
+    _, _, rest = text_of(path).partition(f"| {title} |")
+    rows = rest.partition("\n\n")[0]
+    return {
+        w
+        for first in re.findall(r"^\| (`.*?) \|", rows, re.M)
+        for w in re.findall(r"`(\w+)", first)
+    }
+
+
+def test_the_page_of_hooks_names_every_hook_and_field():
+    page = DOCS / "hooks.md"
+    hooks = code_in_table(page, "hook")
+    own = {n for n, v in vars(StrategyHooks).items() if callable(v) and n[0] != "_"}
+    assert own <= hooks | {"options"}
+    client = {n for n, v in vars(ClientHooks).items() if callable(v) and n[0] != "_"}
+    rest = text_of(page).partition("## The client")[2]
+    for hook in client - {"answer"}:  # beside the plan
+        assert f"| `{hook}(" in rest, hook
+    stage = {field.name for field in msgspec.structs.fields(Stage)}
+    assert code_in_table(page, "field of `Stage`") == stage - {
+        "batches",
+        "least",
+    }  # of split learning
+    plan = {field.name for field in msgspec.structs.fields(Plan)}
+    assert code_in_table(page, "field of `Plan`") == plan - {
+        "channel",
+        "unpersonalized",
+    }  # those are the engine's
+    objective = set(Objective.__dataclass_fields__)
+    assert code_in_table(page, "field of `Objective`") <= objective
+
+
+# Data and results ---------------------------------------------------------------------------------
+
+
+def test_the_page_of_data_names_every_set_and_its_example_is_a_data_set(tmp_path, monkeypatch):
+    from fedapps.data import load
+
+    page = DOCS / "data.md"
+    named = set(
+        re.findall(r"`([\w-]+)`", text_of(page).partition("| `dataset` |")[2].partition("\n\n")[0])
+    )
+    assert set(NAMES) <= named
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks(page, "python")
+    exec(code, {})
+    found = load(str(tmp_path / "mine.npz"), "")
+    assert (found.classes, found.shape, found.num_train, len(found.labels)) == (
+        3,
+        (1, 28, 28),
+        450,
+        600,
+    )
+
+
+def test_the_page_of_results_names_every_column_and_file(serial_run, tiny_npz):
+    page = text_of(DOCS / "results-and-figures.md")
+    figures = columns.known_figures()
+    every = {*columns.round_columns(figures), *columns.client_columns(figures), *columns.CLASS}
+    for column in every | {*columns.EVENT}:
+        short = re.sub(r"_(weighted|std)$", "", column)
+        assert f"`{short}`" in page or f"`{column}`" in page, column
+    folder = serial_run(tiny_npz, 'strategy="fedper"')
+    for path in folder.iterdir():
+        name = f"{path.name}/" if path.is_dir() else path.name
+        assert f"| `{name}` |" in page, name

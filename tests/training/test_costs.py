@@ -1,0 +1,232 @@
+"""Costs against `torch.utils.flop_counter`, which counts the operators of a real step."""
+
+from collections import OrderedDict
+from functools import cache
+from math import prod
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedapps.models import build
+from fedapps.models.layers import layout_of
+from fedapps.models.norms import use_batch_statistics
+from fedapps.training.costs import SAMPLES, is_cacheable, profile
+
+torch.set_num_threads(1)
+
+# vgg16 is vgg-small with other widths; 9x11 shows that height and width are not mixed up
+SHAPES = {
+    "cnn": (1, 28, 28), "lenet5": (3, 20, 17), "lenet5-1": (1, 8, 8), "lenet5-3": (3, 16, 16),
+    "conv4": (3, 9, 11), "mobilenet": (3, 16, 16), "resnet18": (3, 9, 11), "vgg-small": (3, 32, 32),
+}  # fmt: skip
+CASES = ["all", "head", "body", "first", "middle"]
+
+
+def described(model, shape):
+    """The profile of a model whose last layer is the head."""
+    return profile(model, layout_of(model, 1, "shared", False), shape)
+
+
+@cache
+def make(name):
+    model = build(name, SHAPES[name], 10, seed=0)
+    return model, described(model, SHAPES[name])
+
+
+def layers_of(model, case):
+    """The trained layers of a case and the layer that a step starts at."""
+    names = tuple(name for name, _ in model.named_children())
+    middle = names[len(names) // 2]
+    trained = {
+        "all": names,
+        "head": names[-1:],
+        "body": names[:-1],
+        "first": names[:1],
+        "middle": (middle,),
+    }[case]
+    # the head starts from cached features, a middle layer from the images: its prefix has to run
+    return trained, names[-1] if case == "head" else names[0]
+
+
+def conv_backward(grad, x, weight, *args, out_shape, **_):
+    """FLOPs of a convolution's backward: torch's own counts the weight gradient of a grouped
+    convolution as if every output channel met every input channel."""
+    mask = args[-1]
+    inputs = 2 * grad[0] * prod(grad[2:]) * prod(weight)
+    # every entry of a weight's gradient is a sum over all samples and pixels of the output
+    weights = 2 * prod(weight) * grad[0] * prod(grad[2:])
+    return mask[0] * inputs + mask[1] * weights
+
+
+def counted(model, trained, start, name):
+    """Multiply-accumulates of a real forward and backward pass with two samples."""
+    x = torch.zeros(SAMPLES, *SHAPES[name])
+    running = [layer for layer, _ in model.named_children()]
+    at = running.index(start)
+    model.eval()
+    with torch.no_grad():
+        for layer in running[:at]:
+            x = model.get_submodule(layer)(x)
+    for layer, module in model.named_children():
+        module.requires_grad_(layer in trained)
+    grouped = {torch.ops.aten.convolution_backward: conv_backward} if name == "mobilenet" else {}
+    with FlopCounterMode(display=False, custom_mapping=grouped) as counter:
+        for layer in running[at:]:
+            x = model.get_submodule(layer)(x)
+        x.sum().backward()
+    model.zero_grad()
+    return counter.get_total_flops() / 2
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", SHAPES)
+def test_step_macs_are_those_of_a_real_step(name, case):
+    model, facts = make(name)
+    trained, start = layers_of(model, case)
+    assert facts.step_macs(trained, start) * SAMPLES == counted(model, trained, start, name)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_forward_macs_are_those_of_a_real_pass(name):
+    model, facts = make(name)
+    names = tuple(layer for layer, _ in model.named_children())
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model.eval()(torch.zeros(SAMPLES, *SHAPES[name]))
+    assert facts.forward_macs(names) * SAMPLES == counter.get_total_flops() / 2
+    flops = counter.get_flop_counts()
+    body = names[:-1]
+    per_layer = [sum(flops[f"{type(model).__name__}.{layer}"].values()) for layer in body]
+    assert facts.forward_macs(body) * SAMPLES == sum(per_layer) / 2
+
+
+def test_macs_by_hand():
+    """conv 2->3, 3x3, 5x4 image without padding: 3x2 outputs of 18 products; linear 18 -> 4."""
+    conv = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten())
+    model = nn.Sequential(OrderedDict(conv=conv, fc=nn.Linear(18, 4)))
+    facts = described(model, (2, 5, 4))
+    c, f = 3 * (3 * 2) * 18, 18 * 4
+    assert facts.forward_macs(("conv",)) == c
+    assert facts.forward_macs(("conv", "fc")) == c + f
+    assert facts.step_macs(("conv", "fc"), "conv") == 2 * c + 3 * f
+    assert facts.step_macs(("fc",), "conv") == c + 2 * f
+    assert facts.step_macs(("fc",), "fc") == 2 * f
+    assert facts.step_macs(("conv",), "conv") == 2 * c + 2 * f  # no gradient of fc's weight
+
+
+def test_a_step_with_clipping_by_sample_and_one_without_are_counted_apart():
+    """By the same profile, in either order."""
+
+    def counted(order):
+        model = build("cnn", (1, 8, 8), 10, seed=1)
+        names = tuple(name for name, _ in model.named_children())
+        found = described(model, (1, 8, 8))
+        return {by_sample: found.step_macs(names, names[0], by_sample) for by_sample in order}
+
+    assert counted((True, False)) == counted((False, True))
+    assert counted((True, False))[True] > counted((False,))[False]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_grouped_convolutions_count_their_own_channels_only(groups):
+    conv = nn.Sequential(nn.Conv2d(6, 6, 3, groups=groups, padding=1), nn.Flatten())
+    model = nn.Sequential(OrderedDict(conv=conv, fc=nn.Linear(6 * 16, 2)))
+    facts = described(model, (6, 4, 4))
+    assert facts.forward_macs(("conv",)) == 6 * 16 * 9 * 6 // groups
+
+
+def test_mobilenet_has_the_papers_multiplications():
+    """Howard et al. 2017, table 1: 569 M at 224 pixels. Small images: 32 x 32 after a first layer
+    of stride 1 is 1/12.25 of the paper's 112 x 112, and the first layer and `fc` differ."""
+    model = build("mobilenet", (3, 32, 32), 1000, seed=0)
+    blocks = [f"block{i}" for i in range(1, 14)]
+    macs = described(model, (3, 32, 32)).forward_macs(tuple(blocks))
+    first, last = 112 * 112 * 32 * 27, 1024 * 1000
+    # the paper's map is 112 where ours is 32, with the same strides after it: factor 3.5 ** 2
+    assert macs * 3.5**2 + first + last == pytest.approx(569e6, rel=0.002)
+
+
+@pytest.mark.parametrize("name", ["lenet5", "resnet18"])
+@pytest.mark.parametrize("stats", ["running", "batch"])
+def test_profiling_leaves_the_state_as_it_is(name, stats):
+    model = build(name, (3, 9, 11), 10, seed=0)
+    if stats == "batch":
+        use_batch_statistics(model)
+    with torch.no_grad():
+        for value in model.state_dict().values():
+            if value.is_floating_point():
+                value.add_(torch.rand(value.shape, generator=torch.Generator().manual_seed(0)))
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    names = tuple(layer for layer, _ in model.named_children())
+    model.train()
+
+    facts = described(model, (3, 9, 11))
+    assert all(p.requires_grad for p in model.parameters())
+    facts.forward_macs(names)
+    model.train()
+    first = facts.step_macs(names, names[0])
+
+    after = model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[key], before[key]) for key in before)
+    assert all(p.grad is None for p in model.parameters())
+    assert not any(module._forward_hooks for module in model.modules())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert facts.step_macs(names[-1:], names[0]) < first
+    again = described(model, (3, 9, 11)).step_macs(names, names[0])
+    assert again == first  # what was frozen last does not matter
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_are_what_each_layer_receives(name):
+    model, facts = make(name)
+    x = torch.zeros(3, *SHAPES[name])
+    with torch.inference_mode():
+        for layer, module in model.eval().named_children():
+            assert facts.shapes[layer] == x.shape[1:]
+            x = module(x)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "lone"),
+    [
+        # three stride-2 layers make 1 pixel of 8, the fourth makes 1 pixel of 16
+        ("mobilenet", 8, {f"block{i}" for i in range(6, 14)}),
+        ("mobilenet", 16, {"block12", "block13"}),
+        ("mobilenet", 17, set()),
+        ("resnet18", 8, {"block7", "block8"}),
+        ("resnet18", 9, set()),
+        ("conv4", 8, {"conv4"}),  # 8, 4, 2, 1
+        ("conv4", 16, set()),
+        ("lenet5", 8, set()),
+        ("cnn", 8, set()),
+    ],
+)
+def test_layers_whose_batchnorm_sees_one_value_per_channel(name, size, lone):
+    """Exactly there torch refuses to train on one sample."""
+    model = build(name, (1, size, size), 5, seed=0)
+    facts = described(model, (1, size, size))
+    assert {layer for layer, alone in facts.lone.items() if alone} == lone
+    x = torch.zeros(1, 1, size, size)
+    model.train()
+    refused = set()
+    for layer, module in model.named_children():
+        try:
+            module(x)
+        except ValueError as error:
+            assert "more than 1 value per channel" in str(error)
+            refused.add(layer)
+        x = module.eval()(x)
+    assert refused == lone
+
+
+def test_layers_that_may_be_computed_once():
+    norm = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    assert is_cacheable(norm)
+    use_batch_statistics(norm)
+    assert not is_cacheable(norm)
+    for dropout in (nn.Dropout, nn.Dropout2d, nn.AlphaDropout):
+        assert not is_cacheable(nn.Sequential(nn.Sequential(nn.Linear(4, 4), dropout(0.5))))
+    model, _ = make("resnet18")
+    assert all(is_cacheable(layer) for layer in model.children())
