@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from experiments.papers import Table
+from experiments.papers.table import Table
 from fedapps.core.draws import sample_clients
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar

@@ -20,8 +20,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from experiments import readings
-from experiments.papers import SCALES, Cell
+from experiments.papers import readings
+from experiments.papers.table import SCALES, Cell
 from fedapps.core import config
 from fedapps.core.changes import INCIDENTAL
 from fedapps.core.errors import RunError

@@ -16,7 +16,7 @@ from rich import box
 from rich.table import Column, Table
 from scipy import stats
 
-from experiments.plotting import add_plot, save_plot
+from experiments.figures.saving import add_plot, save_plot
 from fedapps.core.errors import RunError
 from fedapps.report import directory
 from fedapps.report.console import console

@@ -9,13 +9,16 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
-from experiments import charts, claims, small_charts, tuning, yardstick
-from experiments.cells import HEADS, Outcome, best_scale, outcomes, words
-from experiments.communication import sent
-from experiments.curves import curves_of, reached
-from experiments.page_template import TEMPLATE
-from experiments.papers import Table, tables
-from experiments.store import Store
+from experiments.figures.communication import sent
+from experiments.figures.curves import curves_of, reached
+from experiments.outcomes import claims, yardstick
+from experiments.outcomes.cells import HEADS, Outcome, best_scale, outcomes, words
+from experiments.papers.files import tables
+from experiments.papers.table import Table
+from experiments.publish import charts, small_charts
+from experiments.publish.page_template import TEMPLATE
+from experiments.run import tuning
+from experiments.run.store import Store
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 

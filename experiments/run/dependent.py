@@ -11,9 +11,9 @@ The clients are chosen on test samples, so use this only to repeat a paper that 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from experiments import tuning
-from experiments.papers import Cell, Table
-from experiments.store import Run, Store
+from experiments.papers.table import Cell, Table
+from experiments.run import tuning
+from experiments.run.store import Run, Store
 
 Pair = tuple[Cell, int]  # a cell and a seed: what one run is about
 

@@ -10,24 +10,23 @@ columns has one cell per row. Values in brackets are defaults.
     [scales.cpu]            config: overrides all other settings; seeds: the seeds that `run` uses
                             by default; rows, columns: patterns of those that this scale has [all];
                             trials: how many settings of a search are tried [8]
-    [[rows]]                name, config, reads (how the figure is read: `readings.py`),
+    [[rows]]                name, config, reads (how the figure is read: `papers/readings.py`),
                             published (a number, or column = number, in percent),
                             also (further readings of the same runs: reads, published),
                             columns (patterns of the columns in which it has a cell), note,
                             search (key = list of values, chosen on validation samples),
-                            worst (clients that another row chooses: `dependent.py`),
+                            worst (clients that another row chooses: `run/dependent.py`),
                             reached (threshold = published first round, or "never")
     [[claims]]              says (the paper's claim; a question of ours begins with `ours: `),
                             better (a row), than (rows that it should be better than),
                             reads (the reading to compare [that of each row]),
-                            published (row = difference in points): `claims.py`
+                            published (row = difference in points): `outcomes/claims.py`
     yardstick, alone        rows with which all others are compared, client by client
     follows, thresholds     a column of rounds.csv to plot over rounds; accuracies in percent
     over                    a key that columns set: rows are plotted over its numbers, too
 """
 
-import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -36,12 +35,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from experiments import HERE
 from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
-from fedapps.core.words import did_you_mean
 
-HERE = Path(__file__).parent
 SCALES = ("smoke", "cpu", "paper")
 Published = float | dict[str, float] | None
 
@@ -76,7 +74,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     published: Published = None
     also: tuple[Reading, ...] = ()
     columns: str = "*"  # patterns of the columns in which it has a cell
-    search: dict[str, list[Any]] = {}  # for each key, the values to choose from (`tuning.py`)
+    search: dict[str, list[Any]] = {}  # for each key, the values to choose from (`run/tuning.py`)
     worst: Worst | None = None
     reached: dict[str, int | Literal["never"]] = {}
     note: str = ""
@@ -144,24 +142,6 @@ class Cell:
         return config.parse([str(self.table.base_file), *filter(None, changes)])
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a table's TOML file."""
-
-    title: str
-    base: str
-    source: str
-    rows: tuple[Row, ...]
-    note: str = ""
-    columns: dict[str, str] = {}
-    scales: dict[str, Scale] = {}
-    follows: str = ""
-    thresholds: tuple[int, ...] = ()
-    over: str = ""
-    claims: tuple[Claim, ...] = ()
-    yardstick: str = ""
-    alone: str = ""
-
-
 @dataclass(frozen=True)
 class Table:
     """A paper's table; the docstring of this module explains the fields."""
@@ -201,100 +181,13 @@ class Table:
             Cell(self, row, column, scale)
             for row in self.rows
             for column in self.columns or [""]
-            if _matches(row.name, part.rows)
-            and _matches(column, part.columns)
-            and _matches(column, row.columns)
+            if matches(row.name, part.rows)
+            and matches(column, part.columns)
+            and matches(column, row.columns)
         ]
-        return [c for c in cells if _matches(c.row.name, only) or _matches(c.name, only)]
+        return [c for c in cells if matches(c.row.name, only) or matches(c.name, only)]
 
 
-def tables() -> dict[str, Table]:
-    """Read all tables; raises `RunError` for an invalid one."""
-    found = {}
-    for path in sorted((HERE / "tables").glob("*.toml")):
-        try:
-            read: _File = msgspec.convert(_parsed(path), _File)
-        except msgspec.ValidationError as error:
-            raise RunError(f"{path.name}: {error}") from error
-        _check_names(path.name, read)
-        fields: dict[str, Any] = msgspec.structs.asdict(read)
-        found[path.stem] = Table(name=path.stem, **fields)
-    return found
-
-
-def pick(names: Iterable[str]) -> list[Table]:
-    """Return the tables that names stand for; raises `RunError` for an unknown name.
-
-    `fedseq-bases` stands for this table, `fedseq` for all tables whose names begin with `fedseq-`,
-    and `all` for all tables. A table's whole name never stands for others that begin with it.
-    """
-    known, found = tables(), dict[str, Table]()
-    for name in names:
-        alike = [*known] if name == "all" else [name] if name in known else _beginning(name, known)
-        if not alike:
-            kinds = dict.fromkeys(other.partition("-")[0] for other in known)
-            hint = did_you_mean(name, [*kinds, *known])
-            several = f"all, the beginning of several names ({', '.join(kinds)})"
-            raise RunError(f"table {name}: must be {several}, or one of {', '.join(known)}{hint}")
-        found |= {each: known[each] for each in alike}
-    return [*found.values()]
-
-
-def having(known: Sequence[Table], scale: str, only: str) -> list[Table]:
-    """Return the tables that have rows of `only`; raises `RunError` for a pattern without a row."""
-    cells = [cell for table in known for cell in table.cells(scale)]
-    rows = dict.fromkeys(cell.row.name for cell in cells)
-    _check_patterns(f"scale {scale}: row", only, rows, [cell.name for cell in cells])
-    return [table for table in known if table.cells(scale, only)]
-
-
-def single(name: str) -> Table:
-    """Return the table of a name; raises `RunError` if it stands for no table or for several."""
-    found = pick([name])
-    if len(found) > 1:
-        names = ", ".join(table.name for table in found)
-        raise RunError(f"table {name}: must be a single table, one of {names}")
-    return found[0]
-
-
-def _beginning(name: str, known: Iterable[str]) -> list[str]:
-    return [other for other in known if other.startswith(f"{name}-")]
-
-
-def _parsed(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise RunError(f"{path.name}: {error}") from error
-
-
-def _matches(name: str, patterns: str) -> bool:
+def matches(name: str, patterns: str) -> bool:
+    """Tell whether a name matches one of some patterns, which commas separate."""
     return any(fnmatchcase(name, pattern.strip()) for pattern in patterns.split(","))
-
-
-def _check_names(file: str, read: _File) -> None:
-    """Raise `RunError` for rows of the same name, and for a name or pattern without a row."""
-    names, columns = [row.name for row in read.rows], [*read.columns] or [""]
-    if len(set(names)) != len(names):
-        raise RunError(f"{file}: two rows have the same name")
-    named = [("a claim", n) for c in read.claims for n in (c.better, *c.than, *c.published)]
-    named += [(f"row {row.name}", row.worst.row) for row in read.rows if row.worst]
-    for who, name in named:
-        if name not in names:
-            unknown = f"{who} names row {name}, which does not exist"
-            raise RunError(f"{file}: {unknown}{did_you_mean(name, names)}")
-    for scale, part in read.scales.items():
-        _check_patterns(f"{file}: scale {scale}: row", part.rows, names)
-        _check_patterns(f"{file}: scale {scale}: column", part.columns, columns)
-    for row in read.rows:
-        _check_patterns(f"{file}: row {row.name}: column", row.columns, columns)
-
-
-def _check_patterns(
-    where: str, patterns: str, names: Collection[str], others: Collection[str] = ()
-) -> None:
-    """Raise `RunError` for a pattern that matches none of the names (nor of the others)."""
-    for pattern in patterns.split(","):
-        if not any(_matches(name, pattern) for name in (*names, *others)):
-            allowed = f"must match one of {', '.join(names)}{did_you_mean(pattern, names)}"
-            raise RunError(f"{where} {pattern}: {allowed}")

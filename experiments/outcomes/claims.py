@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from experiments.cells import Figure, Outcome, best_scale, outcomes, words
-from experiments.papers import SCALES, Claim, Table
-from experiments.store import Store
+from experiments.outcomes.cells import Figure, Outcome, best_scale, outcomes, words
+from experiments.papers.table import SCALES, Claim, Table
+from experiments.run.store import Store
 
 SMOKE = SCALES[0]  # only shows that a table runs
 ONE_SEED, UNCLEAR, YES, REVERSE = "one seed", "inconclusive", "yes", "no, the reverse"

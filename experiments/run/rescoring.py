@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from experiments.papers import Cell
-from experiments.store import PER_ROUND, Run, client_columns, collect, numeric, same
+from experiments.papers.table import Cell
+from experiments.run.store import PER_ROUND, Run, client_columns, collect, numeric, same
 from fedapps.core import config
 from fedapps.core.changes import PERSONAL
 from fedapps.core.schema import Scalar

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
-from experiments import charts
-from experiments.cells import Outcome
-from experiments.papers import Table
+from experiments.outcomes.cells import Outcome
+from experiments.papers.table import Table
+from experiments.publish import charts
 
 FEWEST = 4  # clients that make a line
 Charts = Iterator[tuple[str, Markup]]  # captions and charts

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 from rich import box
-from rich.table import Column, Table
+from rich.table import Column
+from rich.table import Table as Printed
 
-from experiments import papers
-from experiments.cells import outcomes
-from experiments.plotting import add_plot, save_plot
-from experiments.store import Store
+from experiments.figures.saving import add_plot, save_plot
+from experiments.outcomes.cells import outcomes
+from experiments.papers.table import SCALES, Table
+from experiments.run.store import Store
 from fedapps.core.errors import RunError
 from fedapps.report.console import console
 from fedapps.report.drawing import BLUE, GREEN, INK
@@ -23,7 +24,7 @@ Results = Mapping[str, Mapping[str, float]]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `python -m experiments communication`."""
     parser.add_argument("table")
-    parser.add_argument("--scale", choices=papers.SCALES, default="cpu")
+    parser.add_argument("--scale", choices=SCALES, default="cpu")
     add_plot(parser)
 
 
@@ -55,20 +56,20 @@ def _parts(cell: str) -> tuple[str, str]:
     return row, column
 
 
-def results_of(store: Store, table: papers.Table, scale: str) -> Results:
+def results_of(store: Store, table: Table, scale: str) -> Results:
     """Return the costs of each cell of a table, from its first seed that has run."""
     return {o.cell.name: o.runs[0].costs for o in outcomes(store, table, scale) if o.runs}
 
 
-def show(store: Store, table_: papers.Table, scale: str, plot: Path | None) -> None:
+def show(store: Store, table: Table, scale: str, plot: Path | None) -> None:
     """Print the table, fewest bytes first, and draw it if `plot` is given."""
-    results = results_of(store, table_, scale)
+    results = results_of(store, table, scale)
     shares = dict(sorted(sent(results).items(), key=lambda item: sum(item[1])))
-    table = Table("method", *map(_right, ("down MB", "up MB", "of FedAvg")), box=box.SIMPLE)
+    printed = Printed("method", *map(_right, ("down MB", "up MB", "of FedAvg")), box=box.SIMPLE)
     for name, (down, up) in shares.items():
         mega = [results[name][key] / 1e6 for key in ("bytes_down", "bytes_up")]
-        table.add_row(name, *(f"{value:,.1f}" for value in mega), f"{100 * (down + up):.1f}%")
-    console().print(table)
+        printed.add_row(name, *(f"{value:,.1f}" for value in mega), f"{100 * (down + up):.1f}%")
+    console().print(printed)
     if plot:
         save_plot(lambda: draw(shares), plot)
 

@@ -12,8 +12,8 @@ from functools import cache
 import numpy as np
 from scipy import stats
 
-from experiments.cells import Outcome
-from experiments.claims import UNCLEAR
+from experiments.outcomes.cells import Outcome
+from experiments.outcomes.claims import UNCLEAR
 from fedapps.core.draws import generator
 from fedapps.core.words import number
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from experiments.papers import Cell, Row
-from experiments.store import Store
+from experiments.papers.table import Cell, Row
+from experiments.run.store import Store
 from fedapps.compare.grid import read_seeds
 from fedapps.core.draws import generator
 from fedapps.core.schema import literal

@@ -4,7 +4,7 @@ import csv
 import io
 from pathlib import Path
 
-from experiments.store import COSTS, Run, Store
+from experiments.run.store import COSTS, Run, Store
 from fedapps.core.files import write_whole
 
 ABOUT = ("table", "row", "column", "scale", "seed", "strategy", "rounds", "config")

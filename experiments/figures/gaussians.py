@@ -22,7 +22,7 @@ from rich import box
 from rich.table import Table
 from scipy import stats
 
-from experiments.plotting import add_plot, save_plot
+from experiments.figures.saving import add_plot, save_plot
 from fedapps.core.errors import RunError
 from fedapps.report.console import console
 from fedapps.report.drawing import GREY, INK, WIDEST, new_panels

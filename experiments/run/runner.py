@@ -1,55 +1,23 @@
 """Run cells of tables side by side, each once, and show how long the rest will take."""
 
 import queue
-import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
-
-from experiments import readings, rescoring
-from experiments.estimate import Estimate
-from experiments.papers import Cell
-from experiments.store import Run, Store, collect, failed_trial, interrupted
+from experiments.run import rescoring
+from experiments.run.estimate import Estimate
+from experiments.run.jobs import Group, Job, groups
+from experiments.run.screen import Screen
+from experiments.run.store import Run, Store, collect, failed_trial, interrupted
 from fedapps.compare.workers import Worker, stop
 from fedapps.core.errors import DIVERGED, RunError
-from fedapps.report import directory
 from fedapps.report.units import clock
 
 REFRESH = 2.0  # seconds between two updates of the progress
 RETRY = 1.0  # seconds before a training that another process holds is tried again
-
-
-@dataclass(frozen=True, eq=False)
-class Job:
-    """A cell and a seed."""
-
-    cell: Cell
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """The name to print."""
-        return f"{self.cell.table.name} {self.cell.name} s{self.seed}"
-
-
-@dataclass(frozen=True, eq=False)
-class Group:
-    """Jobs with the same training, and the directory of a run that has done it, if any."""
-
-    training: str
-    jobs: list[Job]
-    base: Path | None = None
-
-    @property
-    def trains(self) -> Job | None:
-        """The job that will train for all; training takes nearly all of the time."""
-        return None if self.base else self.jobs[0]
 
 
 @dataclass
@@ -90,7 +58,7 @@ class Runner:
             threading.Thread(target=self._work, args=(todo, number), daemon=True)
             for number in range(self.jobs)
         ]
-        with _Screen.made(self, len(jobs), done) as screen:
+        with Screen(len(jobs), done) as screen:
             self.screen = screen
             try:
                 for thread in threads:
@@ -98,7 +66,7 @@ class Runner:
                 for thread in threads:
                     while thread.is_alive():
                         thread.join(REFRESH)
-                        screen.refresh()
+                        screen.refresh(self.active, self.remaining)
             finally:
                 self.stopped = True  # from here on, it is no failure if a process ends
                 stop(self.workers)
@@ -222,79 +190,3 @@ class Runner:
         left = self.remaining()
         rest = "" if left is None else f", left {clock(left)}"
         self.screen.say(f"{job.name}: {shown} in {clock(seconds)}{rest}")
-
-
-def groups(jobs: Iterable[Job]) -> list[Group]:
-    """Group jobs by their training."""
-    found: dict[str, list[Job]] = {}
-    for job in jobs:
-        found.setdefault(rescoring.training(job.cell.config(job.seed)), []).append(job)
-    return [Group(training, alike) for training, alike in found.items()]
-
-
-class _Screen:
-    """In a terminal, a progress bar for all runs and one for each; else a line per ended run."""
-
-    def __init__(self, runner: Runner, progress: Progress, total: int, done: int) -> None:
-        self.runner, self.progress = runner, progress
-        self.live = progress.console.is_terminal
-        self.all = progress.add_task("all", total=total, completed=done, left="")
-        self.bars: dict[int, TaskID] = {}
-
-    @classmethod
-    def made(cls, runner: Runner, total: int, done: int) -> Self:
-        """Make a screen on standard error."""
-        console = Console(stderr=True, highlight=False)
-        columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn())
-        left = TextColumn("{task.fields[left]}")
-        progress = Progress(*columns, left, console=console, disable=not console.is_terminal)
-        return cls(runner, progress, total, done)
-
-    def __enter__(self) -> Self:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.progress.stop()
-
-    def say(self, text: str) -> None:
-        """Print a line above the bars."""
-        if self.live:
-            self.progress.console.print(text, markup=False)
-        else:
-            print(text, file=sys.stderr, flush=True)
-
-    def started(self, number: int, job: Job) -> None:
-        """Begin the bar of a run, which replaces that of the worker's last run."""
-        total = int(job.cell.config(job.seed)["num-rounds"])
-        if number in self.bars:
-            self.progress.remove_task(self.bars[number])
-        self.bars[number] = self.progress.add_task(job.name, total=total, left="")
-
-    def advance(self) -> None:
-        """Count a job as done."""
-        self.progress.advance(self.all)
-
-    def refresh(self) -> None:
-        """Update the progress of the runs."""
-        if not self.live:
-            return
-        for number, (_, folder, _) in [*self.runner.active.items()]:
-            if number in self.bars:
-                done = directory.row_count(folder / "rounds.csv")
-                self.progress.update(self.bars[number], completed=done)
-        left = self.runner.remaining()
-        self.progress.update(self.all, left="" if left is None else f"left {clock(left)}")
-
-
-def check(jobs: Sequence[Job], columns: Sequence[str]) -> None:
-    """Raise `RunError` for an invalid config or reading, before anything runs."""
-    from fedapps.core import config
-
-    for job in jobs:
-        try:
-            config.read(job.cell.config(job.seed))
-        except RunError as error:
-            raise RunError(f"{job.name}: {error}") from error
-        for reading in job.cell.row.readings:
-            readings.check(reading.reads, columns)

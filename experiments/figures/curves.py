@@ -6,10 +6,10 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from experiments import papers
-from experiments.cells import outcomes
-from experiments.plotting import save_plot
-from experiments.store import Store
+from experiments.figures.saving import save_plot
+from experiments.outcomes.cells import outcomes
+from experiments.papers.table import Table
+from experiments.run.store import Store
 from fedapps.core.errors import RunError
 
 WORDS = {
@@ -19,7 +19,7 @@ WORDS = {
 Curves = Mapping[tuple[str, str], Mapping[int, float]]
 
 
-def curves_of(store: Store, table: papers.Table, scale: str) -> Curves:
+def curves_of(store: Store, table: Table, scale: str) -> Curves:
     """Return the column that the table follows, by (cell, seed) and round."""
     found = {}
     for outcome in outcomes(store, table, scale):
@@ -31,7 +31,7 @@ def curves_of(store: Store, table: papers.Table, scale: str) -> Curves:
     return found
 
 
-def reached(store: Store, table: papers.Table, scale: str) -> tuple[list[str], list[list[str]]]:
+def reached(store: Store, table: Table, scale: str) -> tuple[list[str], list[list[str]]]:
     """Return heads and lines about each curve: its last and best value, and when it got how far.
 
     A threshold for which a paper says when its curves reached it has a second column for that.
@@ -56,7 +56,7 @@ def reached(store: Store, table: papers.Table, scale: str) -> tuple[list[str], l
     return heads, lines
 
 
-def show(store: Store, table: papers.Table, scale: str, plot: Path) -> None:
+def show(store: Store, table: Table, scale: str, plot: Path) -> None:
     """Draw the curves into a file; raises `RunError` if there are none."""
     title, column, curves = table.title, table.follows, curves_of(store, table, scale)
     if not curves:

@@ -4,17 +4,20 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from experiments import claims, tuning, yardstick
-from experiments.cells import HEADS, Outcome, best_scale, outcomes
-from experiments.curves import reached
-from experiments.papers import HERE, Table, tables
-from experiments.store import Store
-from experiments.tidy import write_csv
+from experiments import HERE
+from experiments.figures.curves import reached
+from experiments.outcomes import claims, yardstick
+from experiments.outcomes.cells import HEADS, Outcome, best_scale, outcomes
+from experiments.outcomes.tidy import write_csv
+from experiments.papers.files import tables
+from experiments.papers.table import Table
+from experiments.run import tuning
+from experiments.run.store import Store
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 
 if TYPE_CHECKING:
-    from experiments.html_page import Section
+    from experiments.publish.html_page import Section
 
 CLAIMS = "#do-the-papers-claims-hold"  # the section that explains verdicts
 
@@ -133,7 +136,7 @@ def report(store: Store, chosen: Iterable[Table]) -> None:
     RESULTS.md is about the project's own results. For a store in another folder, only the HTML
     page is written, into that folder.
     """
-    from experiments import costs_section, html_page
+    from experiments.publish import costs_section, html_page
 
     write_csv(store)
     costs = costs_section.section()

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from experiments.dependent import settled
-from experiments.papers import SCALES, Cell, Reading, Table
-from experiments.store import Run, Store
+from experiments.papers.table import SCALES, Cell, Reading, Table
+from experiments.run.dependent import settled
+from experiments.run.store import Run, Store
 
 HEADS = ("row", "seeds", "reading", "ours", "published", "difference")  # of `Outcome.lines`
 

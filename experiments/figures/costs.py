@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from rich import box
 from rich.table import Column, Table
 
-from experiments.plotting import add_plot, save_plot
+from experiments.figures.saving import add_plot, save_plot
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.data import Dataset

@@ -1,8 +1,8 @@
 """FedSeq's costs on the pages of results: a section that needs no run."""
 
-from experiments import charts
-from experiments.costs import HEADS, PAPER, costs, lines, with_first_list
-from experiments.html_page import Section
+from experiments.figures.costs import HEADS, PAPER, costs, lines, with_first_list
+from experiments.publish import charts
+from experiments.publish.html_page import Section
 
 ABOUT = (
     "FedSeq, Tables 5 and 6 and Fig. 8. A cost is the number of parameters that a round trains, "

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from textwrap import wrap
 
-from experiments.dependent import settled
-from experiments.papers import SCALES, Table
-from experiments.store import Store
+from experiments.papers.table import SCALES, Table
+from experiments.run.dependent import settled
+from experiments.run.store import Store
 from fedapps.cli.tables import Column, show
 from fedapps.compare.grid import read_seeds
 from fedapps.core.words import number

@@ -2,8 +2,8 @@
 
 import statistics
 
-from experiments.papers import Cell
-from experiments.store import Config, Run, Store, numeric
+from experiments.papers.table import Cell
+from experiments.run.store import Config, Run, Store, numeric
 
 
 class Estimate:
