@@ -16,6 +16,7 @@ FLOORS = (
     "training",
     "method",
     "wire",
+    "drawing",
     "report",
     "engine",
     "split",

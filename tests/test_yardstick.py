@@ -2,7 +2,6 @@
 
 import csv
 import errno
-import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from experiments.outcomes.cells import Outcome, outcomes
 from experiments.outcomes.tidy import write_csv
 from experiments.papers import files
 from experiments.papers.table import Cell, Claim, Row, Scale, Table
-from experiments.publish import html_page, small_charts
+from experiments.publish import charts, html_page
 from experiments.publish.results_page import markdown
 from experiments.run import tuning
 from experiments.run.dependent import settled
@@ -133,7 +132,7 @@ def outcomes_of(toy):
 
 def titles_of(figures):
     """What stands under the mouse in some charts."""
-    return re.findall(r"<title>(.*?)</title>", "".join(str(chart) for _, chart in figures))
+    return [hit.title for chart in figures for hit in chart.hits]
 
 
 def done_of(toy):
@@ -261,8 +260,7 @@ def test_bytes_are_held_against_fedavg_in_the_same_column(toy):
             if cell.row.name == "fedavg" or cell.column == "few"]  # fmt: skip
     many = next(o for o in done if o.cell.column == "many").runs[0].costs
     many |= {"bytes_up": 4e6, "bytes_down": 5e6}
-    ((_, chart),) = html_page._bytes(done)
-    titles = re.findall(r"<title>(.*?)</title>", str(chart))
+    titles = titles_of(html_page._bytes(done))
     assert "better@few: 100.00" in titles and "fedavg@many: 100.00" in titles
 
 
@@ -282,7 +280,7 @@ def test_the_csv_has_the_figures_and_costs_of_each_run(toy):
 
 def test_a_client_is_named_by_its_id_in_every_line(toy):
     table, _, base = toy
-    titles = titles_of(small_charts.of_clients(table, done_of(toy)))
+    titles = titles_of(charts.of_clients(table, done_of(toy)))
     worst_first = np.argsort(base[0])
     for name, gain in (("same", 0.0), ("better", 0.1)):
         assert [title for title in titles if title.startswith(f"{name}, ")] == [
@@ -305,16 +303,16 @@ def test_a_client_is_named_by_its_id_in_every_line(toy):
 )
 def test_the_row_that_a_table_is_about_is_in_each_of_its_charts(count, main, expected):
     names = [str(number) for number in range(count)]
-    assert small_charts.shared_out(names, main) == [[*names] for names in expected]
+    assert charts.shared_out(names, main) == [[*names] for names in expected]
 
 
 def test_charts_side_by_side_have_the_same_axis():
     """Rows r0 to r8 end at 1, 10, ..., 80 %: two charts, both up to 80."""
     table = Table("t", "T", "base")
     lines = {f"r{n}": [(1.0, 0.0), (2.0, max(10.0 * n, 1.0))] for n in range(9)}
-    made = [*small_charts.drawn(table, lines, "accuracy", "round")]
-    assert [caption for caption, _ in made] == ["accuracy (1 of 2)", "accuracy (2 of 2)"]
-    first, second = (re.findall(r'text-anchor="end">(\d+)<', str(chart)) for _, chart in made)
+    made = [*charts.drawn(table, lines, "accuracy", "round")]
+    assert [chart.title for chart in made] == ["accuracy (1 of 2)", "accuracy (2 of 2)"]
+    first, second = ([tick.label for tick in chart.y_ticks] for chart in made)
     assert first == second == ["0", "20", "40", "60", "80"]
 
 
@@ -441,7 +439,7 @@ def test_the_page_has_every_table_and_figure_and_no_script(toy, tmp_path):
     plain = replace(table, yardstick="", alone="")
     part = html_page.section(store, plain)
     assert part.heads[3:6] == ["ours", "published", "difference"]
-    assert any("published 70.00" in str(chart) for _, chart in part.figures)
+    assert any("published 70.00" in title for title in titles_of(part.figures))
     untouched = html_page.section(Store(tmp_path / "none"), plain)
     assert untouched.rows == [] and untouched.state.startswith("0 of 4 rows have run")
 

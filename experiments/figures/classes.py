@@ -18,9 +18,9 @@ from scipy import stats
 
 from experiments.figures.saving import add_plot, save_plot
 from fedapps.core.errors import RunError
+from fedapps.drawing.pictures import PALETTE, legend, new_axes
 from fedapps.report import directory
 from fedapps.report.console import console
-from fedapps.report.drawing import PALETTE, legend, new_axes
 
 ACCURACIES = ("initial", "personalized")
 GRID = np.linspace(0, 100, 401)

@@ -14,8 +14,8 @@ from experiments.outcomes.cells import outcomes
 from experiments.papers.table import SCALES, Table
 from experiments.run.store import Store
 from fedapps.core.errors import RunError
+from fedapps.drawing.pictures import BLUE, GREEN, INK, WIDTH, legend, new_axes, stack
 from fedapps.report.console import console
-from fedapps.report.drawing import BLUE, GREEN, INK
 
 REFERENCES = ("fedavg", "fedavg-ft")  # a column is compared with the first one that it has
 Results = Mapping[str, Mapping[str, float]]
@@ -80,17 +80,15 @@ def _right(title: str) -> Column:
 
 def draw(shares: Mapping[str, tuple[float, float]]) -> Figure:
     """Draw bars of each method's bytes down and up, in percent of FedAvg's total."""
-    figure = Figure(figsize=(6.8, 0.8 + 0.3 * len(shares)))
-    axes = figure.add_subplot(xlabel="bytes of training, % of FedAvg's")
+    size = (WIDTH, 0.8 + 0.3 * len(shares))
+    figure, axes = new_axes("bytes of training, % of FedAvg's", size=size)
     names = list(shares)[::-1]
-    down = [100 * shares[name][0] for name in names]
-    up = [100 * shares[name][1] for name in names]
-    axes.barh(names, down, color=BLUE, label="down")
-    axes.barh(names, up, left=down, color=GREEN, label="up")
+    down, up = ([100 * shares[name][part] for name in names] for part in (0, 1))
+    stack(axes, names, [("down", down, BLUE), ("up", up, GREEN)], flat=True)
     for place, (a, b) in enumerate(zip(down, up, strict=True)):
         text = axes.text(a + b + 3, place, f"{a + b:.1f}", va="center", fontsize=8, color=INK)
         text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.8})
     axes.axvline(100, color=INK, linewidth=0.8, linestyle=":", zorder=1)
     axes.grid(visible=False)
-    axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1), ncols=2, borderaxespad=0.2)
+    legend(axes, columns=2)
     return figure

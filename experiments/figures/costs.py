@@ -23,8 +23,8 @@ from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.data import Dataset
 from fedapps.data.spec import Normalization, image_spec, label_spec
+from fedapps.drawing.pictures import PALETTE, legend, new_axes
 from fedapps.report.console import console
-from fedapps.report.drawing import PALETTE, legend, new_axes
 from fedapps.training.plan import Plan
 from fedapps.training.workspace import Workspace
 

@@ -11,6 +11,7 @@ from experiments.outcomes.cells import outcomes
 from experiments.papers.table import Table
 from experiments.run.store import Store
 from fedapps.core.errors import RunError
+from fedapps.drawing.pictures import WIDTH, new_axes
 
 WORDS = {
     "accuracy_initial_weighted": "accuracy by test samples",
@@ -66,8 +67,8 @@ def show(store: Store, table: Table, scale: str, plot: Path) -> None:
 
 def draw(title: str, column: str, curves: Curves) -> Figure:
     """Draw lines over rounds, in percent. Names are at the right, in the order of the lines."""
-    figure = Figure(figsize=(6.8, 3.8))
-    axes = figure.add_subplot(xlabel="round", ylabel=f"{WORDS.get(column, column)}, %", title=title)
+    figure, axes = new_axes("round", f"{WORDS.get(column, column)}, %", (WIDTH, 3.8))
+    axes.set_title(title)
     ends = {key: 100 * curve[max(curve)] for key, curve in curves.items()}
     low = min(min(curve.values()) for curve in curves.values())
     gap = 4.5 * (100 * max(max(c.values()) for c in curves.values()) - 100 * low) / 100
@@ -91,6 +92,4 @@ def draw(title: str, column: str, curves: Curves) -> Figure:
             fontsize=8,
             annotation_clip=False,
         )
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="x", visible=False)
     return figure

@@ -24,8 +24,8 @@ from scipy import stats
 
 from experiments.figures.saving import add_plot, save_plot
 from fedapps.core.errors import RunError
+from fedapps.drawing.pictures import GREY, INK, WIDEST, new_panels
 from fedapps.report.console import console
-from fedapps.report.drawing import GREY, INK, WIDEST, new_panels
 
 GRID = np.linspace(-0.5, 1.5, 801)
 

@@ -4,11 +4,10 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-import matplotlib.style
 from matplotlib.figure import Figure
 
 from fedapps.core.errors import RunError
-from fedapps.report.drawing import STYLE, save
+from fedapps.drawing import pictures
 
 KINDS = (".png", ".svg", ".pdf")
 
@@ -33,6 +32,5 @@ def _picture(text: str) -> Path:
 
 def save_plot(draw: Callable[[], Figure], path: Path) -> None:
     """Draw a figure in the common style, save it and print its path."""
-    with matplotlib.style.context(["default", STYLE]):
-        save(draw(), path)
+    pictures.write(draw, path)
     print(path)

@@ -24,7 +24,6 @@ def section() -> Section:
     """Return the section: the table, and a chart of the cost per round."""
     found = costs(PAPER)
     curves = {name: cost.corners() for name, cost in with_first_list(found).items()}
-    chart = charts.lines_chart("cost per round", "round", "million", curves)
     return Section(
         name="fedseq-costs",
         title="FedSeq: parameters and costs",
@@ -33,5 +32,5 @@ def section() -> Section:
         state="These figures are computed and need no run",
         heads=[*HEADS],
         rows=[*lines(PAPER, found)],
-        figures=[(CAPTION, charts.legend(curves) + chart)],
+        figures=[charts.over_x(CAPTION, "round", "million", curves)],
     )

@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import jinja2
 from markupsafe import Markup, escape
 
 from experiments.figures.communication import sent
@@ -15,12 +14,15 @@ from experiments.outcomes import claims, yardstick
 from experiments.outcomes.cells import HEADS, Outcome, best_scale, outcomes, words
 from experiments.papers.files import tables
 from experiments.papers.table import Table
-from experiments.publish import charts, small_charts
-from experiments.publish.page_template import TEMPLATE
+from experiments.publish import charts
+from experiments.publish.page_template import STYLE, TEMPLATE
 from experiments.run import tuning
 from experiments.run.store import Store
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
+from fedapps.drawing import html
+from fedapps.drawing.intervals import interval_chart
+from fedapps.drawing.svg import Chart
 
 MARKED = re.compile(r"`([^`]+)`|\*([^*]+)\*")
 PAPERS = {  # by the first word of their tables' names
@@ -51,7 +53,7 @@ class Section:
     state: str
     heads: list[str] = field(default_factory=list)
     rows: list[list[str]] = field(default_factory=list)
-    figures: list[tuple[str, Markup]] = field(default_factory=list)
+    figures: list[Chart] = field(default_factory=list)
     said: str = ""
     chosen: list[list[str]] = field(default_factory=list)
     reached_heads: list[str] = field(default_factory=list)
@@ -68,7 +70,7 @@ def write(store: Store, path: Path, computed: Iterable[Section] = ()) -> None:
         title: [part for name, part in found.items() if name.startswith(prefix) and part.rows]
         for prefix, title in PAPERS.items()
     }
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = html.environment()
     environment.filters["inline"] = inline
     runs = store.runs()
     page = environment.from_string(TEMPLATE).render(
@@ -79,6 +81,8 @@ def write(store: Store, path: Path, computed: Iterable[Section] = ()) -> None:
         count_heads=claims.COUNTS,
         counts=[[_link(part), *line] for part in found.values() for line in part.counts],
         colors=COLORS,
+        head=Markup(html.HEAD),
+        style=Markup(html.STYLE + STYLE),
         done=len(runs),
         scales=", ".join(dict.fromkeys(run.scale for run in runs)) or "none yet",
     )
@@ -121,8 +125,8 @@ def section(store: Store, table: Table) -> Section:
         _listed(part, done)
     if table.follows:
         part.reached_heads, part.reached = reached(store, table, scale)
-    part.figures += [*_curves(store, table, scale), *small_charts.of_clients(table, done)]
-    part.figures += [*small_charts.over_columns(table, done), *_bytes(done)]
+    part.figures += [*_curves(store, table, scale), *charts.of_clients(table, done)]
+    part.figures += [*charts.over_columns(table, done), *_bytes(done)]
     judged = [*claims.judged(store, table)]
     part.claims, part.counts = [*claims.lines(judged)], [*claims.counts(judged)]
     return part
@@ -145,23 +149,20 @@ def _rows(outcome: Outcome) -> Iterator[list[str]]:
         note = ""
 
 
-def _held_against(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:
+def _held_against(done: list[Outcome]) -> Iterator[Chart]:
     """Yield a chart of the rows' main figures next to the published ones."""
-    bars = []
+    rows = []
     for outcome in done:
         if figure := outcome.figure(outcome.cell.row.readings[0]):
             half = figure.half or 0.0
             span = (figure.mean - half, figure.mean + half)
-            bars.append(charts.Bar(outcome.cell.name, figure.mean, *span, figure.published))
-    if bars:
-        chart = charts.rows_chart("ours and published", "accuracy, %", bars)
-        yield (
-            "Our figure (dot, with its interval over seeds) and the published one (diamond)",
-            chart,
-        )
+            rows.append(charts.interval(outcome.cell.name, figure.mean, span, figure.published))
+    if rows:
+        title = "Our figure (dot, with its interval over seeds) and the published one (diamond)"
+        yield interval_chart(Chart("", title, "accuracy, %"), rows)
 
 
-def _curves(store: Store, table: Table, scale: str) -> small_charts.Charts:
+def _curves(store: Store, table: Table, scale: str) -> Iterator[Chart]:
     """Yield charts of accuracy over rounds, with one line per row (its first seed)."""
     columns: dict[str, dict[str, list[charts.Point]]] = {}
     for (name, _), curve in (curves_of(store, table, scale) if table.follows else {}).items():
@@ -170,19 +171,19 @@ def _curves(store: Store, table: Table, scale: str) -> small_charts.Charts:
         columns.setdefault(column, {}).setdefault(row, line)
     caption = f"{words(table.follows).capitalize()} accuracy over rounds, %"
     for column, lines in columns.items():
-        titled = small_charts.captioned(caption, column)
-        yield from small_charts.drawn(table, lines, titled, "round")
+        titled = charts.captioned(caption, column)
+        yield from charts.drawn(table, lines, titled, "round")
 
 
-def _bytes(done: list[Outcome]) -> Iterator[tuple[str, Markup]]:
+def _bytes(done: list[Outcome]) -> Iterator[Chart]:
     """Yield a chart of the bytes of training, in percent of FedAvg's bytes in the same column."""
     shares: dict[str, float] = {}
     with suppress(RunError):  # FedAvg has not run
         both = sent({o.cell.name: o.runs[0].costs for o in done if o.runs[0].costs})
         shares = {name: 100 * sum(directions) for name, directions in both.items()}
     if len(shares) > 2:
-        bars = [charts.Bar(name, v, v, v) for name, v in sorted(shares.items(), key=lambda i: i[1])]
-        yield "Bytes sent in training, % of FedAvg's", charts.rows_chart("bytes", "%", bars)
+        rows = [charts.interval(*item) for item in sorted(shares.items(), key=lambda i: i[1])]
+        yield interval_chart(Chart("", "Bytes sent in training, % of FedAvg's", "%"), rows)
 
 
 def _compared(part: Section, table: Table, done: list[Outcome]) -> None:
@@ -194,11 +195,10 @@ def _compared(part: Section, table: Table, done: list[Outcome]) -> None:
         return
     part.said = " ".join(filter(None, [found.sentence(), found.left_out(done)]))
     part.heads, part.rows = found.heads, [*found.rows()]
-    bars = [
-        charts.Bar(line.name, line.difference, line.difference_low, line.difference_high)
+    rows = [
+        charts.interval(line.name, line.difference, (line.difference_low, line.difference_high))
         for line in found.lines
         if line.name != table.yardstick
     ]
-    chart = charts.rows_chart("difference", "points", bars, zero=True)
-    caption = f"Difference from {table.yardstick}, client by client, with its 95 % interval"
-    part.figures.append((caption, chart))
+    title = f"Difference from {table.yardstick}, client by client, with its 95 % interval"
+    part.figures.append(interval_chart(Chart("", title, "points"), rows, zero=True))

@@ -1,4 +1,4 @@
-"""The elements of charts: marks, ticks and titles in a box of fixed size, and scales.
+"""The elements of SVG charts: marks, ticks and titles in a box of fixed size, and scales.
 
 Everything is drawn as a path: a line, an area, bars, or dots (lines of length 0 with round ends).
 So a chart of a thousand clients is still a small file. On top are invisible boxes with titles, and
@@ -9,10 +9,27 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-WIDTH, HEIGHT = 480.0, 270.0
-LEFT, RIGHT, TOP, BOTTOM = 60.0, 16.0, 14.0, 42.0  # the margins around the plot
 Point = tuple[float, float]
 Show = Callable[[float], str]
+
+
+@dataclass(frozen=True)
+class Box:
+    """The size of a chart, the edges of the plot in it, and how much is marked there."""
+
+    width: float = 480.0
+    height: float = 270.0
+    left: float = 60.0
+    right: float = 464.0
+    top: float = 14.0
+    bottom: float = 228.0
+    x_grid: bool = False  # whether the ticks of the x axis have grid lines
+    y_grid: bool = True
+    dot: float = 5.0  # diameter
+    dotted: int = 30  # points of a line, up to which each has a dot
+
+
+BOX = Box()
 
 
 @dataclass(frozen=True)
@@ -23,11 +40,12 @@ class Series:
     colour: str
     points: Sequence[Point]
     spread: Sequence[float] = ()  # half the height of a band around each point
+    titles: Sequence[str] = ()  # of the points; if none has any, each x has a title
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A path to draw; `kind` is a class of the style sheet: line, area, bars, dots, tie or heat."""
+    """A path to draw; `kind` is a class of the style sheet: line, area, bars, dots, tie, ..."""
 
     d: str
     colour: str
@@ -45,25 +63,30 @@ class Tick:
 
 @dataclass(frozen=True)
 class Hit:
-    """An invisible box with a title, which a browser shows under the pointer."""
+    """An invisible box with a title, which a browser shows under the pointer.
+
+    With a colour, it appears there as a dot.
+    """
 
     x: float
     y: float
     width: float
     height: float
     title: str
+    colour: str = ""
 
 
 @dataclass
 class Chart:
-    """One figure of the page."""
+    """One figure of a page."""
 
     name: str
     title: str
     x_label: str
-    y_label: str
+    y_label: str = ""
     note: str = ""
-    plain: bool = False  # whether it has no grid lines
+    box: Box = BOX
+    span: Sequence[float] = ()  # values that the y axis covers, besides those that are drawn
     legend: list[tuple[str, str, str]] = field(default_factory=list)  # label, colour, kind
     marks: list[Mark] = field(default_factory=list)
     x_ticks: list[Tick] = field(default_factory=list)

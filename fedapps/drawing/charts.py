@@ -1,16 +1,13 @@
-"""The kinds of charts on a run's page: lines, pairs of dots, bars, points, cells."""
+"""The kinds of SVG charts: lines, pairs of dots, bars, points, cells."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
-from fedapps.report.page.plot import (
-    BOTTOM,
-    HEIGHT,
-    LEFT,
-    RIGHT,
-    TOP,
-    WIDTH,
+from fedapps.drawing.svg import (
+    BOX,
+    Box,
     Chart,
     Hit,
     Mark,
@@ -46,24 +43,25 @@ def line_chart(
     above `ceiling`, bands included.
     """
     xs = sorted({x for line in series for x, _ in line.points})
-    x_scale = _across(xs[0] if x_from is None else x_from, xs[-1])
+    x_scale = _across(chart, xs[0] if x_from is None else x_from, xs[-1])
     edges = [edge for line in series for edge in _edges(line)]
     y_scale = _upwards(chart, min(edges), max(edges), show, floor, ceiling)
-    chart.x_ticks = [
-        Tick(x_scale(x), show_x(x)) for x in steps(x_scale.low, x_scale.high, 7, whole_x)
-    ]
+    chart.x_ticks = [Tick(x_scale(x), show_x(x)) for x in steps(x_scale.low, xs[-1], 7, whole_x)]
     for line in series:
         points = line.points[:: -(-len(line.points) // MOST_POINTS)]
         if line.spread:
             chart.marks.append(Mark(_band(line, x_scale, y_scale), line.colour, "area"))
         places = [(x_scale(x), y_scale(y)) for x, y in points]
         chart.marks.append(Mark(line_path(places), line.colour, "line"))
-        if len(places) <= 30:
-            chart.marks.append(Mark(dot_path(places), line.colour, "dots", 5))
+        if len(places) <= chart.box.dotted:
+            chart.marks.append(Mark(dot_path(places), line.colour, "dots", chart.box.dot))
+        for place, title in zip(places, line.titles, strict=False):
+            chart.hits.append(_dot_hit(chart, place, title, line.colour))
         chart.legend.append((line.label, line.colour, "line"))
         if line.spread:
             chart.legend.append((f"{line.label} ± standard deviation", line.colour, "area"))
-    chart.hits = _columns(xs, x_scale, _sayings(chart, series, show, show_x))
+    if not chart.hits:
+        chart.hits = _columns(chart, xs, x_scale, _sayings(chart, series, show, show_x))
     return chart
 
 
@@ -75,7 +73,7 @@ def pair_chart(
     ceiling: float | None = None,
 ) -> Chart:
     """Draw a column per name, with a dot for each series and a line that connects the dots."""
-    x_scale = Scale(-0.5, len(names) - 0.5, LEFT, WIDTH - RIGHT)  # as in `column_hits`
+    x_scale = Scale(-0.5, len(names) - 0.5, chart.box.left, chart.box.right)  # as in `column_hits`
     values = [y for line in series for _, y in line.points]
     y_scale = _upwards(chart, min(values), max(values), show, 0.0, ceiling)
     every = 1 if len(names) <= FEW else -(-len(names) // 14)
@@ -105,14 +103,14 @@ def scatter_chart(
     ceiling: float | None = None,
 ) -> Chart:
     """Draw a dot with a title for each point; x is a whole number >= 0."""
-    x_scale = _across(0.0, 1.05 * max(x for x, _ in points))
+    x_scale = _across(chart, 0.0, 1.05 * max(x for x, _ in points))
     ys = [y for _, y in points]
     y_scale = _upwards(chart, min(ys), max(ys), show, 0.0, ceiling)
     chart.x_ticks = [Tick(x_scale(x), f"{x:g}") for x in steps(0.0, x_scale.high, 7, True)]
     places = [(x_scale(x), y_scale(y)) for x, y in points]
-    chart.marks.append(Mark(dot_path(places), colour, "dots", 5))
-    for (x, y), title in zip(places, titles, strict=True):
-        chart.hits.append(Hit(round(x - 4, 1), round(y - 4, 1), 8, 8, title))
+    chart.marks.append(Mark(dot_path(places), colour, "dots", chart.box.dot))
+    for place, title in zip(places, titles, strict=True):
+        chart.hits.append(_dot_hit(chart, place, title))
     return chart
 
 
@@ -125,7 +123,7 @@ def bar_chart(
     for line in series:
         for x, y in line.points:
             heights[x] += y
-    x_scale = _across(xs[0] - 0.5, xs[-1] + 0.5)
+    x_scale = _across(chart, xs[0] - 0.5, xs[-1] + 0.5)
     y_scale = _upwards(chart, 0.0, max(heights.values()) or 1.0, show, 0.0, None, whole=True)
     chart.x_ticks = [Tick(x_scale(x), show_x(x)) for x in steps(xs[0], xs[-1], 7, True)]
     width = max(1.0, 0.8 * (x_scale(1.0) - x_scale(0.0)))
@@ -139,7 +137,7 @@ def bar_chart(
             below[x] += y
         chart.marks.append(Mark(d, line.colour, "bars"))
         chart.legend.append((line.label, line.colour, "bars"))
-    chart.hits = _columns(xs, x_scale, _sayings(chart, series, show, show_x))
+    chart.hits = _columns(chart, xs, x_scale, _sayings(chart, series, show, show_x))
     return chart
 
 
@@ -149,35 +147,35 @@ def heat_chart(
     """Draw a value >= 0 for each cell (column, row), darker where it is larger."""
     columns, rows = size
     cells = list(cells)
-    wide, high = (WIDTH - LEFT - RIGHT) / columns, (HEIGHT - TOP - BOTTOM) / rows
+    box = chart.box = replace(chart.box, y_grid=False)
+    wide, high = (box.right - box.left) / columns, (box.bottom - box.top) / rows
     most = max((value for *_, value in cells), default=0.0) or 1.0
     levels: dict[int, str] = {}
     for column, row, value in cells:
         # The square root keeps a handful of samples visible next to hundreds.
         level = math.ceil(8 * math.sqrt(value / most))
-        x, y = LEFT + column * wide, HEIGHT - BOTTOM - (row + 1) * high
-        box = f"M{written(x)} {written(y)}h{written(wide)}v{written(high)}h-{written(wide)}z"
-        levels[level] = levels.get(level, "") + box
-    chart.plain = True
+        x, y = box.left + column * wide, box.bottom - (row + 1) * high
+        cell = f"M{written(x)} {written(y)}h{written(wide)}v{written(high)}h-{written(wide)}z"
+        levels[level] = levels.get(level, "") + cell
     chart.marks = [Mark(d, f"level-{level}", "heat") for level, d in sorted(levels.items())]
     chart.x_ticks = [
-        Tick(round(LEFT + (c + 0.5) * wide, 1), f"{c:g}") for c in steps(0, columns - 1, 10, True)
+        Tick(round(box.left + (c + 0.5) * wide, 1), f"{c:g}")
+        for c in steps(0, columns - 1, 10, True)
     ]
     chart.y_ticks = [
-        Tick(round(HEIGHT - BOTTOM - (r + 0.5) * high, 1), f"{r:g}")
-        for r in steps(0, rows - 1, 6, True)
+        Tick(round(box.bottom - (r + 0.5) * high, 1), f"{r:g}") for r in steps(0, rows - 1, 6, True)
     ]
     return chart
 
 
-def column_hits(count: int, title: Callable[[int], str]) -> list[Hit]:
+def column_hits(count: int, title: Callable[[int], str], box: Box = BOX) -> list[Hit]:
     """Return a box with a title for each of `count` equal columns of a plot."""
-    wide = (WIDTH - LEFT - RIGHT) / count
-    return [_hit(LEFT + i * wide, wide, title(i)) for i in range(count)]
+    wide = (box.right - box.left) / count
+    return [_hit(box, box.left + i * wide, wide, title(i)) for i in range(count)]
 
 
-def _across(low: float, high: float) -> Scale:
-    return Scale(low, high if high > low else low + 1, LEFT, WIDTH - RIGHT)
+def _across(chart: Chart, low: float, high: float) -> Scale:
+    return Scale(low, high if high > low else low + 1, chart.box.left, chart.box.right)
 
 
 def _upwards(
@@ -190,13 +188,14 @@ def _upwards(
     whole: bool = False,
 ) -> Scale:
     """Make the y axis, with room around the values, and its grid lines."""
+    low, high = min([low, *chart.span]), max([high, *chart.span])
     room = 0.06 * (high - low) or 0.06 * abs(high) or 1.0
     low, high = low - room, high + room
     if floor is not None:
         low = max(low, floor)
     if ceiling is not None:
         high = min(high, ceiling + 0.01 * (ceiling - low))
-    scale = Scale(low, high, HEIGHT - BOTTOM, TOP)
+    scale = Scale(low, high, chart.box.bottom, chart.box.top)
     chart.y_ticks = [
         Tick(scale(y), show(y).replace(".0 %", " %")) for y in steps(low, high, 6, whole)
     ]
@@ -230,20 +229,27 @@ def _sayings(
     return say
 
 
-def _columns(xs: Sequence[float], scale: Scale, title: Callable[[float], str]) -> list[Hit]:
+def _columns(
+    chart: Chart, xs: Sequence[float], scale: Scale, title: Callable[[float], str]
+) -> list[Hit]:
     """Return boxes around some of the x; each extends halfway to its neighbors."""
     chosen = xs[:: -(-len(xs) // MOST_HITS)]
     places = [scale(x) for x in chosen]
     middles = [(a + b) / 2 for a, b in pairwise(places)]
-    edges = [LEFT, *middles, WIDTH - RIGHT]
+    edges = [chart.box.left, *middles, chart.box.right]
     return [
-        _hit(left, right - left, title(x))
+        _hit(chart.box, left, right - left, title(x))
         for x, left, right in zip(chosen, edges, edges[1:], strict=False)
     ]
 
 
-def _hit(x: float, width: float, title: str) -> Hit:
-    return Hit(round(x, 1), TOP, round(width, 1), HEIGHT - TOP - BOTTOM, title)
+def _hit(box: Box, x: float, width: float, title: str) -> Hit:
+    return Hit(round(x, 1), box.top, round(width, 1), box.bottom - box.top, title)
+
+
+def _dot_hit(chart: Chart, place: Point, title: str, colour: str = "") -> Hit:
+    (x, y), size = place, max(chart.box.dot, 8.0)
+    return Hit(round(x - size / 2, 1), round(y - size / 2, 1), size, size, title, colour)
 
 
 def _band(line: Series, x_scale: Scale, y_scale: Scale) -> str:
