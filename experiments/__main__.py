@@ -13,9 +13,9 @@
     python -m experiments gaussians RUN --clients 0 3 --plot gaussians.png
     python -m experiments classes RUN RUN --plot classes.png
 
-Each table is a TOML file in experiments/tables; experiments/papers.py describes its fields. Where a
-command takes several tables, `benchmark` stands for all tables whose names begin with `benchmark-`,
-and `all` for all tables.
+Each table is a TOML file in experiments/tables; experiments/papers/table.py describes its fields.
+Where a command takes several tables, `benchmark` stands for all tables whose names begin with
+`benchmark-`, and `all` for all tables.
 
 `run` runs several rows at the same time, each in its own process. As soon as a row has finished,
 its result and its config are in experiments/results, and the row is not run again until its config
@@ -34,13 +34,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments import classes, communication, costs, curves, gaussians, listing, readings, runner
-from experiments.dependent import Pair, settled, split
-from experiments.estimate import Estimate
-from experiments.papers import HERE, SCALES, having, pick, single, tables
-from experiments.plotting import add_plot
-from experiments.store import Store
-from experiments.tidy import write_csv
+from experiments import HERE
+from experiments.figures import classes, communication, costs, curves, gaussians
+from experiments.figures.saving import add_plot
+from experiments.outcomes.tidy import write_csv
+from experiments.papers import readings
+from experiments.papers.files import having, pick, single, tables
+from experiments.papers.table import SCALES
+from experiments.run import listing
+from experiments.run.dependent import Pair, settled, split
+from experiments.run.estimate import Estimate
+from experiments.run.jobs import Job, check
+from experiments.run.runner import Runner
+from experiments.run.store import Store
 from fedapps.compare.grid import read_seeds
 from fedapps.core.config import to_toml
 from fedapps.core.errors import RunError
@@ -59,9 +65,9 @@ def run(options: argparse.Namespace) -> int:
     known = having(known, options.scale, options.only)
     cells = [cell for table in known for cell in table.cells(options.scale, options.only)]
     columns = round_columns(known_figures())
-    runner.check([runner.Job(cell, 0) for cell in cells], columns)
+    check([Job(cell, 0) for cell in cells], columns)
     seeds = {t.name: read_seeds(options.seeds or t.scales[options.scale].seeds) for t in known}
-    work = runner.Runner(
+    work = Runner(
         store,
         runs_dir=options.runs_dir.expanduser().resolve(),
         data_root=options.data_root,
@@ -75,24 +81,24 @@ def run(options: argparse.Namespace) -> int:
     failed, tried = list[str](), set[str]()
     while True:  # again when rows have run whose results other rows need
         ready, waiting = split(store, parts, options.scale, options.only)
-        jobs = [job for pair in ready if (job := runner.Job(*pair)).name not in tried]
+        jobs = [job for pair in ready if (job := Job(*pair)).name not in tried]
         if not jobs:
             break
-        runner.check(jobs, columns)
+        check(jobs, columns)
         failed += work.run(jobs)
         tried |= {job.name for job in jobs}
     write_csv(store)
     for pair in waiting:
-        print(f"{runner.Job(*pair).name}: has not run, because it needs others", file=sys.stderr)
+        print(f"{Job(*pair).name}: has not run, because it needs others", file=sys.stderr)
     for name in failed:
         print(f"error: {name} failed", file=sys.stderr)
     return 1 if failed else 0
 
 
-def _announce(work: runner.Runner, ready: Sequence[Pair], waiting: Sequence[Pair]) -> int:
+def _announce(work: Runner, ready: Sequence[Pair], waiting: Sequence[Pair]) -> int:
     """Print the rows that would run and how long they would take."""
-    jobs = [runner.Job(*pair) for pair in ready]
-    later = [runner.Job(*pair) for pair in waiting]
+    jobs = [Job(*pair) for pair in ready]
+    later = [Job(*pair) for pair in waiting]
     estimate, total, known = Estimate(work.store), 0.0, True
     undone = work.open_groups(jobs)
     trains = {group.trains for group in undone}
@@ -210,7 +216,7 @@ def _do(options: argparse.Namespace) -> int:
         for table in having(pick(options.tables), options.scale, options.only):
             listing.rows_of(store, table, options.scale, options.only)
     else:
-        from experiments.results_page import report
+        from experiments.publish.results_page import report
 
         report(store, pick(options.tables))
     return 0

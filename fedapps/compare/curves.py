@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from itertools import cycle, product
 from pathlib import Path
 
-import matplotlib.style
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -14,14 +13,14 @@ from fedapps.compare.comparison import Comparison
 from fedapps.compare.groups import Group, label
 from fedapps.compare.runs import RESULT
 from fedapps.compare.table import headline, scored_on
-from fedapps.report.drawing import (
+from fedapps.drawing import pictures
+from fedapps.drawing.pictures import (
+    ACCURACY,
     HEIGHT,
     PALETTE,
-    STYLE,
     WIDTH,
+    draw_line,
     new_panels,
-    percent_limits,
-    save,
     title,
     whole_ticks,
 )
@@ -29,9 +28,7 @@ from fedapps.report.drawing import (
 PANELS = {"accuracy_initial": "initial", RESULT: "personalized"}
 COLOURS = PALETTE[:-1]  # yellow is too pale for a line
 STROKES = ("-", "--", ":", "-.")
-FEW = 25  # up to this many points, every point of a line is marked
-NARROWEST = 10.0  # smallest range of an axis for single evaluations, in percentage points
-TOP = 101.0  # percent, with room for a mark at 100
+NARROWEST = 0.1  # of the range: the least that an axis for single evaluations shows
 LETTERS = 12  # characters of a legend per inch
 LINE = 0.2  # height of a line of the legend in inches
 LONGEST = 60  # characters of a group's label; the table has the whole label
@@ -39,8 +36,7 @@ LONGEST = 60  # characters of a group's label; the table has the whole label
 
 def write(comparison: Comparison, path: Path) -> None:
     """Draw the comparison into a file; raises `RunError` if it cannot be written."""
-    with matplotlib.style.context(["default", STYLE]):
-        save(draw(comparison), path)
+    pictures.write(lambda: draw(comparison), path)
 
 
 def draw(comparison: Comparison) -> Figure:
@@ -55,11 +51,11 @@ def draw(comparison: Comparison) -> Figure:
     for axis, (name, text) in zip(axes, panels.items(), strict=True):
         if once:
             _draw_points(axis, groups, name, labels)
-            axis.set_xlabel(f"{text} accuracy (%)")
+            axis.set_xlabel(f"{text} {ACCURACY.label}")
         else:
             _draw_lines(axis, groups, name, labels)
             axis.set_xlabel("round")
-            axis.set_title(f"{text} accuracy (%)", loc="left", fontsize=9)
+            axis.set_title(f"{text} {ACCURACY.label}", loc="left", fontsize=9)
     told = f"Mean over clients and seeds, on {scored_on(comparison)}"
     if any(len(group.runs) > 1 for group in groups):
         told += f"; {'bars' if once else 'bands'}: ± std over seeds"
@@ -92,13 +88,11 @@ def _signs() -> Iterator[tuple[str, str]]:
 def _draw_lines(axes: Axes, groups: list[Group], name: str, labels: list[str]) -> None:
     for group, text, (colour, stroke) in zip(groups, labels, _signs(), strict=False):
         mean, low, high = _bounds(group.curve(name))
-        mark = "o" if len(mean) <= FEW else ""
-        axes.plot(mean.index, mean, stroke, color=colour, marker=mark, label=text)
+        band = (low, high) if len(mean) > 1 and len(group.runs) > 1 else None
+        draw_line(axes, mean, colour, text, stroke, band)
         if len(mean) == 1:
             axes.errorbar(mean.index, mean, [mean - low, high - mean], color=colour, capsize=3)
-        elif len(group.runs) > 1:
-            axes.fill_between(mean.index, low, high, color=colour, alpha=0.14, linewidth=0)
-    percent_limits(axes)
+    axes.set_ylim(*ACCURACY.limits(*axes.get_ylim()))
     whole_ticks(axes.xaxis, 10)
 
 
@@ -110,24 +104,17 @@ def _draw_points(axes: Axes, groups: list[Group], name: str, labels: list[str]) 
             axes.errorbar(
                 mean, place, xerr=[mean - low, high - mean], fmt="o", color=colour, capsize=3
             )
-            spread = f" ± {100 * std:.1f}" if (std := group.curve(name)["std"].iloc[-1]) > 0 else ""
+            std = ACCURACY.shown(group.curve(name)["std"].iloc[-1])
+            spread = f" ± {std:.1f}" if std > 0 else ""
             told = f"{mean.iloc[-1]:.1f}{spread}"
             axes.annotate(
                 told, (mean.iloc[-1], place), (0, 6), textcoords="offset points", ha="center",
                 fontsize=8,
             )  # fmt: skip
     axes.grid(True, axis="both")
-    axes.set_xlim(*_widened(*np.array(axes.get_xlim(), float)))
+    axes.set_xlim(*ACCURACY.limits(*axes.get_xlim(), NARROWEST))
     axes.set_yticks(places, labels)
     axes.set_ylim(len(groups) - 0.5, -0.5)
-
-
-def _widened(low: float, high: float) -> tuple[float, float]:
-    """Return axis limits in percent, so wide that a difference of 0.1 points looks small."""
-    low, high = max(low, 0.0), min(high, TOP)
-    width = max(high - low, NARROWEST)
-    low = min(max((low + high - width) / 2, 0.0), TOP - width)
-    return low, low + width
 
 
 def _sign(group: Group, keys: list[str]) -> str:
@@ -137,6 +124,6 @@ def _sign(group: Group, keys: list[str]) -> str:
 
 
 def _bounds(curve: pd.DataFrame) -> tuple[pd.Series, pd.Series, pd.Series]:
-    """Return mean, mean - std and mean + std in percent, the last two within 0 to 100."""
-    mean, std = 100 * curve["mean"], 100 * curve["std"].fillna(0.0)
-    return mean, (mean - std).clip(0, 100), (mean + std).clip(0, 100)
+    """Return mean, mean - std and mean + std, the last two within the range of the figure."""
+    mean, std = curve["mean"], curve["std"].fillna(0.0)
+    return ACCURACY.shown(mean), *ACCURACY.around(mean, std)

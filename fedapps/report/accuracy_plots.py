@@ -6,26 +6,27 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from fedapps.method.figures import Figure
-from fedapps.report.caption import Caption
-from fedapps.report.drawing import (
+from fedapps.drawing.pictures import (
+    ACCURACY,
     BLUE,
     GREEN,
     INK,
     OTHERS,
     RED,
+    Bounds,
+    draw_line,
     legend,
     new_axes,
-    percent_limits,
     title,
     whole_ticks,
 )
+from fedapps.method.figures import Figure
+from fedapps.report.caption import Caption
 from fedapps.report.units import byte_unit, human, human_bytes
 
 INITIAL, PERSONALIZED = RED, BLUE
 FURTHER = (GREEN, *OTHERS)  # colors of further figures, in their order
-FEW = 25  # up to this many points, every point of a line is marked
-AXIS = "mean accuracy (%)"
+AXIS = f"mean {ACCURACY.label}"
 BAND = "± std over clients, personalized"
 COSTS = ["bytes_down", "bytes_up", "train_macs"]
 
@@ -49,10 +50,7 @@ def draw_accuracy(evaluated: pd.DataFrame, figures: Sequence[Figure], caption: C
     if len(evaluated) == 1:
         return _draw_once(evaluated, figures, caption)
     picture, axes = new_axes("round", AXIS)
-    x, (low, high) = evaluated["round"], _spread(evaluated)
-    _draw_lines(axes, evaluated, x, figures)
-    axes.fill_between(x, low, high, color=PERSONALIZED, alpha=0.14, linewidth=0, label=BAND)
-    percent_limits(axes)
+    _draw_lines(axes, evaluated, evaluated["round"], figures, _spread(evaluated))
     whole_ticks(axes.xaxis, 12)
     legend(axes, f"Mean over {caption.scored}")
     title(picture, caption.title)
@@ -67,7 +65,6 @@ def draw_communication(
     size, unit = byte_unit(last["bytes"])
     picture, axes = new_axes(f"sent in training, up and down, by all clients ({unit})", AXIS)
     _draw_lines(axes, evaluated, evaluated["bytes"] / size, figures)
-    percent_limits(axes)
     axes.set_xlim(left=0)
     down, up = human_bytes(last["bytes_down"]), human_bytes(last["bytes_up"])
     macs = human(last["train_macs"])
@@ -84,10 +81,10 @@ def _draw_once(evaluated: pd.DataFrame, figures: Sequence[Figure], caption: Capt
     (values, _), last = list(curves.values())[-1], len(curves) - 1
     spread = [[abs(values.iloc[0] - bound.iloc[0])] for bound in _spread(evaluated)]
     axes.errorbar(last, values.iloc[0], spread, color=INK, capsize=4, linewidth=1, label=BAND)
-    shown = [f"{name}\n{values.iloc[0]:.1f} %" for name, (values, _) in curves.items()]
+    shown = [f"{name}\n{ACCURACY.text(values.iloc[0])}" for name, (values, _) in curves.items()]
     axes.set_xticks(range(len(curves)), shown)
     axes.set_xlim(-1, len(curves))
-    axes.set_ylim(0, 101)
+    axes.set_ylim(*ACCURACY.limits(0, 101))
     legend(axes, f"Mean over {caption.scored}, after round {evaluated['round'].iloc[0]}")
     title(picture, caption.title)
     return picture
@@ -95,28 +92,36 @@ def _draw_once(evaluated: pd.DataFrame, figures: Sequence[Figure], caption: Capt
 
 def _curves(evaluated: pd.DataFrame, figures: Sequence[Figure]) -> dict[str, tuple[pd.Series, str]]:
     """Return the curves by label: values in percent, and color; the personalized one is last."""
-    initial, personalized = (100 * evaluated[f"accuracy_{n}"] for n in ("initial", "personalized"))
+    initial, personalized = (
+        ACCURACY.shown(evaluated[f"accuracy_{n}"]) for n in ("initial", "personalized")
+    )
     same = bool((initial == personalized).all())
     curves = {} if same else {"initial": (initial, INITIAL)}
     # runs of earlier versions lack the columns of newer methods
     there = [f for f in figures if f.label and f.name in evaluated]
     shown = [f for f in there if evaluated[f.name].notna().any()]
     for figure, colour in zip(shown, FURTHER * len(shown), strict=False):
-        curves[figure.label] = (100 * evaluated[figure.name], colour)
+        curves[figure.label] = (ACCURACY.shown(evaluated[figure.name]), colour)
     return curves | {
         "initial = personalized" if same else "personalized": (personalized, PERSONALIZED)
     }
 
 
 def _draw_lines(
-    axes: Axes, evaluated: pd.DataFrame, x: pd.Series, figures: Sequence[Figure]
+    axes: Axes,
+    evaluated: pd.DataFrame,
+    x: pd.Series,
+    figures: Sequence[Figure],
+    band: Bounds | None = None,
 ) -> None:
-    mark = "o" if len(evaluated) <= FEW else ""
+    """Draw the curves over x; the band is that of the personalized one, which is last."""
     for name, (values, colour) in _curves(evaluated, figures).items():
-        axes.plot(x, values, color=colour, marker=mark, label=name)
+        around = band if colour == PERSONALIZED else None
+        draw_line(axes, values.set_axis(x), colour, name, band=around, band_name=BAND)
+    axes.set_ylim(*ACCURACY.limits(*axes.get_ylim()))
 
 
-def _spread(evaluated: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+def _spread(evaluated: pd.DataFrame) -> Bounds:
     """Return the lower and the upper bound of the personalized accuracy's spread, in percent."""
-    mean, std = (100 * evaluated[f"accuracy_personalized{end}"] for end in ("", "_std"))
-    return (mean - std).clip(0, 100), (mean + std).clip(0, 100)
+    mean, std = (evaluated[f"accuracy_personalized{end}"] for end in ("", "_std"))
+    return ACCURACY.around(mean, std)

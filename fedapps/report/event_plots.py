@@ -2,15 +2,14 @@
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from fedapps.core.words import number
+from fedapps.drawing.pictures import PALETTE, legend, new_pair, stack, title, whole_ticks
 from fedapps.method.figures import EventPlot
 from fedapps.report.caption import Caption
-from fedapps.report.drawing import PALETTE, legend, new_pair, title, whole_ticks
 
 FEW = 12  # up to this many rounds, each has a tick
 ROUNDS = 6  # the x axis is at least as long as for this many rounds
@@ -32,12 +31,11 @@ def draw_categories(events: pd.DataFrame, plot: EventPlot, caption: Caption) -> 
     counted = events[events["kind"] == plot.counted]
     counts = counted.groupby(["round", "category"]).size().unstack(fill_value=0)
     categories = list(dict.fromkeys([*valued["category"], *counted["category"]]))
-    bottom = np.zeros(len(counts))
+    colours = dict(zip(categories, PALETTE * len(categories), strict=False))
+    parts = ((name, counts[name], colours[name]) for name in categories if name in counts)
+    heights = stack(upper, counts.index.to_numpy(), parts)
     signs, rounds = [], sorted(set(events["round"]))
-    for category, colour in zip(categories, PALETTE * len(categories), strict=False):
-        if category in counts:
-            upper.bar(counts.index, counts[category], bottom=bottom, color=colour)
-            bottom += counts[category].to_numpy()
+    for category, colour in colours.items():
         means = valued[valued["category"] == category].groupby("round")["value"].mean()
         lower.plot(means.index, means, color=colour, marker="o", label=category)
         signs.append(Patch(color=colour, label=category))
@@ -45,7 +43,7 @@ def draw_categories(events: pd.DataFrame, plot: EventPlot, caption: Caption) -> 
     spare = max(0, ROUNDS - (last - first)) / 2  # a single bar does not fill the width
     lower.set_xlim(first - spare - 0.6, last + spare + 0.6)
     upper.set_ylabel(plot.count_label)
-    upper.set_ylim(0, 1.05 * max(bottom, default=1))
+    upper.set_ylim(0, 1.05 * max(heights, default=1))
     whole_ticks(upper.yaxis, 6)
     lower.set_ylabel(plot.value_label)
     lower.set_xlabel("round")

@@ -1,15 +1,17 @@
 """Plots of accuracy per client and per class, and of the training samples that clients hold."""
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure as Picture
 
-from fedapps.report.caption import Caption
-from fedapps.report.drawing import (
+from fedapps.drawing.pictures import (
+    ACCURACY,
     BLUE,
     GREY,
     HEIGHT,
@@ -19,10 +21,11 @@ from fedapps.report.drawing import (
     WIDTH,
     legend,
     new_pair,
-    percent_limits,
+    stack,
     title,
     whole_ticks,
 )
+from fedapps.report.caption import Caption
 
 INITIAL, PERSONALIZED = RED, BLUE
 FEW = 25  # up to this many clients or classes, names are upright, and classes keep their order
@@ -36,7 +39,7 @@ def draw_clients(clients: pd.DataFrame, caption: Caption) -> Picture:
     ordered = clients.sort_values(["accuracy_personalized", "client"])
     picture, upper, lower = _new_parts(len(ordered))
     _draw_changes(upper, ordered)
-    mean = 100 * ordered["accuracy_personalized"].mean()
+    mean = ACCURACY.shown(ordered["accuracy_personalized"].mean())
     upper.axhline(mean, color=PERSONALIZED, linewidth=0.9, linestyle=(0, (5, 4)), label="mean")
     sizes = {"training": ordered["num_train"], caption.samples: ordered["num_test"]}
     _draw_samples(lower, sizes)
@@ -98,7 +101,9 @@ def _width(count: int) -> float:
 
 
 def _draw_changes(axes: Axes, table: pd.DataFrame) -> None:
-    initial, personalized = (100 * table[f"accuracy_{n}"] for n in ("initial", "personalized"))
+    initial, personalized = (
+        ACCURACY.shown(table[f"accuracy_{n}"]) for n in ("initial", "personalized")
+    )
     x = np.arange(len(table))
     size = min(5.0, 60 / len(x) ** 0.6)
     same = bool((initial == personalized).all())
@@ -108,8 +113,8 @@ def _draw_changes(axes: Axes, table: pd.DataFrame) -> None:
         _draw_dots(axes, initial, INITIAL, "initial", size)
     label = "initial = personalized" if same else "personalized"
     _draw_dots(axes, personalized, PERSONALIZED, label, size)
-    axes.set_ylabel("accuracy (%)")
-    percent_limits(axes)
+    axes.set_ylabel(ACCURACY.label)
+    axes.set_ylim(*ACCURACY.limits(*axes.get_ylim()))
 
 
 def _draw_dots(axes: Axes, values: pd.Series, colour: str, label: str, size: float) -> None:
@@ -119,13 +124,12 @@ def _draw_dots(axes: Axes, values: pd.Series, colour: str, label: str, size: flo
 
 def _draw_samples(axes: Axes, sizes: Mapping[str, pd.Series | np.ndarray]) -> None:
     """Stack bars of the samples of each client or class, with their sum if there is room."""
-    total = np.zeros(len(next(iter(sizes.values()))), np.int64)
-    for (name, values), colour in zip(sizes.items(), (PALE, GREY), strict=False):
-        bars = axes.bar(np.arange(len(total)), values, bottom=total, color=colour, label=name)
-        total = total + np.asarray(values)
+    places = np.arange(len(next(iter(sizes.values()))))
+    parts = zip(sizes, sizes.values(), (PALE, GREY), strict=False)
+    total = stack(axes, places, parts)
     axes.set_ylabel("samples")
     if len(total) * (1 + len(str(max(total)))) <= LETTERS:
-        axes.bar_label(bars, total, fontsize=7, padding=1)
+        axes.bar_label(cast(BarContainer, axes.containers[-1]), total, fontsize=7, padding=1)
         axes.margins(y=0.3)
 
 

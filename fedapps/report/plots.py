@@ -3,18 +3,17 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import matplotlib.style
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Picture
 
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
+from fedapps.drawing.pictures import save, styled
 from fedapps.method.figures import EventPlot, Figure
 from fedapps.report import columns, directory
 from fedapps.report.accuracy_plots import draw_accuracy, draw_communication, evaluated_rounds
 from fedapps.report.caption import Caption
-from fedapps.report.drawing import STYLE, save
 from fedapps.report.event_plots import draw_categories, read_categories
 from fedapps.report.part_plots import draw_classes, draw_clients, draw_holdings
 
@@ -31,7 +30,7 @@ def draw_all(
     """
     (folder / "plots").mkdir(exist_ok=True)
     files = []
-    with matplotlib.style.context(["default", STYLE]):
+    with styled():
         for name, picture in _pictures(folder, figures, event_plots):
             for kind in formats:
                 files.append(folder / f"plots/{name}.{kind}")

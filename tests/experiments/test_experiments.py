@@ -4,7 +4,6 @@ import csv
 import html
 import json
 import os
-import re
 import shutil
 import threading
 import time
@@ -17,25 +16,21 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
+from experiments import HERE
 from experiments import __main__ as runner
-from experiments import (
-    charts,
-    communication,
-    costs,
-    curves,
-    html_page,
-    papers,
-    readings,
-    rescoring,
-    results_page,
-)
-from experiments.cells import Figure
-from experiments.dependent import settled, waits
-from experiments.estimate import Estimate
-from experiments.rescoring import can_be_scored_again
-from experiments.runner import Job, Runner, check, groups
-from experiments.store import Run, Store, collect, failed_trial, numeric
-from experiments.tuning import chosen, trials
+from experiments.figures import communication, costs, curves
+from experiments.outcomes.cells import Figure
+from experiments.papers import files, readings
+from experiments.papers.table import Cell, Claim, Reading, Row, Scale, Table, Worst
+from experiments.publish import charts, html_page, results_page
+from experiments.run import rescoring
+from experiments.run.dependent import settled, waits
+from experiments.run.estimate import Estimate
+from experiments.run.jobs import Job, check, groups
+from experiments.run.rescoring import can_be_scored_again
+from experiments.run.runner import Runner
+from experiments.run.store import Run, Store, collect, failed_trial, numeric
+from experiments.run.tuning import chosen, trials
 from fedapps.compare.grid import read_seeds
 from fedapps.compare.workers import Worker
 from fedapps.core import config
@@ -107,15 +102,15 @@ def test_bad_shape_is_one_line(capsys):
 @pytest.fixture
 def table(tmp_path, monkeypatch):
     """A table with two rows, one column each, at a scale of tiny runs."""
-    monkeypatch.setattr(papers, "HERE", tmp_path)
+    monkeypatch.setattr("experiments.papers.table.HERE", tmp_path)
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "base.toml").write_text('model = "cnn"\n')
     rows = (
-        papers.Row("avg", 'strategy="fedavg"', READ, 50.0),
-        papers.Row("per", 'strategy="fedper"', published={"hot": 60.0}),
+        Row("avg", 'strategy="fedavg"', READ, 50.0),
+        Row("per", 'strategy="fedper"', published={"hot": 60.0}),
     )
-    scales = {"smoke": papers.Scale(TINY, seeds="0-1")}
-    return papers.Table("t", "T", "base", rows=rows, columns={"hot": "lr=0.1"}, scales=scales)
+    scales = {"smoke": Scale(TINY, seeds="0-1")}
+    return Table("t", "T", "base", rows=rows, columns={"hot": "lr=0.1"}, scales=scales)
 
 
 @pytest.fixture
@@ -141,14 +136,14 @@ def replace_scale(table, **changes):
 
 def test_every_cell_of_every_table_is_a_valid_run_config():
     columns = round_columns(known_figures())
-    for table in papers.tables().values():
+    for table in files.tables().values():
         check([Job(cell, 0) for scale in table.scales for cell in table.cells(scale)], columns)
         for reads in (claim.reads for claim in table.claims if claim.reads):
             readings.check(reads, columns)
 
 
 def test_a_table_is_plotted_over_a_key_that_all_its_columns_set():
-    over = {table.name: table for table in papers.tables().values() if table.over}
+    over = {table.name: table for table in files.tables().values() if table.over}
     assert "fedcmd-participation" in over
     for table in over.values():
         for settings in table.columns.values():
@@ -156,14 +151,14 @@ def test_a_table_is_plotted_over_a_key_that_all_its_columns_set():
 
 
 def test_where_a_paper_compares_rows_we_test_a_claim():
-    for table in papers.tables().values():
+    for table in files.tables().values():
         compared = [row for row in table.rows if row.published]
         assert table.claims or len(compared) < 2, table.name
 
 
 def test_fedbabus_tables_publish_the_same_figure_for_the_same_run():
     published = {}
-    for name, table in papers.tables().items():
+    for name, table in files.tables().items():
         for cell in table.cells("paper") if name.startswith("fedbabu") else []:
             run = str(numeric(cell.config(0)))
             for reading in cell.row.readings:
@@ -174,7 +169,7 @@ def test_fedbabus_tables_publish_the_same_figure_for_the_same_run():
 
 def test_fedrep_is_not_the_same_run_in_two_columns():
     """It ignores `local-epochs`, so a column that sets only this key would change nothing."""
-    for table in papers.tables().values():
+    for table in files.tables().values():
         seen = {}
         for cell in table.cells("paper"):
             flat = numeric(cell.config(0))
@@ -196,7 +191,7 @@ def test_a_cell_lays_row_column_and_scale_over_the_base(table):
     assert [cell.name for cell in table.cells("smoke", "p*")] == ["per@hot"]
     told = "scale smoke: row pre: must match one of avg, per, did you mean per"
     with pytest.raises(RunError, match=told):
-        papers.having([table], "smoke", "pre")
+        files.having([table], "smoke", "pre")
     with pytest.raises(RunError, match="no scale paper; there is smoke"):
         table.cells("paper")
 
@@ -281,8 +276,8 @@ def test_a_row_is_done_until_a_key_of_its_config_changes(table, store):
     store.save(cell, run_of(cell, seed))
     assert Store(store.folder).find(cell, seed).seed == seed
     assert store.find(cell, 1) is None
-    changed = papers.Row("per", 'strategy="fedper" momentum=0.5')
-    other = papers.Cell(table, changed, "hot", "smoke")
+    changed = Row("per", 'strategy="fedper" momentum=0.5')
+    other = Cell(table, changed, "hot", "smoke")
     assert store.find(other, seed) is None
 
 
@@ -291,10 +286,10 @@ def test_tables_share_runs_and_new_keys_with_defaults_change_nothing(table, stor
     run = run_of(cell, 0)
     del run.config["evaluate-on"]  # a run from before there was such a key, which has its default
     store.save(cell, run)
-    renamed = papers.Cell(table, papers.Row("same", 'strategy="fedper"'), "hot", "smoke")
+    renamed = Cell(table, Row("same", 'strategy="fedper"'), "hot", "smoke")
     assert store.find(renamed, 0) == run
-    machine = papers.Row("x", 'strategy="fedper" data-root="/elsewhere" fedprox.prox-mu=3.0')
-    assert store.find(papers.Cell(table, machine, "hot", "smoke"), 0) == run
+    machine = Row("x", 'strategy="fedper" data-root="/elsewhere" fedprox.prox-mu=3.0')
+    assert store.find(Cell(table, machine, "hot", "smoke"), 0) == run
 
 
 def test_run_directories_below_the_results_are_not_taken_for_results(table, store):
@@ -321,8 +316,8 @@ def test_a_run_that_comes_in_the_same_tick_of_the_clock_is_seen(table, store):
 def test_what_changes_the_last_digits_is_another_run(table, store, keys):
     cell = table.cells("smoke")[1]
     store.save(cell, run_of(cell, 0))
-    other = papers.Row("per", f'strategy="fedper" {keys}')
-    assert store.find(papers.Cell(table, other, "hot", "smoke"), 0) is None
+    other = Row("per", f'strategy="fedper" {keys}')
+    assert store.find(Cell(table, other, "hot", "smoke"), 0) is None
 
 
 def test_nobody_runs_what_another_process_holds(store):
@@ -339,7 +334,7 @@ def test_nobody_runs_what_another_process_holds(store):
 
 @pytest.mark.slow
 def test_rows_run_side_by_side_once_and_one_that_fails_is_named(table, store, tmp_path, capfd):
-    bad = papers.Cell(table, papers.Row("bad", 'strategy="fedap"'), "hot", "smoke")  # no BatchNorm
+    bad = Cell(table, Row("bad", 'strategy="fedap"'), "hot", "smoke")  # no BatchNorm
     jobs = [Job(cell, 0) for cell in (*table.cells("smoke"), bad)]
     made = Runner(store, tmp_path / "runs", "~/fedapps-data", jobs=2, reads={READ})
     assert made.run(jobs) == ["t bad@hot s0"]
@@ -376,7 +371,7 @@ def test_a_trial_whose_training_diverges_has_run_and_a_row_has_not(
 
 
 def test_settings_are_those_of_the_best_trial_and_never_such_that_diverge(table, store):
-    row = papers.Row("x", 'strategy="fedper"', READ, search={"lr": [0.1, 1.0, 10.0, 2.0]})
+    row = Row("x", 'strategy="fedper"', READ, search={"lr": [0.1, 1.0, 10.0, 2.0]})
     cell = replace(table.cells("smoke")[0], row=row)
     scores = {0.1: {READ: 0.6}, 1.0: {READ: 0.7}, 10.0: {}, 2.0: {READ: 0.7}}
     first = next(rate for trial in trials(cell) if (rate := trial.config(0)["lr"]) in (1.0, 2.0))
@@ -390,7 +385,7 @@ def test_settings_are_those_of_the_best_trial_and_never_such_that_diverge(table,
 def test_results_that_cannot_be_written_end_the_run_before_anything_trains(
     table, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(papers, "tables", lambda: {table.name: table})
+    monkeypatch.setattr(files, "tables", lambda: {table.name: table})
     monkeypatch.setattr(Runner, "run", lambda *_: pytest.fail("it trains"))
     (tmp_path / "taken").write_text("a file, not a folder")
     wanted = ["--results", str(tmp_path / "taken"), "run", "t", "--scale", "smoke"]
@@ -402,8 +397,8 @@ def test_results_that_cannot_be_written_end_the_run_before_anything_trains(
 @pytest.fixture
 def mixed(table):
     """The table, with a row that names the worst two fifths of the clients of row `avg`."""
-    worst = papers.Worst("avg", 0.4, "fedcmd.other-clients")
-    row = papers.Row("mix", 'strategy="fedcmd"', READ, worst=worst)
+    worst = Worst("avg", 0.4, "fedcmd.other-clients")
+    row = Row("mix", 'strategy="fedcmd"', READ, worst=worst)
     return replace(table, rows=(table.rows[0], row))
 
 
@@ -431,7 +426,7 @@ def test_a_row_names_the_worst_clients_of_another_row_seed_by_seed(mixed, store)
 
 
 def test_a_row_runs_after_the_one_that_it_needs(mixed, store, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(papers, "tables", lambda: {mixed.name: mixed})
+    monkeypatch.setattr(files, "tables", lambda: {mixed.name: mixed})
     called = []
 
     def pretend(self, jobs):
@@ -465,14 +460,14 @@ def test_what_ctrl_c_ends_has_not_failed_and_nothing_begins_after_it(
         assert ended.wait(60)
         raise RunError("the worker died (exit -15, out of memory?)")
 
-    def interrupt(screen):
+    def interrupt(*arguments):
         assert began.wait(60)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Worker, "run", die)
-    monkeypatch.setattr("experiments.runner.stop", lambda workers: ended.set())
-    monkeypatch.setattr("experiments.runner.REFRESH", 0.01)
-    monkeypatch.setattr("experiments.runner._Screen.refresh", interrupt)
+    monkeypatch.setattr("experiments.run.runner.stop", lambda workers: ended.set())
+    monkeypatch.setattr("experiments.run.runner.REFRESH", 0.01)
+    monkeypatch.setattr("experiments.run.screen.Screen.refresh", interrupt)
     before, made = {*threading.enumerate()}, Runner(store, tmp_path / "runs", "~/fedapps-data")
     with pytest.raises(KeyboardInterrupt):
         made.run([Job(cell, 0) for cell in table.cells("smoke")])
@@ -508,7 +503,7 @@ def test_a_row_that_was_interrupted_goes_on(table, store, tmp_path, monkeypatch)
 
 def personalizing(table):
     """Three jobs with the same training, and one with another."""
-    row = papers.Row("x", 'strategy="fedbabu"', also=(papers.Reading("train_loss"),))
+    row = Row("x", 'strategy="fedbabu"', also=(Reading("train_loss"),))
     cell = replace(table.cells("smoke")[0], row=row)
     tried = (
         "finetune-epochs=1",
@@ -591,8 +586,8 @@ def toy_training(monkeypatch, while_it_trains):
 
     monkeypatch.setattr(Worker, "run", train)
     monkeypatch.setattr(Worker, "call", lambda worker, log, score, base, flat: base)
-    monkeypatch.setattr("experiments.runner.collect", lambda cell, seed, *_: run_of(cell, seed))
-    monkeypatch.setattr("experiments.runner.RETRY", 0.01)
+    monkeypatch.setattr("experiments.run.runner.collect", lambda cell, seed, *_: run_of(cell, seed))
+    monkeypatch.setattr("experiments.run.runner.RETRY", 0.01)
     monkeypatch.setattr(rescoring, "can_be_scored_again", lambda base, flat: True)
     monkeypatch.setattr(rescoring, "rescored", rescored)
     return trained, scored
@@ -646,7 +641,7 @@ def test_what_another_process_holds_is_tried_again_and_its_model_is_used(
 
 def replace_row(row, strategy):
     """Return a row with another strategy."""
-    return papers.Row(row.name, f'strategy="{strategy}"', also=row.also)
+    return Row(row.name, f'strategy="{strategy}"', also=row.also)
 
 
 @pytest.mark.parametrize(
@@ -681,22 +676,21 @@ def test_a_figure_has_students_interval_over_seeds():
 
 def test_a_chart_has_several_labels_even_where_few_round_numbers_fit():
     line = {"fedavg": [(1.0, 7.0), (2.0, 54.0)]}
-    drawn = charts.lines_chart("accuracy", "round", "%", line)
-    on_the_left = re.findall(r'text-anchor="end">(\d+)<', drawn)
-    assert on_the_left == ["10", "20", "30", "40", "50"]
-    once = charts.lines_chart("accuracy", "round", "%", {"fedavg": [(20.0, 7.0)]})
-    assert re.findall(r'text-anchor="middle">(\d+)<', once) == ["20"]
+    drawn = charts.over_x("accuracy", "round", "%", line)
+    assert [tick.label for tick in drawn.y_ticks] == ["10", "20", "30", "40", "50"]
+    once = charts.over_x("accuracy", "round", "%", {"fedavg": [(20.0, 7.0)]})
+    assert [tick.label for tick in once.x_ticks] == ["20"]
 
 
 def test_a_beginning_stands_for_all_tables_that_have_it(capsys):
-    files = sorted(path.stem for path in (papers.HERE / "tables").glob("*.toml"))
+    stems = sorted(path.stem for path in (HERE / "tables").glob("*.toml"))
 
     def names(*words):
-        return sorted(table.name for table in papers.pick(words))
+        return sorted(table.name for table in files.pick(words))
 
     assert names("benchmark") == ["benchmark-cifar10", "benchmark-digits"]
-    assert names("fedseq") == [name for name in files if name.startswith("fedseq")]
-    assert names("fedcmd-layers") == ["fedcmd-layers"] and names("all") == files
+    assert names("fedseq") == [name for name in stems if name.startswith("fedseq")]
+    assert names("fedcmd-layers") == ["fedcmd-layers"] and names("all") == stems
     assert names("fedseq-bases", "fedseq", "fedseq") == names("fedseq")
     options = ["--scale", "smoke", "--only", "fedavg-ft", "--dry-run", "--seeds", "0"]
     assert runner.main(["run", "benchmark", *options]) == 0
@@ -709,17 +703,17 @@ def test_unknown_tables_are_named():
     for unknown, hint in (("nope", "sweep$"), ("fedsec", "sweep, did you mean fedseq\\?$")):
         told = f"table {unknown}: must be all, the beginning of several names .{kinds}., or one of "
         with pytest.raises(RunError, match=f"{told}benchmark-cifar10, .*{hint}"):
-            papers.pick([unknown])
+            files.pick([unknown])
 
 
 def test_a_pattern_of_only_has_to_match_a_row_of_some_table(table):
-    rows = (papers.Row("ditto", 'strategy="ditto"'),)
+    rows = (Row("ditto", 'strategy="ditto"'),)
     other = replace(table, name="other", rows=rows)
     both = [table, other]
-    assert papers.having(both, "smoke", "ditto") == [other]
-    assert papers.having(both, "smoke", "avg@hot, d*") == both
+    assert files.having(both, "smoke", "ditto") == [other]
+    assert files.having(both, "smoke", "avg@hot, d*") == both
     with pytest.raises(RunError, match="row avg@cold: must match one of avg, per, ditto"):
-        papers.having(both, "smoke", "ditto,avg@cold")
+        files.having(both, "smoke", "ditto,avg@cold")
 
 
 @pytest.mark.parametrize(
@@ -733,13 +727,13 @@ def test_a_pattern_of_only_has_to_match_a_row_of_some_table(table):
 def test_a_pattern_that_matches_nothing_in_its_table_is_refused(
     tmp_path, monkeypatch, pattern, told
 ):
-    monkeypatch.setattr(papers, "HERE", tmp_path)
+    monkeypatch.setattr(files, "HERE", tmp_path)
     (tmp_path / "tables").mkdir()
     rows = 'rows = [{name = "avg"}, {name = "per"}]' if "[[" not in pattern else ""
     head = f'title = "T"\nbase = "b"\nsource = "S"\n{rows}\ncolumns = {{hot = "lr=1.0"}}\n'
     (tmp_path / "tables" / "t.toml").write_text(f"{head}[scales.cpu]\n{pattern}\n")
     with pytest.raises(RunError) as error:
-        papers.tables()
+        files.tables()
     assert str(error.value) == f"t.toml: {told}"
 
 
@@ -758,13 +752,13 @@ def test_a_command_for_one_table_refuses_several(several, capsys):
 
 
 def test_what_has_run_is_listed(tmp_path, capsys):
-    store, (table,) = Store(tmp_path), papers.pick(["fedfc-extreme"])
+    store, (table,) = Store(tmp_path), files.pick(["fedfc-extreme"])
     (cell,) = table.cells("cpu", "fedavg@*")
     store.save(cell, run_of(cell, 0))
     assert runner.main(["--results", str(tmp_path), "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     first = {line.split()[0]: line for line in lines if line}
-    assert first.keys() >= papers.tables().keys() and max(map(len, lines)) <= 100
+    assert first.keys() >= files.tables().keys() and max(map(len, lines)) <= 100
     assert first["fedfc-extreme"].split()[1:3] == ["1/4", "0/18"]
     assert runner.main(["--results", str(tmp_path), "list", "fedfc-extreme"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -777,9 +771,9 @@ def test_what_has_run_is_listed(tmp_path, capsys):
 
 
 def test_a_report_of_other_results_leaves_those_of_the_project(tmp_path, monkeypatch, capsys):
-    project, own, (table,) = tmp_path / "project", tmp_path / "own", papers.pick(["fedfc-extreme"])
-    shutil.copytree(papers.HERE / "results" / "cpu" / "fedfc-classes", project / "results/cpu/t")
-    page = (papers.HERE / "RESULTS.md").read_bytes()
+    project, own, (table,) = tmp_path / "project", tmp_path / "own", files.pick(["fedfc-extreme"])
+    shutil.copytree(HERE / "results" / "cpu" / "fedfc-classes", project / "results/cpu/t")
+    page = (HERE / "RESULTS.md").read_bytes()
     (project / "RESULTS.md").write_bytes(page)
     monkeypatch.setattr(results_page, "HERE", project)
     (cell,) = table.cells("cpu", "fedavg@*")
@@ -864,10 +858,10 @@ def test_rows_are_plotted_over_the_numbers_of_the_columns(table, store):
             right = cell.config(seed)["lr"] + 0.02 * seed
             figures = {READ: right, "accuracy_personalized": right}
             store.save(cell, run_of(cell, seed, figures=figures))
-    figures = dict(html_page.section(store, known).figures)
+    figures = {chart.title: chart for chart in html_page.section(store, known).figures}
     chart = figures['Mean over the seeds, by lr, % (dataset="digits")']
     # Student's t with one degree of freedom is 12.706; the standard error of 10 and 12 is 1.
-    assert re.findall(r"<title>(avg.*?)</title>", chart) == [
+    assert [hit.title for hit in chart.hits if hit.title.startswith("avg")] == [
         "avg, lr 0.1: 11.00 ± 12.71 %, published 50.00 %",
         "avg, lr 0.3: 31.00 ± 12.71 %, published 50.00 %",
     ]
@@ -876,7 +870,7 @@ def test_rows_are_plotted_over_the_numbers_of_the_columns(table, store):
 
 def test_curves_of_each_column_are_with_that_of_the_row_the_table_is_about(table, store):
     rows = [msgspec.structs.replace(table.rows[0], name=f"row-{n}") for n in range(9)]
-    claim = papers.Claim("it is best", "row-8", ("row-0",))
+    claim = Claim("it is best", "row-8", ("row-0",))
     known = replace(
         table,
         rows=tuple(rows),
@@ -887,13 +881,13 @@ def test_curves_of_each_column_are_with_that_of_the_row_the_table_is_about(table
     rounds = {"round": [1, 2], "accuracy_initial": [0.3, 0.4]}
     for cell in known.cells("smoke"):
         store.save(cell, run_of(cell, 0, figures={READ: 0.5}, rounds=rounds))
-    figures = dict(html_page.section(store, known).figures)
+    figures = {chart.title: chart for chart in html_page.section(store, known).figures}
     for column in known.columns:
         for part, others in ((1, range(7)), (2, range(7, 8))):
             chart = figures[f"Initial accuracy over rounds, % ({column}) ({part} of 2)"]
-            assert re.findall(r"<title>(row-\d), round 2: 40.00 %", chart) == [
-                "row-8", *(f"row-{n}" for n in others)
-            ]  # fmt: skip
+            names = ["row-8", *(f"row-{n}" for n in others)]
+            told = [hit.title for hit in chart.hits if "round 2" in hit.title]
+            assert told == [f"{name}, round 2: 40.00 %" for name in names]
 
 
 def test_a_row_that_only_another_scale_has_is_told_so(capsys):
@@ -909,7 +903,7 @@ def test_communication_beside_fedavg(tmp_path, monkeypatch, capsys):
         "local": {"bytes_down": 0, "bytes_up": 0},
         "fedfomo": {"bytes_down": 2500000000, "bytes_up": 500000001},
     }
-    monkeypatch.setattr("experiments.communication.results_of", lambda *arguments: rows)
+    monkeypatch.setattr("experiments.figures.communication.results_of", lambda *arguments: rows)
     path = tmp_path / "bytes.png"
     assert runner.main(["communication", "fedcmd-cifar10", "--plot", str(path)]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -985,7 +979,7 @@ def test_every_table_runs_at_its_smallest_scale(names, tmp_path):
     run = ["--results", results, "run", *names, "--scale", "smoke", "--jobs", "2", *places]
     assert runner.main(run) == 0
     store = Store(tmp_path / "results")
-    for table in papers.pick(names):
+    for table in files.pick(names):
         chosen = read_seeds(table.scales["smoke"].seeds)
         for cell in settled(store, table, "smoke"):
             for seed in chosen:

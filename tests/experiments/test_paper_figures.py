@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from experiments import __main__ as runner
-from experiments import classes, gaussians
+from experiments.figures import classes, gaussians
 from fedapps.engine.finished import FinishedRun
 
 FEDCMD = 'strategy="fedcmd" model="lenet5" num-rounds=2'

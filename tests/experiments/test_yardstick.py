@@ -2,7 +2,6 @@
 
 import csv
 import errno
-import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -12,21 +11,18 @@ import pytest
 from msgspec import structs
 from scipy import stats
 
-from experiments import (
-    __main__,
-    claims,
-    communication,
-    html_page,
-    papers,
-    small_charts,
-    tuning,
-    yardstick,
-)
-from experiments.cells import Outcome, outcomes
-from experiments.dependent import settled
-from experiments.results_page import markdown
-from experiments.store import Run, Store, failed_trial, numeric
-from experiments.tidy import write_csv
+from experiments import HERE, __main__
+from experiments.figures import communication
+from experiments.outcomes import claims, yardstick
+from experiments.outcomes.cells import Outcome, outcomes
+from experiments.outcomes.tidy import write_csv
+from experiments.papers import files
+from experiments.papers.table import Cell, Claim, Row, Scale, Table
+from experiments.publish import charts, html_page
+from experiments.publish.results_page import markdown
+from experiments.run import tuning
+from experiments.run.dependent import settled
+from experiments.run.store import Run, Store, failed_trial, numeric
 from fedapps.core.errors import RunError
 from tests.support.browser import DARK, LIGHT, measured
 
@@ -36,11 +32,11 @@ KIND = "accuracy_personalized"
 
 def make_table(tmp_path, monkeypatch):
     """A table of four methods with a yardstick; `better` chooses its settings."""
-    monkeypatch.setattr(papers, "HERE", tmp_path)
+    monkeypatch.setattr("experiments.papers.table.HERE", tmp_path)
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "base.toml").write_text('model = "cnn"\n')
     rows = tuple(
-        papers.Row(
+        Row(
             name,
             'strategy="fedavg"' if name != "local" else 'strategy="local"',
             published=70.0,
@@ -48,11 +44,11 @@ def make_table(tmp_path, monkeypatch):
         )
         for name in NAMES
     )
-    scales = {"cpu": papers.Scale(seeds="0-2", trials=3)}
-    claim = papers.Claim("<all> are better", "better", ("fedavg-ft", "local"))
-    ours = papers.Claim("ours", "local", ("same",), reads="accuracy_personalized")
+    scales = {"cpu": Scale(seeds="0-2", trials=3)}
+    claim = Claim("<all> are better", "better", ("fedavg-ft", "local"))
+    ours = Claim("ours", "local", ("same",), reads="accuracy_personalized")
     marks = {"yardstick": "fedavg-ft", "alone": "local", "claims": (claim, ours)}
-    return papers.Table("benchmark-toy", "Toy <b>", "base", rows=rows, scales=scales, **marks)
+    return Table("benchmark-toy", "Toy <b>", "base", rows=rows, scales=scales, **marks)
 
 
 def run_of(cell, seed, accuracies, **figures):
@@ -136,7 +132,7 @@ def outcomes_of(toy):
 
 def titles_of(figures):
     """What stands under the mouse in some charts."""
-    return re.findall(r"<title>(.*?)</title>", "".join(str(chart) for _, chart in figures))
+    return [hit.title for chart in figures for hit in chart.hits]
 
 
 def done_of(toy):
@@ -230,7 +226,7 @@ def test_rows_without_a_seed_in_common_are_shown_and_not_compared(toy, tmp_path)
 
 def test_commands_know_the_settings_that_were_chosen(toy, tmp_path, monkeypatch, capsys):
     table, store, _ = toy
-    monkeypatch.setattr(papers, "tables", lambda: {table.name: table})
+    monkeypatch.setattr(files, "tables", lambda: {table.name: table})
     (row,) = (row for row in table.rows if row.name == "better")
     for folder, told in ((store.folder, False), (tmp_path / "none", True)):
         options = ["--results", str(folder), "config", table.name, "better", "--seed", "2"]
@@ -250,7 +246,7 @@ def test_seeds_beyond_the_tables_own_count(toy):
     store.save(cell, run_of(cell, 5, [0.25]))
     (outcome,) = (o for o in outcomes(store, plain, "cpu") if o.cell.row.name == "same")
     assert [run.seed for run in outcome.runs] == [0, 1, 2, 5]
-    scales = {"cpu": papers.Scale(seeds="0", rows="same")}
+    scales = {"cpu": Scale(seeds="0", rows="same")}
     (shared,) = outcomes(store, replace(plain, name="another", scales=scales), "cpu")
     assert [run.seed for run in shared.runs] == [0, 1, 2, 5]  # though that table asks for one
 
@@ -258,14 +254,13 @@ def test_seeds_beyond_the_tables_own_count(toy):
 def test_bytes_are_held_against_fedavg_in_the_same_column(toy):
     """FedAvg sends 3 MB in one column and 9 MB in the other, where it is the only row so far."""
     table, _, _ = toy
-    cells = [papers.Cell(table, papers.Row(row, 'strategy="local"'), column, "cpu")
+    cells = [Cell(table, Row(row, 'strategy="local"'), column, "cpu")
              for row in ("fedavg", "better", "same") for column in ("few", "many")]  # fmt: skip
     done = [Outcome(cell, [run_of(cell, 0, [0.5] * 4)]) for cell in cells
             if cell.row.name == "fedavg" or cell.column == "few"]  # fmt: skip
     many = next(o for o in done if o.cell.column == "many").runs[0].costs
     many |= {"bytes_up": 4e6, "bytes_down": 5e6}
-    ((_, chart),) = html_page._bytes(done)
-    titles = re.findall(r"<title>(.*?)</title>", str(chart))
+    titles = titles_of(html_page._bytes(done))
     assert "better@few: 100.00" in titles and "fedavg@many: 100.00" in titles
 
 
@@ -285,7 +280,7 @@ def test_the_csv_has_the_figures_and_costs_of_each_run(toy):
 
 def test_a_client_is_named_by_its_id_in_every_line(toy):
     table, _, base = toy
-    titles = titles_of(small_charts.of_clients(table, done_of(toy)))
+    titles = titles_of(charts.of_clients(table, done_of(toy)))
     worst_first = np.argsort(base[0])
     for name, gain in (("same", 0.0), ("better", 0.1)):
         assert [title for title in titles if title.startswith(f"{name}, ")] == [
@@ -308,16 +303,16 @@ def test_a_client_is_named_by_its_id_in_every_line(toy):
 )
 def test_the_row_that_a_table_is_about_is_in_each_of_its_charts(count, main, expected):
     names = [str(number) for number in range(count)]
-    assert small_charts.shared_out(names, main) == [[*names] for names in expected]
+    assert charts.shared_out(names, main) == [[*names] for names in expected]
 
 
 def test_charts_side_by_side_have_the_same_axis():
     """Rows r0 to r8 end at 1, 10, ..., 80 %: two charts, both up to 80."""
-    table = papers.Table("t", "T", "base")
+    table = Table("t", "T", "base")
     lines = {f"r{n}": [(1.0, 0.0), (2.0, max(10.0 * n, 1.0))] for n in range(9)}
-    made = [*small_charts.drawn(table, lines, "accuracy", "round")]
-    assert [caption for caption, _ in made] == ["accuracy (1 of 2)", "accuracy (2 of 2)"]
-    first, second = (re.findall(r'text-anchor="end">(\d+)<', str(chart)) for _, chart in made)
+    made = [*charts.drawn(table, lines, "accuracy", "round")]
+    assert [chart.title for chart in made] == ["accuracy (1 of 2)", "accuracy (2 of 2)"]
+    first, second = ([tick.label for tick in chart.y_ticks] for chart in made)
     assert first == second == ["0", "20", "40", "60", "80"]
 
 
@@ -363,10 +358,8 @@ def test_claims_are_held_against_paired_seeds(toy):
     counts = [*claims.counts([sure, more, less])]
     assert counts == [["the paper", "2", "", "", ""], ["us", "", "1", "", ""]]
     assert [*claims.counts([])] == []
-    mixed = papers.Row("mixed", 'strategy="local"', "accuracy_initial")
-    apart = replace(
-        table, rows=(*table.rows[:1], mixed), claims=(papers.Claim("", "mixed", NAMES[:1]),)
-    )
+    mixed = Row("mixed", 'strategy="local"', "accuracy_initial")
+    apart = replace(table, rows=(*table.rows[:1], mixed), claims=(Claim("", "mixed", NAMES[:1]),))
     own = store.find(cells["local"], 0)
     store.save(apart.cells("cpu")[1], replace(own, cell="mixed", figures={"accuracy_initial": 0.5}))
     (line,) = claims.judged(store, apart)
@@ -375,10 +368,10 @@ def test_claims_are_held_against_paired_seeds(toy):
     rows = tuple(better if row.name == "better" else row for row in table.rows)
     (line, _, _) = claims.judged(store, replace(table, rows=rows))
     assert line.gap.published == 5.5 and line.texts()[4] == "+5.50"
-    told = papers.Claim("", "better", ("local", "same"), published={"same": 6.89})
+    told = Claim("", "better", ("local", "same"), published={"same": 6.89})
     found = [*claims.judged(store, replace(table, claims=(told,)))]
     assert [line.gap.published for line in found] == [0.0, 6.89], "else that of the rows"
-    level = replace(table, claims=(papers.Claim("", "same", ("fedavg-ft",)),))
+    level = replace(table, claims=(Claim("", "same", ("fedavg-ft",)),))
     assert [x.verdict for x in claims.judged(store, level)] == ["inconclusive"]
 
 
@@ -397,7 +390,7 @@ def test_a_claim_needs_runs_of_both_rows_and_more_than_one_seed(toy, tmp_path):
 
 def test_a_table_that_has_run_at_smoke_only_is_not_judged(toy, tmp_path):
     table, store, _ = toy
-    smoke, other = replace(table, scales={"smoke": papers.Scale()}), Store(tmp_path / "other")
+    smoke, other = replace(table, scales={"smoke": Scale()}), Store(tmp_path / "other")
     for cell in table.cells("cpu"):
         if cell.row.name in ("local", "same"):
             for seed in range(3):
@@ -407,14 +400,14 @@ def test_a_table_that_has_run_at_smoke_only_is_not_judged(toy, tmp_path):
 
 
 def test_a_claim_about_a_row_that_there_is_not_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(papers, "HERE", tmp_path)
+    monkeypatch.setattr(files, "HERE", tmp_path)
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "toy.toml").write_text(
         'title = "Toy"\nbase = "base"\nsource = ""\n[[rows]]\nname = "fedrep"\n'
         '[[claims]]\nsays = ""\nbetter = "fedrep"\nthan = ["fedper", "fedrepp"]\n'
     )
     with pytest.raises(RunError, match=r"^toy.toml: a claim names row fedper"):
-        papers.tables()
+        files.tables()
 
 
 def test_an_interval_covers_the_mean_as_often_as_it_says(monkeypatch):
@@ -446,7 +439,7 @@ def test_the_page_has_every_table_and_figure_and_no_script(toy, tmp_path):
     plain = replace(table, yardstick="", alone="")
     part = html_page.section(store, plain)
     assert part.heads[3:6] == ["ours", "published", "difference"]
-    assert any("published 70.00" in str(chart) for _, chart in part.figures)
+    assert any("published 70.00" in title for title in titles_of(part.figures))
     untouched = html_page.section(Store(tmp_path / "none"), plain)
     assert untouched.rows == [] and untouched.state.startswith("0 of 4 rows have run")
 
@@ -474,9 +467,9 @@ def test_a_browser_shows_the_page_without_errors(toy, tmp_path, scheme):
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", [LIGHT, DARK])
 def test_a_browser_shows_a_figure_for_every_table_that_has_results(tmp_path, scheme):
-    stored = {path.parent.name for path in (papers.HERE / "results" / "cpu").glob("*/*.json")}
+    stored = {path.parent.name for path in (HERE / "results" / "cpu").glob("*/*.json")}
     path = tmp_path / "results.html"
-    html_page.write(Store(papers.HERE / "results"), path)
+    html_page.write(Store(HERE / "results"), path)
     for width, seen in measured(path, tmp_path, SEEN, boxes=".scroll", scheme=scheme).items():
         assert stored and stored <= {name for name, charts in seen["charts"].items() if charts}
         assert all(all(charts) for charts in seen["charts"].values())

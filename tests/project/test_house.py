@@ -17,6 +17,7 @@ FLOORS = (
     "training",
     "method",
     "wire",
+    "drawing",
     "report",
     "engine",
     "split",
@@ -105,3 +106,19 @@ def test_files_are_small():
         for path in (ROOT / folder).rglob("*.py"):
             lines = len(path.read_text("utf-8").splitlines())
             assert lines <= 300, f"{path.relative_to(ROOT)} has {lines} lines"
+
+
+EXPERIMENTS = ("papers", "run", "outcomes", "figures", "publish")  # from the ground up
+
+
+def test_the_packages_of_experiments_import_downwards_only():
+    packages = {path.parent.name for path in (ROOT / "experiments").glob("*/__init__.py")}
+    assert packages == set(EXPERIMENTS)
+    for floor, package in enumerate(EXPERIMENTS):
+        for path in (ROOT / "experiments" / package).glob("*.py"):
+            used = {name.split(".")[1] for name in imports(path) if name.startswith("experiments.")}
+            above = used.intersection(EXPERIMENTS[floor + 1 :])
+            assert not above, f"{path.relative_to(ROOT)} imports {above}"
+    for path in (ROOT / "fedapps").rglob("*.py"):  # the command and the check of the app's place
+        used = {name for name in imports(path) if name.split(".")[0] == "experiments"}
+        assert used <= {"experiments", "experiments.__main__", "experiments.__main__.main"}

@@ -9,9 +9,9 @@ import pytest
 
 from fedapps.cli import report as report_command
 from fedapps.core.errors import RunError
+from fedapps.drawing.svg import steps
 from fedapps.report import page
 from fedapps.report.page import facts
-from fedapps.report.page.plot import steps
 from fedapps.report.page.reading import RunFiles
 from tests.support.browser import WIDTHS, measured
 from tests.support.made_runs import EVIL, add_round, begin_run, finished_run

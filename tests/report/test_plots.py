@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-import matplotlib.style
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,12 +9,12 @@ from matplotlib.image import imread
 
 from fedapps.cli import plot
 from fedapps.core.errors import RunError
+from fedapps.drawing import pictures as drawing
 from fedapps.method.figures import EventPlot
 from fedapps.report import (
     accuracy_plots,
     caption,
     columns,
-    drawing,
     event_plots,
     part_plots,
     plots,
@@ -28,7 +27,7 @@ CAPTION = caption.Caption("fedper on digits, seed 3, 20 rounds", 20)
 
 @pytest.fixture(autouse=True)
 def style():
-    with matplotlib.style.context(["default", drawing.STYLE]):
+    with drawing.styled():
         yield
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from fedapps.core import registry
 from fedapps.core.files import write_whole
+from fedapps.drawing import html
 from fedapps.method.figures import EventPlot
 from fedapps.report.page import facts, run_charts
-from fedapps.report.page.plot import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH
 from fedapps.report.page.reading import RunFiles
 from fedapps.report.page.template import SECTIONS, STYLE, TEMPLATE
 
@@ -91,30 +91,13 @@ def render(run: RunFiles, plots: tuple[EventPlot, ...] = (), left: float | None 
         files=[name for name in facts.FILES if (run.folder / name).exists()],
         folder=run.folder,
         written=time.strftime("%Y-%m-%d %H:%M:%S"),
-        **_SIZES,
     )
     return text
 
 
-_SIZES = {
-    "width": WIDTH,
-    "height": HEIGHT,
-    "left": LEFT,
-    "right": WIDTH - RIGHT,
-    "bottom": HEIGHT - BOTTOM,
-}
-
-
 @cache
 def _template() -> Any:
-    from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.finalize = _plain
-    return environment.from_string(TEMPLATE, {"style": Markup(STYLE)})
-
-
-def _plain(value: Any) -> Any:
-    """Write positions in charts as 44, not as 44.0."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    given = {"style": Markup(html.STYLE + STYLE), "head": Markup(html.HEAD)}
+    return html.environment().from_string(TEMPLATE, given)

@@ -3,8 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from fedapps.method.figures import EventPlot
-from fedapps.report.page.charts import (
+from fedapps.drawing.charts import (
     bar_chart,
     column_hits,
     heat_chart,
@@ -12,7 +11,8 @@ from fedapps.report.page.charts import (
     pair_chart,
     scatter_chart,
 )
-from fedapps.report.page.plot import Chart, Series
+from fedapps.drawing.svg import Chart, Series
+from fedapps.method.figures import EventPlot
 from fedapps.report.page.reading import Row, RunFiles, number
 from fedapps.report.units import byte_unit, human_bytes
 from fedapps.tasks import Metric

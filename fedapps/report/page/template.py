@@ -1,40 +1,9 @@
 """The template of a run's page. Jinja2 escapes every value; the page allows no script at all."""
 
+from fedapps.drawing.html import CHART
 from fedapps.report.page.style import STYLE
 
 _MACROS = """
-{%- macro chart(c) %}
-<figure id="{{ c.name }}">
-<figcaption><b>{{ c.title }}</b><span>{{ c.y_label }}{% if c.note %}. {{ c.note }}{% endif %}</span>
-</figcaption>
-{%- if c.legend and c.legend[0][0] %}
-<ul class="legend">
-{%- for label, colour, kind in c.legend %}
-<li class="{{ colour }} by-{{ kind }}"><i></i><span>{{ label }}</span></li>
-{%- endfor %}
-</ul>
-{%- endif %}
-<svg viewBox="0 0 {{ width }} {{ height }}" role="img" aria-label="{{ c.title }}">
-{%- for tick in c.y_ticks %}
-{% if not c.plain %}<path class="grid" d="M{{ left }} {{ tick.at }}H{{ right }}"/>{% endif %}
-<text x="{{ left - 6 }}" y="{{ tick.at + 4 }}" text-anchor="end">{{ tick.label }}</text>
-{%- endfor %}
-{%- for tick in c.x_ticks %}
-<text x="{{ tick.at }}" y="{{ bottom + 17 }}" text-anchor="middle">{{ tick.label }}</text>
-{%- endfor %}
-<path class="grid" d="M{{ left }} {{ bottom }}H{{ right }}"/>
-<text x="{{ right }}" y="{{ height - 5 }}" text-anchor="end">{{ c.x_label }}</text>
-{%- for mark in c.marks %}
-<path class="{{ mark.kind }} {{ mark.colour }}" d="{{ mark.d }}"
-{%- if mark.width %} stroke-width="{{ mark.width }}"{% endif %}/>
-{%- endfor %}
-{%- for hit in c.hits %}
-<rect class="hit" x="{{ hit.x }}" y="{{ hit.y }}" width="{{ hit.width }}" height="{{ hit.height }}">
-<title>{{ hit.title }}</title></rect>
-{%- endfor %}
-</svg>
-</figure>
-{%- endmacro %}
 {%- macro charts(them, beside=none) %}
 {%- if them or (beside and beside.rows) %}
 <div class="charts">
@@ -73,11 +42,7 @@ _MACROS = """
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<link rel="icon" href="data:,">
+{{ head }}
 <title>{{ title }}</title>
 <style>{{ style }}</style>
 </head>
@@ -150,7 +115,7 @@ _PAGE = """<!doctype html>
 </html>
 """
 
-TEMPLATE = _MACROS + _PAGE
+TEMPLATE = CHART + _MACROS + _PAGE
 SECTIONS = (
     ("curves", "Curves"),
     ("clients", "Clients"),

@@ -1,0 +1,1 @@
+"""The commands that print and draw a figure of a paper."""

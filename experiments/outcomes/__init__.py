@@ -1,0 +1,1 @@
+"""What the results say: figures beside the published ones, claims, comparisons."""

@@ -1,0 +1,105 @@
+"""The results of each cell of a table: runs by seed, means, intervals, differences."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from experiments.papers.table import SCALES, Cell, Reading, Table
+from experiments.run.dependent import settled
+from experiments.run.store import Run, Store
+
+HEADS = ("row", "seeds", "reading", "ours", "published", "difference")  # of `Outcome.lines`
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A reading of a cell over its seeds, in percent.
+
+    `half` is half the width of the 95 % interval, Student's t over the seeds; None with one seed.
+    """
+
+    values: tuple[float, ...]
+    published: float | None
+
+    @property
+    def mean(self) -> float:
+        """Mean over the seeds."""
+        return float(np.mean(self.values))
+
+    @property
+    def half(self) -> float | None:
+        """Half the width of the interval; None with one seed."""
+        count = len(self.values)
+        if count < 2:
+            return None
+        return float(stats.t.ppf(0.975, count - 1) * stats.sem(self.values))
+
+    @property
+    def difference(self) -> float | None:
+        """Our mean minus the published figure."""
+        return None if self.published is None else self.mean - self.published
+
+    def texts(self) -> list[str]:
+        """Return the cells of a table about it: our mean, the published figure, the difference."""
+        published = "" if self.published is None else f"{self.published:.2f}"
+        difference = "" if self.difference is None else f"{self.difference:+.2f}"
+        return [self.text(), published, difference]
+
+    def text(self, sign: str = "") -> str:
+        """The mean, with its interval if there is one; `sign="+"` also marks positive means."""
+        mean = f"{self.mean:{sign}.2f}"
+        return mean if self.half is None else f"{mean} ± {self.half:.2f}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A cell and its runs, ordered by seed."""
+
+    cell: Cell
+    runs: Sequence[Run]
+
+    def by_seed(self, reading: Reading) -> dict[int, float]:
+        """Return a reading in percent, for each seed whose run has it."""
+        key = reading.reads
+        return {run.seed: 100 * run.figures[key] for run in self.runs if key in run.figures}
+
+    def figure(self, reading: Reading) -> Figure | None:
+        """Return a reading over the seeds; None if no run has it."""
+        values = tuple(self.by_seed(reading).values())
+        return Figure(values, reading.published_in(self.cell.column)) if values else None
+
+    def lines(self) -> Iterator[list[str]]:
+        """Yield the cells under `HEADS`, a line per reading; only the first names row and seeds."""
+        about = [self.cell.name, ",".join(str(run.seed) for run in self.runs)]
+        for reading in self.cell.row.readings:
+            if figure := self.figure(reading):
+                yield [*about, words(reading.reads), *figure.texts()]
+                about = ["", ""]
+
+
+def words(reads: str) -> str:
+    """Return the name of a reading in words."""
+    return reads.replace("accuracy_", "").replace("_", " ")
+
+
+def outcomes(store: Store, table: Table, scale: str) -> Iterator[Outcome]:
+    """Yield the cells of a table at a scale whose settings are known, even cells without a run.
+
+    A cell's runs are those of all seeds, even seeds with which only another table has run it.
+    """
+    chosen = sorted({run.seed for run in store.runs() if run.scale == scale})
+    for cell in settled(store, table, scale):
+        runs = (store.find(cell, seed) for seed in chosen)
+        yield Outcome(cell, [run for run in runs if run])
+
+
+def best_scale(store: Store, table: Table) -> str:
+    """Return the largest scale at which a row of the table has run; `cpu` if none has."""
+    there = {run.scale for run in store.runs()}
+    for scale in reversed(SCALES):
+        known = scale in table.scales and scale in there
+        if known and any(o.runs for o in outcomes(store, table, scale)):
+            return scale
+    return "cpu" if "cpu" in table.scales else next(iter(table.scales))

@@ -1,0 +1,105 @@
+"""Test the papers' claims on our runs: is one row of a table better than another?
+
+Seeds are paired: the split of the data, the selected clients and the initial model depend on the
+seed alone. So the difference of two rows is taken seed by seed. Its 95 % interval is Student's t
+interval over the seeds; with one seed there is no verdict.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from experiments.outcomes.cells import Figure, Outcome, best_scale, outcomes, words
+from experiments.papers.table import SCALES, Claim, Table
+from experiments.run.store import Store
+
+SMOKE = SCALES[0]  # only shows that a table runs
+ONE_SEED, UNCLEAR, YES, REVERSE = "one seed", "inconclusive", "yes", "no, the reverse"
+VERDICTS = (YES, REVERSE, UNCLEAR, ONE_SEED)
+HEADS = ("claim", "rows", "verdict", "difference", "published", "seeds")
+COUNTS = ("table", "asked by", *VERDICTS)  # the columns of `counts`
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A claim about two rows. `gap` is their difference, in points, over the seeds of both."""
+
+    says: str
+    rows: str
+    seeds: tuple[int, ...]
+    gap: Figure
+
+    @property
+    def verdict(self) -> str:
+        """Whether the difference is above zero, below zero, or neither beyond the interval."""
+        if self.gap.half is None:
+            return ONE_SEED
+        if abs(self.gap.mean) <= self.gap.half:
+            return UNCLEAR
+        return YES if self.gap.mean > 0 else REVERSE
+
+    @property
+    def ours(self) -> bool:
+        """Whether we ask the question, and no paper claims it."""
+        return self.says.startswith("ours")
+
+    def texts(self) -> list[str]:
+        """Return the cells of this judgement's line in the table."""
+        published = "" if self.gap.published is None else f"{self.gap.published:+.2f}"
+        gap, seeds = self.gap.text("+"), str(len(self.seeds))
+        return [self.says, self.rows, self.verdict, gap, published, seeds]
+
+
+def counts(found: Iterable[Judgement]) -> Iterator[list[str]]:
+    """Yield a line under `COUNTS`, but for the table, for the paper's claims and for ours."""
+    kept = [*found]
+    for whose, ours in (("the paper", False), ("us", True)):
+        count = Counter(judgement.verdict for judgement in kept if judgement.ours == ours)
+        if count:
+            yield [whose, *(str(count[verdict] or "") for verdict in VERDICTS)]
+
+
+def lines(found: Iterable[Judgement]) -> Iterator[list[str]]:
+    """Yield the lines under `HEADS`. Only the first of a claim's lines repeats its text."""
+    before = None
+    for judgement in found:
+        says, *rest = judgement.texts()
+        yield ["" if says == before else says, *rest]
+        before = says
+
+
+def judged(store: Store, table: Table) -> Iterator[Judgement]:
+    """Yield a judgement for each claim and column in which both rows have run with the same seed.
+
+    A table is judged at the largest scale at which any of its rows has run, but never at `smoke`.
+    """
+    scale = best_scale(store, table)
+    if not table.claims or scale == SMOKE:
+        return
+    ran = outcomes(store, table, scale)
+    found = {(o.cell.row.name, o.cell.column): o for o in ran if o.runs}
+    for claim in table.claims:
+        for name in claim.than:
+            for column in table.columns or [""]:
+                pair = found.get((claim.better, column)), found.get((name, column))
+                if pair[0] and pair[1] and (judgement := _judge(claim, pair[0], pair[1])):
+                    yield judgement
+
+
+def _judge(claim: Claim, better: Outcome, other: Outcome) -> Judgement | None:
+    """Compare two outcomes; return None if no seed has the reading in both."""
+    readings = better.cell.row.reading(claim.reads), other.cell.row.reading(claim.reads)
+    ours, theirs = better.by_seed(readings[0]), other.by_seed(readings[1])
+    seeds = tuple(sorted(ours.keys() & theirs.keys()))
+    if not seeds:
+        return None
+    column = better.cell.column
+    said = [reading.published_in(column) for reading in readings]
+    published = None if said[0] is None or said[1] is None else said[0] - said[1]
+    published = claim.published.get(other.cell.row.name, published)
+    gap = Figure(tuple(ours[seed] - theirs[seed] for seed in seeds), published)
+    rows = f"{better.cell.row.name} - {other.cell.row.name}" + (f" @ {column}" if column else "")
+    read = [words(reading.reads) for reading in readings]
+    if claim.reads or read[0] != read[1]:  # else the table already names it
+        rows += f" ({' - '.join(dict.fromkeys(read))})"
+    return Judgement(claim.says, rows, seeds, gap)

@@ -1,0 +1,119 @@
+"""Read the tables from their files, check them, and pick those that a user names."""
+
+import tomllib
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from experiments import HERE
+from experiments.papers.table import Claim, Row, Scale, Table, matches
+from fedapps.core.errors import RunError
+from fedapps.core.words import did_you_mean
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of a table's TOML file."""
+
+    title: str
+    base: str
+    source: str
+    rows: tuple[Row, ...]
+    note: str = ""
+    columns: dict[str, str] = {}
+    scales: dict[str, Scale] = {}
+    follows: str = ""
+    thresholds: tuple[int, ...] = ()
+    over: str = ""
+    claims: tuple[Claim, ...] = ()
+    yardstick: str = ""
+    alone: str = ""
+
+
+def tables() -> dict[str, Table]:
+    """Read all tables; raises `RunError` for an invalid one."""
+    found = {}
+    for path in sorted((HERE / "tables").glob("*.toml")):
+        try:
+            read: _File = msgspec.convert(_parsed(path), _File)
+        except msgspec.ValidationError as error:
+            raise RunError(f"{path.name}: {error}") from error
+        _check_names(path.name, read)
+        fields: dict[str, Any] = msgspec.structs.asdict(read)
+        found[path.stem] = Table(name=path.stem, **fields)
+    return found
+
+
+def pick(names: Iterable[str]) -> list[Table]:
+    """Return the tables that names stand for; raises `RunError` for an unknown name.
+
+    `fedseq-bases` stands for this table, `fedseq` for all tables whose names begin with `fedseq-`,
+    and `all` for all tables. A table's whole name never stands for others that begin with it.
+    """
+    known, found = tables(), dict[str, Table]()
+    for name in names:
+        alike = [*known] if name == "all" else [name] if name in known else _beginning(name, known)
+        if not alike:
+            kinds = dict.fromkeys(other.partition("-")[0] for other in known)
+            hint = did_you_mean(name, [*kinds, *known])
+            several = f"all, the beginning of several names ({', '.join(kinds)})"
+            raise RunError(f"table {name}: must be {several}, or one of {', '.join(known)}{hint}")
+        found |= {each: known[each] for each in alike}
+    return [*found.values()]
+
+
+def having(known: Sequence[Table], scale: str, only: str) -> list[Table]:
+    """Return the tables that have rows of `only`; raises `RunError` for a pattern without a row."""
+    cells = [cell for table in known for cell in table.cells(scale)]
+    rows = dict.fromkeys(cell.row.name for cell in cells)
+    _check_patterns(f"scale {scale}: row", only, rows, [cell.name for cell in cells])
+    return [table for table in known if table.cells(scale, only)]
+
+
+def single(name: str) -> Table:
+    """Return the table of a name; raises `RunError` if it stands for no table or for several."""
+    found = pick([name])
+    if len(found) > 1:
+        names = ", ".join(table.name for table in found)
+        raise RunError(f"table {name}: must be a single table, one of {names}")
+    return found[0]
+
+
+def _beginning(name: str, known: Iterable[str]) -> list[str]:
+    return [other for other in known if other.startswith(f"{name}-")]
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise RunError(f"{path.name}: {error}") from error
+
+
+def _check_names(file: str, read: _File) -> None:
+    """Raise `RunError` for rows of the same name, and for a name or pattern without a row."""
+    names, columns = [row.name for row in read.rows], [*read.columns] or [""]
+    if len(set(names)) != len(names):
+        raise RunError(f"{file}: two rows have the same name")
+    named = [("a claim", n) for c in read.claims for n in (c.better, *c.than, *c.published)]
+    named += [(f"row {row.name}", row.worst.row) for row in read.rows if row.worst]
+    for who, name in named:
+        if name not in names:
+            unknown = f"{who} names row {name}, which does not exist"
+            raise RunError(f"{file}: {unknown}{did_you_mean(name, names)}")
+    for scale, part in read.scales.items():
+        _check_patterns(f"{file}: scale {scale}: row", part.rows, names)
+        _check_patterns(f"{file}: scale {scale}: column", part.columns, columns)
+    for row in read.rows:
+        _check_patterns(f"{file}: row {row.name}: column", row.columns, columns)
+
+
+def _check_patterns(
+    where: str, patterns: str, names: Collection[str], others: Collection[str] = ()
+) -> None:
+    """Raise `RunError` for a pattern that matches none of the names (nor of the others)."""
+    for pattern in patterns.split(","):
+        if not any(matches(name, pattern) for name in (*names, *others)):
+            allowed = f"must match one of {', '.join(names)}{did_you_mean(pattern, names)}"
+            raise RunError(f"{where} {pattern}: {allowed}")

@@ -1,0 +1,90 @@
+"""Read a figure from a run directory. A reading is one of these:
+
+    accuracy_personalized       a column of rounds.csv, in the last round
+    best accuracy_personalized  the best round of a column. It is chosen on test data, so use it
+                                only to compare with a paper that does the same
+    selected_before, last 10    the accuracy of the clients selected for a round before they train
+                                in it, weighted by test samples; the mean over the last ten rounds
+
+FedCMD's published figures are measured in the last way. It needs an evaluation of all clients
+before each of the last ten rounds: of 200 rounds, `evaluate-rounds = "190-199"`.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import nullcontext, suppress
+from pathlib import Path
+
+from experiments.papers.table import Table
+from fedapps.core.draws import sample_clients
+from fedapps.core.errors import RunError
+from fedapps.core.schema import Scalar
+from fedapps.report import directory
+from fedapps.report.columns import SPREAD
+
+SELECTED = re.compile(r"selected_before, last (\d+)")
+Lines = list[dict[str, str]]
+
+
+def check(reads: str, columns: Iterable[str]) -> None:
+    """Raise `RunError` if a reading does not exist."""
+    if not SELECTED.fullmatch(reads) and reads.removeprefix("best ") not in columns:
+        raise RunError(
+            f"reads = {reads!r}: must be a column, `best COLUMN`, or `selected_before, last N`"
+        )
+
+
+def figures(
+    folder: Path, flat: Mapping[str, Scalar], own: Collection[str], others: Collection[str] = ()
+) -> dict[str, float]:
+    """Return all accuracies at the end of a run, their best rounds, and the readings in `own`.
+
+    `others` are the readings of other tables, which can share this run; those that the run does
+    not allow are left out.
+    """
+    summary = directory.summary(folder)
+    found = {}
+    for name, value in summary.items():
+        accuracy = "accuracy_" in name and not name.endswith("_round")
+        if (accuracy or name in SPREAD) and value is not None:
+            found[name.replace("best_", "best ")] = float(value)
+    found |= {name: float(summary[name]) for name in own if summary.get(name) is not None}
+    for reads in {*own, *others}:
+        if match := SELECTED.fullmatch(reads):
+            lines = directory.lines(folder / "clients.csv")
+            with nullcontext() if reads in own else suppress(RunError):
+                found[reads] = selected_before(lines, flat, int(match[1]))
+    return found
+
+
+def selected_before(lines: Lines, flat: Mapping[str, Scalar], last: int) -> float:
+    """Return the accuracy of the clients selected for each of the `last` rounds before they train.
+
+    `lines` are those of clients.csv, which does not say which clients were selected; that follows
+    from the seed (`draws.sample_clients`). A round's accuracy is weighted by test samples. If the
+    run has fewer rounds, all from the second on count. Raises `RunError` if a client was not
+    evaluated.
+    """
+    total, count = int(flat["num-rounds"]), int(flat["num-clients"])
+    seed, fraction = int(flat["seed"]), float(flat["fraction-train"])
+    rows = {(int(line["round"]), int(line["client"])): line for line in lines}
+    means = []
+    for round_ in range(max(total - last, 1), total):
+        drawn = sample_clients(seed, round_ + 1, count, fraction)
+        if missing := [client for client in drawn if (round_, client) not in rows]:
+            raise RunError(
+                f"round {round_}: client {missing[0]} was not evaluated; set "
+                f'evaluate-rounds = "{max(total - last, 1)}-{total - 1}"'
+            )
+        those = [rows[round_, client] for client in drawn]
+        sizes = [int(line["num_test"]) for line in those]
+        right = [float(line["accuracy_initial"]) for line in those]
+        means.append(sum(a * n for a, n in zip(right, sizes, strict=True)) / sum(sizes))
+    if not means:
+        raise RunError("selected_before needs a run of two rounds or more")
+    return sum(means) / len(means)
+
+
+def wanted(known: Iterable[Table]) -> set[str]:
+    """Return all readings that some tables use."""
+    return {r.reads for table in known for row in table.rows for r in row.readings}

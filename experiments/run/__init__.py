@@ -1,0 +1,1 @@
+"""Running rows of tables, each once, and keeping their results."""

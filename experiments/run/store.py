@@ -1,0 +1,264 @@
+"""The finished runs: one JSON file per run, with its full config, in results/<scale>/<table>/.
+
+A cell of a table is done if a run of this or another table has its config, that is, the same value
+for every key that can change numbers (`numeric`). So a row whose settings have changed is not done,
+two tables share the runs that they have in common, and a key that was added later changes nothing
+as long as it has its default. Anybody can repeat the figures in a file from its config alone.
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from glob import escape, glob
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from experiments.papers import readings
+from experiments.papers.table import SCALES, Cell
+from fedapps.core import config
+from fedapps.core.changes import INCIDENTAL
+from fedapps.core.errors import RunError
+from fedapps.core.files import write_whole
+from fedapps.core.schema import Scalar
+from fedapps.report import directory
+
+# Keys on which no figure of a table depends, except for the last digits on another machine.
+ELSEWHERE = (INCIDENTAL - {"presum", "threads"}) | {
+    "class-names",
+    "client-state",
+    "input-shape",
+    "max-value",
+    "num-classes",
+}
+COSTS = ("bytes_up", "bytes_down", "bytes_eval", "train_macs", "cost_paper", "failures")
+PER_ROUND = (
+    "accuracy_initial",
+    "accuracy_personalized",
+    "accuracy_initial_weighted",
+    "accuracy_personalized_weighted",
+    "accuracy_without_head",
+    "train_loss",
+)
+PER_CLIENT = ("client", "num_train", "num_test", "accuracy_initial", "accuracy_personalized")
+CLOCK = 2.0  # seconds within which two changes of a folder can have the same timestamp
+Config = Mapping[str, Scalar]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its config, figures (fractions), costs, curves, and clients at the end.
+
+    `rounds` and `clients` hold columns; a missing value is None. `events` counts the events whose
+    detail is one word, by `kind detail`.
+    """
+
+    table: str
+    cell: str
+    scale: str
+    seed: int
+    config: dict[str, Scalar]
+    figures: dict[str, float] = field(default_factory=dict)
+    costs: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    seconds_per_round: float = 0.0
+    rounds: dict[str, list[float | None]] = field(default_factory=dict)
+    clients: dict[str, list[float]] = field(default_factory=dict)
+    events: dict[str, int] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Eight hex digits that identify the config."""
+        text = json.dumps(self.config, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def numeric(flat: Config) -> dict[str, Scalar]:
+    """Return the resolved keys of a run-config on which numbers depend."""
+    full = config.resolved(flat)
+    tables = config.tables_in_use(full)
+    return {
+        key: value
+        for key, value in sorted(full.items())
+        if key not in ELSEWHERE and ("." not in key or key.partition(".")[0] in tables)
+    }
+
+
+def same(older: Config, wanted: Config, defaults: Config) -> bool:
+    """Tell whether a run with config `older` can stand for `wanted` (both `numeric`)."""
+    return all(older.get(key, defaults.get(key)) == value for key, value in wanted.items())
+
+
+class Store:
+    """The runs below a folder, including those that other processes add meanwhile."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.defaults = config.resolved(config.defaults())
+        self._read: dict[str, Run] = {}  # by path
+        self._changed: dict[str, float] = {}  # times of the tables' folders at the last look
+        self._alike: dict[tuple[str, int], list[Run]] = {}  # by scale and seed
+
+    def runs(self) -> list[Run]:
+        """Return all runs, ordered by scale, table and name."""
+        self._look()
+        return [self._read[path] for path in sorted(self._read)]
+
+    def _look(self) -> None:
+        """Read the files that are new since the last look."""
+        whole = escape(str(self.folder))
+        folders = [found for scale in SCALES for found in glob(f"{whole}/{scale}/*/")]
+        changed = {folder: os.stat(folder).st_mtime for folder in folders}
+        just_now = max(changed.values(), default=0) > time.time() - CLOCK
+        if changed == self._changed and not just_now:
+            return
+        self._changed = changed
+        paths = {path for folder in folders for path in glob(f"{escape(folder)}*.json")}
+        for path in paths - self._read.keys():
+            self._read_again(path)
+        self._read = {path: self._read[path] for path in sorted(paths)}
+        self._alike = {}
+        for run in self._read.values():
+            self._alike.setdefault((run.scale, run.seed), []).append(run)
+
+    def find(self, cell: Cell, seed: int) -> Run | None:
+        """Return a run with a cell's config and seed, if there is one."""
+        wanted = numeric(cell.config(seed))
+
+        def fits(run: Run) -> bool:
+            return same(run.config, wanted, self.defaults)
+
+        path = self.path(cell, seed)
+        if path.exists() and fits(own := self._read_again(str(path))):
+            return own
+        self._look()
+        return next(filter(fits, self._alike.get((cell.scale, seed), ())), None)
+
+    def path(self, cell: Cell, seed: int) -> Path:
+        """Return the path of a cell's run."""
+        return self.folder / cell.scale / cell.table.name / f"{cell.name}-s{seed}.json"
+
+    def save(self, cell: Cell, run: Run) -> None:
+        """Write a run, atomically; it replaces an older one of this name."""
+        path = self.path(cell, run.seed)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, _text(asdict(run)).encode())
+        self._read[str(path)] = run
+
+    def check_writable(self) -> None:
+        """Raise `RunError` if no result can be written, so that nothing is trained in vain."""
+        try:
+            self.locks.mkdir(parents=True, exist_ok=True)
+            write_whole(self.locks / "writable", b"")
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise RunError(f"--results {self.folder}: cannot be written: {why}") from error
+
+    @property
+    def locks(self) -> Path:
+        """The folder of the locks."""
+        return self.folder / ".locks"
+
+    @contextmanager
+    def claimed(self, training: str) -> Iterator[bool]:
+        """Hold the lock of a training; yields False if another process holds it.
+
+        The operating system owns the lock and frees it if its holder dies.
+        """
+        name = hashlib.sha256(training.encode()).hexdigest()[:16]
+        self.locks.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.locks / name)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            lock.release()
+
+    def _read_again(self, path: str) -> Run:
+        self._read[path] = Run(**json.loads(Path(path).read_text("utf-8")))
+        return self._read[path]
+
+
+def collect(cell: Cell, seed: int, folder: Path, reads: Collection[str] = ()) -> Run:
+    """Read a run directory; `reads` are readings of other tables to store as well."""
+    flat = cell.config(seed)
+    own = {reading.reads for reading in cell.row.readings}
+    rounds = directory.lines(folder / "rounds.csv")
+    clients = directory.lines(folder / "clients.csv")
+    last = [line for line in clients if line["round"] == clients[-1]["round"]]
+    seconds = sorted(float(line["seconds"]) for line in rounds)
+    summary = directory.summary(folder)
+    shown = [line for line in rounds if line["accuracy_initial"]]
+    curves = {name: [_number(line.get(name)) for line in shown] for name in PER_ROUND}
+    # A round's first line is that of training; a second one is that of fine-tuning.
+    losses = {line["round"]: line.get("train_loss") for line in reversed(rounds)}
+    curves["train_loss"] = [_number(losses[line["round"]]) for line in shown]
+    events = Counter(
+        f"{line['kind']} {line['detail']}"
+        for line in directory.lines(folder / "events.csv")
+        if line["detail"].isidentifier()
+    )
+    return replace(
+        _nothing_of(cell, seed),
+        figures=readings.figures(folder, flat, own, reads),
+        costs={name: summary[f"total_{name}"] for name in COSTS},
+        seconds=round(summary["seconds"], 1),
+        seconds_per_round=round(seconds[len(seconds) // 2], 3),
+        rounds={"round": [_number(line["round"]) for line in shown]}
+        | {name: values for name, values in curves.items() if any(v is not None for v in values)},
+        clients=client_columns(last),
+        events=dict(events),
+        versions=summary["versions"],
+    )
+
+
+def interrupted(flat: Config) -> Path | None:
+    """Return the directory of an interrupted run with these settings, if there is one."""
+    from fedapps.engine import resume  # takes seconds, and only runs need it
+
+    folders = resume.unfinished(config.read(flat), flat)
+    return next((f for f in folders if numeric(config.stored(f)) == numeric(flat)), None)
+
+
+def client_columns(lines: Sequence[Mapping[str, str]]) -> dict[str, list[float]]:
+    """Return the stored columns of the clients of one evaluation."""
+    return {name: [_number(line[name]) or 0 for line in lines] for name in PER_CLIENT}
+
+
+def failed_trial(cell: Cell, seed: int, cause: str) -> Run:
+    """Return a trial whose training diverged: it has no figures, only a note."""
+    return replace(_nothing_of(cell, seed), note=cause)
+
+
+def _nothing_of(cell: Cell, seed: int) -> Run:
+    return Run(cell.table.name, cell.name, cell.scale, seed, numeric(cell.config(seed)))
+
+
+def _number(text: str | None) -> float | None:
+    """Return the number in a cell of a table; None if it is empty."""
+    value = float(text) if text else None
+    return int(value) if value is not None and value.is_integer() and abs(value) > 1 else value
+
+
+def _text(content: dict[str, Any]) -> str:
+    """Return JSON with a line for each key of the top two levels, so that diffs are readable."""
+    lines = []
+    for key, value in content.items():
+        if isinstance(value, dict) and value:
+            inner = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in value.items()]
+            lines.append(f"{json.dumps(key)}: {{\n" + ",\n".join(inner) + "\n}")
+        else:
+            lines.append(f"{json.dumps(key)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"

@@ -1,0 +1,99 @@
+"""Choose the settings of a row on validation samples, for a fair comparison.
+
+The `search` of a row lists values for some keys. Eight combinations of these values run as trials,
+`row~0` to `row~7`; they are drawn at random without replacement, and are the same everywhere. A
+trial uses the table's first seed. It trains on 80 % of each client's training samples and is scored
+on the other 20 %, so it sees no test sample. The row then runs with the settings of the trial that
+has the best mean of the row's reading; a trial whose training diverges is the worst. The samplers
+of tuning libraries also draw their first ten trials at random, so eight trials need no library.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from experiments.papers.table import Cell, Row
+from experiments.run.store import Store
+from fedapps.compare.grid import read_seeds
+from fedapps.core.draws import generator
+from fedapps.core.schema import literal
+
+VALIDATION = 'validation-fraction=0.2 evaluate-on="validation"'
+WORST = -1.0  # the score of a trial whose training diverges
+HEADS = ["method", "reading", "validation accuracy", "range over trials", "settings"]
+
+
+def combinations(row: Row, most: int) -> list[dict[str, Any]]:
+    """Return the combinations of a row's values to try, at most `most`."""
+    every = [dict(zip(row.search, values, strict=True)) for values in product(*row.search.values())]
+    order = generator(0, "tune").permutation(len(every)).tolist()
+    return [every[index] for index in order[:most]]
+
+
+def trials(cell: Cell) -> list[Cell]:
+    """Return the cells of the trials of a cell's row."""
+    most = cell.table.scales[cell.scale].trials
+    return [
+        replace(cell, suffix=f"~{number}", extra=f"{_text(values)} {VALIDATION}")
+        for number, values in enumerate(combinations(cell.row, most))
+    ]
+
+
+def first_seed(cell: Cell) -> int:
+    """Return the seed of the trials, which is the table's first one."""
+    return read_seeds(cell.table.scales[cell.scale].seeds)[0]
+
+
+def scores(store: Store, cell: Cell) -> dict[str, float | None]:
+    """Return the settings of each trial and its score on the validation samples (a fraction).
+
+    A score is None if the trial has not run, and `WORST` if its training diverges.
+    """
+    found: dict[str, float | None] = {}
+    tried = combinations(cell.row, cell.table.scales[cell.scale].trials)
+    for trial, values in zip(trials(cell), tried, strict=True):
+        run = store.find(trial, first_seed(cell))
+        found[_text(values)] = run.figures.get(cell.row.reads, WORST) if run else None
+    return found
+
+
+def chosen(store: Store, cell: Cell) -> str | None:
+    """Return the best trial's settings as a run-config; None if not all trials have run."""
+    best: tuple[float, str] | None = None
+    for settings, score in scores(store, cell).items():
+        if score is None:
+            return None
+        if best is None or score > best[0]:
+            best = score, settings
+    return best[1] if best else None
+
+
+def untried(store: Store, cells: Iterable[Cell]) -> list[Cell]:
+    """Return the trials that some cells still need."""
+    return [
+        trial
+        for cell in cells
+        if cell.row.search
+        for trial in trials(cell)
+        if store.find(trial, first_seed(cell)) is None
+    ]
+
+
+def texts(store: Store, cells: Iterable[Cell]) -> Iterator[list[str]]:
+    """Yield a line under `HEADS` for each of the settled cells whose row has a search."""
+    for cell in cells:
+        if cell.row.search:
+            reached = [score for score in scores(store, cell).values() if score is not None]
+            whole = sorted(100 * score for score in reached if score != WORST)
+            diverged = (
+                [f"{len(reached) - len(whole)} diverged"] if len(whole) < len(reached) else []
+            )
+            span = [f"{whole[0]:.1f} to {whole[-1]:.1f}"] if whole else []
+            best = f"{whole[-1]:.1f}" if whole else "-"
+            reads = cell.row.reads.removeprefix("accuracy_")
+            yield [cell.row.name, reads, best, ", ".join(span + diverged), cell.extra]
+
+
+def _text(values: dict[str, Any]) -> str:
+    return " ".join(f"{key}={literal(value)}" for key, value in values.items())

@@ -1,0 +1,231 @@
+"""Pictures drawn with matplotlib: their common look, their axes and marks; and saving them."""
+
+import io
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import matplotlib as mpl
+import matplotlib.style
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike
+
+from fedapps.core.files import write_whole
+
+# Colors of Okabe and Ito, which color-blind readers can distinguish.
+BLUE, RED, GREEN = "#0072b2", "#d55e00", "#009e73"
+OTHERS = ("#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
+PALETTE = (BLUE, RED, GREEN, *OTHERS)
+INK, PALE, GREY = "#333333", "#c8c8c8", "#8a8a8a"
+WIDTH, HEIGHT = 6.8, 4.0  # inches: 1020 x 600 pixels
+WIDEST = 11.5
+FEW = 25  # up to this many points, every point of a line is marked
+STYLE = {
+    "figure.dpi": 150,
+    "figure.figsize": (WIDTH, HEIGHT),
+    "figure.constrained_layout.use": True,
+    "font.size": 9,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": "#e8e8e8",
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "lines.markersize": 4,
+    "pdf.fonttype": 42,  # embeds whole fonts, which publishers ask for
+    "svg.hashsalt": "fedapps",  # so that the same picture gives the same file
+}
+# Metadata without which two files of the same picture are equal.
+_UNDATED = {
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+
+
+Values = TypeVar("Values", float, "pd.Series[float]")
+Bounds = tuple["pd.Series[float]", "pd.Series[float]"]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How a figure is shown: its name, its unit, the factor to that unit, its range in that unit.
+
+    Values that come in are without the factor, such as fractions; what comes out has it.
+    """
+
+    name: str
+    unit: str = ""
+    factor: float = 1.0
+    low: float = -math.inf
+    high: float = math.inf
+    higher_is_better: bool = True
+
+    @property
+    def label(self) -> str:
+        """The label of an axis, for example `accuracy (%)`."""
+        return f"{self.name} ({self.unit})" if self.unit else self.name
+
+    def shown(self, values: Values) -> Values:
+        """Return values in the unit."""
+        return self.factor * values
+
+    def text(self, value: float) -> str:
+        """Write a value that is in the unit, for example `87.3 %`."""
+        return f"{value:.1f} {self.unit}".rstrip()
+
+    def around(self, mean: "pd.Series[float]", std: "pd.Series[float]") -> Bounds:
+        """Return mean - std and mean + std in the unit, both within the range."""
+        mean, std = self.shown(mean), self.shown(std)
+        return (mean - std).clip(self.low, self.high), (mean + std).clip(self.low, self.high)
+
+    def limits(self, low: float, high: float, narrowest: float = 0.0) -> tuple[float, float]:
+        """Return limits of an axis within the range, with room for a mark at its top.
+
+        They are at least the share `narrowest` of the range apart.
+        """
+        span = self.high - self.low
+        top = self.high + 0.01 * span
+        low, high = max(low, self.low), min(high, top)
+        if not math.isfinite(span) or high - low >= narrowest * span:
+            return low, high
+        width = narrowest * span
+        low = min(max((low + high - width) / 2, self.low), top - width)
+        return low, low + width
+
+
+ACCURACY = Measure("accuracy", "%", 100.0, 0.0, 100.0)
+
+
+def styled() -> AbstractContextManager[None]:
+    """Return a context in which pictures have the common look."""
+    return matplotlib.style.context(["default", STYLE])
+
+
+def new_axes(
+    xlabel: str, ylabel: str = "", size: tuple[float, float] | None = None
+) -> tuple[Figure, Axes]:
+    """Return an empty plot and its axes."""
+    figure = _new_figure(size)
+    return figure, figure.add_subplot(xlabel=xlabel, ylabel=ylabel)
+
+
+def new_pair(
+    size: tuple[float, float] = (WIDTH, 5.4), heights: Sequence[float] = (1, 1)
+) -> tuple[Figure, Axes, Axes]:
+    """Return an empty plot and two axes, one above the other, with a common x axis."""
+    figure = _new_figure(size)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=heights)
+    upper.xaxis.set_visible(False)  # the lower axes show it
+    return figure, upper, lower
+
+
+def new_panels(count: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
+    """Return an empty plot and `count` axes side by side, with a common y axis."""
+    figure = _new_figure(size)
+    axes = figure.subplots(1, count, sharey=True, squeeze=False)
+    return figure, list(axes[0])
+
+
+def whole_ticks(axis: Axis, most: int) -> None:
+    """Put about `most` ticks on an axis, at whole numbers."""
+    axis.set_major_locator(MaxNLocator(most, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
+
+
+def title(figure: Figure, text: str) -> None:
+    """Write the title of the picture at its top."""
+    if text:
+        figure.suptitle(text, x=0.012, ha="left", fontsize=10, fontweight="bold")
+
+
+def legend(
+    axes: Axes, subject: str = "", signs: Sequence[Artist] | None = None, columns: int = 4
+) -> None:
+    """Write the subject and the legend above the axes, where they never hide a curve."""
+    axes.legend(
+        handles=axes.get_legend_handles_labels()[0] if signs is None else signs,
+        loc="lower left",
+        bbox_to_anchor=(-0.01, 1),
+        ncols=columns,
+        borderaxespad=0.2,
+        columnspacing=1.4,
+        handlelength=1.5,
+        handletextpad=0.6,
+        title=subject or None,
+        alignment="left",
+    )
+
+
+def draw_line(
+    axes: Axes,
+    values: "pd.Series[float]",
+    colour: str,
+    name: str,
+    stroke: str = "-",
+    band: Bounds | None = None,
+    band_name: str | None = None,
+) -> None:
+    """Draw values over their index, and a band around them if there is one."""
+    mark = "o" if len(values) <= FEW else ""
+    axes.plot(values.index, values, stroke, color=colour, marker=mark, label=name)
+    if band:
+        axes.fill_between(
+            values.index, *band, color=colour, alpha=0.14, linewidth=0, label=band_name
+        )
+
+
+def stack(
+    axes: Axes,
+    places: Sequence[str] | np.ndarray,
+    parts: Iterable[tuple[str, ArrayLike, str]],
+    flat: bool = False,
+) -> np.ndarray:
+    """Stack bars at places: a name, values and a colour for each part; return the sums."""
+    total: np.ndarray = np.zeros(len(places), np.int64)
+    for name, values, colour in parts:
+        if flat:
+            axes.barh(places, values, left=total, color=colour, label=name)
+        else:
+            axes.bar(places, values, bottom=total, color=colour, label=name)
+        total = total + np.asarray(values)
+    return total
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a plot as PNG, SVG or PDF, as the suffix says; raises `RunError`.
+
+    The file is written completely or not at all.
+    """
+    picture, kind = io.BytesIO(), path.suffix[1:]
+    with mpl.rc_context({key: STYLE[key] for key in ("pdf.fonttype", "svg.hashsalt")}):
+        figure.savefig(picture, format=kind, metadata=_UNDATED[kind])
+    write_whole(path, picture.getvalue())
+
+
+def write(draw: Callable[[], Figure], path: Path) -> None:
+    """Draw a picture in the common look and save it; raises `RunError`."""
+    with styled():
+        save(draw(), path)
+
+
+def _new_figure(size: tuple[float, float] | None = None) -> Figure:
+    figure = Figure(figsize=size)
+    FigureCanvasAgg(figure)
+    return figure
