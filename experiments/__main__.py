@@ -50,8 +50,9 @@ from experiments.run.store import Store
 from fedapps.compare.grid import read_seeds
 from fedapps.core.config import to_toml
 from fedapps.core.errors import RunError
-from fedapps.report.columns import known_figures, round_columns
+from fedapps.report.columns import columns_of
 from fedapps.report.units import clock
+from fedapps.tasks import CLASSIFICATION
 
 RESULTS = HERE / "results"
 TABLES = "names of tables, their beginnings (fedseq), or all"
@@ -64,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     known = [t for t in named if options.scale in t.scales or t.name in options.tables]
     known = having(known, options.scale, options.only)
     cells = [cell for table in known for cell in table.cells(options.scale, options.only)]
-    columns = round_columns(known_figures())
+    columns = columns_of(CLASSIFICATION).rounds
     check([Job(cell, 0) for cell in cells], columns)
     seeds = {t.name: read_seeds(options.seeds or t.scales[options.scale].seeds) for t in known}
     work = Runner(

@@ -25,6 +25,9 @@ from fedapps.report.columns import SPREAD
 SELECTED = re.compile(r"selected_before, last (\d+)")
 Lines = list[dict[str, str]]
 
+# columns on the spread over clients that results are kept of, beside the accuracies
+OF_CLIENTS = (*SPREAD, "balanced_personalized")
+
 
 def check(reads: str, columns: Iterable[str]) -> None:
     """Raise `RunError` if a reading does not exist."""
@@ -46,7 +49,7 @@ def figures(
     found = {}
     for name, value in summary.items():
         accuracy = "accuracy_" in name and not name.endswith("_round")
-        if (accuracy or name in SPREAD) and value is not None:
+        if (accuracy or name in OF_CLIENTS) and value is not None:
             found[name.replace("best_", "best ")] = float(value)
     found |= {name: float(summary[name]) for name in own if summary.get(name) is not None}
     for reads in {*own, *others}:

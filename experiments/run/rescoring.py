@@ -12,14 +12,16 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from experiments.papers.readings import OF_CLIENTS
 from experiments.papers.table import Cell
 from experiments.run.store import PER_ROUND, Run, client_columns, collect, numeric, same
 from fedapps.core import config
 from fedapps.core.changes import PERSONAL
 from fedapps.core.schema import Scalar
 from fedapps.report import directory
-from fedapps.report.columns import SPREAD, accuracy_columns, known_figures
+from fedapps.report.columns import columns_of
 from fedapps.report.summary import versions
+from fedapps.tasks import CLASSIFICATION
 
 NOTE = "not trained: the model of a run with the same training was scored"
 
@@ -79,10 +81,10 @@ def rescored(cell: Cell, seed: int, base: Path, clients: Path) -> Run:
     lines = directory.lines(base / directory.EVALUATIONS)
     line = [line for line in lines if line["evaluation"] == evaluation][-1]
     found = {name: float(text) for name, text in line.items() if text and name != "settings"}
-    told = {reading.reads for reading in cell.row.readings} | set(SPREAD)
+    told = {reading.reads for reading in cell.row.readings} | set(OF_CLIENTS)
     figures = {n: v for n, v in run.figures.items() if n.removeprefix("best ") not in line}
     figures |= {n: v for n, v in found.items() if "accuracy_" in n or n in told}
-    best = {n for n in accuracy_columns(known_figures()) if n in found}
+    best = {n for n in columns_of(CLASSIFICATION).of_lead if n in found}
     figures |= {f"best {name}": found[name] for name in best}
     curves = {n: v for n, v in run.rounds.items() if n not in line or n == "round"}
     curves |= {name: [found[name]] for name in PER_ROUND if name in found}

@@ -1,4 +1,4 @@
-"""The plot of a comparison: mean accuracies over rounds, with their spread over seeds."""
+"""The plot of a comparison: means over rounds, with their spread over seeds."""
 
 from collections.abc import Iterator
 from itertools import cycle, product
@@ -11,21 +11,21 @@ from matplotlib.figure import Figure
 
 from fedapps.compare.comparison import Comparison
 from fedapps.compare.groups import Group, label
-from fedapps.compare.runs import RESULT
 from fedapps.compare.table import headline, scored_on
 from fedapps.drawing import pictures
 from fedapps.drawing.pictures import (
-    ACCURACY,
     HEIGHT,
     PALETTE,
     WIDTH,
+    around,
     draw_line,
+    limits,
     new_panels,
     title,
     whole_ticks,
 )
+from fedapps.tasks import Metric
 
-PANELS = {"accuracy_initial": "initial", RESULT: "personalized"}
 COLOURS = PALETTE[:-1]  # yellow is too pale for a line
 STROKES = ("-", "--", ":", "-.")
 NARROWEST = 0.1  # of the range: the least that an axis for single evaluations shows
@@ -40,22 +40,23 @@ def write(comparison: Comparison, path: Path) -> None:
 
 
 def draw(comparison: Comparison) -> Figure:
-    """Draw a panel per accuracy; runs that were scored only once are points with error bars."""
-    groups, panels = comparison.groups, _panels(comparison.groups)
+    """Draw a panel per score; runs that were scored only once are points with error bars."""
+    groups, metric = comparison.groups, comparison.metric
+    panels = _panels(groups, metric)
     labels = [_sign(group, comparison.keys) for group in groups]
-    once = all(len(group.curve(RESULT)) < 2 for group in groups)
+    once = all(len(group.curve(metric.personalized)) < 2 for group in groups)
     width = WIDTH if len(panels) == 1 else 1.5 * WIDTH
     columns = max(1, int(LETTERS * width / (6 + max(map(len, labels)))))
     height = LINE * len(groups) if once else LINE * -(-len(groups) // columns)
     figure, axes = new_panels(len(panels), (width, HEIGHT + height))
     for axis, (name, text) in zip(axes, panels.items(), strict=True):
         if once:
-            _draw_points(axis, groups, name, labels)
-            axis.set_xlabel(f"{text} {ACCURACY.label}")
+            _draw_points(axis, comparison, name, labels)
+            axis.set_xlabel(f"{text} {metric.title}")
         else:
-            _draw_lines(axis, groups, name, labels)
+            _draw_lines(axis, comparison, name, labels)
             axis.set_xlabel("round")
-            axis.set_title(f"{text} {ACCURACY.label}", loc="left", fontsize=9)
+            axis.set_title(f"{text} {metric.title}", loc="left", fontsize=9)
     told = f"Mean over clients and seeds, on {scored_on(comparison)}"
     if any(len(group.runs) > 1 for group in groups):
         told += f"; {'bars' if once else 'bands'}: ± std over seeds"
@@ -73,11 +74,12 @@ def draw(comparison: Comparison) -> Figure:
     return figure
 
 
-def _panels(groups: list[Group]) -> dict[str, str]:
-    curves = [[group.curve(name)["mean"] for name in PANELS] for group in groups]
+def _panels(groups: list[Group], metric: Metric) -> dict[str, str]:
+    names = (metric.initial, metric.personalized)
+    curves = [[group.curve(name)["mean"] for name in names] for group in groups]
     if all(initial.equals(personalized) for initial, personalized in curves):
-        return {RESULT: "initial = personalized"}
-    return PANELS
+        return {metric.personalized: "initial = personalized"}
+    return dict(zip(names, ("initial", "personalized"), strict=True))
 
 
 def _signs() -> Iterator[tuple[str, str]]:
@@ -85,34 +87,37 @@ def _signs() -> Iterator[tuple[str, str]]:
     return cycle((colour, stroke) for stroke, colour in product(STROKES, COLOURS))
 
 
-def _draw_lines(axes: Axes, groups: list[Group], name: str, labels: list[str]) -> None:
+def _draw_lines(axes: Axes, comparison: Comparison, name: str, labels: list[str]) -> None:
+    groups, metric = comparison.groups, comparison.metric
     for group, text, (colour, stroke) in zip(groups, labels, _signs(), strict=False):
-        mean, low, high = _bounds(group.curve(name))
+        mean, low, high = _bounds(group.curve(name), metric)
         band = (low, high) if len(mean) > 1 and len(group.runs) > 1 else None
         draw_line(axes, mean, colour, text, stroke, band)
         if len(mean) == 1:
             axes.errorbar(mean.index, mean, [mean - low, high - mean], color=colour, capsize=3)
-    axes.set_ylim(*ACCURACY.limits(*axes.get_ylim()))
+    axes.set_ylim(*limits(metric, *axes.get_ylim()))
     whole_ticks(axes.xaxis, 10)
 
 
-def _draw_points(axes: Axes, groups: list[Group], name: str, labels: list[str]) -> None:
+def _draw_points(axes: Axes, comparison: Comparison, name: str, labels: list[str]) -> None:
+    groups, metric = comparison.groups, comparison.metric
     places = np.arange(len(groups))
     for place, group, (colour, _) in zip(places, groups, _signs(), strict=False):
-        mean, low, high = _bounds(group.curve(name))
+        mean, low, high = _bounds(group.curve(name), metric)
         if len(mean):
             axes.errorbar(
                 mean, place, xerr=[mean - low, high - mean], fmt="o", color=colour, capsize=3
             )
-            std = ACCURACY.shown(group.curve(name)["std"].iloc[-1])
-            spread = f" ± {std:.1f}" if std > 0 else ""
-            told = f"{mean.iloc[-1]:.1f}{spread}"
+            std = metric.factor * group.curve(name)["std"].iloc[-1]
+            kind = ".1f" if metric.unit else ".4g"
+            spread = f" ± {std:{kind}}" if std > 0 else ""
+            told = f"{mean.iloc[-1]:{kind}}{spread}"
             axes.annotate(
                 told, (mean.iloc[-1], place), (0, 6), textcoords="offset points", ha="center",
                 fontsize=8,
             )  # fmt: skip
     axes.grid(True, axis="both")
-    axes.set_xlim(*ACCURACY.limits(*axes.get_xlim(), NARROWEST))
+    axes.set_xlim(*limits(metric, *axes.get_xlim(), NARROWEST))
     axes.set_yticks(places, labels)
     axes.set_ylim(len(groups) - 0.5, -0.5)
 
@@ -123,7 +128,7 @@ def _sign(group: Group, keys: list[str]) -> str:
     return f"{group.name}: {short} (n = {len(group.runs)})"
 
 
-def _bounds(curve: pd.DataFrame) -> tuple[pd.Series, pd.Series, pd.Series]:
-    """Return mean, mean - std and mean + std, the last two within the range of the figure."""
+def _bounds(curve: pd.DataFrame, metric: Metric) -> tuple[pd.Series, pd.Series, pd.Series]:
+    """Return mean, mean - std and mean + std, the last two within the bounds of the metric."""
     mean, std = curve["mean"], curve["std"].fillna(0.0)
-    return ACCURACY.shown(mean), *ACCURACY.around(mean, std)
+    return metric.factor * mean, *around(metric, mean, std)

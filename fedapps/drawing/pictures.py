@@ -4,9 +4,7 @@ import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import matplotlib as mpl
 import matplotlib.style
@@ -21,6 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from fedapps.core.files import write_whole
+from fedapps.tasks import Metric
 
 # Colors of Okabe and Ito, which color-blind readers can distinguish.
 BLUE, RED, GREEN = "#0072b2", "#d55e00", "#009e73"
@@ -60,58 +59,33 @@ _UNDATED = {
 }
 
 
-Values = TypeVar("Values", float, "pd.Series[float]")
 Bounds = tuple["pd.Series[float]", "pd.Series[float]"]
+TOP = 0.01  # share of the range that an axis leaves for a mark at its top
 
 
-@dataclass(frozen=True)
-class Measure:
-    """How a figure is shown: its name, its unit, the factor to that unit, its range in that unit.
+def around(metric: Metric, mean: "pd.Series[float]", std: "pd.Series[float]") -> Bounds:
+    """Return mean - std and mean + std in the unit of a metric, both within its bounds."""
+    low, high = (metric.factor * bound for bound in metric.bounds)
+    mean, std = metric.factor * mean, metric.factor * std
+    return (mean - std).clip(low, high), (mean + std).clip(low, high)
 
-    Values that come in are without the factor, such as fractions; what comes out has it.
+
+def limits(metric: Metric, low: float, high: float, narrowest: float = 0.0) -> tuple[float, float]:
+    """Return limits of an axis within the bounds of a metric, with room for a mark at their top.
+
+    They are at least the share `narrowest` of the bounds apart, if both bounds are finite.
     """
-
-    name: str
-    unit: str = ""
-    factor: float = 1.0
-    low: float = -math.inf
-    high: float = math.inf
-    higher_is_better: bool = True
-
-    @property
-    def label(self) -> str:
-        """The label of an axis, for example `accuracy (%)`."""
-        return f"{self.name} ({self.unit})" if self.unit else self.name
-
-    def shown(self, values: Values) -> Values:
-        """Return values in the unit."""
-        return self.factor * values
-
-    def text(self, value: float) -> str:
-        """Write a value that is in the unit, for example `87.3 %`."""
-        return f"{value:.1f} {self.unit}".rstrip()
-
-    def around(self, mean: "pd.Series[float]", std: "pd.Series[float]") -> Bounds:
-        """Return mean - std and mean + std in the unit, both within the range."""
-        mean, std = self.shown(mean), self.shown(std)
-        return (mean - std).clip(self.low, self.high), (mean + std).clip(self.low, self.high)
-
-    def limits(self, low: float, high: float, narrowest: float = 0.0) -> tuple[float, float]:
-        """Return limits of an axis within the range, with room for a mark at its top.
-
-        They are at least the share `narrowest` of the range apart.
-        """
-        span = self.high - self.low
-        top = self.high + 0.01 * span
-        low, high = max(low, self.low), min(high, top)
-        if not math.isfinite(span) or high - low >= narrowest * span:
-            return low, high
-        width = narrowest * span
-        low = min(max((low + high - width) / 2, self.low), top - width)
-        return low, low + width
-
-
-ACCURACY = Measure("accuracy", "%", 100.0, 0.0, 100.0)
+    least, most = (metric.factor * bound for bound in metric.bounds)
+    span = most - least
+    if not math.isfinite(span):
+        return max(low, least), high
+    top = most + TOP * span
+    low, high = max(low, least), min(high, top)
+    if high - low >= narrowest * span:
+        return low, high
+    width = narrowest * span
+    low = min(max((low + high - width) / 2, least), top - width)
+    return low, low + width
 
 
 def styled() -> AbstractContextManager[None]:

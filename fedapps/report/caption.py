@@ -1,13 +1,15 @@
 """The caption of a run's plots: method, data, seed, rounds, scored clients and samples."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedapps.core import config
 from fedapps.core.changes import data_name
 from fedapps.core.schema import Scalar
 from fedapps.core.words import number
+from fedapps.report.about import task_of
+from fedapps.tasks import CLASSIFICATION, Metric
 
 
 @dataclass(frozen=True)
@@ -17,11 +19,13 @@ class Caption:
     title: str = ""
     clients: int = 0  # clients that the last evaluation scored
     samples: str = "test"  # subset that they were scored on: test or validation
+    metric: Metric = CLASSIFICATION.lead  # by which they were scored
 
     @classmethod
     def read(cls, folder: Path, rounds: int, clients: int) -> "Caption":
         """Make the caption of a run directory with `rounds` rounds; raises `RunError`."""
-        return cls.of(config.defaults() | config.stored(folder), rounds, clients)
+        found = cls.of(config.defaults() | config.stored(folder), rounds, clients)
+        return replace(found, metric=task_of(folder).lead)
 
     @classmethod
     def of(cls, flat: Mapping[str, Scalar], rounds: int, clients: int) -> "Caption":
@@ -33,5 +37,5 @@ class Caption:
 
     @property
     def scored(self) -> str:
-        """Say what a mean accuracy is over, for example `20 clients, each on its test samples`."""
+        """Say what a mean is over, for example `20 clients, each on its test samples`."""
         return f"{number(self.clients, 'client')}, each on its {self.samples} samples"

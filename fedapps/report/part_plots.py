@@ -1,4 +1,4 @@
-"""Plots of accuracy per client and per class, and of the training samples that clients hold."""
+"""Plots of the leading metric per client and class, and of the samples that clients hold."""
 
 from collections.abc import Mapping, Sequence
 from typing import cast
@@ -11,7 +11,6 @@ from matplotlib.container import BarContainer
 from matplotlib.figure import Figure as Picture
 
 from fedapps.drawing.pictures import (
-    ACCURACY,
     BLUE,
     GREY,
     HEIGHT,
@@ -20,30 +19,33 @@ from fedapps.drawing.pictures import (
     WIDEST,
     WIDTH,
     legend,
+    limits,
     new_pair,
     stack,
     title,
     whole_ticks,
 )
 from fedapps.report.caption import Caption
+from fedapps.tasks import Metric
 
 INITIAL, PERSONALIZED = RED, BLUE
 FEW = 25  # up to this many clients or classes, names are upright, and classes keep their order
 NAMED = 110  # up to this many, every client and class is named
 LETTERS = 80  # up to this many characters in all, sums are written above their bars
-MANY = 300  # up to this many, a line connects the two accuracies of a client or class
+MANY = 300  # up to this many, a line connects the two values of a client or class
 
 
 def draw_clients(clients: pd.DataFrame, caption: Caption) -> Picture:
-    """Draw every client's accuracies before and after personalization, and its samples."""
-    ordered = clients.sort_values(["accuracy_personalized", "client"])
+    """Draw every client's values before and after personalization, and its samples."""
+    metric = caption.metric
+    ordered = _worst_first(clients, metric, "client")
     picture, upper, lower = _new_parts(len(ordered))
-    _draw_changes(upper, ordered)
-    mean = ACCURACY.shown(ordered["accuracy_personalized"].mean())
+    _draw_changes(upper, ordered, metric)
+    mean = metric.factor * ordered[metric.personalized].mean()
     upper.axhline(mean, color=PERSONALIZED, linewidth=0.9, linestyle=(0, (5, 4)), label="mean")
     sizes = {"training": ordered["num_train"], caption.samples: ordered["num_test"]}
     _draw_samples(lower, sizes)
-    _name_places(lower, ordered["client"], "client")
+    _name_places(lower, ordered["client"], "client", f"personalized {metric.label}")
     legend(upper, f"Each client on its {caption.samples} samples, round {ordered['round'].iloc[0]}")
     legend(lower)
     title(picture, caption.title)
@@ -51,14 +53,14 @@ def draw_clients(clients: pd.DataFrame, caption: Caption) -> Picture:
 
 
 def draw_classes(classes: pd.DataFrame, caption: Caption) -> Picture:
-    """Draw the accuracies per class, in label order if there are few classes, else sorted."""
-    few = len(classes) <= FEW
-    ordered = classes if few else classes.sort_values(["accuracy_personalized", "class"])
+    """Draw the values per class, in label order if there are few classes, else sorted."""
+    few, metric = len(classes) <= FEW, caption.metric
+    ordered = classes if few else _worst_first(classes, metric, "class")
     picture, upper, lower = _new_parts(len(ordered))
-    _draw_changes(upper, ordered)
+    _draw_changes(upper, ordered, metric)
     _draw_samples(lower, {caption.samples: ordered["num_test"]})
     lower.set_ylabel(f"{caption.samples} samples")
-    _name_places(lower, ordered["class"], "class", ordered=few)
+    _name_places(lower, ordered["class"], "class", "" if few else f"personalized {metric.label}")
     legend(upper, f"Each class, over the {caption.samples} samples of all clients together")
     title(picture, caption.title)
     return picture
@@ -82,7 +84,7 @@ def draw_holdings(class_counts: np.ndarray, caption: Caption) -> Picture:
     )  # fmt: skip
     lower.set_ylabel("class")
     whole_ticks(lower.yaxis, 20 if classes <= FEW else 10)
-    _name_places(lower, range(clients), "client", ordered=True)
+    _name_places(lower, range(clients), "client")
     bar = picture.colorbar(image, ax=[upper, lower], label="samples", pad=0.02, aspect=40)
     bar.outline.set_visible(False)
     subject = f"Training samples of each client and class, {class_counts.sum():,} in all"
@@ -92,7 +94,7 @@ def draw_holdings(class_counts: np.ndarray, caption: Caption) -> Picture:
 
 
 def _new_parts(count: int) -> tuple[Picture, Axes, Axes]:
-    """Return a plot for `count` clients or classes: accuracies above, samples below."""
+    """Return a plot for `count` clients or classes: values above, samples below."""
     return new_pair((_width(count), HEIGHT + 1), heights=(3, 1))
 
 
@@ -100,10 +102,13 @@ def _width(count: int) -> float:
     return min(max(WIDTH, 0.1 * count + 1.2), WIDEST) if FEW < count <= NAMED else WIDTH
 
 
-def _draw_changes(axes: Axes, table: pd.DataFrame) -> None:
-    initial, personalized = (
-        ACCURACY.shown(table[f"accuracy_{n}"]) for n in ("initial", "personalized")
-    )
+def _worst_first(table: pd.DataFrame, metric: Metric, name: str) -> pd.DataFrame:
+    return table.sort_values([metric.personalized, name], ascending=[metric.more_is_better, True])
+
+
+def _draw_changes(axes: Axes, table: pd.DataFrame, metric: Metric) -> None:
+    names = (metric.initial, metric.personalized)
+    initial, personalized = (metric.factor * table[name] for name in names)
     x = np.arange(len(table))
     size = min(5.0, 60 / len(x) ** 0.6)
     same = bool((initial == personalized).all())
@@ -113,8 +118,8 @@ def _draw_changes(axes: Axes, table: pd.DataFrame) -> None:
         _draw_dots(axes, initial, INITIAL, "initial", size)
     label = "initial = personalized" if same else "personalized"
     _draw_dots(axes, personalized, PERSONALIZED, label, size)
-    axes.set_ylabel(ACCURACY.label)
-    axes.set_ylim(*ACCURACY.limits(*axes.get_ylim()))
+    axes.set_ylabel(metric.title)
+    axes.set_ylim(*limits(metric, *axes.get_ylim()))
 
 
 def _draw_dots(axes: Axes, values: pd.Series, colour: str, label: str, size: float) -> None:
@@ -134,18 +139,18 @@ def _draw_samples(axes: Axes, sizes: Mapping[str, pd.Series | np.ndarray]) -> No
 
 
 def _name_places(
-    axes: Axes, names: Sequence[object] | pd.Series, what: str, ordered: bool = False
+    axes: Axes, names: Sequence[object] | pd.Series, what: str, sorted_by: str = ""
 ) -> None:
     """Write the names of clients or classes on the x axis, as far as they fit."""
     count = len(names)
     axes.set_xlim(-0.6 - 0.01 * count, count - 0.4 + 0.01 * count)
-    how = "" if ordered else ", sorted by personalized accuracy"
+    how = f", sorted by {sorted_by}" if sorted_by else ""
     axes.set_xlabel(what + how)
     if count <= NAMED:
         axes.set_xticks(range(count), [str(name) for name in names])
         if count > FEW:
             axes.tick_params("x", labelrotation=90, labelsize=6, length=2, pad=1.5)
-    elif ordered:
+    elif not sorted_by:
         whole_ticks(axes.xaxis, 12)
     else:  # too many to name; their table has the names
         axes.set_xticks([])

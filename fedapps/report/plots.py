@@ -10,17 +10,19 @@ from matplotlib.figure import Figure as Picture
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.drawing.pictures import save, styled
-from fedapps.method.figures import EventPlot, Figure
-from fedapps.report import columns, directory
-from fedapps.report.accuracy_plots import draw_accuracy, draw_communication, evaluated_rounds
+from fedapps.method.figures import EventPlot
+from fedapps.report import directory
+from fedapps.report.about import task_of
+from fedapps.report.accuracy_plots import draw_communication, draw_scores, evaluated_rounds
 from fedapps.report.caption import Caption
+from fedapps.report.columns import Columns, columns_of
 from fedapps.report.event_plots import draw_categories, read_categories
 from fedapps.report.part_plots import draw_classes, draw_clients, draw_holdings
 
 
 def draw_all(
     folder: Path,
-    figures: Sequence[Figure],
+    columns: Columns,
     event_plots: Sequence[EventPlot],
     formats: Sequence[str] = ("png",),
 ) -> list[Path]:
@@ -31,7 +33,7 @@ def draw_all(
     (folder / "plots").mkdir(exist_ok=True)
     files = []
     with styled():
-        for name, picture in _pictures(folder, figures, event_plots):
+        for name, picture in _pictures(folder, columns, event_plots):
             for kind in formats:
                 files.append(folder / f"plots/{name}.{kind}")
                 save(picture, files[-1])
@@ -45,7 +47,7 @@ def redraw(folder: Path, formats: Sequence[str]) -> list[Path]:
         if not (folder / name).is_file():
             raise RunError(f"{folder} is not a run directory: it has no {name}")
     method = registry.strategy_class(str(flat.get("strategy", "")))
-    return draw_all(folder, columns.known_figures(), method.plots, formats)
+    return draw_all(folder, columns_of(task_of(folder)), method.plots, formats)
 
 
 def read_holdings(folder: Path) -> np.ndarray | None:
@@ -65,19 +67,20 @@ def read_holdings(folder: Path) -> np.ndarray | None:
 
 
 def _pictures(
-    folder: Path, figures: Sequence[Figure], event_plots: Sequence[EventPlot]
+    folder: Path, columns: Columns, event_plots: Sequence[EventPlot]
 ) -> Iterator[tuple[str, Picture]]:
     rounds, clients = (pd.read_csv(folder / name) for name in ("rounds.csv", "clients.csv"))
-    evaluated = evaluated_rounds(rounds)
-    clients = clients.dropna(subset=["accuracy_personalized"])  # rounds with personalization
+    figures, lead = columns.figures, columns.lead
+    evaluated = evaluated_rounds(rounds, lead)
+    clients = clients.dropna(subset=[lead.personalized])  # rounds with personalization
     clients = clients[clients["round"] == clients["round"].max()]
     caption = Caption.read(folder, int(rounds["round"].max()) if len(rounds) else 0, len(clients))
     if len(evaluated):
-        yield "accuracy", draw_accuracy(evaluated, figures, caption)
+        yield lead.name, draw_scores(evaluated, figures, caption)
     if len(evaluated) > 1 and evaluated["bytes"].iloc[-1]:
         yield "communication", draw_communication(evaluated, figures, caption)
     if len(clients):
-        yield "client-accuracy", draw_clients(clients, caption)
+        yield f"client-{lead.name}", draw_clients(clients, caption)
     if (folder / "classes.csv").is_file():
         classes = pd.read_csv(folder / "classes.csv").dropna()
         if len(classes):
