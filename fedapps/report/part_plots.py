@@ -36,7 +36,7 @@ MANY = 300  # up to this many, a line connects the two accuracies of a client or
 
 def draw_clients(clients: pd.DataFrame, caption: Caption) -> Picture:
     """Draw every client's accuracies before and after personalization, and its samples."""
-    ordered = clients.sort_values(["accuracy_personalized", "client"])
+    ordered = _worst_first(clients, "client")
     picture, upper, lower = _new_parts(len(ordered))
     _draw_changes(upper, ordered)
     mean = ACCURACY.shown(ordered["accuracy_personalized"].mean())
@@ -53,7 +53,7 @@ def draw_clients(clients: pd.DataFrame, caption: Caption) -> Picture:
 def draw_classes(classes: pd.DataFrame, caption: Caption) -> Picture:
     """Draw the accuracies per class, in label order if there are few classes, else sorted."""
     few = len(classes) <= FEW
-    ordered = classes if few else classes.sort_values(["accuracy_personalized", "class"])
+    ordered = classes if few else _worst_first(classes, "class")
     picture, upper, lower = _new_parts(len(ordered))
     _draw_changes(upper, ordered)
     _draw_samples(lower, {caption.samples: ordered["num_test"]})
@@ -98,6 +98,11 @@ def _new_parts(count: int) -> tuple[Picture, Axes, Axes]:
 
 def _width(count: int) -> float:
     return min(max(WIDTH, 0.1 * count + 1.2), WIDEST) if FEW < count <= NAMED else WIDTH
+
+
+def _worst_first(table: pd.DataFrame, name: str) -> pd.DataFrame:
+    columns, upwards = ["accuracy_personalized", name], [ACCURACY.higher_is_better, True]
+    return table.sort_values(columns, ascending=upwards)
 
 
 def _draw_changes(axes: Axes, table: pd.DataFrame) -> None:
