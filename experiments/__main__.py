@@ -33,10 +33,10 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 from experiments import HERE
 from experiments.figures import classes, communication, costs, curves, gaussians
-from experiments.figures.saving import add_plot
 from experiments.outcomes.tidy import write_csv
 from experiments.papers import readings
 from experiments.papers.files import having, pick, single, tables
@@ -56,7 +56,13 @@ from fedapps.tasks import CLASSIFICATION
 
 RESULTS = HERE / "results"
 TABLES = "names of tables, their beginnings (fedseq), or all"
-FIGURES = {"costs": costs.show, "gaussians": gaussians.show, "classes": classes.show}
+FIGURES: dict[str, tuple[ModuleType, str]] = {
+    "costs": (costs, "FedSeq's Tables 5 and 6, and Fig. 8: cost per round"),
+    "communication": (communication, "FedCMD's Fig. 8: the bytes of methods beside FedAvg's"),
+    "gaussians": (gaussians, "FedCMD's Fig. 4: the features of each layer"),
+    "classes": (classes, "FedCMD's Fig. 6: the accuracies of the classes"),
+    "curves": (curves, "plot the accuracy of a table's rows over rounds"),
+}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -140,20 +146,8 @@ def _parser() -> argparse.ArgumentParser:
     config.add_argument("row", help="a row, or row@column")
     config.add_argument("--seed", type=int, default=0)
     config.add_argument("--scale", choices=SCALES, default="cpu")
-    spent = commands.add_parser("costs", help="FedSeq's Tables 5 and 6, and Fig. 8: cost per round")
-    costs.add_arguments(spent)
-    sent = commands.add_parser(
-        "communication", help="FedCMD's Fig. 8: the bytes of methods beside FedAvg's"
-    )
-    communication.add_arguments(sent)
-    layers = commands.add_parser("gaussians", help="FedCMD's Fig. 4: the features of each layer")
-    gaussians.add_arguments(layers)
-    density = commands.add_parser("classes", help="FedCMD's Fig. 6: the accuracies of the classes")
-    classes.add_arguments(density)
-    rounds = commands.add_parser("curves", help="plot the accuracy of a table's rows over rounds")
-    rounds.add_argument("table")
-    rounds.add_argument("--scale", choices=SCALES, default="cpu")
-    add_plot(rounds, required=True)
+    for name, (module, text) in FIGURES.items():
+        module.add_arguments(commands.add_parser(name, help=text))
     return parser
 
 
@@ -194,13 +188,8 @@ def _do(options: argparse.Namespace) -> int:
             raise RunError(f"--jobs {options.jobs}: must be at least 1")
         return run(options)
     if options.command in FIGURES:
-        FIGURES[options.command](options)
-    elif options.command == "communication":
-        table = single(options.table)
-        communication.show(store, table, options.scale, options.plot)
-    elif options.command == "curves":
-        table = single(options.table)
-        curves.show(store, table, options.scale, options.plot)
+        module, _ = FIGURES[options.command]
+        module.show(store, options)
     elif options.command == "config":
         table = single(options.table)
         cells = {cell.name: cell for cell in settled(store, table, options.scale, options.row)}

@@ -12,15 +12,13 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from rich import box
-from rich.table import Column, Table
 from scipy import stats
 
-from experiments.figures.saving import add_plot, save_plot
+from experiments.figures.output import add_plot, print_table, save_plot
+from experiments.run.store import Store
 from fedapps.core.errors import RunError
 from fedapps.drawing.pictures import PALETTE, legend, new_axes
 from fedapps.report import directory
-from fedapps.report.console import console
 
 ACCURACIES = ("initial", "personalized")
 GRID = np.linspace(0, 100, 401)
@@ -52,17 +50,15 @@ def accuracies(run: Path, which: str) -> np.ndarray:
     return values
 
 
-def show(options: Namespace) -> None:
+def show(store: Store, options: Namespace) -> None:
     """Print the spread of the accuracies of each run, and draw it if `--plot` is given."""
     found = {run.resolve().name: accuracies(run, options.accuracy) for run in options.runs}
-    heads = ("classes", "lowest", "median", "mean", "highest")
-    table = Table("run", *(Column(head, justify="right") for head in heads), box=box.SIMPLE)
+    rows = []
     for name, values in found.items():
         figures = (values.min(), np.median(values), values.mean(), values.max())
-        table.add_row(name, str(len(values)), *(f"{figure:.2f}" for figure in figures))
-    console().print(table)
-    if options.plot:
-        save_plot(lambda: draw(found, options.accuracy), options.plot)
+        rows.append([name, str(len(values)), *(f"{figure:.2f}" for figure in figures)])
+    print_table(("run", "classes", "lowest", "median", "mean", "highest"), rows)
+    save_plot(lambda: draw(found, options.accuracy), options.plot)
 
 
 def draw(found: Mapping[str, np.ndarray], which: str) -> Figure:

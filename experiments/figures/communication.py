@@ -1,27 +1,23 @@
 """Compare the bytes that a table's methods sent with FedAvg's (FedCMD, Fig. 8)."""
 
-import argparse
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
-from pathlib import Path
 
 from matplotlib.figure import Figure
-from rich import box
-from rich.table import Column
-from rich.table import Table as Printed
 
-from experiments.figures.saving import add_plot, save_plot
+from experiments.figures.output import add_plot, print_table, save_plot
 from experiments.outcomes.cells import outcomes
+from experiments.papers.files import single
 from experiments.papers.table import SCALES, Table
 from experiments.run.store import Store
 from fedapps.core.errors import RunError
 from fedapps.drawing.pictures import BLUE, GREEN, INK, WIDTH, legend, new_axes, stack
-from fedapps.report.console import console
 
 REFERENCES = ("fedavg", "fedavg-ft")  # a column is compared with the first one that it has
 Results = Mapping[str, Mapping[str, float]]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of `python -m experiments communication`."""
     parser.add_argument("table")
     parser.add_argument("--scale", choices=SCALES, default="cpu")
@@ -61,21 +57,16 @@ def results_of(store: Store, table: Table, scale: str) -> Results:
     return {o.cell.name: o.runs[0].costs for o in outcomes(store, table, scale) if o.runs}
 
 
-def show(store: Store, table: Table, scale: str, plot: Path | None) -> None:
-    """Print the table, fewest bytes first, and draw it if `plot` is given."""
-    results = results_of(store, table, scale)
+def show(store: Store, options: Namespace) -> None:
+    """Print the table, fewest bytes first, and draw it if `--plot` is given."""
+    results = results_of(store, single(options.table), options.scale)
     shares = dict(sorted(sent(results).items(), key=lambda item: sum(item[1])))
-    printed = Printed("method", *map(_right, ("down MB", "up MB", "of FedAvg")), box=box.SIMPLE)
+    rows = []
     for name, (down, up) in shares.items():
-        mega = [results[name][key] / 1e6 for key in ("bytes_down", "bytes_up")]
-        printed.add_row(name, *(f"{value:,.1f}" for value in mega), f"{100 * (down + up):.1f}%")
-    console().print(printed)
-    if plot:
-        save_plot(lambda: draw(shares), plot)
-
-
-def _right(title: str) -> Column:
-    return Column(title, justify="right")
+        mega = [f"{results[name][key] / 1e6:,.1f}" for key in ("bytes_down", "bytes_up")]
+        rows.append([name, *mega, f"{100 * (down + up):.1f}%"])
+    print_table(("method", "down MB", "up MB", "of FedAvg"), rows)
+    save_plot(lambda: draw(shares), options.plot)
 
 
 def draw(shares: Mapping[str, tuple[float, float]]) -> Figure:

@@ -15,16 +15,14 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from rich import box
-from rich.table import Column, Table
 
-from experiments.figures.saving import add_plot, save_plot
+from experiments.figures.output import add_plot, print_table, save_plot
+from experiments.run.store import Store
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.data import Dataset
 from fedapps.data.spec import Normalization, image_spec, label_spec
 from fedapps.drawing.pictures import PALETTE, legend, new_axes
-from fedapps.report.console import console
 from fedapps.training.plan import Plan
 from fedapps.training.run_data import RunData
 from fedapps.training.workspace import Workspace
@@ -152,22 +150,17 @@ def lines(setting: Setting, found: Sequence[Cost]) -> Iterator[list[str]]:
         yield [*key, f"{value:,}", *beside]
 
 
-def show(options: Namespace) -> None:
+def show(store: Store, options: Namespace) -> None:
     """Print the table; write the CSV file and draw the figure if asked to."""
     setting = Setting(**{field.name: getattr(options, field.name) for field in fields(Setting)})
     found = costs(setting, options.unfreeze_rounds or UNFREEZE_ROUNDS)
-    numbers = (Column(head, justify="right") for head in HEADS[2:])
-    table = Table(*HEADS[:2], *numbers, box=box.SIMPLE)
-    for line in lines(setting, found):
-        table.add_row(*line)
-    console().print(table)
+    print_table(HEADS, lines(setting, found), texts=2)
     if options.csv:
         with options.csv.open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(("method", "unfreeze_rounds", "cost"))
             writer.writerows((cost.method, cost.unfreeze_rounds, cost.total) for cost in found)
-    if options.plot:
-        save_plot(lambda: draw(found), options.plot)
+    save_plot(lambda: draw(found), options.plot)
 
 
 def with_first_list(found: Sequence[Cost]) -> dict[str, Cost]:

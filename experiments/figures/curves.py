@@ -1,14 +1,15 @@
 """Plot a table's accuracy over rounds, with one line per method."""
 
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
-from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from experiments.figures.saving import save_plot
+from experiments.figures.output import add_plot, save_plot
 from experiments.outcomes.cells import outcomes
-from experiments.papers.table import Table
+from experiments.papers.files import single
+from experiments.papers.table import SCALES, Table
 from experiments.run.store import Store
 from fedapps.core.errors import RunError
 from fedapps.drawing.pictures import WIDTH, new_axes
@@ -18,6 +19,13 @@ WORDS = {
     "accuracy_personalized_weighted": "personalized accuracy by test samples",
 }
 Curves = Mapping[tuple[str, str], Mapping[int, float]]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options of `python -m experiments curves`."""
+    parser.add_argument("table")
+    parser.add_argument("--scale", choices=SCALES, default="cpu")
+    add_plot(parser, required=True)
 
 
 def curves_of(store: Store, table: Table, scale: str) -> Curves:
@@ -57,12 +65,13 @@ def reached(store: Store, table: Table, scale: str) -> tuple[list[str], list[lis
     return heads, lines
 
 
-def show(store: Store, table: Table, scale: str, plot: Path) -> None:
+def show(store: Store, options: Namespace) -> None:
     """Draw the curves into a file; raises `RunError` if there are none."""
-    title, column, curves = table.title, table.follows, curves_of(store, table, scale)
+    table = single(options.table)
+    title, column, curves = table.title, table.follows, curves_of(store, table, options.scale)
     if not curves:
         raise RunError("the table has no curves: no row has run, or its file has no `follows`")
-    save_plot(lambda: draw(title, column, curves), plot)
+    save_plot(lambda: draw(title, column, curves), options.plot)
 
 
 def draw(title: str, column: str, curves: Curves) -> Figure:

@@ -18,14 +18,12 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich import box
-from rich.table import Table
 from scipy import stats
 
-from experiments.figures.saving import add_plot, save_plot
+from experiments.figures.output import add_plot, print_table, save_plot
+from experiments.run.store import Store
 from fedapps.core.errors import RunError
 from fedapps.drawing.pictures import GREY, INK, WIDEST, new_panels
-from fedapps.report.console import console
 
 GRID = np.linspace(-0.5, 1.5, 801)
 
@@ -65,16 +63,16 @@ def gaussians_of(run: Path, clients: Sequence[int]) -> dict[int, list[Gaussian]]
     return found
 
 
-def show(options: Namespace) -> None:
+def show(store: Store, options: Namespace) -> None:
     """Print the means and deviations, and draw the Gaussians if `--plot` is given."""
     found = gaussians_of(options.run, options.clients)
-    table = Table("client", "layer", "mean", "deviation", box=box.SIMPLE)
-    for client, gaussians in found.items():
-        for one in gaussians:
-            table.add_row(str(client), one.name, f"{one.mean:.3f}", f"{one.deviation:.3f}")
-    console().print(table)
-    if options.plot:
-        save_plot(lambda: draw(found), options.plot)
+    rows = (
+        (str(client), one.name, f"{one.mean:.3f}", f"{one.deviation:.3f}")
+        for client, gaussians in found.items()
+        for one in gaussians
+    )
+    print_table(("client", "layer", "mean", "deviation"), rows, texts=4)
+    save_plot(lambda: draw(found), options.plot)
 
 
 def draw(found: Mapping[int, Sequence[Gaussian]]) -> Figure:
