@@ -62,7 +62,7 @@ def exchange(clients: int, steps: int) -> float:
         classes=10,
         batch_size=BATCH,
         dtype=torch.float32,
-        device=torch.device("cpu"),
+        torch_device=torch.device("cpu"),
         join_timeout=60.0,
         step_timeout=60.0,
         round_timeout=600.0,

@@ -72,7 +72,7 @@ def main() -> None:
         classes=2,
         batch_size=1,
         dtype=torch.float32,
-        device=torch.device("cpu"),
+        torch_device=torch.device("cpu"),
         join_timeout=PATIENCE,
         step_timeout=PATIENCE,
         round_timeout=PATIENCE,

@@ -20,7 +20,7 @@ from fedapps.data.dataset import Dataset, Shape, declared
 from fedapps.data.loading import load
 from fedapps.data.notes import notes
 from fedapps.data.own import of_device, specs_of_devices, unlabelled
-from fedapps.data.partition import Share, class_counts, own_share, shares
+from fedapps.data.partition import Share, class_counts, shares
 from fedapps.data.sources import NAMES
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
     "load",
     "notes",
     "of_device",
-    "own_share",
     "shares",
     "specs_of_devices",
     "unlabelled",

@@ -67,7 +67,7 @@ class Rules:
     classes: int
     batch_size: int
     dtype: torch.dtype
-    device: torch.device
+    torch_device: torch.device
     join_timeout: float
     step_timeout: float
     round_timeout: float

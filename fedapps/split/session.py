@@ -253,6 +253,7 @@ class Session:
             self.drop(client, reason)
         else:
             self._last[client] = frame.step
-            data, labels = tensors["data"].to(rules.device), tensors["labels"].to(rules.device)
+            place = rules.torch_device
+            data, labels = tensors["data"].to(place), tensors["labels"].to(place)
             self.bytes_up += data.nbytes + labels.nbytes
             self._waiting[client] = Smashed(client, frame.step, data.requires_grad_(), labels)

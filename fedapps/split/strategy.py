@@ -277,7 +277,7 @@ class SplitStrategy(BaseStrategy):
             classes=space.dataset.classes,
             batch_size=s.batch_size,
             dtype=next(space.model.parameters()).dtype,
-            device=space.torch_device,
+            torch_device=space.torch_device,
             join_timeout=s.join_timeout,
             step_timeout=s.step_timeout,
             round_timeout=s.round_timeout,

@@ -1,13 +1,14 @@
 """Optimizers, which turn gradients into steps: one class each, and a table of their names.
 
 `torch.optim` has classes that compute the same. But the first one that a process creates imports
-torch's compiler (2 to 5 s in every worker), so the classes here call the same kernels through
-torch's functional forms. Another optimizer needs a class here, a line in `OPTIMIZERS`, and its name
-at `optimizer` in `core/settings.py`.
+torch's compiler: 3.9 s in every worker, with torch 2.15, whose own import takes 2.8 s. So the
+classes here call the same kernels through torch's functional forms. Another optimizer needs a class
+here, a line in `OPTIMIZERS`, and its name at `optimizer` in `core/settings.py`.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,14 +28,19 @@ class Optimizer(ABC):
     def __init__(self, parameters: Sequence[nn.Parameter], stage: Stage) -> None:
         self.parameters: list[Tensor] = [*parameters]
         self.stage = stage
+        self.state: dict[int, tuple[Tensor | None, ...]] = {}  # by the place of the parameter
 
     @torch.no_grad()
     def step(self) -> None:
         """Take one step along the gradients and drop them."""
-        moved = [i for i, parameter in enumerate(self.parameters) if parameter.grad is not None]
-        parameters = [self.parameters[i] for i in moved]
+        moved = {i: p for i, p in enumerate(self.parameters) if p.grad is not None}
+        for i, parameter in moved.items():
+            if i not in self.state:
+                self.state[i] = self._new_state(parameter)
         if moved:
-            self._move(moved, parameters, [_gradient(parameter) for parameter in parameters])
+            gradients = [_gradient(parameter) for parameter in moved.values()]
+            states = [list(column) for column in zip(*(self.state[i] for i in moved), strict=True)]
+            self._move([*moved.values()], gradients, *states)
         self.drop()
 
     def drop(self) -> None:
@@ -43,24 +49,22 @@ class Optimizer(ABC):
             parameter.grad = None
 
     @abstractmethod
-    def _move(self, indices: list[int], parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        """Change `parameters` (those at `indices`) in place, and store what the next step needs."""
+    def _new_state(self, parameter: Tensor) -> tuple[Tensor | None, ...]:
+        """Return what is kept of a parameter from step to step, before its first step."""
+
+    @abstractmethod
+    def _move(self, parameters: list[Tensor], gradients: list[Tensor], *states: list[Any]) -> None:
+        """Change parameters and their states in place; `states` has a list for each kind."""
 
 
 class Sgd(Optimizer):
     """SGD with the stage's momentum and weight decay (`torch.optim.SGD`)."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], stage: Stage) -> None:
-        super().__init__(parameters, stage)
-        self.buffers: list[Tensor | None] = [None] * len(self.parameters)
+    def _new_state(self, parameter: Tensor) -> tuple[Tensor | None, ...]:
+        return (torch.zeros_like(parameter) if self.stage.momentum else None,)
 
-    def _move(self, indices: list[int], parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        buffers = [self.buffers[i] for i in indices]
-        missing = sum(buffer is None for buffer in buffers)
-        if 0 < missing < len(buffers):
-            # torch's kernel takes all as new or none; a buffer of zeros gives the same result
-            pairs = zip(parameters, buffers, strict=True)
-            buffers = [torch.zeros_like(p) if b is None else b for p, b in pairs]
+    def _move(self, parameters: list[Tensor], gradients: list[Tensor], *states: list[Any]) -> None:
+        (buffers,) = states
         sgd(
             parameters,
             gradients,
@@ -73,8 +77,6 @@ class Sgd(Optimizer):
             maximize=False,
             fused=True,
         )
-        for i, buffer in zip(indices, buffers, strict=True):
-            self.buffers[i] = buffer
 
 
 class Adam(Optimizer):
@@ -85,24 +87,20 @@ class Adam(Optimizer):
 
     kernel: Callable[..., None] = staticmethod(adam)
 
-    def __init__(self, parameters: Sequence[nn.Parameter], stage: Stage) -> None:
-        super().__init__(parameters, stage)
-        # by parameter: mean of g, mean of g^2, number of steps
-        self.state: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+    def _new_state(self, parameter: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the means of g and of g^2, and the number of steps."""
+        steps = torch.zeros((), device=parameter.device)
+        return torch.zeros_like(parameter), torch.zeros_like(parameter), steps
 
-    def _move(self, indices: list[int], parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        for i, parameter in zip(indices, parameters, strict=True):
-            if i not in self.state:
-                averages = torch.zeros_like(parameter), torch.zeros_like(parameter)
-                self.state[i] = (*averages, torch.zeros((), device=parameter.device))
-        states = [self.state[i] for i in indices]
+    def _move(self, parameters: list[Tensor], gradients: list[Tensor], *states: list[Any]) -> None:
+        means, squares, steps = states
         self.kernel(
             parameters,
             gradients,
-            [mean for mean, _, _ in states],
-            [square for _, square, _ in states],
+            means,
+            squares,
             [],  # the largest mean squares: only for AMSGrad
-            [steps for _, _, steps in states],
+            steps,
             lr=self.stage.lr,
             beta1=0.9,
             beta2=0.999,

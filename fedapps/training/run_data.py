@@ -6,7 +6,6 @@ from threading import Lock
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedapps import data
 from fedapps.core.cache import ByteCache
@@ -82,13 +81,11 @@ class RunData:
         return np.concatenate([share(client).train for client in self.population.training])
 
     def _tensors(self, indices: np.ndarray) -> Samples:
-        return self.place(*self.dataset.tensors(indices))
-
-    def place(self, inputs: Tensor, targets: Tensor) -> Samples:
-        """Move samples to `torch_device`; images channels last, which is up to twice as fast."""
+        """Return samples on the torch device; images channels last, up to twice as fast."""
+        inputs, targets = self.dataset.tensors(indices)
         format_ = torch.channels_last if inputs.dim() == 4 else torch.preserve_format
-        moved = inputs.to(self.torch_device, memory_format=format_)
-        return moved, targets.to(self.torch_device)
+        inputs = inputs.to(self.torch_device, memory_format=format_)
+        return inputs, targets.to(self.torch_device)
 
 
 def _load(settings: Settings) -> data.Dataset:

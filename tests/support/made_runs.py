@@ -16,7 +16,7 @@ def begin_run(folder, *run_config, clients=5, classes=4, name="run"):
     )
     report = Report.create(str(folder), name, config.read(flat), flat)
     draws = np.random.default_rng(0)
-    report.hold(draws.integers(0, 9, (clients, classes)))
+    report.hold(range(clients), draws.integers(0, 9, (clients, classes)))
     return report
 
 

@@ -75,7 +75,7 @@ def make_results(seed=0, clients=5, classes=4):
 def run_to_end(folder, name="run", rounds=3, **extra):
     """Return the report of a finished run; `extra` joins its summary."""
     report = make_report(folder, name, num_rounds=rounds)
-    report.hold(np.arange(20).reshape(5, 4))
+    report.hold(range(5), np.arange(20).reshape(5, 4))
     for round_ in range(1, rounds + 1):
         means = report.evaluation(round_, make_results(seed=round_))
         report.round(
