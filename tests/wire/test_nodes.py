@@ -1,0 +1,344 @@
+"""Which SuperNodes are there and who they are: greeted, waited for, asked again, left out."""
+
+import math
+import time
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedapps.core.errors import RunError
+from fedapps.wire import nodes as nodes_module
+from fedapps.wire.fleet import Fleet
+from fedapps.wire.grid import StreamingGrid
+from fedapps.wire.nodes import NodeRegistry
+from tests.support.fake_grid import FakeGrid, error, said
+
+
+def hello(node, nodes=1, cuda=False, workers=0):
+    return said(node, client="any", nodes=nodes, cuda=cuda, workers=workers)
+
+
+def meet(grid, at_least=1, timeout=5.0):
+    return NodeRegistry(StreamingGrid(grid), at_least, timeout).wait_for_nodes()
+
+
+def test_nodes_that_register_one_by_one_are_waited_for():
+    grid = FakeGrid(
+        polls=[[hello(9, cuda=True)], [hello(3, cuda=True)], [hello(5, cuda=True)]],
+        nodes=[[], [9], [9, 3], [3, 9], [5, 3, 9]],
+    )
+    assert meet(grid, at_least=3) == Fleet([3, 5, 9], cuda=True, workers=0)
+    assert [message.metadata.dst_node_id for message in grid.pushed] == [9, 3, 5]  # once each
+    assert {message.metadata.message_type for message in grid.pushed} == {"query.hello"}
+
+
+def test_a_simulation_says_how_many_nodes_there_will_be():
+    polls = [[hello(1, nodes=2, cuda=True, workers=2)], [hello(2, nodes=2)]]
+    grid = FakeGrid(polls=polls, nodes=[[1], [1], [1, 2]])
+    assert meet(grid) == Fleet([1, 2], cuda=False, workers=2)
+
+
+def test_a_device_speaks_for_itself_only():
+    """Whatever it says of a simulation: one of them could make the run wait for ever."""
+    grid = FakeGrid(polls=[[owner(1, 0, nodes=10**9, workers=7)]], nodes=[[1]])
+    fleet = NodeRegistry(StreamingGrid(grid), 1, 5.0, devices=3).wait_for_nodes()
+    assert (fleet.nodes, fleet.workers, list(fleet.bound)) == ([1], 0, [0])
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=5))
+def test_all_see_a_gpu_only_if_each_does(cuda):
+    hellos = [hello(node, cuda=seen) for node, seen in enumerate(cuda)]
+    grid = FakeGrid(polls=[hellos], nodes=[range(len(cuda))])
+    assert meet(grid) == Fleet(list(range(len(cuda))), cuda=all(cuda), workers=0)
+
+
+def test_a_node_that_left_is_not_counted():
+    grid = FakeGrid(polls=[[hello(1)], [hello(2)], [hello(3)]], nodes=[[1], [2], [2, 3]])
+    assert meet(grid, at_least=2).nodes == [2, 3]
+
+
+def test_too_few_nodes_end_the_run_after_the_timeout():
+    grid = FakeGrid(polls=[[hello(1)]], nodes=[[1]])
+    start = time.monotonic()
+    with pytest.raises(RunError, match=r"^1 of 2 SuperNodes after 0\.1 s \(min-available\)$"):
+        meet(grid, at_least=2, timeout=0.1)
+    assert 0.1 <= time.monotonic() - start < 2
+
+
+def test_a_node_that_never_answers_ends_the_run_after_the_timeout():
+    grid = FakeGrid(nodes=[[1, 2, 3, 4, 5]])
+    with pytest.raises(RunError) as caught:
+        meet(grid, timeout=0.1)
+    assert str(caught.value) == (
+        "0 of 1 SuperNodes after 0.1 s (min-available); no answer from SuperNode 1, SuperNode 2, "
+        "SuperNode 3, 2 more: see what is printed there"
+    )
+
+
+def test_a_node_that_cannot_start_ends_the_run_with_its_reason():
+    with pytest.raises(RunError, match="No module named torch"):
+        meet(FakeGrid(polls=[[error(1, "No module named torch")]], nodes=[[1]]))
+
+
+def owner(node, client, **parts):
+    return said(node, **{"client": client, "train": 5, "test": 5} | parts)
+
+
+def make_registry(grid, devices=3, max_samples=10):
+    return NodeRegistry(StreamingGrid(grid), 1, 5.0, devices, False, max_samples)
+
+
+def greeted(grid):
+    return [message.metadata.dst_node_id for message in grid.pushed]
+
+
+def test_who_never_answers_is_waited_for_once(monkeypatch):
+    monkeypatch.setattr(nodes_module, "HELLO_WAIT", 0.3)
+    grid = FakeGrid(polls=[[owner(1, 0)]], nodes=[[1, 2]])
+    registry, start = make_registry(grid), time.monotonic()
+    assert registry.wait_for_nodes().nodes == [1]
+    first = time.monotonic() - start
+    assert registry.wait_for_nodes().nodes == [1]
+    assert 0.3 <= first < 2 and time.monotonic() - start - first < 0.2
+    assert greeted(grid) == [1, 2, 2], "asked again, as it may have been started anew"
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of the greetings, which runs only while nobody has anything to do."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
+    monkeypatch.setattr(nodes_module, "time", clock)
+    return clock
+
+
+def met(grid, rounds, pause):
+    """The fleets of so many rounds with a pause after each."""
+    registry = NodeRegistry(StreamingGrid(grid), 1, 1000.0, 2, False, 10)
+    for _ in range(rounds):
+        yield [*registry.wait_for_nodes().bound]
+        grid.clock.now += pause
+
+
+class LateGrid(FakeGrid):
+    """SuperNodes 1 and 2; each greeting of the second is answered after `delay` seconds.
+
+    `answers` are its answers; None: that greeting is lost. Then it says that it is client 1.
+    """
+
+    def __init__(self, clock, answers, delay=0.0):
+        super().__init__(nodes=[[1, 2]])
+        self.clock, self.answers, self.delay, self.due = clock, [*answers], delay, {}
+
+    def push_messages(self, messages):
+        ids = super().push_messages(messages)
+        for id_, message in zip(ids, messages, strict=True):
+            node, late = message.metadata.dst_node_id, 0.0
+            answer = owner(node, node - 1)
+            if node == 2:
+                late = self.delay
+                answer = self.answers.pop(0) if self.answers else answer
+            if answer:
+                self.due[id_] = self.clock.now + late, answer({node: message})
+        return ids
+
+    def pull_messages(self, message_ids):
+        (id_,) = message_ids
+        at, _ = self.due.get(id_, (math.inf, None))
+        return [self.due.pop(id_)[1]] if at <= self.clock.now else []
+
+
+@pytest.mark.parametrize("failures", [1, 3])
+@pytest.mark.parametrize("kind", ["error", "problem", "lost"])
+def test_who_fails_its_greeting_is_asked_again_while_the_server_waits(clock, kind, failures):
+    failing = {"error": error(2), "problem": owner(2, 1, problem="no such file"), "lost": None}
+    grid = LateGrid(clock, [failing[kind]] * failures)
+    registry = NodeRegistry(StreamingGrid(grid), 2, 1000.0, 2, False, 10)
+    assert list(registry.wait_for_nodes().bound) == [0, 1]
+    assert greeted(grid) == [1] + [2] * (1 + failures)
+    assert clock.now == pytest.approx(60 * failures, abs=2)
+
+
+@pytest.mark.parametrize("delay", [70, 150])
+def test_who_answers_late_is_heard_although_it_was_asked_again(clock, delay):
+    """Its process may take longer to load the data than it is waited for, each time."""
+    grid = LateGrid(clock, [], delay)
+    registry = NodeRegistry(StreamingGrid(grid), 2, 1000.0, 2, False, 10)
+    assert list(registry.wait_for_nodes().bound) == [0, 1]
+    assert clock.now == pytest.approx(delay, abs=2)
+
+
+@pytest.mark.parametrize(("pause", "problems"), [(30, 1), (30, 2), (600, 1), (600, 2)])
+def test_a_repaired_device_takes_part_in_the_round_after_its_answer(clock, pause, problems):
+    """It is asked in each round, although the answer of the round before comes after its start."""
+    grid = LateGrid(clock, [owner(2, 1, problem="no such file")] * problems, delay=1)
+    found = [*met(grid, problems + 3, pause)]
+    assert found == [[0]] * (problems + 1) + [[0, 1]] * 2
+    assert greeted(grid) == [1] + [2] * (problems + 1)
+
+
+def test_a_device_whose_answer_takes_rounds_is_not_asked_twice(clock):
+    """It would load its data once more."""
+    grid = LateGrid(clock, [owner(2, 1, problem="no such file")], delay=2)
+    assert [*met(grid, 8, 0.5)][-1] == [0, 1] and greeted(grid) == [1, 2, 2]
+
+
+def test_an_answer_from_before_a_failure_does_not_count(clock):
+    """The process that gave it can be the one that failed."""
+    grid = LateGrid(clock, [owner(2, 1), owner(2, 1, train=6), owner(2, 1, train=7)], delay=1)
+    registry = NodeRegistry(StreamingGrid(grid), 1, 1000.0, 2, False, 10)
+    found = []
+    for _ in range(4):
+        fleet = registry.wait_for_nodes()
+        found.append(fleet.bound[1].samples["train"])
+        clock.now += 20
+        if len(found) < 3:  # it fails in the first two rounds
+            registry.recheck([1], fleet)
+        clock.now += 10
+    assert found == [5, 5, 6, 7]
+
+
+def test_what_answers_an_earlier_greeting_than_the_last_answer_counts_for_nothing(clock):
+    """The first process is given up at last, when another one has long said who it is."""
+    grid = LateGrid(clock, [None])
+    registry = NodeRegistry(StreamingGrid(grid), 2, 1000.0, 2, False, 10)
+    there = registry.wait_for_nodes()
+    lost = next(m for m in grid.pushed if m.metadata.dst_node_id == 2)
+    grid.due[lost.metadata.message_id] = clock.now, error(2)({2: lost})
+    assert registry.wait_for_nodes() == registry.wait_for_nodes() == there
+
+
+def test_who_never_answers_is_not_asked_for_more_answers_than_three(clock):
+    grid = LateGrid(clock, [None] * 1000)
+    asked = []
+    pull = grid.pull_messages
+    grid.pull_messages = lambda ids: asked.append((clock.now, *ids)) or pull(ids)
+    with pytest.raises(RunError, match=r"; no answer from SuperNode 2: see what is printed there$"):
+        NodeRegistry(StreamingGrid(grid), 2, 1000.0, 2, False, 10).wait_for_nodes()
+    assert greeted(grid).count(2) == pytest.approx(1000 / 60, abs=1)
+    assert max(Counter(at for at, _ in asked).values()) <= nodes_module.GREETINGS + 1
+
+
+def test_who_comes_again_and_again_and_says_nothing_holds_up_less_each_time(clock):
+    """SuperNode 2 leaves after each round and comes as another one: 60 + 30 + 15 s, not 60 each."""
+    grid = FakeGrid(polls=[[owner(1, 0)]])
+    registry, waits = NodeRegistry(StreamingGrid(grid), 1, 1000.0, 3, False, 10), []
+    for mute in (2, 3, 4, 4):
+        grid.nodes, start = [[1, mute]], clock.now
+        assert registry.wait_for_nodes().nodes == [1]
+        waits.append(clock.now - start)
+    assert waits == pytest.approx([60, 30, 15, 0], abs=1)
+
+
+def test_mute_supernodes_that_come_by_turns_hold_up_no_longer_than_one(clock):
+    """Every 40 s another one: each is there for less than a newcomer may take."""
+    grid = FakeGrid(polls=[[owner(1, 0)]])
+    grid.get_node_ids = lambda: [1, 2 + int(clock.now // 40)]
+    registry = NodeRegistry(StreamingGrid(grid), 1, 1000.0, 3, False, 10)
+    assert registry.wait_for_nodes().nodes == [1]
+    assert clock.now == pytest.approx(60, abs=1)
+
+
+def test_who_did_not_fit_is_asked_again_and_not_waited_for(capsys):
+    grid = FakeGrid(polls=[[owner(1, 0), owner(2, 7)], [], [owner(2, 1)]], nodes=[[1, 2]])
+    registry = make_registry(grid)
+    assert list(registry.wait_for_nodes().bound) == [0]
+    assert list(registry.wait_for_nodes().bound) == [0]
+    assert greeted(grid) == [1, 2, 2]
+    assert list(registry.wait_for_nodes().bound) == [0, 1]
+    assert list(registry.wait_for_nodes().bound) == [0, 1]
+    assert greeted(grid) == [1, 2, 2]
+    assert capsys.readouterr().out.count("left out") == 1
+
+
+def test_who_says_another_client_when_asked_again_does_not_take_its_place(capsys):
+    grid = FakeGrid(polls=[[owner(1, 0), owner(2, 1)], [owner(1, 1)]], nodes=[[1, 2]])
+    registry = make_registry(grid)
+    fleet = registry.wait_for_nodes()
+    assert {client: bound.node for client, bound in fleet.bound.items()} == {0: 1, 1: 2}
+    registry.recheck([0], fleet)
+    registry.wait_for_nodes()
+    fleet = registry.wait_for_nodes()
+    assert {client: bound.node for client, bound in fleet.bound.items()} == {1: 2}
+    assert "left out: SuperNode 1, client 1" in capsys.readouterr().out
+
+
+def test_a_repaired_device_does_not_take_the_place_of_one_that_served_meanwhile(capsys):
+    polls = [[owner(1, 0, problem="no such file"), owner(2, 0)], [owner(1, 0)]]
+    grid = FakeGrid(polls=polls, nodes=[[1, 2]])
+    registry = make_registry(grid)
+    for _ in range(3):
+        assert registry.wait_for_nodes().bound[0].node == 2
+    assert "client-id = 0 is also that of SuperNode 2; change one" in capsys.readouterr().out
+
+
+def test_too_few_because_they_do_not_fit_says_why():
+    grid = FakeGrid(polls=[[owner(1, 3)]], nodes=[[1]])
+    registry = NodeRegistry(StreamingGrid(grid), 1, 0.1, 3, simulated=False)
+    line = r"^0 of 1 SuperNodes .*; left out: SuperNode 1, client 3: client-id = 3: must be 0 to 2"
+    with pytest.raises(RunError, match=line):
+        registry.wait_for_nodes()
+
+
+def test_all_who_do_not_fit_are_named_but_not_endlessly():
+    grid = FakeGrid(polls=[[owner(n, 6 + n) for n in range(1, 6)]], nodes=[[1, 2, 3, 4, 5]])
+    with pytest.raises(RunError) as caught:
+        NodeRegistry(StreamingGrid(grid), 1, 0.1, 3, simulated=False).wait_for_nodes()
+    text = str(caught.value)
+    assert [text.count(f"SuperNode {n}, client {6 + n}: ") for n in range(1, 6)] == [1, 1, 1, 0, 0]
+    assert text.endswith("; 2 more")
+
+
+def test_who_could_not_be_reached_is_asked_again(capsys):
+    grid = FakeGrid(polls=[[owner(1, 0), error(2)], [owner(2, 1)]], nodes=[[1, 2]])
+    registry = make_registry(grid)
+    assert list(registry.wait_for_nodes().bound) == [0]
+    assert list(registry.wait_for_nodes().bound) == [0, 1]
+    assert "left out: SuperNode 2: ?[2Jgone\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("part", ["train", "test", "validation"])
+def test_who_claims_more_samples_than_can_be_is_left_out(part, capsys):
+    grid = FakeGrid(polls=[[owner(1, 0, **{part: 11}), owner(2, 1, **{part: 10})]], nodes=[[1, 2]])
+    assert list(make_registry(grid).wait_for_nodes().bound) == [1]
+    reason = f"it claims 11 {part} samples: at most 10 (max-samples)"
+    assert capsys.readouterr().out.strip().endswith(f"left out: SuperNode 1, client 0: {reason}")
+
+
+def test_who_left_and_came_back_is_greeted_as_new():
+    """With a key a SuperNode has the same id again; its data may be others by then."""
+    polls = [[owner(1, 0), owner(2, 1)], [owner(2, 1, train=9)]]
+    grid = FakeGrid(polls=polls, nodes=[[1, 2], [1], [1, 2]])
+    registry = make_registry(grid)
+    assert registry.wait_for_nodes().bound[1].samples["train"] == 5
+    assert list(registry.wait_for_nodes().bound) == [0]
+    assert registry.wait_for_nodes().bound[1].samples["train"] == 9
+
+
+def test_who_failed_is_asked_again_and_keeps_its_place_meanwhile():
+    grid = FakeGrid(polls=[[owner(1, 0)], [], [owner(1, 0, train=9)]], nodes=[[1]])
+    registry = make_registry(grid)
+    there = registry.wait_for_nodes()
+    registry.recheck([0, 2], there)
+    assert registry.wait_for_nodes() == there
+    assert registry.wait_for_nodes().bound[0].samples["train"] == 9
+    assert greeted(grid) == [1, 1]
+
+
+def test_real_supernodes_are_not_believed_what_a_simulation_says():
+    answers = [hello(1, nodes=10**9, workers=9), error(2)]
+    grid = FakeGrid(polls=[answers], nodes=[[1, 2]])
+    there = make_registry(grid, devices=0).wait_for_nodes()
+    assert (there.nodes, there.workers) == ([1], 0)
+
+
+def test_a_hello_that_is_too_large_or_broken_is_a_short_line(capsys):
+    large, broken = said(2, client="x" * 2**21), said(3, client="x" * 20_000)
+    grid = FakeGrid(polls=[[owner(1, 0), large, broken]], nodes=[[1, 2, 3]])
+    assert make_registry(grid).wait_for_nodes().nodes == [1]
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and all("its answer is broken" in line for line in lines)
+    assert max(map(len, lines)) < 400
