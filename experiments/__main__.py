@@ -205,7 +205,7 @@ def _do(options: argparse.Namespace) -> int:
         for table in having(pick(options.tables), options.scale, options.only):
             listing.rows_of(store, table, options.scale, options.only)
     else:
-        from experiments.publish.results_page import report
+        from experiments.publish.markdown_page import report
 
         report(store, pick(options.tables))
     return 0
