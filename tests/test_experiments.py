@@ -21,12 +21,12 @@ from experiments import __main__ as runner
 from experiments.figures import communication, costs, curves
 from experiments.outcomes.cells import Figure
 from experiments.papers import files, readings
-from experiments.papers.table import Cell, Claim, Reading, Row, Scale, Table, Worst
+from experiments.papers.table import Cell, Claim, Job, Reading, Row, Scale, Table, Worst
 from experiments.publish import charts, html_page, markdown_page, sections
 from experiments.run import rescoring
 from experiments.run.dependent import settled, waits
 from experiments.run.estimate import Estimate
-from experiments.run.jobs import Job, check, groups
+from experiments.run.jobs import check, groups
 from experiments.run.rescoring import can_be_scored_again
 from experiments.run.runner import Runner
 from experiments.run.store import Run, Store, collect, failed_trial, numeric

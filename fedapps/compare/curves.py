@@ -14,19 +14,10 @@ from fedapps.compare.groups import Group, label
 from fedapps.compare.runs import RESULT
 from fedapps.compare.table import headline, scored_on
 from fedapps.drawing import pictures
-from fedapps.drawing.pictures import (
-    ACCURACY,
-    HEIGHT,
-    PALETTE,
-    WIDTH,
-    draw_line,
-    new_panels,
-    title,
-    whole_ticks,
-)
+from fedapps.drawing.pictures import ACCURACY
 
 PANELS = {"accuracy_initial": "initial", RESULT: "personalized"}
-COLOURS = PALETTE[:-1]  # yellow is too pale for a line
+COLOURS = pictures.PALETTE[:-1]  # yellow is too pale for a line
 STROKES = ("-", "--", ":", "-.")
 NARROWEST = 0.1  # of the range: the least that an axis for single evaluations shows
 LETTERS = 12  # characters of a legend per inch
@@ -44,10 +35,10 @@ def draw(comparison: Comparison) -> Figure:
     groups, panels = comparison.groups, _panels(comparison.groups)
     labels = [_sign(group, comparison.keys) for group in groups]
     once = all(len(group.curve(RESULT)) < 2 for group in groups)
-    width = WIDTH if len(panels) == 1 else 1.5 * WIDTH
+    width = pictures.WIDTH if len(panels) == 1 else 1.5 * pictures.WIDTH
     columns = max(1, int(LETTERS * width / (6 + max(map(len, labels)))))
     height = LINE * len(groups) if once else LINE * -(-len(groups) // columns)
-    figure, axes = new_panels(len(panels), (width, HEIGHT + height))
+    figure, axes = pictures.new_panels(len(panels), (width, pictures.HEIGHT + height))
     for axis, (name, text) in zip(axes, panels.items(), strict=True):
         if once:
             _draw_points(axis, groups, name, labels)
@@ -69,7 +60,7 @@ def draw(comparison: Comparison) -> Figure:
             title=told,
             alignment="left",
         )
-    title(figure, headline(comparison))
+    pictures.title(figure, headline(comparison))
     return figure
 
 
@@ -89,11 +80,11 @@ def _draw_lines(axes: Axes, groups: list[Group], name: str, labels: list[str]) -
     for group, text, (colour, stroke) in zip(groups, labels, _signs(), strict=False):
         mean, low, high = _bounds(group.curve(name))
         band = (low, high) if len(mean) > 1 and len(group.runs) > 1 else None
-        draw_line(axes, mean, colour, text, stroke, band)
+        pictures.draw_line(axes, mean, colour, text, stroke, band)
         if len(mean) == 1:
             axes.errorbar(mean.index, mean, [mean - low, high - mean], color=colour, capsize=3)
     axes.set_ylim(*ACCURACY.limits(*axes.get_ylim()))
-    whole_ticks(axes.xaxis, 10)
+    pictures.whole_ticks(axes.xaxis, 10)
 
 
 def _draw_points(axes: Axes, groups: list[Group], name: str, labels: list[str]) -> None:

@@ -6,26 +6,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from fedapps.drawing.pictures import (
-    ACCURACY,
-    BLUE,
-    GREEN,
-    INK,
-    OTHERS,
-    RED,
-    Bounds,
-    draw_line,
-    legend,
-    new_axes,
-    title,
-    whole_ticks,
-)
+from fedapps.drawing import pictures
+from fedapps.drawing.pictures import ACCURACY
 from fedapps.method.figures import Figure
 from fedapps.report.caption import Caption
 from fedapps.report.units import byte_unit, human, human_bytes
 
-INITIAL, PERSONALIZED = RED, BLUE
-FURTHER = (GREEN, *OTHERS)  # colors of further figures, in their order
+INITIAL, PERSONALIZED = pictures.RED, pictures.BLUE
+FURTHER = (pictures.GREEN, *pictures.OTHERS)  # colors of further figures, in their order
 AXIS = f"mean {ACCURACY.label}"
 BAND = "± std over clients, personalized"
 COSTS = ["bytes_down", "bytes_up", "train_macs"]
@@ -49,44 +37,41 @@ def draw_accuracy(evaluated: pd.DataFrame, figures: Sequence[Figure], caption: C
     """
     if len(evaluated) == 1:
         return _draw_once(evaluated, figures, caption)
-    picture, axes = new_axes("round", AXIS)
+    picture, axes = pictures.new_axes("round", AXIS)
     _draw_lines(axes, evaluated, evaluated["round"], figures, _spread(evaluated))
-    whole_ticks(axes.xaxis, 12)
-    legend(axes, f"Mean over {caption.scored}")
-    title(picture, caption.title)
+    pictures.whole_ticks(axes.xaxis, 12)
+    pictures.legend(axes, f"Mean over {caption.scored}")
     return picture
 
 
-def draw_communication(
-    evaluated: pd.DataFrame, figures: Sequence[Figure], caption: Caption
-) -> Picture:
+def draw_communication(evaluated: pd.DataFrame, figures: Sequence[Figure]) -> Picture:
     """Draw the mean accuracies over the bytes that training has sent up and down so far."""
     last = evaluated.iloc[-1]
     size, unit = byte_unit(last["bytes"])
-    picture, axes = new_axes(f"sent in training, up and down, by all clients ({unit})", AXIS)
+    text = f"sent in training, up and down, by all clients ({unit})"
+    picture, axes = pictures.new_axes(text, AXIS)
     _draw_lines(axes, evaluated, evaluated["bytes"] / size, figures)
     axes.set_xlim(left=0)
     down, up = human_bytes(last["bytes_down"]), human_bytes(last["bytes_up"])
     macs = human(last["train_macs"])
-    legend(axes, f"In all {down} down, {up} up, {macs} multiply-accumulates of training")
-    title(picture, caption.title)
+    pictures.legend(axes, f"In all {down} down, {up} up, {macs} multiply-accumulates of training")
     return picture
 
 
 def _draw_once(evaluated: pd.DataFrame, figures: Sequence[Figure], caption: Caption) -> Picture:
-    picture, axes = new_axes("", AXIS)
+    picture, axes = pictures.new_axes("", AXIS)
     curves = _curves(evaluated, figures)
     for place, (values, colour) in enumerate(curves.values()):
         axes.bar(place, values.iloc[0], 0.5, color=colour)
-    (values, _), last = list(curves.values())[-1], len(curves) - 1
-    spread = [[abs(values.iloc[0] - bound.iloc[0])] for bound in _spread(evaluated)]
-    axes.errorbar(last, values.iloc[0], spread, color=INK, capsize=4, linewidth=1, label=BAND)
+    mean, last = list(curves.values())[-1][0].iloc[0], len(curves) - 1
+    spread = [[abs(mean - bound.iloc[0])] for bound in _spread(evaluated)]
+    ink = pictures.INK
+    axes.errorbar(last, mean, spread, color=ink, capsize=4, linewidth=1, label=BAND)
     shown = [f"{name}\n{ACCURACY.text(values.iloc[0])}" for name, (values, _) in curves.items()]
     axes.set_xticks(range(len(curves)), shown)
     axes.set_xlim(-1, len(curves))
     axes.set_ylim(*ACCURACY.limits(0, 101))
-    legend(axes, f"Mean over {caption.scored}, after round {evaluated['round'].iloc[0]}")
-    title(picture, caption.title)
+    pictures.legend(axes, f"Mean over {caption.scored}, after round {evaluated['round'].iloc[0]}")
     return picture
 
 
@@ -112,16 +97,16 @@ def _draw_lines(
     evaluated: pd.DataFrame,
     x: pd.Series,
     figures: Sequence[Figure],
-    band: Bounds | None = None,
+    band: pictures.Bounds | None = None,
 ) -> None:
     """Draw the curves over x; the band is that of the personalized one, which is last."""
     for name, (values, colour) in _curves(evaluated, figures).items():
         around = band if colour == PERSONALIZED else None
-        draw_line(axes, values.set_axis(x), colour, name, band=around, band_name=BAND)
+        pictures.draw_line(axes, values.set_axis(x), colour, name, band=around, band_name=BAND)
     axes.set_ylim(*ACCURACY.limits(*axes.get_ylim()))
 
 
-def _spread(evaluated: pd.DataFrame) -> Bounds:
+def _spread(evaluated: pd.DataFrame) -> pictures.Bounds:
     """Return the lower and the upper bound of the personalized accuracy's spread, in percent."""
     mean, std = (evaluated[f"accuracy_personalized{end}"] for end in ("", "_std"))
     return ACCURACY.around(mean, std)

@@ -10,24 +10,11 @@ from matplotlib.colors import PowerNorm
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure as Picture
 
-from fedapps.drawing.pictures import (
-    ACCURACY,
-    BLUE,
-    GREY,
-    HEIGHT,
-    PALE,
-    RED,
-    WIDEST,
-    WIDTH,
-    legend,
-    new_pair,
-    stack,
-    title,
-    whole_ticks,
-)
+from fedapps.drawing import pictures
+from fedapps.drawing.pictures import ACCURACY
 from fedapps.report.caption import Caption
 
-INITIAL, PERSONALIZED = RED, BLUE
+INITIAL, PERSONALIZED = pictures.RED, pictures.BLUE
 FEW = 25  # up to this many clients or classes, names are upright, and classes keep their order
 NAMED = 110  # up to this many, every client and class is named
 LETTERS = 80  # up to this many characters in all, sums are written above their bars
@@ -44,9 +31,9 @@ def draw_clients(clients: pd.DataFrame, caption: Caption) -> Picture:
     sizes = {"training": ordered["num_train"], caption.samples: ordered["num_test"]}
     _draw_samples(lower, sizes)
     _name_places(lower, ordered["client"], "client")
-    legend(upper, f"Each client on its {caption.samples} samples, round {ordered['round'].iloc[0]}")
-    legend(lower)
-    title(picture, caption.title)
+    round_ = ordered["round"].iloc[0]
+    pictures.legend(upper, f"Each client on its {caption.samples} samples, round {round_}")
+    pictures.legend(lower)
     return picture
 
 
@@ -59,19 +46,21 @@ def draw_classes(classes: pd.DataFrame, caption: Caption) -> Picture:
     _draw_samples(lower, {caption.samples: ordered["num_test"]})
     lower.set_ylabel(f"{caption.samples} samples")
     _name_places(lower, ordered["class"], "class", ordered=few)
-    legend(upper, f"Each class, over the {caption.samples} samples of all clients together")
-    title(picture, caption.title)
+    pictures.legend(
+        upper, f"Each class, over the {caption.samples} samples of all clients together"
+    )
     return picture
 
 
-def draw_holdings(class_counts: np.ndarray, caption: Caption) -> Picture:
+def draw_holdings(class_counts: np.ndarray) -> Picture:
     """Draw how many training samples of each class each client holds.
 
     `class_counts` is [clients, classes].
     """
     clients, classes = class_counts.shape
-    height = max(HEIGHT + 0.8, min(0.085 * classes + 1.4, WIDEST))
-    picture, upper, lower = new_pair((_width(clients), height), heights=(0.8, height - 1.6))
+    height = max(pictures.HEIGHT + 0.8, min(0.085 * classes + 1.4, pictures.WIDEST))
+    size, heights = (_width(clients), height), (0.8, height - 1.6)
+    picture, upper, lower = pictures.new_pair(size, heights)
     _draw_samples(upper, {"training": class_counts.sum(axis=1)})
     lower.grid(False)
     # The square root keeps a handful of samples visible next to hundreds.
@@ -81,23 +70,23 @@ def draw_holdings(class_counts: np.ndarray, caption: Caption) -> Picture:
         edgecolors="face", linewidth=0.05,  # otherwise a PDF shows fine white lines
     )  # fmt: skip
     lower.set_ylabel("class")
-    whole_ticks(lower.yaxis, 20 if classes <= FEW else 10)
+    pictures.whole_ticks(lower.yaxis, 20 if classes <= FEW else 10)
     _name_places(lower, range(clients), "client", ordered=True)
     bar = picture.colorbar(image, ax=[upper, lower], label="samples", pad=0.02, aspect=40)
     bar.outline.set_visible(False)
     subject = f"Training samples of each client and class, {class_counts.sum():,} in all"
     upper.set_title(subject, loc="left", fontsize=9)
-    title(picture, caption.title)
     return picture
 
 
 def _new_parts(count: int) -> tuple[Picture, Axes, Axes]:
     """Return a plot for `count` clients or classes: accuracies above, samples below."""
-    return new_pair((_width(count), HEIGHT + 1), heights=(3, 1))
+    return pictures.new_pair((_width(count), pictures.HEIGHT + 1), heights=(3, 1))
 
 
 def _width(count: int) -> float:
-    return min(max(WIDTH, 0.1 * count + 1.2), WIDEST) if FEW < count <= NAMED else WIDTH
+    wide = 0.1 * count + 1.2 if FEW < count <= NAMED else 0.0
+    return min(max(pictures.WIDTH, wide), pictures.WIDEST)
 
 
 def _worst_first(table: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -114,7 +103,8 @@ def _draw_changes(axes: Axes, table: pd.DataFrame) -> None:
     same = bool((initial == personalized).all())
     if not same:
         if len(x) <= MANY:
-            axes.vlines(x, initial, personalized, color=PALE, linewidth=min(1.4, 150 / len(x)))
+            width = min(1.4, 150 / len(x))
+            axes.vlines(x, initial, personalized, color=pictures.PALE, linewidth=width)
         _draw_dots(axes, initial, INITIAL, "initial", size)
     label = "initial = personalized" if same else "personalized"
     _draw_dots(axes, personalized, PERSONALIZED, label, size)
@@ -130,8 +120,8 @@ def _draw_dots(axes: Axes, values: pd.Series, colour: str, label: str, size: flo
 def _draw_samples(axes: Axes, sizes: Mapping[str, pd.Series | np.ndarray]) -> None:
     """Stack bars of the samples of each client or class, with their sum if there is room."""
     places = np.arange(len(next(iter(sizes.values()))))
-    parts = zip(sizes, sizes.values(), (PALE, GREY), strict=False)
-    total = stack(axes, places, parts)
+    parts = zip(sizes, sizes.values(), (pictures.PALE, pictures.GREY), strict=False)
+    total = pictures.stack(axes, places, parts)
     axes.set_ylabel("samples")
     if len(total) * (1 + len(str(max(total)))) <= LETTERS:
         axes.bar_label(cast(BarContainer, axes.containers[-1]), total, fontsize=7, padding=1)
@@ -151,7 +141,7 @@ def _name_places(
         if count > FEW:
             axes.tick_params("x", labelrotation=90, labelsize=6, length=2, pad=1.5)
     elif ordered:
-        whole_ticks(axes.xaxis, 12)
+        pictures.whole_ticks(axes.xaxis, 12)
     else:  # too many to name; their table has the names
         axes.set_xticks([])
         axes.set_xlabel(f"{count} {what}{'es' if what == 'class' else 's'}{how}")
