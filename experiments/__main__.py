@@ -40,11 +40,11 @@ from experiments.figures import classes, communication, costs, curves, gaussians
 from experiments.outcomes.tidy import write_csv
 from experiments.papers import readings
 from experiments.papers.files import having, pick, single, tables
-from experiments.papers.table import SCALES
+from experiments.papers.table import SCALES, Job
 from experiments.run import listing
-from experiments.run.dependent import Pair, settled, split
+from experiments.run.dependent import settled, split
 from experiments.run.estimate import Estimate
-from experiments.run.jobs import Job, check
+from experiments.run.jobs import check
 from experiments.run.runner import Runner
 from experiments.run.store import Store
 from fedapps.compare.grid import read_seeds
@@ -88,24 +88,22 @@ def run(options: argparse.Namespace) -> int:
     failed, tried = list[str](), set[str]()
     while True:  # again when rows have run whose results other rows need
         ready, waiting = split(store, parts, options.scale, options.only)
-        jobs = [job for pair in ready if (job := Job(*pair)).name not in tried]
+        jobs = [job for job in ready if job.name not in tried]
         if not jobs:
             break
         check(jobs, columns)
         failed += work.run(jobs)
         tried |= {job.name for job in jobs}
     write_csv(store)
-    for pair in waiting:
-        print(f"{Job(*pair).name}: has not run, because it needs others", file=sys.stderr)
+    for job in waiting:
+        print(f"{job.name}: has not run, because it needs others", file=sys.stderr)
     for name in failed:
         print(f"error: {name} failed", file=sys.stderr)
     return 1 if failed else 0
 
 
-def _announce(work: Runner, ready: Sequence[Pair], waiting: Sequence[Pair]) -> int:
+def _announce(work: Runner, jobs: list[Job], later: list[Job]) -> int:
     """Print the rows that would run and how long they would take."""
-    jobs = [Job(*pair) for pair in ready]
-    later = [Job(*pair) for pair in waiting]
     estimate, total, known = Estimate(work.store), 0.0, True
     undone = work.open_groups(jobs)
     trains = {group.trains for group in undone}
@@ -206,7 +204,7 @@ def _do(options: argparse.Namespace) -> int:
         for table in having(pick(options.tables), options.scale, options.only):
             listing.rows_of(store, table, options.scale, options.only)
     else:
-        from experiments.publish.results_page import report
+        from experiments.publish.markdown_page import report
 
         report(store, pick(options.tables))
     return 0

@@ -32,7 +32,7 @@ def sent(results: Results) -> dict[str, tuple[float, float]]:
     whole: dict[str, float] = {}
     for reference in reversed(REFERENCES):
         for cell, row in results.items():
-            name, column = _parts(cell)
+            name, _, column = cell.partition("@")
             if name == reference:
                 whole[column] = row["bytes_down"] + row["bytes_up"]
     if not whole:
@@ -42,14 +42,8 @@ def sent(results: Results) -> dict[str, tuple[float, float]]:
     return {
         cell: (row["bytes_down"] / whole[column], row["bytes_up"] / whole[column])
         for cell, row in results.items()
-        if (column := _parts(cell)[1]) in whole
+        if (column := cell.partition("@")[2]) in whole
     }
-
-
-def _parts(cell: str) -> tuple[str, str]:
-    """Split a cell's name into row and column ("" if the table has no columns)."""
-    row, _, column = cell.partition("@")
-    return row, column
 
 
 def results_of(store: Store, table: Table, scale: str) -> Results:

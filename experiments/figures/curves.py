@@ -68,10 +68,10 @@ def reached(store: Store, table: Table, scale: str) -> tuple[list[str], list[lis
 def show(store: Store, options: Namespace) -> None:
     """Draw the curves into a file; raises `RunError` if there are none."""
     table = single(options.table)
-    title, column, curves = table.title, table.follows, curves_of(store, table, options.scale)
+    curves = curves_of(store, table, options.scale)
     if not curves:
         raise RunError("the table has no curves: no row has run, or its file has no `follows`")
-    save_plot(lambda: draw(title, column, curves), options.plot)
+    save_plot(lambda: draw(table.title, table.follows, curves), options.plot)
 
 
 def draw(title: str, column: str, curves: Curves) -> Figure:
@@ -79,11 +79,10 @@ def draw(title: str, column: str, curves: Curves) -> Figure:
     figure, axes = new_axes("round", f"{WORDS.get(column, column)}, %", (WIDTH, 3.8))
     axes.set_title(title)
     ends = {key: 100 * curve[max(curve)] for key, curve in curves.items()}
-    low = min(min(curve.values()) for curve in curves.values())
-    gap = 4.5 * (100 * max(max(c.values()) for c in curves.values()) - 100 * low) / 100
+    values = [value for curve in curves.values() for value in curve.values()]
+    gap = 4.5 * (max(values) - min(values))
     last, one_seed = max(map(max, curves.values())), len({seed for _, seed in curves}) == 1
-    place = -1e9
-    palette = mpl.color_sequences["tab10"]
+    place, palette = -1e9, mpl.color_sequences["tab10"]
     for index, key in enumerate(sorted(curves, key=lambda key: ends[key])):
         curve = curves[key]
         rounds, values = [*curve], [100 * value for value in curve.values()]

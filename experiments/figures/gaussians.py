@@ -16,7 +16,6 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
 
@@ -83,15 +82,11 @@ def draw(found: Mapping[int, Sequence[Gaussian]]) -> Figure:
         shades = mpl.colormaps["viridis"](np.linspace(0, 0.9, len(gaussians) - 2))
         for one, color in zip(gaussians, [GREY, *shades, INK], strict=True):
             style = "--" if one.name in "xy" else "-"
-            _curve(axes, one, color=color, linestyle=style, label=one.name)
+            look: dict[str, Any] = {"color": color, "linestyle": style, "label": one.name}
+            if one.deviation > 0:
+                axes.plot(GRID, stats.norm.pdf(GRID, one.mean, one.deviation), **look)
+            else:  # all values are the same, as the labels can be
+                axes.axvline(one.mean, **look)
     panels[0].set_ylabel("density")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper")
     return figure
-
-
-def _curve(axes: Axes, one: Gaussian, **look: Any) -> None:
-    """Draw the density; a line upwards if all values are the same, as the labels can be."""
-    if one.deviation > 0:
-        axes.plot(GRID, stats.norm.pdf(GRID, one.mean, one.deviation), **look)
-    else:
-        axes.axvline(one.mean, **look)

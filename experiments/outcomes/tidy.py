@@ -1,11 +1,10 @@
 """Write results/<scale>.csv: one line per run, with all its figures."""
 
-import csv
-import io
 from pathlib import Path
 
 from experiments.run.store import COSTS, Run, Store
 from fedapps.core.files import write_whole
+from fedapps.report.directory import csv_text
 
 ABOUT = ("table", "row", "column", "scale", "seed", "strategy", "rounds", "config")
 SPENT = ("seconds", "seconds_per_round", *COSTS)
@@ -19,11 +18,9 @@ def write_csv(store: Store) -> list[Path]:
         those = [run for run in runs if run.scale == scale]
         figures = dict.fromkeys(name for run in those for name in sorted(run.figures))
         path = store.folder / f"{scale}.csv"
-        text = io.StringIO()
-        writer = csv.DictWriter(text, (*ABOUT, *figures, *SPENT), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(line(run) for run in those)
-        write_whole(path, text.getvalue().encode())
+        columns = (*ABOUT, *figures, *SPENT)
+        rows = ([values.get(name) for name in columns] for values in map(line, those))
+        write_whole(path, csv_text([columns, *rows]).encode())
         written.append(path)
     return written
 

@@ -2,33 +2,18 @@
 
 import tomllib
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from experiments import HERE
-from experiments.papers.table import Claim, Row, Scale, Table, matches
+from experiments.papers.table import Table, matches
 from fedapps.core.errors import RunError
 from fedapps.core.words import did_you_mean
 
-
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a table's TOML file."""
-
-    title: str
-    base: str
-    source: str
-    rows: tuple[Row, ...]
-    note: str = ""
-    columns: dict[str, str] = {}
-    scales: dict[str, Scale] = {}
-    follows: str = ""
-    thresholds: tuple[int, ...] = ()
-    over: str = ""
-    claims: tuple[Claim, ...] = ()
-    yardstick: str = ""
-    alone: str = ""
+FIELDS = {field.name for field in fields(Table)} - {"name"}
 
 
 def tables() -> dict[str, Table]:
@@ -36,12 +21,11 @@ def tables() -> dict[str, Table]:
     found = {}
     for path in sorted((HERE / "tables").glob("*.toml")):
         try:
-            read: _File = msgspec.convert(_parsed(path), _File)
+            table = msgspec.convert({**_parsed(path), "name": path.stem}, Table)
         except msgspec.ValidationError as error:
             raise RunError(f"{path.name}: {error}") from error
-        _check_names(path.name, read)
-        fields: dict[str, Any] = msgspec.structs.asdict(read)
-        found[path.stem] = Table(name=path.stem, **fields)
+        _check_names(path.name, table)
+        found[path.stem] = table
     return found
 
 
@@ -86,26 +70,29 @@ def _beginning(name: str, known: Iterable[str]) -> list[str]:
 
 def _parsed(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        content = tomllib.loads(path.read_text("utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise RunError(f"{path.name}: {error}") from error
+    if unknown := [key for key in content if key not in FIELDS]:
+        raise RunError(f"{path.name}: unknown field {unknown[0]}{did_you_mean(unknown[0], FIELDS)}")
+    return content
 
 
-def _check_names(file: str, read: _File) -> None:
+def _check_names(file: str, table: Table) -> None:
     """Raise `RunError` for rows of the same name, and for a name or pattern without a row."""
-    names, columns = [row.name for row in read.rows], [*read.columns] or [""]
+    names, columns = [row.name for row in table.rows], [*table.columns] or [""]
     if len(set(names)) != len(names):
         raise RunError(f"{file}: two rows have the same name")
-    named = [("a claim", n) for c in read.claims for n in (c.better, *c.than, *c.published)]
-    named += [(f"row {row.name}", row.worst.row) for row in read.rows if row.worst]
+    named = [("a claim", n) for c in table.claims for n in (c.better, *c.than, *c.published)]
+    named += [(f"row {row.name}", row.worst.row) for row in table.rows if row.worst]
     for who, name in named:
         if name not in names:
             unknown = f"{who} names row {name}, which does not exist"
             raise RunError(f"{file}: {unknown}{did_you_mean(name, names)}")
-    for scale, part in read.scales.items():
+    for scale, part in table.scales.items():
         _check_patterns(f"{file}: scale {scale}: row", part.rows, names)
         _check_patterns(f"{file}: scale {scale}: column", part.columns, columns)
-    for row in read.rows:
+    for row in table.rows:
         _check_patterns(f"{file}: row {row.name}: column", row.columns, columns)
 
 

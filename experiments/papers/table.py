@@ -142,6 +142,19 @@ class Cell:
         return config.parse([str(self.table.base_file), *filter(None, changes)])
 
 
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A cell and a seed."""
+
+    cell: Cell
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The name to print."""
+        return f"{self.cell.table.name} {self.cell.name} s{self.seed}"
+
+
 @dataclass(frozen=True)
 class Table:
     """A paper's table; the docstring of this module explains the fields."""

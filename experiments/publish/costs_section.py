@@ -2,7 +2,7 @@
 
 from experiments.figures.costs import HEADS, PAPER, costs, lines, with_first_list
 from experiments.publish import charts
-from experiments.publish.html_page import Section
+from experiments.publish.sections import Section
 
 ABOUT = (
     "FedSeq, Tables 5 and 6 and Fig. 8. A cost is the number of parameters that a round trains, "

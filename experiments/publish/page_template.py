@@ -89,9 +89,10 @@ intervals are not corrected for the number of claims. This table counts the verd
 <article id="{{ part.name }}">
 <h3>{{ part.title }}</h3>
 <p class="soft">{{ part.about|inline }}</p>
-{% if part.said %}<p class="said">{{ part.said }}</p>{% endif %}
+{% if part.said %}<p class="said">{{ part.said }} {{ part.left_out }}</p>{% endif %}
 {% if part.rows %}
-{{ grid(part.title, part.heads, part.rows) }}
+{% set heads, rows = part.without('s/round') %}
+{{ grid(part.title, heads, rows) }}
 {% endif %}
 {% if part.chosen %}
 <p class="soft">The settings of each method, which were the best of its trials on validation

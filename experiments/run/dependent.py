@@ -11,11 +11,9 @@ The clients are chosen on test samples, so use this only to repeat a paper that 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from experiments.papers.table import Cell, Table
+from experiments.papers.table import Cell, Job, Table
 from experiments.run import tuning
 from experiments.run.store import Run, Store
-
-Pair = tuple[Cell, int]  # a cell and a seed: what one run is about
 
 
 def settled(store: Store, table: Table, scale: str, only: str = "*") -> Iterator[Cell]:
@@ -40,12 +38,12 @@ def waits(cell: Cell, seed: int) -> bool:
     return cell.row.worst is not None and seed not in cell.of_seed
 
 
-def needed(store: Store, cell: Cell, seed: int) -> list[Pair]:
+def needed(store: Store, cell: Cell, seed: int) -> list[Job]:
     """Return the runs that are still missing for the settings of a cell."""
-    pairs = [(trial, tuning.first_seed(trial)) for trial in tuning.untried(store, [cell])]
+    jobs = [Job(trial, tuning.first_seed(trial)) for trial in tuning.untried(store, [cell])]
     if cell.row.worst and not store.find(_other(cell), seed):
-        pairs.append((_other(cell), seed))
-    return pairs
+        jobs.append(Job(_other(cell), seed))
+    return jobs
 
 
 def worst(cell: Cell, run: Run) -> str:
@@ -67,21 +65,18 @@ def _other(cell: Cell) -> Cell:
 
 def split(
     store: Store, tables: Iterable[tuple[Table, list[int]]], scale: str, only: str
-) -> tuple[list[Pair], list[Pair]]:
+) -> tuple[list[Job], list[Job]]:
     """Return what can run now (with what other rows need), and the rows that wait for that."""
-    first: dict[tuple[str, str, int], Pair] = {}
-    ready: list[Pair] = []
-    waiting: list[Pair] = []
+    first, ready, waiting = dict[str, Job](), list[Job](), list[Job]()
     for table, seeds in tables:
         known = {cell.name: cell for cell in settled(store, table, scale, only)}
         for seed in seeds:
             for cell in table.cells(scale, only):
                 now = known.get(cell.name)
                 if now and not waits(now, seed):
-                    ready.append((now, seed))
+                    ready.append(Job(now, seed))
                 else:
-                    waiting.append((cell, seed))
-                    pairs = needed(store, cell, seed)
-                    first |= {(table.name, each.name, one): (each, one) for each, one in pairs}
-    done = {(cell.table.name, cell.name, seed) for cell, seed in ready}
-    return [pair for name, pair in first.items() if name not in done] + ready, waiting
+                    waiting.append(Job(cell, seed))
+                    first |= {job.name: job for job in needed(store, cell, seed)}
+    done = {job.name for job in ready}
+    return [job for name, job in first.items() if name not in done] + ready, waiting

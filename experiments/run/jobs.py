@@ -1,27 +1,14 @@
-"""Jobs, which are cells with a seed, and groups of jobs with the same training."""
+"""Groups of jobs with the same training, and the check of jobs before any of them runs."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.papers import readings
-from experiments.papers.table import Cell
+from experiments.papers.table import Job
 from experiments.run import rescoring
 from fedapps.core import config
 from fedapps.core.errors import RunError
-
-
-@dataclass(frozen=True, eq=False)
-class Job:
-    """A cell and a seed."""
-
-    cell: Cell
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """The name to print."""
-        return f"{self.cell.table.name} {self.cell.name} s{self.seed}"
 
 
 @dataclass(frozen=True, eq=False)

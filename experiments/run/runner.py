@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from experiments.papers.table import Job
 from experiments.run import rescoring
 from experiments.run.estimate import Estimate
-from experiments.run.jobs import Group, Job, groups
+from experiments.run.jobs import Group, groups
 from experiments.run.screen import Screen
 from experiments.run.store import Run, Store, collect, failed_trial, interrupted
 from fedapps.compare.workers import Worker, stop

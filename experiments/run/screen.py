@@ -8,7 +8,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from experiments.run.jobs import Job
+from experiments.papers.table import Job
 from fedapps.report import directory
 from fedapps.report.units import clock
 

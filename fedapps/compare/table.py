@@ -36,7 +36,8 @@ def show(comparison: Comparison) -> None:
     screen.print(headline(comparison), style="bold", soft_wrap=True)
     spread = f", {sign} standard deviation over seeds"
     several = any(len(group.runs) > 1 for group in comparison.groups)
-    what = comparison.metric.plural + ("" if comparison.metric.more_is_better else ", less is better,")
+    metric = comparison.metric
+    what = metric.plural if metric.more_is_better else f"{metric.plural} (less is better)"
     screen.print(f"{what} on {scored_on(comparison)}{spread if several else ''}")
     screen.print(scores(comparison, sign))
     if not _settings(comparison):

@@ -18,7 +18,6 @@ from fedapps.drawing.pictures import (
     legend,
     limits,
     new_axes,
-    title,
     whole_ticks,
 )
 from fedapps.method.figures import Figure
@@ -54,7 +53,6 @@ def draw_scores(evaluated: pd.DataFrame, figures: Sequence[Figure], caption: Cap
     _draw_lines(axes, evaluated, caption, evaluated["round"], figures, True)
     whole_ticks(axes.xaxis, 12)
     legend(axes, f"Mean over {caption.scored}")
-    title(picture, caption.title)
     return picture
 
 
@@ -72,7 +70,6 @@ def draw_communication(
     down, up = human_bytes(last["bytes_down"]), human_bytes(last["bytes_up"])
     macs = human(last["train_macs"])
     legend(axes, f"In all {down} down, {up} up, {macs} multiply-accumulates of training")
-    title(picture, caption.title)
     return picture
 
 
@@ -94,7 +91,6 @@ def _draw_once(evaluated: pd.DataFrame, figures: Sequence[Figure], caption: Capt
     high = 101.0 if metric.unit else axes.get_ylim()[1]
     axes.set_ylim(*limits(metric, 0, high))
     legend(axes, f"Mean over {caption.scored}, after round {evaluated['round'].iloc[0]}")
-    title(picture, caption.title)
     return picture
 
 

@@ -7,9 +7,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from fedapps.core.words import number
-from fedapps.drawing.pictures import PALETTE, legend, new_pair, stack, title, whole_ticks
+from fedapps.drawing.pictures import PALETTE, legend, new_pair, stack, whole_ticks
 from fedapps.method.figures import EventPlot
-from fedapps.report.caption import Caption
 
 FEW = 12  # up to this many rounds, each has a tick
 ROUNDS = 6  # the x axis is at least as long as for this many rounds
@@ -24,7 +23,7 @@ def read_categories(folder: Path, plot: EventPlot) -> pd.DataFrame:
     return events[["round", "kind"]].assign(category=parts[0], value=value)
 
 
-def draw_categories(events: pd.DataFrame, plot: EventPlot, caption: Caption) -> Figure:
+def draw_categories(events: pd.DataFrame, plot: EventPlot) -> Figure:
     """Draw counts per category and round (bars), and each category's mean value (lines)."""
     figure, upper, lower = new_pair()
     valued = events[events["kind"] == plot.valued]
@@ -54,5 +53,4 @@ def draw_categories(events: pd.DataFrame, plot: EventPlot, caption: Caption) -> 
         whole_ticks(lower.xaxis, 12)
     told = f"{len(counted)} {plot.count_label} in {number(counts.shape[0], 'round')}"
     legend(upper, told, signs, columns=6)
-    title(figure, caption.title)
     return figure

@@ -22,7 +22,6 @@ from fedapps.drawing.pictures import (
     limits,
     new_pair,
     stack,
-    title,
     whole_ticks,
 )
 from fedapps.report.caption import Caption
@@ -48,7 +47,6 @@ def draw_clients(clients: pd.DataFrame, caption: Caption) -> Picture:
     _name_places(lower, ordered["client"], "client", f"personalized {metric.label}")
     legend(upper, f"Each client on its {caption.samples} samples, round {ordered['round'].iloc[0]}")
     legend(lower)
-    title(picture, caption.title)
     return picture
 
 
@@ -62,11 +60,10 @@ def draw_classes(classes: pd.DataFrame, caption: Caption) -> Picture:
     lower.set_ylabel(f"{caption.samples} samples")
     _name_places(lower, ordered["class"], "class", "" if few else f"personalized {metric.label}")
     legend(upper, f"Each class, over the {caption.samples} samples of all clients together")
-    title(picture, caption.title)
     return picture
 
 
-def draw_holdings(class_counts: np.ndarray, caption: Caption) -> Picture:
+def draw_holdings(class_counts: np.ndarray) -> Picture:
     """Draw how many training samples of each class each client holds.
 
     `class_counts` is [clients, classes].
@@ -89,7 +86,6 @@ def draw_holdings(class_counts: np.ndarray, caption: Caption) -> Picture:
     bar.outline.set_visible(False)
     subject = f"Training samples of each client and class, {class_counts.sum():,} in all"
     upper.set_title(subject, loc="left", fontsize=9)
-    title(picture, caption.title)
     return picture
 
 

@@ -1,6 +1,6 @@
 """Draw the plots of a run from the tables in its directory, at its end or at any later time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +9,7 @@ from matplotlib.figure import Figure as Picture
 
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
-from fedapps.drawing.pictures import save, styled
+from fedapps.drawing.pictures import save, styled, title
 from fedapps.method.figures import EventPlot
 from fedapps.report import directory
 from fedapps.report.about import task_of
@@ -33,7 +33,7 @@ def draw_all(
     (folder / "plots").mkdir(exist_ok=True)
     files = []
     with styled():
-        for name, picture in _pictures(folder, columns, event_plots):
+        for name, picture in _pictures(folder, columns, event_plots).items():
             for kind in formats:
                 files.append(folder / f"plots/{name}.{kind}")
                 save(picture, files[-1])
@@ -68,27 +68,32 @@ def read_holdings(folder: Path) -> np.ndarray | None:
 
 def _pictures(
     folder: Path, columns: Columns, event_plots: Sequence[EventPlot]
-) -> Iterator[tuple[str, Picture]]:
-    rounds, clients = (pd.read_csv(folder / name) for name in ("rounds.csv", "clients.csv"))
+) -> dict[str, Picture]:
+    """Draw the pictures for which there are data, by name."""
     figures, lead = columns.figures, columns.lead
+    rounds, clients = (pd.read_csv(folder / name) for name in ("rounds.csv", "clients.csv"))
     evaluated = evaluated_rounds(rounds, lead)
     clients = clients.dropna(subset=[lead.personalized])  # rounds with personalization
     clients = clients[clients["round"] == clients["round"].max()]
     caption = Caption.read(folder, int(rounds["round"].max()) if len(rounds) else 0, len(clients))
+    found: dict[str, Picture] = {}
     if len(evaluated):
-        yield lead.name, draw_scores(evaluated, figures, caption)
+        found[lead.name] = draw_scores(evaluated, figures, caption)
     if len(evaluated) > 1 and evaluated["bytes"].iloc[-1]:
-        yield "communication", draw_communication(evaluated, figures, caption)
+        found["communication"] = draw_communication(evaluated, figures, caption)
     if len(clients):
-        yield f"client-{lead.name}", draw_clients(clients, caption)
+        found[f"client-{lead.name}"] = draw_clients(clients, caption)
     if (folder / "classes.csv").is_file():
         classes = pd.read_csv(folder / "classes.csv").dropna()
         if len(classes):
-            yield "classes", draw_classes(classes, caption)
+            found["classes"] = draw_classes(classes, caption)
     for plot in event_plots:
         events = read_categories(folder, plot)
         if len(events):
-            yield plot.name, draw_categories(events, plot, caption)
+            found[plot.name] = draw_categories(events, plot)
     holdings = read_holdings(folder)
     if holdings is not None:
-        yield "clients", draw_holdings(holdings, caption)
+        found["clients"] = draw_holdings(holdings)
+    for picture in found.values():
+        title(picture, caption.title)
+    return found

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedapps.models.grouping import children_by_layer
 from fedapps.models.layers import Layout, Slice, freeze_all_but
+from fedapps.tasks import CLASSIFICATION
 from fedapps.training.augment import windows
 from fedapps.training.batches import Samples, epoch_batches
 from fedapps.training.clipping import SampleGradients, Threshold, Thresholds
@@ -36,11 +37,11 @@ class Trainer:
     model: nn.Module
     layout: Layout
     profile: Profile
-    loss: Loss  # of the run's task
     batch_size: int
     augment: str = "none"
     cache_bytes: int = 0
     border: Tensor | None = None  # value of the padding, see augment.py
+    loss: Loss = CLASSIFICATION.loss  # of the run's task
 
     def __post_init__(self) -> None:
         self._features = FeatureCache(self.cache_bytes)

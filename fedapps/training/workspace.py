@@ -47,10 +47,10 @@ class Workspace:
             self.model,
             self.layout,
             self.resident.profile,
-            self.task.loss,
             batch_size=self.settings.batch_size,
             augment=augment,
             cache_bytes=self.settings.cache_limit * MEBI,
+            loss=self.task.loss,
             border=(-mean / std).flatten().to(self.torch_device),
         )
 

@@ -21,12 +21,12 @@ from experiments import __main__ as runner
 from experiments.figures import communication, costs, curves
 from experiments.outcomes.cells import Figure
 from experiments.papers import files, readings
-from experiments.papers.table import Cell, Claim, Reading, Row, Scale, Table, Worst
-from experiments.publish import charts, html_page, results_page
+from experiments.papers.table import Cell, Claim, Job, Reading, Row, Scale, Table, Worst
+from experiments.publish import charts, html_page, markdown_page, sections
 from experiments.run import rescoring
 from experiments.run.dependent import settled, waits
 from experiments.run.estimate import Estimate
-from experiments.run.jobs import Job, check, groups
+from experiments.run.jobs import check, groups
 from experiments.run.rescoring import can_be_scored_again
 from experiments.run.runner import Runner
 from experiments.run.store import Run, Store, collect, failed_trial, numeric
@@ -775,7 +775,7 @@ def test_a_report_of_other_results_leaves_those_of_the_project(tmp_path, monkeyp
     shutil.copytree(HERE / "results" / "cpu" / "fedfc-classes", project / "results/cpu/t")
     page = (HERE / "RESULTS.md").read_bytes()
     (project / "RESULTS.md").write_bytes(page)
-    monkeypatch.setattr(results_page, "HERE", project)
+    monkeypatch.setattr(markdown_page, "HERE", project)
     (cell,) = table.cells("cpu", "fedavg@*")
     Store(own).save(cell, run_of(cell, 0))
     assert runner.main(["--results", str(own), "report"]) == 0
@@ -801,7 +801,7 @@ def test_the_page_has_the_notes_of_the_rows_that_have_run(table, store):
     noted = replace(table, rows=(avg, per), columns={"hot": "lr=0.1", "cold": "lr=0.01"})
     for cell in noted.cells("smoke", "avg"):
         store.save(cell, run_of(cell, 0, figures={READ: 0.5}))
-    lines = [*results_page.markdown(store, noted)]
+    lines = [*markdown_page.markdown(sections.section(store, noted))]
     assert "| avg@cold |" in "".join(lines) and lines.count("- `avg`: as avg") == 1
     assert "as per" not in "".join(lines)
 
@@ -818,12 +818,12 @@ def test_both_pages_say_when_a_curve_reached_the_thresholds(table, store):
     rounds = {"round": [1, 5, 9, 13], "accuracy_initial": [0.3, None, 0.65, 0.41]}
     for cell in followed.cells("smoke", "avg"):
         store.save(cell, run_of(cell, 0, figures={READ: 0.5}, rounds=rounds))
-    part = html_page.section(store, followed)
+    part = sections.section(store, followed)
     assert [dict(zip(part.reached_heads, line, strict=True)) for line in part.reached] == [
         {"row": "avg@hot", "seed": "0", "last": "41.00", "best round": "65.00 (9)",
          "first round at 40 %": "9", "first round at 70 %": "never"}
     ]  # fmt: skip
-    lines = [*results_page.markdown(store, followed)]
+    lines = [*markdown_page.markdown(sections.section(store, followed))]
     assert "| avg@hot | 0 | 41.00 | 65.00 (9) | 9 | never |" in lines
 
 
@@ -834,7 +834,7 @@ def test_published_rounds_stand_beside_ours(table, store):
     rounds = {"round": [1, 5], "accuracy_initial": [0.3, 0.71]}
     for cell in followed.cells("smoke"):
         store.save(cell, run_of(cell, 0, figures={READ: 0.5}, rounds=rounds))
-    lines = [*results_page.markdown(store, followed)]
+    lines = [*markdown_page.markdown(sections.section(store, followed))]
     start = lines.index(
         "| row | seed | last | best round | first round at 40 % | first round at 70 % "
         "| published, 70 % |"
@@ -858,7 +858,7 @@ def test_rows_are_plotted_over_the_numbers_of_the_columns(table, store):
             right = cell.config(seed)["lr"] + 0.02 * seed
             figures = {READ: right, "accuracy_personalized": right}
             store.save(cell, run_of(cell, seed, figures=figures))
-    figures = {chart.title: chart for chart in html_page.section(store, known).figures}
+    figures = {chart.title: chart for chart in sections.section(store, known).figures}
     chart = figures['Mean over the seeds, by lr, % (dataset="digits")']
     # Student's t with one degree of freedom is 12.706; the standard error of 10 and 12 is 1.
     assert [hit.title for hit in chart.hits if hit.title.startswith("avg")] == [
@@ -881,7 +881,7 @@ def test_curves_of_each_column_are_with_that_of_the_row_the_table_is_about(table
     rounds = {"round": [1, 2], "accuracy_initial": [0.3, 0.4]}
     for cell in known.cells("smoke"):
         store.save(cell, run_of(cell, 0, figures={READ: 0.5}, rounds=rounds))
-    figures = {chart.title: chart for chart in html_page.section(store, known).figures}
+    figures = {chart.title: chart for chart in sections.section(store, known).figures}
     for column in known.columns:
         for part, others in ((1, range(7)), (2, range(7, 8))):
             chart = figures[f"Initial accuracy over rounds, % ({column}) ({part} of 2)"]

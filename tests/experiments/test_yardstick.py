@@ -18,8 +18,8 @@ from experiments.outcomes.cells import Outcome, outcomes
 from experiments.outcomes.tidy import write_csv
 from experiments.papers import files
 from experiments.papers.table import Cell, Claim, Row, Scale, Table
-from experiments.publish import charts, html_page
-from experiments.publish.results_page import markdown
+from experiments.publish import charts, html_page, sections
+from experiments.publish.markdown_page import markdown
 from experiments.run import tuning
 from experiments.run.dependent import settled
 from experiments.run.store import Run, Store, failed_trial, numeric
@@ -118,7 +118,7 @@ def test_the_settings_that_were_chosen_are_published(toy, tmp_path):
     row = next(row for row in table.rows if row.name == "better")
     second = " ".join(f"{key}={value}" for key, value in tuning.combinations(row, 3)[1].items())
     assert lines == [["better", "personalized", "60.0", "50.0 to 60.0, 1 diverged", second]]
-    page = "\n".join(markdown(store, table))
+    page = "\n".join(markdown(sections.section(store, table)))
     assert f"| better | personalized | 60.0 | 50.0 to 60.0, 1 diverged | `{second}` |" in page
     html_page.write(store, tmp_path / "page.html")
     assert f"<td>{second}</td>" in (tmp_path / "page.html").read_text()
@@ -196,7 +196,7 @@ def test_before_anybody_has_trained_alone_the_other_columns_are_there(toy):
 def test_a_method_without_all_seeds_is_named_and_not_compared(toy, tmp_path):
     table, store, _ = toy
     (store.folder / "cpu" / table.name / "better-s2.json").unlink()
-    lines = "\n".join(markdown(Store(store.folder), table))
+    lines = "\n".join(markdown(sections.section(Store(store.folder), table)))
     assert "0 of 1 method." in lines and "| better | 6" not in lines
     assert "Not compared, because some seeds have not run: better (has seeds 0,1)." in lines
     path = tmp_path / "results.html"
@@ -212,9 +212,9 @@ def test_rows_without_a_seed_in_common_are_shown_and_not_compared(toy, tmp_path)
     other = Store(tmp_path / "other")
     for seed, name in enumerate(("fedavg-ft", "local")):
         other.save(cells[name], store.find(cells[name], seed))
-    lines = "\n".join(markdown(other, table))
+    lines = "\n".join(markdown(sections.section(other, table)))
     assert "| fedavg-ft | 0 |" in lines and "| local | 1 |" in lines and "Better than" not in lines
-    part = html_page.section(other, table)
+    part = sections.section(other, table)
     assert part.state.endswith("needs a seed that both fedavg-ft and local have run with")
     assert [(row[:2], row[3]) for row in part.rows] == [
         ([name, str(seed)], f"{100 * np.mean(store.find(cells[name], seed).clients[KIND]):.2f}")
@@ -260,7 +260,7 @@ def test_bytes_are_held_against_fedavg_in_the_same_column(toy):
             if cell.row.name == "fedavg" or cell.column == "few"]  # fmt: skip
     many = next(o for o in done if o.cell.column == "many").runs[0].costs
     many |= {"bytes_up": 4e6, "bytes_down": 5e6}
-    titles = titles_of(html_page._bytes(done))
+    titles = titles_of(sections._bytes(done))
     assert "better@few: 100.00" in titles and "fedavg@many: 100.00" in titles
 
 
@@ -437,10 +437,10 @@ def test_the_page_has_every_table_and_figure_and_no_script(toy, tmp_path):
     )
     assert text.count("better, seed 0, client ") == 30, "clients are shown on hover"
     plain = replace(table, yardstick="", alone="")
-    part = html_page.section(store, plain)
+    part = sections.section(store, plain)
     assert part.heads[3:6] == ["ours", "published", "difference"]
     assert any("published 70.00" in title for title in titles_of(part.figures))
-    untouched = html_page.section(Store(tmp_path / "none"), plain)
+    untouched = sections.section(Store(tmp_path / "none"), plain)
     assert untouched.rows == [] and untouched.state.startswith("0 of 4 rows have run")
 
 

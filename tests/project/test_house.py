@@ -13,6 +13,7 @@ FLOORS = (
     "core",
     "launcher",
     "data",
+    "tasks",
     "models",
     "training",
     "method",

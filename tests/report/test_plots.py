@@ -172,7 +172,7 @@ def test_accuracy_curves_show_the_table():
     axes, lines = axes_of(accuracy_plots.draw_accuracy(evaluated(), figures, CAPTION))
     assert set(lines) == {"initial", "personalized"}
     np.testing.assert_allclose(lines["personalized"].get_xydata(), [[10, 30], [20, 40]])
-    picture = accuracy_plots.draw_communication(evaluated(), figures, CAPTION)
+    picture = accuracy_plots.draw_communication(evaluated(), figures)
     axes, lines = axes_of(picture)
     np.testing.assert_allclose(lines["initial"].get_xydata(), [[2, 10], [4, 20]])
     assert "(MB)" in axes.get_xlabel()
@@ -245,7 +245,7 @@ def test_the_title_tells_method_data_seed_and_rounds(rounds, text):
 
 
 def test_every_picture_has_the_title(finished):
-    for name, picture in plots._pictures(finished.folder, finished.figures, ()):
+    for name, picture in plots._pictures(finished.folder, finished.figures, ()).items():
         assert picture.get_suptitle() == "fedrep on digits, seed 7, 3 rounds", name
 
 
@@ -265,16 +265,17 @@ def pictures(count):
     everything = {figure.name: 0.5 for figure in figures}
     table = evaluated(count, **everything)
     yield accuracy_plots.draw_accuracy(table, figures, CAPTION)
-    yield accuracy_plots.draw_communication(table, figures, CAPTION)
+    yield accuracy_plots.draw_communication(table, figures)
     yield part_plots.draw_clients(scored(count), CAPTION)
     yield part_plots.draw_classes(scored(count), CAPTION)
-    yield part_plots.draw_holdings(np.full((count, count), 1234), CAPTION)
-    yield event_plots.draw_categories(events(count, min(count, 6)), VOTES, CAPTION)
+    yield part_plots.draw_holdings(np.full((count, count), 1234))
+    yield event_plots.draw_categories(events(count, min(count, 6)), VOTES)
 
 
 @pytest.mark.parametrize("count", [1, 20, 100])
 def test_no_text_overlaps_another_or_leaves_the_picture(count):
     for picture in pictures(count):
+        drawing.title(picture, CAPTION.title)
         picture.draw_without_rendering()
         for axes in picture.axes:
             for labels in (axes.get_xticklabels(), axes.texts):
@@ -289,4 +290,4 @@ def test_no_text_overlaps_another_or_leaves_the_picture(count):
 
 
 def test_holdings_of_nobody():
-    assert part_plots.draw_holdings(np.zeros((3, 2), int), CAPTION)
+    assert part_plots.draw_holdings(np.zeros((3, 2), int))

@@ -614,7 +614,7 @@ def test_a_plot_of_events_shows_counts_and_means(tmp_path, declare):
     assert "moods" in drawn(report.folder)
     table = event_plots.read_categories(report.folder, plot)
     assert len(table) == len(events) - 1
-    upper, lower = event_plots.draw_categories(table, plot, Caption()).axes
+    upper, lower = event_plots.draw_categories(table, plot).axes
     assert [bar.get_height() for bar in upper.patches] == [1, 1, 2, 0]  # bad, then good
     assert [bar.get_y() for bar in upper.patches] == [0, 0, 1, 1]
     means = {line.get_label(): line.get_xydata().tolist() for line in lower.lines}

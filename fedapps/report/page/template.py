@@ -1,7 +1,6 @@
 """The template of a run's page. Jinja2 escapes every value; the page allows no script at all."""
 
 from fedapps.drawing.html import CHART
-from fedapps.report.page.style import STYLE
 
 _MACROS = """
 {%- macro charts(them, beside=none) %}
@@ -126,4 +125,3 @@ SECTIONS = (
     ("repeat", "How to repeat it"),
     ("files", "Files"),
 )
-__all__ = ["SECTIONS", "STYLE", "TEMPLATE"]

@@ -1,0 +1,151 @@
+"""What both pages of results say about a table: rows, comparisons, claims and charts."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from experiments.figures.communication import sent
+from experiments.figures.curves import curves_of, reached
+from experiments.outcomes import claims, yardstick
+from experiments.outcomes.cells import HEADS, Outcome, best_scale, outcomes, words
+from experiments.papers.table import Table
+from experiments.publish import charts
+from experiments.run import tuning
+from experiments.run.store import Store
+from fedapps.core.errors import RunError
+from fedapps.drawing.intervals import interval_chart
+from fedapps.drawing.svg import Chart
+
+
+@dataclass
+class Section:
+    """What the pages say about a table: its rows, comparisons, claims and charts."""
+
+    name: str
+    title: str
+    about: str
+    command: str
+    state: str
+    base: str = ""  # the file of the run-config from which all rows start, and the scale
+    scale: str = ""
+    lacks: str = ""  # how many rows have run, unless all have
+    heads: list[str] = field(default_factory=list)
+    rows: list[list[str]] = field(default_factory=list)
+    figures: list[Chart] = field(default_factory=list)
+    notes: dict[str, str] = field(default_factory=dict)  # by row
+    said: str = ""  # what the comparison with the yardstick says
+    left_out: str = ""  # of this comparison
+    chosen: list[list[str]] = field(default_factory=list)
+    reached_heads: list[str] = field(default_factory=list)
+    reached: list[list[str]] = field(default_factory=list)  # lines about curves over rounds
+    claims: list[list[str]] = field(default_factory=list)  # lines under `claims.HEADS`
+    counts: list[list[str]] = field(default_factory=list)  # of their verdicts
+
+    def without(self, head: str) -> tuple[list[str], list[list[str]]]:
+        """Return the heads and rows without a column that only the other page shows."""
+        kept = [place for place, name in enumerate(self.heads) if name != head]
+        return [self.heads[place] for place in kept], [[row[p] for p in kept] for row in self.rows]
+
+
+def section(store: Store, table: Table) -> Section:
+    """Return the section about a table, from its runs at the largest scale that has any."""
+    scale = best_scale(store, table)
+    done = [outcome for outcome in outcomes(store, table, scale) if outcome.runs]
+    total = len(table.cells(scale))
+    ran = f"{len(done)} of {total} rows have run"
+    part = Section(
+        name=table.name,
+        title=table.title,
+        about=table.about,
+        command=f"python -m experiments run {table.name} --scale {scale}",
+        state=f"{ran} at scale {scale}",
+        base=table.base_file.name,
+        scale=scale,
+        lacks=ran if len(done) < total else "",
+    )
+    if not done:
+        return part
+    if table.yardstick:
+        _compared(part, table, done)
+        part.chosen = [*tuning.texts(store, (outcome.cell for outcome in done))]
+    if not part.rows:
+        _listed(part, done)
+    if table.follows:
+        part.reached_heads, part.reached = reached(store, table, scale)
+    part.figures += [*_curves(store, table, scale), *charts.of_clients(table, done)]
+    part.figures += [*charts.over_columns(table, done), *_bytes(done)]
+    judged = [*claims.judged(store, table)]
+    part.claims, part.counts = [*claims.lines(judged)], [*claims.counts(judged)]
+    return part
+
+
+def _listed(part: Section, done: list[Outcome]) -> None:
+    """Fill in the readings of each row, next to the published figures."""
+    part.heads = [*HEADS, "s/round", "note"]
+    for outcome in done:
+        seconds = sum(run.seconds_per_round for run in outcome.runs) / len(outcome.runs)
+        row = outcome.cell.row
+        last = [f"{seconds:.2f}", row.note]
+        for line in outcome.lines():
+            part.rows.append([*line, *last])
+            last = ["", ""]
+        if row.note:
+            part.notes[row.name] = row.note
+    if not part.notes:
+        part.heads, part.rows = part.without("note")
+    part.figures += _held_against(done)
+
+
+def _held_against(done: list[Outcome]) -> Iterator[Chart]:
+    """Yield a chart of the rows' main figures next to the published ones."""
+    rows = []
+    for outcome in done:
+        if figure := outcome.figure(outcome.cell.row.readings[0]):
+            half = figure.half or 0.0
+            span = (figure.mean - half, figure.mean + half)
+            rows.append(charts.interval(outcome.cell.name, figure.mean, span, figure.published))
+    if rows:
+        title = "Our figure (dot, with its interval over seeds) and the published one (diamond)"
+        yield interval_chart(Chart("", title, "accuracy, %"), rows)
+
+
+def _curves(store: Store, table: Table, scale: str) -> Iterator[Chart]:
+    """Yield charts of accuracy over rounds, with one line per row (its first seed)."""
+    columns: dict[str, dict[str, list[charts.Point]]] = {}
+    for (name, _), curve in (curves_of(store, table, scale) if table.follows else {}).items():
+        row, _, column = name.partition("@")
+        line: list[charts.Point] = [(r, 100 * value) for r, value in sorted(curve.items())]
+        columns.setdefault(column, {}).setdefault(row, line)
+    caption = f"{words(table.follows).capitalize()} accuracy over rounds, %"
+    for column, lines in columns.items():
+        titled = charts.captioned(caption, column)
+        yield from charts.drawn(table, lines, titled, "round")
+
+
+def _bytes(done: list[Outcome]) -> Iterator[Chart]:
+    """Yield a chart of the bytes of training, in percent of FedAvg's bytes in the same column."""
+    shares: dict[str, float] = {}
+    with suppress(RunError):  # FedAvg has not run
+        both = sent({o.cell.name: o.runs[0].costs for o in done if o.runs[0].costs})
+        shares = {name: 100 * sum(directions) for name, directions in both.items()}
+    if len(shares) > 2:
+        rows = [charts.interval(*item) for item in sorted(shares.items(), key=lambda i: i[1])]
+        yield interval_chart(Chart("", "Bytes sent in training, % of FedAvg's", "%"), rows)
+
+
+def _compared(part: Section, table: Table, done: list[Outcome]) -> None:
+    """Fill in the comparison with the yardstick, if the rows that it needs have run."""
+    found = yardstick.compare(done, table.yardstick, table.alone)
+    if not found:
+        both = f"{table.yardstick} and {table.alone}"
+        part.state += f"; the comparison needs a seed that both {both} have run with"
+        return
+    part.said, part.left_out = found.sentence(), found.left_out(done)
+    part.heads, part.rows = found.heads, [*found.rows()]
+    rows = [
+        charts.interval(line.name, line.difference, (line.difference_low, line.difference_high))
+        for line in found.lines
+        if line.name != table.yardstick
+    ]
+    title = f"Difference from {table.yardstick}, client by client, with its 95 % interval"
+    part.figures.append(interval_chart(Chart("", title, "points"), rows, zero=True))
