@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from logging import ERROR
 from pathlib import Path
 
+import numpy as np
 import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -67,6 +68,7 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     space = workspace(settings)
     for note in data.notes(space.dataset, settings.split):
         log.warning("%s", note)
+    held = None if settings.dataset == DEVICE else samples_of(space)  # a bad partition ends here
     strategy_class = registry.strategy_class(settings.strategy)
     registry.client_class(settings.strategy)  # a missing client module ends the run here
     strategy = strategy_class(space)
@@ -74,10 +76,8 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     for note in unused.notes(strategy):
         log.warning("%s", note)
     with _reporting(rounds, context.run_config) as report:
-        if settings.dataset != DEVICE:
-            clients = space.population.training
-            held = [space.population.share(client) for client in clients]
-            report.hold(clients, data.class_counts(space.dataset.labels, held))
+        if held is not None:
+            report.hold(space.population.training, held)
         report.follow(strategy.arrays)
         try:
             with log.to_file(report.folder / FILE), stoppable():
@@ -129,6 +129,12 @@ def meet(there: NodeRegistry, space: Workspace) -> Fleet:
     if torch.cuda.is_available() and not fleet.cuda and space.settings.device != "cpu":
         log.warning("there is a GPU, but clients do not see it; give them one: %s", GPU_HINT)
     return fleet
+
+
+def samples_of(space: Workspace) -> np.ndarray:
+    """Count every client's training samples by class, [clients, classes]; raises `RunError`."""
+    shares = [space.population.share(client) for client in space.population.training]
+    return data.class_counts(space.dataset.labels, shares)
 
 
 def check_packages() -> None:

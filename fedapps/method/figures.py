@@ -1,5 +1,6 @@
 """What a method adds to the results of its runs: figures of an evaluation, plots of events."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -88,8 +89,13 @@ def given(figures: Iterable[Figure], metrics: Mapping[str, Any]) -> dict[str, fl
 
 
 def _checked(figure: Figure, value: Any) -> float:
-    accepted: Any = Annotated[float, msgspec.Meta(ge=figure.low, le=figure.high)]
+    bounds = {"ge": figure.low, "le": figure.high}
+    finite = {name: bound for name, bound in bounds.items() if math.isfinite(bound)}
+    accepted: Any = Annotated[float, msgspec.Meta(**finite)]
     try:
-        return float(msgspec.convert(value, accepted))
+        read = float(msgspec.convert(value, accepted))
+        if not math.isfinite(read):
+            raise msgspec.ValidationError("Expected `float` that is finite")
+        return read
     except msgspec.ValidationError as error:
         raise ValueError(f"{error} - at `$.{figure.name}`") from None

@@ -5,6 +5,7 @@ and without messages, checks or files. Any error is raised as it is. What surrou
 out: the hooks of `Conversation`, privacy, `server-data`.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,9 +55,22 @@ class Rehearsal:
         return replace(update, arrays=as_sent(update.arrays), extras=as_sent(update.extras))
 
     def evaluate(self, client: int) -> dict:
-        """Evaluate a client after the rounds so far; return its metrics."""
+        """Evaluate a client after the rounds so far.
+
+        Return what it reports, and with it the values of the task's metrics, such as
+        `accuracy_initial` and `accuracy_personalized`.
+        """
         plan = self.strategy.evaluation_plan(max(self.round, 1), client)
-        return self.make(client).evaluate_round(plan, self._download(client, plan)).metrics
+        told = self.make(client).evaluate_round(plan, self._download(client, plan)).metrics
+        values = {}
+        for when in ("initial", "personalized"):
+            counts = {name: np.array(told[f"{when}_{name}"]) for name in self._counted}
+            values |= {f"{m.name}_{when}": m.of(counts) for m in self.strategy.task.metrics}
+        return told | values
+
+    @property
+    def _counted(self) -> Iterable[str]:
+        return self.strategy.task.sizes(self.strategy.workspace.dataset.targets)
 
     def make(self, client: int) -> BaseClient:
         """Return a client as it begins a round, with a copy of its state as if read from disk."""

@@ -90,6 +90,11 @@ class StrategyTools:
         reserve(what, copies * self.state_bytes(), less)
 
     @property
+    def task(self) -> Task:
+        """What is learned."""
+        return self.workspace.task
+
+    @property
     def clients(self) -> list[int]:
         """The clients that are there, ascending: all clients, or the devices that have not left."""
         return list(self.devices or self.workspace.population.training)

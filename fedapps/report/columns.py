@@ -106,10 +106,11 @@ def columns_of(task: Task) -> Columns:
     Raises `RunError` if two methods declare different figures with the same name.
     """
     known: dict[str, Figure] = {}
-    for figure in chain(GENERAL.values(), *map(_figures_of, registry.names())):
+    for declared in chain(GENERAL.values(), *map(_figures_of, registry.names())):
+        figure = declared.named(task.lead)
         if known.setdefault(figure.name, figure) != figure:
             raise RunError(f"figure {figure.name}: two methods declare it differently; rename one")
-    return Columns(task, tuple(figure.named(task.lead) for figure in known.values()))
+    return Columns(task, tuple(known.values()))
 
 
 def _figures_of(method: str) -> tuple[Figure, ...]:

@@ -45,6 +45,8 @@ class Classification(Task):
         """Labels are whole numbers, one a sample."""
         if not targets.is_whole or targets.shape:
             raise ValueError("targets must be labels, integers [N]")
+        if targets.choices < 2:
+            raise ValueError("targets must be labels of at least 2 classes")
 
     def outputs(self, targets: Spec) -> Spec:
         """A logit for each class."""

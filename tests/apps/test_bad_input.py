@@ -207,7 +207,10 @@ def test_truncated_data(refuse, make_npz, tmp_path, part):
 @pytest.mark.parametrize(
     ("changed", "pattern"),
     [
-        ({"classes": 1}, "model 'cnn': classes must be at least 2, got 1"),
+        (
+            {"classes": 1},
+            'task = "classification": targets must be labels of at least 2 classes; x has int64 [N]',
+        ),
         (
             {"test_labels": None},
             "PATH: key test_labels is missing; found train_images, train_labels, ...",

@@ -12,7 +12,7 @@ from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.engine.checks import check_plans
 from fedapps.engine.store import ClientStore
-from fedapps.method.client import BaseClient
+from fedapps.method.flower import BaseClient
 from fedapps.method.update import ClientUpdate, Failure, replace
 from fedapps.models.layers import take
 from fedapps.training.plan import Plan
@@ -169,8 +169,8 @@ def test_a_client_that_diverges_fails_alone(
         ("train_round", "macs", None),
         ("train_round", "loss", [1.0, 2.0]),
         ("evaluate_round", "loss", None),
-        ("evaluate_round", "accuracy_initial", [0.5]),
-        ("evaluate_round", "class_total", [1]),
+        ("evaluate_round", "initial_right", None),
+        ("evaluate_round", "initial_total", [1]),
     ],
 )
 def test_a_client_with_broken_metrics_fails_alone(

@@ -109,11 +109,12 @@ def test_images_are_normalized_like_those_of_the_runs_data_set(serial_run, data_
     with np.load(data_root / "digits.npz") as arrays:
         images = arrays["test_images"][:20]
     np.savez(tmp_path / "own.npz", images=images)
-    found = personalized.predict(model, tmp_path / "own.npz")
+    labels, found = personalized.predict(model, tmp_path / "own.npz")
     mean, std = DIGITS.mean[0], DIGITS.std[0]
     with torch.no_grad():
         logits = model.module(torch.from_numpy((images[:, None] - mean) / std).float())
     np.testing.assert_allclose(found, logits.softmax(1), rtol=1e-4, atol=1e-6)
+    assert labels.tolist() == logits.argmax(1).tolist()
 
 
 def refusal(*words):

@@ -4,6 +4,7 @@ import csv
 import io
 import math
 from collections import Counter
+from itertools import product
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from fedapps.engine.metrics import SLACK, MetricChecks
 from fedapps.method.rehearsal import rehearse
 from fedapps.method.update import ClientUpdate
 from fedapps.report.directory import csv_text
+from fedapps.tasks import CLASSIFICATION
 from fedapps.training.workspace import workspace
 from fedapps.wire.checks import invalid_values
 from fedapps.wire.serial_grid import SerialGrid
@@ -165,25 +167,32 @@ def one_more(content):
     """It claims a test sample that it does not have; it has far more training samples."""
     metrics = content[METRICS]
     metrics["num-examples"] += 1
-    metrics["class_total"] = [metrics["class_total"][0] + 1, *metrics["class_total"][1:]]
+    for when, what in product(("initial", "personalized"), ("total", "predicted")):
+        first, *others = metrics[f"{when}_{what}"]
+        metrics[f"{when}_{what}"] = [first + 1, *others]
+
+
+def turned(content):
+    """Its test samples have other labels after personalization; nothing was right."""
+    metrics = content[METRICS]
+    size = sum(metrics["initial_total"])
+    for when in ("initial", "personalized"):
+        metrics[f"{when}_right"] = [0] * 3
+    metrics["initial_total"], metrics["personalized_total"] = [size, 0, 0], [0, size, 0]
 
 
 EVALUATE = {
     "one more": (one_more, "num-examples = "),
     "2**39": (figure(num_examples=2**39), f"num-examples = {2**39}: must be from 1 to "),
-    "accuracy": (figure(accuracy_personalized=1.5), BROKEN + "Expected `float` <= 1.0"),
-    "accuracy 1": (figure(accuracy_initial=1.0), BROKEN + "accuracy_initial = 1: class_initial h"),
-    "accuracy 0": (
-        figure(accuracy_personalized=0.0),
-        BROKEN + "accuracy_personalized = 0: class_personalized has",
-    ),
     "loss below 0": (figure(loss=-9e5), BROKEN + "loss = -900000: must be at least 0"),
     "loss -inf": (figure(loss=-math.inf), BROKEN + "loss = -inf: must be at least 0"),
-    "accuracy NaN": (figure(accuracy_initial=math.nan), BROKEN + "Expected `float` >= 0.0"),
-    "classes": (figure(class_total=[10**6, 0, 0]), BROKEN + "class_total must sum to "),
-    "right": (figure(class_personalized=[10**6] * 3), BROKEN + "class_personalized = 1000000: "),
-    "negative": (figure(class_initial=[-1, 0, 0]), BROKEN + "Expected `int` >= 0"),
-    "length": (figure(class_initial=[0]), BROKEN + "class_initial must have 3 entries"),
+    "classes": (figure(initial_total=[10**6, 0, 0]), BROKEN + "initial_total must sum to "),
+    "predicted": (figure(initial_predicted=[0] * 3), BROKEN + "initial_predicted must sum to "),
+    "right": (figure(personalized_right=[10**6] * 3), BROKEN + "personalized_right = 1e+06: at m"),
+    "negative": (figure(initial_right=[-1, 0, 0]), BROKEN + "initial_right has -1: must be at l"),
+    "NaN": (figure(initial_right=[math.nan] * 3), BROKEN + "Expected `int`, got `float`"),
+    "length": (figure(initial_right=[0]), BROKEN + "initial_right must have 3 values"),
+    "other labels": (turned, BROKEN + "personalized_total differs from initial_total"),
     "training": (figure(num_train=10**9), BROKEN + "num_train = 1000000000: at most "),
     "finetune": (figure(finetune_samples=2**40), BROKEN + "samples = "),
 }
@@ -220,7 +229,7 @@ def test_nobody_scores_for_somebody_else(poisoned, read_csv):
 
 
 def test_figures_that_a_run_does_not_ask_for_are_not_taken(poisoned, read_csv):
-    claims = figure(accuracy_without_head=1.0, accuracy_last_local=1.0, leak=1.0)
+    claims = figure(without_head=1.0, last_local=1.0, leak=1.0)
     folder = poisoned("evaluate", claims, "num-rounds=1")
     plain = poisoned("evaluate", figure(), "num-rounds=1")
     assert tables(read_csv, folder) == tables(read_csv, plain)
@@ -349,15 +358,17 @@ def evaluations(draw, strategy):
     labels = draw(st.lists(st.integers(0, CLASSES - 1), min_size=TESTED, max_size=TESTED))
     total = [labels.count(label) for label in range(CLASSES)]
     initial, personalized = ([draw(st.integers(0, most)) for most in total] for _ in range(2))
+    predicted = [[TESTED - sum(right[1:]), *right[1:]] for right in (initial, personalized)]
     names = ("loss", "samples", "batches", "skipped", "rejected", "macs", "cost_paper")
     return {f"finetune_{name}": 0 for name in names} | {
         "num_train": draw(st.integers(0, strategy.count(BAD, "train"))),
         "loss": draw(st.one_of(st.floats(0), st.just(math.nan))),
-        "accuracy_initial": sum(initial) / TESTED,
-        "accuracy_personalized": sum(personalized) / TESTED,
-        "class_total": total,
-        "class_initial": initial,
-        "class_personalized": personalized,
+        "initial_total": total,
+        "initial_right": initial,
+        "initial_predicted": predicted[0],
+        "personalized_total": total,
+        "personalized_right": personalized,
+        "personalized_predicted": predicted[1],
     }
 
 
@@ -434,12 +445,13 @@ def test_a_method_can_have_losses_below_zero(strategy, checks, monkeypatch):
 
 def test_scores_that_pass_can_harm_no_mean(strategy, checks):
     def check(scores):
-        assert scores.client == BAD and sum(scores.class_total) == TESTED
-        assert abs(scores.accuracy_initial * TESTED - sum(scores.class_initial)) < 1e-3
-        assert abs(scores.accuracy_personalized * TESTED - sum(scores.class_personalized)) < 1e-3
+        assert scores.client == BAD and sum(scores.before["total"]) == TESTED
+        assert scores.before["total"].tolist() == scores.after["total"].tolist()
         assert not scores.loss < 0
-        for right in (scores.class_initial, scores.class_personalized):
-            pairs = zip(right, scores.class_total, strict=True)
+        for metric in CLASSIFICATION.metrics:
+            assert 0 <= metric.of(scores.before) <= 1 and 0 <= metric.of(scores.after) <= 1
+        for counts in (scores.before, scores.after):
+            pairs = zip(counts["right"], counts["total"], strict=True)
             assert all(0 <= one <= total <= TESTED for one, total in pairs)
 
     def read(told):
@@ -461,10 +473,12 @@ def test_what_a_client_keeps_may_be_larger_than_what_it_may_send(serial_run, tin
 
 def test_a_figure_that_the_method_does_not_declare_is_told_once(strategy, capsys):
     pair = registry.strategy_class("fedavg"), registry.client_class("fedavg")
-    metrics = rehearse(*pair, strategy.settings).evaluate(BAD)
+    run = rehearse(*pair, strategy.settings)
+    received = dict(run.strategy.arrays)
+    metrics = run.make(BAD).evaluate_round(run.strategy.evaluation_plan(1, BAD), received).metrics
     checks, given = MetricChecks(strategy), {"kindness": 1.0, "state-saved": 1}
     for more in ({}, given, given):
-        update = ClientUpdate(BAD, {}, sum(metrics["class_total"]), metrics | more)
+        update = ClientUpdate(BAD, {}, sum(metrics["initial_total"]), metrics | more)
         assert checks.scores(update).figures == {}
     told = "warning: clients give kindness, which fedavg does not declare: left out"
     assert capsys.readouterr().out.splitlines() == [told]

@@ -124,7 +124,7 @@ def scored(monkeypatch):
     after = Best.after
 
     def by(*scores):
-        monkeypatch.setattr(Best, "after", lambda self, r, _: after(self, r, scores[r - 1]))
+        monkeypatch.setattr(Best, "after", lambda self, r, _, m: after(self, r, scores[r - 1], m))
 
     return by
 

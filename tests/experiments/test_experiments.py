@@ -36,10 +36,11 @@ from fedapps.compare.workers import Worker
 from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.report import directory
-from fedapps.report.columns import known_figures, round_columns
+from fedapps.report.columns import columns_of
 from fedapps.report.report import Report
 from fedapps.report.summary import versions
 from fedapps.serial import run_serial
+from fedapps.tasks import CLASSIFICATION
 from tests.support.marks import THOROUGH
 
 TINY = (
@@ -135,7 +136,7 @@ def replace_scale(table, **changes):
 
 
 def test_every_cell_of_every_table_is_a_valid_run_config():
-    columns = round_columns(known_figures())
+    columns = columns_of(CLASSIFICATION).rounds
     for table in files.tables().values():
         check([Job(cell, 0) for scale in table.scales for cell in table.cells(scale)], columns)
         for reads in (claim.reads for claim in table.claims if claim.reads):

@@ -332,7 +332,7 @@ def test_a_client_says_which_model_its_last_local_one_is(flat_config, tiny_npz):
     put(client.model, client.workspace.initial)
     images, labels = client.test_data
     right = (client.predict(images).argmax(1) == labels).double().mean().item()
-    assert scored["accuracy_last_local"] == right != scored["accuracy_initial"]
+    assert scored["last_local"] == right != scored["accuracy_initial"]
 
 
 class HeadThenBody(BaseStrategy):

@@ -109,7 +109,7 @@ def test_a_device_with_a_gpu_keeps_its_personalized_model(
         nodes = [{"client-id": 0, "data": str(own), "state-dir": str(state)}]
         with gpu:
             run_serial(flat_config(options), node_configs=nodes)
-        found.append(personalized.predict(personalized.load(state), own))
+        found.append(personalized.predict(personalized.load(state), own)[1])
     assert np.array_equal(*found)
 
 

@@ -27,6 +27,7 @@ from fedapps.method import Objective, Plan, Stage, put, rehearse
 from fedapps.method.client import ClientHooks
 from fedapps.method.strategy import StrategyHooks
 from fedapps.report import columns
+from fedapps.tasks import CLASSIFICATION
 from tests.support import ROOT
 
 DOCS = ROOT / "docs"
@@ -394,8 +395,8 @@ def test_the_page_of_data_names_every_set_and_its_example_is_a_data_set(tmp_path
 
 def test_the_page_of_results_names_every_column_and_file(serial_run, tiny_npz):
     page = text_of(DOCS / "results-and-figures.md")
-    figures = columns.known_figures()
-    every = {*columns.round_columns(figures), *columns.client_columns(figures), *columns.CLASS}
+    known = columns.columns_of(CLASSIFICATION)
+    every = {*known.rounds, *known.clients, *known.classes}
     for column in every | {*columns.EVENT}:
         short = re.sub(r"_(weighted|std)$", "", column)
         assert f"`{short}`" in page or f"`{column}`" in page, column

@@ -19,6 +19,7 @@ from fedapps.report import (
     part_plots,
     plots,
 )
+from fedapps.tasks import CLASSIFICATION
 from tests.support.reports import axes_of, drawn, make_report, make_results, make_row, run_to_end
 
 PICTURES = {"accuracy", "communication", "clients", "client-accuracy", "classes"}
@@ -112,7 +113,7 @@ def test_the_command_draws_vector_files(finished, parse, capsys):
 @pytest.mark.parametrize("kind", plot.FORMATS)
 def test_the_same_picture_is_the_same_file(tmp_path, kind):
     for name in ("one", "two"):
-        picture = accuracy_plots.draw_accuracy(evaluated(), (), CAPTION)
+        picture = accuracy_plots.draw_scores(evaluated(), (), CAPTION)
         drawing.save(picture, tmp_path / f"{name}.{kind}")
     assert (tmp_path / f"one.{kind}").read_bytes() == (tmp_path / f"two.{kind}").read_bytes()
 
@@ -142,11 +143,11 @@ def test_a_run_scored_once_has_no_lines(tmp_path):
     report.round(make_row(2, means=report.evaluation(2, make_results())))
     report.finish({}, {})
     assert "communication" not in drawn(report.folder)
-    table = plots.evaluated_rounds(pd.read_csv(report.folder / "rounds.csv"))
-    axes, lines = axes_of(accuracy_plots.draw_accuracy(table, report.figures, CAPTION))
+    table = plots.evaluated_rounds(pd.read_csv(report.folder / "rounds.csv"), CLASSIFICATION.lead)
+    axes, lines = axes_of(accuracy_plots.draw_scores(table, report.columns.figures, CAPTION))
     assert not [line for line in lines.values() if len(line.get_xdata()) > 1]
     assert len(axes.patches) == 4  # initial, without head, last local, personalized
-    mean = 100 * report.rows[-1].means.accuracy_personalized
+    mean = 100 * report.rows[-1].means.personalized
     assert axes.patches[-1].get_height() == pytest.approx(mean)
     assert f"personalized\n{mean:.1f} %" in [text.get_text() for text in axes.get_xticklabels()]
 
@@ -160,7 +161,7 @@ def test_costs_count_rounds_that_were_not_evaluated(tmp_path):
     report.round(make_row(1, bytes_up=1, bytes_down=10, train_macs=100))
     report.round(make_row(2, bytes_up=2, bytes_down=20, train_macs=200, **known))
     report.round(make_row(3, bytes_up=3, bytes_down=30, train_macs=300, **known))
-    table = plots.evaluated_rounds(pd.read_csv(report.folder / "rounds.csv"))
+    table = plots.evaluated_rounds(pd.read_csv(report.folder / "rounds.csv"), CLASSIFICATION.lead)
     assert table[["round", "bytes", "bytes_up", "train_macs"]].to_numpy().tolist() == [
         [2, 33, 3, 300],
         [3, 66, 6, 600],
@@ -168,24 +169,24 @@ def test_costs_count_rounds_that_were_not_evaluated(tmp_path):
 
 
 def test_accuracy_curves_show_the_table():
-    figures = columns.known_figures()
-    axes, lines = axes_of(accuracy_plots.draw_accuracy(evaluated(), figures, CAPTION))
+    figures = columns.columns_of(CLASSIFICATION).figures
+    axes, lines = axes_of(accuracy_plots.draw_scores(evaluated(), figures, CAPTION))
     assert set(lines) == {"initial", "personalized"}
     np.testing.assert_allclose(lines["personalized"].get_xydata(), [[10, 30], [20, 40]])
-    picture = accuracy_plots.draw_communication(evaluated(), figures)
+    picture = accuracy_plots.draw_communication(evaluated(), figures, CAPTION)
     axes, lines = axes_of(picture)
     np.testing.assert_allclose(lines["initial"].get_xydata(), [[2, 10], [4, 20]])
     assert "(MB)" in axes.get_xlabel()
     assert "3 MB down, 1 MB up, 3 G multiply" in texts_of(picture)
     table = evaluated(accuracy_initial=[0.3, 0.4])
-    _, lines = axes_of(accuracy_plots.draw_accuracy(table, figures, CAPTION))
+    _, lines = axes_of(accuracy_plots.draw_scores(table, figures, CAPTION))
     assert set(lines) == {"initial = personalized"}
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 30])
 def test_the_spread_stays_within_0_and_100_percent(rounds):
     table = evaluated(rounds, accuracy_personalized=0.95, accuracy_personalized_std=0.2)
-    picture = accuracy_plots.draw_accuracy(table, (), CAPTION)
+    picture = accuracy_plots.draw_scores(table, (), CAPTION)
     axes = picture.axes[0]
     bounds = [segment[:, 1] for c in axes.collections for segment in
               (p.vertices for p in c.get_paths())]  # fmt: skip
@@ -245,7 +246,7 @@ def test_the_title_tells_method_data_seed_and_rounds(rounds, text):
 
 
 def test_every_picture_has_the_title(finished):
-    for name, picture in plots._pictures(finished.folder, finished.figures, ()).items():
+    for name, picture in plots._pictures(finished.folder, finished.columns, ()).items():
         assert picture.get_suptitle() == "fedrep on digits, seed 7, 3 rounds", name
 
 
@@ -261,11 +262,11 @@ VOTES = EventPlot("votes", "vote", "score", count_label="votes", value_label="me
 
 
 def pictures(count):
-    figures = columns.known_figures()
+    figures = columns.columns_of(CLASSIFICATION).figures
     everything = {figure.name: 0.5 for figure in figures}
     table = evaluated(count, **everything)
-    yield accuracy_plots.draw_accuracy(table, figures, CAPTION)
-    yield accuracy_plots.draw_communication(table, figures)
+    yield accuracy_plots.draw_scores(table, figures, CAPTION)
+    yield accuracy_plots.draw_communication(table, figures, CAPTION)
     yield part_plots.draw_clients(scored(count), CAPTION)
     yield part_plots.draw_classes(scored(count), CAPTION)
     yield part_plots.draw_holdings(np.full((count, count), 1234))

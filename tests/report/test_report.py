@@ -12,12 +12,13 @@ from safetensors.numpy import load_file
 from fedapps.core import registry
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
-from fedapps.method.figures import EventPlot, Figure
+from fedapps.method.figures import EventPlot, Figure, given
 from fedapps.report import columns, directory, event_plots, plots
 from fedapps.report.caption import Caption
 from fedapps.report.progress import TimeLeft, progress_line
-from fedapps.report.rows import ClientEval, Means
+from fedapps.report.rows import Means
 from fedapps.report.units import byte_unit, clock, human_bytes
+from fedapps.tasks import CLASSIFICATION, TASKS
 from tests.support.reports import (
     ARRAYS,
     FLAT,
@@ -26,15 +27,19 @@ from tests.support.reports import (
     make_report,
     make_results,
     make_row,
+    of_classes,
     run_to_end,
 )
+
+LEAD = CLASSIFICATION.lead
 
 ROUND_COLUMNS = (
     "round,phase,clients,failures,train_loss,accuracy_initial,accuracy_without_head,"
     "accuracy_personalized,accuracy_personalized_std,accuracy_initial_weighted,"
     "accuracy_personalized_weighted,bytes_down,bytes_up,bytes_eval,train_macs,cost_paper,seconds,"
     "accuracy_last_local,accuracy_last_local_weighted,epsilon,evaluated,accuracy_global,leak,"
-    "decile_personalized,least_personalized,share_hurt,balanced_personalized"
+    "decile_personalized,least_personalized,share_hurt,balanced_personalized,balanced_initial,"
+    "macro_f1_personalized,macro_f1_initial"
 )
 
 
@@ -72,7 +77,8 @@ def test_tables_have_their_headers_from_the_start(tmp_path):
     assert heads == {
         "rounds.csv": ROUND_COLUMNS + "\n",
         "clients.csv": "round,client,num_train,num_test,loss,accuracy_initial,"
-        "accuracy_personalized,accuracy_last_local\n",
+        "accuracy_personalized,accuracy_last_local,balanced_initial,balanced_personalized,"
+        "macro_f1_initial,macro_f1_personalized\n",
         "events.csv": "round,client,kind,detail\n",
     }
 
@@ -134,14 +140,11 @@ def test_rows_appear_at_once_and_exactly(tmp_path):
     assert "0.30000000000000004,,,,,,,1234567" in (report.folder / "rounds.csv").read_text()
 
 
-def flat_means(means):
-    return {key: value for key, value in vars(means).items() if key != "figures"} | means.figures
-
-
 def test_evaluation_figures_against_pandas(tmp_path):
     report, results = make_report(tmp_path), make_results()
-    means = flat_means(report.evaluation(4, results))
-    assert means.pop("evaluated") == len(results)
+    found = report.evaluation(4, results)
+    assert found.evaluated == len(results)
+    means = dict(found.columns)
     assert means.pop("accuracy_global") is None  # that nobody gave
     assert means.pop("leak") is None
     figures = means
@@ -162,25 +165,28 @@ def test_evaluation_figures_against_pandas(tmp_path):
             "decile_personalized": table["accuracy_personalized"].quantile(0.1),
             "least_personalized": table["accuracy_personalized"].sort_values().iloc[0],
             "share_hurt": (table["accuracy_personalized"] < table["accuracy_initial"]).mean(),
-            "balanced_personalized": np.mean(
-                [
-                    np.mean([right / n for right, n in zip(*counts, strict=True) if n])
-                    for counts in zip(
-                        table["class_personalized"], table["class_total"], strict=True
-                    )
-                ]
-            ),
+            **{f"balanced_{when}": balanced(results, when) for when in ("initial", "personalized")},
+            "macro_f1_initial": table["macro_f1_initial"].mean(),  # tests/tasks has its values
+            "macro_f1_personalized": table["macro_f1_personalized"].mean(),
         }
     )
-    assert len({round(value, 9) for value in figures.values()}) == 12  # none stands in for another
+    assert len({round(value, 9) for value in figures.values()}) == 15  # none stands in for another
     assert set(figures) < set(ROUND_COLUMNS.split(","))
+
+
+def balanced(results, when):
+    """The mean over clients of a client's mean accuracy over its classes."""
+    counts = [result.before if when == "initial" else result.after for result in results]
+    return np.mean(
+        [np.mean([r / n for r, n in zip(c["right"], c["total"], strict=True) if n]) for c in counts]
+    )
 
 
 def test_a_client_whose_accuracy_stays_as_it_is_was_not_hurt(tmp_path):
     before, *_ = make_results()
-    after = [before.accuracy_initial + change for change in (-0.1, 0.0, 0.0, 0.1)]
-    results = [replace(before, accuracy_personalized=accuracy) for accuracy in after]
-    assert make_report(tmp_path).evaluation(1, results).share_hurt == 0.25
+    counts = [of_classes([4, 4], [2, 2 + change]) for change in (-1, 0, 0, 1)]
+    results = [replace(before, before=counts[1], after=after) for after in counts]
+    assert make_report(tmp_path).evaluation(1, results).columns["share_hurt"] == 0.25
 
 
 def test_clients_are_written_exactly_and_in_order(tmp_path):
@@ -204,8 +210,9 @@ def test_order_of_results_changes_nothing(tmp_path):
 def test_evaluation_without_head_or_clients(tmp_path):
     report = make_report(tmp_path)
     results = [replace(result, figures={}) for result in make_results()]
-    assert report.evaluation(1, results).figures["accuracy_without_head"] is None
-    assert set(flat_means(report.evaluation(2, [])).values()) == {None}
+    assert report.evaluation(1, results).columns["accuracy_without_head"] is None
+    nobody = report.evaluation(2, [])
+    assert {nobody.evaluated, *nobody.columns.values()} == {None}
 
 
 def test_events_are_one_line_each(tmp_path):
@@ -233,7 +240,7 @@ def test_table_that_cannot_be_written_is_one_line(tmp_path):
 
 def test_progress_line_says_what_happened():
     row = make_row(12, train_loss=0.4121, accuracy_initial=0.871, accuracy_personalized=0.934)
-    assert progress_line(row, 30, left=7.2) == (
+    assert progress_line(row, 30, 7.2, LEAD) == (
         "round 12/30  loss 0.412  acc 0.871 -> 0.934  up  1.2 MB  down 1.23 MB    0.4 s  left 0:07"
     )
 
@@ -245,7 +252,7 @@ def test_progress_lines_align():
         make_row(20, train_loss=12.3456, **known),
         make_row(300, train_loss=None, bytes_up=10**12, seconds=123.4, **known),
     ]
-    lines = [progress_line(row, 300, 60) for row in rows]
+    lines = [progress_line(row, 300, 60, LEAD) for row in rows]
     for word in ("up ", "down ", " s"):
         assert len({line.index(word) for line in lines}) == 1
 
@@ -258,14 +265,14 @@ def test_progress_line_fits(phase, loss, failures):
         10000, phase=phase, train_loss=loss, failures=failures, bytes_up=999_000_000_000,
         bytes_down=10**30, seconds=98765.4, accuracy_initial=0.5, accuracy_personalized=1.0,
     )  # fmt: skip
-    line = progress_line(row, 99999, left=1e6)
+    line = progress_line(row, 99999, 1e6, LEAD)
     assert len(line) <= 100
     assert line.isprintable()
 
 
 def test_failures_are_shown():
-    assert progress_line(make_row(failures=2), 9, 1).endswith("left 0:01  2 failed")
-    assert "left" not in progress_line(make_row(9), 9, 0)
+    assert progress_line(make_row(failures=2), 9, 1, LEAD).endswith("left 0:01  2 failed")
+    assert "left" not in progress_line(make_row(9), 9, 0, LEAD)
 
 
 def test_rounds_print_as_they_end(tmp_path, capsys):
@@ -333,8 +340,8 @@ def test_time_left_withstands_slow_rounds():
 def test_classes_pool_all_clients(finished):
     table = read_exactly(finished.folder / "classes.csv")
     results = make_results(seed=3)
-    total = sum(result.class_total for result in results)
-    right = sum(result.class_personalized for result in results)
+    total = sum(result.after["total"] for result in results)
+    right = sum(result.after["right"] for result in results)
     assert list(table) == ["class", "num_test", "accuracy_initial", "accuracy_personalized"]
     assert table["num_test"].tolist() == total.tolist()
     assert table["accuracy_personalized"][1:].tolist() == (right[1:] / total[1:]).tolist()
@@ -399,7 +406,8 @@ def test_end_prints_table_and_leaves_the_folder_to_the_engine(tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.count(str(report.folder)) == 1  # when the run began
     table = out[out.rindex("round 3/3") :]
-    mean, std = (getattr(report.rows[-1].means, f"accuracy_personalized{x}") for x in ("", "_std"))
+    means = report.rows[-1].means.columns
+    mean, std = (means[f"accuracy_personalized{x}"] for x in ("", "_std"))
     for text in ("fedrep", "digits", f"{mean:.4f} ± {std:.4f}", "3.7 MB down", "3 G", "failures"):
         assert text in table
     assert max(map(len, table.splitlines()[:-1])) <= 100
@@ -474,10 +482,10 @@ def declare(monkeypatch):
         method = registry.strategy_class("fedper")
         monkeypatch.setattr(method, "figures", figures)
         monkeypatch.setattr(method, "plots", plots)
-        columns.known_figures.cache_clear()
+        columns.columns_of.cache_clear()
 
     yield give
-    columns.known_figures.cache_clear()
+    columns.columns_of.cache_clear()
 
 
 @pytest.mark.parametrize("strategy", ["fedper", "fedavg"])
@@ -505,7 +513,7 @@ def test_a_figure_of_any_method_is_a_column_behind_the_others(tmp_path, declare,
     assert table["regret"][0] == pytest.approx(sum(regrets.values()) / 3)
     assert table["regret_weighted"][0] == pytest.approx(weighted)
     clients = read_exactly(report.folder / "clients.csv")
-    assert list(clients)[-2:] == ["accuracy_last_local", "regret"]
+    assert list(clients)[7:9] == ["accuracy_last_local", "regret"]
     given = clients.set_index("client")["regret"].dropna()
     assert given.to_dict() == regrets
     summary = read_summary(report)
@@ -514,11 +522,10 @@ def test_a_figure_of_any_method_is_a_column_behind_the_others(tmp_path, declare,
 
 
 def test_the_best_round_of_an_accuracy_that_a_method_declares(tmp_path, declare):
-    declare(figure("accuracy_toy"))
+    declare(figure("toy", of_metric=True))
     report = make_report(tmp_path)
     for round_, value in enumerate([0.2, 0.7, None], 1):
-        means = Means(figures={"accuracy_toy": value})
-        report.round(make_row(round_, means=means))
+        report.round(make_row(round_, means=Means(columns={"accuracy_toy": value})))
     report.finish({}, {})
     summary = read_summary(report)
     assert (summary["best_accuracy_toy"], summary["best_accuracy_toy_round"]) == (0.7, 2)
@@ -528,7 +535,7 @@ def test_the_best_round_of_an_accuracy_that_a_method_declares(tmp_path, declare)
 def test_a_figure_has_a_curve_and_a_line_in_the_summary_if_it_has_a_label(
     tmp_path, declare, capsys
 ):
-    declare(figure("accuracy_toy", label="as a toy"), figure("accuracy_other"))
+    declare(figure("toy", label="as a toy", of_metric=True), figure("other", of_metric=True))
     report, results = make_report(tmp_path, num_rounds=2), make_results()
     for result in results:
         result.figures = {"accuracy_toy": 0.25, "accuracy_other": 0.5}
@@ -537,64 +544,48 @@ def test_a_figure_has_a_curve_and_a_line_in_the_summary_if_it_has_a_label(
     report.finish({}, {})
     out = capsys.readouterr().out
     assert re.search(r"accuracy as a toy +0\.2500", out) and "without head" not in out
-    evaluated = plots.evaluated_rounds(pd.read_csv(report.folder / "rounds.csv"))
-    _, lines = axes_of(plots.draw_accuracy(evaluated, report.figures, Caption()))
+    evaluated = plots.evaluated_rounds(pd.read_csv(report.folder / "rounds.csv"), LEAD)
+    _, lines = axes_of(plots.draw_scores(evaluated, report.columns.figures, Caption()))
     assert set(lines) >= {"initial", "as a toy", "personalized"}
     assert not [label for label in lines if "other" in label or "without head" in label]
     assert lines["as a toy"].get_ydata().tolist() == [25.0, 25.0]
 
 
-TOLD = {
-    "num_train": 9,
-    "loss": 0.5,
-    "accuracy_initial": 0.25,
-    "accuracy_personalized": 0.75,
-    "class_total": [4],
-    "class_initial": [1],
-    "class_personalized": [3],
-    "unknown": 7,
-}
-
-
 @pytest.mark.parametrize("value", [-2.0, 0.0, 3.0, 3])
 def test_a_figure_within_its_range_is_read(value):
-    read = ClientEval.read(3, 4, TOLD | {"toy": value}, [figure("toy", low=-2.0, high=3.0)])
-    assert read.figures == {"toy": float(value)} and type(read.figures["toy"]) is float
-    assert (read.client, read.num_test, read.class_personalized) == (3, 4, [3])
+    read = given([figure("toy", low=-2.0, high=3.0)], {"toy": value, "unknown": 7})
+    assert read == {"toy": float(value)} and type(read["toy"]) is float
 
 
-def test_a_figure_that_was_not_given_is_not_there():
-    assert ClientEval.read(3, 4, TOLD, [figure("toy")]).figures == {}
-    assert ClientEval.read(3, 4, TOLD | {"figures": {"toy": 9}}, []).figures == {}
+def test_a_figure_of_the_metric_has_its_name_and_bounds():
+    told = {"toy": 0.5}
+    assert given([figure("toy", of_metric=True).named(LEAD)], told) == {"accuracy_toy": 0.5}
+    error = figure("toy", of_metric=True).named(TASKS["regression"].lead)
+    assert given([error], {"toy": 40}) == {"mae_toy": 40.0}
+    assert given([error], {}) == {}
 
 
 @pytest.mark.parametrize("value", [-2.1, 3.1, float("nan"), float("inf"), "much", [1.0], True])
 def test_a_figure_out_of_its_range_is_refused(value):
     with pytest.raises(ValueError, match=r"Expected `float`.* - at `\$\.toy`"):
-        ClientEval.read(3, 4, TOLD | {"toy": value}, [figure("toy", low=-2.0, high=3.0)])
-
-
-def test_what_every_client_has_to_give_may_not_be_missing():
-    for name in TOLD.keys() - {"unknown"}:
-        with pytest.raises(ValueError, match=name):
-            ClientEval.read(3, 4, {k: v for k, v in TOLD.items() if k != name}, [])
+        given([figure("toy", low=-2.0, high=3.0)], {"toy": value})
 
 
 def test_figures_that_cannot_be_columns_are_refused(declare):
     with pytest.raises(RunError, match=r"figure toy: after = \"nothing\": must be one of round, "):
-        columns.round_columns([figure("toy", after="nothing")])
+        columns.Columns(CLASSIFICATION, (figure("toy", after="nothing"),))
     with pytest.raises(RunError, match=r"figure seconds: rounds\.csv has another column"):
-        columns.round_columns([figure("seconds")])
+        columns.Columns(CLASSIFICATION, (figure("seconds"),))
     declare(figure("accuracy_without_head", low=-1.0))
     with pytest.raises(RunError, match="figure accuracy_without_head: two methods declare it"):
-        columns.known_figures()
+        columns.columns_of(CLASSIFICATION)
 
 
 def test_a_method_that_cannot_be_loaded_is_no_matter_for_others(declare, monkeypatch):
     declare(figure("toy"))
     known = registry.names()
     monkeypatch.setattr(registry, "names", lambda: (*known, "absent"))
-    names = [known.name for known in columns.known_figures()]
+    names = [known.name for known in columns.columns_of(CLASSIFICATION).figures]
     expected = ["accuracy_global", "accuracy_last_local", "accuracy_without_head", "leak", "toy"]
     assert sorted(names) == expected
 

@@ -5,8 +5,10 @@ import re
 import pytest
 
 from fedapps.core import changes, config
+from fedapps.report.columns import columns_of
 from fedapps.report.report import Report
 from fedapps.report.summary import summarize
+from fedapps.tasks import CLASSIFICATION
 
 CHANGED = (
     'strategy="fedprox" dataset="/d/tiny.npz" evaluate-on="validation" validation-fraction=0.2 '
@@ -17,7 +19,7 @@ CHANGED = (
 def test_summary_and_folder_tell_scored_samples_and_what_was_changed(tmp_path):
     flat = config.parse([CHANGED])
     settings = config.read(flat)
-    summary = summarize(settings, [], (), 1.0)
+    summary = summarize(settings, [], columns_of(CLASSIFICATION), 1.0)
     assert summary["evaluate_on"] == "validation"
     assert summary["changed"] == {
         "validation-fraction": 0.2, "num-clients": 6, "num-rounds": 1, "prox-mu": 0.5,

@@ -7,6 +7,8 @@ import numpy as np
 from fedapps.core import config
 from fedapps.report.report import Report
 from fedapps.report.rows import ClientEval, Means, RoundRow
+from fedapps.tasks import CLASSIFICATION
+from tests.support.reports import made_means, of_classes
 
 
 def begin_run(folder, *run_config, clients=5, classes=4, name="run"):
@@ -28,12 +30,8 @@ def add_round(report, round_, failures=0):
         total = held + 1
         initial, personalized = draws.binomial(total, 0.4), draws.binomial(total, 0.7)
         size = int(total.sum())
-        accuracies = float(initial.sum() / size), float(personalized.sum() / size)
-        results.append(
-            ClientEval(
-                client, int(held.sum()), size, 0.5, *accuracies, total, initial, personalized
-            )
-        )
+        counts_of = [of_classes(total, right) for right in (initial, personalized)]
+        results.append(ClientEval(client, int(held.sum()), size, 0.5, CLASSIFICATION, *counts_of))
         report.event(round_, client, "score", f"fc1 {draws.uniform():.3g}")
         report.event(round_, client, "vote", "fc1" if client % 2 else "fc2")
     row = RoundRow(
@@ -77,13 +75,12 @@ def scored_run(
     for number, score in enumerate(scores, 1):
         means = Means()
         if score is not None:
-            means = Means(
-                accuracy_initial=score[0],
-                accuracy_personalized=score[1],
-                accuracy_personalized_std=score[1] / 10,
-                evaluated=evaluated,
-                figures=figures,
-            )
+            columns = {
+                "accuracy_initial": score[0],
+                "accuracy_personalized": score[1],
+                "accuracy_personalized_std": score[1] / 10,
+            }
+            means = made_means(columns | figures, evaluated=evaluated)
         row = RoundRow(
             round=number, phase="train", clients=5, train_loss=1 / number, means=means,
             seconds=0.5 * number,
@@ -91,7 +88,7 @@ def scored_run(
         )  # fmt: skip
         report.round(row)
         if number in phases:
-            later = Means(accuracy_initial=0.9, accuracy_personalized=0.95)
+            later = made_means({"accuracy_initial": 0.9, "accuracy_personalized": 0.95})
             report.round(replace(row, phase="finetune", means=later))
     if finished:
         report.finish({"a": np.zeros(3, np.float32)}, {}, plots=False)

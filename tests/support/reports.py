@@ -7,6 +7,7 @@ import numpy as np
 
 from fedapps.report.report import Report
 from fedapps.report.rows import ClientEval, Means, RoundRow
+from fedapps.tasks import CLASSIFICATION
 
 FIGURES = ("accuracy_without_head", "accuracy_last_local")
 FLAT = {
@@ -42,13 +43,28 @@ def make_report(folder, name="run", **changes):
 def make_row(round_=1, **changes):
     """A row of a round; accuracies of its evaluation may be among the changes."""
     if own := {key: changes.pop(key) for key in [*changes] if key.startswith("accuracy_")}:
-        changes["means"] = Means(**own)
+        changes["means"] = made_means(own)
     row = RoundRow(
         round=round_, phase="train", clients=5, failures=0, train_loss=0.1 + 0.2,
         bytes_down=1_234_567, bytes_up=1_200_000, bytes_eval=10, train_macs=10**9, cost_paper=10**6,
         seconds=0.4,
     )  # fmt: skip
     return replace(row, **changes)
+
+
+def made_means(columns, **more):
+    """Means of an evaluation with these values by column, and nothing else."""
+    scores = {when: columns.get(f"accuracy_{when}") for when in ("initial", "personalized")}
+    return Means(**scores, columns=columns, **more)
+
+
+def of_classes(total, right, predicted=None):
+    """What a classification counts; without `predicted`, wrong ones are taken for class 1."""
+    if predicted is None:
+        predicted = np.array(right)
+        predicted[1] += np.sum(total) - np.sum(right)
+    arrays = {"total": total, "right": right, "predicted": predicted}
+    return {name: np.asarray(array) for name, array in arrays.items()}
 
 
 def make_results(seed=0, clients=5, classes=4):
@@ -63,9 +79,8 @@ def make_results(seed=0, clients=5, classes=4):
         results.append(
             ClientEval(
                 client=client, num_train=size * 3, num_test=size, loss=float(rng.uniform()),
-                accuracy_initial=float(initial.sum() / size),
-                accuracy_personalized=float(personalized.sum() / size), class_total=total,
-                class_initial=initial, class_personalized=personalized,
+                task=CLASSIFICATION, before=of_classes(total, initial),
+                after=of_classes(total, personalized),
                 figures={name: float(rng.uniform()) for name in FIGURES},
             )
         )  # fmt: skip

@@ -14,6 +14,7 @@ from fedapps.core.errors import RunError
 from fedapps.engine import checks
 from fedapps.method import BaseClient, BaseStrategy, Plan, TrainingStats, put, rehearse
 from fedapps.models import build
+from fedapps.tasks import CLASSIFICATION
 from fedapps.training.batches import CHUNK
 from fedapps.training.evaluation import score
 from fedapps.training.templates import nearest_template
@@ -38,18 +39,17 @@ def test_score_in_numpy(n, classes, seed, scale):
     table = torch.from_numpy(logits)
     where = torch.arange(n).reshape(n, 1, 1, 1)  # an image is its own number
 
-    result = score(
-        lambda images: table[images.flatten()], (where, torch.from_numpy(labels)), classes
-    )
+    samples = where, torch.from_numpy(labels)
+    result = score(lambda images: table[images.flatten()], samples, CLASSIFICATION)
 
     exact = logits.astype(np.float64)
     top = exact.max(1)
     nll = np.log(np.exp(exact - top[:, None]).sum(1)) + top - exact[np.arange(n), labels]
     right = exact.argmax(1) == labels
     assert result.loss == pytest.approx(nll.mean(), rel=1e-5, abs=1e-6)
-    assert result.total.tolist() == [(labels == c).sum() for c in range(classes)]
-    assert result.correct.tolist() == [right[labels == c].sum() for c in range(classes)]
-    assert result.accuracy == pytest.approx(right.mean(), rel=1e-12)
+    assert result.counts["total"].tolist() == [(labels == c).sum() for c in range(classes)]
+    assert result.counts["right"].tolist() == [right[labels == c].sum() for c in range(classes)]
+    assert result.value == pytest.approx(right.mean(), rel=1e-12)
 
 
 def test_score_makes_no_graph():
@@ -60,7 +60,7 @@ def test_score_makes_no_graph():
         outputs.append(head(images.flatten(1)))
         return outputs[-1]
 
-    score(predict, (torch.ones(4, 3, 1, 1), torch.zeros(4, dtype=torch.long)), 2)
+    score(predict, (torch.ones(4, 3, 1, 1), torch.zeros(4, dtype=torch.long)), CLASSIFICATION)
     assert not any(output.requires_grad for output in outputs)
 
 
@@ -202,10 +202,10 @@ class SaysOne(BaseClient):
 def test_personalize_comes_between_the_two_scores_of_a_plan_with_stages():
     run = rehearse(OneEpoch, SaysOne, 'model="lenet5" num-clients=3 alpha=10.0')
     found = run.evaluate(client=1)
-    assert found["class_personalized"] == [0, found["class_total"][1]] + 8 * [0]
-    assert found["class_initial"] != found["class_personalized"] and found["finetune_macs"] == 7
+    assert found["personalized_right"] == [0, found["initial_total"][1]] + 8 * [0]
+    assert found["initial_right"] != found["personalized_right"] and found["finetune_macs"] == 7
     found = run.evaluate(client=0)
-    assert found["class_initial"] == found["class_personalized"] and found["finetune_macs"] == 0
+    assert found["initial_right"] == found["personalized_right"] and found["finetune_macs"] == 0
 
 
 # Batch statistics of a single sample --------------------------------------------------------------
