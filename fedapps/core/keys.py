@@ -16,7 +16,7 @@ SECTIONS = {
     "num-rounds": ("Training", "[Notation](notation.md) explains the symbols and the rules."),
     "evaluate-every": (
         "Evaluation and personalization",
-        "[Results and figures](results-and-figures.md#the-accuracies) says what each score means.",
+        "[Results and figures](results-and-figures.md#the-metrics) says what each score means.",
     ),
     "device": ("Computing", "[Engines](engines.md) explains where a run computes."),
     "max-failures": (
