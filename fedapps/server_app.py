@@ -76,7 +76,7 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     for note in unused.notes(strategy):
         log.warning("%s", note)
     with _reporting(rounds, context.run_config) as report:
-        if held is not None:
+        if held is not None and space.task.has_classes:
             report.hold(space.population.training, held)
         report.follow(strategy.arrays)
         try:

@@ -95,7 +95,8 @@ def _draw_once(evaluated: pd.DataFrame, figures: Sequence[Figure], caption: Capt
 
 
 def _axis(caption: Caption) -> str:
-    return f"mean {caption.metric.title}"
+    label = caption.metric.title
+    return label if label.startswith("mean ") else f"mean {label}"
 
 
 def _curves(
