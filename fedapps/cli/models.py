@@ -1,6 +1,7 @@
 """List the models with their layers, from input to output, and their numbers of parameters.
 
-Choose a model with `-c model=NAME`. The numbers are for images of 3x32x32 and 10 classes.
+Choose a model with `-c model=NAME`. The numbers are for 10 classes and images of 3x32x32; for models
+that take no images, a series of 128 steps with 6 channels, or 64 tokens of a vocabulary of 100.
 """
 
 import argparse
@@ -8,7 +9,12 @@ from collections.abc import Iterator
 
 from fedapps.cli.tables import Column, show
 
-COLUMNS = (Column("model", 10), Column("layers, input side first"), Column("parameters", 10))
+COLUMNS = (
+    Column("model", 16),
+    Column("takes", 8),
+    Column("layers, input side first"),
+    Column("parameters", 10),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,9 +31,17 @@ def run(options: argparse.Namespace) -> int:
 def rows() -> Iterator[tuple[str, ...]]:
     """Yield a line for each model."""
     from fedapps import models
+    from fedapps.data.spec import WHOLE, Spec, image_spec
 
-    for name in models.MODELS:
-        model = models.build(name, (3, 32, 32), 10, seed=0)
+    examples = {
+        "images": image_spec((3, 32, 32)),
+        "series": Spec((128, 6)),
+        "tables": Spec((32,)),
+        "tokens": Spec((64,), WHOLE, 100),
+    }
+    for name, spec in models.MODELS.items():
+        kind = next(kind for kind in examples if kind in spec.takes)
+        model = models.build(name, examples[kind], 10, seed=0)
         count = sum(parameter.numel() for parameter in model.parameters())
         layers = ", ".join(layer for layer, _ in model.named_children())
-        yield name, layers, f"{count:,}"
+        yield name, ", ".join(spec.takes), layers, f"{count:,}"

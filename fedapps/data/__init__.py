@@ -7,10 +7,11 @@
 
 In the end, every data set is one `.npz` file. For a data set known by name it is
 `<root>/<name>.npz`, made once from a download or an unpacked archive; otherwise it is the user's
-own file. Its members are `train_images`, `train_labels`, `test_images`, `test_labels` and
-optionally `val_images`, `val_labels`, which are joined to the training set. Images are uint8 or
-float, [N, H, W] or [N, H, W, C]; labels are integers, [N] or [N, 1]. Float values are used as they
-are (they should be in 0..1); uint8 values are divided by 255.
+own file. Its members are `train_images`, `train_labels`, `test_images`, `test_labels`: images are
+uint8 (divided by 255) or float (0..1), [N, H, W] or [N, H, W, C]; labels are integers [N]. Samples
+of any other shape have `train_inputs`, `train_targets`, `test_inputs`, `test_targets`. What begins
+with `val_` is joined to the training set. A `Spec` says what an input and a target is, and a
+`Normalization` how inputs are normalized.
 
 A new data set needs one file in `fedapps.data.sources`, and a new partitioner one file in
 `fedapps.data.partitioners`. Each also needs a line in the `__init__` of its package.

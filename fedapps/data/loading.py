@@ -12,7 +12,7 @@ from fedapps.core.paths import absolute, expanded
 from fedapps.core.words import nearest, number
 from fedapps.data.contents import open_npz
 from fedapps.data.dataset import Dataset
-from fedapps.data.npz import KEYS
+from fedapps.data.npz import KEYS, OTHERS
 from fedapps.data.sources import NAMES, SOURCES
 from fedapps.data.sources.source import Arrays
 from fedapps.data.spec import Normalization, label_spec
@@ -30,7 +30,8 @@ def load(name: str, root: str) -> Dataset:
     if name not in SOURCES and _is_path(name):
         what = "is a folder" if expanded(name, "dataset").is_dir() else "is not an .npz file"
         raise RunError(
-            f'dataset = "{name}": {what}; own data is an .npz file with {", ".join(KEYS)}'
+            f'dataset = "{name}": {what}; own data is an .npz file with {", ".join(KEYS)}, or'
+            f" {', '.join(OTHERS)}"
             ' (folders of pictures: only on devices, dataset = "device")'
         )
     if name not in SOURCES:

@@ -35,7 +35,13 @@ def partitioned(dataset: Dataset, settings: Settings) -> Population:
     def parts() -> tuple[Share, ...]:
         return shares(dataset.labels, dataset.num_train, settings)
 
-    return Population(range(settings.num_clients), lambda client: parts()[client])
+    def share(client: int) -> Share:
+        if client not in ids:
+            raise RunError(f"client {client}: the clients are 0..{ids[-1]}")
+        return parts()[client]
+
+    ids = range(settings.num_clients)
+    return Population(ids, share)
 
 
 def of_device(dataset: Dataset, settings: Settings, own: int) -> Population:

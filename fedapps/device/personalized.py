@@ -146,7 +146,9 @@ def load(path: Path) -> Personalized:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         module = _module(about, sum(value.numel() for value in tensors.values()))
         module.load_state_dict(tensors)
-    except (OSError, SafetensorError, KeyError, TypeError, RuntimeError, ValueError) as error:
+    except (OSError, SafetensorError, LookupError, TypeError, RuntimeError, ValueError) as error:
+        raise RunError(f"{path}: cannot be read ({one_line(str(error))})") from error
+    except RunError as error:  # of settings and targets that a stranger wrote
         raise RunError(f"{path}: cannot be read ({one_line(str(error))})") from error
     return Personalized(module, about).eval()
 
@@ -167,6 +169,8 @@ def _module(about: ModelMetadata, held: int) -> nn.Module:
     So no data set is opened, and RuntimeError refuses a model that is larger than the file.
     """
     flat = config.defaults() | about.config | {"device": "cpu", "dataset": DEVICE}
+    if flat["num-classes"] != max(1, len(about.names)):
+        raise RuntimeError(f"num-classes = {flat['num-classes']}, but {len(about.names)} names")
     settings, outputs = config.read(flat), about.task.outputs(about.targets)
     if about.task.has_names and outputs.size != len(about.names):
         raise RuntimeError(f"{outputs.size} outputs, but {len(about.names)} names")

@@ -171,14 +171,16 @@ def check_dependence(folder: Path, strategy: BaseStrategy, done: int) -> None:
         return
     with without_lines(log.logger.name, lambda _: True):  # its warnings are about the old value
         old = type(strategy)(strategy.workspace, msgspec.structs.replace(new, num_rounds=before))
-    was, would_be = (msgspec.structs.replace(s.plan(done, 0), stages=()) for s in (old, strategy))
+    client = strategy.workspace.population.training[0]
+    plans = [s.plan(done, client) for s in (old, strategy)]
+    was, would_be = (msgspec.structs.replace(plan, stages=()) for plan in plans)
     if was != would_be:
         raise RunError(
             f"num-rounds = {new.num_rounds}: with so many rounds, round {done} would exchange or "
             "keep other layers than it did in this run; start a new run"
         )
     for round_ in range(1, done + 1):
-        if old.plan(round_, 0) != strategy.plan(round_, 0):
+        if old.plan(round_, client) != strategy.plan(round_, client):
             log.warning(
                 "round %s depends on the number of rounds: a run of %s rounds from the start would "
                 "not be the same",

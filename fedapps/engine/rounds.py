@@ -146,6 +146,11 @@ class Rounds:
         score = self.totals.means.personalized
         self.recovery.after_round(round_, self.strategy, self.report, score)
 
+    @property
+    def some_client(self) -> int:
+        """A client that trains, for what the plans of all clients have in common."""
+        return self.strategy.workspace.population.training[0]
+
     # Who is there -------------------------------------------------------------------------
 
     def _meet(self, fleet: Fleet) -> None:
@@ -254,7 +259,7 @@ class Rounds:
 
     def _uploaded(self, round_: int) -> Arrays:
         """Return the server's values of the layers that every client uploads in a round."""
-        keys = self.layout.shared(self.strategy.plan(round_, 0).upload)
+        keys = self.layout.shared(self.strategy.plan(round_, self.some_client).upload)
         return {key: self.strategy.arrays[key] for key in keys}
 
     def _train_on_server(self, round_: int) -> TrainingStats:
@@ -265,7 +270,7 @@ class Rounds:
         if not self.settings.server_data:
             return TrainingStats()
         strategy, part = self.strategy, self.layout.slice_of(self.settings.server_part)
-        shared = {name.partition(":")[0] for name in strategy.plan(round_, 0).upload}
+        shared = {name.partition(":")[0] for name in strategy.plan(round_, self.some_client).upload}
         names = tuple(name for name in part if name in shared)
         stage = msgspec.structs.replace(strategy.stage(round_, names, epochs=1), prox_mu=0.0)
         samples = strategy.workspace.data.server_samples

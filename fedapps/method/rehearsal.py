@@ -62,7 +62,7 @@ class Rehearsal:
         """
         plan = self.strategy.evaluation_plan(max(self.round, 1), client)
         told = self.make(client).evaluate_round(plan, self._download(client, plan)).metrics
-        values = {}
+        values: dict[str, float | None] = {}
         for when in ("initial", "personalized"):
             counts = {name: np.array(told[f"{when}_{name}"]) for name in self._counted}
             values |= {f"{m.name}_{when}": m.of(counts) for m in self.strategy.task.metrics}

@@ -1,10 +1,11 @@
 """The models: each is a plain `nn.Sequential`; its named children are the layers, in order.
 
-Every layer has parameters. The last layer is the classifier, and the layer before it returns
-[N, features]. State-dict keys have the form `layer.module.name`: `conv1.conv.weight`,
-`conv1.bn.running_mean`, `fc2.fc.weight`. `fedapps.models.layers` says what of a model may travel.
+Every layer has parameters. The last layer computes the outputs from what the one before it returns,
+[N, features], or [N, T, features] where there is an output for each step. State-dict keys have the
+form `layer.module.name`: `conv1.conv.weight`, `conv1.bn.running_mean`, `fc2.fc.weight`.
+`fedapps.models.layers` says what of a model may travel.
 
-    model = build("cnn", (1, 28, 28), classes=10, seed=0)
+    model = build("cnn", (1, 28, 28), 10, seed=0)
     [name for name, _ in model.named_children()]  # ['conv1', 'conv2', 'fc1', 'fc2']
 
 A new family of models needs one file with its `MODELS`, and a line in `fedapps.models.zoo`.

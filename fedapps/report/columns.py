@@ -87,16 +87,21 @@ class Columns:
 
     def metric_of(self, column: str) -> Metric | None:
         """Return the metric whose values a column has; None if it has others, such as bytes."""
-        if column in SPREAD[:2]:
-            return self.lead
-        named = (m for m in self.task.metrics if column.startswith(f"{m.name}_"))
-        return next(named, None)
+        return self._metrics.get(column)
+
+    @cached_property
+    def _metrics(self) -> dict[str, Metric]:
+        of_figures = chain.from_iterable(f.columns for f in self.figures if f.key)
+        of_lead = (*self.means, *SPREAD[:2], *of_figures)
+        named = {name: m for m in self.task.metrics for name in (m.initial, m.personalized)}
+        return named | dict.fromkeys(of_lead, self.lead)
 
     @property
     def of_lead(self) -> tuple[str, ...]:
-        """The columns of rounds.csv with a value of the leading metric that can be the best."""
-        names = (name for name in self.rounds if name.startswith(f"{self.lead.name}_"))
-        return tuple(name for name in names if not name.endswith("_std"))
+        """The columns of rounds.csv with a mean of the leading metric, which can be the best."""
+        spread = {f"{self.lead.personalized}_std", *SPREAD}
+        own = (name for name in self.rounds if self.metric_of(name) is self.lead)
+        return tuple(name for name in own if name not in spread)
 
 
 @cache

@@ -144,7 +144,7 @@ def means(results: Sequence[ClientEval], columns: Columns) -> Means:
         together(before),
         together(after),
         lead.decile(personalized) if personalized else None,
-        lead.least(personalized) if personalized else None,
+        lead.worst(personalized) if personalized else None,
         _mean(hurt),
     ]
     for metric in columns.task.metrics[1:]:

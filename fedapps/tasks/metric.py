@@ -9,7 +9,7 @@ import numpy as np
 # both together.
 Counts = Mapping[str, np.ndarray]
 PERCENT = "%"
-WORST = 10  # the percentile of clients that the columns decile_* show
+LOW = 10  # the percentile of clients that the columns decile_* show
 
 
 def unchanged(mean: float) -> float:
@@ -86,13 +86,13 @@ class Metric:
         """Return the best of some values."""
         return max(values) if self.more_is_better else min(values)
 
-    def least(self, values: Sequence[float]) -> float:
+    def worst(self, values: Sequence[float]) -> float:
         """Return the worst of some values."""
         return min(values) if self.more_is_better else max(values)
 
     def decile(self, values: Sequence[float]) -> float:
         """Return the value that nine tenths of the clients reach."""
-        return float(np.percentile(values, WORST if self.more_is_better else 100 - WORST))
+        return float(np.percentile(values, LOW if self.more_is_better else 100 - LOW))
 
     def digits(self, value: float, sign: str = "") -> str:
         """Write a value that already has the unit, without it: `87.34`, `0.1234`."""

@@ -63,9 +63,9 @@ class Task(ABC):
     def sizes(self, targets: Spec) -> Mapping[str, int]:
         """Return the names of the counts, and how many values each has."""
 
+    @abstractmethod
     def check_counts(self, counts: Counts, samples: int) -> None:
         """Raise ValueError for counts that `samples` samples cannot have given."""
-        raise NotImplementedError
 
     def by_class(self, counts: Counts) -> tuple[np.ndarray, np.ndarray] | None:
         """Return the samples of each class, and how many of them were right, int64 [classes]."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedapps import cli, server_app
+from fedapps import cli, models, server_app
 from fedapps.core import config, keys, project, registry
 from fedapps.launcher import superlink
 from fedapps.launcher.inputs import refusal
@@ -48,6 +48,16 @@ def test_the_script_and_the_module_are_the_same(capsys):
     out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert cli.main(["--version"]) == 0
     assert out == capsys.readouterr().out == f"fedapps {project.version()}\n"
+
+
+def test_every_model_is_listed_with_its_parameters(capsys):
+    assert cli.main(["models"]) == 0
+    out = capsys.readouterr().out
+    first_words = {line.split()[0] for line in out.splitlines()[1:] if line.split()}
+    assert first_words >= {*models.MODELS}
+    linear = 3 * 32 * 32 * 64 + 64 + 64 * 32 + 32 + 32 * 10 + 10
+    assert f"{linear:,}" in out  # of the mlp on images
+    assert max(map(len, out.splitlines())) <= 100
 
 
 def test_a_closed_connection_does_not_end_what_has_some(monkeypatch, capsys):

@@ -24,6 +24,7 @@ WORDS = {
     "optimizer": "sgd, adam, adamw", "lr-schedule": "constant, step, cosine",
     "clip-mode": "batch, sample", "augment": "none, crop-flip", "bn-stats": "shared, local, batch",
     "finetune-part": "full, head, body", "evaluate-on": "test, validation",
+    "task": "auto, classification, regression, multilabel, tokens",
     "server-part": "full, body", "client-state": "keep, reset", "device": "auto, cpu, cuda",
     "dp.mode": "none, central, local", "dp.sampling": "poisson, fixed",
 }  # fmt: skip

@@ -10,7 +10,7 @@ from PIL import Image
 from fedapps import data
 from fedapps.core import config
 from fedapps.core.errors import RunError
-from fedapps.data.spec import image_spec
+from fedapps.data.spec import image_spec, label_spec
 from fedapps.wire.hello import unpack_hello
 from tests.device.helpers import RUN, put
 
@@ -45,6 +45,11 @@ BAD_NODES = {
     "data": ({"data": None}, "node-config: data is missing; give all three"),
     "state-dir": ({"state-dir": None}, "node-config: state-dir is missing; give all three"),
 }
+
+
+def opened(path, shape, names):
+    """A device's data in a run of images of this shape and these classes."""
+    return data.of_device(path, image_spec(shape), label_spec(len(names)), names)
 
 
 @pytest.mark.parametrize("kind", BAD_NODES)
@@ -95,8 +100,8 @@ def test_a_device_in_a_run_of_another_data_set_is_left_out(
 @pytest.mark.parametrize(
     ("option", "line"),
     [
-        ('input-shape="28,28"', 'input-shape = "28,28": must be channels,height,width, such as '),
-        ('input-shape="1,0,8"', 'input-shape = "1,0,8": must be channels,height,width, such as '),
+        ('input-shape="1,a,8"', 'input-shape = "1,a,8": must be channels,height,width of images'),
+        ('input-shape="1,0,8"', 'input-shape = "1,0,8": must be channels,height,width of images'),
         ('class-names="a,b"', 'class-names = "a,b": must be 3 different names (num-classes)'),
         ('class-names="a,b,b"', 'class-names = "a,b,b": must be 3 different names (num-classes)'),
     ],
@@ -109,23 +114,23 @@ def test_keys_of_devices_are_checked(device_run, option, line):
 
 def test_a_folder_of_pictures_is_data(tmp_path):
     folder = put(tmp_path / "own", ["cat", "dog", "owl"])
-    own = data.of_device(folder, image_spec((1, 8, 8)), ["cat", "dog", "owl"])
+    own = opened(folder, (1, 8, 8), ["cat", "dog", "owl"])
     assert (own.num_train, own.labels.tolist()) == (6, [0, 0, 1, 1, 2, 2] * 2)
     images, labels = own.tensors(np.array([0, 3]))
     assert labels.tolist() == [0, 1]
     np.testing.assert_allclose(images[:, 0, 0, 0], [-1.0, 61 / 255 * 2 - 1], rtol=1e-6)
-    colored = data.of_device(folder, image_spec((3, 8, 8)), ["cat", "dog", "owl"])
+    colored = opened(folder, (3, 8, 8), ["cat", "dog", "owl"])
     assert colored.tensors(np.arange(2))[0].shape == (2, 3, 8, 8)
     with pytest.raises(RunError, match="owl: is not a class of the run"):
-        data.of_device(folder, image_spec((1, 8, 8)), ["cat", "dog"])
+        opened(folder, (1, 8, 8), ["cat", "dog"])
 
 
 def test_pictures_have_the_height_and_width_of_the_run(tmp_path):
     folder = put(tmp_path / "own", ["cat", "dog"], size=(6, 8))
-    own = data.of_device(folder, image_spec((1, 8, 6)), ["cat", "dog"])
+    own = opened(folder, (1, 8, 6), ["cat", "dog"])
     assert own.tensors(np.arange(8))[0].shape == (8, 1, 8, 6)
     with pytest.raises(RunError, match=r"0.png: 6x8 pixels; the run has 8x6$"):
-        data.of_device(folder, image_spec((1, 6, 8)), ["cat", "dog"])
+        opened(folder, (1, 6, 8), ["cat", "dog"])
 
 
 @pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
@@ -137,7 +142,7 @@ def test_pictures_of_more_than_8_bits_are_refused(tmp_path, kind):
     Image.fromarray(np.full((8, 8), 4000, kind)).save(deep, format=suffix)
     for shape in ((1, 8, 8), (3, 8, 8)):
         with pytest.raises(RunError, match=r"0.png: cannot be read .*more than 8 bits a pixel"):
-            data.of_device(folder, image_spec(shape), ["cat", "dog"])
+            opened(folder, shape, ["cat", "dog"])
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 240.0), (-0.5, 1.0), (0.0, 1.0), (0.25, 0.5)])
@@ -148,15 +153,15 @@ def test_float_pixels_are_from_0_to_1(tmp_path, low, high):
     path = tmp_path / "own.npz"
     kinds = {"train_images": images, "test_images": images[-2:], "images": images}
     np.savez(path, train_labels=labels, test_labels=labels[:2], **kinds)
-    for opened in (
-        lambda: data.of_device(path, image_spec((1, 2, 2)), ["a", "b"]),
+    for opens in (
+        lambda: opened(path, (1, 2, 2), ["a", "b"]),
         lambda: data.unlabelled(path, image_spec((1, 2, 2))),
     ):
         if (low, high) in ((0.0, 1.0), (0.25, 0.5)):
-            opened()
+            opens()
             continue
         with pytest.raises(RunError, match=r"own\.npz: float pixels .*; must be 0\.\.1, or uint8"):
-            opened()
+            opens()
 
 
 @pytest.mark.parametrize(

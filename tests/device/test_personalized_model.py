@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from fedapps.__main__ import main
 from fedapps.core import registry
 from fedapps.core.errors import RunError
-from fedapps.device import personalized
+from fedapps.device import exporting, personalized
 from fedapps.report.report import Report
 
 
@@ -123,10 +123,6 @@ def test_a_broken_model_file_is_a_line(tmp_path):
     [
         ({"num-classes": 10**9}, "num-classes = 1000000000, but 3 names"),
         ({"num-classes": 10**9, "class-names": "a,b"}, "num-classes = 1000000000, but 3 names"),
-        (
-            {"input-shape": "1,99999,99999"},
-            r"images of shape \(1, 8, 8\), but input-shape = \(1, 99",
-        ),
         ({"model": "resnet18"}, r"the settings ask for \d{8,} values, the file has \d+"),
         ({"model": "no-such"}, "unknown model 'no-such'"),
     ],
@@ -136,15 +132,21 @@ def test_a_strangers_model_file_takes_no_more_memory_than_it_has(trained, settin
         personalized.load(forged(trained[1], settings, tmp_path / "forged.safetensors"))
 
 
+IMAGES = {"shape": [1, 8, 8], "dtype": "float32", "choices": 0, "image": True}
+LABELS = {"shape": [], "dtype": "int64", "choices": 3, "image": False}
+
+
 @pytest.mark.parametrize(
     "header",
     [
-        {"shape": [1, 200000, 200000]}, {"shape": [1, 8, 9]}, {"mean": [0.5, 0.5]}, {"std": []},
-        {"std": [0.0]}, {"std": [-1.0]},
+        {"inputs": IMAGES | {"shape": [1, 200000, 200000]}}, {"inputs": IMAGES | {"shape": [-1]}},
+        {"inputs": IMAGES | {"shape": [1, 8, 12]}}, {"targets": LABELS | {"choices": 10**9}},
+        {"targets": LABELS | {"shape": [10**9], "choices": 2}}, {"inputs": 1}, {"mean": [0.5, 0.5]},
+        {"std": []}, {"std": [0.0]}, {"std": [-1.0]}, {"config": {"task": "other"}},
     ],
 )  # fmt: skip
-def test_a_strangers_model_file_cannot_ask_for_other_images(trained, header, tmp_path):
-    with pytest.raises(RunError, match=r"cannot be read \((images of shape|mean = )"):
+def test_a_strangers_model_file_cannot_ask_for_other_samples(trained, header, tmp_path):
+    with pytest.raises(RunError, match=r"cannot be read \("):
         personalized.load(forged(trained[1], {}, tmp_path / "forged.safetensors", header))
 
 
@@ -163,6 +165,16 @@ def test_a_strangers_model_file_opens_no_data_set_and_makes_no_folder(trained, t
     pixels = torch.rand(3, 1, 8, 8)
     with torch.no_grad():
         assert torch.equal(found(pixels), model(pixels))
+
+
+def test_a_model_file_of_an_earlier_version_is_read(trained, tmp_path):
+    """Its header had the shape of images, and no task."""
+    model, state = trained
+    header = {"shape": [1, 8, 8], "inputs": None, "targets": None}
+    path = forged(state, {}, tmp_path / "older.safetensors", header)
+    pixels = torch.rand(3, 1, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(personalized.load(path)(pixels), model(pixels))
 
 
 def forged(state, settings, path, header=None):
@@ -203,11 +215,11 @@ def test_export_round_trips(trained, tmp_path):
 
 def test_onnx_needs_its_extra(trained, tmp_path, monkeypatch):
     model, _ = trained
-    monkeypatch.setattr(personalized.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(exporting.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RunError, match=r"needs onnx; pip install onnx onnxscript$"):
-        personalized.export(model, tmp_path / "model.onnx")
+        exporting.export(model, tmp_path / "model.onnx")
     with pytest.raises(RunError, match=r"must end in \.safetensors, \.pt2, \.onnx$"):
-        personalized.export(model, tmp_path / "model.h5")
+        exporting.export(model, tmp_path / "model.h5")
 
 
 def test_onnx_gives_the_same_outputs(trained, tmp_path):
@@ -216,7 +228,7 @@ def test_onnx_gives_the_same_outputs(trained, tmp_path):
         pytest.importorskip(package, reason=why)
     runtime = pytest.importorskip("onnxruntime", reason=why)
     model, _ = trained
-    personalized.export(model, tmp_path / "model.onnx")
+    exporting.export(model, tmp_path / "model.onnx")
     session = runtime.InferenceSession(tmp_path / "model.onnx")
     for size in (1, 7):
         pixels = torch.rand(size, 1, 8, 8)

@@ -160,7 +160,7 @@ def test_a_better_value_is_a_lower_one_where_the_metric_is_an_error():
     assert mae.is_better(0.5, math.nan) and not mae.is_better(math.nan, 0.5)
     clients = [float(i) for i in range(11)]
     assert (accuracy.decile(clients), mae.decile(clients)) == (1.0, 9.0)
-    assert (accuracy.least(clients), mae.least(clients)) == (0.0, 10.0)
+    assert (accuracy.worst(clients), mae.worst(clients)) == (0.0, 10.0)
     assert (accuracy.best(clients), mae.best(clients)) == (10.0, 0.0)
     assert (accuracy.shown(0.1234), mae.shown(0.12345)) == ("12.3 %", "0.1235")
 

@@ -228,6 +228,9 @@ def versions(run: RunFiles) -> list[tuple[str, str]]:
 def head_of(column: str, columns: Columns) -> str:
     """Return the head of a column of a table; the name of the leading metric is left out."""
     known = {"num_train": "train samples", "num_test": "scored samples"}
+    for metric in columns.task.metrics[1:]:
+        known |= {metric.initial: f"{metric.label} initial"}
+        known |= {metric.personalized: f"{metric.label} personalized"}
     return known.get(column, column.removeprefix(f"{columns.lead.name}_").replace("_", " "))
 
 
