@@ -89,9 +89,8 @@ def given(figures: Iterable[Figure], metrics: Mapping[str, Any]) -> dict[str, fl
 
 
 def _checked(figure: Figure, value: Any) -> float:
-    bounds = {"ge": figure.low, "le": figure.high}
-    finite = {name: bound for name, bound in bounds.items() if math.isfinite(bound)}
-    accepted: Any = Annotated[float, msgspec.Meta(**finite)]  # type: ignore[arg-type]
+    low, high = (bound if math.isfinite(bound) else None for bound in (figure.low, figure.high))
+    accepted: Any = Annotated[float, msgspec.Meta(ge=low, le=high)]
     try:
         read = float(msgspec.convert(value, accepted))
         if not math.isfinite(read):
