@@ -1,7 +1,7 @@
 """List the models with their layers, from input to output, and their numbers of parameters.
 
 Choose a model with `-c model=NAME`. The numbers are for 10 classes and images of 3x32x32; for
-models that take no images, a series of 128 steps with 6 channels, or 64 tokens of a vocabulary of 100.
+models that take no images, a series of 128 steps with 6 channels, or 64 tokens of 100 kinds.
 """
 
 import argparse

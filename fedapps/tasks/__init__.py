@@ -3,7 +3,7 @@
     task = task_for("auto", inputs, targets)   # by the targets of a data set
     task.loss(output, target), task.predict(output), task.lead.of(task.count(output, target))
 
-A new task needs one file here, and a line in `TASKS`.
+A new task needs one file here, a line in `TASKS`, and its name in the key `task` of `Settings`.
 """
 
 from fedapps.core.errors import RunError
