@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+import torch
 from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import HealthCheck, settings
 from safetensors.numpy import load_file
@@ -36,6 +37,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("fedapps")
+torch.set_num_threads(1)  # as in a run; else what makes no run pays for threads of tiny models
 
 ONLY_WHEN_ASKED_FOR = ("deployment", "long", "thorough")  # with -m
 

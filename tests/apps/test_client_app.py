@@ -57,9 +57,7 @@ def diverge(client, plan, received, fit):
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-def test_a_client_that_raises_fails_alone(
-    serial_run, tiny_npz, break_fit, read_csv, read_rounds, read_model, nodes
-):
+def test_one_fails_alone(serial_run, tiny_npz, break_fit, read_csv, read_rounds, read_model, nodes):
     done = {}
 
     def record_or_fail(client, plan, received, fit):
@@ -124,9 +122,7 @@ def test_a_round_survives_max_failures(serial_run, tiny_npz, break_fit, read_rou
         assert [row["failures"] for row in read_rounds(serial_run(*options))] == [2, 2]
 
 
-def test_a_failed_evaluation_costs_its_client_only(
-    serial_run, tiny_npz, monkeypatch, read_csv, read_rounds
-):
+def test_a_failed_evaluation_is_one_row(serial_run, tiny_npz, monkeypatch, read_csv, read_rounds):
     evaluate = BaseClient.evaluate_round
 
     def evaluate_round(client, plan, received):
@@ -145,9 +141,7 @@ def test_a_failed_evaluation_costs_its_client_only(
 
 
 @pytest.mark.parametrize("presum", ["true", "false"])
-def test_a_client_that_diverges_fails_alone(
-    serial_run, tiny_npz, break_fit, read_csv, read_model, presum
-):
+def test_who_diverges_fails_alone(serial_run, tiny_npz, break_fit, read_csv, read_model, presum):
     """Also with presum, where its NaN would otherwise be in the mean of the whole SuperNode."""
     options = [tiny_npz, EVERYBODY, f'strategy="fedper" num-rounds=1 presum={presum}']
     break_fit({0, 2}, no_luck)
@@ -163,19 +157,12 @@ def test_a_client_that_diverges_fails_alone(
     assert sorted(path.name for path in (folder / "clients").iterdir()) == ["1", "3"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "key", "value"),
-    [
-        ("train_round", "macs", None),
-        ("train_round", "loss", [1.0, 2.0]),
-        ("evaluate_round", "loss", None),
-        ("evaluate_round", "initial_right", None),
-        ("evaluate_round", "initial_total", [1]),
-    ],
-)
-def test_a_client_with_broken_metrics_fails_alone(
-    serial_run, tiny_npz, monkeypatch, read_csv, kind, key, value
-):
+@pytest.mark.parametrize(("kind", "key", "value"), [
+    ("train_round", "macs", None), ("train_round", "loss", [1.0, 2.0]),
+    ("evaluate_round", "loss", None), ("evaluate_round", "initial_right", None),
+    ("evaluate_round", "initial_total", [1]),
+])  # fmt: skip
+def test_broken_metrics_cost_one(serial_run, tiny_npz, monkeypatch, read_csv, kind, key, value):
     work = getattr(BaseClient, kind)
 
     def broken(client, plan, received):
@@ -205,9 +192,7 @@ def test_an_interrupt_is_no_failure_of_a_client(serial_run, tiny_npz, break_fit)
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedper"])
-def test_a_mean_made_on_supernodes_is_the_same_mean(
-    serial_run, tiny_npz, read_model, read_rounds, strategy
-):
+def test_means_of_supernodes_are_the_mean(serial_run, tiny_npz, read_model, read_rounds, strategy):
     options = [tiny_npz, EVERYBODY, f'strategy="{strategy}"']
     plain = serial_run(*options, num_supernodes=2)
     summed = serial_run(*options, "presum=true", num_supernodes=2)
@@ -256,9 +241,7 @@ def test_presum_is_refused_where_clients_upload_different_layers(flat_config, mo
     )
 
 
-def test_a_supernode_refuses_a_mean_of_different_layers(
-    serial_run, tiny_npz, read_csv, monkeypatch
-):
+def test_no_supernode_averages_different_layers(serial_run, tiny_npz, read_csv, monkeypatch):
     """Plans that differ in a round that nobody checks at the start: no model is spoiled by them."""
     plan_of = registry.strategy_class("fedavg").plan
 
@@ -291,9 +274,7 @@ def test_presummed_raises_where_an_array_is_missing():
 
 
 @pytest.mark.parametrize("strategy", ["fedbabu", "fedper"])
-def test_results_do_not_depend_on_the_number_of_supernodes(
-    serial_run, tiny_npz, read_csv, strategy
-):
+def test_any_number_of_supernodes_gives_the_same(serial_run, tiny_npz, read_csv, strategy):
     def results(nodes):
         options = [tiny_npz, f'strategy="{strategy}" num-clients=5 fraction-train=0.6']
         folder = serial_run(*options, num_supernodes=nodes)
@@ -408,9 +389,7 @@ def test_a_supernode_that_cannot_load_the_data_says_so_for_each_client(node, fla
     assert failures == [Failure(0, cause), Failure(5, cause)]
 
 
-def test_training_sees_the_state_before_its_round_and_evaluation_the_one_after(
-    node, tmp_path, monkeypatch
-):
+def test_training_sees_the_state_before_its_round_evaluation_after(node, tmp_path, monkeypatch):
     space, send = node("fedper")
     seen = []
 
@@ -457,9 +436,7 @@ DEVICE_RUN = 'dataset="device" input-shape="1,8,8" num-classes=3 num-clients=2'
 
 
 @pytest.mark.parametrize("empty", ["train", "test", ""])
-def test_a_supernode_says_itself_why_it_has_nothing_to_do(
-    empty, flat_config, make_npz, tmp_path, capsys
-):
+def test_an_idle_supernode_says_itself_why(empty, flat_config, make_npz, tmp_path, capsys):
     """Whoever looks after a device sees its lines only, not the server's."""
     node, expected = {}, 'it has no data, but the run has dataset = "device"'
     if empty:

@@ -6,13 +6,14 @@ import pytest
 
 from fedapps import launch, serial
 from fedapps.core import config
-from tests.support import ROOT
+from tests.support import ROOT, kinds
 from tests.support.killed import differences
 from tests.support.marks import LONG, THOROUGH
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # one run on Ray at a time
 
 BASE = "num-clients=6 num-rounds=2 local-epochs=1 batch-size=32 finetune-epochs=1"
+TWO = "num-supernodes=2 client-resources-num-cpus=1"
 LIMITS = "join-timeout=600.0 step-timeout=600.0"  # that no process needs, however slow it starts
 RUN = f'strategy="fedbabu" fraction-train=0.5 {BASE}'
 SPLIT = f'strategy="fedfc" fedfc.cuts="1,2,3,1,2,3" fraction-train=1.0 {BASE} {LIMITS}'
@@ -29,18 +30,33 @@ def outcome(untimed_rounds):
     return read
 
 
+@pytest.fixture
+def both(home, tmp_path, outcome):
+    """Return both(*run_config, federation, of_ray): check a run on Ray against the serial one."""
+
+    def check(*run_config, federation, of_ray=""):
+        options = [*run_config, f'runs-dir="{tmp_path}"']
+        mine = serial.run_serial(config.parse([*options, 'run-name="serial"']))
+        result = launch.launch(ROOT, [*options, f'run-name="ray" {of_ray}'], federation, home=home)
+        assert result.completed, result.error
+        assert outcome(tmp_path / "ray") == outcome(mine)
+
+    return check
+
+
 @pytest.mark.parametrize(("nodes", "cpus"), [(2, 1), LONG(1, 2), LONG(5, 1)])
-def test_ray_gives_the_numbers_of_the_serial_engine(home, tmp_path, outcome, nodes, cpus):
+def test_ray_gives_the_numbers_of_the_serial_engine(both, nodes, cpus):
     """2 SuperNodes on two actors (where there are 2 cores), 1 on one actor, 5 on two actors."""
-    mine = serial.run_serial(config.parse([f'{RUN} runs-dir="{tmp_path}" run-name="serial"']))
-    result = launch.launch(
-        ROOT,
-        [f'{RUN} runs-dir="{tmp_path}" run-name="ray"'],
-        f"num-supernodes={nodes} client-resources-num-cpus={min(cpus, os.cpu_count() or 1)}",
-        home=home,
-    )
-    assert result.completed, result.error
-    assert outcome(tmp_path / "ray") == outcome(mine)
+    cpus = min(cpus, os.cpu_count() or 1)
+    both(RUN, federation=f"num-supernodes={nodes} client-resources-num-cpus={cpus}")
+
+
+KINDS = [pair if pair[0] == "tokens" else THOROUGH(*pair) for pair in kinds.SOME.items()]
+
+
+@pytest.mark.parametrize(("kind", "strategy"), KINDS)
+def test_ray_gives_them_for_every_kind_of_samples_and_targets(both, tmp_path, kind, strategy):
+    both(RUN, LIMITS, kinds.options(tmp_path, kind), f'strategy="{strategy}"', federation=TWO)
 
 
 @pytest.mark.parametrize("strategy", [LONG("fedper"), LONG("fedcmd"), LONG("feddyn")])
@@ -49,24 +65,15 @@ def test_a_run_that_was_killed_in_one_process_goes_on_on_ray(home, tmp_path, str
     options = [RUN, f'strategy="{strategy}" num-rounds=4 runs-dir="{tmp_path}"']
     whole = serial.run_serial(config.parse([*options, 'run-name="whole"']))
     killed = serial.run_serial(config.parse([*options, 'num-rounds=2 run-name="killed"']))
-    federation = "num-supernodes=2 client-resources-num-cpus=1"
-    more = [f'resume="{killed}" num-rounds=4']
-    result = launch.launch(ROOT, more, federation, home=home)
+    result = launch.launch(ROOT, [f'resume="{killed}" num-rounds=4'], TWO, home=home)
     assert result.completed, result.error
     assert differences(whole, killed) == []
 
 
 @pytest.mark.parametrize("spread", [LONG(0), THOROUGH(2)])
-def test_split_learning_on_ray_gives_the_numbers_of_the_serial_engine(
-    home, tmp_path, outcome, spread
-):
+def test_split_learning_on_ray_gives_the_numbers_of_the_serial_engine(both, spread):
     """All clients on one SuperNode in threads, and three each on two that work at the same time."""
-    folder = f'runs-dir="{tmp_path}"'
-    mine = serial.run_serial(config.parse([f'{SPLIT} {folder} run-name="serial"']))
-    options = [f'{SPLIT} {folder} run-name="ray" channel-nodes={spread}']
-    result = launch.launch(ROOT, options, "num-supernodes=2 client-resources-num-cpus=1", home=home)
-    assert result.completed, result.error
-    assert outcome(tmp_path / "ray") == outcome(mine)
+    both(SPLIT, federation=TWO, of_ray=f"channel-nodes={spread}")
 
 
 @pytest.mark.long

@@ -159,9 +159,7 @@ GOES_ON = "interrupted after round 1 of 2; to resume: fedapps serial --resume {}
 @pytest.mark.parametrize(
     ("done", "every", "says"), [(0, 1, NOTHING), (1, 0, FIGURES), (1, 1, GOES_ON)]
 )
-def test_ctrl_c_tells_what_a_serial_run_has_written(
-    options, done, every, says, no_plots, monkeypatch, capsys, read_csv
-):
+def test_ctrl_c_says_it_all(options, done, every, says, no_plots, monkeypatch, capsys, read_csv):
     write = Report.round
 
     def interrupt(report, row):

@@ -54,17 +54,14 @@ def test_a_mistake_in_the_code_keeps_its_traceback(shown):
     assert shown("Exit Code: 700\n\nAn unhandled exception occurred")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "  \n",
-        "Manually terminating ClientAppActor",
-        "An exception was raised when processing a message by RayBackend",
-        "The actor died unexpectedly before finishing this task.\n\tclass_name: ClientAppActor",
-        "Traceback (most recent call last):\n  File x\nray.exceptions.ActorDiedError: The actor",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "",
+    "  \n",
+    "Manually terminating ClientAppActor",
+    "An exception was raised when processing a message by RayBackend",
+    "The actor died unexpectedly before finishing this task.\n\tclass_name: ClientAppActor",
+    "Traceback (most recent call last):\n  File x\nray.exceptions.ActorDiedError: The actor",
+])  # fmt: skip
 def test_what_tells_nothing_is_left_out(shown, text):
     assert not shown(text)
 
@@ -88,15 +85,12 @@ def test_both_apps_keep_such_lines_out():
 # Waiting ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("at_least", "ready", "starting", "line"),
-    [
-        (1, 0, 2, "2 SuperNodes starting, for 7 s now"),
-        (3, 2, 1, "1 SuperNode starting, for 7 s now"),
-        (3, 0, 0, "waiting for 3 SuperNodes: 0 of 3 are ready (min-available)"),
-        (4, 2, 1, "waiting for 1 SuperNode: 2 of 4 are ready (min-available), 1 starting"),
-    ],
-)
+@pytest.mark.parametrize(("at_least", "ready", "starting", "line"), [
+    (1, 0, 2, "2 SuperNodes starting, for 7 s now"),
+    (3, 2, 1, "1 SuperNode starting, for 7 s now"),
+    (3, 0, 0, "waiting for 3 SuperNodes: 0 of 3 are ready (min-available)"),
+    (4, 2, 1, "waiting for 1 SuperNode: 2 of 4 are ready (min-available), 1 starting"),
+])  # fmt: skip
 def test_a_wait_says_who_starts_and_who_is_missing(at_least, ready, starting, line):
     registry = NodeRegistry(StreamingGrid(None), at_least, 60.0)
     assert registry._waiting(Fleet(list(range(ready))), starting, 7.4) == line

@@ -79,34 +79,31 @@ def test_the_folder_is_sweep_in_runs_dir(tmp_path, monkeypatch):
     assert seen == [(tmp_path / "runs" / "sweep", 2)]
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("lrr=0.1,0.2", "axis lrr=0.1,0.2: unknown key lrr, did you mean lr?"),
-        ("0.1", "axis 0.1: unknown key 0.1"),
-        ("lr=", "axis lr=: cannot read its values"),
-        ("lr=0.1,,0.2", "axis lr=0.1,,0.2: cannot read its values"),
-        ("lr=[1],[2]", "axis lr=[1],[2]: cannot read its values"),
-        ("lr=0.1,0", "lr = 0: must be float > 0"),
-        ("lr=0.1,nan", "lr = nan: must be finite"),
-        ("lr=0.1,fast", 'lr = "fast": must be '),
-        ("num-rounds=1,2.5", "num-rounds = 2.5: must be int >= 1"),
-        ("strategy=fedavg,fedpr", 'strategy = "fedpr": must be one of '),
-        ("lr=0.1 lr=0.2", "axis lr: given 2 times; give all its values at once"),
-        ("runs-dir=/a,/b", "axis runs-dir=/a,/b: the sweep sets runs-dir itself"),
-        ("lr=0.1 -c lrr=1", "unknown key lrr, did you mean lr?"),
-        ("lr=0.1 -c alpha=0", "alpha = 0: must be float > 0"),
-        ("lr=0.1 --seeds 2-0", "--seeds 2-0: must be numbers, for example 0-2 or 0,3,7"),
-        ("lr=0.1 --seeds x", "--seeds x: must be numbers, for example 0-2 or 0,3,7"),
-        ("lr=0.1 --seeds 0,1-1000", "--seeds 0,1-1000: at most 1000 seeds; give fewer"),
-        ("lr=0.1 --seeds 0-99999999999", "--seeds 0-99999999999: at most 1000 seeds; give fewer"),
-        ("seed=0,1 --seeds 0-2", "axis seed: give seeds only once, here or with --seeds"),
-        ("seed=-1", "seed = -1: must be int >= 0"),
-        ("lr=0.1 --jobs 0", "--jobs 0: must be at least 1"),
-        ("lr=0.1 --validation 1", "--validation 1.0: must be a share between 0 and 1, such as 0.2"),
-        ("evaluate-on=test,validation", 'evaluate-on = "validation": needs validation-fraction'),
-    ],
-)
+@pytest.mark.parametrize(("words", "told"), [
+    ("lrr=0.1,0.2", "axis lrr=0.1,0.2: unknown key lrr, did you mean lr?"),
+    ("0.1", "axis 0.1: unknown key 0.1"),
+    ("lr=", "axis lr=: cannot read its values"),
+    ("lr=0.1,,0.2", "axis lr=0.1,,0.2: cannot read its values"),
+    ("lr=[1],[2]", "axis lr=[1],[2]: cannot read its values"),
+    ("lr=0.1,0", "lr = 0: must be float > 0"),
+    ("lr=0.1,nan", "lr = nan: must be finite"),
+    ("lr=0.1,fast", 'lr = "fast": must be '),
+    ("num-rounds=1,2.5", "num-rounds = 2.5: must be int >= 1"),
+    ("strategy=fedavg,fedpr", 'strategy = "fedpr": must be one of '),
+    ("lr=0.1 lr=0.2", "axis lr: given 2 times; give all its values at once"),
+    ("runs-dir=/a,/b", "axis runs-dir=/a,/b: the sweep sets runs-dir itself"),
+    ("lr=0.1 -c lrr=1", "unknown key lrr, did you mean lr?"),
+    ("lr=0.1 -c alpha=0", "alpha = 0: must be float > 0"),
+    ("lr=0.1 --seeds 2-0", "--seeds 2-0: must be numbers, for example 0-2 or 0,3,7"),
+    ("lr=0.1 --seeds x", "--seeds x: must be numbers, for example 0-2 or 0,3,7"),
+    ("lr=0.1 --seeds 0,1-1000", "--seeds 0,1-1000: at most 1000 seeds; give fewer"),
+    ("lr=0.1 --seeds 0-99999999999", "--seeds 0-99999999999: at most 1000 seeds; give fewer"),
+    ("seed=0,1 --seeds 0-2", "axis seed: give seeds only once, here or with --seeds"),
+    ("seed=-1", "seed = -1: must be int >= 0"),
+    ("lr=0.1 --jobs 0", "--jobs 0: must be at least 1"),
+    ("lr=0.1 --validation 1", "--validation 1.0: must be a share between 0 and 1, such as 0.2"),
+    ("evaluate-on=test,validation", 'evaluate-on = "validation": needs validation-fraction'),
+])  # fmt: skip
 def test_bad_words_end_a_sweep_before_anything_runs(refused, words, told):
     """`refused` sees to it that it is one line, and that no folder is made."""
     assert refused("sweep", *words.split()).startswith(told)

@@ -193,9 +193,7 @@ def test_without_a_terminal_a_line_a_minute_says_how_far_runs_are(tmp_path, monk
     assert lines == [f"1/3 done, {a} in round 3, left 9:00", f"1/3 done, {a} in round 5, left 8:00"]
 
 
-def test_rounds_from_before_an_interruption_do_not_make_the_rest_look_shorter(
-    tmp_path, monkeypatch, capsys
-):
+def test_rounds_before_an_interruption_do_not_shorten_the_rest(tmp_path, monkeypatch, capsys):
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(progress, "time", clock)
     todo = [Point(name, {"num-rounds": 10, "seed": name}) for name in ("a", "b")]

@@ -37,17 +37,10 @@ def test_folders_that_are_no_runs_are_named(made, refused, tmp_path):
     assert refused("compare", file, run) == f"{file} {told} Not a directory"
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("rounds.csv", ""),
-        ("rounds.csv", "round,seconds\n1,2\n"),
-        ("rounds.csv", None),
-        ("summary.json", "{"),
-        ("config.toml", "lr = "),
-        ("config.toml", "\x00"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text"), [
+    ("rounds.csv", ""), ("rounds.csv", "round,seconds\n1,2\n"), ("rounds.csv", None),
+    ("summary.json", "{"), ("config.toml", "lr = "), ("config.toml", "\x00"),
+])  # fmt: skip
 def test_a_damaged_run_is_named(made, refused, name, text):
     run, other = made("a"), made("b", "lr=0.5")
     (run / name).unlink()
@@ -135,9 +128,7 @@ def test_unfinished_runs_without_a_common_round_are_the_furthest_alone(made, com
     assert "A is without a: no scored round in common\n" in compared.out
 
 
-def test_of_two_unfinished_runs_with_one_seed_it_is_the_seed_that_one_is_left_out_for(
-    made, compare
-):
+def test_of_two_unfinished_runs_one_is_left_out_for_its_seed(made, compare):
     folders = [made(name, "num-rounds=9", scores=LONG, finished=False) for name in ("a", "b")]
     assert "A is without b: another run has that seed\n" in compare(*folders).out
 

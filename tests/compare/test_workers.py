@@ -9,9 +9,7 @@ from fedapps.core.errors import RunError
 pytestmark = pytest.mark.slow
 
 
-def test_a_worker_does_one_run_after_the_other_as_in_this_process(
-    flat_config, tiny_npz, serial_run, untimed_rounds, tmp_path
-):
+def test_a_worker_runs_as_this_process(flat_config, tiny_npz, serial_run, untimed_rounds, tmp_path):
     options = [tiny_npz, "num-clients=4 num-rounds=2 model=lenet5"]
     worker, log = Worker(), tmp_path / "logs" / "log.txt"
     try:

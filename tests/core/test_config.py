@@ -210,9 +210,7 @@ PRECEDENCE = [
 
 
 @pytest.mark.parametrize(("general", "table", "with_table", "without"), PRECEDENCE)
-def test_what_is_set_wins_and_a_methods_table_over_a_general_key(
-    general, table, with_table, without
-):
+def test_what_is_set_wins_then_the_methods_table(general, table, with_table, without):
     changes = {"prox-mu": general, "fedprox.prox-mu": table}
     changes = {key: value for key, value in changes.items() if value is not None}
     assert read(strategy="fedprox", **changes).prox_mu == with_table

@@ -150,9 +150,7 @@ def fresh():
     ("there", "found"),
     [({"beside"}, "beside"), ({"inside"}, "inside"), ({"inside", "beside"}, "inside")],
 )
-def test_pyproject_is_in_the_wheels_package_or_beside_the_checkouts(
-    there, found, fresh, tmp_path, monkeypatch
-):
+def test_pyproject_is_in_the_wheel_or_the_checkout(there, found, fresh, tmp_path, monkeypatch):
     package = tmp_path / "fedapps"
     places = {"inside": package, "beside": tmp_path}
     package.mkdir()

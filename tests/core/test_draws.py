@@ -50,11 +50,9 @@ def test_all_float_traps_of_two_decimals_up_to_1000_clients():
 
 @settings(max_examples=100, deadline=None)
 @given(
-    seed=st.integers(0, 2**40),
-    round_=st.integers(1, 1000),
-    clients=st.integers(1, 200),
+    seed=st.integers(0, 2**40), round_=st.integers(1, 1000), clients=st.integers(1, 200),
     fraction=st.floats(0.001, 1),
-)
+)  # fmt: skip
 def test_sample_is_ascending_without_repetition_and_repeatable(seed, round_, clients, fraction):
     chosen = sample_clients(seed, round_, clients, fraction)
     assert all(a < b for a, b in pairwise(chosen))

@@ -65,23 +65,20 @@ def test_a_stand_in_has_all_else_of_its_module():
         stand_in.nothing  # noqa: B018
 
 
-@pytest.mark.parametrize(
-    ("known", "line"),
-    [
-        (Known("flwr.nowhere", {}, {}), "flwr.nowhere: No module named 'flwr.nowhere'"),
-        (Known(supernode.LOOP, {"datetime": time}, {}), "has no attribute 'datetime'"),
-        (Known(supernode.LOOP, {"os": time}, {}), f"{supernode.LOOP}.os is not the module os"),
-        (
-            Known(supernode.LOOP, {}, {r"\btime\.(\w+)": {"nap"}}),
-            f"{supernode.LOOP} has ['sleep'], not ['nap']",
-        ),
-        (Known(supernode.LOOP, {}, {}, {"gone": ()}), "has no attribute 'gone'"),
-        (
-            Known(supernode.LOOP, {}, {}, {"_insert_message": ("message",)}),
-            "_insert_message takes ('msg', 'state', 'store'), not ('message',)",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("known", "line"), [
+    (Known("flwr.nowhere", {}, {}), "flwr.nowhere: No module named 'flwr.nowhere'"),
+    (Known(supernode.LOOP, {"datetime": time}, {}), "has no attribute 'datetime'"),
+    (Known(supernode.LOOP, {"os": time}, {}), f"{supernode.LOOP}.os is not the module os"),
+    (
+        Known(supernode.LOOP, {}, {r"\btime\.(\w+)": {"nap"}}),
+        f"{supernode.LOOP} has ['sleep'], not ['nap']",
+    ),
+    (Known(supernode.LOOP, {}, {}, {"gone": ()}), "has no attribute 'gone'"),
+    (
+        Known(supernode.LOOP, {}, {}, {"_insert_message": ("message",)}),
+        "_insert_message takes ('msg', 'state', 'store'), not ('message',)",
+    ),
+])  # fmt: skip
 def test_what_differs_is_said(known, line):
     with pytest.raises(ChangedError) as caught:
         known.load()
@@ -123,14 +120,11 @@ def test_a_loop_that_waits_in_another_way_keeps_it(loop, notes, monkeypatch, old
     assert "the SuperNode's wait is left as it is" in line and line.endswith("take 3 s longer")
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ('["flower-superexec"]', '["flower-executor"]'),
-        ("subprocess.Popen", "subprocess.run"),
-        (None, None),
-    ],
-)
+@pytest.mark.parametrize(("old", "new"), [
+    ('["flower-superexec"]', '["flower-executor"]'),
+    ("subprocess.Popen", "subprocess.run"),
+    (None, None),
+])  # fmt: skip
 def test_a_loop_that_starts_something_else_starts_it(loop, notes, monkeypatch, old, new):
     if old:
         change_source(monkeypatch, loop, old, new)

@@ -35,15 +35,12 @@ def own(tmp_path):
     return write
 
 
-@pytest.mark.parametrize(
-    ("kind", "model", "spec"),
-    [
-        ("table", "mlp", "float32 samples of shape [5]"),
-        ("series", "gru", "float32 samples of shape [9, 2]"),
-        ("series", "cnn1d", "float32 samples of shape [9, 2]"),
-        ("tokens", "transformer-tiny", "int64 samples of shape [9]"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "model", "spec"), [
+    ("table", "mlp", "float32 samples of shape [5]"),
+    ("series", "gru", "float32 samples of shape [9, 2]"),
+    ("series", "cnn1d", "float32 samples of shape [9, 2]"),
+    ("tokens", "transformer-tiny", "int64 samples of shape [9]"),
+])  # fmt: skip
 def test_each_kind_of_samples_is_learned(kind, model, spec, own, serial_run, read_csv):
     """Classes are far apart, so that a method which sees the samples finds them."""
     path = own(arrays(kind))
@@ -83,19 +80,13 @@ def test_tokens_come_as_they_are(own):
     assert y.tolist() == LABELS[[3, 61]].tolist()
 
 
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        (
-            {"test_inputs": np.zeros((TEST, 4))},
-            "test_inputs holds inputs [4] of float64; must be [5]",
-        ),
-        ({"train_targets": LABELS[: N - 1]}, "train_targets holds 59 targets for 60 samples of"),
-        ({"train_targets": -LABELS[:N]}, "train_targets holds label -2; must be 0..65535"),
-        ({"train_inputs": np.zeros((N, 5), complex)}, "must be floats, or integers [N, T]"),
-        ({"train_inputs": np.zeros(N)}, "has shape [60]; must be [N, ...], every side at least 1"),
-    ],
-)
+@pytest.mark.parametrize(("change", "line"), [
+    ({"test_inputs": np.zeros((TEST, 4))}, "test_inputs holds inputs [4] of float64; must be [5]"),
+    ({"train_targets": LABELS[: N - 1]}, "train_targets holds 59 targets for 60 samples of"),
+    ({"train_targets": -LABELS[:N]}, "train_targets holds label -2; must be 0..65535"),
+    ({"train_inputs": np.zeros((N, 5), complex)}, "must be floats, or integers [N, T]"),
+    ({"train_inputs": np.zeros(N)}, "has shape [60]; must be [N, ...], every side at least 1"),
+])  # fmt: skip
 def test_arrays_that_do_not_fit_are_one_line(change, line, own):
     with pytest.raises(RunError) as caught:
         load(str(own(arrays("table"), **change)), "")

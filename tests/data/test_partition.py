@@ -355,15 +355,10 @@ def test_extreme_class_imbalance_of_fedfc():
     assert np.array_equal(counts, np.kron(np.eye(5, dtype=int), [60, 60]))
 
 
-@pytest.mark.parametrize(
-    ("text", "holders"),
-    [
-        ("0/1", [[0], [1]]),
-        (" 0 - 1 / 1 ", [[0, 1], [1]]),
-        ("0,0-2/2,1", [[0, 1, 2], [1, 2]]),
-        ("0-2,4/3", [[0, 1, 2, 4], [3]]),
-    ],
-)
+@pytest.mark.parametrize(("text", "holders"), [
+    ("0/1", [[0], [1]]), (" 0 - 1 / 1 ", [[0, 1], [1]]), ("0,0-2/2,1", [[0, 1, 2], [1, 2]]),
+    ("0-2,4/3", [[0, 1, 2, 4], [3]]),
+])  # fmt: skip
 def test_class_sets(text, holders):
     labels, num_train = balanced(5, 6, 4)
     chosen = make(partitioner="classes", num_clients=2, classes_per_client=text)

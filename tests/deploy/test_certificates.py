@@ -51,25 +51,22 @@ def test_a_renewal_keeps_the_ca(tmp_path):
     assert openssl(*verify).endswith("OK\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["made"], "too few arguments; use: certificates.sh [--days N] DIR NAME-OR-IP..."),
-        *(
-            (["--days", days, "made", "a"], NO_DAYS.format(days))
-            for days in ("soon", "08", "99999999999999999999")
-        ),
-        (["--days"], NO_DAYS.format("")),
-        (["file", "a"], "file: cannot be made; name a folder that can"),
-        *(
-            (
-                ["made", name],
-                f'"{name}": is no host name or IP address; give it without port and scheme',
-            )
-            for name in ("https://a", "a:443", "a,DNS:b", "192.0.2.256", "192.0.2", "-a", "", "::g")
-        ),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "line"), [
+    (["made"], "too few arguments; use: certificates.sh [--days N] DIR NAME-OR-IP..."),
+    *(
+        (["--days", days, "made", "a"], NO_DAYS.format(days))
+        for days in ("soon", "08", "99999999999999999999")
+    ),
+    (["--days"], NO_DAYS.format("")),
+    (["file", "a"], "file: cannot be made; name a folder that can"),
+    *(
+        (
+            ["made", name],
+            f'"{name}": is no host name or IP address; give it without port and scheme',
+        )
+        for name in ("https://a", "a:443", "a,DNS:b", "192.0.2.256", "192.0.2", "-a", "", "::g")
+    ),
+])  # fmt: skip
 def test_a_wrong_argument_is_one_line_and_makes_nothing(arguments, line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()

@@ -41,9 +41,7 @@ def hangup():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_deployment_takes_a_signal_and_gives_it_back(
-    number, quiet, hangup, tmp_path, monkeypatch
-):
+def test_a_deployment_gives_a_signal_back(number, quiet, hangup, tmp_path, monkeypatch):
     hangup(signal.SIG_DFL)
     before = signal.getsignal(number)
     with Deployment(tmp_path):

@@ -41,22 +41,16 @@ def test_the_template_is_a_valid_configuration(pki, tmp_path):
     assert "warn" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["nginx"], "1 arguments; use: proxy.sh [-t] FOLDER CERTIFICATES LISTEN SUPERLINK"),
-        (
-            ["nginx", "no", "1", "a:1"],
-            "no/server.crt cannot be read; make it with certificates.sh no NAME",
-        ),
-        (["nginx", "pki", "1;", "a:1"], 'LISTEN "1;": must be without spaces, quotes and the like'),
-        (
-            ["nginx", "pki", "1", "a|b"],
-            'SUPERLINK "a|b": must be without spaces, quotes and the like',
-        ),
-        (["pki/ca.crt", "pki", "1", "a:1"], "pki/ca.crt: cannot be made; name a folder that can"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "line"), [
+    (["nginx"], "1 arguments; use: proxy.sh [-t] FOLDER CERTIFICATES LISTEN SUPERLINK"),
+    (
+        ["nginx", "no", "1", "a:1"],
+        "no/server.crt cannot be read; make it with certificates.sh no NAME",
+    ),
+    (["nginx", "pki", "1;", "a:1"], 'LISTEN "1;": must be without spaces, quotes and the like'),
+    (["nginx", "pki", "1", "a|b"], 'SUPERLINK "a|b": must be without spaces, quotes and the like'),
+    (["pki/ca.crt", "pki", "1", "a:1"], "pki/ca.crt: cannot be made; name a folder that can"),
+])  # fmt: skip
 def test_a_wrong_argument_of_the_proxy_is_one_line(arguments, line, pki, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pki").symlink_to(pki)

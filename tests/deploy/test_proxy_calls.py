@@ -37,10 +37,8 @@ def test_a_call_of_a_device_passes_unchanged(post, seen, size):
 
 def test_a_device_does_not_say_who_it_is_or_where(post, seen):
     lies = {
-        "Host": "superlink.example",
-        "X-Forwarded-For": "192.0.2.1",
-        "X-Forwarded-Proto": "http",
-    }
+        "Host": "superlink.example", "X-Forwarded-For": "192.0.2.1", "X-Forwarded-Proto": "http",
+    }  # fmt: skip
     assert post(headers=lies)[0] == 200
     headers = seen[0].headers
     assert headers["Host"] == "localhost"
@@ -57,19 +55,8 @@ def test_a_device_gets_nowhere_else(connect, seen, target):
 
 def test_whatever_paths_are_made_of_only_calls_of_devices_arrive(connect, seen):
     parts = [
-        "v1",
-        "fleet",
-        "control",
-        "pull-messages",
-        "..",
-        ".",
-        "%2e%2e",
-        "%2f",
-        "",
-        ";",
-        "?",
-        "#",
-    ]
+        "v1", "fleet", "control", "pull-messages", "..", ".", "%2e%2e", "%2f", "", ";", "?", "#",
+    ]  # fmt: skip
     draws = random.Random(0)
     stream = connect()
     for _ in range(1000):
@@ -87,16 +74,13 @@ def test_whatever_paths_are_made_of_only_calls_of_devices_arrive(connect, seen):
     assert all(re.fullmatch("/v1/fleet/[a-z-]+", call.path) for call in seen)
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        "X-Original-URL: /v1/control/list-runs",
-        "X-Rewrite-URL: /v1/control/list-runs",
-        "X-Forwarded-Prefix: /v1/control",
-        "X-Forwarded-Host: a/v1/control/list-runs?",
-        "Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABk",
-    ],
-)
+@pytest.mark.parametrize("header", [
+    "X-Original-URL: /v1/control/list-runs",
+    "X-Rewrite-URL: /v1/control/list-runs",
+    "X-Forwarded-Prefix: /v1/control",
+    "X-Forwarded-Host: a/v1/control/list-runs?",
+    "Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABk",
+])  # fmt: skip
 def test_headers_do_not_change_where_a_request_goes(connect, seen, header):
     with connect() as stream:
         assert ask(stream, CALL, f"{header}\r\n") == 200

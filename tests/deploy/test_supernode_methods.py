@@ -7,6 +7,7 @@ from fedapps.core import config, registry
 from fedapps.serial import run_serial
 from fedapps.split.strategy import SplitStrategy
 from tests.deploy.helpers import outcome
+from tests.support import kinds
 from tests.support.methods import needed
 
 pytestmark = pytest.mark.deployment
@@ -24,15 +25,30 @@ def deployment(tmp_path_factory):
         yield running
 
 
+@pytest.fixture
+def both(deployment, tmp_path):
+    """Return both(strategy, *run_config): check a run on SuperNodes against the serial engine."""
+
+    def check(strategy, *run_config):
+        run = [*ALL, *run_config, f'strategy="{strategy}" runs-dir="{tmp_path}" min-available=2']
+        if issubclass(registry.strategy_class(strategy), SplitStrategy):
+            run.append(f'channel-tls="{deployment.certificates}"')
+        result = deployment.run(*run, 'run-name="real"')
+        assert result.completed, result.error
+        mine = run_serial(config.parse([*run, 'min-available=1 run-name="serial"']))
+        assert outcome(tmp_path / "real") == outcome(mine)
+
+    return check
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", registry.names())
-def test_every_method_runs_on_supernodes(strategy, deployment, tmp_path, tiny_npz):
+def test_every_method_runs_on_supernodes(strategy, both, tiny_npz):
     """Two rounds on two SuperNodes, split methods through their channel: the serial numbers."""
-    run = [*ALL, tiny_npz, f'strategy="{strategy}" runs-dir="{tmp_path}" min-available=2']
-    run.append(needed(strategy))
-    if issubclass(registry.strategy_class(strategy), SplitStrategy):
-        run.append(f'channel-tls="{deployment.certificates}"')
-    result = deployment.run(*run, 'run-name="real"')
-    assert result.completed, result.error
-    mine = run_serial(config.parse([*run, 'min-available=1 run-name="serial"']))
-    assert outcome(tmp_path / "real") == outcome(mine)
+    both(strategy, tiny_npz, needed(strategy))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "strategy"), kinds.SOME.items())
+def test_every_kind_of_samples_and_targets_runs_on_supernodes(kind, strategy, both, tmp_path):
+    both(strategy, kinds.options(tmp_path, kind))

@@ -148,9 +148,7 @@ def held(path):
 
 
 @pytest.mark.parametrize("strategy", ["perfreezeclip", "fedbabu"])
-def test_supernodes_give_the_serial_engines_numbers_and_keep_what_is_personal(
-    strategy, devices, deployment, tmp_path
-):
+def test_supernodes_give_the_numbers_of_the_serial_engine(strategy, devices, deployment, tmp_path):
     """With `score-last` a device keeps its whole model: the body was sent, the head never."""
     start = time.time()
     devices.start(*range(DEVICES))
@@ -174,9 +172,7 @@ def test_supernodes_give_the_serial_engines_numbers_and_keep_what_is_personal(
                 assert (value in sent) == shared, (client, path.name, key)
 
 
-def test_a_killed_supernode_costs_its_round_and_comes_back_with_its_personal_layers(
-    devices, deployment, tmp_path, monkeypatch
-):
+def test_a_killed_supernode_comes_back_with_its_state(devices, deployment, tmp_path, monkeypatch):
     """The power of device 2 is cut while it trains in round 2; it is back before round 3."""
     lost, rounds = 2, 4
     run = [RUN, f'strategy="perfreezeclip" num-rounds={rounds} evaluate-every=0 score-last=true']
@@ -218,9 +214,7 @@ def test_a_killed_supernode_costs_its_round_and_comes_back_with_its_personal_lay
             assert all(np.array_equal(kept[key], expected[key]) for key in expected), (client, name)
 
 
-def test_what_a_dishonest_device_sends_costs_that_device_only(
-    devices, deployment, tmp_path, monkeypatch
-):
+def test_a_dishonest_device_costs_itself_only(devices, deployment, tmp_path, monkeypatch):
     """Two honest devices and four: NaN, twice the bytes, 1e30, and 10 GB said in a header."""
     poison = {2: "nan", 3: "shape", 4: "huge", 5: "10 GB"}
     run = [RUN, f'strategy="fedper" num-rounds=2 evaluate-every=0 runs-dir="{tmp_path}"']
@@ -249,9 +243,7 @@ def test_what_a_dishonest_device_sends_costs_that_device_only(
     assert outcome(tmp_path / "real") == outcome(mine)
 
 
-def test_strangers_and_misfits_stay_outside_and_the_others_go_on(
-    devices, deployment, tmp_path, make_npz
-):
+def test_strangers_and_misfits_stay_outside(devices, deployment, tmp_path, make_npz):
     """A SuperNode without a registered key, and one with a class that the run does not have."""
     other = tmp_path / "other.npz"
     make_npz(other, train=60, classes=4)

@@ -53,9 +53,7 @@ def opened(path, shape, names):
 
 
 @pytest.mark.parametrize("kind", BAD_NODES)
-def test_a_device_that_does_not_fit_is_one_line_and_the_others_go_on(
-    kind, nodes, make_npz, tmp_path, device_run, read_csv, capsys
-):
+def test_a_misfit_is_one_line(kind, nodes, make_npz, tmp_path, device_run, read_csv, capsys):
     changes, expected = BAD_NODES[kind]
     made = partial(make_npz, tmp_path / "bad.npz"), partial(put, tmp_path / "pictures", "012")
     node = nodes[1] | changes
@@ -89,23 +87,18 @@ def test_more_devices_than_clients_are_not_waited_for(flat_config):
         config.read(flat_config(RUN, "min-available=4"))
 
 
-def test_a_device_in_a_run_of_another_data_set_is_left_out(
-    device_run, nodes, union, capsys, flat_config
-):
+def test_a_device_of_another_data_set_is_left_out(device_run, nodes, union, capsys, flat_config):
     with pytest.raises(RunError, match=r"^0 of 1 SuperNodes after"):
         device_run(union.options, 'strategy="fedper" round-timeout=0.3')
     assert 'its own data, which needs dataset = "device"' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("option", "line"),
-    [
-        ('input-shape="1,a,8"', 'input-shape = "1,a,8": must be channels,height,width of images'),
-        ('input-shape="1,0,8"', 'input-shape = "1,0,8": must be channels,height,width of images'),
-        ('class-names="a,b"', 'class-names = "a,b": must be 3 different names (num-classes)'),
-        ('class-names="a,b,b"', 'class-names = "a,b,b": must be 3 different names (num-classes)'),
-    ],
-)
+@pytest.mark.parametrize(("option", "line"), [
+    ('input-shape="1,a,8"', 'input-shape = "1,a,8": must be channels,height,width of images'),
+    ('input-shape="1,0,8"', 'input-shape = "1,0,8": must be channels,height,width of images'),
+    ('class-names="a,b"', 'class-names = "a,b": must be 3 different names (num-classes)'),
+    ('class-names="a,b,b"', 'class-names = "a,b,b": must be 3 different names (num-classes)'),
+])  # fmt: skip
 def test_keys_of_devices_are_checked(device_run, option, line):
     with pytest.raises(RunError) as caught:
         device_run(option)

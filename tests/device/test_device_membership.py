@@ -45,16 +45,11 @@ def test_devices_join_and_leave_between_rounds(flat_config, no_plots, nodes, rea
     assert there == {"1": ["0", "1"], "2": ["0", "1", "2"], "3": ["2"], "4": ["0", "2"]}
     events = [tuple(event.values())[:3] for event in read_csv(folder, "events.csv")]
     assert events == [
-        ("2", "2", "joined"),
-        ("3", "0", "left"),
-        ("3", "1", "left"),
-        ("4", "0", "joined"),
-    ]
+        ("2", "2", "joined"), ("3", "0", "left"), ("3", "1", "left"), ("4", "0", "joined"),
+    ]  # fmt: skip
 
 
-def test_a_device_that_restarts_as_another_supernode_takes_over(
-    flat_config, no_plots, nodes, read_csv, capsys
-):
+def test_a_device_restarts_as_another_supernode(flat_config, no_plots, nodes, read_csv, capsys):
     nodes.append(dict(nodes[0]))
     flat = flat_config(RUN, 'strategy="fedper" num-rounds=3')
     present = [[1, 2, 3], [1, 2, 3, 4], [2, 3, 4], []]
@@ -78,9 +73,7 @@ def test_too_few_devices_are_waited_for_with_a_line(flat_config, nodes, monkeypa
     assert capsys.readouterr().out.count("waiting for 1 SuperNode: 1 of 2 are ready") == 1
 
 
-def test_a_device_that_is_lost_in_a_round_costs_that_client_only(
-    flat_config, no_plots, nodes, read_csv, read_rounds
-):
+def test_a_lost_device_costs_its_client_only(flat_config, no_plots, nodes, read_csv, read_rounds):
     class LosingGrid(DeviceGrid):
         def push_messages(self, messages):
             ids = super().push_messages(messages)
@@ -111,9 +104,7 @@ class DeafGrid(DeviceGrid):
         return ids
 
 
-def test_a_round_in_which_nobody_is_heard_of_changes_nothing(
-    flat_config, no_plots, nodes, read_csv, read_model, monkeypatch
-):
+def test_empty_rounds_are_nothing(flat_config, no_plots, nodes, read_csv, read_model, monkeypatch):
     """One device may be all that a round asks; a failing one must not end the run."""
     folders = []
     for deaf, rounds_ in (("2", 2), ("none", 1)):

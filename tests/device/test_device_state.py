@@ -21,9 +21,7 @@ from tests.device.helpers import DEVICES, RUN, newest
 from tests.support.killed import differences
 
 
-def test_personal_layers_survive_a_new_run_with_keep_and_not_with_reset(
-    device_run, nodes, fits, capsys
-):
+def test_personal_layers_survive_a_new_run_only_with_keep(device_run, nodes, fits, capsys):
     device_run('strategy="fedper"')
     before = newest(Path(nodes[1]["state-dir"]))
     assert before
@@ -68,9 +66,7 @@ def test_what_belongs_to_the_run_before_is_left_behind(device_run, nodes):
         assert 2 * len(after[key]) == len(before[key])
 
 
-def test_clients_that_vote_for_a_personal_layer_vote_again_in_a_new_run(
-    device_run, nodes, read_csv
-):
+def test_clients_vote_again_for_a_personal_layer_in_a_new_run(device_run, nodes, read_csv):
     run = 'strategy="fedcmd" fedcmd.selection-fraction=0.5 fraction-train=1.0 client-state="keep"'
     device_run(run)
     assert any(key.startswith("model/") for key in newest(Path(nodes[1]["state-dir"])))
@@ -205,9 +201,7 @@ def test_a_message_from_before_a_resumption_does_not_take_the_state_back(began):
     assert began("a", **AGAIN).load(4)["w"].tolist() == [30.0, 30.0]
 
 
-def test_a_process_that_ends_after_its_run_leaves_the_next_ones_model_alone(
-    device_run, nodes, monkeypatch
-):
+def test_a_process_that_ends_late_leaves_the_next_model_alone(device_run, nodes, monkeypatch):
     scored, save = [], DeviceStore.save_personalized
 
     def note(store, client):
@@ -254,9 +248,7 @@ def test_a_new_run_begins_from_the_newest_state_that_is_intact(tmp_path):
     ("strategy", "spoil"),
     [("fedper", "model/fc2.fc.weight"), ("ditto", "v/fc2.fc.weight"), ("fedper", "loss")],
 )
-def test_what_the_server_would_refuse_is_not_kept_either(
-    device_run, monkeypatch, tmp_path, read_csv, strategy, spoil
-):
+def test_what_is_refused_is_not_kept(device_run, monkeypatch, tmp_path, read_csv, strategy, spoil):
     """Else one run with broken data would spoil all later ones of that device."""
     cls = registry.client_class(strategy)
     train_round = cls.train_round
@@ -296,9 +288,7 @@ def test_a_device_writes_why_it_failed_beside_its_state(device_run, nodes, monke
     assert "Traceback" not in (folder / "log.txt").read_text("utf-8")
 
 
-def test_a_state_of_an_earlier_run_that_training_fails_from_is_named(
-    device_run, tmp_path, read_csv, monkeypatch
-):
+def test_an_old_state_that_fails_training_is_named(device_run, tmp_path, read_csv, monkeypatch):
     advice = 'remove that, or client-state = "reset"'
 
     def failures(*run_config):

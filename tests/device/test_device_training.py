@@ -18,9 +18,7 @@ METHODS = [name for name in registry.names() if name not in CENTRAL]
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedper", "fedfomo", "fedseq"])
-def test_devices_give_the_numbers_of_one_data_set_partitioned_the_same_way(
-    strategy, device_run, serial_run, union, read_csv
-):
+def test_devices_are_as_one_partitioned_data_set(strategy, device_run, serial_run, union, read_csv):
     method = f'strategy="{strategy}" fraction-train=0.67'
     if strategy == "fedfomo":  # it holds out a validation part
         method += " num-rounds=3"

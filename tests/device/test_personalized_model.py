@@ -19,9 +19,7 @@ from fedapps.report.report import Report
 
 
 @pytest.mark.parametrize("strategy", ["fedper", "fedrod", "ditto", "fedbabu"])
-def test_predict_has_the_accuracy_that_the_run_reported(
-    strategy, device_run, nodes, read_csv, tmp_path, capsys
-):
+def test_predict_is_as_good_as_the_run(strategy, device_run, nodes, read_csv, tmp_path, capsys):
     names = 'class-names="ant,bee,cat"'
     folder = device_run(f'strategy="{strategy}" score-last=true local-epochs=3 {names}')
     reported = {row["client"]: row for row in read_csv(folder, "clients.csv")}
@@ -75,9 +73,7 @@ def test_a_model_that_nobody_fine_tunes_is_written_in_each_evaluation(device_run
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_personalization_that_diverged_leaves_the_model(
-    value, device_run, models, monkeypatch, capsys
-):
+def test_a_diverged_personal_model_leaves_the_old(value, device_run, models, monkeypatch, capsys):
     cls = registry.client_class("fedbabu")
     personalize = cls.personalize
 
@@ -118,15 +114,12 @@ def test_a_broken_model_file_is_a_line(tmp_path):
         personalized.load(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"num-classes": 10**9}, "num-classes = 1000000000, but 3 names"),
-        ({"num-classes": 10**9, "class-names": "a,b"}, "num-classes = 1000000000, but 3 names"),
-        ({"model": "resnet18"}, r"the settings ask for \d{8,} values, the file has \d+"),
-        ({"model": "no-such"}, "unknown model 'no-such'"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "told"), [
+    ({"num-classes": 10**9}, "num-classes = 1000000000, but 3 names"),
+    ({"num-classes": 10**9, "class-names": "a,b"}, "num-classes = 1000000000, but 3 names"),
+    ({"model": "resnet18"}, r"the settings ask for \d{8,} values, the file has \d+"),
+    ({"model": "no-such"}, "unknown model 'no-such'"),
+])  # fmt: skip
 def test_a_strangers_model_file_takes_no_more_memory_than_it_has(trained, settings, told, tmp_path):
     with pytest.raises(RunError, match=rf"cannot be read \({told}"):
         personalized.load(forged(trained[1], settings, tmp_path / "forged.safetensors"))

@@ -7,9 +7,7 @@ from fedapps import client_app
 from fedapps.core.errors import RunError
 
 
-def test_devices_of_which_none_can_train_end_the_run(
-    device_run, monkeypatch, read_csv, tmp_path, capsys
-):
+def test_devices_that_all_fail_end_the_run(device_run, monkeypatch, read_csv, tmp_path, capsys):
     """One of them sends the largest values that pass; from round 2 on nobody trains."""
     fit = client_app._fit
 

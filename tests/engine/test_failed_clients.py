@@ -55,9 +55,7 @@ def test_the_log_has_what_was_said_before_the_run_had_a_directory(serial_run, ti
     assert "clip-history" not in (other / "log.txt").read_text("utf-8")
 
 
-def test_a_message_that_nobody_can_work_on_has_a_traceback(
-    serial_run, tiny_npz, monkeypatch, tmp_path
-):
+def test_a_message_that_fails_everybody_is_traced(serial_run, tiny_npz, monkeypatch, tmp_path):
     def broken(context):
         raise OSError("no data here")
 

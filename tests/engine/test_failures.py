@@ -15,11 +15,9 @@ from fedapps.method.update import Failure
 
 def policy(num_rounds=9, max_failures=-1, max_norm=0.0):
     settings = SimpleNamespace(
-        num_rounds=num_rounds,
-        max_failures=max_failures,
-        max_norm=max_norm,
+        num_rounds=num_rounds, max_failures=max_failures, max_norm=max_norm,
         round_lr=lambda round_: 50.0 / round_,
-    )
+    )  # fmt: skip
     return FailurePolicy(settings)
 
 

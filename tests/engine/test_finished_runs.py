@@ -72,9 +72,7 @@ def last_rows(read_csv, folder):
         'strategy="fedseq" fedseq.base="fedper"',  # a last phase of fine-tuning
     ],
 )
-def test_predict_has_the_accuracy_of_each_client_in_the_last_evaluation(
-    method, tiny_run, read_csv, accuracy, capsys
-):
+def test_predict_has_the_accuracy_of_each_client(method, tiny_run, read_csv, accuracy, capsys):
     folder = tiny_run(method)
     rows = last_rows(read_csv, folder)
     found = [accuracy(folder, int(r["client"]), folder, "--client", r["client"]) for r in rows]

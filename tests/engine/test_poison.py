@@ -144,9 +144,7 @@ def test_a_poisoned_update_costs_its_client_only(name, poisoned, read_csv, kept)
 
 
 @pytest.mark.parametrize("strategy", ["fedfomo", "fedcmd", "pfedsim", "fedrod"])
-def test_so_it_is_with_other_methods_and_with_what_they_send_beside_the_model(
-    strategy, poisoned, read_csv
-):
+def test_so_it_is_with_other_methods_and_what_else_they_send(strategy, poisoned, read_csv):
     def change(content):
         names = [*content[ARRAYS]]
         name = next((name for name in names if "/" in name), names[0])
@@ -236,12 +234,10 @@ def test_figures_that_a_run_does_not_ask_for_are_not_taken(poisoned, read_csv):
 
 
 LARGE = {
-    "figures": figure(extra=[0.5] * 10**6),
-    "dtype": described(dtype="x" * 2**23),
-    "stype": described(stype="x" * 2**23),
-    "shape": described(shape=(1,) * 2**20),
+    "figures": figure(extra=[0.5] * 10**6), "dtype": described(dtype="x" * 2**23),
+    "stype": described(stype="x" * 2**23), "shape": described(shape=(1,) * 2**20),
     "name of a record": named,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("what", "presum"), [("figures", "true"), *((k, "false") for k in LARGE)])

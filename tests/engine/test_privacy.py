@@ -505,16 +505,13 @@ def test_local_noise_is_gaussian_with_z_s_and_differs_by_client_and_round():
         assert abs(np.corrcoef(other["fc1.weight"], base)[0, 1]) < 5 / math.sqrt(20_000)
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"sends": {"phi/x": (1,)}}, "has clients send more than layers"),
-        ({"channel": Channel(address="a:1", token="")}, "has clients send more than layers"),
-        ({"upload": ()}, "uploads nothing"),
-        ({"download": LAYOUT.body}, f"uploads {LAYOUT.head[0]}, but clients start from other"),
-        ({"also_keep": LAYOUT.head}, f"uploads {LAYOUT.head[0]}, but clients start from other"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({"sends": {"phi/x": (1,)}}, "has clients send more than layers"),
+    ({"channel": Channel(address="a:1", token="")}, "has clients send more than layers"),
+    ({"upload": ()}, "uploads nothing"),
+    ({"download": LAYOUT.body}, f"uploads {LAYOUT.head[0]}, but clients start from other"),
+    ({"also_keep": LAYOUT.head}, f"uploads {LAYOUT.head[0]}, but clients start from other"),
+])  # fmt: skip
 @pytest.mark.parametrize("mode", ["central", "local"])
 def test_a_plan_under_which_more_would_leave_is_refused(changes, reason, mode):
     values = {"round": 1, "download": LAYOUT.names, "stages": (), "upload": LAYOUT.names}
@@ -585,9 +582,7 @@ def counts_asked(strategy):
         ("central", "end_round", lambda self, round_: (0, 0), True),
     ],
 )
-def test_a_strategy_that_sees_more_of_clients_than_noisy_updates_is_refused(
-    mode, hook, own, fits, tiny_npz
-):
+def test_a_strategy_that_sees_more_than_noisy_updates_is_refused(mode, hook, own, fits, tiny_npz):
     _, space = space_of("cnn", tiny_npz)
     make = type("Own", (registry.strategy_class("fedavg"),), {hook: own})
     chosen = config.read(space_of("cnn", tiny_npz)[0] | {"strategy": "fedavg", "dp.mode": mode})
@@ -682,9 +677,7 @@ CLIP = 1.13
 NOISY = f'dp.mode="central" dp.clip-norm={CLIP} dp.noise-multiplier=0.05 dp.sampling="fixed" '
 
 
-def test_fedavg_without_noise_and_a_huge_norm_is_fedavg_with_equal_weights(
-    serial_run, fits, tiny_npz, read_model
-):
+def test_without_noise_it_is_fedavg_with_equal_weights(serial_run, fits, tiny_npz, read_model):
     """Clients have as many samples each, so FedAvg's own weights are equal."""
     base = [tiny_npz, RUN, 'strategy="fedavg" partitioner="iid"']
     plain = read_model(serial_run(*base))
@@ -719,9 +712,7 @@ def replayed(fits, layout, m, seed=0):
 
 
 @pytest.mark.parametrize("method", ["fedper", THOROUGH("fedseq"), THOROUGH("fedbn")])
-def test_a_whole_run_is_what_numpy_makes_of_its_updates(
-    method, serial_run, fits, tiny_npz, read_model, read_rounds
-):
+def test_a_whole_run_is_that_of_numpy(method, serial_run, fits, tiny_npz, read_model, read_rounds):
     """Slices only: what is not uploaded gets no noise."""
     options = f'strategy="{method}" fedseq.unfreeze-rounds="0,5,6,7"'
     folder = serial_run(tiny_npz, RUN, NOISY, options)
@@ -759,9 +750,7 @@ def test_personal_layers_are_those_of_a_run_without_noise(mode, serial_run, fits
             np.testing.assert_array_equal(value.numpy(), plain[client.client][key].numpy())
 
 
-def test_local_noise_is_in_what_the_server_gets(
-    serial_run, fits, tiny_npz, read_model, read_rounds
-):
+def test_the_server_gets_local_noise(serial_run, fits, tiny_npz, read_model, read_rounds):
     base = [tiny_npz, RUN, 'strategy="fedbabu" num-rounds=1 fraction-train=1.0']
     serial_run(*base)
     trained = {update.client: update for *_, update in fits}

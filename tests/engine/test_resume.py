@@ -61,6 +61,10 @@ def outcomes(program, folder, number, methods):
     ("kills", "methods"),
     [(3, ["fedper", "fedcmd", "feddyn", "fedfc"])]
     + [THOROUGH(3, METHODS[start::2], id=f"3-all-{start}") for start in range(2)]
+    + [
+        THOROUGH(3, [one], id=f"3-{one}")
+        for one in ("fedper@regression", "fedala@tokens", "apfl@multilabel")
+    ]
     + [LONG(20, METHODS[start::2], id=f"20-all-{start}") for start in range(2)],
 )
 def test_a_method_that_was_killed_is_as_if_it_had_not_been(kills, methods, tmp_path):
@@ -203,14 +207,11 @@ def test_a_run_holds_its_directory(serial_run, monkeypatch):
         assert alone
 
 
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        (lambda arrays: arrays | {"fc9.fc.weight": np.ones(2, "f4")}, "resume: fc9.fc.weight"),
-        (lambda arrays: {k: v for k, v in arrays.items() if k != "fc2.fc.bias"}, "resume: fc2.fc"),
-        (lambda arrays: arrays | {"fc2.fc.bias": np.ones(9, np.float32)}, "fc2.fc.bias has shape"),
-    ],
-)
+@pytest.mark.parametrize(("change", "line"), [
+    (lambda arrays: arrays | {"fc9.fc.weight": np.ones(2, "f4")}, "resume: fc9.fc.weight"),
+    (lambda arrays: {k: v for k, v in arrays.items() if k != "fc2.fc.bias"}, "resume: fc2.fc"),
+    (lambda arrays: arrays | {"fc2.fc.bias": np.ones(9, np.float32)}, "fc2.fc.bias has shape"),
+])  # fmt: skip
 def test_a_checkpoint_of_another_model_is_refused(interrupted, change, line):
     folder = interrupted()
     found = checkpoint.load(folder)
@@ -547,9 +548,7 @@ def test_the_best_round_is_kept_with_its_personal_layers(serial_run, read_csv, m
 
 
 @pytest.mark.parametrize("strategy", ["fedbabu", "fedcmd", "fedfomo", "ditto"])
-def test_the_best_round_is_scored_as_a_run_that_ended_there(
-    serial_run, read_csv, scored, capsys, strategy
-):
+def test_the_best_round_is_scored_as_an_end(serial_run, read_csv, scored, capsys, strategy):
     """Chosen on validation samples, and only then scored on test samples."""
     scored(0.5, 0.9, 0.1, 0.2)
     options = f'strategy="{strategy}" num-clients=3 validation-fraction=0.2'
@@ -571,9 +570,7 @@ def test_the_best_round_is_scored_as_a_run_that_ended_there(
         resumed(kept, "num-rounds=6")
 
 
-def test_a_run_that_stopped_before_its_best_round_was_kept_keeps_it(
-    serial_run, scored, monkeypatch
-):
+def test_a_run_that_stopped_before_it_kept_its_best_round(serial_run, scored, monkeypatch):
     scored(0.5, 0.9, 0.1)
     options, keep = f"num-rounds={{}} keep-best=true {VALIDATION}", best.keep
     wanted = load_file(serial_run(options.format(2)) / "best/model.safetensors")
@@ -699,9 +696,7 @@ def test_two_evaluations_at_once_both_get_their_line(serial_run, read_csv, monke
 
 
 @pytest.mark.parametrize("name", ["evaluation-1.csv", directory.EVALUATIONS])
-def test_an_evaluation_that_cannot_be_written_is_a_line_and_leaves_nothing(
-    name, serial_run, monkeypatch
-):
+def test_an_evaluation_that_cannot_be_written_leaves_nothing(name, serial_run, monkeypatch):
     folder = serial_run("num-rounds=1")
     scored, score = [], FinishedRun.evaluate
     monkeypatch.setattr(FinishedRun, "evaluate", lambda *own: scored.append(own) or score(*own))

@@ -44,9 +44,7 @@ CASES = [(name, extra) for name in registry.names() for extra in ["", *OWN.get(n
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "extra"), CASES)
-def test_what_is_said_to_have_no_effect_has_none(
-    method, extra, flat_config, serial_run, tiny_npz, untimed_rounds
-):
+def test_without_effect_is_so(method, extra, flat_config, serial_run, tiny_npz, untimed_rounds):
     """Every such key with another value, all at once: the same bytes."""
     options = [RUN, tiny_npz, f'strategy="{method}" {needed(method)}', extra]
     keys = told(flat_config(*options)) & set(OTHER)
@@ -59,40 +57,34 @@ def test_what_is_said_to_have_no_effect_has_none(
         assert (one / file).read_bytes() == (two / file).read_bytes(), changed
 
 
-@pytest.mark.parametrize(
-    ("options", "lines"),
-    [
-        ("", []),
-        ("alpha=0.5", []),
-        (
-            'partitioner="iid" alpha=0.3 shards-per-client=3',
-            [
-                'alpha = 0.3 has no effect with partitioner = "iid"',
-                'shards-per-client = 3 has no effect with partitioner = "iid"',
-            ],
-        ),
-        (
-            'strategy="ditto" finetune-epochs=2',
-            ["finetune-epochs = 2 has no effect on ditto"],
-        ),
-        (
-            'strategy="fedseq" fedseq.base="fedrep" local-epochs=3 finetune-epochs=2',
-            ["local-epochs = 3 has no effect on fedseq"],
-        ),
-        (
-            "finetune-epochs=0 finetune-lr=0.5",
-            ["finetune-lr = 0.5 has no effect with finetune-epochs = 0"],
-        ),
-        (
-            'dp.mode="local" dp.sampling="fixed"',
-            [
-                'dp.sampling = "fixed" has no effect with dp.mode = "local", where the method '
-                "selects the clients"
-            ],
-        ),
-        ('dp.mode="central" dp.sampling="fixed"', []),
-    ],
-)
+@pytest.mark.parametrize(("options", "lines"), [
+    ("", []),
+    ("alpha=0.5", []),
+    (
+        'partitioner="iid" alpha=0.3 shards-per-client=3',
+        [
+            'alpha = 0.3 has no effect with partitioner = "iid"',
+            'shards-per-client = 3 has no effect with partitioner = "iid"',
+        ],
+    ),
+    ('strategy="ditto" finetune-epochs=2', ["finetune-epochs = 2 has no effect on ditto"]),
+    (
+        'strategy="fedseq" fedseq.base="fedrep" local-epochs=3 finetune-epochs=2',
+        ["local-epochs = 3 has no effect on fedseq"],
+    ),
+    (
+        "finetune-epochs=0 finetune-lr=0.5",
+        ["finetune-lr = 0.5 has no effect with finetune-epochs = 0"],
+    ),
+    (
+        'dp.mode="local" dp.sampling="fixed"',
+        [
+            'dp.sampling = "fixed" has no effect with dp.mode = "local", where the method '
+            "selects the clients"
+        ],
+    ),
+    ('dp.mode="central" dp.sampling="fixed"', []),
+])  # fmt: skip
 def test_only_what_somebody_set_is_told(options, lines, data_root):
     flat = config.parse([f'data-root="{data_root}" dataset="digits" num-clients=4', options])
     settings = config.read(flat)
@@ -100,38 +92,35 @@ def test_only_what_somebody_set_is_told(options, lines, data_root):
     assert unused.notes(strategy) == lines
 
 
-@pytest.mark.parametrize(
-    ("images", "labels", "line"),
-    [
-        (np.full((9, 4, 4), 7, np.uint8), [0, 1, 2] * 3, ""),
-        (np.linspace(0, 1, 144, dtype=np.float32).reshape(9, 4, 4), [0, 1, 2] * 3, ""),
-        (
-            np.linspace(0, 255, 144, dtype=np.float32).reshape(9, 4, 4),
-            [0, 1, 2] * 3,
-            "float pixels from 0 to 255 are used as they are, but models expect 0..1; divide them",
-        ),
-        (
-            np.linspace(0, 65535, 144, dtype=np.float32).reshape(9, 4, 4),
-            [0, 1, 2] * 3,
-            "; divide them by the largest value that a pixel can have, such as 65535",
-        ),
-        (
-            np.linspace(-2, 2, 144, dtype=np.float32).reshape(9, 4, 4),
-            [0, 1, 2] * 3,
-            "float pixels from -2 to 2 are used as they are, but models expect 0..1",
-        ),
-        (
-            np.ones((9, 4, 4), np.uint8),
-            [0, 1, 2] * 3,
-            "uint8 pixels are 0 and 1, and will be divided by 255; multiply them by 255, or ",
-        ),
-        (
-            np.full((9, 4, 4), 7, np.uint8),
-            [0, 1, 4] * 3,
-            "only labels 0,1,4 of 0..4 occur, so the model has 5 outputs where 3 would do; number ",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("images", "labels", "line"), [
+    (np.full((9, 4, 4), 7, np.uint8), [0, 1, 2] * 3, ""),
+    (np.linspace(0, 1, 144, dtype=np.float32).reshape(9, 4, 4), [0, 1, 2] * 3, ""),
+    (
+        np.linspace(0, 255, 144, dtype=np.float32).reshape(9, 4, 4),
+        [0, 1, 2] * 3,
+        "float pixels from 0 to 255 are used as they are, but models expect 0..1; divide them",
+    ),
+    (
+        np.linspace(0, 65535, 144, dtype=np.float32).reshape(9, 4, 4),
+        [0, 1, 2] * 3,
+        "; divide them by the largest value that a pixel can have, such as 65535",
+    ),
+    (
+        np.linspace(-2, 2, 144, dtype=np.float32).reshape(9, 4, 4),
+        [0, 1, 2] * 3,
+        "float pixels from -2 to 2 are used as they are, but models expect 0..1",
+    ),
+    (
+        np.ones((9, 4, 4), np.uint8),
+        [0, 1, 2] * 3,
+        "uint8 pixels are 0 and 1, and will be divided by 255; multiply them by 255, or ",
+    ),
+    (
+        np.full((9, 4, 4), 7, np.uint8),
+        [0, 1, 4] * 3,
+        "only labels 0,1,4 of 0..4 occur, so the model has 5 outputs where 3 would do; number ",
+    ),
+])  # fmt: skip
 def test_data_that_are_probably_a_mistake_are_told(images, labels, line, tmp_path):
     path = tmp_path / "own.npz"
     labels = np.array(labels)

@@ -214,9 +214,7 @@ def test_a_run_is_estimated_by_those_most_like_it(table, store):
     assert left.seconds(twice, 0) == 2 * left.seconds(avg, 1), "as many epochs again"
 
 
-def test_a_row_that_takes_longer_than_estimated_takes_nothing_off_the_others(
-    table, store, tmp_path, monkeypatch
-):
+def test_a_row_that_takes_long_leaves_the_others_theirs(table, store, tmp_path, monkeypatch):
     jobs = [Job(cell, seed) for seed in (0, 1) for cell in table.cells("smoke")]
     made = Runner(store, tmp_path, "", jobs=2)
     known = dict(zip([(job.cell.name, job.seed) for job in jobs], (60, 30, 90, None), strict=True))
@@ -355,9 +353,7 @@ def test_rows_run_side_by_side_once_and_one_that_fails_is_named(table, store, tm
     assert made.run(jobs[:2]) == [] and sorted((tmp_path / "runs").iterdir()) == before
 
 
-def test_a_trial_whose_training_diverges_has_run_and_a_row_has_not(
-    table, store, tmp_path, monkeypatch
-):
+def test_a_trial_that_diverges_has_run_and_a_row_has_not(table, store, tmp_path, monkeypatch):
     def diverge(*_, **__):
         raise RunError("round 1: all failed; client 2: training diverged; see FILE")
 
@@ -383,9 +379,7 @@ def test_settings_are_those_of_the_best_trial_and_never_such_that_diverge(table,
     assert chosen(store, cell) == f"lr={first}", "of two that are equally good, always the first"
 
 
-def test_results_that_cannot_be_written_end_the_run_before_anything_trains(
-    table, tmp_path, monkeypatch, capsys
-):
+def test_unwritable_results_end_the_run_before_it_trains(table, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(files, "tables", lambda: {table.name: table})
     monkeypatch.setattr(Runner, "run", lambda *_: pytest.fail("it trains"))
     (tmp_path / "taken").write_text("a file, not a folder")
@@ -450,9 +444,7 @@ def test_a_row_runs_after_the_one_that_it_needs(mixed, store, tmp_path, monkeypa
     ]  # fmt: skip
 
 
-def test_what_ctrl_c_ends_has_not_failed_and_nothing_begins_after_it(
-    table, store, tmp_path, monkeypatch, capsys
-):
+def test_what_ctrl_c_ends_has_not_failed(table, store, tmp_path, monkeypatch, capsys):
     began, ended, called = threading.Event(), threading.Event(), []
 
     def die(worker, flat, log, plots):
@@ -519,9 +511,7 @@ def personalizing(table):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fedbabu", "fedavg"])
-def test_rows_that_differ_in_their_personalization_are_trained_once(
-    table, store, tmp_path, strategy
-):
+def test_rows_that_personalize_differently_are_trained_once(table, store, tmp_path, strategy):
     """To the figures, curves and clients that they have when each is run alone."""
     jobs = [
         Job(replace(job.cell, row=replace_row(job.cell.row, strategy)), 0)
@@ -549,9 +539,7 @@ def test_rows_that_differ_in_their_personalization_are_trained_once(
     assert store.find(later, 0).figures == alone.figures
 
 
-def test_a_training_is_used_again_while_its_result_is_there_and_versions_are_the_same(
-    table, store, tmp_path
-):
+def test_a_training_is_used_again_with_its_result_and_versions(table, store, tmp_path):
     first, other, later, _ = personalizing(table)
     store.save(first.cell, run_of(first.cell, 0))
     folder = tmp_path / "run"
@@ -603,9 +591,7 @@ def finished_run(flat):
     return folder
 
 
-def test_two_runners_train_a_model_once_and_none_waits_while_others_are_free(
-    table, store, tmp_path, monkeypatch, capsys
-):
+def test_two_runners_train_a_model_once(table, store, tmp_path, monkeypatch, capsys):
     """The second begins while the first one trains for three rows, and has a row of its own."""
     first, other, second, third = personalizing(table)
 
@@ -621,9 +607,7 @@ def test_two_runners_train_a_model_once_and_none_waits_while_others_are_free(
     assert capsys.readouterr().err.count("is running in another process") == 3
 
 
-def test_what_another_process_holds_is_tried_again_and_its_model_is_used(
-    table, store, tmp_path, monkeypatch
-):
+def test_what_another_process_holds_is_tried_again(table, store, tmp_path, monkeypatch):
     first, other, second, third = personalizing(table)
     elsewhere = ExitStack()
 
@@ -717,17 +701,12 @@ def test_a_pattern_of_only_has_to_match_a_row_of_some_table(table):
         files.having(both, "smoke", "ditto,avg@cold")
 
 
-@pytest.mark.parametrize(
-    ("pattern", "told"),
-    [
-        ('rows = "avg,pre"', "scale cpu: row pre: must match one of avg, per, did you mean per?"),
-        ('columns = "c*"', "scale cpu: column c*: must match one of hot"),
-        ('[[rows]]\nname = "x"\ncolumns = "cold"', "row x: column cold: must match one of hot"),
-    ],
-)
-def test_a_pattern_that_matches_nothing_in_its_table_is_refused(
-    tmp_path, monkeypatch, pattern, told
-):
+@pytest.mark.parametrize(("pattern", "told"), [
+    ('rows = "avg,pre"', "scale cpu: row pre: must match one of avg, per, did you mean per?"),
+    ('columns = "c*"', "scale cpu: column c*: must match one of hot"),
+    ('[[rows]]\nname = "x"\ncolumns = "cold"', "row x: column cold: must match one of hot"),
+])  # fmt: skip
+def test_a_pattern_without_a_match_in_its_table_is_refused(tmp_path, monkeypatch, pattern, told):
     monkeypatch.setattr(files, "HERE", tmp_path)
     (tmp_path / "tables").mkdir()
     rows = 'rows = [{name = "avg"}, {name = "per"}]' if "[[" not in pattern else ""
@@ -945,10 +924,8 @@ def test_a_finished_run_is_collected(table, tmp_path):
     events = ["round,client,kind,detail", "1,0,vote,fc2", "2,1,vote,fc2", "2,1,score,fc2 0.5"]
     (folder / "events.csv").write_text("\n".join(events) + "\n")
     summary = {
-        "accuracy_initial": 0.75,
-        "accuracy_personalized": 0.8,
-        "accuracy_without_head": None,
-    }
+        "accuracy_initial": 0.75, "accuracy_personalized": 0.8, "accuracy_without_head": None,
+    }  # fmt: skip
     summary |= {"best_accuracy_initial": 0.75, "best_accuracy_initial_round": 3, "seconds": 12.0}
     totals = ("bytes_up", "bytes_down", "bytes_eval", "train_macs", "cost_paper", "failures")
     summary |= {f"total_{name}": 7 for name in totals} | {"versions": {"torch": "1"}}
@@ -966,13 +943,10 @@ def test_a_finished_run_is_collected(table, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["benchmark-digits", "fedbabu-heads", "fedcmd-layers", "fedseq-datasets"],
-        THOROUGH(["all"], id="all"),
-    ],
-)
+@pytest.mark.parametrize("names", [
+    ["benchmark-digits", "fedbabu-heads", "fedcmd-layers", "fedseq-datasets"],
+    THOROUGH(["all"], id="all"),
+])  # fmt: skip
 def test_every_table_runs_at_its_smallest_scale(names, tmp_path):
     """Each table, with trials of settings and readings, at `smoke`: two minutes on two cores."""
     results = str(tmp_path / "results")

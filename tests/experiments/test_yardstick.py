@@ -290,17 +290,10 @@ def test_a_client_is_named_by_its_id_in_every_line(toy):
         ]
 
 
-@pytest.mark.parametrize(
-    ("count", "main", "expected"),
-    [
-        (3, "1", ["102"]),
-        (8, "7", ["70123456"]),
-        (10, "3", ["30124567", "389"]),
-        (9, "", ["01234567", "8"]),
-        (1, "0", ["0"]),
-        (0, "0", []),
-    ],
-)
+@pytest.mark.parametrize(("count", "main", "expected"), [
+    (3, "1", ["102"]), (8, "7", ["70123456"]), (10, "3", ["30124567", "389"]),
+    (9, "", ["01234567", "8"]), (1, "0", ["0"]), (0, "0", []),
+])  # fmt: skip
 def test_the_row_that_a_table_is_about_is_in_each_of_its_charts(count, main, expected):
     names = [str(number) for number in range(count)]
     assert charts.shared_out(names, main) == [[*names] for names in expected]
@@ -349,10 +342,8 @@ def test_claims_are_held_against_paired_seeds(toy):
     assert less.rows == "local - same (personalized)"
     assert (more.verdict, less.verdict) == ("yes", "no, the reverse")
     assert [line[0] for line in claims.lines([sure, more, less])] == [
-        "<all> are better",
-        "",
-        "ours",
-    ]
+        "<all> are better", "", "ours",
+    ]  # fmt: skip
     verdicts = claims.COUNTS[2:]
     assert verdicts == ("yes", "no, the reverse", "inconclusive", "one seed")
     counts = [*claims.counts([sure, more, less])]

@@ -124,13 +124,10 @@ class TestParse:
         with pytest.raises(RunError, match=says):
             outcome.parse_status(output)
 
-    @pytest.mark.parametrize(
-        ("given", "merged"),
-        [
-            (["", 'a="b" c=1'], 'a="b" c=1'),
-            (["a=b c=1 d='e f' g=true h=1,2"], 'a="b" c=1 d=\'e f\' g=true h="1,2"'),
-        ],
-    )
+    @pytest.mark.parametrize(("given", "merged"), [
+        (["", 'a="b" c=1'], 'a="b" c=1'),
+        (["a=b c=1 d='e f' g=true h=1,2"], 'a="b" c=1 d=\'e f\' g=true h="1,2"'),
+    ])  # fmt: skip
     def test_one_option_of_pairs_stays_and_its_texts_get_quotes(self, given, merged):
         with inputs.merged(given) as options:
             assert options == [merged]
@@ -164,15 +161,12 @@ class TestParse:
         assert inputs.refusal(EMPTY_APP, ["sleep=1.0"]) == ""
         assert inputs.refusal(EMPTY_APP / "nowhere", ["a=1"]) == ""
 
-    @pytest.mark.parametrize(
-        ("option", "line"),
-        [
-            ("strategy=fedpr", 'strategy = "fedpr": must be one of apfl, centralized, '),
-            ("num-rounds=0", "num-rounds = 0: must be int >= 1"),
-            ("runs-dir=here", 'runs-dir = "here": must be absolute or start with ~'),
-            ("strategy=fedper lr=0.1", ""),
-        ],
-    )
+    @pytest.mark.parametrize(("option", "line"), [
+        ("strategy=fedpr", 'strategy = "fedpr": must be one of apfl, centralized, '),
+        ("num-rounds=0", "num-rounds = 0: must be int >= 1"),
+        ("runs-dir=here", 'runs-dir = "here": must be absolute or start with ~'),
+        ("strategy=fedper lr=0.1", ""),
+    ])  # fmt: skip
     def test_a_value_of_this_app_is_refused_before_an_engine_starts(self, option, line):
         said = inputs.refusal(ROOT, ["num-rounds=3", option])
         assert said.startswith(line) and bool(said) == bool(line)
@@ -289,9 +283,7 @@ class TestLaunch:
         assert ended.status == "not started" and len(echoed) == 2 * launch.STARTS - 1
 
     @pytest.mark.parametrize(("before", "lives"), [(False, False), (True, False), (False, True)])
-    def test_a_half_made_database_does_not_stop_the_next_start(
-        self, before, lives, flwr, tmp_path, monkeypatch
-    ):
+    def test_a_half_made_database_stops_nothing(self, before, lives, flwr, tmp_path, monkeypatch):
         """Flower kills a SuperLink that is slow; none starts on what that one has left.
 
         It is another's if a SuperLink lives there in the end: two began in a new home at once.

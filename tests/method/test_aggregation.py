@@ -31,11 +31,9 @@ def updates_of(seed, n, scale=1.0):
 
 
 cases = st.builds(
-    updates_of,
-    seed=st.integers(0, 2**32 - 1),
-    n=st.integers(1, 12),
+    updates_of, seed=st.integers(0, 2**32 - 1), n=st.integers(1, 12),
     scale=st.sampled_from([1e-3, 1.0, 1e4]),
-)
+)  # fmt: skip
 
 
 def largest(updates, key):

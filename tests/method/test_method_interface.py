@@ -69,9 +69,7 @@ def test_a_pair_is_flowers_strategy_and_client():
 
 
 @pytest.mark.parametrize("client", [0, 2])
-def test_a_plan_that_cannot_be_ends_the_run_before_a_client_starts(
-    client, flat_config, tiny_npz, monkeypatch
-):
+def test_an_impossible_plan_ends_the_run_at_once(client, flat_config, tiny_npz, monkeypatch):
     """Whichever client has it, in the last round as in the first."""
     space = Workspace(config.read(flat_config(tiny_npz, 'strategy="fedper" num-clients=3')))
     strategy = registry.strategy_class("fedper")(space)
@@ -456,25 +454,15 @@ def test_a_client_without_an_objective_for_finetuning_is_told(flat_config, tiny_
         run.evaluate(client=0)
 
 
-@pytest.mark.parametrize(
-    ("hook", "returned", "error", "line"),
-    [
-        ("plan", None, TypeError, r"^plan returned None: must return a Plan$"),
-        ("aggregate", ({}, 3.0), TypeError, r"^round 1: aggregate returned a tuple: must return a"),
-        (
-            "download",
-            None,
-            TypeError,
-            r"^round 1: download returned a NoneType: must return a dict",
-        ),
-        ("download", {}, RunError, r"^round 1: download left out conv1\S*, which the plan has$"),
-        ("select", [0, 9], RunError, "^round 1: select gave client 9, which is not there$"),
-        ("select", [2, 0, 2], RunError, r"^round 1: select gave a client twice: \[2, 0, 2\]$"),
-    ],
-)
-def test_a_hook_that_returns_the_wrong_thing_is_named(
-    hook, returned, error, line, flat_config, tiny_npz, monkeypatch
-):
+@pytest.mark.parametrize(("hook", "returned", "error", "line"), [
+    ("plan", None, TypeError, r"^plan returned None: must return a Plan$"),
+    ("aggregate", ({}, 3.0), TypeError, r"^round 1: aggregate returned a tuple: must return a"),
+    ("download", None, TypeError, r"^round 1: download returned a NoneType: must return a dict"),
+    ("download", {}, RunError, r"^round 1: download left out conv1\S*, which the plan has$"),
+    ("select", [0, 9], RunError, "^round 1: select gave client 9, which is not there$"),
+    ("select", [2, 0, 2], RunError, r"^round 1: select gave a client twice: \[2, 0, 2\]$"),
+])  # fmt: skip
+def test_a_wrong_result_is_named(hook, returned, error, line, flat_config, tiny_npz, monkeypatch):
     fedper = registry.strategy_class("fedper")
     monkeypatch.setattr(fedper, hook, lambda *_: returned, raising=False)
     with pytest.raises(error, match=line):

@@ -116,16 +116,13 @@ def test_two_rounds_are_algorithm_1(rehearsal, learned, momentum, decay):
     assert (mine(run, 1)[1] != 0.5) == bool(learned)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        f"{FIXED} apfl.initial-alpha=0.0",
-        f"{FIXED} apfl.initial-alpha=0.3 max-norm=0.5 prox-mu=0.1",
-        f"{FIXED} apfl.initial-alpha=1.0",
-        'apfl.alpha-steps="batch" lr=0.2 momentum=0.5',
-        'model="conv4"',
-    ],
-)
+@pytest.mark.parametrize("options", [
+    f"{FIXED} apfl.initial-alpha=0.0",
+    f"{FIXED} apfl.initial-alpha=0.3 max-norm=0.5 prox-mu=0.1",
+    f"{FIXED} apfl.initial-alpha=1.0",
+    'apfl.alpha-steps="batch" lr=0.2 momentum=0.5',
+    'model="conv4"',
+])  # fmt: skip
 def test_w_goes_the_way_of_fedavg(rehearsal, options):
     """Bit by bit, whatever alpha is, with BatchNorm statistics: all clients have equal n_i."""
     general = " ".join(option for option in options.split() if "apfl" not in option)

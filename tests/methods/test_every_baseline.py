@@ -88,9 +88,7 @@ def test_train_macs_are_those_that_torch_counts(flat_config, tiny_npz, method):
 
 
 @pytest.mark.parametrize("method", ["feddyn", "fedfomo", "pfedsim", "fedap", "lgfedavg", "fedcmd"])
-def test_server_state_is_named_arrays_that_a_new_strategy_goes_on_from(
-    tiny_npz, serial_run, monkeypatch, method
-):
+def test_a_new_strategy_goes_on_from_server_state(tiny_npz, serial_run, monkeypatch, method):
     """In every round a new object takes over from what a file holds: nothing changes."""
     base = f'strategy="{method}" num-rounds=4 model="lenet5"'
     plain = serial_run(tiny_npz, base)
@@ -114,9 +112,7 @@ def test_server_state_is_named_arrays_that_a_new_strategy_goes_on_from(
         assert (plain / name).read_bytes() == (again / name).read_bytes()
 
 
-def test_last_local_is_the_model_as_training_left_it(
-    tiny_npz, serial_run, read_csv, fits, read_rounds
-):
+def test_last_local_is_the_model_after_training(tiny_npz, serial_run, read_csv, fits, read_rounds):
     folder = serial_run(tiny_npz, 'strategy="fedavg" score-last=true num-rounds=2')
     space = fits[0][0].workspace
     last = {client.client: update.arrays for client, _, _, update in fits}

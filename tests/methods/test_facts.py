@@ -15,9 +15,7 @@ from fedapps.training.templates import nearest_template
 from fedapps.training.workspace import Workspace
 
 
-def test_fedbabu_head_is_bitwise_the_initial_one_and_bytes_are_those_of_the_body(
-    serial_run, read_model, workspace_of, untimed_rounds
-):
+def test_fedbabu_keeps_the_initial_head(serial_run, read_model, workspace_of, untimed_rounds):
     folder = serial_run('strategy="fedbabu" num-rounds=3')
     initial, model = workspace_of(folder).initial, read_model(folder)
     for key, value in model.items():
@@ -29,18 +27,14 @@ def test_fedbabu_head_is_bitwise_the_initial_one_and_bytes_are_those_of_the_body
         assert int(row["bytes_eval"]) == 4 * body * 6
 
 
-def test_fedbabu_fine_tuning_the_head_leaves_the_accuracy_without_head_alone(
-    serial_run, untimed_rounds
-):
+def test_fedbabu_tunes_the_head_not_the_accuracy_without_it(serial_run, untimed_rounds):
     parts = [serial_run(f'strategy="fedbabu" finetune-part="{p}"') for p in ("head", "body")]
     one, two = (untimed_rounds(folder)[-1] for folder in parts)
     for column in ("accuracy_initial", "accuracy_without_head", "train_loss"):
         assert one[column] == two[column]
 
 
-def test_fedbabu_without_head_is_the_nearest_template_of_the_body(
-    serial_run, read_model, workspace_of, untimed_rounds
-):
+def test_fedbabu_without_head_is_by_templates(serial_run, read_model, workspace_of, untimed_rounds):
     folder = serial_run('strategy="fedbabu"')
     space = workspace_of(folder)
     put(space.model, read_model(folder))
@@ -135,9 +129,7 @@ def test_centralized_is_fedavg_with_one_client_that_holds_everything(serial_run,
 
 
 @pytest.mark.parametrize("bn_stats", ["shared", "local", "batch"])
-def test_batchnorm_statistics_travel_only_where_shared(
-    serial_run, bn_stats, workspace_of, untimed_rounds
-):
+def test_only_shared_batchnorm_travels(serial_run, bn_stats, workspace_of, untimed_rounds):
     """lenet5 on 8x8 digits has two BatchNorms with 6 + 16 channels: 44 statistics."""
     folder = serial_run(f'strategy="fedavg" model="lenet5" bn-stats="{bn_stats}"')
     layout = workspace_of(folder).layout
@@ -150,9 +142,7 @@ def test_batchnorm_statistics_travel_only_where_shared(
         assert all("running" in key for key in load_file(kept[0]))
 
 
-def test_bn_local_keeps_parameters_and_statistics_of_every_batchnorm(
-    serial_run, workspace_of, untimed_rounds
-):
+def test_bn_local_keeps_all_of_every_batchnorm(serial_run, workspace_of, untimed_rounds):
     folder = serial_run('strategy="fedavg" model="lenet5" bn-local=true')
     layout = workspace_of(folder).layout
     assert int(untimed_rounds(folder)[0]["bytes_up"]) == 4 * (layout.count(layout.names) - 44) * 3

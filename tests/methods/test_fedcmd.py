@@ -146,22 +146,19 @@ def test_candidates(flat_config):
     assert strategy_of(everything).candidates() == ("conv2", *FC)
 
 
-@pytest.mark.parametrize(
-    ("option", "line"),
-    [
-        ("fedcmd.selection-fraction=0.0", "fedcmd.selection-fraction = 0.0: must be float > 0"),
-        (
-            'fedcmd.layer="fc1" fedcmd.other-layer="fc9" fedcmd.other-clients="3"',
-            'fedcmd.other-layer = "fc9": layer "fc9": the model has conv1, ',
-        ),
-        ('fedcmd.layer="fc9"', 'fedcmd.layer = "fc9": layer "fc9": the model has conv1, '),
-        ('fedcmd.other-clients="1"', "fedcmd.other-clients and fedcmd.other-layer go together"),
-        (
-            'fedcmd.layer="fc1" fedcmd.other-layer="fc2" fedcmd.other-clients="1,9"',
-            'fedcmd.other-clients = "1,9": must be clients from 0 to 5, such as 3,7,12',
-        ),
-    ],
-)
+@pytest.mark.parametrize(("option", "line"), [
+    ("fedcmd.selection-fraction=0.0", "fedcmd.selection-fraction = 0.0: must be float > 0"),
+    (
+        'fedcmd.layer="fc1" fedcmd.other-layer="fc9" fedcmd.other-clients="3"',
+        'fedcmd.other-layer = "fc9": layer "fc9": the model has conv1, ',
+    ),
+    ('fedcmd.layer="fc9"', 'fedcmd.layer = "fc9": layer "fc9": the model has conv1, '),
+    ('fedcmd.other-clients="1"', "fedcmd.other-clients and fedcmd.other-layer go together"),
+    (
+        'fedcmd.layer="fc1" fedcmd.other-layer="fc2" fedcmd.other-clients="1,9"',
+        'fedcmd.other-clients = "1,9": must be clients from 0 to 5, such as 3,7,12',
+    ),
+])  # fmt: skip
 def test_bad_settings(flat_config, option, line):
     with pytest.raises(RunError) as caught:
         strategy = strategy_of(client_of(flat_config, "num-rounds=10", option))

@@ -30,9 +30,7 @@ def plans(flat_config, *options):
     ("schedule", "order"),
     [("vanilla", ["conv1", "conv2", "fc1"]), ("anti", ["fc1", "conv2", "conv1"])],
 )
-def test_fedseq_sends_active_layers_only_and_leaves_the_others_bitwise(
-    serial_run, read_csv, fits, schedule, order
-):
+def test_fedseq_sends_and_changes_active_layers_only(serial_run, read_csv, fits, schedule, order):
     options = 'strategy="fedseq" fedseq.unfreeze-rounds="0,2,3" num-rounds=4 evaluate-every=0'
     folder = serial_run(options, f'fedseq.schedule="{schedule}"')
     table = read_csv(folder, "rounds.csv")
@@ -110,9 +108,7 @@ def test_perfreezeclip_trains_one_part_at_a_time_and_all_in_the_last_round(flat_
     ("ratio", "epochs", "expected"),
     [(0.5, 5, (3, 2)), (0.8, 5, (4, 1)), (0.05, 5, (1, 4)), (0.95, 5, (4, 1)), (0.5, 2, (1, 1))],
 )
-def test_perfreezeclip_rounds_half_up_and_keeps_an_epoch_of_each(
-    flat_config, ratio, epochs, expected
-):
+def test_perfreezeclip_rounds_half_up_to_an_epoch_at_least(flat_config, ratio, epochs, expected):
     options = f'strategy="perfreezeclip" local-epochs={epochs} perfreezeclip.freeze-ratio={ratio}'
     plan = plans(flat_config, options + " num-rounds=2")[0]
     assert tuple(stage.epochs for stage in plan.stages) == expected
@@ -124,9 +120,7 @@ def test_perfreezeclip_with_ratio_0_or_1_has_one_stage(flat_config):
         assert [stage.layers for stage in plan.stages] == [layers]
 
 
-def test_perfreezeclip_bytes_are_those_of_phi_and_history_survives_rounds(
-    serial_run, read_csv, fits
-):
+def test_perfreezeclip_sends_phi_and_history_survives_rounds(serial_run, read_csv, fits):
     folder = serial_run(
         'strategy="perfreezeclip" num-rounds=3 local-epochs=2 fraction-train=1.0 '
         "perfreezeclip.final-round-full=false"
@@ -218,15 +212,12 @@ def test_per_sample_clipping_without_a_limit_is_ordinary_training(serial_run):
         np.testing.assert_allclose(clipped[key], value, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ('strategy="fedseq" fedseq.unfreeze-rounds="0,2,4" num-rounds=3', "1 of 3 parts stay froz"),
-        ('strategy="fedprox" prox-mu=0.0', "prox-mu = 0, so this is fedavg"),
-        ('strategy="fedfomo" fedfomo.models=0', "every client trains alone"),
-        ('strategy="perfreezeclip" perfreezeclip.freeze-ratio=1.0', "the body is never trained"),
-    ],
-)
+@pytest.mark.parametrize(("options", "said"), [
+    ('strategy="fedseq" fedseq.unfreeze-rounds="0,2,4" num-rounds=3', "1 of 3 parts stay froz"),
+    ('strategy="fedprox" prox-mu=0.0', "prox-mu = 0, so this is fedavg"),
+    ('strategy="fedfomo" fedfomo.models=0', "every client trains alone"),
+    ('strategy="perfreezeclip" perfreezeclip.freeze-ratio=1.0', "the body is never trained"),
+])  # fmt: skip
 def test_a_setting_that_leaves_a_method_without_effect_is_said(flat_config, capsys, options, said):
     plans(flat_config, options)
     out = capsys.readouterr().out

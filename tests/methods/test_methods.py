@@ -62,9 +62,7 @@ def test_documented(method):
     config.read(config.defaults() | {"strategy": method})
 
 
-def test_same_numbers_again_and_on_any_number_of_supernodes(
-    method, once, serial_run, tiny_npz, untimed_rounds
-):
+def test_same_numbers_on_any_supernodes(method, once, serial_run, tiny_npz, untimed_rounds):
     first, _ = once
     assert [row["round"] for row in training_rows(untimed_rounds(first))] == ["1", "2"]
     for other in [serial_run(options(method, tiny_npz), num_supernodes=n) for n in (2, 5)]:

@@ -48,9 +48,7 @@ def test_feddyn(small, serial_run, flat_config, fits, read_model):
 
 
 @pytest.mark.parametrize("privacy", ["", ' dp.mode="local" dp.clip-norm=0.1'])
-def test_feddyn_hbar_is_the_mean_memory_of_all_clients(
-    tiny_npz, serial_run, fits, strategy, privacy
-):
+def test_feddyn_hbar_is_the_mean_of_all_memory(tiny_npz, serial_run, fits, strategy, privacy):
     serial_run(tiny_npz, 'strategy="feddyn" num-rounds=5' + privacy)
     memories = {client.client: state for client, state, *_ in fits}
     means = {k: v for k, v in strategy[-1].state.items() if k.startswith("hbar/")}
@@ -133,9 +131,7 @@ def test_per_fedavg(small, serial_run, flat_config, read_model, mode):
 
 
 @pytest.mark.parametrize("personalize", ["step", "epoch"])
-def test_per_fedavg_personalizes_on_training_data(
-    small, serial_run, flat_config, read_model, read_rounds, personalize
-):
+def test_per_fedavg_tunes(small, serial_run, flat_config, read_model, read_rounds, personalize):
     options = f'strategy="perfedavg" perfedavg.personalize="{personalize}"'
     folder = serial_run(small, options)
     ref = reference(flat_config, small, options)

@@ -92,9 +92,7 @@ def test_server_data_leaves_what_clients_do_not_share(serial_run, read_model, wo
             serial_run(f'strategy="{method}" server-data=0.5')
 
 
-def test_what_the_server_trained_before_leaves_no_trace_but_its_model(
-    serial_run, read_model, monkeypatch
-):
+def test_what_the_server_trained_leaves_only_its_model(serial_run, read_model, monkeypatch):
     """A BatchNorm without momentum averages over the batches it has counted: those of one round.
 
     Of a run that is resumed, or whose clients are scored in this process, it has counted no others.

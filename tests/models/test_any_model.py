@@ -61,15 +61,12 @@ def test_a_model_declares_its_layers():
     assert found.keys_of(("middle:rest",)) == ("scale",)
 
 
-@pytest.mark.parametrize(
-    ("layers", "message"),
-    [
-        ({"a": ("left", "right"), "fc": "fc"}, "scale is in no layer"),
-        ({"a": "*", "fc": "fc"}, "fc.weight is in the layers a and fc"),
-        ({"a": "*", "fc": "fd"}, r"layer fc = \('fd',\): nothing in the model matches"),
-        ({"a-b": "*"}, 'layer "a-b": must be a word'),
-    ],
-)
+@pytest.mark.parametrize(("layers", "message"), [
+    ({"a": ("left", "right"), "fc": "fc"}, "scale is in no layer"),
+    ({"a": "*", "fc": "fc"}, "fc.weight is in the layers a and fc"),
+    ({"a": "*", "fc": "fd"}, r"layer fc = \('fd',\): nothing in the model matches"),
+    ({"a-b": "*"}, 'layer "a-b": must be a word'),
+])  # fmt: skip
 def test_layers_that_do_not_fit_the_model_are_refused(layers, message):
     model = Branches()
     model.layers = layers

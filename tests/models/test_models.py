@@ -73,13 +73,10 @@ def test_lenet5_has_fedcmds_parameters():
     assert count(model) == 62_050  # bn-stats local
 
 
-@pytest.mark.parametrize(
-    ("name", "tail"),
-    [
-        ("lenet5-1", {"fc1": 48_120, "classifier": 1_210}),
-        ("lenet5-3", {"fc1": 48_120, "fc2": 10_164, "fc3": 5_440, "classifier": 650}),
-    ],
-)
+@pytest.mark.parametrize(("name", "tail"), [
+    ("lenet5-1", {"fc1": 48_120, "classifier": 1_210}),
+    ("lenet5-3", {"fc1": 48_120, "fc2": 10_164, "fc3": 5_440, "classifier": 650}),
+])  # fmt: skip
 def test_lenet5_variants(name, tail):
     model = on_meta(name, (3, 32, 32), 10)
     assert per_layer(model) == {"conv1": 468, "conv2": 2_448} | tail
@@ -92,15 +89,12 @@ def test_conv4_parameters():
     assert per_layer(on_meta("conv4", (3, 32, 32), 100)) == {"conv1": first} | tail
 
 
-@pytest.mark.parametrize(
-    ("name", "total"),
-    [
-        ("mobilenet", 3_217_226),
-        ("resnet18", 11_173_962),
-        ("vgg16", 14_714_688 + 2_101_248 + 16_781_312 + 40_970),
-        ("vgg16-bn", 14_714_688 + 4_224 + 2_101_248 + 16_781_312 + 40_970),
-    ],
-)
+@pytest.mark.parametrize(("name", "total"), [
+    ("mobilenet", 3_217_226),
+    ("resnet18", 11_173_962),
+    ("vgg16", 14_714_688 + 2_101_248 + 16_781_312 + 40_970),
+    ("vgg16-bn", 14_714_688 + 4_224 + 2_101_248 + 16_781_312 + 40_970),
+])  # fmt: skip
 def test_known_totals(name, total):
     assert count(on_meta(name, (3, 32, 32), 10)) == total
 
@@ -113,14 +107,11 @@ def test_vgg_small_is_a_quarter_as_wide():
     assert [m.out_features for m in model.modules() if isinstance(m, nn.Linear)] == [512, 512, 10]
 
 
-@pytest.mark.parametrize(
-    ("name", "layers"),
-    [
-        ("mobilenet", ["conv1", *(f"block{i}" for i in range(1, 14)), "fc"]),
-        ("resnet18", ["conv1", *(f"block{i}" for i in range(1, 9)), "fc"]),
-        *((n, [*(f"conv{i}" for i in range(1, 14)), "fc1", "fc2", "fc3"]) for n in VGG),
-    ],
-)
+@pytest.mark.parametrize(("name", "layers"), [
+    ("mobilenet", ["conv1", *(f"block{i}" for i in range(1, 14)), "fc"]),
+    ("resnet18", ["conv1", *(f"block{i}" for i in range(1, 9)), "fc"]),
+    *((n, [*(f"conv{i}" for i in range(1, 14)), "fc1", "fc2", "fc3"]) for n in VGG),
+])  # fmt: skip
 def test_layer_names(name, layers):
     assert list(per_layer(on_meta(name, (3, 32, 32), 10))) == layers
 
@@ -275,22 +266,19 @@ def test_vgg_keeps_the_scale_of_its_features():
         assert 0.3 < model(x).std() < 3
 
 
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        (("lenet", (3, 32, 32), 10), ["unknown model 'lenet'", "nearest is 'lenet5'", *MODELS]),
-        (("ResNet-18", (3, 32, 32), 10), ["'ResNet-18'", "nearest is 'resnet18'"]),
-        (("", (3, 32, 32), 10), ["unknown model ''", *MODELS]),
-        (("cnn", (1, 7, 8), 10), ["'cnn'", "7x8", "smallest is 8x8"]),
-        (("cnn", (28, 28, 1), 10), ["'cnn'", "28x1", "smallest is 8x8"]),
-        (("vgg16", (3, 32, 31), 10), ["'vgg16'", "32x31", "smallest is 32x32"]),
-        (("vgg-small", (1, 28, 28), 10), ["'vgg-small'", "28x28", "smallest is 32x32"]),
-        (("resnet18", (1, 4, 4), 10), ["'resnet18'", "4x4", "smallest is 8x8"]),
-        (("cnn", (28, 28), 10), ["(channels, height, width)", "(28, 28)"]),
-        (("cnn", (0, 28, 28), 10), ["at least 1", "(0, 28, 28)"]),
-        (("cnn", (1, 28, 28), 1), ["classes must be at least 2", "got 1"]),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "parts"), [
+    (("lenet", (3, 32, 32), 10), ["unknown model 'lenet'", "nearest is 'lenet5'", *MODELS]),
+    (("ResNet-18", (3, 32, 32), 10), ["'ResNet-18'", "nearest is 'resnet18'"]),
+    (("", (3, 32, 32), 10), ["unknown model ''", *MODELS]),
+    (("cnn", (1, 7, 8), 10), ["'cnn'", "7x8", "smallest is 8x8"]),
+    (("cnn", (28, 28, 1), 10), ["'cnn'", "28x1", "smallest is 8x8"]),
+    (("vgg16", (3, 32, 31), 10), ["'vgg16'", "32x31", "smallest is 32x32"]),
+    (("vgg-small", (1, 28, 28), 10), ["'vgg-small'", "28x28", "smallest is 32x32"]),
+    (("resnet18", (1, 4, 4), 10), ["'resnet18'", "4x4", "smallest is 8x8"]),
+    (("cnn", (28, 28), 10), ["(channels, height, width)", "(28, 28)"]),
+    (("cnn", (0, 28, 28), 10), ["at least 1", "(0, 28, 28)"]),
+    (("cnn", (1, 28, 28), 1), ["classes must be at least 2", "got 1"]),
+])  # fmt: skip
 def test_errors_are_one_line_with_what_value_and_what_is_allowed(arguments, parts):
     with pytest.raises(ValueError) as caught:
         build(*arguments, seed=0)

@@ -96,9 +96,7 @@ def test_a_run_on_the_pretended_gpu_gives_the_same_numbers(options, serial_run, 
         assert (found / name).read_bytes() == (expected / name).read_bytes(), name
 
 
-def test_a_device_with_a_gpu_keeps_its_personalized_model(
-    flat_config, no_plots, make_npz, gpu, tmp_path
-):
+def test_a_device_with_a_gpu_keeps_its_model(flat_config, no_plots, make_npz, gpu, tmp_path):
     found = []
     for device in ("cpu", "cuda"):
         own, state = make_npz(tmp_path / f"{device}.npz"), tmp_path / device
@@ -113,19 +111,14 @@ def test_a_device_with_a_gpu_keeps_its_personalized_model(
     assert np.array_equal(*found)
 
 
-@pytest.mark.parametrize(
-    ("config", "stage", "waits"),
-    [
-        ("", {}, 0),
-        ('augment="crop-flip"', {"momentum": 0.9, "prox_mu": 0.1}, 0),
-        ('model="lenet5"', {"weight_decay": 0.1}, 0),
-        ("", {"clip": Clip(percentile=90, max_norm=1.0, mode="batch", history=100)}, 1),
-        ("", {"clip": Clip(percentile=90, max_norm=1.0, mode="sample", history=100)}, 1),
-    ],
-)
-def test_a_step_waits_for_its_gradient_norm_at_most(
-    config, stage, waits, flat_config, tiny_npz, gpu
-):
+@pytest.mark.parametrize(("config", "stage", "waits"), [
+    ("", {}, 0),
+    ('augment="crop-flip"', {"momentum": 0.9, "prox_mu": 0.1}, 0),
+    ('model="lenet5"', {"weight_decay": 0.1}, 0),
+    ("", {"clip": Clip(percentile=90, max_norm=1.0, mode="batch", history=100)}, 1),
+    ("", {"clip": Clip(percentile=90, max_norm=1.0, mode="sample", history=100)}, 1),
+])  # fmt: skip
+def test_a_step_waits_for_its_norm_at_most(config, stage, waits, flat_config, tiny_npz, gpu):
     with gpu:
         space = Workspace(read(flat_config(tiny_npz, config, 'device="cuda"')))
         trainer, data, counts = space.trainer, space.samples(0, "train"), []

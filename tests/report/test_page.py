@@ -227,17 +227,14 @@ def test_reading_takes_the_last_evaluation_alone(folder, read_csv):
     assert RunFiles.read(folder).clients == [row for row in rows if row["round"] == "3"]
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "most", "whole", "expected"),
-    [
-        (0, 1, 6, False, [0, 0.2, 0.4, 0.6, 0.8, 1]),
-        (0.05, 0.31, 5, False, [0.1, 0.2, 0.3]),
-        (1, 3, 7, True, [1, 2, 3]),
-        (0, 999, 6, True, [0, 200, 400, 600, 800]),
-        (-3, 14, 5, False, [0, 5, 10]),
-        (2, 2, 5, False, [2]),
-    ],
-)
+@pytest.mark.parametrize(("low", "high", "most", "whole", "expected"), [
+    (0, 1, 6, False, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+    (0.05, 0.31, 5, False, [0.1, 0.2, 0.3]),
+    (1, 3, 7, True, [1, 2, 3]),
+    (0, 999, 6, True, [0, 200, 400, 600, 800]),
+    (-3, 14, 5, False, [0, 5, 10]),
+    (2, 2, 5, False, [2]),
+])  # fmt: skip
 def test_axes_have_round_numbers(low, high, most, whole, expected):
     assert steps(low, high, most, whole) == pytest.approx(expected)
 

@@ -290,19 +290,10 @@ def test_clock(seconds, text):
     assert clock(seconds) == text
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (999.6, "1 kB"),
-        (999_499, "999 kB"),
-        (999_500, "1 MB"),
-        (1_234_567, "1.23 MB"),
-        (45e9, "45 GB"),
-        (10**30, "1e+12 EB"),
-    ],
-)
+@pytest.mark.parametrize(("value", "text"), [
+    (0, "0 B"), (999, "999 B"), (999.6, "1 kB"), (999_499, "999 kB"), (999_500, "1 MB"),
+    (1_234_567, "1.23 MB"), (45e9, "45 GB"), (10**30, "1e+12 EB"),
+])  # fmt: skip
 def test_human_bytes(value, text):
     assert human_bytes(value) == text
 
@@ -532,9 +523,7 @@ def test_the_best_round_of_an_accuracy_that_a_method_declares(tmp_path, declare)
     assert summary["accuracy_toy"] is None
 
 
-def test_a_figure_has_a_curve_and_a_line_in_the_summary_if_it_has_a_label(
-    tmp_path, declare, capsys
-):
+def test_a_figure_with_a_label_has_a_curve_and_a_summary_line(tmp_path, declare, capsys):
     declare(figure("toy", label="as a toy", of_metric=True), figure("other", of_metric=True))
     report, results = make_report(tmp_path, num_rounds=2), make_results()
     for result in results:

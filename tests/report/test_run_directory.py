@@ -130,9 +130,7 @@ def check_left(folder, stopped, read_summary, read_rounds):
     assert len(load_file(folder / "model.safetensors")) > 0
 
 
-def test_a_run_that_is_interrupted_leaves_what_it_has(
-    interrupted, tmp_path, read_summary, read_rounds, capsys
-):
+def test_a_run_leaves_what_it_has(interrupted, tmp_path, read_summary, read_rounds, capsys):
     def interrupt():
         raise KeyboardInterrupt
 
@@ -156,9 +154,7 @@ def test_so_does_one_that_fails(interrupted, no_plots, tmp_path, read_summary, r
     assert capsys.readouterr().out.splitlines()[-1] == f"stopped after round 2 of 4, see {folder}"
 
 
-def test_the_model_is_that_of_the_last_round(
-    interrupted, serial_run, tiny_npz, tmp_path, read_summary, read_rounds
-):
+def test_last_model_is_kept(interrupted, serial_run, tiny_npz, tmp_path, read_summary, read_rounds):
     with pytest.raises(ZeroDivisionError):
         interrupted(lambda: 1 / 0)
     stopped = "ZeroDivisionError: division by zero"
@@ -169,9 +165,7 @@ def test_the_model_is_that_of_the_last_round(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_process_that_is_told_to_end_does_so_afterwards(
-    number, interrupted, no_plots, tmp_path, read_summary, read_rounds
-):
+def test_it_ends_as_it_is_told(number, interrupted, no_plots, tmp_path, read_summary, read_rounds):
     """By another process, or because its terminal was closed."""
     before = signal.signal(number, signal.SIG_DFL)
     try:
@@ -203,9 +197,7 @@ def test_the_signal_goes_on_to_flowers_own_handler(number, interrupted, no_plots
     assert seen == [(number, True)] and exit_.value.code == 0
 
 
-def test_flowers_end_of_a_simulation_waits_for_what_it_leaves(
-    interrupted, no_plots, tmp_path, read_summary, read_rounds
-):
+def test_flowers_end_waits_for_the_rest(interrupted, no_plots, tmp_path, read_summary, read_rounds):
     """There the run has a thread of its own, and the main thread gets the signals."""
     there, ended = threading.Event(), threading.Event()
 
@@ -230,9 +222,7 @@ def test_flowers_end_of_a_simulation_waits_for_what_it_leaves(
     stopping.check()
 
 
-def test_what_cannot_be_written_keeps_nothing_else_from_it(
-    serial_run, tiny_npz, tmp_path, monkeypatch, read_summary
-):
+def test_what_fails_keeps_nothing_else(serial_run, tiny_npz, tmp_path, monkeypatch, read_summary):
     folder, create = tmp_path / "runs" / "x", Report.create
 
     def and_block(*arguments):
@@ -274,17 +264,14 @@ def test_versions_and_command_are_there_from_the_start(interrupted, no_plots, tm
     assert about["command"] == command(sys.orig_argv)
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (
-            ["/v/bin/python", "-m", "fedapps.serial", "--run-config", 'strategy="fedper" lr=0.1'],
-            """python -m fedapps.serial --run-config 'strategy="fedper" lr=0.1'""",
-        ),
-        (["/v/bin/python", "/v/bin/flwr-serverapp", "--token", "secret"], "flwr-serverapp"),
-        (["/v/bin/flower-superexec", "--auth", "secret"], "flower-superexec"),
-        ([], ""),
-    ],
-)
+@pytest.mark.parametrize(("words", "text"), [
+    (
+        ["/v/bin/python", "-m", "fedapps.serial", "--run-config", 'strategy="fedper" lr=0.1'],
+        """python -m fedapps.serial --run-config 'strategy="fedper" lr=0.1'""",
+    ),
+    (["/v/bin/python", "/v/bin/flwr-serverapp", "--token", "secret"], "flwr-serverapp"),
+    (["/v/bin/flower-superexec", "--auth", "secret"], "flower-superexec"),
+    ([], ""),
+])  # fmt: skip
 def test_the_command_is_told_without_flowers_tokens(words, text):
     assert command(words) == text

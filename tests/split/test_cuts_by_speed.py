@@ -129,9 +129,7 @@ def speechless(monkeypatch):
 THREE = 'strategy="fedfc" fedfc.cuts="auto" num-clients=3 num-rounds=1 fraction-train=1.0'
 
 
-def test_a_client_that_cannot_answer_costs_itself_the_question(
-    serial_run, tiny_npz, read_csv, read_rounds, speechless
-):
+def test_who_cannot_answer_is_not_asked(serial_run, tiny_npz, read_csv, read_rounds, speechless):
     """All are on one SuperNode; each traceback is in the log once."""
     folder = serial_run(tiny_npz, THREE)
     events = read_csv(folder, "events.csv")
@@ -147,9 +145,7 @@ def test_a_client_that_cannot_answer_costs_itself_the_question(
     assert "client 1, layer-seconds failed" in text
 
 
-def test_a_serial_run_that_does_not_keep_going_ends_with_what_a_client_raised(
-    flat_config, tiny_npz, no_plots, speechless
-):
+def test_a_serial_run_may_end_with_a_clients_error(flat_config, tiny_npz, no_plots, speechless):
     line = "^client 1, layer-seconds: RuntimeError: no\nluck$"
     with pytest.raises(ClientError, match=line) as caught:
         run_serial(flat_config(tiny_npz, THREE), keep_going=False)

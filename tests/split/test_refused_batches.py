@@ -84,9 +84,7 @@ def test_what_is_refused_is_one_of_two_that_would_have_counted(begun):
     ("options", "failed", "parts"),
     [(METHODS[0], [0, 1, 2], 1), ('strategy="sflv1" sflv1.sync="round"', [BAD], 3)],
 )
-def test_clients_fail_whose_part_of_the_server_has_diverged(
-    options, failed, parts, begun, monkeypatch
-):
+def test_diverged_parts_of_the_server_fail_clients(options, failed, parts, begun, monkeypatch):
     """Each part is examined once, however many clients share it."""
     strategy, examined, is_finite = begun(options), [], ServerPart.is_finite
     monkeypatch.setattr(

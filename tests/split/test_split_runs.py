@@ -20,9 +20,7 @@ from tests.support.split_float64 import SPLIT
 from tests.support.split_rounds import let_time_pass
 
 
-def test_bytes_are_labels_and_features_up_and_gradients_down(
-    serial_run, tiny_npz, read_rounds, workspace_of
-):
+def test_bytes_are_labels_features_and_gradients(serial_run, tiny_npz, read_rounds, workspace_of):
     """Labels are int64, fc1 of the cnn has 512 outputs; weights travel in Flower's message."""
     folder = serial_run(
         f'{tiny_npz} strategy="fedfc" fedfc.cuts="3,2,3" num-clients=3 fraction-train=1.0 '
@@ -41,9 +39,7 @@ def test_bytes_are_labels_and_features_up_and_gradients_down(
     assert row["bytes_up"] == sum(weights) + sum(smashed) + 2 * 8 * sum(sizes)
 
 
-def test_layers_that_are_handed_on_are_bytes_of_each_client(
-    serial_run, tiny_npz, read_rounds, workspace_of
-):
+def test_layers_handed_on_are_bytes_of_each_client(serial_run, tiny_npz, read_rounds, workspace_of):
     """Every client receives and sends the layers before the cut; fc1 has 512 outputs."""
     folder = serial_run(
         f'{tiny_npz} strategy="splitlearning" splitlearning.cut=3 num-clients=3 '
@@ -69,9 +65,7 @@ def test_costs_are_those_of_training_the_whole_model(serial_run, tiny_npz, read_
 
 
 @pytest.mark.parametrize("name", SPLIT)
-def test_a_lone_sample_is_skipped_though_the_server_has_the_batch_norm(
-    serial_run, tiny_npz, read_rounds, name
-):
+def test_a_lone_sample_is_skipped_for_the_servers_norm(serial_run, tiny_npz, read_rounds, name):
     """conv4 ends on a map of one pixel: 45 samples over 44 leave one, as in FedAvg."""
     base = 'model="conv4" num-clients=2 partitioner="iid" fraction-train=1.0 num-rounds=1'
     more = "batch-size=44 finetune-epochs=0 evaluate-clients=1"
@@ -86,9 +80,7 @@ def test_a_lone_sample_is_skipped_though_the_server_has_the_batch_norm(
     assert events[0].count("skipped") == 2
 
 
-def test_where_nobody_can_train_all_layers_stay_as_they_are(
-    serial_run, tiny_npz, read_model, workspace_of
-):
+def test_where_nobody_can_train_nothing_changes(serial_run, tiny_npz, read_model, workspace_of):
     """Batches of one sample, and a BatchNorm that needs two."""
     options = 'strategy="fedfc" fedfc.cuts="2" model="conv4" batch-size=1 num-rounds=1'
     folder = serial_run(tiny_npz, options, "finetune-epochs=0")
@@ -122,27 +114,24 @@ def test_a_client_that_is_lost_on_the_channel_is_not_averaged(
     assert event["detail"] == "sent nothing in 0.75 s (step-timeout)"
 
 
-@pytest.mark.parametrize(
-    ("bad", "says"),
-    [
-        ('strategy="fedfc" fedfc.cuts="1,2"', 'fedfc.cuts = "1,2": must be one number, one for'),
-        ('strategy="fedfc" fedfc.cuts="4"', "fedfc.cuts = 4: must be from 1 to 3"),
-        ('strategy="sflv1" sflv1.cut=9', "sflv1.cut = 9: must be from 1 to 3"),
-        ('strategy="sflv2" bn-stats="local" model="lenet5"', 'needs bn-stats = "shared"'),
-        ('strategy="fedfc" prox-mu=0.1', "does not support prox-mu"),
-        (
-            'strategy="fedfc" channel-nodes=2',
-            "channel-nodes = 2: 2 SuperNodes must work at the same time, but 1 can",
-        ),
-        ('strategy="fedfc" channel-nodes=3', "'num-supernodes=3 client-resources-num-cpus=1 init"),
-        ('strategy="fedfc" channel-address="nowhere"', 'channel-address = "nowhere"'),
-        ('strategy="fedfc" fedfc.cuts="1,2,99"', "fedfc.cuts = 99: must be from 1 to 3"),
-        ('strategy="fedfc" channel-address="127.0.0.1:99999"', "must be host:port"),
-        ('strategy="fedfc" channel-address="0.0.0.0:0"', "needs channel-reach"),
-        ('strategy="fedfc" channel-tls="here"', 'channel-tls = "here": must be absolute'),
-        ('strategy="fedfc" channel-tls="/nowhere"', "has no server.crt"),
-    ],
-)
+@pytest.mark.parametrize(("bad", "says"), [
+    ('strategy="fedfc" fedfc.cuts="1,2"', 'fedfc.cuts = "1,2": must be one number, one for'),
+    ('strategy="fedfc" fedfc.cuts="4"', "fedfc.cuts = 4: must be from 1 to 3"),
+    ('strategy="sflv1" sflv1.cut=9', "sflv1.cut = 9: must be from 1 to 3"),
+    ('strategy="sflv2" bn-stats="local" model="lenet5"', 'needs bn-stats = "shared"'),
+    ('strategy="fedfc" prox-mu=0.1', "does not support prox-mu"),
+    (
+        'strategy="fedfc" channel-nodes=2',
+        "channel-nodes = 2: 2 SuperNodes must work at the same time, but 1 can",
+    ),
+    ('strategy="fedfc" channel-nodes=3', "'num-supernodes=3 client-resources-num-cpus=1 init"),
+    ('strategy="fedfc" channel-address="nowhere"', 'channel-address = "nowhere"'),
+    ('strategy="fedfc" fedfc.cuts="1,2,99"', "fedfc.cuts = 99: must be from 1 to 3"),
+    ('strategy="fedfc" channel-address="127.0.0.1:99999"', "must be host:port"),
+    ('strategy="fedfc" channel-address="0.0.0.0:0"', "needs channel-reach"),
+    ('strategy="fedfc" channel-tls="here"', 'channel-tls = "here": must be absolute'),
+    ('strategy="fedfc" channel-tls="/nowhere"', "has no server.crt"),
+])  # fmt: skip
 def test_bad_input_ends_the_run_in_one_line(serial_run, tiny_npz, bad, says):
     with pytest.raises(RunError) as caught:
         serial_run(tiny_npz, bad, "num-clients=3", num_supernodes=2)

@@ -22,11 +22,9 @@ from tests.support import ROOT
 FOLDER = ROOT / ".flower-matrix"
 LOCK = ROOT / "requirements.lock"
 TESTS = (
-    "core/test_flower_changes.py",
-    "core/test_flower_imports.py",
-    "apps/test_flower.py",
+    "core/test_flower_changes.py", "core/test_flower_imports.py", "apps/test_flower.py",
     "methods/test_methods.py",
-)
+)  # fmt: skip
 EXTRAS = "[dp,simulation]"
 NAMES = ("locked", "newest", "nightly")
 

@@ -1,11 +1,12 @@
 """Runs that are killed at random instants and resumed: are they as if they had not been killed?
 
-    python -m tests.support.killed FOLDER KILLS METHOD...
+    python -m tests.support.killed FOLDER KILLS METHOD[@KIND]...
 
-For each method one run goes through, and one is killed with SIGKILL, so many times, just before a
-file operation below its directory or a training, and resumed each time. What is printed is a line
-of JSON for each method: what differs ([]: nothing) and where it was killed. It is a process of its
-own because it forks, which a process that has used gRPC or Ray must not.
+For each method, on images or on a kind of tests.support.kinds, one run goes through, and one is
+killed with SIGKILL, so many times, just before a file operation below its directory or a training,
+and resumed each time. What is printed is a line of JSON for each method: what differs ([]: nothing)
+and where it was killed. It is a process of its own because it forks, which a process that has used
+gRPC or Ray must not.
 """
 
 import csv
@@ -25,6 +26,7 @@ from fedapps.core import config, log
 from fedapps.report.report import Report
 from fedapps.serial import run_serial
 from fedapps.training.trainer import Trainer
+from tests.support import kinds
 
 BASE = (
     'partitioner="dirichlet" alpha=1.0 num-clients=4 min-samples=4 model="lenet5" num-rounds=6 '
@@ -138,11 +140,11 @@ def stored(run: Path) -> list[Path]:
 
 def check(folder: Path, method: str, kills: int) -> dict[str, object]:
     """Run one method through, and once with kills; return what differs and where it was killed."""
-    draws = random.Random(method)
-    folders = f'runs-dir="{folder}" dataset="{data(folder)}" strategy="{method}"'
-    options = [BASE, folders, OWN.get(method, "")]
-    whole, killed = folder / method, folder / f"{method}-killed"
-    instants = in_child([*options, f'run-name="{method}"'], whole)
+    draws, (name, _, kind) = random.Random(method), method.partition("@")
+    samples = kinds.options(folder, kind) if kind else f'dataset="{data(folder)}"'
+    options = [BASE, samples, f'runs-dir="{folder}" strategy="{name}"', OWN.get(name, "")]
+    whole, killed = (folder / (name + kind + end) for end in ("", "-killed"))
+    instants = in_child([*options, f'run-name="{whole.name}"'], whole)
     first, resumed = [*options, f'run-name="{killed.name}"'], [f'resume="{killed}"']
     places = []
     while len(places) < kills:

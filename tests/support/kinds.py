@@ -7,12 +7,9 @@ import numpy as np
 TRAIN, TEST = 60, 20
 STEPS, FEATURES, TOKENS, LABELS, CLASSES = 6, 5, 7, 4, 3
 MODELS = {
-    "table": "mlp",
-    "series": "gru",
-    "tokens": "transformer-tiny",
-    "regression": "mlp",
+    "table": "mlp", "series": "gru", "tokens": "transformer-tiny", "regression": "mlp",
     "multilabel": "mlp",
-}
+}  # fmt: skip
 TASKS = dict.fromkeys(MODELS, "classification") | {
     name: name for name in ("tokens", "regression", "multilabel")
 }
@@ -24,6 +21,14 @@ METHODS = (  # which learn nothing without classes
     "sflv2",
     "splitlearning",
 )
+
+SOME = {  # a method for each kind, together with and without states of clients, and split
+    "table": "sflv2",
+    "series": "fedcmd",
+    "tokens": "fedala",
+    "regression": "apfl",
+    "multilabel": "fedbabu",
+}
 
 
 def arrays(kind: str) -> tuple[np.ndarray, np.ndarray]:
@@ -49,12 +54,9 @@ def write(folder: Path, kind: str) -> Path:
     path = folder / f"{kind}.npz"
     folder.mkdir(parents=True, exist_ok=True)
     np.savez(
-        path,
-        train_inputs=inputs[:TRAIN],
-        train_targets=targets[:TRAIN],
-        test_inputs=inputs[TRAIN:],
-        test_targets=targets[TRAIN:],
-    )
+        path, train_inputs=inputs[:TRAIN], train_targets=targets[:TRAIN],
+        test_inputs=inputs[TRAIN:], test_targets=targets[TRAIN:],
+    )  # fmt: skip
     return path
 
 

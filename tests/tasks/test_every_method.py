@@ -56,9 +56,7 @@ def test_every_method_learns_or_says_why_not(method, kind, tmp_path, serial_run,
         task.check_counts(counts, len(made.make(0).test_data[1]))
 
 
-def test_the_tables_have_what_scikit_learn_computes_from_the_predictions(
-    tmp_path, serial_run, read_csv
-):
+def test_the_tables_have_what_scikit_learn_computes(tmp_path, serial_run, read_csv):
     """Regression: every client's row, the means, the spread and the samples together."""
     folder = serial_run(
         kinds.options(tmp_path, "regression"), SHORT, 'strategy="fedavg" finetune-epochs=0'
@@ -85,9 +83,7 @@ def test_the_tables_have_what_scikit_learn_computes_from_the_predictions(
     assert row["share_hurt"] == 0.0
 
 
-def test_a_run_keeps_the_round_with_the_least_error_and_says_its_task(
-    tmp_path, serial_run, read_csv, read_summary
-):
+def test_a_run_keeps_the_round_of_the_least_error(tmp_path, serial_run, read_csv, read_summary):
     folder = serial_run(
         kinds.options(tmp_path, "regression"),
         'strategy="fedper" num-rounds=6 lr=0.2 patience=2 keep-best=true evaluate-on="validation"',

@@ -15,11 +15,9 @@ from fedapps.tasks import TASKS, task_for
 N, C, L, T = 40, 5, 4, 6
 TABLE, TEXT = Spec((3,)), Spec((T,), WHOLE, 9)
 TARGETS = {
-    "classification": label_spec(C),
-    "regression": Spec((2,)),
-    "multilabel": Spec((L,), WHOLE, 2),
+    "classification": label_spec(C), "regression": Spec((2,)), "multilabel": Spec((L,), WHOLE, 2),
     "tokens": Spec((T,), WHOLE, C),
-}
+}  # fmt: skip
 
 
 def samples(name, size=N, seed=0):
@@ -114,17 +112,11 @@ def test_counts_have_the_declared_sizes_and_pass_their_checks(name):
         task.check_counts(counts, N + 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "changed"),
-    [
-        ("classification", {"right": +1}),
-        ("classification", {"predicted": +1}),
-        ("multilabel", {"found": +N}),
-        ("multilabel", {"right": +1}),
-        ("regression", {"absolute": 1e3}),
-        ("tokens", {"right": +N * T}),
-    ],
-)
+@pytest.mark.parametrize(("name", "changed"), [
+    ("classification", {"right": +1}), ("classification", {"predicted": +1}),
+    ("multilabel", {"found": +N}), ("multilabel", {"right": +1}), ("regression", {"absolute": 1e3}),
+    ("tokens", {"right": +N * T}),
+])  # fmt: skip
 def test_counts_that_cannot_be_are_refused(name, changed):
     counts = dict(TASKS[name].count(*samples(name)))
     for key, more in changed.items():
@@ -171,15 +163,12 @@ def test_the_task_is_found_by_the_targets(name):
     assert task_for("auto", inputs, TARGETS[name], "own") is TASKS[name]
 
 
-@pytest.mark.parametrize(
-    ("name", "targets", "line"),
-    [
-        ("classification", Spec(()), "targets must be labels, integers [N]; own has float32 [N]"),
-        ("multilabel", label_spec(3), "targets must be truth values, booleans or 0 and 1"),
-        ("tokens", label_spec(3), "targets must be tokens, integers [N, T] for inputs of T steps"),
-        ("regression", Spec((2, 2)), "targets must be numbers [N], [N, F], or [N, T, F]"),
-    ],
-)
+@pytest.mark.parametrize(("name", "targets", "line"), [
+    ("classification", Spec(()), "targets must be labels, integers [N]; own has float32 [N]"),
+    ("multilabel", label_spec(3), "targets must be truth values, booleans or 0 and 1"),
+    ("tokens", label_spec(3), "targets must be tokens, integers [N, T] for inputs of T steps"),
+    ("regression", Spec((2, 2)), "targets must be numbers [N], [N, F], or [N, T, F]"),
+])  # fmt: skip
 def test_targets_that_do_not_fit_are_one_line(name, targets, line):
     with pytest.raises(RunError) as caught:
         task_for(name, TABLE, targets, "own")

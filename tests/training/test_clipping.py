@@ -29,14 +29,10 @@ def clip(percentile=90.0, max_norm=None, mode="batch", history=10_000) -> Clip:
 
 
 @given(
-    st.integers(0, 2**32 - 1),
-    st.floats(0, 100, exclude_max=True),
-    st.one_of(st.none(), st.floats(0.1, 5)),
-    st.integers(1, 1200),
-)
-def test_threshold_is_numpys_percentile_over_a_thousand_random_steps(
-    seed, percentile, limit, history
-):
+    st.integers(0, 2**32 - 1), st.floats(0, 100, exclude_max=True),
+    st.one_of(st.none(), st.floats(0.1, 5)), st.integers(1, 1200),
+)  # fmt: skip
+def test_threshold_is_numpys_percentile_over_a_thousand_steps(seed, percentile, limit, history):
     norms = np.random.default_rng(seed).lognormal(size=1000)
     threshold = Threshold(clip(percentile, limit, history=history))
     found = [threshold.after(norm) for norm in norms]
@@ -196,19 +192,16 @@ def weight_by_hand(model):
     return Objective(forward=lambda m, x, layers: linear(m.a(x), m.b.weight))
 
 
-@pytest.mark.parametrize(
-    ("make", "what"),
-    [
-        (beside, "the objective has parameters beside the model"),
-        (two_gradients, "a step has gradients of more than one loss"),
-        (gradient_before, "a step has gradients of more than one loss"),
-        (mirrored, "a step runs a Conv2d twice"),
-        (head_twice, "a step runs a Linear twice"),
-        (penalty, "the loss uses weights outside of their layer, such as in a penalty"),
-        (penalty_on_a_bias, "the loss uses weights outside of their layer, such as in a penalty"),
-        (weight_by_hand, "the loss uses weights outside of their layer, such as in a penalty"),
-    ],
-)
+@pytest.mark.parametrize(("make", "what"), [
+    (beside, "the objective has parameters beside the model"),
+    (two_gradients, "a step has gradients of more than one loss"),
+    (gradient_before, "a step has gradients of more than one loss"),
+    (mirrored, "a step runs a Conv2d twice"),
+    (head_twice, "a step runs a Linear twice"),
+    (penalty, "the loss uses weights outside of their layer, such as in a penalty"),
+    (penalty_on_a_bias, "the loss uses weights outside of their layer, such as in a penalty"),
+    (weight_by_hand, "the loss uses weights outside of their layer, such as in a penalty"),
+])  # fmt: skip
 def test_sample_mode_refuses_a_step_whose_gradients_would_be_wrong(make, what):
     """In batch mode the same step is right, so it trains."""
     model = small()
@@ -221,17 +214,12 @@ def test_sample_mode_refuses_a_step_whose_gradients_would_be_wrong(make, what):
     assert trainer.train(images_of(), (stage,), DRAW, make(model)).batches
 
 
-@pytest.mark.parametrize(
-    ("conv", "what"),
-    [
-        ({"padding_mode": "circular"}, "padding_mode=circular"),
-        ({"padding_mode": "reflect"}, "padding_mode=reflect"),
-        ({"groups": 2}, "groups=2"),
-    ],
-)
-def test_a_stage_with_a_convolution_that_sample_mode_does_not_know_is_refused_at_the_start(
-    conv, what
-):
+@pytest.mark.parametrize(("conv", "what"), [
+    ({"padding_mode": "circular"}, "padding_mode=circular"),
+    ({"padding_mode": "reflect"}, "padding_mode=reflect"),
+    ({"groups": 2}, "groups=2"),
+])  # fmt: skip
+def test_a_convolution_that_sample_mode_does_not_know_is_refused(conv, what):
     trainer = trainer_of(small(**conv))
     text = f'^clip-mode = "sample": a trained layer has Conv2d with {what}; use "batch"$'
     with pytest.raises(ValueError, match=text):

@@ -98,11 +98,9 @@ def test_nearest_template_by_brute_force(train, test, classes, width, seed):
     where = torch.arange(train + test).reshape(-1, 1)
 
     accuracy = nearest_template(
-        on_features(features),
-        ("body",),
-        (where[:train], torch.from_numpy(labels)),
+        on_features(features), ("body",), (where[:train], torch.from_numpy(labels)),
         (where[train:], torch.from_numpy(asked)),
-    )
+    )  # fmt: skip
 
     predicted, close = brute_force(features[:train], labels, features[train:])
     assert accuracy == pytest.approx((predicted == asked).mean(), abs=1e-12 + close / test)
@@ -221,9 +219,7 @@ def single(flat):
     return [client for client, share in parts if len(share.test) == 1]
 
 
-def test_a_single_sample_that_a_batchnorm_cannot_normalise_is_refused_before_the_run(
-    serial_run, flat_config, read_csv, monkeypatch
-):
+def test_a_lone_sample_for_batchnorm_is_refused(serial_run, flat_config, read_csv, monkeypatch):
     """Left out of the check, torch fails for exactly the clients that it is about."""
     few = single(flat_config(LONE))
     assert 0 < len(few) < 20

@@ -529,18 +529,15 @@ def test_batch_statistics_of_one_value_are_skipped_in_frozen_layers_too(trained)
 # Cached prefix --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "trained", "cached"),
-    [
-        ("cnn", "fc2", "conv1 conv2 fc1"),
-        ("cnn", "fc1 fc2", "conv1 conv2"),
-        ("lenet5", "classifier", "conv1 conv2 fc1 fc2"),
-        ("lenet5", "fc1 classifier", "conv1 conv2"),
-        ("lenet5", "conv2 fc2", "conv1"),
-        ("lenet5", "conv1 classifier", ""),
-        ("mobilenet", "fc", " ".join(["conv1", *(f"block{i}" for i in range(1, 14))])),
-    ],
-)
+@pytest.mark.parametrize(("name", "trained", "cached"), [
+    ("cnn", "fc2", "conv1 conv2 fc1"),
+    ("cnn", "fc1 fc2", "conv1 conv2"),
+    ("lenet5", "classifier", "conv1 conv2 fc1 fc2"),
+    ("lenet5", "fc1 classifier", "conv1 conv2"),
+    ("lenet5", "conv2 fc2", "conv1"),
+    ("lenet5", "conv1 classifier", ""),
+    ("mobilenet", "fc", " ".join(["conv1", *(f"block{i}" for i in range(1, 14))])),
+])  # fmt: skip
 def test_a_cached_prefix_changes_nothing_but_the_work(name, trained, cached):
     data = samples(20, (1, 8, 8), 4)
     part = stage(trained.split(), 3, momentum=0.5, weight_decay=1e-3)

@@ -395,20 +395,17 @@ def arrays_2(content, added=(), removed=()):
 MISSING, NONE = "arrays missing or not asked for: ", "the reply has no result of this client"
 
 
-@pytest.mark.parametrize(
-    ("change", "cause"),
-    [
-        (partial(arrays_2, removed=["a.w"]), f"{MISSING}a.w"),
-        (partial(arrays_2, removed=["c.scale"]), f"{MISSING}c.scale"),
-        (partial(arrays_2, removed=["a.w"], added=[("z.w", "a.w")]), "unknown array z.w"),
-        (partial(arrays_2, added=[("b.w", "b.w")]), f"{MISSING}b.w"),
-        (partial(arrays_2, added=[("b.mean", "b.mean")]), f"{MISSING}b.mean"),
-        (lambda content: content["arrays-2"].clear(), f"{MISSING}a.b, a.w, c.scale"),
-        (lambda content: content.pop("arrays-2"), NONE),
-        (lambda content: content.pop("metrics-2"), NONE),
-        (lambda content: content.update({"arrays-2": ConfigRecord({"a": 1})}), NONE),
-    ],
-)
+@pytest.mark.parametrize(("change", "cause"), [
+    (partial(arrays_2, removed=["a.w"]), f"{MISSING}a.w"),
+    (partial(arrays_2, removed=["c.scale"]), f"{MISSING}c.scale"),
+    (partial(arrays_2, removed=["a.w"], added=[("z.w", "a.w")]), "unknown array z.w"),
+    (partial(arrays_2, added=[("b.w", "b.w")]), f"{MISSING}b.w"),
+    (partial(arrays_2, added=[("b.mean", "b.mean")]), f"{MISSING}b.mean"),
+    (lambda content: content["arrays-2"].clear(), f"{MISSING}a.b, a.w, c.scale"),
+    (lambda content: content.pop("arrays-2"), NONE),
+    (lambda content: content.pop("metrics-2"), NONE),
+    (lambda content: content.update({"arrays-2": ConfigRecord({"a": 1})}), NONE),
+])  # fmt: skip
 def test_wrong_names_drop_exactly_their_client(change, cause):
     assert unpack_with(change) == ([1, 3], [Failure(2, cause)])
 
@@ -474,15 +471,12 @@ def test_without_presum_a_client_weighs_its_samples_whatever_it_says():
         assert not failures and updates[0].weight == 11.0
 
 
-@pytest.mark.parametrize(
-    ("reason", "cause"),
-    [
-        ("Traceback\n  File x\nMemoryError: out of memory", "MemoryError: out of memory"),
-        ("  \n ", "no reason given"),
-        (None, "no reason given"),
-        ("x" * 5000, "x" * 300),
-    ],
-)
+@pytest.mark.parametrize(("reason", "cause"), [
+    ("Traceback\n  File x\nMemoryError: out of memory", "MemoryError: out of memory"),
+    ("  \n ", "no reason given"),
+    (None, "no reason given"),
+    ("x" * 5000, "x" * 300),
+])  # fmt: skip
 def test_an_error_reply_fails_all_clients_of_the_message(reason, cause):
     requests = make_requests([1, 2])
     reply = Message(Error(1, reason), reply_to=send(requests))

@@ -117,9 +117,7 @@ class Dying(SerialGrid):
         connected._channel.close()
 
 
-def test_a_supernode_that_died_is_given_up_after_the_grace_time(
-    serial_run, tiny_npz, read_csv, read_rounds, monkeypatch
-):
+def test_a_dead_supernode_is_given_up(serial_run, tiny_npz, read_csv, read_rounds, monkeypatch):
     """Its message is never answered; the run does not wait for the end of round-timeout."""
     monkeypatch.setattr(split, "REPLY_TIME", 0.3)
     monkeypatch.setattr(serial_grid, "SerialGrid", Dying)

@@ -70,9 +70,7 @@ def test_a_run_in_which_all_clients_fail_ends(serial_run, tiny_npz, monkeypatch)
         "splitlearning",
     ],
 )  # fmt: skip
-def test_a_client_whose_features_would_ruin_the_server_costs_itself(
-    serial_run, tiny_npz, read_csv, read_model, monkeypatch, method
-):
+def test_ruinous_features_cost_one(serial_run, tiny_npz, read_csv, read_model, monkeypatch, method):
     """Features of +-1e6 with random labels: finite, below max-value, and far from what can be."""
     loss, draws = SplitClient.loss, torch.Generator().manual_seed(0)
 

@@ -197,9 +197,7 @@ def test_a_frame_beyond_the_limit_breaks_its_stream_only():
         small.connection.close()
 
 
-def test_a_run_with_tls_is_the_run_without(
-    serial_run, tiny_npz, untimed_rounds, tmp_path, monkeypatch
-):
+def test_tls_changes_no_number(serial_run, tiny_npz, untimed_rounds, tmp_path, monkeypatch):
     secure, made = [], ChannelServer.__post_init__
     monkeypatch.setattr(
         ChannelServer, "__post_init__", lambda server: (secure.append(server.tls), made(server))[1]
