@@ -34,6 +34,8 @@ from fedapps.training.run_data import RunData
 from fedapps.training.workspace import Workspace
 
 FILE = "personalized.safetensors"
+# The errors that a broken file or a stranger's header cause.
+_UNREADABLE = (OSError, SafetensorError, LookupError, TypeError, RuntimeError, ValueError, RunError)
 
 
 class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
@@ -146,9 +148,7 @@ def load(path: Path) -> Personalized:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         module = _module(about, sum(value.numel() for value in tensors.values()))
         module.load_state_dict(tensors)
-    except (OSError, SafetensorError, LookupError, TypeError, RuntimeError, ValueError) as error:
-        raise RunError(f"{path}: cannot be read ({one_line(str(error))})") from error
-    except RunError as error:  # of settings and targets that a stranger wrote
+    except _UNREADABLE as error:
         raise RunError(f"{path}: cannot be read ({one_line(str(error))})") from error
     return Personalized(module, about).eval()
 

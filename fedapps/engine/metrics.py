@@ -108,6 +108,7 @@ class MetricChecks:
         """Read what a client has counted before or after personalization."""
         space = self.strategy.workspace
         counts: dict[str, np.ndarray] = {}
+        most = update.num_examples * space.dataset.targets.size  # so that no sum overflows
         for name, size in space.task.sizes(space.dataset.targets).items():
             key = f"{when}_{name}"
             kind = list[float] if name in space.task.sums else list[int]
@@ -118,6 +119,8 @@ class MetricChecks:
                 raise ValueError(f"{key} is not finite: {DIVERGED}")
             if (values < 0).any():
                 raise ValueError(f"{key} has {values.min():g}: must be at least 0")
+            if name not in space.task.sums and (values > most).any():
+                raise ValueError(f"{key} has {values.max()}: at most {most}")
             counts[name] = values
         try:
             space.task.check_counts(counts, update.num_examples)

@@ -184,9 +184,15 @@ EVALUATE = {
     "2**39": (figure(num_examples=2**39), f"num-examples = {2**39}: must be from 1 to "),
     "loss below 0": (figure(loss=-9e5), BROKEN + "loss = -900000: must be at least 0"),
     "loss -inf": (figure(loss=-math.inf), BROKEN + "loss = -inf: must be at least 0"),
-    "classes": (figure(initial_total=[10**6, 0, 0]), BROKEN + "initial_total must sum to "),
+    "classes": (
+        figure(initial_total=[10**6, 0, 0]),
+        BROKEN + "initial_total has 1000000: at most ",
+    ),
     "predicted": (figure(initial_predicted=[0] * 3), BROKEN + "initial_predicted must sum to "),
-    "right": (figure(personalized_right=[10**6] * 3), BROKEN + "personalized_right = 1e+06: at m"),
+    "right": (
+        figure(personalized_right=[10**6] * 3),
+        BROKEN + "personalized_right has 1000000: at most",
+    ),
     "negative": (figure(initial_right=[-1, 0, 0]), BROKEN + "initial_right has -1: must be at l"),
     "NaN": (figure(initial_right=[math.nan] * 3), BROKEN + "Expected `int`, got `float`"),
     "length": (figure(initial_right=[0]), BROKEN + "initial_right must have 3 values"),
