@@ -57,9 +57,7 @@ def test_no_step_is_longer_than_its_threshold_and_short_ones_are_untouched(seed,
         for g, old in zip(gradients, before, strict=True):
             torch.testing.assert_close(g.double(), old * factor, rtol=1e-5, atol=1e-7)
         if norm <= limit * (1 - 1e-6):
-            assert all(
-                torch.equal(g.double(), old) for g, old in zip(gradients, before, strict=True)
-            )
+            assert all(torch.equal(g.double(), o) for g, o in zip(gradients, before, strict=True))
 
 
 def test_without_a_percentile_the_limit_alone_counts_and_nothing_is_kept():

@@ -28,8 +28,6 @@ from fedapps.training.plan import Stage
 from fedapps.training.trainer import Trainer
 from fedapps.training.workspace import Workspace
 
-torch.set_num_threads(1)
-
 DRAW = Draw(seed=5, phase="train", round=3, client=2)
 MEBI = 2**20
 
@@ -165,18 +163,14 @@ def test_a_stage_is_a_plain_loop(name, momentum, weight_decay):
     assert all((start[key] - wanted[key]).abs().max() > 1e-4 for key in start if "weight" in key)
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        [("classifier", 2), ("conv1 conv2 fc1 fc2", 1)],  # FedRep
-        [("conv1", 1), ("conv1 conv2", 1), ("conv1 conv2 fc1 fc2 classifier", 1)],
-        [("conv2 fc2", 2), ("fc1", 2)],  # frozen layers on both sides of trained ones
-        [("", 1), ("fc1 classifier", 2)],  # an epoch of nothing
-        [("conv1 conv2", 0), ("classifier", 1)],
-        [("conv1 conv2 fc1 fc2", 1), ("classifier", 2)],  # a cached prefix that was just trained
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("parts", [
+    [("classifier", 2), ("conv1 conv2 fc1 fc2", 1)],  # FedRep
+    [("conv1", 1), ("conv1 conv2", 1), ("conv1 conv2 fc1 fc2 classifier", 1)],
+    [("conv2 fc2", 2), ("fc1", 2)],  # frozen layers on both sides of trained ones
+    [("", 1), ("fc1 classifier", 2)],  # an epoch of nothing
+    [("conv1 conv2", 0), ("classifier", 1)],
+    [("conv1 conv2 fc1 fc2", 1), ("classifier", 2)],  # a cached prefix that was just trained
+], ids=str)  # fmt: skip
 def test_stages_one_after_the_other(parts):
     trainer, data = make("lenet5"), samples(21, (1, 8, 8), 4)
     stages = tuple(
@@ -479,19 +473,16 @@ def test_two_stages_of_one_epoch_are_one_of_two(momentum):
         assert (first.macs, first.batches) == (second.macs, second.batches)
 
 
-@pytest.mark.parametrize(
-    ("name", "trained", "skipped"),
-    [
-        ("mobilenet", "all", 2),
-        ("mobilenet", "block13", 2),
-        ("mobilenet", "conv1 fc", 0),  # conv1's BatchNorm sees 8x8, that of the others is frozen
-        ("mobilenet", "fc", 0),
-        ("lenet5", "all", 0),
-        ("cnn", "all", 0),
-        ("conv4", "all", 2),
-        ("conv4", "conv3 fc", 0),
-    ],
-)
+@pytest.mark.parametrize(("name", "trained", "skipped"), [
+    ("mobilenet", "all", 2),
+    ("mobilenet", "block13", 2),
+    ("mobilenet", "conv1 fc", 0),  # conv1's BatchNorm sees 8x8, that of the others is frozen
+    ("mobilenet", "fc", 0),
+    ("lenet5", "all", 0),
+    ("cnn", "all", 0),
+    ("conv4", "all", 2),
+    ("conv4", "conv3 fc", 0),
+])  # fmt: skip
 def test_a_batch_of_one_is_skipped_only_where_batchnorm_cannot_take_it(name, trained, skipped):
     trainer, data = make(name), samples(9, (1, 8, 8), 4)
     layers = trainer.layout.names if trained == "all" else trained.split()
@@ -592,9 +583,7 @@ def test_the_feature_cache_keeps_to_its_limit_and_drops_the_oldest():
     cache, made = FeatureCache(3 * 40), []
 
     def get(key, state=b"a"):
-        return cache.get(
-            key, state, lambda: made.append(key) or torch.full((10,), float(len(made)))
-        )
+        return cache.get(key, state, lambda: made.append(key) or torch.full((10,), 1.0 * len(made)))
 
     for key in (1, 2, 3, 1, 4, 1, 2):  # float32: 40 bytes each, three fit
         get(key)
@@ -636,16 +625,13 @@ def test_cache_ends_before_dropout():
     assert cached_layers(make(model, (4,)), ["c"]) == {"a"}
 
 
-@pytest.mark.parametrize(
-    ("limit", "cached"),
-    [
-        (4 * 10 * 64, {"a", "b"}),
-        (4 * 10 * 64 - 1, {"a"}),  # the longest prefix whose outputs fit
-        (4 * 10 * 8, {"a"}),
-        (4 * 10 * 8 - 1, set()),
-        (0, set()),
-    ],
-)
+@pytest.mark.parametrize(("limit", "cached"), [
+    (4 * 10 * 64, {"a", "b"}),
+    (4 * 10 * 64 - 1, {"a"}),  # the longest prefix whose outputs fit
+    (4 * 10 * 8, {"a"}),
+    (4 * 10 * 8 - 1, set()),
+    (0, set()),
+])  # fmt: skip
 def test_cache_keeps_to_its_limit(limit, cached):
     """10 samples; outputs of 8 and of 64 numbers."""
     model = chain(a=nn.Linear(4, 8), b=nn.Linear(8, 64), c=nn.Linear(64, 3))
