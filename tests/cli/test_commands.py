@@ -156,9 +156,7 @@ FIGURES = "interrupted in round 2 of 2: {} has model and figures of 1 round"
 GOES_ON = "interrupted after round 1 of 2; to resume: fedapps serial --resume {}"
 
 
-@pytest.mark.parametrize(
-    ("done", "every", "says"), [(0, 1, NOTHING), (1, 0, FIGURES), (1, 1, GOES_ON)]
-)
+@pytest.mark.parametrize("done, every, says", [(0, 1, NOTHING), (1, 0, FIGURES), (1, 1, GOES_ON)])
 def test_ctrl_c_says_it_all(options, done, every, says, no_plots, monkeypatch, capsys, read_csv):
     write = Report.round
 

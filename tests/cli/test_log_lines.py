@@ -140,8 +140,6 @@ def test_a_dead_worker_is_a_line_with_what_to_do():
     assert failures == [Failure(0, cause, True), Failure(3, cause, True)]
     with pytest.raises(RunError) as caught:
         refuse_dead_workers(4, [Failure(1, "no luck"), *failures])
-    assert str(caught.value).startswith(
-        "round 4: the worker process of clients 0, 3 died, usually "
-    )
+    assert str(caught.value).startswith("round 4: the worker process of clients 0, 3 died, usually")
     assert "client-resources-num-cpus=2" in str(caught.value)
     refuse_dead_workers(4, [Failure(1, "no luck")])

@@ -47,9 +47,7 @@ COUNTS = {
 POSITIVE = [
     "alpha", "lr", "max-value", "round-timeout", "join-timeout", "step-timeout", "dp.clip-norm",
 ]  # fmt: skip
-NOT_NEGATIVE = [
-    "weight-decay", "prox-mu", "finetune-lr", "max-norm", "dp.count-noise",
-]  # fmt: skip
+NOT_NEGATIVE = ["weight-decay", "prox-mu", "finetune-lr", "max-norm", "dp.count-noise"]
 FLOATS = {  # what is allowed, values that are not, values at the edge that are
     **dict.fromkeys(POSITIVE, ("float > 0", [0, 0.0, -1, -0.5, INF, NAN], [1e-300, 1e300, 1])),
     "test-fraction": ("float > 0 and < 1", [0, 1, 1.0, -0.1, 1.5, NAN], [1e-9, 0.999]),

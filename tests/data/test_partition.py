@@ -338,9 +338,7 @@ def test_class_imbalance_of_fedfc():
     chosen = make(partitioner="classes", classes_per_client=FEDFC, split="official")
     result = shares(labels, num_train, chosen)
     expected = np.zeros((4, 10), int)
-    expected[:3, :7] = np.array(
-        [[2, 2, 1, 0, 0, 0, 0], [0, 0, 1, 2, 1, 0, 0], [0, 0, 0, 0, 1, 2, 2]]
-    )
+    expected[:3, :7] = [[2, 2, 1, 0, 0, 0, 0], [0, 0, 1, 2, 1, 0, 0], [0, 0, 0, 0, 1, 2, 2]]
     expected[3, [7, 8, 9]] = 2
     expected *= 3000  # half of a class
     assert np.array_equal(held(labels, result), expected)

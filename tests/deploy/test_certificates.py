@@ -29,9 +29,7 @@ def test_a_certificate_holds_for_what_was_asked_and_for_the_machine_itself(pki):
     own = ["localhost", "127.0.0.1", "0:0:0:0:0:0:0:1"]
     assert found == [*own, "superlink.example", "192.0.2.7", "2001:DB8:0:0:0:0:0:7"]
     strict = ["-x509_strict", "-purpose", "sslserver", "-verify_hostname", "superlink.example"]
-    assert openssl("verify", "-CAfile", pki / "ca.crt", *strict, pki / "server.crt").endswith(
-        "OK\n"
-    )
+    assert openssl("verify", "-CAfile", pki / "ca.crt", *strict, pki / "server.crt")[-3:] == "OK\n"
 
 
 def test_nobody_else_may_read_a_key(pki):

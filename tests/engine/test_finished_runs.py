@@ -45,9 +45,7 @@ def accuracy(tiny_npz, workspace_of, tmp_path):
     def of(folder, client, source, *options):
         own, out = workspace_of(folder).population.share(client).test, tmp_path / "out.npz"
         np.savez(tmp_path / "own.npz", images=images[own])
-        assert (
-            call(predict, source, *options, "--input", tmp_path / "own.npz", "--output", out) == 0
-        )
+        assert not call(predict, source, *options, "--input", tmp_path / "own.npz", "--output", out)
         with np.load(out) as predicted:
             return (predicted["labels"] == labels[own]).mean()
 
@@ -58,20 +56,17 @@ def last_rows(read_csv, folder):
     return [row for row in read_csv(folder, "clients.csv") if row["round"] == "2"]
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        'strategy="fedper"',  # layers that a client keeps
-        'strategy="fedbabu"',  # fine-tuning in the evaluation
-        'strategy="fedavg" model="lenet5" bn-stats="local"',  # statistics that a client keeps
-        'strategy="ditto"',  # a personal model beside the shared one
-        'strategy="apfl"',  # a mixture of both
-        'strategy="pfedme" pfedme.local-rounds=4',  # the shared one is scored too, and last
-        'strategy="pfedsim"',  # the server mixes a model for each client
-        'strategy="fedcmd" fedcmd.candidates="all"',  # which layers travel is in its state
-        'strategy="fedseq" fedseq.base="fedper"',  # a last phase of fine-tuning
-    ],
-)
+@pytest.mark.parametrize("method", [
+    'strategy="fedper"',  # layers that a client keeps
+    'strategy="fedbabu"',  # fine-tuning in the evaluation
+    'strategy="fedavg" model="lenet5" bn-stats="local"',  # statistics that a client keeps
+    'strategy="ditto"',  # a personal model beside the shared one
+    'strategy="apfl"',  # a mixture of both
+    'strategy="pfedme" pfedme.local-rounds=4',  # the shared one is scored too, and last
+    'strategy="pfedsim"',  # the server mixes a model for each client
+    'strategy="fedcmd" fedcmd.candidates="all"',  # which layers travel is in its state
+    'strategy="fedseq" fedseq.base="fedper"',  # a last phase of fine-tuning
+])  # fmt: skip
 def test_predict_has_the_accuracy_of_each_client(method, tiny_run, read_csv, accuracy, capsys):
     folder = tiny_run(method)
     rows = last_rows(read_csv, folder)

@@ -571,17 +571,14 @@ def counts_asked(strategy):
     return Question("class-counts", 10)
 
 
-@pytest.mark.parametrize(
-    ("mode", "hook", "own", "fits"),
-    [
-        ("central", "screen", lambda self, round_, updates: updates, False),
-        ("local", "screen", lambda self, round_, updates: updates, True),  # the noise is in them
-        ("central", "question", counts_asked, False),
-        ("local", "question", counts_asked, False),
-        ("central", "answered", lambda self, answers: None, False),
-        ("central", "end_round", lambda self, round_: (0, 0), True),
-    ],
-)
+@pytest.mark.parametrize(("mode", "hook", "own", "fits"), [
+    ("central", "screen", lambda self, round_, updates: updates, False),
+    ("local", "screen", lambda self, round_, updates: updates, True),  # the noise is in them
+    ("central", "question", counts_asked, False),
+    ("local", "question", counts_asked, False),
+    ("central", "answered", lambda self, answers: None, False),
+    ("central", "end_round", lambda self, round_: (0, 0), True),
+])  # fmt: skip
 def test_a_strategy_that_sees_more_than_noisy_updates_is_refused(mode, hook, own, fits, tiny_npz):
     _, space = space_of("cnn", tiny_npz)
     make = type("Own", (registry.strategy_class("fedavg"),), {hook: own})

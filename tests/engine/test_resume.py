@@ -240,13 +240,10 @@ def test_a_run_that_is_killed_while_it_is_extended_has_not_finished(serial_run, 
     assert differences(folder, copy) == []
 
 
-@pytest.mark.parametrize(
-    ("option", "line"),
-    [
-        ("lr=0.01", r"lr = 0\.01 \(the run has 0\.05\)"),
-        ("cache-limit=7", r"cache-limit = 7 \(the run has \d+\)"),  # train_macs depends on it
-    ],
-)
+@pytest.mark.parametrize(("option", "line"), [
+    ("lr=0.01", r"lr = 0\.01 \(the run has 0\.05\)"),
+    ("cache-limit=7", r"cache-limit = 7 \(the run has \d+\)"),  # train_macs depends on it
+])  # fmt: skip
 def test_other_settings_are_named(interrupted, option, line):
     folder = interrupted()
     with pytest.raises(RunError, match=line):

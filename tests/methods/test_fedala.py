@@ -13,8 +13,6 @@ from strategies.fedala import FedALA
 from strategies.fedavg import FedAvg
 from strategies.fedper import FedPer
 
-torch.set_num_threads(1)
-
 ETA_0 = "fedala.ala-lr=0.0"
 HEAD = "classifier.fc.weight"
 
@@ -36,9 +34,7 @@ def rehearsal(tiny_npz):
 
 def part(state, prefix):
     """What a client keeps under a prefix, by key."""
-    return {
-        key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)
-    }
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
 def same(ones, others):

@@ -86,9 +86,7 @@ def test_fedseq_groups_deep_models(flat_config):
     assert [len(plan.upload) for plan in found] == [3, 6, 9]
 
 
-@pytest.mark.parametrize(
-    "rounds", ["0,5,3", "0,0,1", "1,2,3", "0,1,2,3", "0,1", "a,b,c", "0,1.5,2"]
-)
+@pytest.mark.parametrize("rounds", ["0,5,3", "0,0,1", "1,2,3", "0,1,2,3", "0,1", "a,b", "0,1.5,2"])
 def test_fedseq_refuses_bad_rounds(flat_config, rounds):
     with pytest.raises(RunError, match=r"fedseq.unfreeze-rounds = "):
         plans(flat_config, f'strategy="fedseq" fedseq.unfreeze-rounds="{rounds}"')

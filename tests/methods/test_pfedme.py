@@ -14,8 +14,6 @@ from fedapps.method import put, rehearse
 from strategies.fedavg import FedAvg
 from strategies.pfedme import PFedMe
 
-torch.set_num_threads(1)
-
 # A batch is all samples of a client, so their order does not matter.
 BASE = 'strategy="fedavg" model="cnn" num-clients=3 fraction-train=1.0 batch-size=1000'
 # lr = 1/8 and lambda = 8: c = eta lambda is 1, exactly.

@@ -123,7 +123,7 @@ def test_frozen_layers_of_such_a_model_neither_move_nor_count():
 
 def test_a_part_of_the_layers_cannot_run_alone():
     with pytest.raises(
-        RunError, match=r"Branches: only an nn\.Sequential can run some of its layers"
+        RunError, match=r"Branches: only an nn.Sequential can run some of its layer"
     ):
         run(Branches(), torch.zeros(2, 6), ("left",))
 

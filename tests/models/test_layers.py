@@ -18,8 +18,6 @@ from fedapps.models.blocks import of_images
 from fedapps.models.layers import layout_of, put, run, take
 from fedapps.models.norms import use_batch_statistics
 
-torch.set_num_threads(1)
-
 NAMES = ["cnn", "lenet5", "conv4", "mobilenet", "resnet18"]
 STATISTICS = ("running_mean", "running_var")
 
@@ -150,16 +148,13 @@ def test_cnn_counts_are_fedseqs():
     assert layout.count(()) == 0
 
 
-@pytest.mark.parametrize(
-    ("bn_stats", "bn_local", "numbers"),
-    [
-        ("shared", False, 62_094),  # FedAvg
-        ("local", False, 62_050),  # without 44 running statistics
-        ("batch", False, 62_050),
-        ("shared", True, 62_006),  # FedBN: without 44 scales and shifts as well
-        ("local", True, 62_006),
-    ],
-)
+@pytest.mark.parametrize(("bn_stats", "bn_local", "numbers"), [
+    ("shared", False, 62_094),  # FedAvg
+    ("local", False, 62_050),  # without 44 running statistics
+    ("batch", False, 62_050),
+    ("shared", True, 62_006),  # FedBN: without 44 scales and shifts as well
+    ("local", True, 62_006),
+])  # fmt: skip
 def test_lenet5_sends_fedcmds_numbers(bn_stats, bn_local, numbers):
     layout = layout_of(make("lenet5", bn_stats), 1, bn_stats, bn_local)
     keys = layout.shared(layout.names)

@@ -150,15 +150,12 @@ def test_layers_chain_to_the_model(name, size):
     assert all((hidden >= 0).all() for hidden in outputs[:-1])  # after ReLU
 
 
-@pytest.mark.parametrize(
-    ("name", "halving"),
-    [
-        ("mobilenet", ["block2", "block4", "block6", "block12"]),
-        ("resnet18", ["block3", "block5", "block7"]),
-        ("vgg16", ["conv2", "conv4", "conv7", "conv10"]),  # FedFC's cuts
-        ("vgg-small", ["conv2", "conv4", "conv7", "conv10"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "halving"), [
+    ("mobilenet", ["block2", "block4", "block6", "block12"]),
+    ("resnet18", ["block3", "block5", "block7"]),
+    ("vgg16", ["conv2", "conv4", "conv7", "conv10"]),  # FedFC's cuts
+    ("vgg-small", ["conv2", "conv4", "conv7", "conv10"]),
+])  # fmt: skip
 def test_layers_that_halve_the_map(name, halving):
     sides, z = {"input": 32}, torch.empty(2, 3, 32, 32, device="meta")
     for layer, module in on_meta(name, (3, 32, 32), 10).named_children():

@@ -94,9 +94,7 @@ def test_methods_import_the_authors_interface_alone(folder):
     """Those of split learning `fedapps.split` too; a client knows its own strategy's settings."""
     for path in sorted((ROOT / folder).glob("[a-z]*.py")):
         own = {"fedapps.method", "fedapps.split", f"strategies.{path.stem}"}
-        modules = {
-            name for name in imports(path) if name.split(".")[0] in ("fedapps", "strategies")
-        }
+        modules = {n for n in imports(path) if n.split(".")[0] in ("fedapps", "strategies")}
         allowed = {name for name in modules if name in own or name.rpartition(".")[0] in own}
         assert modules == allowed, f"{path.name} imports {modules - allowed}"
 

@@ -217,7 +217,6 @@ def pair_of(tmp_path, monkeypatch):
 
 
 SMALL = "num-clients=4 local-epochs=2 fraction-train=1.0 finetune-epochs=1"
-torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("last", [False, True])

@@ -98,9 +98,7 @@ def test_titles_tell_the_values(folder, elements):
 def test_a_run_of_an_earlier_version_or_killed_in_a_line_has_a_page(tmp_path):
     head = "round,phase,accuracy_initial,accuracy_personalized,bytes_down,bytes_up\n"
     (tmp_path / "rounds.csv").write_text(head + "1,train,0.1,0.2,5,6\n2,train,0.2,0.3,5,6\n3,tr")
-    (tmp_path / "clients.csv").write_text(
-        "round,client,accuracy_personalized\n1,0,0.5\n2,0,0.6\n2,"
-    )
+    (tmp_path / "clients.csv").write_text("round,client,accuracy_personalized\n1,0,0.5\n2,0,0.6\n2")
     (tmp_path / "config.toml").write_text('strategy = "gone"\nold-key = 3\nnum-clients = 4\n')
     (tmp_path / "summary.json").write_text("{")
     (tmp_path / "events.csv").write_bytes(b"round,client,kind,detail\n1,0,odd,\xff\x00\n")
@@ -115,15 +113,12 @@ def test_a_run_of_an_earlier_version_or_killed_in_a_line_has_a_page(tmp_path):
     assert not Elements(page.write(tmp_path).read_text("utf-8")).figures
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ("", {"strategy": ('"fedprox"', '"fedbabu"')}),
-        ("prox-mu=0.01 fedper.personal-layers='fc2' run-name='x'", {}),  # as it is, or no effect
-        ("prox-mu=0.0 lr=0.1", {"prox-mu": ("0.0", "0.01"), "lr": ("0.1", "0.05")}),
-        ("dp.mode='central'", {"dp.mode": ('"central"', '"none"')}),
-    ],
-)
+@pytest.mark.parametrize(("options", "expected"), [
+    ("", {"strategy": ('"fedprox"', '"fedbabu"')}),
+    ("prox-mu=0.01 fedper.personal-layers='fc2' run-name='x'", {}),  # as it is, or no effect
+    ("prox-mu=0.0 lr=0.1", {"prox-mu": ("0.0", "0.01"), "lr": ("0.1", "0.05")}),
+    ("dp.mode='central'", {"dp.mode": ('"central"', '"none"')}),
+])  # fmt: skip
 def test_settings_that_differ_are_told(options, expected):
     flat = facts.config.parse(['strategy="fedprox"', options.replace("'", '"')])
     found = {key: values for key, *values in facts.differences(flat)}

@@ -227,14 +227,11 @@ def test_clients_stand_above_their_ids_and_samples(count):
 # Texts
 
 
-@pytest.mark.parametrize(
-    ("rounds", "text"),
-    [
-        (20, "fedper on my-data, seed 3, 20 rounds"),
-        (7, "fedper on my-data, seed 3, 7 of 20 rounds"),
-        (21, "fedper on my-data, seed 3, 21 rounds"),  # the last is fine-tuning
-    ],
-)
+@pytest.mark.parametrize(("rounds", "text"), [
+    (20, "fedper on my-data, seed 3, 20 rounds"),
+    (7, "fedper on my-data, seed 3, 7 of 20 rounds"),
+    (21, "fedper on my-data, seed 3, 21 rounds"),  # the last is fine-tuning
+])  # fmt: skip
 def test_the_title_tells_method_data_seed_and_rounds(rounds, text):
     flat = {
         "strategy": "fedper", "dataset": "/d/my data.npz", "seed": 3, "num-rounds": 20,

@@ -87,9 +87,7 @@ def test_what_is_refused_is_one_of_two_that_would_have_counted(begun):
 def test_diverged_parts_of_the_server_fail_clients(options, failed, parts, begun, monkeypatch):
     """Each part is examined once, however many clients share it."""
     strategy, examined, is_finite = begun(options), [], ServerPart.is_finite
-    monkeypatch.setattr(
-        ServerPart, "is_finite", lambda part: examined.append(part) or is_finite(part)
-    )
+    monkeypatch.setattr(ServerPart, "is_finite", lambda p: examined.append(p) or is_finite(p))
     space = strategy.part_of(BAD).space
     next(space.model.parameters()).data.fill_(torch.nan)
     updates = [SimpleNamespace(client=client) for client in range(3)]

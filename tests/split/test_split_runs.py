@@ -56,9 +56,7 @@ def test_layers_handed_on_are_bytes_of_each_client(serial_run, tiny_npz, read_ro
 @pytest.mark.parametrize("name", ["splitlearning", "sflv1", 'sflv1" sflv1.sync="round', "sflv2"])
 def test_costs_are_those_of_training_the_whole_model(serial_run, tiny_npz, read_rounds, name):
     base = f"{tiny_npz} num-clients=3 fraction-train=1.0 num-rounds=1 evaluate-every=0"
-    whole, split = (
-        read_rounds(serial_run(base, f'strategy="{one}"'))[0] for one in ("fedavg", name)
-    )
+    whole, split = (read_rounds(serial_run(base, f'strategy="{m}"'))[0] for m in ("fedavg", name))
     assert split["train_macs"] == whole["train_macs"]
     assert split["cost_paper"] == whole["cost_paper"]
     assert split["train_loss"] > 0

@@ -98,9 +98,7 @@ def arrange(journal, hold, die, holds, barrier):
     def serve_(pipe):
         # A fork finds the streams locked for ever if another thread was just printing.
         inherited.extend((sys.stdout, sys.stderr))
-        sys.stdout, sys.stderr = (
-            os.fdopen(n, "w", encoding="utf-8", closefd=False) for n in (1, 2)
-        )
+        sys.stdout, sys.stderr = (os.fdopen(n, "w", encoding="utf8", closefd=False) for n in (1, 2))
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as in a process that was spawned
         serve(pipe)
 

@@ -57,9 +57,7 @@ def test_no_step_is_longer_than_its_threshold_and_short_ones_are_untouched(seed,
         for g, old in zip(gradients, before, strict=True):
             torch.testing.assert_close(g.double(), old * factor, rtol=1e-5, atol=1e-7)
         if norm <= limit * (1 - 1e-6):
-            assert all(
-                torch.equal(g.double(), old) for g, old in zip(gradients, before, strict=True)
-            )
+            assert all(torch.equal(g.double(), o) for g, o in zip(gradients, before, strict=True))
 
 
 def test_without_a_percentile_the_limit_alone_counts_and_nothing_is_kept():
@@ -154,11 +152,7 @@ def beside(model):
 
 
 def two_gradients(model):
-    def gradients(backward, batches):
-        backward(batches[0])
-        backward(batches[1])
-
-    return Objective(gradients=gradients, batches=2)
+    return Objective(gradients=lambda backward, batches: [*map(backward, batches)], batches=2)
 
 
 def gradient_before(model):
@@ -169,38 +163,28 @@ def gradient_before(model):
     return Objective(gradients=gradients)
 
 
-def mirrored(model):
-    return Objective(forward=lambda m, x, layers: run(m, x, layers) + run(m, x.flip(-1), layers))
+def forward(function):
+    return lambda model: Objective(forward=function)
 
 
-def head_twice(model):
-    return Objective(forward=lambda m, x, layers: m.b(m.a(x)) + m.b(torch.ones(len(x), 144)))
+def penalty(of):
+    return lambda model: Objective(loss=lambda x, y: cross_entropy(x, y) + of(model))
 
 
-def penalty(model):
-    def loss(logits, labels):
-        return cross_entropy(logits, labels) + sum(p.square().sum() for p in model.parameters())
-
-    return Objective(loss=loss)
-
-
-def penalty_on_a_bias(model):
-    return Objective(loss=lambda logits, y: cross_entropy(logits, y) + model.b.bias.abs().sum())
-
-
-def weight_by_hand(model):
-    return Objective(forward=lambda m, x, layers: linear(m.a(x), m.b.weight))
+PENALTY = "the loss uses weights outside of their layer, such as in a penalty"
 
 
 @pytest.mark.parametrize(("make", "what"), [
     (beside, "the objective has parameters beside the model"),
     (two_gradients, "a step has gradients of more than one loss"),
     (gradient_before, "a step has gradients of more than one loss"),
-    (mirrored, "a step runs a Conv2d twice"),
-    (head_twice, "a step runs a Linear twice"),
-    (penalty, "the loss uses weights outside of their layer, such as in a penalty"),
-    (penalty_on_a_bias, "the loss uses weights outside of their layer, such as in a penalty"),
-    (weight_by_hand, "the loss uses weights outside of their layer, such as in a penalty"),
+    (forward(lambda m, x, layers: run(m, x, layers) + run(m, x.flip(-1), layers)),
+     "a step runs a Conv2d twice"),
+    (forward(lambda m, x, layers: m.b(m.a(x)) + m.b(torch.ones(len(x), 144))),
+     "a step runs a Linear twice"),
+    (penalty(lambda model: sum(p.square().sum() for p in model.parameters())), PENALTY),
+    (penalty(lambda model: model.b.bias.abs().sum()), PENALTY),
+    (forward(lambda m, x, layers: linear(m.a(x), m.b.weight)), PENALTY),
 ])  # fmt: skip
 def test_sample_mode_refuses_a_step_whose_gradients_would_be_wrong(make, what):
     """In batch mode the same step is right, so it trains."""

@@ -14,8 +14,6 @@ from fedapps.models.layers import layout_of
 from fedapps.models.norms import use_batch_statistics
 from fedapps.training.costs import SAMPLES, is_cacheable, profile
 
-torch.set_num_threads(1)
-
 # vgg16 is vgg-small with other widths; 9x11 shows that height and width are not mixed up
 SHAPES = {
     "cnn": (1, 28, 28), "lenet5": (3, 20, 17), "lenet5-1": (1, 8, 8), "lenet5-3": (3, 16, 16),
@@ -185,21 +183,18 @@ def test_shapes_are_what_each_layer_receives(name):
             x = module(x)
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "lone"),
-    [
-        # three stride-2 layers make 1 pixel of 8, the fourth makes 1 pixel of 16
-        ("mobilenet", 8, {f"block{i}" for i in range(6, 14)}),
-        ("mobilenet", 16, {"block12", "block13"}),
-        ("mobilenet", 17, set()),
-        ("resnet18", 8, {"block7", "block8"}),
-        ("resnet18", 9, set()),
-        ("conv4", 8, {"conv4"}),  # 8, 4, 2, 1
-        ("conv4", 16, set()),
-        ("lenet5", 8, set()),
-        ("cnn", 8, set()),
-    ],
-)
+@pytest.mark.parametrize(("name", "size", "lone"), [
+    # three stride-2 layers make 1 pixel of 8, the fourth makes 1 pixel of 16
+    ("mobilenet", 8, {f"block{i}" for i in range(6, 14)}),
+    ("mobilenet", 16, {"block12", "block13"}),
+    ("mobilenet", 17, set()),
+    ("resnet18", 8, {"block7", "block8"}),
+    ("resnet18", 9, set()),
+    ("conv4", 8, {"conv4"}),  # 8, 4, 2, 1
+    ("conv4", 16, set()),
+    ("lenet5", 8, set()),
+    ("cnn", 8, set()),
+])  # fmt: skip
 def test_layers_whose_batchnorm_sees_one_value_per_channel(name, size, lone):
     """Exactly there torch refuses to train on one sample."""
     model = build(name, (1, size, size), 5, seed=0)

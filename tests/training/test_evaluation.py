@@ -20,8 +20,6 @@ from fedapps.training.evaluation import score
 from fedapps.training.templates import nearest_template
 from fedapps.training.workspace import workspace
 
-torch.set_num_threads(1)
-
 LONG = 2 * CHUNK + 1  # more than fits into two forward passes
 
 
@@ -248,17 +246,14 @@ def test_a_single_training_sample_that_templates_need_is_refused(serial_run, fla
         serial_run(head)
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        'bn-stats="shared"',
-        'bn-stats="local"',
-        'model="lenet5"',  # its BatchNorms see several pixels
-        "test-fraction=0.3",
-        'validation-fraction=0.3 evaluate-on="validation"',
-        "evaluate-clients=1",  # that one has more
-    ],
-)
+@pytest.mark.parametrize("option", [
+    'bn-stats="shared"',
+    'bn-stats="local"',
+    'model="lenet5"',  # its BatchNorms see several pixels
+    "test-fraction=0.3",
+    'validation-fraction=0.3 evaluate-on="validation"',
+    "evaluate-clients=1",  # that one has more
+])  # fmt: skip
 def test_what_can_be_scored_is_not_refused(option, serial_run, flat_config, read_rounds):
     few = single(flat_config(LONE, option))
     assert (few == []) == (option == "test-fraction=0.3")

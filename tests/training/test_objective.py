@@ -17,8 +17,6 @@ from fedapps.training.objective import Objective
 from fedapps.training.plan import Clip, Stage
 from fedapps.training.trainer import Trainer
 
-torch.set_num_threads(1)
-
 DRAW = Draw(seed=5, phase="train", round=3, client=2)
 SIZE, CLASSES, BATCH = 11, 3, 4
 MEBI = 2**20

@@ -21,8 +21,6 @@ from fedapps.training.optimizers import OPTIMIZERS, optimizer
 from fedapps.training.plan import Stage
 from fedapps.training.trainer import Trainer
 
-torch.set_num_threads(1)
-
 DRAW = Draw(seed=5, phase="train", round=3, client=2)
 TORCH = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 OPTIONS = [
@@ -151,9 +149,7 @@ def test_what_is_unknown_or_has_no_effect_is_refused():
 
 
 def test_a_run_with_momentum_and_adam_ends_before_it_starts(serial_run, tiny_npz):
-    with pytest.raises(
-        RunError, match=r'^momentum = 0.9: no effect on optimizer = "adamw"; use 0$'
-    ):
+    with pytest.raises(RunError, match=r'momentum = 0.9: no effect on optimizer = "adamw"; use 0$'):
         serial_run(tiny_npz, 'strategy="fedavg" optimizer="adamw" momentum=0.9')
 
 

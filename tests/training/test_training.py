@@ -28,8 +28,6 @@ from fedapps.training.plan import Stage
 from fedapps.training.trainer import Trainer
 from fedapps.training.workspace import Workspace
 
-torch.set_num_threads(1)
-
 DRAW = Draw(seed=5, phase="train", round=3, client=2)
 MEBI = 2**20
 
@@ -165,18 +163,14 @@ def test_a_stage_is_a_plain_loop(name, momentum, weight_decay):
     assert all((start[key] - wanted[key]).abs().max() > 1e-4 for key in start if "weight" in key)
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        [("classifier", 2), ("conv1 conv2 fc1 fc2", 1)],  # FedRep
-        [("conv1", 1), ("conv1 conv2", 1), ("conv1 conv2 fc1 fc2 classifier", 1)],
-        [("conv2 fc2", 2), ("fc1", 2)],  # frozen layers on both sides of trained ones
-        [("", 1), ("fc1 classifier", 2)],  # an epoch of nothing
-        [("conv1 conv2", 0), ("classifier", 1)],
-        [("conv1 conv2 fc1 fc2", 1), ("classifier", 2)],  # a cached prefix that was just trained
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("parts", [
+    [("classifier", 2), ("conv1 conv2 fc1 fc2", 1)],  # FedRep
+    [("conv1", 1), ("conv1 conv2", 1), ("conv1 conv2 fc1 fc2 classifier", 1)],
+    [("conv2 fc2", 2), ("fc1", 2)],  # frozen layers on both sides of trained ones
+    [("", 1), ("fc1 classifier", 2)],  # an epoch of nothing
+    [("conv1 conv2", 0), ("classifier", 1)],
+    [("conv1 conv2 fc1 fc2", 1), ("classifier", 2)],  # a cached prefix that was just trained
+], ids=str)  # fmt: skip
 def test_stages_one_after_the_other(parts):
     trainer, data = make("lenet5"), samples(21, (1, 8, 8), 4)
     stages = tuple(
@@ -234,6 +228,14 @@ def numbers(layer):
     return [value.detach().double().numpy() for value in layer.parameters()]
 
 
+def assert_head(trainer, wanted, other=None):
+    """The head is as wanted, and far from another: no term is lost in the tolerance."""
+    for mine, theirs in zip(numbers(trainer.model.head), wanted, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+    for theirs, others in zip(wanted, other or (), strict=bool(other)):
+        assert np.abs(theirs - others).max() > 1e-2
+
+
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_two_epochs_of_softmax_regression_in_numpy(use_cache):
     trainer, data, x, y, head = linear()
@@ -241,8 +243,7 @@ def test_two_epochs_of_softmax_regression_in_numpy(use_cache):
     options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.05}
     wanted, loss = softmax_regression(x, y, *head, 2, 4, **options)
     done = trainer.train(data, (stage(["head"], 2, **options),), DRAW)
-    for mine, theirs in zip(numbers(trainer.model.head), wanted, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+    assert_head(trainer, wanted)
     assert done.loss == pytest.approx(loss, rel=1e-5)
     assert done.mean_loss == pytest.approx(loss / (2 * len(y)), rel=1e-5)
 
@@ -253,9 +254,7 @@ def test_proximal_term_in_numpy():
     wanted, loss = softmax_regression(x, y, *head, 2, 4, **options)
     free, _ = softmax_regression(x, y, *head, 2, 4, **options | {"prox_mu": 0.0})
     done = trainer.train(data, (stage(["head"], 2, **options),), DRAW)
-    for mine, theirs, other in zip(numbers(trainer.model.head), wanted, free, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
-        assert np.abs(theirs - other).max() > 1e-2  # the term is not lost in the tolerance
+    assert_head(trainer, wanted, free)
     assert done.loss == pytest.approx(loss, rel=1e-5)  # the data's loss, without the term
 
 
@@ -288,9 +287,7 @@ def test_prox_pulls_to_the_start_of_the_round_in_a_later_stage_too():
     wrong, _ = softmax_regression(x, y, *far, 1, 4, **second, anchor=far)
     stages = (stage(["head"], 1, 0.3), stage(["head"], 1, 0.1, prox_mu=3.0))
     trainer.train(data, stages, DRAW)
-    for mine, theirs, other in zip(numbers(trainer.model.head), wanted, wrong, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
-        assert np.abs(theirs - other).max() > 1e-2
+    assert_head(trainer, wanted, wrong)
 
 
 def test_a_strong_pull_keeps_the_model_where_it_was():
@@ -323,28 +320,18 @@ def test_frozen_layers_stay_bitwise_the_same(trained, epochs):
 
 
 @pytest.mark.parametrize("trained", ["classifier", "conv2", "conv1 conv2 fc1 fc2", "conv1 fc2"])
-def test_only_trained_parameters_get_a_gradient(trained):
+def test_only_trained_layers_get_a_gradient_and_are_in_training_mode(trained):
     trainer, data = make("lenet5"), samples(20, (1, 8, 8), 4)
-    watch = Watch(trainer.model)
+    model, watch = trainer.model.train(), Watch(trainer.model)
     everything = stage(trainer.layout.names)  # leaves no gradient behind
     trainer.train(data, (everything, stage(trained.split(), 2)), DRAW, Objective(watch))
-    names = {name for name, _ in trainer.model.named_parameters()}
-    wanted = {name for name in names if name.partition(".")[0] in trained.split()}
-    assert watch.reached == [names] * 3 + [wanted] * 6
-    assert not any(watch.gradients)
-    assert all(parameter.grad is None for parameter in trainer.model.parameters())
-
-
-@pytest.mark.parametrize("trained", ["classifier", "conv2", "conv1 conv2 fc1 fc2", "conv1 fc2"])
-def test_frozen_layers_are_in_eval_mode(trained):
-    trainer, data = make("lenet5"), samples(20, (1, 8, 8), 4)
-    watch = Watch(trainer.model)
-    trainer.model.train()
-    trainer.train(data, (stage(trained.split(), 2),), DRAW, Objective(watch))
-    modules = {name for name, _ in trainer.model.named_modules() if name}
-    wanted = {name for name in modules if name.partition(".")[0] in trained.split()}
-    assert watch.training == [wanted] * 6
-    assert not any(module.training for module in trainer.model.modules())  # ready to be scored
+    parameters = {name for name, _ in model.named_parameters()}
+    modules = {name for name, _ in model.named_modules() if name}
+    for names, seen in ((parameters, watch.reached), (modules, watch.training)):
+        wanted = {name for name in names if name.partition(".")[0] in trained.split()}
+        assert seen == [names] * 3 + [wanted] * 6
+    assert not any(watch.gradients) and all(p.grad is None for p in model.parameters())
+    assert not any(module.training for module in model.modules())  # ready to be scored
 
 
 def test_frozen_batchnorm_normalises_by_its_running_statistics():
@@ -363,8 +350,7 @@ def test_frozen_batchnorm_normalises_by_its_running_statistics():
     x = (outputs - mean) / np.sqrt(var + norm.eps) * scale + shift
     wanted, _ = softmax_regression(x, labels.numpy(), *head, 1, 4, lr=0.1)
     trainer.train((images, labels), (stage(["head"], 1, 0.1),), DRAW)
-    for mine, theirs in zip(numbers(trainer.model.head), wanted, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+    assert_head(trainer, wanted)
 
 
 def test_an_unknown_layer_is_refused():
@@ -479,19 +465,16 @@ def test_two_stages_of_one_epoch_are_one_of_two(momentum):
         assert (first.macs, first.batches) == (second.macs, second.batches)
 
 
-@pytest.mark.parametrize(
-    ("name", "trained", "skipped"),
-    [
-        ("mobilenet", "all", 2),
-        ("mobilenet", "block13", 2),
-        ("mobilenet", "conv1 fc", 0),  # conv1's BatchNorm sees 8x8, that of the others is frozen
-        ("mobilenet", "fc", 0),
-        ("lenet5", "all", 0),
-        ("cnn", "all", 0),
-        ("conv4", "all", 2),
-        ("conv4", "conv3 fc", 0),
-    ],
-)
+@pytest.mark.parametrize(("name", "trained", "skipped"), [
+    ("mobilenet", "all", 2),
+    ("mobilenet", "block13", 2),
+    ("mobilenet", "conv1 fc", 0),  # conv1's BatchNorm sees 8x8, that of the others is frozen
+    ("mobilenet", "fc", 0),
+    ("lenet5", "all", 0),
+    ("cnn", "all", 0),
+    ("conv4", "all", 2),
+    ("conv4", "conv3 fc", 0),
+])  # fmt: skip
 def test_a_batch_of_one_is_skipped_only_where_batchnorm_cannot_take_it(name, trained, skipped):
     trainer, data = make(name), samples(9, (1, 8, 8), 4)
     layers = trainer.layout.names if trained == "all" else trained.split()
@@ -592,9 +575,7 @@ def test_the_feature_cache_keeps_to_its_limit_and_drops_the_oldest():
     cache, made = FeatureCache(3 * 40), []
 
     def get(key, state=b"a"):
-        return cache.get(
-            key, state, lambda: made.append(key) or torch.full((10,), float(len(made)))
-        )
+        return cache.get(key, state, lambda: made.append(key) or torch.full((10,), 1.0 * len(made)))
 
     for key in (1, 2, 3, 1, 4, 1, 2):  # float32: 40 bytes each, three fit
         get(key)
@@ -617,39 +598,26 @@ def cached_layers(trainer, trained, epochs=2, n=10):
     return {name for name, k in passes.samples.items() if k < n * epochs}
 
 
-def test_no_cache_with_augmentation():
-    assert cached_layers(make("cnn"), ["fc2"]) == {"conv1", "conv2", "fc1"}
-    assert cached_layers(make("cnn", augment="crop-flip"), ["fc2"]) == set()
+DROPOUT = nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5))
+DROPS = chain(a=nn.Linear(4, 5), b=DROPOUT, c=nn.Linear(6, 3))
+SIZES = chain(a=nn.Linear(4, 8), b=nn.Linear(8, 64), c=nn.Linear(64, 3))  # 8 and 64 numbers
 
 
-def test_no_cache_of_batch_statistics():
-    assert cached_layers(make("lenet5"), ["classifier"]) == {"conv1", "conv2", "fc1", "fc2"}
-    assert cached_layers(make("lenet5", bn_stats="batch"), ["classifier"]) == set()
-    # no BatchNorm in the prefix: nothing against it
-    assert cached_layers(make("cnn", bn_stats="batch"), ["fc2"]) == {"conv1", "conv2", "fc1"}
-
-
-def test_cache_ends_before_dropout():
-    model = chain(
-        a=nn.Linear(4, 5), b=nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5)), c=nn.Linear(6, 3)
-    )
-    assert cached_layers(make(model, (4,)), ["c"]) == {"a"}
-
-
-@pytest.mark.parametrize(
-    ("limit", "cached"),
-    [
-        (4 * 10 * 64, {"a", "b"}),
-        (4 * 10 * 64 - 1, {"a"}),  # the longest prefix whose outputs fit
-        (4 * 10 * 8, {"a"}),
-        (4 * 10 * 8 - 1, set()),
-        (0, set()),
-    ],
-)
-def test_cache_keeps_to_its_limit(limit, cached):
-    """10 samples; outputs of 8 and of 64 numbers."""
-    model = chain(a=nn.Linear(4, 8), b=nn.Linear(8, 64), c=nn.Linear(64, 3))
-    assert cached_layers(make(model, (4,), cache_bytes=limit), ["c"]) == cached
+@pytest.mark.parametrize(("name", "options", "trained", "cached"), [
+    ("cnn", {}, "fc2", {"conv1", "conv2", "fc1"}),
+    ("cnn", {"augment": "crop-flip"}, "fc2", set()),
+    ("lenet5", {}, "classifier", {"conv1", "conv2", "fc1", "fc2"}),
+    ("lenet5", {"bn_stats": "batch"}, "classifier", set()),
+    ("cnn", {"bn_stats": "batch"}, "fc2", {"conv1", "conv2", "fc1"}),  # no BatchNorm before it
+    (DROPS, {"shape": (4,)}, "c", {"a"}),  # it ends before dropout
+    (SIZES, {"shape": (4,), "cache_bytes": 4 * 10 * 64}, "c", {"a", "b"}),
+    (SIZES, {"shape": (4,), "cache_bytes": 4 * 10 * 64 - 1}, "c", {"a"}),  # the longest that fits
+    (SIZES, {"shape": (4,), "cache_bytes": 4 * 10 * 8}, "c", {"a"}),
+    (SIZES, {"shape": (4,), "cache_bytes": 4 * 10 * 8 - 1}, "c", set()),
+    (SIZES, {"shape": (4,), "cache_bytes": 0}, "c", set()),
+])  # fmt: skip
+def test_what_is_cached_of_ten_samples(name, options, trained, cached):
+    assert cached_layers(make(name, **options), [trained]) == cached
 
 
 # Randomness -------------------------------------------------------------------------------------
@@ -715,11 +683,9 @@ def test_crop_flip_image_by_image(shape, seed):
 
 
 def test_crop_of_4_4_is_the_image_and_flip_mirrors_it():
-    x = torch.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
-    middle = np.array([4, 4])
+    x, middle = torch.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5), np.array([4, 4])
     result = crop_flip(x, *windows(middle, middle, np.array([False, True]), (4, 5)))
-    assert torch.equal(result[0], x[0])
-    assert torch.equal(result[1], x[1].flip(-1))
+    assert torch.equal(result[0], x[0]) and torch.equal(result[1], x[1].flip(-1))
 
 
 def test_training_sees_the_drawn_crops():
@@ -783,11 +749,8 @@ def test_step_schedule(rounds, plain, tenth, hundredth):
     assert schedule("step", rounds) == pytest.approx(wanted, rel=1e-12)
 
 
-def test_constant_schedule():
+def test_other_schedules():
     assert schedule("constant", 5, 0.3) == [0.3] * 5
-
-
-def test_cosine_schedule():
     rates = np.array(schedule("cosine", 8, 0.2))
     assert rates == pytest.approx(0.2 * np.cos(np.pi * np.arange(8) / 16) ** 2, rel=1e-12)
     assert rates[0] == 0.2 and rates[4] == pytest.approx(0.1) and (np.diff(rates) < 0).all()

@@ -77,16 +77,12 @@ def test_a_batch_that_is_not_right_costs_its_client_only(world, fault):
     check_as_without(result, world())
 
 
-@pytest.mark.parametrize(
-    ("frames", "reason"),
-    [
-        ([Frame("data", BAD), Frame("data", BAD, (0, 1))], "sent data out of turn"),
-        ([Frame("gradient", BAD)], "sent gradient out of turn"),
-        ([Frame("begin", BAD)], "sent begin out of turn"),
-        ([Frame("join", BAD, text="x")], "sent join out of turn"),
-    ],
-    ids=["two batches", "gradient", "begin", "join again"],
-)
+@pytest.mark.parametrize(("frames", "reason"), [
+    ([Frame("data", BAD), Frame("data", BAD, (0, 1))], "sent data out of turn"),
+    ([Frame("gradient", BAD)], "sent gradient out of turn"),
+    ([Frame("begin", BAD)], "sent begin out of turn"),
+    ([Frame("join", BAD, text="x")], "sent join out of turn"),
+], ids=["two batches", "gradient", "begin", "join again"])  # fmt: skip
 def test_a_frame_that_is_not_due_costs_its_client_only(world, frames, reason):
     """The others start when all has been sent, so that no batch of client 1 is in a wave."""
     strategy, told = world(), Event()

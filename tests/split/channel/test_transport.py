@@ -204,9 +204,7 @@ def test_tls_changes_no_number(serial_run, tiny_npz, untimed_rounds, tmp_path, m
     )
     folder = make_tls(tmp_path / "tls")
     options = ("", f'channel-tls="{folder}"')
-    rounds = [
-        untimed_rounds(serial_run(tiny_npz, RUN, "num-rounds=2", option)) for option in options
-    ]
+    rounds = [untimed_rounds(serial_run(tiny_npz, RUN, "num-rounds=2", o)) for o in options]
     assert secure == [None, folder]
     assert len(rounds[0]) == 2 and float(rounds[0][0]["train_loss"]) > 0
     assert rounds[0] == rounds[1]
