@@ -22,6 +22,7 @@ from benchmarks.common import DATA, EMPTY, ROOT, completed, given, seconds_of, s
 from fedapps import launch
 from fedapps.core import config
 from fedapps.core.draws import sample_clients
+from fedapps.core.settings import Settings
 from fedapps.training.draw import Draw
 from fedapps.training.workspace import Workspace
 
@@ -29,7 +30,7 @@ WORKERS = 2
 FEDERATION = f"num-supernodes={WORKERS} client-resources-num-cpus=1"
 
 
-def floor_worker(settings: config.Settings, part: int, start, done) -> None:
+def floor_worker(settings: Settings, part: int, start, done) -> None:
     """Take every second SGD step of each round and report when the round is over."""
     torch.set_num_threads(1)
     space = Workspace(settings)
@@ -59,7 +60,7 @@ def batches(space: Workspace, round_: int) -> list[tuple[torch.Tensor, torch.Ten
     return out
 
 
-def floor(settings: config.Settings) -> list[float]:
+def floor(settings: Settings) -> list[float]:
     """Return the seconds of each round on the bare processes."""
     context = get_context("spawn")
     start, done = context.Barrier(WORKERS + 1), context.Barrier(WORKERS + 1)
