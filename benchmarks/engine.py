@@ -9,28 +9,28 @@ one after the other, as often as `--repeats` says, and medians are compared. The
 timed from the start of the command, beside an empty Flower app started the same way.
 """
 
-import argparse
-import csv
-import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 
 import torch
 
+from benchmarks.common import DATA, EMPTY, ROOT, completed, given, seconds_of, setting
 from fedapps import launch
 from fedapps.core import config
 from fedapps.core.draws import sample_clients
+from fedapps.core.settings import Settings
 from fedapps.training.draw import Draw
 from fedapps.training.workspace import Workspace
 
-ROOT = Path(__file__).parent.parent
 WORKERS = 2
 FEDERATION = f"num-supernodes={WORKERS} client-resources-num-cpus=1"
 
 
-def floor_worker(settings: config.Settings, part: int, start, done) -> None:
+def floor_worker(settings: Settings, part: int, start, done) -> None:
     """Take every second SGD step of each round and report when the round is over."""
     torch.set_num_threads(1)
     space = Workspace(settings)
@@ -60,7 +60,7 @@ def batches(space: Workspace, round_: int) -> list[tuple[torch.Tensor, torch.Ten
     return out
 
 
-def floor(settings: config.Settings) -> list[float]:
+def floor(settings: Settings) -> list[float]:
     """Return the seconds of each round on the bare processes."""
     context = get_context("spawn")
     start, done = context.Barrier(WORKERS + 1), context.Barrier(WORKERS + 1)
@@ -81,49 +81,39 @@ def floor(settings: config.Settings) -> list[float]:
     return seconds
 
 
-def engine(options: list[str], home: Path) -> tuple[list[float], float]:
-    """Return the seconds of each round on Ray and those to the end of the first round."""
+def first_round(beginning: str) -> tuple[list[float], Callable[[str], None]]:
+    """Return a list that gets the seconds to the end of the first round, and a reader of lines."""
     first: list[float] = []
     begin = time.perf_counter()
 
     def watch(line: str) -> None:
-        if line.lstrip().startswith("round ") and not first:
+        if line.lstrip().startswith(beginning) and not first:
             first.append(time.perf_counter() - begin)
 
+    return first, watch
+
+
+def engine(options: list[str], home: Path) -> tuple[list[float], float]:
+    """Return the seconds of each round on Ray and those to the end of the first round."""
+    first, watch = first_round("round ")
     with tempfile.TemporaryDirectory() as folder:
         options = [*options, f'runs-dir="{folder}" run-name="bench"']
         result = launch.launch(ROOT, options, FEDERATION, home=home, echo=watch)
-        if not result.completed:
-            raise SystemExit(f"error: {result.error}")
-        with (Path(folder) / "bench" / "rounds.csv").open() as file:
-            seconds = [float(row["seconds"]) for row in csv.DictReader(file)]
-    return seconds, first[0]
+        return seconds_of(result, Path(folder) / "bench"), first[0]
 
 
 def empty(home: Path) -> float:
     """Return the seconds to the end of the first round of an app that does nothing."""
-    first: list[float] = []
-    begin = time.perf_counter()
-
-    def watch(line: str) -> None:
-        if line.startswith("empty-app round=1") and not first:
-            first.append(time.perf_counter() - begin)
-
-    result = launch.launch(ROOT / "benchmarks" / "empty_app", [], FEDERATION, home, echo=watch)
-    if not result.completed:
-        raise SystemExit(f"error: {result.error}")
+    first, watch = first_round("empty-app round=1")
+    completed(launch.launch(EMPTY, [], FEDERATION, home, echo=watch))
     return first[0]
 
 
 def main() -> None:
     """Measure and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data-root", default="~/fedapps-data")
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--repeats", type=int, default=2)
-    arguments = parser.parse_args()
+    arguments = given(__doc__, data_root=DATA, rounds=12, repeats=2)
     options = [
-        str(ROOT / "experiments" / "configs" / "fedcmd-cifar10.toml"),
+        setting("fedcmd-cifar10"),
         f'data-root="{arguments.data_root}" num-rounds={arguments.rounds} evaluate-every=0 '
         'evaluate-clients=1 finetune-epochs=0 score-last=false strategy="fedavg" device="cpu"',
     ]
@@ -141,13 +131,13 @@ def main() -> None:
                 floors += floor(settings)[1:]
         finally:
             launch.stop(home)
-    mine, bare = statistics.median(rounds), statistics.median(floors)
+    mine, bare = median(rounds), median(floors)
     print(f"seconds per round, Ray with {WORKERS} actors    {mine:8.3f}  (median of {len(rounds)})")
     print(f"compute floor, {WORKERS} bare processes         {bare:8.3f}  (median of {len(floors)})")
     print(f"ratio                                  {mine / bare:8.3f}")
-    late = statistics.median(firsts) - statistics.median(empties)
-    print(f"first round done after                 {statistics.median(firsts):8.1f} s")
-    print(f"  that of an empty Flower app          {statistics.median(empties):8.1f} s")
+    late = median(firsts) - median(empties)
+    print(f"first round done after                 {median(firsts):8.1f} s")
+    print(f"  that of an empty Flower app          {median(empties):8.1f} s")
     print(f"  later by                             {late:8.1f} s")
 
 

@@ -11,72 +11,49 @@ and round, and `clients/` by a state for each client that is new; the bytes of b
 themselves.
 """
 
-import argparse
-import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 
-from fedapps.core import config, log
-from fedapps.engine.recovery import Recovery
-from fedapps.serial import run_serial
+from benchmarks.common import given, serial_rounds, write_images
+from fedapps.report.report import Report
 
 SPAN = 50  # rounds
 NAMES = ("CPU seconds", "memory MB", "open files", "checkpoint kB", "tables kB", "states kB")
 
 
-def bytes_of(folder: Path, pattern: str) -> int:
-    """Return the bytes of all files of a pattern."""
-    return sum(path.stat().st_size for path in folder.glob(pattern))
+def kilobytes(folder: Path, pattern: str) -> float:
+    """Return the size of all files of a pattern."""
+    return sum(path.stat().st_size for path in folder.glob(pattern)) / 1e3
 
 
 def measured(options: list[str]) -> list[tuple[float, ...]]:
     """Run and return `NAMES` for each round."""
     rows: list[tuple[float, ...]] = []
-    after_round, process, began = Recovery.after_round, psutil.Process(), time.process_time()
+    process, began = psutil.Process(), time.process_time()
 
-    def look(self: Recovery, round_: int, strategy: Any, report: Any, score: Any) -> None:
+    def look(took: float, round_: int, report: Report) -> None:
         nonlocal began
-        after_round(self, round_, strategy, report, score)
-        seconds = time.process_time() - began
-        run = report.folder
-        sizes = (bytes_of(run, "checkpoint/*"), bytes_of(run, "*.csv"))
-        states = bytes_of(run, "clients/*/*") if round_ % SPAN == 0 else 0
-        rss = process.memory_info().rss / 1e6
-        files = process.num_fds()
-        rows.append((seconds, rss, files, *(size / 1e3 for size in (*sizes, states))))
+        seconds, run = time.process_time() - began, report.folder
+        there = (process.memory_info().rss / 1e6, process.num_fds())
+        sizes = (kilobytes(run, "checkpoint/*"), kilobytes(run, "*.csv"))
+        states = kilobytes(run, "clients/*/*") if round_ % SPAN == 0 else 0
+        rows.append((seconds, *there, *sizes, states))
         began = time.process_time()
 
-    Recovery.after_round = look  # type: ignore[method-assign]
-    try:
-        run_serial(config.parse(options), plots=False)
-    finally:
-        Recovery.after_round = after_round  # type: ignore[method-assign]
+    serial_rounds(options, look)
     return rows
 
 
 def main() -> None:
     """Print a line for every 50 rounds, and the growth after the first 50."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--clients", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--strategy", default="fedper")
-    options = parser.parse_args()
-    log.set_level("error")
+    options = given(__doc__, clients=10_000, rounds=1000, strategy="fedper")
     with tempfile.TemporaryDirectory() as folder:
-        draws = np.random.default_rng(0)
-        path, n = Path(folder) / "tiny.npz", 4 * options.clients
-        images = draws.integers(0, 256, (n, 8, 8), np.uint8)
-        labels = draws.integers(0, 4, n)
-        few = slice(0, 400)
-        np.savez(path, train_images=images, train_labels=labels, test_images=images[few],
-                 test_labels=labels[few])  # fmt: skip
+        labels = np.random.default_rng(1).integers(0, 4, 4 * options.clients)
+        path = write_images(Path(folder) / "tiny.npz", labels, 400)
         rows = measured(
             [
                 f'dataset="{path}" runs-dir="{folder}" strategy="{options.strategy}"',
@@ -86,11 +63,8 @@ def main() -> None:
             ]
         )
     print("rounds".ljust(12) + "".join(name.rjust(15) for name in NAMES))
-    spans = [rows[at : at + SPAN] for at in range(0, len(rows), SPAN)]
-    medians = [
-        [statistics.median(column) for column in [*zip(*span, strict=True)][:5]] + [span[-1][5]]
-        for span in spans
-    ]
+    spans = [np.array(rows[at : at + SPAN]) for at in range(0, len(rows), SPAN)]
+    medians = [[*np.median(span, axis=0)[:5], span[-1, 5]] for span in spans]
     for number, values in enumerate(medians):
         name = f"{number * SPAN + 1}-{number * SPAN + len(spans[number])}"
         print(name.ljust(12) + "".join(f"{value:15.3f}" for value in values))

@@ -16,36 +16,28 @@ import time
 
 import torch
 
-from fedapps import models
+from benchmarks.common import random_samples, trainer_of
 from fedapps.core.memory import keep_freed
-from fedapps.models.layers import layout_of
-from fedapps.training.costs import profile
 from fedapps.training.draw import Draw
 from fedapps.training.plan import Stage
-from fedapps.training.trainer import Trainer
 
-SHAPE, CLASSES, SAMPLES, BATCH, EPOCHS, TURNS = (3, 32, 32), 100, 500, 50, 4, 5
+CLASSES, SAMPLES, BATCH, EPOCHS, TURNS = 100, 500, 50, 4, 5
 STEPS = SAMPLES // BATCH
 
 
 def measure(name: str) -> None:
     """Print the median milliseconds of a step, its page faults, and a digest of the model."""
     torch.set_num_threads(1)
-    model = models.build(name, SHAPE, CLASSES, seed=0).to(memory_format=torch.channels_last)
-    layout = layout_of(model, 1, "shared", False)
-    trainer = Trainer(model, layout, profile(model, layout, SHAPE), BATCH)
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(SAMPLES, *SHAPE, generator=generator)
-    labels = torch.randint(CLASSES, (SAMPLES,), generator=generator)
-    stage = Stage(layers=layout.names, epochs=1, lr=0.01)
+    trainer, data = trainer_of(name, CLASSES, BATCH), random_samples(SAMPLES, CLASSES)
+    stage = Stage(layers=trainer.layout.names, epochs=1, lr=0.01)
     times, faults = [], []
     for epoch in range(EPOCHS):
         before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter()
-        trainer.train((images, labels), (stage,), Draw(0, "train", epoch, 0))
+        trainer.train(data, (stage,), Draw(0, "train", epoch, 0))
         times.append((time.perf_counter() - begin) / STEPS)
         faults.append((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / STEPS)
     digest = hashlib.sha256()
-    for value in model.state_dict().values():
+    for value in trainer.model.state_dict().values():
         digest.update(value.contiguous().numpy().tobytes())
     print(1000 * statistics.median(times[1:]), statistics.median(faults[1:]), digest.hexdigest())
 

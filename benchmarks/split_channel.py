@@ -8,16 +8,18 @@ server answers at once with the features themselves. Compute: vgg16's two layers
 and the server's other fourteen on its batch, one thread.
 """
 
-import argparse
 import multiprocessing
-import statistics
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
+from statistics import median
 
 import torch
 from torch.nn.functional import cross_entropy
 
+from benchmarks.common import given
 from fedapps import models
 from fedapps.split.channel import ChannelServer
 from fedapps.split.client import Link
@@ -27,6 +29,33 @@ from fedapps.split.session import Session
 from fedapps.training.channel import Channel
 
 SHAPE, BATCH, CUT = (64, 16, 16), 32, 2
+
+
+@contextmanager
+def served(
+    clients: int, shape: tuple[int, ...], batch: int, steps: int, wait: float, limit: int = 0
+) -> Iterator[tuple[Session, list[Channel]]]:
+    """Serve a round on loopback; give its session and the channel of each client."""
+    rules = Rules(
+        shapes=dict.fromkeys(range(clients), shape),
+        batches=dict.fromkeys(range(clients), steps),
+        epochs=1,
+        classes=10,
+        batch_size=batch,
+        dtype=torch.float32,
+        torch_device=torch.device("cpu"),
+        join_timeout=wait,
+        step_timeout=wait,
+        round_timeout=600.0,
+    )
+    session, most = Session(rules), limit or frame_limit(rules)
+    server = ChannelServer("127.0.0.1:0", None, clients, most)
+    server.begin(session)
+    address = f"127.0.0.1:{server.port}"
+    tokens = [session.tokens[i] for i in range(clients)]
+    yield session, [Channel(address=address, token=t, limit=most, wait=wait) for t in tokens]
+    session.close()
+    server.stop()
 
 
 def client(channel: Channel, number: int, steps: int) -> None:
@@ -55,37 +84,16 @@ def node(channels: list[Channel], steps: int) -> None:
 
 def exchange(clients: int, steps: int) -> float:
     """Return the median milliseconds of an iteration, from wave to wave, by client."""
-    rules = Rules(
-        shapes=dict.fromkeys(range(clients), SHAPE),
-        batches=dict.fromkeys(range(clients), steps),
-        epochs=1,
-        classes=10,
-        batch_size=BATCH,
-        dtype=torch.float32,
-        torch_device=torch.device("cpu"),
-        join_timeout=60.0,
-        step_timeout=60.0,
-        round_timeout=600.0,
-    )
-    session = Session(rules)
-    server = ChannelServer("127.0.0.1:0", None, clients, frame_limit(rules))
-    server.begin(session)
-    address = f"127.0.0.1:{server.port}"
-    channels = [
-        Channel(address=address, token=session.tokens[i], limit=frame_limit(rules))
-        for i in range(clients)
-    ]
-    process = multiprocessing.get_context("spawn").Process(target=node, args=(channels, steps))
-    process.start()
     times = []
-    for wave in session.waves(range(clients)):
-        times.append(time.perf_counter())
-        session.send({s.client: BatchGradient(s.data.detach(), 0.0) for s in wave})
-    process.join()
-    session.close()
-    server.stop()
+    with served(clients, SHAPE, BATCH, steps, 60.0) as (session, channels):
+        process = multiprocessing.get_context("spawn").Process(target=node, args=(channels, steps))
+        process.start()
+        for wave in session.waves(range(clients)):
+            times.append(time.perf_counter())
+            session.send({s.client: BatchGradient(s.data.detach(), 0.0) for s in wave})
+        process.join()
     gaps = [after - before for before, after in pairwise(times)]
-    return 1e3 * statistics.median(gaps[len(gaps) // 10 :]) / clients
+    return 1e3 * median(gaps[len(gaps) // 10 :]) / clients
 
 
 def compute(repeats: int = 7) -> tuple[float, float]:
@@ -106,16 +114,14 @@ def compute(repeats: int = 7) -> tuple[float, float]:
         smashed.backward(leaf.grad)
         ours.append(middle - start + time.perf_counter() - end)
         theirs.append(end - middle)
-    return 1e3 * statistics.median(ours), 1e3 * statistics.median(theirs)
+    return 1e3 * median(ours), 1e3 * median(theirs)
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=200)
-    arguments = parser.parse_args()
+    steps = given(__doc__, steps=200).steps
     for clients in (1, 4):
-        cost = exchange(clients, arguments.steps)
+        cost = exchange(clients, steps)
         print(f"channel, {clients} client(s): {cost:6.2f} ms per iteration and client")
     ours, theirs = compute()
     print(f"compute, client's layers: {ours:6.1f} ms per iteration and client")

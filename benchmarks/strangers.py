@@ -17,13 +17,11 @@ import grpc
 import psutil
 import torch
 
-from fedapps.split.channel import METHOD, SERVICE, ChannelServer
+from benchmarks.split_channel import served
+from fedapps.split.channel import METHOD, SERVICE
 from fedapps.split.client import Link
 from fedapps.split.connection import connection
 from fedapps.split.frames import Frame, encode
-from fedapps.split.rules import Rules
-from fedapps.split.session import Session
-from fedapps.training.channel import Channel
 
 LIMIT = 64 * 2**20
 PATIENCE = 300.0  # seconds
@@ -65,43 +63,25 @@ def attacked(*how: Any) -> Iterator[Any]:
 
 def main() -> None:
     """Measure and print."""
-    rules = Rules(
-        shapes={0: (1,)},
-        batches={0: 1},
-        epochs=1,
-        classes=2,
-        batch_size=1,
-        dtype=torch.float32,
-        torch_device=torch.device("cpu"),
-        join_timeout=PATIENCE,
-        step_timeout=PATIENCE,
-        round_timeout=PATIENCE,
-    )
-    session = Session(rules)
-    server = ChannelServer("127.0.0.1:0", None, 1, LIMIT)
-    server.begin(session)
-    channel = Channel(
-        address=f"127.0.0.1:{server.port}", token=session.tokens[0], limit=LIMIT, wait=PATIENCE
-    )
-    rounds = threading.Thread(target=lambda: [*session.waves([0])], daemon=True)
-    with attacked(channel.address, 4, 50, 0) as begun:
-        begun.wait(PATIENCE)
-        start = time.perf_counter()
-        with connection(channel, 0) as connected:
-            link = Link(0, channel, connected)
-            rounds.start()
-            link.begin()
-            took = time.perf_counter() - start
-            link.done({})
-    print(f"joined in {took:.2f} s beside 200 idle streams")
-    memory = psutil.Process().memory_info
-    before = peak = memory().rss
-    with attacked(channel.address, 12, 1, LIMIT) as begun:
-        while not begun.wait(0.01):
-            peak = max(peak, memory().rss)
-    print(f"{before / 2**20:.0f} MiB, {peak / 2**20:.0f} MiB at most with 12 frames of 64 MiB")
-    session.close()
-    server.stop()
+    with served(1, (1,), 1, 1, PATIENCE, LIMIT) as (session, (channel,)):
+        rounds = threading.Thread(target=lambda: [*session.waves([0])], daemon=True)
+        with attacked(channel.address, 4, 50, 0) as begun:
+            begun.wait(PATIENCE)
+            start = time.perf_counter()
+            with connection(channel, 0) as connected:
+                link = Link(0, channel, connected)
+                rounds.start()
+                link.begin()
+                took = time.perf_counter() - start
+                link.done({})
+        print(f"joined in {took:.2f} s beside 200 idle streams")
+        memory = psutil.Process().memory_info
+        before = peak = memory().rss
+        with attacked(channel.address, 12, 1, LIMIT) as begun:
+            while not begun.wait(0.01):
+                peak = max(peak, memory().rss)
+        most = f"{peak / 2**20:.0f} MiB at most with 12 frames of 64 MiB"
+        print(f"{before / 2**20:.0f} MiB, {most}")
 
 
 if __name__ == "__main__":

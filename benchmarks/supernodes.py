@@ -9,8 +9,6 @@ and with an evaluation each round, two messages. The first round, in which Super
 app, does not count, nor does the last one with training alone, which always evaluates.
 """
 
-import argparse
-import csv
 import re
 import statistics
 import sys
@@ -21,11 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common import EMPTY, completed, given, seconds_of, write_images
 from deploy.deployment import Deployment
 from fedapps.core.errors import RunError
 
-ROOT = Path(__file__).parent.parent
-EMPTY = ROOT / "benchmarks" / "empty_app"
 SECONDS = re.compile(r"empty-app round=\d+ .*seconds=([\d.]+)")
 RUN = (
     'strategy="fedper" fraction-train=1.0 local-epochs=1 batch-size=8 finetune-epochs=0 threads=1 '
@@ -35,12 +32,10 @@ RUN = (
 
 def main() -> int:
     """Measure and print; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.supernodes", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--nodes", type=int, default=2)
-    options = parser.parse_args()
+    options = given(__doc__, rounds=20, nodes=2)
     if options.rounds < 3:
-        parser.error(f"--rounds {options.rounds}: must be at least 3, for quartiles")
+        print(f"error: --rounds {options.rounds}: must be at least 3, for quartiles")
+        return 2
     try:
         with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
             measure(Path(folder), options.rounds + 1, options.nodes)
@@ -75,9 +70,7 @@ def deployed(deployment: Deployment, nodes: int, **env: str) -> Iterator[None]:
 def empty(deployment: Deployment, rounds: int) -> list[float]:
     """Return the seconds of each round of the empty app."""
     result = deployment.run(f"num-rounds={rounds}", app=EMPTY, echo=lambda line: None)
-    if not result.completed:
-        raise RunError(result.error)
-    return [float(match[1]) for line in result.lines if (match := SECONDS.search(line))]
+    return [float(match[1]) for line in completed(result).lines if (match := SECONDS.search(line))]
 
 
 def ours(deployment: Deployment, folder: Path, rounds: int, nodes: int, every: int) -> list[float]:
@@ -85,19 +78,12 @@ def ours(deployment: Deployment, folder: Path, rounds: int, nodes: int, every: i
 
     The last round always evaluates: with `every` = 0 there is one more, which is left out.
     """
-    data, name = folder / "data.npz", f"every-{every}"
-    draws = np.random.default_rng(0)
-    labels = np.arange(16 * nodes) % 2
-    images = draws.integers(0, 255, (16 * nodes, 8, 8), np.uint8)
-    np.savez(data, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
-    played = rounds if every else rounds + 1
+    data = write_images(folder / "data.npz", np.arange(16 * nodes) % 2, 16 * nodes)
+    name, played = f"every-{every}", rounds if every else rounds + 1
     run = f"num-rounds={played} num-clients={nodes} min-available={nodes} evaluate-every={every} "
     place = f'dataset="{data}" runs-dir="{folder}" run-name="{name}" split="official"'
     result = deployment.run(RUN + run + place, echo=lambda line: None)
-    if not result.completed:
-        raise RunError(result.error)
-    with (folder / name / "rounds.csv").open() as file:
-        return [float(row["seconds"]) for row in csv.DictReader(file)][:rounds]
+    return seconds_of(result, folder / name)[:rounds]
 
 
 def show(name: str, seconds: list[float]) -> None:

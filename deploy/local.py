@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deploy.deployment import Deployment
-from fedapps.core.config import parse_option
 from fedapps.core.errors import RunError
+from fedapps.core.options import parse_option
 
 
 @contextlib.contextmanager

@@ -8,8 +8,8 @@ from experiments.outcomes import claims
 from experiments.outcomes.tidy import write_csv
 from experiments.papers.files import tables
 from experiments.papers.table import Table
-from experiments.publish import costs_section, html_page
-from experiments.publish.sections import Section, section
+from experiments.publish import html_page
+from experiments.publish.sections import Section, costs_section, section
 from experiments.run import tuning
 from experiments.run.store import Store
 from fedapps.core.errors import RunError
@@ -91,7 +91,7 @@ def report(store: Store, chosen: Iterable[Table]) -> None:
     page is written, into that folder.
     """
     write_csv(store)
-    costs = costs_section.section()
+    costs = costs_section()
     if store.folder.resolve() == (HERE / "results").resolve():
         path, page = HERE / "RESULTS.md", HERE / "results.html"
         text = path.read_text("utf-8")

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from experiments.figures import costs
 from experiments.figures.communication import sent
 from experiments.figures.curves import curves_of, reached
 from experiments.outcomes import claims, yardstick
@@ -15,6 +16,21 @@ from experiments.run.store import Store
 from fedapps.core.errors import RunError
 from fedapps.drawing.intervals import interval_chart
 from fedapps.drawing.svg import Chart
+
+COSTS = (
+    "FedSeq, Tables 5 and 6 and Fig. 8. A cost is the number of parameters that a round trains, "
+    "times the batches of a client, summed over clients and rounds. The published costs follow "
+    "exactly from this rule with the model for images of 1x28x28, 50 batches of a client in a "
+    "round (500 samples in batches of 10, one epoch), and all 100 clients in each of 300 rounds. "
+    "The paper calls the cost FLOPs, but a parameter counts once per batch, however many samples "
+    "and pixels it is multiplied with. In the paper's experiments only 10 clients train in a "
+    "round, so with one local epoch they cost a tenth. The paper gives no cost for unfreezing at "
+    "rounds 0, 50 and 100, and of the layers' parameters we know only the two published sums."
+)
+COSTS_CAPTION = (
+    "Cost of each round for one client, in millions of parameters x batches (Fig. 8; FedSeq "
+    "unfreezes at rounds 0, 100 and 200)"
+)
 
 
 @dataclass
@@ -149,3 +165,19 @@ def _compared(part: Section, table: Table, done: list[Outcome]) -> None:
     ]
     title = f"Difference from {table.yardstick}, client by client, with its 95 % interval"
     part.figures.append(interval_chart(Chart("", title, "points"), rows, zero=True))
+
+
+def costs_section() -> Section:
+    """Return the section: the table, and a chart of the cost per round."""
+    found = costs.costs(costs.PAPER)
+    curves = {name: cost.corners() for name, cost in costs.with_first_list(found).items()}
+    return Section(
+        name="fedseq-costs",
+        title="FedSeq: parameters and costs",
+        about=COSTS,
+        command="python -m experiments costs --plot costs.png",
+        state="These figures are computed and need no run",
+        heads=[*costs.HEADS],
+        rows=[*costs.lines(costs.PAPER, found)],
+        figures=[charts.over_x(COSTS_CAPTION, "round", "million", curves)],
+    )

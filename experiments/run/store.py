@@ -18,14 +18,12 @@ from glob import escape, glob
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from experiments.papers import readings
 from experiments.papers.table import SCALES, Cell
 from fedapps.core import config
 from fedapps.core.changes import INCIDENTAL
 from fedapps.core.errors import RunError
-from fedapps.core.files import write_whole
+from fedapps.core.files import held, write_whole
 from fedapps.core.schema import Scalar
 from fedapps.report import directory
 
@@ -175,16 +173,9 @@ class Store:
         """
         name = hashlib.sha256(training.encode()).hexdigest()[:16]
         self.locks.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.locks / name)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            lock.release()
+        (self.locks / name).touch()
+        with held(self.locks / name) as free:
+            yield free
 
     def _read_again(self, path: str) -> Run:
         self._read[path] = Run(**json.loads(Path(path).read_text("utf-8")))

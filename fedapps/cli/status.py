@@ -5,6 +5,8 @@ config.toml names, for example that of devices, `flwr ls NAME` shows the runs.
 """
 
 import argparse
+import os
+import subprocess
 import textwrap
 
 from fedapps.core.options import add_home
@@ -19,21 +21,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a line about the SuperLink and a line for each run."""
-    from fedapps.launcher.runs import listed
-    from fedapps.launcher.superlink import flower_home, not_running, superlink
+    """Print a line about the SuperLink and a line for each run; raises `RunError`."""
+    from fedapps.launcher.outcome import answer_of, details_of
+    from fedapps.launcher.superlink import PORT, flower_home, not_running, superlink
 
     home, link = flower_home(options.home), superlink(options.home)
     if link is None:
         print(f"{not_running(home)}; for one that config.toml names, use flwr ls NAME")
         return 0
     print(f"SuperLink of {home}: port {link.port}, process {link.pid}, Flower {link.version}")
-    runs = listed(home, link, options.limit)
+    answer = subprocess.run(
+        [str(link.bin_dir / "flwr"), "ls", "--format", "json", "--limit", str(options.limit)],
+        env={**os.environ, "FLWR_HOME": str(home), PORT: str(link.port)},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True,
+    )  # fmt: skip
+    runs = answer_of(answer.stdout)["runs"]
     if not runs:
         print("no runs yet")
-        return 0
     for run in runs:
-        print(f"run {run.id}  {run.status}  since {run.since}  {run.seconds:.0f} s")
-        if run.error:
-            print("   ", textwrap.shorten(run.error, 95, placeholder=" ..."))
+        since, seconds = run["pending-at"], float(run["elapsed"])
+        print(f"run {run['run-id']}  {run['status']}  since {since}  {seconds:.0f} s")
+        if error := details_of(run):
+            print("   ", textwrap.shorten(error, 95, placeholder=" ..."))
     return 0

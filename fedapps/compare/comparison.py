@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedapps.compare.evaluations import is_table, read_evaluation
 from fedapps.compare.groups import Group, differing, grouped, shown
 from fedapps.compare.pairs import Pair, data_of, pairs
-from fedapps.compare.runs import Run, found, read
+from fedapps.compare.runs import Run, found, is_table, read, read_evaluation
 from fedapps.core.errors import RunError
 from fedapps.core.words import number
 from fedapps.tasks import Metric

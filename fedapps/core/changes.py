@@ -10,31 +10,12 @@ from fedapps.core.schema import Scalar, literal
 
 # Keys that say where and how a run works. Some of them change the last digits (`device`, `presum`,
 # `threads`, `cache-limit`); `cache-limit` also changes how often frozen layers are computed.
-INCIDENTAL = frozenset(
-    {
-        "cache-limit",
-        "channel-address",
-        "channel-nodes",
-        "channel-reach",
-        "channel-tls",
-        "checkpoint-every",
-        "data-root",
-        "device",
-        "join-timeout",
-        "keep-best",
-        "loggers",
-        "max-failures",
-        "max-samples",
-        "min-available",
-        "presum",
-        "resume",
-        "round-timeout",
-        "run-name",
-        "runs-dir",
-        "step-timeout",
-        "threads",
-    }
-)
+INCIDENTAL = frozenset({
+    "cache-limit", "channel-address", "channel-nodes", "channel-reach", "channel-tls",
+    "checkpoint-every", "data-root", "device", "join-timeout", "keep-best", "loggers",
+    "max-failures", "max-samples", "min-available", "presum", "resume", "round-timeout", "run-name",
+    "runs-dir", "step-timeout", "threads",
+})  # fmt: skip
 # How clients are personalized and scored: keys that training does not depend on.
 PERSONAL = ("evaluate-on", "finetune-epochs", "finetune-lr", "finetune-part", "score-without-head")
 NAMED = ("strategy", "dataset", "seed")  # every name of a run begins and ends with these

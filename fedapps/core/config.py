@@ -24,29 +24,6 @@ from fedapps.core.schema import Scalar, convert, literal, table_of
 from fedapps.core.settings import TABLES, Settings
 from fedapps.core.words import did_you_mean
 
-__all__ = [
-    "DEVICE",
-    "LATEST",
-    "TABLES",
-    "UNSET",
-    "Scalar",
-    "Settings",
-    "clients_named",
-    "defaults",
-    "effective",
-    "foreign_keys",
-    "overridden",
-    "parse",
-    "parse_option",
-    "read",
-    "read_general",
-    "resolved",
-    "resumed_from",
-    "stored",
-    "tables_in_use",
-    "to_toml",
-]
-
 DEVICE = "device"  # value of the key dataset: every client is a device with its own data
 UNSET = ""  # value of a key whose default is in [tool.fedapps.defaults]
 ALL_KEYS = "`fedapps keys` lists all keys"

@@ -62,15 +62,21 @@ def remove_left_over(folder: Path) -> None:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[bool]:
-    """Lock a folder in this context; gives False if another process has locked it.
+def held(path: Path) -> Iterator[bool]:
+    """Lock a folder or a file in this context; gives False if another process has locked it.
 
     The system releases the lock when the process ends, however it ends.
     """
-    with writing(folder):
-        handle = os.open(folder, os.O_RDONLY)
+    with writing(path):
+        handle = os.open(path, os.O_RDONLY)
+    free = True
     try:
-        yield _locked(handle)
+        with suppress(OSError):  # a file system without locks
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                free = False
+        yield free
     finally:
         os.close(handle)
 
@@ -89,16 +95,6 @@ def in_turn(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def _locked(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return True
-    return True
 
 
 def _sync_folder(folder: Path) -> None:

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from fedapps.core import config, registry
-from fedapps.core.schema import fields, kind_of, literal
+from fedapps.core.schema import Scalar, fields, kind_of, literal
+from fedapps.core.settings import TABLES, Settings
 
 # Title and first line of each section. A section begins at the key or table that stands for it.
 SECTIONS = {
@@ -85,11 +86,11 @@ def _section(key: str, before: str) -> str:
     return "methods" if dot else before
 
 
-def _fields(known: Mapping[str, config.Scalar]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _fields(known: Mapping[str, Scalar]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each key with its schema: general keys, then general tables, then methods' tables."""
-    general = fields(config.Settings)
+    general = fields(Settings)
     yield from ((key, field) for key, field in general.items() if key in known)
-    for name, cls in config.TABLES.items():
+    for name, cls in TABLES.items():
         yield from ((f"{name}.{short}", field) for short, field in fields(cls).items())
     for name in registry.names():
         own = fields(registry.settings_class(name))

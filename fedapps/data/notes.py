@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedapps.data.dataset import Dataset
-from fedapps.data.npz import Array
-from fedapps.data.rows import Rows
+from fedapps.data.npz import Array, Rows
 
 LOOKED_AT = 2**22  # bytes that are read, from the beginning of each array of pixels
 SCALED = 16.0  # floats above this are not standardized pixels, but values of bytes

@@ -8,12 +8,10 @@ import numpy as np
 
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
-from fedapps.data.contents import input_spec, open_npz
+from fedapps.data.contents import check_images, check_pixels, input_spec, open_npz, shape_of
 from fedapps.data.dataset import Dataset, declared
-from fedapps.data.images import check_images, check_pixels, shape_of
-from fedapps.data.npz import class_names, headers
+from fedapps.data.npz import Rows, class_names, headers
 from fedapps.data.pictures import Pictures, folders, picture_files, picture_of
-from fedapps.data.rows import Rows
 from fedapps.data.spec import WHOLE, Spec, image_spec, label_spec
 
 

@@ -24,6 +24,7 @@ from fedapps.core import config, registry
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.files import write_whole
+from fedapps.core.schema import Scalar
 from fedapps.data.pictures import MOST_PIXELS
 from fedapps.data.spec import Normalization, Spec, image_spec, label_spec
 from fedapps.engine.finished import FinishedRun
@@ -45,7 +46,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
     """
 
     client: int | None
-    config: dict[str, config.Scalar]
+    config: dict[str, Scalar]
     inputs: Spec
     targets: Spec
     names: tuple[str, ...]

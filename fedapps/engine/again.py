@@ -85,16 +85,9 @@ def _write(
             directory.append(overview, [line.keys()])
         known = directory.columns_of(overview)  # an earlier version wrote fewer columns
         directory.append(overview, [[line.get(name) for name in known]])
-    log.info(
-        "evaluation %s of round %s on %s samples%s: %s %.4f -> %.4f",
-        line["evaluation"],
-        line["round"],
-        samples,
-        f" with {line['settings']}" if line["settings"] else "",
-        columns.lead.label,
-        mean.initial,
-        mean.personalized,
-    )
+    given = f" with {line['settings']}" if line["settings"] else ""
+    what = f"evaluation {line['evaluation']} of round {line['round']} on {samples} samples{given}"
+    log.info("%s: %s %.4f -> %.4f", what, columns.lead.label, mean.initial, mean.personalized)
     log.info("%s", os.fspath(path))
 
 

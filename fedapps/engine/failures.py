@@ -116,11 +116,5 @@ class FailurePolicy:
             return
         self.counts.advised = True
         limit = "" if self.settings.max_norm else ", or limit gradients, for example max-norm=10"
-        log.warning(
-            "round %s: training diverged at %s of %s clients: lower lr = %g%s",
-            round_,
-            diverged,
-            asked,
-            self.settings.round_lr(round_),
-            limit,
-        )
+        lr = f"lower lr = {self.settings.round_lr(round_):g}{limit}"
+        log.warning(f"round {round_}: training diverged at {diverged} of {asked} clients: {lr}")

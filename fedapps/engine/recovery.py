@@ -70,11 +70,8 @@ class Recovery:
         self.best, self.done = found.progress.best, found.progress.round
         self.failures = found.progress.failures
         if self.settings.keep_best and self.best.round and not (run / directory.BEST).exists():
-            log.warning(
-                "keep-best: round %s is the best so far, but was not kept; "
-                "best/ will be written at the next better round",
-                self.best.round,
-            )
+            so_far = f"round {self.best.round} is the best so far, but was not kept"
+            log.warning(f"keep-best: {so_far}; best/ will be written at the next better round")
 
     def before_sending(self, report: Report, strategy: BaseStrategy) -> None:
         """Save the count of releases before a round, because a repeated round releases twice."""
@@ -119,11 +116,8 @@ class Recovery:
             found = self._checkpoint(strategy, report.state(round_), self.best)
             checkpoint.save(report.folder, found)
         if ends:
-            log.info(
-                "no better round than round %s in %s evaluations: the run ends",
-                self.best.round,
-                s.patience,
-            )
+            told = f"no better round than round {self.best.round} in {s.patience} evaluations"
+            log.info(f"{told}: the run ends")
             raise EarlyStop
 
     def tell_best(self, run: Path) -> None:
@@ -132,11 +126,8 @@ class Recovery:
         There is none for devices, because only they have the samples.
         """
         if (run / directory.BEST).exists() and self.settings.dataset != DEVICE:
-            log.info(
-                "the best round on validation samples is %s; to score it on test samples: %s",
-                self.best.round,
-                best.look(run / directory.BEST),
-            )
+            told = f"the best round on validation samples is {self.best.round}"
+            log.info(f"{told}; to score it on test samples: {best.look(run / directory.BEST)}")
 
     def _checkpoint(self, strategy: BaseStrategy, state: ReportState, best: Best) -> Checkpoint:
         about = msgspec.structs.asdict(state)

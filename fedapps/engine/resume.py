@@ -9,9 +9,9 @@ import msgspec
 
 from fedapps.core import config, log
 from fedapps.core.changes import INCIDENTAL
-from fedapps.core.config import LATEST
 from fedapps.core.errors import RunError, without_lines
 from fedapps.core.files import held
+from fedapps.core.options import LATEST
 from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar, literal
 from fedapps.core.settings import Settings
@@ -128,11 +128,8 @@ def offer(settings: Settings, flat: Mapping[str, Scalar]) -> None:
     """Tell the user if an unfinished run with the same settings could be resumed instead."""
     for folder in unfinished(settings, flat):
         done = checkpoint.rounds(folder)[-1]
-        log.info(
-            "note: %s with the same settings stopped after round %s; --resume goes on with it",
-            folder,
-            done,
-        )
+        told = f"{folder} with the same settings stopped after round {done}"
+        log.info(f"note: {told}; --resume goes on with it")
         return
 
 
@@ -181,12 +178,8 @@ def check_dependence(folder: Path, strategy: BaseStrategy, done: int) -> None:
         )
     for round_ in range(1, done + 1):
         if old.plan(round_, client) != strategy.plan(round_, client):
-            log.warning(
-                "round %s depends on the number of rounds: a run of %s rounds from the start would "
-                "not be the same",
-                round_,
-                new.num_rounds,
-            )
+            start = f"a run of {new.num_rounds} rounds from the start would not be the same"
+            log.warning(f"round {round_} depends on the number of rounds: {start}")
             return
 
 

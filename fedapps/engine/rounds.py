@@ -249,12 +249,8 @@ class Rounds:
                     detail = f"{count} of {count + done.batches} batches"
                     self.report.event(round_, update.client, kind, detail)
             if not done.batches and done.skipped:
-                log.info(
-                    "round %s: client %s skipped all its batches, which have one sample each: "
-                    "BatchNorm needs more; raise batch-size",
-                    round_,
-                    update.client,
-                )
+                why = "which have one sample each: BatchNorm needs more; raise batch-size"
+                log.info(f"round {round_}: client {update.client} skipped all its batches, {why}")
             yield update
 
     def _uploaded(self, round_: int) -> Arrays:

@@ -79,59 +79,23 @@ from fedapps.training.plan import Plan, Stage
 
 __all__ = [  # noqa: RUF022, in the order of the docstring
     # what most methods need
-    "BaseStrategy",
-    "BaseClient",
-    "Plan",
-    "Stage",
-    "Slice",
-    "replace",
-    "Arrays",
-    "take",
-    "put",
-    "ClientUpdate",
-    "Objective",
-    "Backward",
-    "Samples",
-    "Costs",
-    "MethodSettings",
-    "doc",
+    "BaseStrategy", "BaseClient", "Plan", "Stage", "Slice", "replace", "Arrays", "take", "put",
+    "ClientUpdate", "Objective", "Backward", "Samples", "Costs", "MethodSettings", "doc",
     "FINETUNING",
     # types of keys
-    "Count",
-    "NonNegative",
-    "Positive",
-    "AtLeastZero",
-    "Fraction",
-    "Share",
-    "BelowOne",
+    "Count", "NonNegative", "Positive", "AtLeastZero", "Fraction", "Share", "BelowOne",
     # checks of keys
-    "RunError",
-    "clients_named",
+    "RunError", "clients_named",
     # anywhere
-    "log",
-    "generator",
-    "rehearse",
+    "log", "generator", "rehearse",
     # aggregation
-    "weighted_mean",
-    "plain_mean",
-    "LastSent",
-    "WarmUp",
+    "weighted_mean", "plain_mean", "LastSent", "WarmUp",
     # more training
-    "TrainingStats",
-    "descend",
-    "pull",
-    "restored",
-    "swapped",
+    "TrainingStats", "descend", "pull", "restored", "swapped",
     # parts of the model, and scores
-    "run",
-    "features",
-    "chunks",
+    "run", "features", "chunks",
     # results of the method's own
-    "Figure",
-    "WITHOUT_HEAD",
-    "EventPlot",
+    "Figure", "WITHOUT_HEAD", "EventPlot",
     # more than plans
-    "Question",
-    "Failure",
-    "SERVER",
-]
+    "Question", "Failure", "SERVER",
+]  # fmt: skip

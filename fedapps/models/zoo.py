@@ -5,16 +5,12 @@ from torch import nn
 
 from fedapps.core.words import nearest
 from fedapps.data.spec import Spec, image_spec
-from fedapps.models import cnn, conv4, lenet, mlp, mobilenet, resnet, sequences, vgg
+from fedapps.models import deep, mlp, sequences, small
 from fedapps.models.blocks import ModelSpec, Shape
 
 MODELS: dict[str, ModelSpec] = {
-    **cnn.MODELS,
-    **lenet.MODELS,
-    **conv4.MODELS,
-    **mobilenet.MODELS,
-    **resnet.MODELS,
-    **vgg.MODELS,
+    **small.MODELS,
+    **deep.MODELS,
     **mlp.MODELS,
     **sequences.MODELS,
 }

@@ -4,7 +4,7 @@ from fedapps.split.client import SplitClient
 from fedapps.split.rules import BatchGradients, Smashed
 from fedapps.split.server_part import ServerPart
 from fedapps.split.session import Session
-from fedapps.split.settings import Cut, OversampleSettings
+from fedapps.split.setup import Cut, OversampleSettings
 from fedapps.split.strategy import SplitStrategy
 
 __all__ = [

@@ -26,15 +26,21 @@ from fedapps.core.paths import expanded
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate, Failure
 from fedapps.models.layers import Arrays, Slice
-from fedapps.split.address import is_loopback, reachable, read_certificate
 from fedapps.split.channel import ChannelServer
-from fedapps.split.checks import check_settings
-from fedapps.split.leak import LEAK
-from fedapps.split.plans import least_cut, recycling, through
 from fedapps.split.rules import BatchGradients, Rules, Smashed, frame_limit, levelled
 from fedapps.split.server_part import ServerPart
 from fedapps.split.session import Session
-from fedapps.split.settings import OversampleSettings
+from fedapps.split.setup import (
+    LEAK,
+    OversampleSettings,
+    check_settings,
+    is_loopback,
+    least_cut,
+    reachable,
+    read_certificate,
+    recycling,
+    through,
+)
 from fedapps.training.channel import Channel
 from fedapps.training.costs import TrainingStats
 from fedapps.training.plan import Plan

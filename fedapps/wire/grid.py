@@ -17,16 +17,9 @@ from fedapps.wire.replies import unreadable
 # Errors that Flower's parser raises for a reply that is not a valid message. The SuperLink's own
 # errors are different ones (httpx, RuntimeError, OSError), and end the run.
 UNREADABLE = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    DecodeError,
-    LookupError,
-    MemoryError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
+    ArithmeticError, AssertionError, AttributeError, DecodeError, LookupError, MemoryError,
+    RecursionError, TypeError, ValueError,
+)  # fmt: skip
 FIRST_WAIT, LONGEST_WAIT = 0.01, 1.0  # seconds between polls
 BROKEN_WAIT = 10.0  # seconds to wait for the right reply after one that could not be read
 

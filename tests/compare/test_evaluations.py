@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 
-from fedapps.compare.evaluations import read_evaluation
+from fedapps.compare.runs import read_evaluation
 
 LONG = [(0.1, 0.5), (0.2, 0.6), (0.3, 0.7)]  # initial and personalized, of three rounds
 COLUMNS = ("evaluation", "round", "settings", "accuracy_initial", "accuracy_personalized")

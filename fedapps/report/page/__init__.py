@@ -13,8 +13,7 @@ from fedapps.drawing import html
 from fedapps.method.figures import EventPlot
 from fedapps.report.page import facts, run_charts
 from fedapps.report.page.reading import RunFiles
-from fedapps.report.page.style import STYLE
-from fedapps.report.page.template import SECTIONS, TEMPLATE
+from fedapps.report.page.template import SECTIONS, STYLE, TEMPLATE
 
 PAGE = "report.html"
 SHARE = 100  # the page is written again after this many times the seconds that writing it took

@@ -28,17 +28,10 @@ def curves(run: RunFiles) -> list[Chart]:
     found: list[Chart] = []
     if len(evaluated) > 1:
         found.append(_scores(run.lead, evaluated))
-    trained = _points(run.rounds, "train_loss")
-    if len(trained) > 1:
-        chart = Chart("loss", "Training loss", "round", "mean loss over trained samples")
-        line = Series("", "personalized", trained)
-        found.append(line_chart(chart, [line], "{:.3g}".format))
-    spent = _points(run.rounds, "epsilon")
-    if len(spent) > 1:
-        chart = Chart("epsilon", "Privacy spent", "round", "epsilon so far")
-        line = Series("", "personalized", spent)
-        found.append(line_chart(chart, [line], "{:.3g}".format, floor=0.0))
-    return found
+    loss = Chart("loss", "Training loss", "round", "mean loss over trained samples")
+    found += _over_rounds(loss, run, "train_loss", None)
+    epsilon = Chart("epsilon", "Privacy spent", "round", "epsilon so far")
+    return found + _over_rounds(epsilon, run, "epsilon", 0.0)
 
 
 def clients(run: RunFiles) -> list[Chart]:
@@ -91,12 +84,8 @@ def costs(run: RunFiles) -> list[Chart]:
     if lines:
         chart = Chart("traffic", "Traffic so far", "round", "of all clients together")
         found.append(line_chart(chart, lines, human_bytes, floor=0.0))
-    seconds = _points(run.rounds, "seconds")
-    if len(seconds) > 1:
-        chart = Chart("seconds", "Time of every round", "round", "seconds")
-        line = Series("", "personalized", seconds)
-        found.append(line_chart(chart, [line], "{:.3g}".format, floor=0.0))
-    return found
+    seconds = Chart("seconds", "Time of every round", "round", "seconds")
+    return found + _over_rounds(seconds, run, "seconds", 0.0)
 
 
 def events(run: RunFiles, plots: Iterable[EventPlot]) -> list[Chart]:
@@ -254,21 +243,26 @@ def _declared(rows: Sequence[Row], plot: EventPlot) -> list[Chart]:
     colours = dict(zip(categories, COLOURS * len(categories), strict=False))
     charts: list[Chart] = []
     if counts:
-        chart = Chart(
-            f"{plot.name}-counts", plot.count_label.capitalize(), "round", "in every round"
-        )
+        title = plot.count_label.capitalize()
+        chart = Chart(f"{plot.name}-counts", title, "round", "in every round")
         bars = [Series(name, colours[name], [*of.items()]) for name, of in counts.items()]
         charts.append(bar_chart(chart, bars, "{:g}".format))
     if any(len(of) > 1 for of in values.values()):
-        chart = Chart(
-            f"{plot.name}-values", plot.value_label.capitalize(), "round", "in every round"
-        )
+        title = plot.value_label.capitalize()
+        chart = Chart(f"{plot.name}-values", title, "round", "in every round")
         lines = [
             Series(name, colours[name], [(r, sum(v) / len(v)) for r, v in sorted(of.items())])
             for name, of in values.items()
         ]
         charts.append(line_chart(chart, lines, "{:.3g}".format))
     return charts
+
+
+def _over_rounds(chart: Chart, run: RunFiles, column: str, floor: float | None) -> list[Chart]:
+    """Draw a column of rounds.csv over the rounds; nothing if fewer than two have a value."""
+    points = _points(run.rounds, column)
+    line = Series("", "personalized", points)
+    return [line_chart(chart, [line], "{:.3g}".format, floor=floor)] if len(points) > 1 else []
 
 
 def _points(rows: Iterable[Row], column: str) -> list[tuple[float, float]]:

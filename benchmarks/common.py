@@ -1,0 +1,102 @@
+"""What the benchmarks share: options, settings of the papers, data, a trainer, timed rounds."""
+
+import argparse
+import csv
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedapps import models
+from fedapps.core import config, log
+from fedapps.engine.recovery import Recovery
+from fedapps.launcher.outcome import LaunchResult
+from fedapps.models.layers import layout_of
+from fedapps.report.report import Report
+from fedapps.serial import run_serial
+from fedapps.training.costs import profile
+from fedapps.training.trainer import Trainer
+
+ROOT = Path(__file__).parent.parent
+EMPTY = ROOT / "benchmarks" / "empty_app"
+DATA = "~/fedapps-data"
+Samples = tuple[torch.Tensor, torch.Tensor]
+
+
+def given(about: str | None, **options: Any) -> argparse.Namespace:
+    """Parse the command line; `options` are the options' defaults, which give their types."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=about, formatter_class=formatter)
+    for name, default in options.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    return parser.parse_args()
+
+
+def setting(name: str) -> str:
+    """Return the path of a run-config of the papers."""
+    return str(ROOT / "experiments" / "configs" / f"{name}.toml")
+
+
+def timed(work: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[float, Any]:
+    """Call a function; return the seconds that it takes and what it returns."""
+    begin = time.perf_counter()
+    result = work(*arguments, **named)
+    return time.perf_counter() - begin, result
+
+
+def serial_rounds(options: list[str], look: Callable[[float, int, Report], None]) -> None:
+    """Run on the serial engine; after each round call `look`.
+
+    It gets the seconds of the round's end (checkpoint and best round), the round and the report.
+    """
+    end = Recovery.after_round
+
+    def after_round(self: Recovery, round_: int, strategy: Any, report: Report, score: Any) -> None:
+        look(timed(end, self, round_, strategy, report, score)[0], round_, report)
+
+    log.set_level("error")
+    Recovery.after_round = after_round  # type: ignore[method-assign]
+    try:
+        run_serial(config.parse(options), plots=False)
+    finally:
+        Recovery.after_round = end  # type: ignore[method-assign]
+
+
+def seconds_of(result: LaunchResult, run: Path) -> list[float]:
+    """Return the seconds of each round of a run; ends the program if the run failed."""
+    completed(result)
+    with (run / "rounds.csv").open() as file:
+        return [float(row["seconds"]) for row in csv.DictReader(file)]
+
+
+def completed(result: LaunchResult) -> LaunchResult:
+    """End the program if a run failed."""
+    if not result.completed:
+        raise SystemExit(f"error: {result.error}")
+    return result
+
+
+def write_images(path: Path, labels: np.ndarray, tests: int) -> Path:
+    """Write random images of 8 x 8 with these labels, the first `tests` of them as test samples."""
+    images = np.random.default_rng(0).integers(0, 256, (len(labels), 8, 8), np.uint8)
+    test = {"test_images": images[:tests], "test_labels": labels[:tests]}
+    np.savez(path, train_images=images, train_labels=labels, **test)
+    return path
+
+
+def random_samples(count: int, classes: int) -> Samples:
+    """Return random images of 3 x 32 x 32 and labels."""
+    draws = torch.Generator().manual_seed(0)
+    images = torch.randn(count, 3, 32, 32, generator=draws)
+    return images, torch.randint(classes, (count,), generator=draws)
+
+
+def trainer_of(name: str, classes: int, batch: int, cache_bytes: int = 0) -> Trainer:
+    """Return the trainer of a new model for such samples."""
+    model = models.build(name, (3, 32, 32), classes, seed=0).to(memory_format=torch.channels_last)
+    layout = layout_of(model, 1, "shared", False)
+    costs = profile(model, layout, (3, 32, 32))
+    return Trainer(model, layout, costs, batch, cache_bytes=cache_bytes)
