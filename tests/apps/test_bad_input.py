@@ -180,9 +180,6 @@ def test_more_supernodes_wanted_than_there_are(refuse, monkeypatch):
     assert line == "min-available = 3: must be at most --num-supernodes 2"
 
 
-# Data ---------------------------------------------------------------------------------------------
-
-
 def test_more_clients_than_samples(refuse, make_npz, tmp_path):
     path = make_npz(tmp_path / "few.npz", train=3, test=3)
     line = refuse(quoted(path), 'num-clients=4 split="official"')
@@ -268,9 +265,6 @@ def test_a_download_without_network(refuse, tmp_path, monkeypatch):
     )
 
 
-# Folders ------------------------------------------------------------------------------------------
-
-
 def test_a_runs_dir_below_a_file(refuse, tmp_path):
     (tmp_path / "file").write_text("x")
     line = refuse('run-name="a"', runs=tmp_path / "file" / "runs")
@@ -323,9 +317,6 @@ def test_the_serverapp_wants_full_paths(key, started, flat_config, tiny_npz, tmp
     assert str(caught.value) == line
     assert started == []
     assert list(tmp_path.iterdir()) == []
-
-
-# The ServerApp ------------------------------------------------------------------------------------
 
 
 def test_the_serverapp_logs_the_line_and_fails(started, flat_config, tiny_npz, caplog, tmp_path):

@@ -53,9 +53,6 @@ def diverge(client, plan, received, fit):
     return update
 
 
-# One client fails ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_one_fails_alone(serial_run, tiny_npz, break_fit, read_csv, read_rounds, read_model, nodes):
     done = {}
@@ -188,9 +185,6 @@ def test_an_interrupt_is_no_failure_of_a_client(serial_run, tiny_npz, break_fit)
         serial_run(tiny_npz, EVERYBODY, 'strategy="fedavg"')
 
 
-# Who runs where changes nothing -------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("strategy", ["fedavg", "fedper"])
 def test_means_of_supernodes_are_the_mean(serial_run, tiny_npz, read_model, read_rounds, strategy):
     options = [tiny_npz, EVERYBODY, f'strategy="{strategy}"']
@@ -287,9 +281,6 @@ def test_any_number_of_supernodes_gives_the_same(serial_run, tiny_npz, read_csv,
     one = results(1)
     assert results(3) == one
     assert results(8) == one  # more SuperNodes than clients
-
-
-# One message --------------------------------------------------------------------------------------
 
 
 @pytest.fixture

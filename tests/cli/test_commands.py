@@ -29,9 +29,6 @@ def options(tiny_npz, tmp_path, data_root):
     return ["-c", tiny_npz, "--run-config", f"{TINY} {folders}"]
 
 
-# Help ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("words", [[], ["-h"], ["--help"]])
 def test_the_overview_has_every_command(words, capsys):
     assert cli.main(words) == 0
@@ -105,9 +102,6 @@ def test_a_command_that_is_not_there_gets_the_nearest(capsys):
     assert capsys.readouterr().err == line
 
 
-# Choosing -----------------------------------------------------------------------------------------
-
-
 def test_keys_can_be_looked_up_by_a_part_of_their_names(capsys):
     assert cli.main(["keys", "lr"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -130,9 +124,6 @@ def test_methods_come_in_markdown_too(capsys):
 def test_keys_come_in_markdown_as_their_page_has_them(capsys):
     assert cli.main(["keys", "--markdown"]) == 0
     assert capsys.readouterr().out.splitlines() == [*keys.markdown()]
-
-
-# Running ------------------------------------------------------------------------------------------
 
 
 def test_serial_takes_both_options_and_ends_with_the_run_directory(options, no_plots, capsys):
@@ -270,9 +261,6 @@ def test_status_and_stop_without_a_superlink(tmp_path, capsys):
     hint = "for one that config.toml names, use flwr ls NAME"  # `fedapps run` may use that one
     assert capsys.readouterr().out == f"{there}; {hint}\n{there}\n"
     assert list(tmp_path.iterdir()) == []
-
-
-# Runs that are there ------------------------------------------------------------------------------
 
 
 def test_evaluate_scores_a_run_with_other_settings(options, no_plots, capsys, read_csv):

@@ -26,9 +26,6 @@ KILLED = (
 )
 
 
-# Flower's log -------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def shown():
     """Return shown(text, error=None): whether Flower's log shows a line in this process."""
@@ -82,9 +79,6 @@ def test_both_apps_keep_such_lines_out():
     assert [str(warning.message) for warning in seen] == ["Tip of another kind"]
 
 
-# Waiting ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("at_least", "ready", "starting", "line"), [
     (1, 0, 2, "2 SuperNodes starting, for 7 s now"),
     (3, 2, 1, "1 SuperNode starting, for 7 s now"),
@@ -114,9 +108,6 @@ def test_a_long_wait_is_told_whenever_it_has_doubled(monkeypatch, capsys):
         registry.wait_for_nodes()
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["waiting for 2 SuperNodes: 0 of 2 are ready (min-available)"] * 5  # 5 ... 80 s
-
-
-# Failures -----------------------------------------------------------------------------------------
 
 
 def test_a_serial_run_that_diverges_has_no_traceback(tiny_npz, tmp_path, data_root, capsys):

@@ -144,9 +144,6 @@ def test_a_curve_is_over_the_rounds_that_all_runs_of_a_group_have_scored(made):
         assert row["std"] == pytest.approx(np.std(values, ddof=1))
 
 
-# Differences --------------------------------------------------------------------------------------
-
-
 def expected_difference(folders, first, second):
     """Return the cells of a difference: n, points, interval, p."""
     table = 100 * table_of(folders).pivot(index="seed", columns="strategy", values=RESULT)
@@ -179,9 +176,8 @@ def test_several_tests_are_told_and_equal_differences_are_no_test(made, compare)
     accuracies[2] = accuracies[0] + 0.25
     for method, values in zip(METHODS.values(), accuracies, strict=True):
         for seed, value in enumerate(values):
-            folder = made(
-                f"{method}{seed}", f'strategy="{method}" seed={seed}', scores=[(0.1, value)]
-            )
+            keys = f"strategy={method} seed={seed}"
+            folder = made(f"{method}{seed}", keys, scores=[(0.1, value)])
     compared = compare(folder.parent)
     printed = compared.cells("personalized accuracy, difference seed by seed")
     assert printed["C - A"] == ["4", "+25.00 ± 0.00", "the same difference in all"]
@@ -250,9 +246,6 @@ def test_seeds_left_out_of_a_difference_are_told_also_of_groups_with_other_data(
     assert printed.keys() == {"", "C - B"} and printed["C - B"][0] == "1"
     assert compared.out.count("not the same clients") == 1
     assert "not the same clients: seed 1 is scored on 5 (B), 4 (C)\n" in compared.out
-
-
-# Settings -----------------------------------------------------------------------------------------
 
 
 def test_the_settings_that_differ_are_columns_and_nothing_else(made, compare):

@@ -22,9 +22,6 @@ from tests.support import ROOT
 LONG = [(0.1, 0.2), (0.2, 0.3), (0.3, 0.4)]
 
 
-# No runs ------------------------------------------------------------------------------------------
-
-
 def test_folders_that_are_no_runs_are_named(made, refused, tmp_path):
     run, empty, file = made("a"), tmp_path / "empty", tmp_path / "file"
     empty.mkdir()
@@ -62,9 +59,6 @@ def test_a_folder_that_cannot_be_written_is_one_line(made, tmp_path, capsys):
     assert cli.main(["compare", str(folder), "--output", str(tmp_path / "file" / "in")]) == 1
     line = f"error: cannot make {tmp_path}/file/in: Not a directory\n"
     assert capsys.readouterr().err == line
-
-
-# No end, no scores --------------------------------------------------------------------------------
 
 
 def test_of_an_unfinished_run_the_last_scored_round_counts_and_it_is_told(made, compare):
@@ -185,9 +179,6 @@ def test_a_reader_that_has_read_enough_leaves_the_files_and_no_traceback(made, t
         assert done.stderr == b""
     there = {path.name for path in (tmp_path / "files").iterdir()}
     assert there == {"runs.csv", "groups.csv", "curves.png"}
-
-
-# Pictures -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

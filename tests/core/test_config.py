@@ -119,9 +119,6 @@ def value_of(settings, key):
     return attrgetter(field(key))(settings)
 
 
-# Values -------------------------------------------------------------------------------------------
-
-
 def test_the_lists_above_hold_every_general_key():
     listed = {"strategy", *WORDS, *TEXTS, *FLAGS, *COUNTS, *FLOATS}
     plain = {key for key in config.defaults() if "." not in key}
@@ -173,9 +170,6 @@ def test_a_missing_key_is_named():
         config.read(flat)
 
 
-# Methods ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", registry.names())
 def test_the_defaults_are_valid_for_every_method(name):
     settings = read(strategy=name)
@@ -184,27 +178,18 @@ def test_the_defaults_are_valid_for_every_method(name):
 
 
 def test_an_unknown_method_gets_the_list_and_the_nearest():
-    with pytest.raises(RunError) as caught:
-        read(strategy="fedbabuu")
     known = ", ".join(registry.names())
-    text = f'strategy = "fedbabuu": must be one of {known} (did you mean fedbabu?)'
-    assert str(caught.value) == text
-    with pytest.raises(RunError) as caught:
-        read(strategy="")
-    assert str(caught.value) == f'strategy = "": must be one of {known}'
+    for name, hint in (("fedbabuu", " (did you mean fedbabu?)"), ("", "")):
+        with pytest.raises(RunError) as caught:
+            read(strategy=name)
+        assert str(caught.value) == f'strategy = "{name}": must be one of {known}{hint}'
 
 
 # general key, key of the table -> prox-mu of fedprox, of a method without such a key
-PRECEDENCE = [
-    (None, None, 0.01, 0.0),
-    (0.3, None, 0.3, 0.3),
-    (0.0, None, 0.0, 0.0),  # the general default, but set
-    (0.01, None, 0.01, 0.01),
-    (None, 0.5, 0.5, 0.0),
-    (0.3, 0.5, 0.5, 0.3),
-    (0.3, 0.01, 0.01, 0.3),  # the table's default, but set
-    (0.0, 0.0, 0.0, 0.0),
-]
+PRECEDENCE = [  # 0.0 is the general default, 0.01 that of the table: they may be set, too
+    (None, None, 0.01, 0.0), (0.3, None, 0.3, 0.3), (0.0, None, 0.0, 0.0), (0.01, None, 0.01, 0.01),
+    (None, 0.5, 0.5, 0.0), (0.3, 0.5, 0.5, 0.3), (0.3, 0.01, 0.01, 0.3), (0.0, 0.0, 0.0, 0.0),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("general", "table", "with_table", "without"), PRECEDENCE)
@@ -276,9 +261,6 @@ def test_keys_of_other_methods_are_told_and_have_no_effect():
     assert config.read(flat).prox_mu == 0.0
     assert config.foreign_keys(flat | {"strategy": "fedprox"}) == []
     assert config.foreign_keys(config.defaults()) == []
-
-
-# Parsing ------------------------------------------------------------------------------------------
 
 
 def changes(*options):
@@ -384,9 +366,6 @@ def test_an_unknown_key_gets_the_nearest():
             config.parse([f"{key}=3"])
 
 
-# The file that repeats a run ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("general", "table", "with_table", "without"), PRECEDENCE)
 def test_a_run_is_repeated_by_its_file(general, table, with_table, without, tmp_path):
     changes = {"prox-mu": general, "fedprox.prox-mu": table, "strategy": "fedprox"}
@@ -407,9 +386,6 @@ def test_a_file_reads_back_as_it_was(flat):
     assert {k: type(v) for k, v in found.items()} == {k: type(v) for k, v in flat.items()}
 
 
-# One source ---------------------------------------------------------------------------------------
-
-
 def test_every_key_has_its_row_with_default_and_meaning():
     rows = {row.name: row for row in keys.table()}
     assert len(rows) == len(keys.table())
@@ -419,9 +395,7 @@ def test_every_key_has_its_row_with_default_and_meaning():
         assert len(row.meaning) > 10, key
         assert row.kind, key
         assert tomllib.loads(f"x = {row.default}")["x"] == known[key]
-    assert (rows["test-fraction"].kind, rows["test-fraction"].default) == (
-        "float > 0 and < 1", "0.25",
-    )  # fmt: skip
+    assert rows["test-fraction"][1:3] == ("float > 0 and < 1", "0.25")
     assert rows["prox-mu"].default == "0.0"
     assert rows["fedprox.prox-mu"][1:] == ("float >= 0", "0.01", "overrides prox-mu")
     assert rows["lr-schedule"].kind == "one of constant, cosine, step"
@@ -443,30 +417,6 @@ def test_settings_cannot_change_and_can_be_a_key():
     assert read(seed=1) != settings
 
 
-# What is derived ----------------------------------------------------------------------------------
-
-
 def test_the_rate_of_personalization_is_lr_unless_set():
     assert read(lr=0.5).finetune_rate == 0.5
     assert read(lr=0.5, finetune_lr=0.25).finetune_rate == 0.25
-
-
-def test_learning_rate_steps_after_half_and_three_quarters_of_the_rounds():
-    settings = read(lr=1.0, lr_schedule="step", num_rounds=7)  # T//2 = 3, 3T//4 = 5
-    rates = [settings.round_lr(round_) for round_ in range(1, 8)]
-    assert rates == pytest.approx([1, 1, 1, 0.1, 0.1, 0.01, 0.01])
-
-
-@pytest.mark.parametrize(("rounds", "rates"), [(1, [1]), (2, [1, 0.01]), (3, [1, 0.1, 0.01])])
-def test_the_first_round_has_the_whole_learning_rate(rounds, rates):
-    settings = read(lr=1.0, lr_schedule="step", num_rounds=rounds)
-    found = [settings.round_lr(round_) for round_ in range(1, rounds + 1)]
-    assert found == pytest.approx(rates)
-
-
-def test_learning_rate_falls_as_a_cosine_from_lr_towards_0():
-    settings = read(lr=2.0, lr_schedule="cosine", num_rounds=4)
-    rates = [settings.round_lr(round_) for round_ in range(1, 5)]
-    half = 2**-0.5
-    assert rates == pytest.approx([2, 1 + half, 1, 1 - half])
-    assert {read(lr=2.0).round_lr(round_) for round_ in (1, 9, 30)} == {2.0}

@@ -21,9 +21,6 @@ def level():
     log.set_level("info")
 
 
-# Files --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("durable", [False, True])
 @pytest.mark.parametrize("content", [b"new", lambda path: path.write_bytes(b"new")])
 def test_a_file_is_replaced_and_nothing_else_stays(content, durable, tmp_path):
@@ -59,9 +56,6 @@ def test_what_is_interrupted_leaves_the_old_file(error, expected, tmp_path):
 def test_a_file_in_no_folder_cannot_be_written(tmp_path):
     with pytest.raises(RunError, match=r"^cannot write .*/none/x: No such file or directory$"):
         write_whole(tmp_path / "none" / "x", b"")
-
-
-# The log ------------------------------------------------------------------------------------------
 
 
 def test_lines_are_what_print_would_print(capsys):
@@ -135,9 +129,6 @@ def test_a_log_file_that_cannot_be_written_is_one_line(tmp_path):
         pass
 
 
-# The project --------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def fresh():
     """pyproject.toml is read once; tests that move it need it read anew."""
@@ -164,9 +155,6 @@ def test_without_pyproject_there_are_no_defaults(fresh, tmp_path, monkeypatch):
     monkeypatch.setattr(project, "__file__", str(tmp_path / "fedapps" / "core" / "project.py"))
     with pytest.raises(RunError, match=rf"^pyproject\.toml: not at {tmp_path}/fedapps/pyproject"):
         project.defaults()
-
-
-# Words --------------------------------------------------------------------------------------------
 
 
 def test_the_nearest_word():

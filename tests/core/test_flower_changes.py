@@ -55,9 +55,6 @@ def change_source(monkeypatch, module, old, new):
     monkeypatch.setattr(inspect, "getsource", lambda m: changed if m is module else real(m))
 
 
-# What is known ------------------------------------------------------------------------------------
-
-
 def test_a_stand_in_has_all_else_of_its_module():
     stand_in = Overlay(time, sleep="mine")
     assert stand_in.sleep == "mine" and stand_in.monotonic is time.monotonic
@@ -89,9 +86,6 @@ def test_a_note_is_said_once(notes):
     for _ in range(3):
         flower.leave_as_it_is("a", "b", "c")
     assert notes() == [f"note: Flower {flower.version()}: a is left as it is, because b; c"]
-
-
-# The SuperNode ------------------------------------------------------------------------------------
 
 
 def test_this_flowers_loop_is_the_one_that_we_know(loop, notes):
@@ -152,9 +146,6 @@ def test_a_supernode_ends_though_flower_does_not_know_how(monkeypatch, capsys):
     assert ends == [1] and capsys.readouterr().out == "error: Lost the SuperLink.\n"
 
 
-# The SuperExec ------------------------------------------------------------------------------------
-
-
 def test_this_flowers_executor_is_the_one_that_we_know(executor, notes):
     forks, rests, asked = superexec.Forks(), [], []
     forks.end_idle = lambda: rests.append(1)
@@ -185,9 +176,6 @@ def test_an_executor_that_is_another_one_is_left_as_it_is(executor, notes, monke
     assert executor.subprocess is was and kind.reconcile is reconcile
     (line,) = notes()
     assert "SuperExec is left as it is" in line and line.endswith("which takes seconds")
-
-
-# The process that forks ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("change", ["name", "default", "word", "kind", "module"])
@@ -228,9 +216,6 @@ def test_messages_without_flowers_function_are_processes_of_their_own(monkeypatc
     words = [sys.executable, "-c", "import sys; print(sys.argv[1:], repr(sys.stdin.read()))", "t"]
     done = subprocess.run([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, text=True)
     assert (done.returncode, done.stdout) == (0, "['t'] ''\n")
-
-
-# The serial engine --------------------------------------------------------------------------------
 
 
 @pytest.fixture

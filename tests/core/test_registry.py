@@ -119,9 +119,6 @@ def test_a_method_that_cannot_import_something_says_what(monkeypatch, tmp_path):
         registry.client_class("fedfoo")
 
 
-# Nothing general knows a method -------------------------------------------------------------------
-
-
 def code_words(path):
     """Yield (line, word) of everything but comments and docstrings: names and parts of texts."""
     tree = ast.parse(path.read_text("utf-8"))

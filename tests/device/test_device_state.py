@@ -55,9 +55,7 @@ def test_what_belongs_to_the_run_before_is_left_behind(device_run, nodes):
     folder = Path(nodes[1]["state-dir"])
     before = newest(folder)
     assert any(value.any() for key, value in before.items() if key.startswith("g/"))
-    device_run(
-        run, "num-rounds=1 lr=1e-30"
-    )  # the model does not move, so g_i - alpha (theta - w) = 0
+    device_run(run, "num-rounds=1 lr=1e-30")  # nothing moves, so g_i - alpha (theta - w) = 0
     after = newest(folder)
     assert not any(value.any() for key, value in after.items() if key.startswith("g/"))
     norms = [key for key in before if key.startswith("norms/")]
@@ -123,14 +121,10 @@ def test_methods_and_models_in_one_folder_do_not_mix(device_run, nodes):
 def test_runs_with_other_personal_layers_have_states_of_their_own(flat_config, nodes):
     """Else a server could get a layer that an earlier run has promised to leave on the device."""
     options = (
-        "",
-        "bn-local=true",
-        'bn-stats="local"',
-        "head-layers=2",
-        'fedper.personal-layers="fc2"',
+        "", "bn-local=true", 'bn-stats="local"', "head-layers=2", 'fedper.personal-layers="fc2"',
         'input-shape="1,8,8" num-classes=4',
         "lr=0.5 seed=3 fedrep.head-epochs=3",  # these say nothing of layers
-    )
+    )  # fmt: skip
     folders = []
     for number, option in enumerate(options):
         settings = config.read(flat_config(RUN, 'strategy="fedper" model="lenet5"', option))
@@ -222,9 +216,8 @@ def test_a_process_that_ends_late_leaves_the_next_model_alone(device_run, nodes,
 def test_a_power_cut_while_a_run_begins_loses_nothing(tmp_path):
     store = ClientStore(tmp_path)
     for round_ in (4, 5):
-        store.save(round_, {"w": torch.full((2,), float(round_))})
-    for version in (4,):  # what `begin` does first
-        (tmp_path / f"round-{version:06d}.safetensors").unlink()
+        store.save(round_, marked(round_))
+    (tmp_path / "round-000004.safetensors").unlink()  # what `begin` does first
     assert store.begin(from_newest=True) == 5
     assert store.begin(from_newest=True) == 0  # again: the state before round 1 is what it was
     assert store.load(1)["w"].tolist() == [5.0, 5.0]
@@ -236,7 +229,7 @@ def test_a_power_cut_while_a_run_begins_loses_nothing(tmp_path):
 def test_a_new_run_begins_from_the_newest_state_that_is_intact(tmp_path):
     store = ClientStore(tmp_path)
     for round_ in (4, 5):
-        store.save(round_, {"w": torch.full((2,), float(round_))})
+        store.save(round_, marked(round_))
     newest = tmp_path / "round-000005.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1])
     assert store.begin(from_newest=True) == 4

@@ -309,9 +309,6 @@ def test_cells_of_text_begin_no_formula_and_numbers_stay_as_they_are(cells):
             assert repr(type(cell)(text)) == repr(cell)
 
 
-# What holds whatever comes ------------------------------------------------------------------------
-
-
 @given(st.lists(st.floats(width=32), max_size=9), st.floats(1e-30, 1e300))
 @example([], 1.0)
 @example([1e6], 1e6)

@@ -300,18 +300,13 @@ def test_a_run_that_has_all_its_rounds_says_so(serial_run, capsys):
     assert (folder / "model.safetensors").read_bytes() == before
 
 
-def test_more_rounds_where_the_learning_rate_depends_on_them_are_warned_of(serial_run, capsys):
-    folder = serial_run('num-rounds=2 lr-schedule="cosine"')
+def test_what_depends_on_the_number_of_rounds_is_said_of_the_new_one(serial_run, capsys):
+    options = 'strategy="fedseq" fedseq.groups=2 fedseq.unfreeze-rounds="0,2" lr-schedule="cosine"'
+    folder = serial_run(options, "num-rounds=2")
+    assert "1 of 2 parts stay frozen all 2 rounds" in capsys.readouterr().out
     resumed(folder, "num-rounds=3")
-    assert "round 2 depends on the number of rounds" in capsys.readouterr().out
-
-
-def test_what_was_said_of_fewer_rounds_is_not_said_of_more(serial_run, capsys):
-    options = 'strategy="fedseq" fedseq.groups=2 fedseq.unfreeze-rounds="0,1" num-rounds={}'
-    folder, told = serial_run(options.format(1)), "1 of 2 parts stay frozen all 1 rounds"
-    assert told in capsys.readouterr().out
-    resumed(folder, "num-rounds=2")
-    assert "stay frozen" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "round 2 depends on the number of rounds" in said and "stay frozen" not in said
 
 
 @pytest.mark.parametrize(
@@ -337,15 +332,12 @@ def test_what_is_no_run(resume, tmp_path):
         config.parse([f'resume="{resume}"'])
 
 
-def test_a_run_without_checkpoints(serial_run):
+def test_a_run_that_goes_on_has_checkpoints_and_keeps_them(serial_run, read_csv):
+    """Or whoever reads the run would take the last old one for the run's end."""
     folder = serial_run("checkpoint-every=0")
     assert not (folder / "checkpoint").exists()
     with pytest.raises(RunError, match="no checkpoint of a finished round"):
         resumed(folder, "num-rounds=3")
-
-
-def test_a_run_that_goes_on_keeps_its_checkpoints(serial_run, read_csv):
-    """Or whoever reads the run would take the last old one for the run's end."""
     folder = serial_run("num-rounds=2")
     with pytest.raises(RunError, match="checkpoint-every = 0: a resumed run must"):
         resumed(folder, "num-rounds=3 checkpoint-every=0")
@@ -382,18 +374,15 @@ def test_who_only_reads_a_run_deletes_nothing(serial_run, capsys):
     assert capsys.readouterr().out.count("is skipped") == 1  # the second one read nothing
 
 
-def test_no_whole_checkpoint_is_an_error(serial_run):
+@pytest.mark.parametrize(("files", "content", "line"), [
+    ("checkpoint/*", b"x", "no checkpoint can be used"),
+    ("rounds.csv", b"round\n", r"rounds\.csv has 6 bytes, but it had"),  # it lost lines
+])  # fmt: skip
+def test_without_a_checkpoint_that_is_whole_there_is_no_resuming(files, content, line, serial_run):
     folder = serial_run()
-    for path in (folder / "checkpoint").iterdir():
-        path.write_bytes(b"x")
-    with pytest.raises(RunError, match="no checkpoint can be used"):
-        resumed(folder)
-
-
-def test_a_table_that_lost_lines_makes_its_checkpoint_useless(serial_run):
-    folder = serial_run()
-    (folder / "rounds.csv").write_text("round\n")
-    with pytest.raises(RunError, match=r"rounds\.csv has 6 bytes, but it had"):
+    for path in folder.glob(files):
+        path.write_bytes(content)
+    with pytest.raises(RunError, match=line):
         resumed(folder)
 
 
@@ -587,18 +576,12 @@ def test_a_run_that_stopped_before_it_kept_its_best_round(serial_run, scored, mo
     assert all(np.array_equal(kept[key], wanted[key]) for key in wanted)
 
 
-def test_patience_ends_a_run(serial_run, read_csv, scored):
-    scored(0.5, 0.6, 0.6, 0.1, 0.2, 0.9)
-    folder = serial_run("num-rounds=6 patience=3", VALIDATION)
-    assert len(read_csv(folder, "rounds.csv")) == 5  # the best is the second, then three more
-    assert json.loads((folder / "summary.json").read_text())["round"] == 5
-
-
-def test_a_run_that_patience_has_ended_goes_on_with_more_patience_only(serial_run, scored, capsys):
+def test_patience_ends_a_run_which_only_more_of_it_extends(serial_run, scored, capsys):
     """A kill between its last checkpoint and its summary leaves it so, too."""
-    scored(0.5, 0.6, 0.1, 0.2, 0.9, 0.3)
+    scored(0.5, 0.6, 0.6, 0.2, 0.9, 0.3)  # the best is the second
     options = f"num-rounds=6 patience={{}} {VALIDATION}"
     ended, longer = serial_run(options.format(2)), serial_run(options.format(3))
+    assert json.loads((ended / "summary.json").read_text())["round"] == 4
     killed = shutil.copytree(ended, ended.with_name("killed"))
     (killed / "summary.json").unlink()
     capsys.readouterr()

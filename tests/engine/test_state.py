@@ -147,9 +147,6 @@ def test_what_is_loaded_is_no_window_to_the_file(store):
     assert store.load(2)["x"] == 1
 
 
-# Crashes ------------------------------------------------------------------------------------------
-
-
 def test_a_failed_write_leaves_the_old_state_and_no_rest(store, monkeypatch):
     store.save(1, number(1))
 

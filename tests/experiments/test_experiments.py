@@ -52,12 +52,7 @@ READ = "selected_before, last 10"
 
 def test_costs_are_those_of_fedseqs_tables(tmp_path, capsys):
     files = {kind: tmp_path / f"costs.{kind}" for kind in ("csv", "png")}
-    options = [
-        word
-        for kind, flag in (("csv", "--csv"), ("png", "--plot"))
-        for word in (flag, str(files[kind]))
-    ]
-    assert runner.main(["costs", *options]) == 0
+    assert runner.main(["costs", "--csv", str(files["csv"]), "--plot", str(files["png"])]) == 0
     shown = capsys.readouterr().out
     with files["csv"].open() as file:
         rows = [(r["method"], r["unfreeze_rounds"], int(r["cost"])) for r in csv.DictReader(file)]
@@ -93,9 +88,6 @@ def test_costs_of_another_model_and_shape(capsys):
     shown = capsys.readouterr().out
     assert "62,050" in shown and "0,10,20" in shown
     assert "+" not in shown, "the published figures are for another model"
-
-
-def test_bad_shape_is_one_line(capsys):
     assert runner.main(["costs", "--shape", "28x28"]) == 1
     assert capsys.readouterr().err == "error: --shape 28x28: must be channels,height,width\n"
 
@@ -124,10 +116,8 @@ def run_of(cell, seed, **changes):
     """Return a run as if the cell had run."""
     about = {"table": cell.table.name, "cell": cell.name, "scale": cell.scale, "seed": seed}
     spent = {"costs": {}, "seconds": 30.0, "seconds_per_round": 1.0}
-    figures = {"accuracy_personalized": 0.5}
-    return Run(
-        **about | spent | {"config": numeric(cell.config(seed)), "figures": figures} | changes
-    )
+    found = {"config": numeric(cell.config(seed)), "figures": {"accuracy_personalized": 0.5}}
+    return Run(**about | spent | found | changes)
 
 
 def replace_scale(table, **changes):
@@ -493,9 +483,9 @@ def test_a_row_that_was_interrupted_goes_on(table, store, tmp_path, monkeypatch)
     assert store.find(job.cell, 0).figures == collect(job.cell, 0, whole).figures
 
 
-def personalizing(table):
+def personalizing(table, strategy="fedbabu"):
     """Three jobs with the same training, and one with another."""
-    row = Row("x", 'strategy="fedbabu"', also=(Reading("train_loss"),))
+    row = Row("x", f'strategy="{strategy}"', also=(Reading("train_loss"),))
     cell = replace(table.cells("smoke")[0], row=row)
     tried = (
         "finetune-epochs=1",
@@ -512,16 +502,12 @@ def personalizing(table):
 @pytest.mark.parametrize("strategy", ["fedbabu", "fedavg"])
 def test_rows_that_personalize_differently_are_trained_once(table, store, tmp_path, strategy):
     """To the figures, curves and clients that they have when each is run alone."""
-    jobs = [
-        Job(replace(job.cell, row=replace_row(job.cell.row, strategy)), 0)
-        for job in personalizing(table)
-    ]
+    jobs = personalizing(table, strategy)
     assert Runner(store, tmp_path / "runs", "~/fedapps-data").run(jobs) == []
     assert len([*(tmp_path / "runs").glob("*/summary.json")]) == 2
     for job in (jobs[0], *jobs[2:]):
-        alone = run_serial(
-            job.cell.config(0) | {"runs-dir": str(tmp_path / job.cell.suffix)}, plots=False
-        )
+        own = {"runs-dir": str(tmp_path / job.cell.suffix)}
+        alone = run_serial(job.cell.config(0) | own, plots=False)
         whole, found = collect(job.cell, 0, alone), store.find(job.cell, 0)
         for name in ("config", "figures", "costs", "rounds", "clients", "versions"):
             assert getattr(found, name) == getattr(whole, name), (job.name, name)
@@ -623,11 +609,6 @@ def test_what_another_process_holds_is_tried_again(table, store, tmp_path, monke
     assert trained == ["t-x@hot-other-s0"] and scored == ["t-x@hot-1-s0", "t-x@hot-2-s0"]
 
 
-def replace_row(row, strategy):
-    """Return a row with another strategy."""
-    return Row(row.name, f'strategy="{strategy}"', also=row.also)
-
-
 @pytest.mark.parametrize(
     "alone", ["evaluate-every=2", 'evaluate-rounds="1"', "evaluate-clients=2", "checkpoint-every=0"]
 )
@@ -637,11 +618,9 @@ def test_runs_that_are_more_than_a_training_and_its_end_are_trained_each(table, 
     key = alone.partition("=")[0]
     extras = [job.cell.extra.replace('evaluate-rounds=""', "") for job in jobs]
     rest = "" if key == "evaluate-rounds" else 'evaluate-rounds=""'
-    cells = [
-        replace(job.cell, extra=f"{extra} {rest} {alone}")
-        for job, extra in zip(jobs, extras, strict=True)
-    ]
-    assert [len(group.jobs) for group in groups([Job(cell, 0) for cell in cells])] == [1] * 4
+    pairs = zip(jobs, extras, strict=True)
+    own = [Job(replace(job.cell, extra=f"{extra} {rest} {alone}"), 0) for job, extra in pairs]
+    assert [len(group.jobs) for group in groups(own)] == [1] * 4
 
 
 def test_a_run_with_a_row_beside_its_rounds_is_not_scored_again(tmp_path):
@@ -814,10 +793,8 @@ def test_published_rounds_stand_beside_ours(table, store):
     for cell in followed.cells("smoke"):
         store.save(cell, run_of(cell, 0, figures={READ: 0.5}, rounds=rounds))
     lines = [*markdown_page.markdown(sections.section(store, followed))]
-    start = lines.index(
-        "| row | seed | last | best round | first round at 40 % | first round at 70 % "
-        "| published, 70 % |"
-    )
+    head = "| row | seed | last | best round | first round at 40 % | first round at 70 % |"
+    start = lines.index(f"{head} published, 70 % |")
     assert lines[start + 2 : start + 4] == [
         "| avg@hot | 0 | 71.00 | 71.00 (5) | 5 | 5 | 114 |",
         "| per@hot | 0 | 71.00 | 71.00 (5) | 5 | 5 | never |",
@@ -825,11 +802,8 @@ def test_published_rounds_stand_beside_ours(table, store):
 
 
 def test_rows_are_plotted_over_the_numbers_of_the_columns(table, store):
-    columns = {
-        "a-1": 'lr=0.1 dataset="digits"',
-        "a-2": 'lr=0.3 dataset="digits"',
-        "b-1": 'lr=0.1 dataset="cifar10"',
-    }
+    columns = {name: f'lr={lr} dataset="digits"' for name, lr in (("a-1", 0.1), ("a-2", 0.3))}
+    columns |= {"b-1": 'lr=0.1 dataset="cifar10"'}
     scale = replace_scale(table, config=TINY.partition(" ")[2])
     known = replace(table, columns=columns, over="lr", scales=scale)
     for cell in known.cells("smoke"):
@@ -850,13 +824,9 @@ def test_rows_are_plotted_over_the_numbers_of_the_columns(table, store):
 def test_curves_of_each_column_are_with_that_of_the_row_the_table_is_about(table, store):
     rows = [msgspec.structs.replace(table.rows[0], name=f"row-{n}") for n in range(9)]
     claim = Claim("it is best", "row-8", ("row-0",))
-    known = replace(
-        table,
-        rows=tuple(rows),
-        columns={"hot": "lr=0.1", "cold": "lr=0.01"},
-        follows="accuracy_initial",
-        claims=(claim,),
-    )
+    columns = {"hot": "lr=0.1", "cold": "lr=0.01"}
+    known = replace(table, rows=tuple(rows), columns=columns, claims=(claim,))
+    known = replace(known, follows="accuracy_initial")
     rounds = {"round": [1, 2], "accuracy_initial": [0.3, 0.4]}
     for cell in known.cells("smoke"):
         store.save(cell, run_of(cell, 0, figures={READ: 0.5}, rounds=rounds))

@@ -83,28 +83,23 @@ def result(status: str, details: str, log: str = "") -> outcome.LaunchResult:
     return outcome.LaunchResult(1, status, lines, details)
 
 
-class TestError:
-    def test_completed_run_has_none(self):
-        assert result("finished:completed", "N/A", FAILED_LOG).error == ""
+UNTOLD = f"{TRACE}An error was encountered. Ending simulation."
 
-    def test_the_app_s_own_line_comes_first(self):
-        error = result("finished:failed", f"{TRACE}round 2 fails", FAILED_LOG).error
-        assert error == "alpha = -1: must be float > 0"
 
-    def test_status_details_without_flower_s_preface(self):
-        assert result("finished:failed", f"{TRACE}a\n  b").error == "a b"
+@pytest.mark.parametrize(("status", "details", "log", "error"), [
+    ("completed", "N/A", FAILED_LOG, ""),
+    ("failed", f"{TRACE}round 2 fails", FAILED_LOG, "alpha = -1: must be float > 0"),  # the app's
+    ("failed", f"{TRACE}a\n  b", "", "a b"),  # without Flower's preface
+    ("failed", UNTOLD, FAILED_LOG.replace("error: alpha", "alpha"), ".*round 2 fails as asked"),
+    ("stopped", "N/A", "", "the run is finished:stopped"),
+])  # fmt: skip
+def test_the_error_of_a_finished_run(status, details, log, error):
+    assert re.fullmatch(error, result(f"finished:{status}", details, log).error)
 
-    def test_last_exception_of_the_log_if_details_say_nothing(self):
-        log = FAILED_LOG.replace("error: alpha", "alpha")
-        details = f"{TRACE}An error was encountered. Ending simulation."
-        assert result("finished:failed", details, log).error.endswith("round 2 fails as asked")
 
-    def test_text_of_flwr_s_box(self):
-        error = result("not started", "", REFUSED_LOG).error
-        assert error.startswith("Failed to load") and error.endswith("missing or invalid.")
-
-    def test_stopped_run(self):
-        assert result("finished:stopped", "N/A").error == "the run is finished:stopped"
+def test_the_error_of_what_has_not_started_is_the_text_of_flwrs_box():
+    error = result("not started", "", REFUSED_LOG).error
+    assert error.startswith("Failed to load") and error.endswith("missing or invalid.")
 
 
 class TestParse:
@@ -217,18 +212,15 @@ class TestHome:
             with pytest.raises(RunError, match=f"port {first} is in use"):
                 superlink.choose_port(tmp_path, first)
 
-    def test_superlink_of_another_environment_is_refused(self, tmp_path, monkeypatch):
-        link = SuperLink(1, 20001, tmp_path / "venv" / "bin")
-        monkeypatch.setattr(superlink, "superlink", lambda home: link)
-        with pytest.raises(RunError, match=r"fedapps stop --home"):
-            superlink.choose_port(tmp_path)
-
-    def test_running_superlink_keeps_its_port(self, tmp_path, monkeypatch):
+    def test_superlink_keeps_its_port_but_not_in_another_environment(self, tmp_path, monkeypatch):
         link = SuperLink(1, 20001, superlink.bin_dir())
         monkeypatch.setattr(superlink, "superlink", lambda home: link)
         assert superlink.choose_port(tmp_path) == 20001
         with pytest.raises(RunError, match="has port 20001, not 5"):
             superlink.choose_port(tmp_path, 5)
+        link = SuperLink(1, 20001, tmp_path / "venv" / "bin")
+        with pytest.raises(RunError, match=r"fedapps stop --home"):
+            superlink.choose_port(tmp_path)
 
 
 def test_a_folder_without_an_app_is_refused_with_advice(tmp_path):

@@ -4,6 +4,7 @@ import dataclasses
 import doctest
 import importlib
 import re
+from operator import attrgetter
 from pathlib import Path
 from typing import ClassVar
 
@@ -78,9 +79,8 @@ def test_an_impossible_plan_ends_the_run_at_once(client, flat_config, tiny_npz, 
 
     def plan(self, round_, number):
         made = good(self, round_, number)
-        stages = tuple(
-            msgspec.structs.replace(s, layers=("conv1", "fc:norms")) for s in made.stages
-        )
+        wrong = {"layers": ("conv1", "fc:norms")}
+        stages = tuple(msgspec.structs.replace(stage, **wrong) for stage in made.stages)
         odd = (round_, number) == (last, client)
         return msgspec.structs.replace(made, stages=stages) if odd else made
 
@@ -140,38 +140,28 @@ def test_a_rehearsed_client_gets_what_would_travel(flat_config, tiny_npz):
     assert seen and set(seen) == {np.dtype(np.float32)}
 
 
-def test_a_rehearsed_client_cannot_change_what_it_received(flat_config, tiny_npz):
-    """In a run that is a view of the message, in a rehearsal it would be the server's model."""
+@pytest.mark.parametrize("whose", ["received", "workspace.initial"])
+def test_no_client_can_change_the_models_of_others(whose, flat_config, tiny_npz):
+    """What it received would be the server's in a rehearsal; the initial one is that of a process.
+
+    In a run the first is a view of the message.
+    """
 
     class Careless(BaseClient):
         def before_training(self, plan):
-            for array in self.received.values():
+            for array in attrgetter(whose)(self).values():
                 array += 1
             return Costs()
 
     made = config.read(flat_config(tiny_npz))
     run = rehearse(HeadThenBody, Careless, made)
-    with pytest.raises(ValueError, match="read-only"):
-        run.rounds(1)
-    initial = Workspace(made).initial
-    assert all(np.array_equal(run.strategy.arrays[key], initial[key]) for key in initial)
-
-
-def test_no_client_can_change_the_initial_model_of_the_others(flat_config, tiny_npz):
-    """It would be another model for those clients that this process runs later."""
-
-    class Careless(BaseClient):
-        def before_training(self, plan):
-            for array in self.workspace.initial.values():
-                array += 1
-            return Costs()
-
-    run = rehearse(HeadThenBody, Careless, config.read(flat_config(tiny_npz)))
     resident = run.strategy.workspace.resident
     fingerprint = resident.fingerprint
     with pytest.raises(ValueError, match="read-only"):
         run.rounds(1)
     assert dataclasses.replace(resident).fingerprint == fingerprint  # computed again
+    initial = Workspace(made).initial
+    assert all(np.array_equal(run.strategy.arrays[key], initial[key]) for key in initial)
 
 
 @pytest.mark.filterwarnings("error")

@@ -23,11 +23,9 @@ def rehearsal(tiny_npz):
 
     def make(*options, strategy=FedALA, client=FedALAClient, model="lenet5-1", batch=8, epochs=1):
         data = tiny_npz.replace("batch-size=8", f"batch-size={batch}")
-        base = (
-            f'{data} model="{model}" num-clients=3 fraction-train=1.0 local-epochs={epochs} lr=0.1'
-        )
-        name = strategy.__name__.lower()
-        return rehearse(strategy, client, " ".join([base, f'strategy="{name}"', *options]))
+        base = f'{data} model="{model}" num-clients=3 fraction-train=1.0 lr=0.1'
+        own = f'local-epochs={epochs} strategy="{strategy.__name__.lower()}"'
+        return rehearse(strategy, client, " ".join([base, own, *options]))
 
     return make
 
@@ -60,24 +58,18 @@ def client_before_training(run, client, plan=None):
     return made
 
 
-# What stays as in other methods --------------------------------------------------------------
-
-
 def test_without_steps_of_w_it_is_fedavg_bit_by_bit(rehearsal):
     run = rehearsal(ETA_0, "fedala.ala-layers=2", "fedala.max-epochs=1")
-    other = rehearsal(strategy=FedAvg, client=FedAvgClient)
-    for _ in range(3):
+    first, other = rehearsal(), rehearsal(strategy=FedAvg, client=FedAvgClient)
+    other.rounds(1)
+    for one in (run, first):  # the first round is FedAvg's whatever eta is
+        one.rounds(1)
+        same(one.strategy.arrays, other.strategy.arrays)
+    assert not any(part(state, "W/") for state in first.clients.values())
+    for _ in range(2):
         run.rounds(1)
         other.rounds(1)
         same(run.strategy.arrays, other.strategy.arrays)
-
-
-def test_the_first_round_is_fedavg_s_whatever_eta_is(rehearsal):
-    run, other = rehearsal(), rehearsal(strategy=FedAvg, client=FedAvgClient)
-    run.rounds(1)
-    other.rounds(1)
-    same(run.strategy.arrays, other.strategy.arrays)
-    assert not any(part(state, "W/") for state in run.clients.values())
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -96,24 +88,15 @@ def test_with_w_0_and_without_steps_it_is_fedper(rehearsal, layers):
 
 
 def test_bytes_are_fedavg_s(serial_run, tiny_npz, read_csv):
-    rows = [
-        read_csv(serial_run(tiny_npz, f'model="lenet5-1" strategy="{name}"'), "rounds.csv")
-        for name in ("fedala", "fedavg")
-    ]
+    runs = [f'model="lenet5-1" strategy="{name}"' for name in ("fedala", "fedavg")]
+    rows = [read_csv(serial_run(tiny_npz, options), "rounds.csv") for options in runs]
     for mine, theirs in zip(*rows, strict=True):
         assert (mine["bytes_up"], mine["bytes_down"]) == (theirs["bytes_up"], theirs["bytes_down"])
 
 
-# The weights ------------------------------------------------------------------------------------
-
-
 def test_as_many_weights_as_parameters_of_the_top_layers():
-    run = rehearse(
-        FedALA,
-        FedALAClient,
-        'strategy="fedala" model="cnn" num-clients=2 fraction-train=1.0 local-epochs=1 '
-        "batch-size=512 fedala.max-epochs=1",
-    )
+    options = "num-clients=2 fraction-train=1.0 local-epochs=1 batch-size=512 fedala.max-epochs=1"
+    run = rehearse(FedALA, FedALAClient, f'strategy="fedala" model="cnn" {options}')
     run.rounds(2)
     assert sum(w.numel() for w in part(run.clients[0], "W/").values()) == 512 * 10 + 10
 
@@ -157,9 +140,6 @@ def test_lower_layers_are_the_shared_ones_when_local_training_starts(rehearsal):
     top = run.layout.keys_of(run.layout.names[-2:])
     for key, shared in run.strategy.arrays.items():
         assert np.array_equal(now[key], shared) == (key not in top), key
-
-
-# Learning ---------------------------------------------------------------------------------------
 
 
 def ala(run, client, epochs, threshold, eta):
@@ -243,9 +223,6 @@ def test_weights_go_on_from_round_to_round(rehearsal):
     run.rounds(1)
     for state in run.clients.values():
         assert all((w == 0.25).all() for w in part(state, "W/").values())
-
-
-# Evaluation -------------------------------------------------------------------------------------
 
 
 def scores(run, client):

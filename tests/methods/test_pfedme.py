@@ -98,9 +98,6 @@ def trained(run, client=0):
     return upload, kept(run, client)
 
 
-# The client ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mu", [0.0, 0.1])
 def test_local_rounds_are_those_of_algorithm_1(rehearsal, mu):
     run = rehearsal(
@@ -226,9 +223,6 @@ def test_the_step_of_w_is_along_the_gradient_of_the_envelope(rehearsal):
     np.testing.assert_allclose((w - upload[key]) / eta, slope, rtol=1e-3, atol=1e-4)
 
 
-# The server ---------------------------------------------------------------------------------------
-
-
 def mean_of(run, values):
     """The mean over the three clients with weights n_i."""
     sizes = [run.strategy.count(client, "train") for client in range(3)]
@@ -279,9 +273,6 @@ def test_a_step_beyond_theta_is_warned_of(rehearsal, caplog):
     assert [r.getMessage() for r in caplog.records] == [
         "lr x pfedme.lambda = 1.5 is above 1: w overshoots theta"
     ]
-
-
-# Evaluation and traffic ---------------------------------------------------------------------------
 
 
 def accuracy(run, client, arrays):

@@ -96,9 +96,6 @@ def test_so_do_outputs_of_a_frozen_prefix():
     assert calls(lambda: cache.get(0, b"", lambda: values)) == alone
 
 
-# Who is drawn
-
-
 class Number(int):
     """A number that counts how often any of its kind is compared."""
 

@@ -62,9 +62,6 @@ def blocks(path, language):
     return [body for kind, body in BLOCK.findall(text_of(path)) if kind == language]
 
 
-# Links --------------------------------------------------------------------------------------------
-
-
 @cache
 def anchors(path):
     """The anchors of a page's headings, made as GitHub makes them."""
@@ -90,9 +87,6 @@ def test_every_page_can_be_reached_from_the_index():
     index = text_of(DOCS / "README.md")
     for path in DOCS.glob("*.md"):
         assert path.name == "README.md" or f"({path.name})" in index, path.name
-
-
-# Keys and commands --------------------------------------------------------------------------------
 
 
 def test_the_page_of_keys_is_what_the_code_makes():
@@ -175,9 +169,6 @@ def test_run_configs_of_commands_are_valid(path):
             config.read(config.defaults() | changes)
 
 
-# Methods ------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def pair_of(tmp_path, monkeypatch):
     """Return pair_of(page): the pairs of modules in a page's code, by name, ready to be run.
@@ -236,22 +227,24 @@ def test_the_first_method_shares_its_body_and_keeps_its_head(page, last, pair_of
     assert run.evaluate(client=0)["accuracy_initial"] > 0.4
 
 
-def test_the_second_method_is_ditto(pair_of, tiny_npz):
-    options = f"{tiny_npz} {SMALL} "
-    pair = pair_of(DOCS / "add-a-method.md")["beside"]
-    ditto = registry.strategy_class("ditto"), registry.client_class("ditto")
-    mine = rehearse(*pair, options + 'strategy="beside"')
-    theirs = rehearse(*ditto, options + 'strategy="ditto"')
-    for run in (mine, theirs):
+@pytest.mark.parametrize(("page", "name", "other", "keys"), [
+    ("add-a-method.md", "beside", "ditto", ""),
+    ("method-examples.md", "prototypes", "local", "prototypes.pull=0.0"),  # without a pull
+])  # fmt: skip
+def test_a_method_of_a_page_is_another_one(page, name, other, keys, pair_of, tiny_npz):
+    theirs = registry.strategy_class(other), registry.client_class(other)
+    mine = rehearse(*pair_of(DOCS / page)[name], f'{tiny_npz} {SMALL} strategy="{name}" {keys}')
+    alone = rehearse(*theirs, f'{tiny_npz} {SMALL} strategy="{other}"')
+    for run in (mine, alone):
         run.rounds(2)
-    for key, value in theirs.strategy.arrays.items():
-        assert np.array_equal(value, mine.strategy.arrays[key])
-    assert theirs.clients.keys() == mine.clients.keys() == {0, 1, 2, 3}
-    for client, state in theirs.clients.items():
-        assert state.keys() == mine.clients[client].keys()
-        for key, value in state.items():
-            assert np.array_equal(value, mine.clients[client][key]), key
-    assert mine.evaluate(client=1) == theirs.evaluate(client=1)
+    assert alone.clients.keys() == mine.clients.keys() == {0, 1, 2, 3}
+    same = [(state, mine.clients[client]) for client, state in alone.clients.items()]
+    if other == "ditto":
+        same.append((alone.strategy.arrays, mine.strategy.arrays))
+    for one, two in same:
+        assert one.keys() == two.keys()
+        assert all(np.array_equal(value, two[key]) for key, value in one.items())
+    assert mine.evaluate(client=1) == alone.evaluate(client=1)
 
 
 def test_the_page_of_examples_has_scaffold(pair_of, tiny_npz):
@@ -317,18 +310,6 @@ def test_the_page_of_examples_has_prototypes(pair_of, tiny_npz):
     np.testing.assert_array_equal(run.strategy.state["p/count"], count)
 
 
-def test_prototypes_without_a_pull_are_training_alone(pair_of, tiny_npz):
-    pair = pair_of(DOCS / "method-examples.md")["prototypes"]
-    local = registry.strategy_class("local"), registry.client_class("local")
-    run = rehearse(*pair, f'{tiny_npz} {SMALL} strategy="prototypes" prototypes.pull=0.0')
-    alone = rehearse(*local, f'{tiny_npz} {SMALL} strategy="local"')
-    for one in (run, alone):
-        one.rounds(2)
-    for client, state in alone.clients.items():
-        assert state.keys() == run.clients[client].keys()
-        assert all(np.array_equal(value, run.clients[client][key]) for key, value in state.items())
-
-
 def test_the_readmes_method_is_as_short_as_it_says():
     (lines,) = re.findall(r"in (\d+) lines", text_of(ROOT / "README.md"))
     code = [body for body in blocks(ROOT / "README.md", "python") if body.startswith("# ")]
@@ -339,11 +320,8 @@ def code_in_table(path, title):
     """The code at the beginning of the rows of the table with this title."""
     _, _, rest = text_of(path).partition(f"| {title} |")
     rows = rest.partition("\n\n")[0]
-    return {
-        w
-        for first in re.findall(r"^\| (`.*?) \|", rows, re.M)
-        for w in re.findall(r"`(\w+)", first)
-    }
+    first = re.findall(r"^\| (`.*?) \|", rows, re.M)
+    return {word for cell in first for word in re.findall(r"`(\w+)", cell)}
 
 
 def test_the_page_of_hooks_names_every_hook_and_field():
@@ -355,38 +333,26 @@ def test_the_page_of_hooks_names_every_hook_and_field():
     rest = text_of(page).partition("## The client")[2]
     for hook in client - {"answer"}:  # beside the plan
         assert f"| `{hook}(" in rest, hook
-    stage = {field.name for field in msgspec.structs.fields(Stage)}
-    assert code_in_table(page, "field of `Stage`") == stage - {
-        "batches",
-        "least",
-    }  # of split learning
-    plan = {field.name for field in msgspec.structs.fields(Plan)}
-    assert code_in_table(page, "field of `Plan`") == plan - {
-        "channel",
-        "unpersonalized",
-    }  # those are the engine's
+    stage, plan = ({f.name for f in msgspec.structs.fields(of)} for of in (Stage, Plan))
+    assert code_in_table(page, "field of `Stage`") == stage - {"batches", "least"}  # split learning
+    own = {"channel", "unpersonalized"}  # the engine's
+    assert code_in_table(page, "field of `Plan`") == plan - own
     objective = set(Objective.__dataclass_fields__)
     assert code_in_table(page, "field of `Objective`") <= objective
-
-
-# Data and results ---------------------------------------------------------------------------------
 
 
 def test_the_page_of_data_names_every_set_and_its_example_is_a_data_set(tmp_path, monkeypatch):
     from fedapps.data import load
 
     page = DOCS / "data.md"
-    named = set(
-        re.findall(r"`([\w-]+)`", text_of(page).partition("| `dataset` |")[2].partition("\n\n")[0])
-    )
-    assert set(NAMES) <= named
+    rows = text_of(page).partition("| `dataset` |")[2].partition("\n\n")[0]
+    assert set(NAMES) <= {*re.findall(r"`([\w-]+)`", rows)}
     monkeypatch.chdir(tmp_path)
-    (code,) = blocks(page, "python")
-    exec(code, {})
-    found = load(str(tmp_path / "mine.npz"), "")
-    assert (found.classes, found.shape, found.num_train, len(found.labels)) == (
-        3, (1, 28, 28), 450, 600,
-    )  # fmt: skip
+    for code in blocks(page, "python"):
+        exec(code, {})
+    found, table = (load(str(tmp_path / f"{name}.npz"), "") for name in ("mine", "table"))
+    assert (found.classes, found.shape, found.num_train) == (3, (1, 28, 28), 450)
+    assert (str(table.inputs), table.num_train) == ("float32 samples of shape [13]", 450)
 
 
 def test_the_page_of_results_names_every_column_and_file(serial_run, tiny_npz):

@@ -75,9 +75,6 @@ def texts_of(figure):
     return " ".join(text.get_text() for text in figure.findobj(match=drawing.mpl.text.Text))
 
 
-# The files
-
-
 def test_all_pictures_are_drawn_and_not_empty(finished):
     assert drawn(finished.folder) == PICTURES
     for name in PICTURES:
@@ -152,9 +149,6 @@ def test_a_run_scored_once_has_no_lines(tmp_path):
     assert f"personalized\n{mean:.1f} %" in [text.get_text() for text in axes.get_xticklabels()]
 
 
-# What they show
-
-
 def test_costs_count_rounds_that_were_not_evaluated(tmp_path):
     report = make_report(tmp_path)
     known = {"accuracy_initial": 0.1, "accuracy_personalized": 0.2}
@@ -222,9 +216,6 @@ def test_clients_stand_above_their_ids_and_samples(count):
     names = [text.get_text() for text in lower.get_xticklabels()]
     assert names == ([str(client) for client in order["client"]] if count <= 110 else [])
     assert lower.get_xlim() == upper.get_xlim()
-
-
-# Texts
 
 
 @pytest.mark.parametrize(("rounds", "text"), [

@@ -11,7 +11,6 @@ from safetensors.numpy import load_file
 
 from fedapps.core import registry
 from fedapps.core.errors import RunError
-from fedapps.core.files import write_whole
 from fedapps.method.figures import EventPlot, Figure, given
 from fedapps.report import columns, directory, event_plots, plots
 from fedapps.report.caption import Caption
@@ -406,26 +405,6 @@ def test_failing_plot_costs_an_event_only(tmp_path, monkeypatch, capsys):
     assert events == [[3, "server", "plot-failed", "ValueError: no font"]]
     out = capsys.readouterr().out
     assert "plots not drawn: ValueError: no font\n" in out
-
-
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch, error):
-    path, whole = tmp_path / "summary.json", Path.write_bytes
-    write_whole(path, b"first")
-    with path.open("rb") as reader:
-        write_whole(path, b"old")
-        assert reader.read() == b"first"  # a reader keeps its file
-
-    def interrupted(self, data):
-        whole(self, data[: len(data) // 2])
-        raise error
-
-    monkeypatch.setattr(Path, "write_bytes", interrupted)
-    expected = RunError if isinstance(error, OSError) else KeyboardInterrupt
-    with pytest.raises(expected):
-        write_whole(path, b"new content")
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 # What methods declare

@@ -26,9 +26,6 @@ from fedapps.report.report import Report
 RUN = 'strategy="fedper" num-clients=3 fraction-train=1.0 num-rounds=4 run-name="x"'
 
 
-# What appends never creates
-
-
 @pytest.fixture
 def wiped(monkeypatch):
     """The run directory goes away after the first round."""
@@ -245,9 +242,6 @@ def test_a_full_disk_costs_the_log_and_nothing_else(tmp_path, capfd):
     with log.to_file(tmp_path / "log.txt"):
         log.info("a line")
     assert capfd.readouterr() == ("a line\n", "")
-
-
-# What a run directory says from the start
 
 
 def test_versions_and_command_are_there_from_the_start(interrupted, no_plots, tmp_path):

@@ -37,10 +37,8 @@ def layers_of(model, case):
     """The trained layers of a case and the layer that a step starts at."""
     names = tuple(name for name, _ in model.named_children())
     middle = names[len(names) // 2]
-    trained = {
-        "all": names, "head": names[-1:], "body": names[:-1], "first": names[:1],
-        "middle": (middle,),
-    }[case]  # fmt: skip
+    whole = {"all": names, "head": names[-1:], "body": names[:-1], "first": names[:1]}
+    trained = whole.get(case, (middle,))
     # the head starts from cached features, a middle layer from the images: its prefix has to run
     return trained, names[-1] if case == "head" else names[0]
 

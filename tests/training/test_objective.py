@@ -54,9 +54,6 @@ def close(model, wanted):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
-# Parameters beside the model alone --------------------------------------------------------------
-
-
 @pytest.mark.parametrize("clip", [None, "batch", "sample"])
 def test_only_parameters_beside_a_frozen_model(trainer, data, clip):
     offset = nn.Parameter(torch.zeros(CLASSES))
@@ -131,9 +128,6 @@ def test_start_moves_the_cached_prefix_before_the_first_trained_layer(trainer, d
         trainer.train(data, (stage([]),), DRAW, Objective(parameters=(adapter,), start="z"))
 
 
-# After a step ------------------------------------------------------------------------------------
-
-
 def test_after_step_projects_and_averages(trainer, data):
     """Weights stay within 0.3; an average of the weights runs along with the steps."""
     wanted, average = deepcopy(trainer.model), torch.zeros(CLASSES, 4)
@@ -195,9 +189,6 @@ def test_a_rejected_step_adds_nothing_but_each_of_its_batches(trainer, data):
     assert done.samples == sum(size for _, size in taken)
     assert done.loss == pytest.approx(sum(value * size for value, size in taken), rel=1e-5)
     close(trainer.model, before)
-
-
-# Several gradients a step ------------------------------------------------------------------------
 
 
 def moreau(trainer, inner, strength):
@@ -274,9 +265,6 @@ def test_swapped_values_are_trained_in_the_model_s_place():
         descend([p], 2.0)
         raise ZeroDivisionError
     assert p.tolist() == [1.0, 1.0] and beside.tolist() == [3.0, 3.0]
-
-
-# Costs --------------------------------------------------------------------------------------------
 
 
 def test_costs_add_up_and_leave_the_training_s_own_figures():

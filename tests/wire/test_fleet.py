@@ -93,15 +93,8 @@ def test_a_node_without_work_gets_no_message():
 def test_equal_requests_are_dealt_in_turn():
     parts = spread(make_requests(range(5)), [1.0] * 5, [7, 8, 9])
     assert [[request.client for request in part] for part in parts] == [[0, 3], [1, 4], [2]]
-
-
-def test_a_fleet_of_one_needs_no_spreading():
-    requests = make_requests([3, 1, 2])
-    (part,) = spread(requests, [1.0, 2.0, 3.0], [5])
+    (part,) = spread(make_requests([3, 1, 2]), [1.0, 2.0, 3.0], [5])  # nothing to spread
     assert [request.client for request in part] == [1, 2, 3]
-
-
-# Streaming ----------------------------------------------------------------------------------------
 
 
 def test_replies_are_yielded_as_they_come_and_asked_for_no_more():
@@ -155,12 +148,8 @@ def test_what_could_not_be_pushed_is_not_waited_for():
     grid = FakeGrid(polls=[[echo(2)]], lost=[1])
     replies = StreamingGrid(grid).send_and_receive(make_messages([1, 2]))
     assert [reply.metadata.src_node_id for reply in replies] == [2]
-
-
-def test_nothing_to_send_is_nothing_to_wait_for():
-    grid = FakeGrid()
-    assert list(StreamingGrid(grid).send_and_receive([])) == []
-    assert grid.asked == []
+    grid = FakeGrid()  # and nothing to send is nothing to wait for
+    assert list(StreamingGrid(grid).send_and_receive([])) == [] == grid.asked
 
 
 @pytest.mark.parametrize("error", [KeyError("a"), ValueError("x\ny"), MemoryError(), DecodeError()])
@@ -231,9 +220,6 @@ def test_everything_else_is_flowers_grid():
     assert grid.push_messages(make_messages([4])) == ["message 1"]
     assert [m.metadata.src_node_id for m in grid.pull_messages(["message 1"])] == [4]
     assert grid.run == "the run"
-
-
-# Exchange -----------------------------------------------------------------------------------------
 
 
 def reply_to(message, updates, failures):
@@ -350,9 +336,6 @@ def test_figures_are_read_once_and_travel_with_the_update():
     assert exchange.failures == [Failure(2, "the reply's figures are broken: figure")]
 
 
-# Questions ----------------------------------------------------------------------------------------
-
-
 def test_clients_are_asked_where_they_are_and_who_gives_no_answer_is_a_failure():
     """Node 1 answers for its clients and for another's, 2 breaks, 3 is silent."""
 
@@ -369,9 +352,6 @@ def test_clients_are_asked_where_they_are_and_who_gives_no_answer_is_a_failure()
     assert [read_question(message) for message in grid.pushed] == [
         QuestionHeader("how many", clients, "/x") for _, clients in hosts
     ]
-
-
-# Flower's own way of a reply ---------------------------------------------------------------------
 
 
 class FakeLink:
