@@ -15,21 +15,11 @@ import contextlib
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from deploy.deployment import Deployment
 from fedapps.core.errors import RunError
 from fedapps.core.options import parse_option
-
-
-@contextlib.contextmanager
-def _folder(path: Path | None) -> Iterator[Path]:
-    if path is not None:
-        yield path.expanduser()
-        return
-    with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
-        yield Path(folder)
 
 
 def main() -> int:
@@ -60,7 +50,9 @@ def main() -> int:
     try:
         for text in options.node_config:
             parse_option(text, "--node-config")
-        with _folder(options.folder) as folder, Deployment(folder) as deployment:
+        named = options.folder and contextlib.nullcontext(options.folder.expanduser())
+        place = named or tempfile.TemporaryDirectory(prefix="fedapps-")
+        with place as folder, Deployment(Path(folder)) as deployment:
             names = []
             for number, node_config in enumerate(options.node_config or ["", ""]):
                 names.append(f"device-{number}")

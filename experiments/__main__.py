@@ -44,8 +44,7 @@ from experiments.papers.table import SCALES, Job
 from experiments.run import listing
 from experiments.run.dependent import settled, split
 from experiments.run.estimate import Estimate
-from experiments.run.jobs import check
-from experiments.run.runner import Runner
+from experiments.run.runner import Runner, check
 from experiments.run.store import Store
 from fedapps.compare.grid import read_seeds
 from fedapps.core.config import to_toml

@@ -22,9 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("words", nargs="*", metavar="WORD", help="part of a key's name")
     parser.add_argument(
-        "--markdown",
-        action="store_true",
-        help="print all keys as in docs/configuration.md",
+        "--markdown", action="store_true", help="print all keys as in docs/configuration.md"
     )
 
 

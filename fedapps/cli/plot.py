@@ -4,16 +4,15 @@ fedapps plot ~/fedapps-runs/mine --format pdf
 """
 
 import argparse
-from pathlib import Path
 
-from fedapps.core.paths import expanded
+from fedapps.cli.chosen_model import path
 
 FORMATS = ("png", "svg", "pdf")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Say what can be given."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory")
+    parser.add_argument("run", type=path, metavar="RUN", help="a run directory")
     add_format(parser)
 
 
@@ -31,6 +30,6 @@ def run(options: argparse.Namespace) -> int:
     """Draw and say where; raises `RunError`."""
     from fedapps.report import plots
 
-    for path in plots.redraw(expanded(str(options.run)), [options.format]):
-        print(path)
+    for file in plots.redraw(options.run, [options.format]):
+        print(file)
     return 0

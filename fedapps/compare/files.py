@@ -16,9 +16,7 @@ ALWAYS = ("strategy", "dataset", "evaluate-on")
 
 def write(comparison: Comparison, folder: Path, kind: str) -> list[Path]:
     """Write runs.csv, groups.csv and curves.<kind>; return their paths. Raises `RunError`."""
-    from fedapps.compare import (
-        curves,  # imported here, because loading matplotlib takes a second
-    )
+    from fedapps.compare import curves  # imported here, because loading matplotlib takes a second
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -36,8 +36,7 @@ class Settings(MethodSettings, frozen=True):
         doc("what is learned: loss, predictions, metrics; auto: what the targets look like"),
     ]
     input_shape: Annotated[
-        str,
-        doc("shape of the samples on devices: channels,height,width; steps,features; features"),
+        str, doc("shape of the samples on devices: channels,height,width; steps,features; features")
     ]
     num_classes: Annotated[
         Count, doc("on devices, the number of classes, labels, tokens, or numbers to predict")
@@ -126,8 +125,7 @@ class Settings(MethodSettings, frozen=True):
         NonNegative, doc("evaluate after every n-th round; 0: only after the last round")
     ]
     evaluate_rounds: Annotated[
-        str,
-        doc("more rounds to evaluate: 190-199; clients do not personalize in these"),
+        str, doc("more rounds to evaluate: 190-199; clients do not personalize in these")
     ]
     evaluate_on: Annotated[
         Literal["test", "validation"],
@@ -151,8 +149,7 @@ class Settings(MethodSettings, frozen=True):
         bool, doc("also score each client's whole model as its last local training left it")
     ]
     score_without_head: Annotated[
-        bool,
-        doc("also score the body alone, by the nearest class mean (some methods always do)"),
+        bool, doc("also score the body alone, by the nearest class mean (some methods always do)")
     ]
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
@@ -181,8 +178,7 @@ class Settings(MethodSettings, frozen=True):
         doc("largest magnitude of a value in an update; an update that exceeds it is refused"),
     ]
     max_samples: Annotated[
-        Count,
-        doc("a device that reports more training or test samples than this is left out"),
+        Count, doc("a device that reports more training or test samples than this is left out")
     ]
     round_timeout: Annotated[Positive, doc("seconds to wait for the replies of one round")]
     channel_address: Annotated[
@@ -207,8 +203,7 @@ class Settings(MethodSettings, frozen=True):
         NonNegative, doc("checkpoint after every n-th round, to resume a killed run; 0: never")
     ]
     resume: Annotated[
-        str,
-        doc("run directory to resume, or latest: the newest unfinished one with these keys"),
+        str, doc("run directory to resume, or latest: the newest unfinished one with these keys")
     ]
     keep_best: Annotated[
         bool, doc("also keep the model of the round that is best on validation samples, in best/")

@@ -34,6 +34,10 @@ LEAST_NOISE = 1e-3  # below it the accountant's arithmetic fails: it gives 0 for
 RELEASES, CLIP_NORM = "dp/releases", "dp/clip-norm"  # names in a strategy's state
 
 
+Updates = Iterator[ClientUpdate]
+Reference = Callable[[], Mapping[str, np.ndarray]]  # returns what all clients downloaded
+
+
 class PrivacyMode:
     """What every mode of differential privacy offers; this one, "none", leaves updates unchanged.
 
@@ -57,12 +61,7 @@ class PrivacyMode:
         """Check and count what a round is about to release; return events (kind: detail)."""
         return {}
 
-    def release(
-        self,
-        round_: int,
-        updates: Iterator[ClientUpdate],
-        reference: Callable[[], Mapping[str, np.ndarray]],
-    ) -> Iterator[ClientUpdate]:
+    def release(self, round_: int, updates: Updates, reference: Reference) -> Updates:
         """Return the updates that the strategy may see.
 
         `reference` returns the arrays that all clients downloaded.
@@ -163,12 +162,7 @@ class Central(DifferentialPrivacy):
         """S, the clipping norm of this round."""
         return float(self.state[CLIP_NORM])
 
-    def release(
-        self,
-        round_: int,
-        updates: Iterator[ClientUpdate],
-        reference: Callable[[], Mapping[str, np.ndarray]],
-    ) -> Iterator[ClientUpdate]:
+    def release(self, round_: int, updates: Updates, reference: Reference) -> Updates:
         """Add up all updates one by one, then yield only their noisy mean."""
         start, limit = reference(), self.clip_norm
         total = {key: np.zeros(value.shape) for key, value in start.items()}

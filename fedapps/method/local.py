@@ -58,10 +58,7 @@ def evaluate_round(client: ClientHooks, plan: Plan, received: Arrays) -> ClientU
     done = client.personalize(plan) if plan.stages else TrainingStats()
     done.spend(before)
     personalized = _score(client) if plan.stages else initial
-    metrics: Metrics = {
-        "num_train": len(client.train_data[1]),
-        "loss": personalized.loss,
-    }
+    metrics: Metrics = {"num_train": len(client.train_data[1]), "loss": personalized.loss}
     for when, score in (("initial", initial), ("personalized", personalized)):
         metrics |= {f"{when}_{name}": found.tolist() for name, found in score.counts.items()}
     metrics |= {f"finetune_{name}": n for name, n in dataclasses.asdict(done).items()}

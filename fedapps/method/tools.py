@@ -20,10 +20,9 @@ from fedapps.training.batches import Samples
 from fedapps.training.clipping import Thresholds
 from fedapps.training.costs import TrainingStats
 from fedapps.training.draw import Draw
-from fedapps.training.evaluation import Score, score
+from fedapps.training.evaluation import Score, nearest_template, score
 from fedapps.training.objective import Objective
 from fedapps.training.plan import Clip, Plan, Stage
-from fedapps.training.templates import nearest_template
 from fedapps.training.workspace import Workspace
 
 State = dict[str, Tensor]
@@ -58,10 +57,7 @@ class StrategyTools:
     state = OneDict()
 
     def __init__(
-        self,
-        workspace: Workspace,
-        settings: Settings | None = None,
-        devices: Devices | None = None,
+        self, workspace: Workspace, settings: Settings | None = None, devices: Devices | None = None
     ) -> None:
         self.workspace = workspace
         self.settings = settings or workspace.settings

@@ -12,7 +12,7 @@ A new family of models needs one file with its `MODELS`, and a line in `fedapps.
 """
 
 from fedapps.models.blocks import ModelSpec, Shape
-from fedapps.models.parts import declare_part
+from fedapps.models.grouping import declare_part
 from fedapps.models.zoo import MODELS, build, size
 
 __all__ = ["MODELS", "ModelSpec", "Shape", "build", "declare_part", "size"]

@@ -4,7 +4,7 @@ The layers of a model are ordered groups of its parameters: the named children o
 what another model declares (`fedapps.models.grouping`). A slice is a tuple of layer names. A layer
 can have named parts, which a slice names as `layer:part`: `conv1:norms` are the BatchNorms of
 conv1, and `conv1:rest` is everything in conv1 that is in no part. BatchNorms are always a part; a
-model can declare others (`fedapps.models.parts`).
+model can declare others (`fedapps.models.grouping`).
 
     layout.without_norms(("conv1", "fc1"))  # ('conv1:rest', 'fc1')
     layout.part_of(layout.names, "adapter")  # ('fc1:adapter',)
@@ -24,8 +24,15 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedapps.core.errors import RunError
-from fedapps.models.grouping import can_be_cut, children_by_layer, keys_by_layer, layers_by_module
-from fedapps.models.parts import NORMS, REST, declared_parts
+from fedapps.models.grouping import (
+    NORMS,
+    REST,
+    can_be_cut,
+    children_by_layer,
+    declared_parts,
+    keys_by_layer,
+    layers_by_module,
+)
 
 Slice = tuple[str, ...]
 Arrays = dict[str, np.ndarray]

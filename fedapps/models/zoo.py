@@ -8,12 +8,7 @@ from fedapps.data.spec import Spec, image_spec
 from fedapps.models import deep, mlp, sequences, small
 from fedapps.models.blocks import ModelSpec, Shape
 
-MODELS: dict[str, ModelSpec] = {
-    **small.MODELS,
-    **deep.MODELS,
-    **mlp.MODELS,
-    **sequences.MODELS,
-}
+MODELS: dict[str, ModelSpec] = {**small.MODELS, **deep.MODELS, **mlp.MODELS, **sequences.MODELS}
 
 
 def build(name: str, inputs: Spec | Shape, outputs: Spec | int, seed: int) -> nn.Module:

@@ -11,7 +11,6 @@ from it. So there are never more streams than tokens. The other clients of a Sup
 frame.
 """
 
-import queue
 import resource
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,13 +19,13 @@ from functools import partial
 from pathlib import Path
 from secrets import compare_digest
 from threading import Lock, Thread
-from typing import Protocol
 
 import grpc
 from torch import Tensor
 
 from fedapps.core.errors import RunError, one_line
-from fedapps.split.frames import FRAME_HEADER_BYTES, Frame, Tensors, decode, encode
+from fedapps.split.frames import FRAME_HEADER_BYTES, Frame, Stream, decode
+from fedapps.split.session import Session
 
 SERVICE, METHOD = "fedapps.Split", "Exchange"
 CLIENT, TOKEN = "fedapps-client", "fedapps-token"  # keys of a stream's metadata
@@ -34,48 +33,6 @@ SPARE = 8  # threads besides those of the streams; they refuse streams without a
 REFUSED = "wrong or used token"
 MAX_STREAMS = 32  # streams of one TCP connection at the same time; a SuperNode has one
 NO_STREAM = 30.0  # seconds until a TCP connection without a stream or handshake is closed
-
-
-class Stream:
-    """One open stream as the server sees it, and the clients that joined through it."""
-
-    def __init__(self) -> None:
-        self.outbox: queue.Queue[bytes | None] = queue.Queue()
-        self.clients: set[int] = set()
-        self.late: set[int] = set()  # were told that they came too late; may send one more frame
-
-    def send(self, frame: Frame, tensors: Tensors | None = None) -> None:
-        """Queue a frame."""
-        self.outbox.put(encode(frame, tensors))
-
-    def close(self) -> None:
-        """End the stream when all that is queued has been sent."""
-        self.outbox.put(None)
-
-
-class Listener(Protocol):
-    """What the channel calls when something happens on a stream: the session of the round."""
-
-    def token(self, client: int) -> str | None:
-        """Return the token with which `client` may join once; None if it may not join."""
-
-    def joined(self, client: int, stream: Stream) -> bool:
-        """Let `client` join, which has given its token; return False if it was used already."""
-
-    def token_of_missed(self, client: int) -> str | None:
-        """Return the token of a client that was given up before it joined and is not told yet."""
-
-    def take_reason(self, client: int) -> str:
-        """Return why a client that comes too late was given up; only once, then ""."""
-
-    def arrived(self, frame: Frame, tensors: dict[str, Tensor]) -> bool:
-        """Handle a frame of a client that has joined; return False to end the stream."""
-
-    def broken(self, client: int, reason: str) -> None:
-        """Handle the end of the stream of a client that has joined."""
-
-    def refused(self, client: int, reason: str) -> None:
-        """Handle the refusal of a stream that claimed to be of `client`."""
 
 
 @dataclass
@@ -93,7 +50,7 @@ class ChannelServer:
     port: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self._session: Listener | None = None
+        self._session: Session | None = None
         self._contexts: set[grpc.ServicerContext] = set()  # of the session's streams
         self._lock = Lock()  # protects session and contexts
         self._threads = ThreadPoolExecutor(self.streams + SPARE, thread_name_prefix="channel")
@@ -112,7 +69,7 @@ class ChannelServer:
             raise RunError(text) from error
         self._server.start()
 
-    def begin(self, session: Listener) -> None:
+    def begin(self, session: Session) -> None:
         """Serve a new session, and cut off streams of the last one that clients still hold open."""
         with self._lock:
             left, self._contexts = self._contexts, set()
@@ -136,7 +93,7 @@ class ChannelServer:
 
     def _serve(
         self,
-        session: Listener,
+        session: Session,
         client: int,
         requests: Iterator[bytes],
         context: grpc.ServicerContext,
@@ -178,7 +135,7 @@ def _turn_away(requests: Iterator[bytes], context: grpc.ServicerContext) -> None
     context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSED)
 
 
-def _read(session: Listener, stream: Stream, requests: Iterator[bytes]) -> None:
+def _read(session: Session, stream: Stream, requests: Iterator[bytes]) -> None:
     """Handle the frames of a stream until it ends."""
     reason = "its stream ended"
     try:
@@ -190,7 +147,7 @@ def _read(session: Listener, stream: Stream, requests: Iterator[bytes]) -> None:
     stream.close()
 
 
-def _take(session: Listener, stream: Stream, frame: Frame, tensors: dict[str, Tensor]) -> bool:
+def _take(session: Session, stream: Stream, frame: Frame, tensors: dict[str, Tensor]) -> bool:
     """Handle one frame; False ends the stream."""
     client = frame.client
     if frame.kind == "join" and client not in stream.clients:
@@ -204,7 +161,7 @@ def _take(session: Listener, stream: Stream, frame: Frame, tensors: dict[str, Te
     return session.arrived(frame, tensors)
 
 
-def _join(session: Listener, stream: Stream, frame: Frame) -> bool:
+def _join(session: Session, stream: Stream, frame: Frame) -> bool:
     """Let a client take part through the stream of another one; return False to end the stream.
 
     If a client comes too late, the stream goes on for the others. The client is told the reason

@@ -4,6 +4,7 @@ Nothing is pickled, and all sizes are checked before they are used.
 """
 
 import math
+import queue
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -87,3 +88,20 @@ def _channels_first(values: Tensor, shape: Sequence[int]) -> Tensor:
         return values.view(tuple(shape))
     n, c, h, w = shape
     return values.view(n, h, w, c).permute(0, 3, 1, 2)
+
+
+class Stream:
+    """One open stream as the server sees it, and the clients that joined through it."""
+
+    def __init__(self) -> None:
+        self.outbox: queue.Queue[bytes | None] = queue.Queue()
+        self.clients: set[int] = set()
+        self.late: set[int] = set()  # were told that they came too late; may send one more frame
+
+    def send(self, frame: Frame, tensors: Tensors | None = None) -> None:
+        """Queue a frame."""
+        self.outbox.put(encode(frame, tensors))
+
+    def close(self) -> None:
+        """End the stream when all that is queued has been sent."""
+        self.outbox.put(None)

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from fedapps.core.errors import one_line
 from fedapps.models.layers import Arrays
-from fedapps.split.channel import Stream
-from fedapps.split.frames import Frame
+from fedapps.split.frames import Frame, Stream
 from fedapps.split.rules import BatchGradients, Rules, Smashed
 
 STRANGER = "no client of this round was named"

@@ -215,12 +215,7 @@ def _set_weighted_gradient(
         module.weight.grad = scaled.t() @ values
     else:
         module.weight.grad = conv2d_weight(
-            values,
-            module.weight.shape,
-            scaled,
-            module.stride,
-            module.padding,
-            module.dilation,
+            values, module.weight.shape, scaled, module.stride, module.padding, module.dilation
         )
     if module.bias is not None:
         module.bias.grad = scaled.sum([d for d in range(scaled.dim()) if d != 1])

@@ -22,10 +22,7 @@ class Workspace:
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        data: RunData | None = None,
-        resident: ResidentModel | None = None,
+        self, settings: Settings, data: RunData | None = None, resident: ResidentModel | None = None
     ) -> None:
         keep_freed()
         self.settings = settings

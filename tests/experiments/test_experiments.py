@@ -25,9 +25,8 @@ from experiments.publish import charts, html_page, markdown_page, sections
 from experiments.run import rescoring
 from experiments.run.dependent import settled, waits
 from experiments.run.estimate import Estimate
-from experiments.run.jobs import check, groups
 from experiments.run.rescoring import can_be_scored_again
-from experiments.run.runner import Runner
+from experiments.run.runner import Runner, check, groups
 from experiments.run.store import Run, Store, collect, failed_trial, numeric
 from experiments.run.tuning import chosen, trials
 from fedapps.compare.grid import read_seeds

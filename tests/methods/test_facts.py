@@ -9,7 +9,7 @@ from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.models.layers import put
 from fedapps.serial import run_serial
-from fedapps.training.templates import nearest_template
+from fedapps.training.evaluation import nearest_template
 from fedapps.training.workspace import Workspace
 
 

@@ -16,8 +16,7 @@ from fedapps.method import BaseClient, BaseStrategy, Plan, TrainingStats, put, r
 from fedapps.models import build
 from fedapps.tasks import CLASSIFICATION
 from fedapps.training.batches import CHUNK
-from fedapps.training.evaluation import score
-from fedapps.training.templates import nearest_template
+from fedapps.training.evaluation import nearest_template, score
 from fedapps.training.workspace import workspace
 
 LONG = 2 * CHUNK + 1  # more than fits into two forward passes
