@@ -167,8 +167,7 @@ def test_importing_is_light():
     """Libraries that only a download or `digits` needs are no part of a worker's start."""
     code = (
         "import sys; from unittest.mock import MagicMock; sys.modules['torch'] = MagicMock()\n"
-        "import fedapps.data\n"
-        "print({'torchvision', 'medmnist', 'sklearn'} & {*sys.modules})"
+        "import fedapps.data\nprint({'torchvision', 'medmnist', 'sklearn'} & {*sys.modules})"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(data.__file__).parents[2])}
     assert subprocess.check_output([sys.executable, "-c", code], env=env) == b"set()\n"

@@ -164,9 +164,7 @@ def test_what_runs_elsewhere_is_neither_offered_nor_gone_on_with(interrupted, se
     hold = (
         "import fcntl, os, sys\n"
         f"handle = os.open({str(folder)!r}, os.O_RDONLY)\n"
-        "fcntl.flock(handle, fcntl.LOCK_EX)\n"
-        "print('held', flush=True)\n"
-        "sys.stdin.read()\n"
+        "fcntl.flock(handle, fcntl.LOCK_EX)\nprint('held', flush=True)\nsys.stdin.read()\n"
     )
     other = subprocess.Popen([sys.executable, "-c", hold], stdin=-1, stdout=-1, text=True)
     with other:

@@ -739,19 +739,10 @@ def schedule(kind, rounds, lr=0.1):
     return [run.round_lr(round_) for round_ in range(1, rounds + 1)]
 
 
-@pytest.mark.parametrize(
-    ("rounds", "plain", "tenth", "hundredth"),
-    [
-        (320, 160, 80, 80),
-        (32, 16, 8, 8),
-        (10, 5, 2, 3),
-        (7, 3, 2, 2),
-        (4, 2, 1, 1),
-        (3, 1, 1, 1),
-        (2, 1, 0, 1),
-        (1, 1, 0, 0),
-    ],
-)
+@pytest.mark.parametrize(("rounds", "plain", "tenth", "hundredth"), [
+    (320, 160, 80, 80), (32, 16, 8, 8), (10, 5, 2, 3), (7, 3, 2, 2), (4, 2, 1, 1), (3, 1, 1, 1),
+    (2, 1, 0, 1), (1, 1, 0, 0),
+])  # fmt: skip
 def test_step_schedule(rounds, plain, tenth, hundredth):
     """FedBABU's tables: 0.1 times 0.1 after 1/2 and 3/4 of T = 320 / tau rounds."""
     wanted = [0.1] * plain + [0.01] * tenth + [0.001] * hundredth
