@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedapps.core import config
@@ -94,4 +95,5 @@ def rehearse(
     settings = run_config
     if isinstance(settings, str):
         settings = config.read(config.parse(['device="cpu"', settings]))
+    torch.set_num_threads(settings.threads)
     return Rehearsal(strategy_class(Workspace(settings)), client_class)
