@@ -37,7 +37,8 @@ def pick(names: Iterable[str]) -> list[Table]:
     """
     known, found = tables(), dict[str, Table]()
     for name in names:
-        alike = [*known] if name == "all" else [name] if name in known else _beginning(name, known)
+        alike = [other for other in known if name == "all" or other.startswith(f"{name}-")]
+        alike = [name] if name in known else alike
         if not alike:
             kinds = dict.fromkeys(other.partition("-")[0] for other in known)
             hint = did_you_mean(name, [*kinds, *known])
@@ -62,10 +63,6 @@ def single(name: str) -> Table:
         names = ", ".join(table.name for table in found)
         raise RunError(f"table {name}: must be a single table, one of {names}")
     return found[0]
-
-
-def _beginning(name: str, known: Iterable[str]) -> list[str]:
-    return [other for other in known if other.startswith(f"{name}-")]
 
 
 def _parsed(path: Path) -> dict[str, Any]:

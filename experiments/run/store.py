@@ -37,13 +37,9 @@ ELSEWHERE = (INCIDENTAL - {"presum", "threads"}) | {
 }
 COSTS = ("bytes_up", "bytes_down", "bytes_eval", "train_macs", "cost_paper", "failures")
 PER_ROUND = (
-    "accuracy_initial",
-    "accuracy_personalized",
-    "accuracy_initial_weighted",
-    "accuracy_personalized_weighted",
-    "accuracy_without_head",
-    "train_loss",
-)
+    "accuracy_initial", "accuracy_personalized", "accuracy_initial_weighted",
+    "accuracy_personalized_weighted", "accuracy_without_head", "train_loss",
+)  # fmt: skip
 PER_CLIENT = ("client", "num_train", "num_test", "accuracy_initial", "accuracy_personalized")
 CLOCK = 2.0  # seconds within which two changes of a folder can have the same timestamp
 Config = Mapping[str, Scalar]

@@ -1,7 +1,6 @@
 """The files of a comparison: two tables and a plot."""
 
 import itertools
-import math
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +80,5 @@ def _settings(comparison: Comparison, group: Group) -> dict[str, Any]:
 def _csv(rows: list[dict[str, Any]]) -> str:
     """Return rows as CSV; missing values and NaN are empty cells."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    return csv_text([columns, *([_cell(row.get(name)) for name in columns] for row in rows)])
-
-
-def _cell(value: Any) -> Any:
-    return None if isinstance(value, float) and math.isnan(value) else value
+    known = [{k: v for k, v in row.items() if v == v} for row in rows]  # NaN is not equal to itself
+    return csv_text([columns, *([row.get(name) for name in columns] for row in known)])

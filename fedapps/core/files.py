@@ -2,12 +2,16 @@
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from fedapps.core.errors import RunError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # NumPy parses headers with `ast`, which fails in CPython 3.11 if two threads do it at once: "AST
 # constructor recursion depth mismatch" (python/cpython#106905).
@@ -46,6 +50,17 @@ def write_whole(path: Path, content: bytes | Callable[[Path], None], durable: bo
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def write_npz(path: Path, arrays: Mapping[str, "np.ndarray"]) -> None:
+    """Write an .npz file like `write_whole`; raises `RunError`."""
+    import numpy as np  # most users of this module do not need it
+
+    def fill(temporary: Path) -> None:
+        with temporary.open("wb") as file:  # given a name, NumPy demands its own suffix
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+
+    write_whole(path, fill)
 
 
 def remove_left_over(folder: Path) -> None:

@@ -25,16 +25,6 @@ from fedapps.data.partition import Share, class_counts, shares
 from fedapps.data.sources import NAMES
 
 __all__ = [
-    "NAMES",
-    "Dataset",
-    "Shape",
-    "Share",
-    "class_counts",
-    "declared",
-    "load",
-    "notes",
-    "of_device",
-    "shares",
-    "specs_of_devices",
-    "unlabelled",
-]
+    "NAMES", "Dataset", "Shape", "Share", "class_counts", "declared", "load", "notes", "of_device",
+    "shares", "specs_of_devices", "unlabelled",
+]  # fmt: skip

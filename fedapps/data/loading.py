@@ -1,20 +1,16 @@
 """Opens a data set by its name, or by the path of the user's own file."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from fedapps.core.errors import RunError
-from fedapps.core.files import in_turn, write_whole, writing
+from fedapps.core.files import in_turn, write_npz, writing
 from fedapps.core.paths import absolute, expanded
 from fedapps.core.words import nearest, number
 from fedapps.data.contents import open_npz
 from fedapps.data.dataset import Dataset
 from fedapps.data.npz import KEYS, OTHERS
 from fedapps.data.sources import NAMES, SOURCES
-from fedapps.data.sources.source import Arrays
 from fedapps.data.spec import Normalization, label_spec
 
 
@@ -27,7 +23,7 @@ def load(name: str, root: str) -> Dataset:
     """
     if name.endswith(".npz"):
         return open_npz(absolute(name, "dataset"))
-    if name not in SOURCES and _is_path(name):
+    if name not in SOURCES and ("/" in name or name[:1] == "~" or Path(name).suffix):
         what = "is a folder" if expanded(name, "dataset").is_dir() else "is not an .npz file"
         raise RunError(
             f'dataset = "{name}": {what}; own data is an .npz file with {", ".join(KEYS)}, or'
@@ -44,10 +40,6 @@ def load(name: str, root: str) -> Dataset:
     if not path.exists():
         _make(name, path)
     return _named(name, path)
-
-
-def _is_path(name: str) -> bool:
-    return "/" in name or name.startswith("~") or Path(name).suffix != ""
 
 
 def _named(name: str, path: Path) -> Dataset:
@@ -75,9 +67,4 @@ def _make(name: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     with in_turn(path.parent):
         if not path.exists():
-            write_whole(path, partial(_save, SOURCES[name].make(path.parent)))
-
-
-def _save(arrays: Arrays, path: Path) -> None:
-    with path.open("wb") as file:  # given a name, NumPy demands its own suffix
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+            write_npz(path, SOURCES[name].make(path.parent))

@@ -23,7 +23,7 @@ from fedapps import data, models
 from fedapps.core import config, registry
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError, one_line
-from fedapps.core.files import write_whole
+from fedapps.core.files import write_npz, write_whole
 from fedapps.core.schema import Scalar
 from fedapps.data.pictures import MOST_PIXELS
 from fedapps.data.spec import Normalization, Spec, image_spec, label_spec
@@ -240,12 +240,7 @@ def save_predictions(
     arrays = {"labels" if about.task.has_classes else "predictions": predictions}
     if chances is not None:
         arrays |= {"probabilities": chances, "class_names": np.array(about.names)}
-
-    def write(temporary: Path) -> None:
-        with temporary.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-
-    write_whole(path, write)
+    write_npz(path, arrays)
 
 
 def packed(module: nn.Module, about: ModelMetadata) -> bytes:

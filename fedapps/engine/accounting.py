@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from logging import LogRecord
 
 from flwr.serverapp import RdpAccountant
 
@@ -33,7 +32,8 @@ class Mechanism:
         accountant = self.accountant(delta)
         if not releases or not self.noise:
             return math.inf if releases else 0.0
-        with without_lines("absl", _diverging_order):
+        # The accountant rightly leaves out RDP orders whose series does not converge.
+        with without_lines("absl", lambda record: "failed to converge" in record.getMessage()):
             event = GaussianPrivacyEvent(self.noise, self.sampled, self.population)
             accountant.compose(event, releases)
             return accountant.get_epsilon(delta)
@@ -45,11 +45,3 @@ class Mechanism:
             return RdpAccountant(config)
         except ImportError as error:
             raise RunError(f"dp.mode: {error}") from error
-
-
-def _diverging_order(record: LogRecord) -> bool:
-    """Tell whether a log line is about an RDP order whose series does not converge.
-
-    The accountant leaves such orders out, which is right, so the line would only worry the user.
-    """
-    return "failed to converge" in record.getMessage()

@@ -7,9 +7,8 @@ numbers need not be saved, as they depend only on seed, round and client. Client
 in their own stores.
 """
 
-import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -179,21 +178,15 @@ def needed_after(round_: int, every: int) -> int:
     return max(0, ((round_ - 1) // every - (KEPT - 1)) * every)
 
 
-@contextlib.contextmanager
-def _reading(what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(f"{what}: {error.strerror or error}") from error
-
-
 def _check_tables(run: Path, tables: Mapping[str, int]) -> None:
     """Raise ValueError if a table is shorter than at the checkpoint: lost rows cannot come back."""
     for name, size in tables.items():
         if name not in GROWING:
             raise ValueError(f"{name} is not a table of a run")
-        with _reading(name):
+        try:
             there = (run / name).stat().st_size
+        except OSError as error:
+            raise ValueError(f"{name}: {error.strerror or error}") from error
         if there < size:
             raise ValueError(f"{name} has {there} bytes, but it had {size}")
 

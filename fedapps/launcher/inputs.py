@@ -31,9 +31,7 @@ def merged(options: Sequence[str]) -> Iterator[list[str]]:
     """
     options = [option for option in options if option.strip()]
     if len(options) < 2 and not any("resume" in option for option in options):
-        yield [
-            _absolute(option) if option.endswith(".toml") else quoted(option) for option in options
-        ]
+        yield [str(expanded(o).resolve()) if o.endswith(".toml") else quoted(o) for o in options]
         return
     from fedapps.core import config  # imported here for the same reason as in `refusal`
 
@@ -99,7 +97,3 @@ def refusal(app_dir: Path, options: Sequence[str]) -> str:
     except RunError as error:
         return str(error)
     return ""
-
-
-def _absolute(path: str) -> str:
-    return str(expanded(path).resolve())

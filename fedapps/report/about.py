@@ -40,10 +40,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def new(cls, task: Task = CLASSIFICATION) -> "About":
         """Return the content for a run of a task that starts now."""
-        words = command(sys.orig_argv)
-        return cls(
-            id=uuid4().hex, started=_now(), command=words, versions=versions(), task=task.name
-        )
+        now, words = datetime.now(UTC).isoformat(timespec="seconds"), command(sys.orig_argv)
+        return cls(id=uuid4().hex, started=now, command=words, versions=versions(), task=task.name)
 
     @classmethod
     def read(cls, run: Path) -> "About":
@@ -79,13 +77,6 @@ def task_of(run: Path) -> Task:
 
 def command(words: list[str]) -> str:
     """Return the command of this process; of Flower's programs only the name, to hide tokens."""
-    program = next((Path(word).name for word in words[:3] if _is_flowers(word)), "")
+    names = (Path(word).name for word in words[:3])
+    program = next((name for name in names if name.startswith(("flwr", "flower"))), "")
     return program or shlex.join([Path(words[0]).name, *words[1:]] if words else [])
-
-
-def _is_flowers(word: str) -> bool:
-    return Path(word).name.startswith(("flwr", "flower"))
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

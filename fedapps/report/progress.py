@@ -42,11 +42,12 @@ class TimeLeft:
 
 def progress_line(row: RoundRow, num_rounds: int, left: float, metric: Metric) -> str:
     """Return the line of a round, in at most 100 columns; `left` is the time left in seconds."""
-    last = max(num_rounds, row.round)
+    last, value = max(num_rounds, row.round), row.train_loss
+    loss = "" if value is None else f"{value:.3f}" if value < 10 else f"{value:.3g}"
     parts = [
         f"round {row.round:>{len(str(last))}}/{last}",
         row.phase if row.phase != "train" else "",
-        f"loss {_loss(row.train_loss):<5}" if row.train_loss is not None else " " * 10,
+        f"loss {loss:<5}" if loss else " " * 10,
         _scores(row, metric),
         f"up {human_bytes(row.bytes_up):>7}",
         f"down {human_bytes(row.bytes_down):>7}",
@@ -75,7 +76,3 @@ def _scores(row: RoundRow, metric: Metric) -> str:
 
 def _value(value: float, metric: Metric) -> str:
     return f"{value:.3f}" if metric.unit else f"{value:.4g}"
-
-
-def _loss(value: float) -> str:
-    return f"{value:.3f}" if value < 10 else f"{value:.3g}"

@@ -8,12 +8,6 @@ from fedapps.split.setup import Cut, OversampleSettings
 from fedapps.split.strategy import SplitStrategy
 
 __all__ = [
-    "BatchGradients",
-    "Cut",
-    "OversampleSettings",
-    "ServerPart",
-    "Session",
-    "Smashed",
-    "SplitClient",
-    "SplitStrategy",
-]
+    "BatchGradients", "Cut", "OversampleSettings", "ServerPart", "Session", "Smashed",
+    "SplitClient", "SplitStrategy",
+]  # fmt: skip

@@ -204,7 +204,7 @@ def profile(
     names = {module: name for name, module in model.named_modules()}
 
     def see(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        if _lone(args[0]):
+        if args[0].numel() == args[0].shape[0] * args[0].shape[1]:
             lone.update(dict.fromkeys(layout.modules[names[module]], True))
             if uses_batch_statistics(module):
                 of_batch.update(layout.modules[names[module]])
@@ -241,7 +241,3 @@ def has_dropout(layer: nn.Module) -> bool:
         isinstance(m, nn.modules.dropout._DropoutNd) or (isinstance(m, within) and m.dropout > 0)
         for m in layer.modules()
     )
-
-
-def _lone(x: Tensor) -> bool:
-    return x.numel() == x.shape[0] * x.shape[1]
