@@ -58,7 +58,12 @@ COMMANDS = {
         Command("report", "write the report of a run, report.html, again", "fedapps.cli.report"),
     ],
     "Use a trained model": [
-        Command("predict", "classify images with a trained model", "fedapps.cli.predict", True),
+        Command(
+            "predict",
+            "predict with a trained model",
+            "fedapps.cli.predict",
+            True,
+        ),
         Command("export", "write a trained model to a file", "fedapps.cli.export"),
     ],
     "Papers and devices": [

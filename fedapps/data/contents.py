@@ -96,8 +96,10 @@ def _targets(targets: tuple[Array, ...]) -> tuple[np.ndarray, Spec]:
     first, shape = targets[0], targets[0].shape[1:]
     if first.dtype.kind == "f":
         values = np.concatenate([target.whole for target in targets]).astype(np.float32)
-        if not np.isfinite(values).all():
-            raise RunError(f"{first.path}: targets hold NaN or infinity; must be finite")
+        broken = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
+        if len(broken):
+            key, row = _place(targets, int(broken[0]))
+            raise RunError(f"{first.path}: {key}[{row}] holds NaN or infinity; must be finite")
         shape = () if shape == (1,) else shape
         return values.reshape(len(values), *shape), Spec(shape, FLOAT)
     if first.dtype.kind not in "iub":
@@ -107,6 +109,15 @@ def _targets(targets: tuple[Array, ...]) -> tuple[np.ndarray, Spec]:
     choices = 2 if first.dtype.kind == "b" else _choices(targets)
     values = np.concatenate([target.whole for target in targets]).astype(np.int64)
     return values.reshape(len(values), *shape), Spec(shape, WHOLE, choices)
+
+
+def _place(arrays: tuple[Array, ...], row: int) -> tuple[str, int]:
+    """Return in which of the arrays, and where there, a row of all of them together is."""
+    for array in arrays:
+        if row < array.shape[0]:
+            return array.key, row
+        row -= array.shape[0]
+    raise IndexError(row)
 
 
 def _check_like(array: Array, first: Array, what: str) -> None:
@@ -127,11 +138,13 @@ def _choices(arrays: tuple[Array, ...]) -> int:
 
 def _checked_highest(array: Array) -> int:
     low, high = int(array.whole.min()), int(array.whole.max())
-    what = "token" if array.key.endswith("inputs") else "label"
+    inputs = array.key.endswith("inputs")
+    what, other = ("token", "a table") if inputs else ("label", "numbers to predict")
     if low < 0 or high >= MAX_CLASSES:
+        cure = "" if array.key.endswith("labels") else f"; {other} must be saved as floats"
         raise RunError(
             f"{array.path}: {array.key} holds {what} {low if low < 0 else high};"
-            f" must be 0..{MAX_CLASSES - 1}"
+            f" must be 0..{MAX_CLASSES - 1}{cure}"
         )
     return high
 

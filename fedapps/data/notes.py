@@ -18,7 +18,7 @@ def notes(dataset: Dataset, split: str) -> list[str]:
     arrays = rows.arrays if isinstance(rows, Rows) else ()
     pixels = (note for array in arrays for note in _of_pixels(array))
     unknown = _of_unknown(dataset) if split == "official" else ()
-    return [*[*pixels][:1], *unknown, *_of_labels(dataset)]
+    return [*[*pixels][:1], *unknown, *_of_labels(dataset), *_of_floats(dataset)]
 
 
 def _of_pixels(array: Array) -> Iterator[str]:
@@ -51,6 +51,20 @@ def _of_unknown(dataset: Dataset) -> Iterator[str]:
     trained, tested = np.split(dataset.labels, [dataset.num_train])
     if len(trained) and (new := np.setdiff1d(tested, trained).tolist()):
         yield f"{dataset.name}: labels {_some(new)} occur in the test set only: nobody learns them"
+
+
+def _of_floats(dataset: Dataset) -> Iterator[str]:
+    """Tell of floats that look like classes or labels, but are learned as numbers."""
+    values = dataset.target_values
+    if dataset.targets.is_whole or not len(values) or (values != np.floor(values)).any():
+        return
+    low, high = float(values.min()), float(values.max())
+    if low >= 0 and high < MOST_LABELS:
+        other = "truth values, save booleans" if values.ndim > 1 else "classes, save integers"
+        yield (
+            f"{dataset.name}: targets are floats from {low:g} to {high:g} without decimals, which are"
+            f" learned as numbers; if they are {other}"
+        )
 
 
 def _of_labels(dataset: Dataset) -> Iterator[str]:

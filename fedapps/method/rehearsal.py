@@ -7,6 +7,7 @@ out: the hooks of `Conversation`, privacy, `server-data`.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from fedapps.core import config
 from fedapps.core.settings import Settings
+from fedapps.method.figures import GENERAL
 from fedapps.method.flower import BaseClient, BaseStrategy
 from fedapps.method.update import ClientUpdate, OnePass, replace
 from fedapps.models.layers import Arrays, Layout, as_sent
@@ -58,15 +60,18 @@ class Rehearsal:
     def evaluate(self, client: int) -> dict:
         """Evaluate a client after the rounds so far.
 
-        Return what it reports, and with it the values of the task's metrics, such as
-        `accuracy_initial` and `accuracy_personalized`.
+        Return what it reports, and with it the values of the task's metrics and of the figures by
+        column, such as `accuracy_initial`, `accuracy_personalized` and `accuracy_global`.
         """
         plan = self.strategy.evaluation_plan(max(self.round, 1), client)
         told = self.make(client).evaluate_round(plan, self._download(client, plan)).metrics
-        values: dict[str, float | None] = {}
+        values: dict[str, Any] = {}
         for when in ("initial", "personalized"):
             counts = {name: np.array(told[f"{when}_{name}"]) for name in self._counted}
             values |= {f"{m.name}_{when}": m.of(counts) for m in self.strategy.task.metrics}
+        for figure in (*self.strategy.figures, *GENERAL.values()):
+            if figure.name in told:
+                values[figure.named(self.strategy.task.lead).name] = told[figure.name]
         return told | values
 
     @property

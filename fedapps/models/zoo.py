@@ -57,6 +57,7 @@ def _checked(name: str, inputs: Spec | Shape, outputs: Spec | int) -> tuple[Spec
         raise ValueError(
             f"model {name!r}: takes {' or '.join(model.takes)}, but the data are {inputs};"
             f" use {fitting or 'a model of your own'}"
+            + (", or save floats if they are a table" if inputs.is_whole else "")
         )
     if inputs.image and min(inputs.shape[1:]) < model.smallest:
         height, width = inputs.shape[1:]

@@ -35,7 +35,10 @@ def task_for(name: str, inputs: Spec, targets: Spec, data: str) -> Task:
         task.check(targets, inputs)
     except ValueError as error:
         found = f"{targets.dtype} [N{''.join(f', {side}' for side in targets.shape)}]"
-        raise RunError(f'task = "{task.name}": {error}; {data} has {found}') from error
+        how = " (which auto takes by the targets)" if name == AUTO else ""
+        raise RunError(
+            f'task = "{task.name}"{how}: {error}; those of {data} are {found}'
+        ) from error
     return task
 
 

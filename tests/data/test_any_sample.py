@@ -6,7 +6,7 @@ import torch
 
 from fedapps.core.config import parse, read
 from fedapps.core.errors import RunError
-from fedapps.data import load
+from fedapps.data import load, notes
 from fedapps.training.workspace import Workspace
 
 N, TEST = 60, 20
@@ -83,7 +83,11 @@ def test_tokens_come_as_they_are(own):
 @pytest.mark.parametrize(("change", "line"), [
     ({"test_inputs": np.zeros((TEST, 4))}, "test_inputs holds inputs [4] of float64; must be [5]"),
     ({"train_targets": LABELS[: N - 1]}, "train_targets holds 59 targets for 60 samples of"),
-    ({"train_targets": -LABELS[:N]}, "train_targets holds label -2; must be 0..65535"),
+    ({"train_targets": -LABELS[:N]}, "train_targets holds label -2; must be 0..65535; numbers to"),
+    (
+        {"train_targets": 1.0 * LABELS[:N], "test_targets": np.array([1.0, np.nan] * (TEST // 2))},
+        "test_targets[1] holds NaN or infinity; must be finite",
+    ),
     ({"train_inputs": np.zeros((N, 5), complex)}, "must be floats, or integers [N, T]"),
     ({"train_inputs": np.zeros(N)}, "has shape [60]; must be [N, ...], every side at least 1"),
 ])  # fmt: skip
@@ -91,6 +95,20 @@ def test_arrays_that_do_not_fit_are_one_line(change, line, own):
     with pytest.raises(RunError) as caught:
         load(str(own(arrays("table"), **change)), "")
     assert line in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("targets", "line"),
+    [
+        (1.0 * LABELS, "targets are floats from 0 to 2 without decimals, which are learned as numbers;"
+         " if they are classes, save integers"),
+        (1.0 * np.stack([LABELS > 0, LABELS > 1], 1), "if they are truth values, save booleans"),
+        (LABELS + 0.5, ""),
+    ],
+)  # fmt: skip
+def test_floats_that_look_like_classes_are_told(targets, line, own):
+    told = notes(load(str(own(arrays("table"), targets)), ""), "merged")
+    assert "".join(told).endswith(line) and len(told) == bool(line)
 
 
 def test_what_a_model_does_not_take_is_one_line_with_those_that_fit(own):

@@ -164,7 +164,7 @@ def test_the_task_is_found_by_the_targets(name):
 
 
 @pytest.mark.parametrize(("name", "targets", "line"), [
-    ("classification", Spec(()), "targets must be labels, integers [N]; own has float32 [N]"),
+    ("classification", Spec(()), "targets must be labels, integers [N]; those of own are float32"),
     ("multilabel", label_spec(3), "targets must be truth values, booleans or 0 and 1"),
     ("tokens", label_spec(3), "targets must be tokens, integers [N, T] for inputs of T steps"),
     ("regression", Spec((2, 2)), "targets must be numbers [N], [N, F], or [N, T, F]"),
