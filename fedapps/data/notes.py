@@ -62,8 +62,8 @@ def _of_floats(dataset: Dataset) -> Iterator[str]:
     if low >= 0 and high < MOST_LABELS:
         other = "truth values, save booleans" if values.ndim > 1 else "classes, save integers"
         yield (
-            f"{dataset.name}: targets are floats from {low:g} to {high:g} without decimals, which are"
-            f" learned as numbers; if they are {other}"
+            f"{dataset.name}: targets are floats from {low:g} to {high:g} without decimals, which"
+            f" are learned as numbers; if they are {other}"
         )
 
 

@@ -100,8 +100,8 @@ def test_arrays_that_do_not_fit_are_one_line(change, line, own):
 @pytest.mark.parametrize(
     ("targets", "line"),
     [
-        (1.0 * LABELS, "targets are floats from 0 to 2 without decimals, which are learned as numbers;"
-         " if they are classes, save integers"),
+        (1.0 * LABELS, "targets are floats from 0 to 2 without decimals, which are learned as "
+         "numbers; if they are classes, save integers"),
         (1.0 * np.stack([LABELS > 0, LABELS > 1], 1), "if they are truth values, save booleans"),
         (LABELS + 0.5, ""),
     ],
