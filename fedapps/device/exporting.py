@@ -38,10 +38,12 @@ def _safetensors(model: Personalized, path: Path) -> None:
 
 def _program(model: Personalized, path: Path) -> None:
     batch = {"inputs": {0: torch.export.Dim("batch")}}
-    program = torch.export.export(model, (_example(model),), dynamic_shapes=batch)
     with path.open("wb") as file, warnings.catch_warnings():
+        # a GRU notes its weights again while it is traced, and they are the same
+        warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export")
         # channels-last weights are a problem only if they are not on the CPU, and ours are
         warnings.filterwarnings("ignore", "No complete tensor found")
+        program = torch.export.export(model, (_example(model),), dynamic_shapes=batch)
         torch.export.save(program, file)  # given a name, it demands a suffix of its own
 
 

@@ -1,0 +1,40 @@
+"""Predict and export with models of every kind of samples and task."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedapps.device import exporting, personalized
+from fedapps.engine.finished import FinishedRun
+from tests.support import kinds
+
+RUN = 'strategy="fedper" num-rounds=1 fraction-train=1.0 local-epochs=1 finetune-epochs=0'
+
+
+@pytest.mark.parametrize("kind", kinds.MODELS)
+def test_a_client_predicts_without_the_run(kind, tmp_path, serial_run):
+    """From the run, from a file and as a program: what the client itself computes."""
+    run = FinishedRun.open(serial_run(kinds.options(tmp_path, kind), RUN))
+    inputs = kinds.arrays(kind)[0][-5:]
+    np.savez(tmp_path / "asked.npz", inputs=inputs)
+    client = run.client(1)
+    data = client.workspace.dataset
+    samples = data.tensors(np.arange(len(data.target_values))[-5:])[0]
+    with torch.no_grad():
+        outputs = client.predict(samples)
+    model = personalized.of_run(run, 1)
+    exporting.export(model, tmp_path / "client.safetensors")
+    for source in (model, personalized.load(tmp_path / "client.safetensors")):
+        found, chances = personalized.predict(source, tmp_path / "asked.npz")
+        np.testing.assert_array_equal(found, client.task.predict(outputs).numpy())
+        assert (chances is None) == (kind in ("tokens", "regression"))
+        lines = [*personalized.lines(source.about, found, chances)]
+        assert [line.split()[0] for line in lines] == list("01234")
+        assert all(len(line.split()) > 1 for line in lines)
+
+    exporting.export(model, tmp_path / "client.pt2")
+    program = torch.export.load(tmp_path / "client.pt2").module()
+    asked = torch.from_numpy(inputs)
+    asked = asked.long() if data.inputs.is_whole else asked.float()
+    with torch.no_grad():
+        torch.testing.assert_close(program(asked), outputs, rtol=1e-4, atol=1e-5)
