@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from logging import ERROR
 from pathlib import Path
 
@@ -16,9 +17,6 @@ import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-import clients
-import experiments
-import strategies
 from fedapps import data
 from fedapps.core import config, log, registry
 from fedapps.core.config import DEVICE
@@ -139,7 +137,8 @@ def samples_of(space: Workspace) -> np.ndarray:
 
 def check_packages() -> None:
     """Refuse to run with packages from two places (an old checkout in the working directory)."""
-    parents = {Path(p.__path__[0]).parent: p.__name__ for p in (strategies, clients, experiments)}
+    names = (registry.STRATEGIES, registry.CLIENTS, "experiments")
+    parents = {Path(import_module(name).__path__[0]).parent: name for name in names}
     mine = Path(__file__).parent.parent
     for parent, name in parents.items():
         if parent != mine:

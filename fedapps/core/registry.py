@@ -12,23 +12,26 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-import clients
-import strategies
 from fedapps.core.errors import RunError
 from fedapps.core.schema import MethodSettings, Scalar, convert, table_of
 from fedapps.core.words import nearest
+
+# Packages above this one: methods are found in them by name.
+STRATEGIES, CLIENTS = "strategies", "clients"
 
 
 @cache
 def names() -> tuple[str, ...]:
     """Return the names of all methods, sorted."""
-    found = (module.name for module in pkgutil.iter_modules(strategies.__path__))
+    found = (
+        module.name for module in pkgutil.iter_modules(importlib.import_module(STRATEGIES).__path__)
+    )
     return tuple(sorted(name for name in found if not name.startswith("_")))
 
 
 def strategy_class(name: str) -> Any:
     """Return the strategy class of method `name`; raises `RunError` if there is no such method."""
-    module = _module(strategies, name)
+    module = _module(STRATEGIES, name)
     from flwr.serverapp.strategy import Strategy  # slow, and a wrong name does not need it
 
     return _own_class(module, Strategy, "BaseStrategy")
@@ -36,7 +39,7 @@ def strategy_class(name: str) -> Any:
 
 def client_class(name: str) -> Any:
     """Return the client class of method `name`; raises `RunError` if there is no such method."""
-    module = _module(clients, name)
+    module = _module(CLIENTS, name)
     from flwr.client import NumPyClient
 
     return _own_class(module, NumPyClient, "BaseClient")
@@ -44,7 +47,7 @@ def client_class(name: str) -> Any:
 
 def settings_class(name: str) -> Any:
     """Return the settings class of method `name` (`MethodSettings` if it has no keys)."""
-    module = _module(strategies, name)
+    module = _module(STRATEGIES, name)
     own = getattr(module, "Settings", MethodSettings)
     return own if own.__module__ == module.__name__ else MethodSettings
 
@@ -64,9 +67,9 @@ def check(name: str) -> None:
         raise RunError(f'strategy = "{name}": must be one of {", ".join(names())}{hint}')
 
 
-def _module(package: ModuleType, name: str) -> ModuleType:
+def _module(package: str, name: str) -> ModuleType:
     check(name)
-    path = f"{package.__name__}.{name}"
+    path = f"{package}.{name}"
     try:
         return importlib.import_module(path)
     except ModuleNotFoundError as error:

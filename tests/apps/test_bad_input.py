@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
+import strategies
 from fedapps import client_app, server_app
 from fedapps.core import config
 from fedapps.core.errors import RunError
@@ -340,7 +341,7 @@ def test_keys_of_other_methods_are_warned_of(serial_run, tiny_npz, capsys):
 
 
 def test_packages_of_two_places_are_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(server_app.strategies, "__path__", [str(tmp_path / "strategies")])
+    monkeypatch.setattr(strategies, "__path__", [str(tmp_path / "strategies")])
     with pytest.raises(RunError) as caught:
         server_app.check_packages()
     mine = config.Path(config.__file__).parents[2]
