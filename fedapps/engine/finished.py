@@ -2,7 +2,7 @@
 
 run = FinishedRun.open(Path("~/fedapps-runs/fedper-digits-s0").expanduser())
 client = run.client(7)  # personalized again on its own data, as in the last evaluation
-client.predict(images)
+client.predict(inputs)
 """
 
 from collections.abc import Mapping

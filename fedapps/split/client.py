@@ -112,32 +112,32 @@ class SplitClient(BaseClient):
         return super().train(plan, phase, objective, thresholds, data)
 
     def extra_scores(self) -> dict[str, float]:
-        """Return the figure `leak`: how often other clients' images pass for this one's classes.
+        """Return the figure `leak`: how often other clients' samples pass for this one's classes.
 
-        The images are test images of classes that this client lacks. They are sent through the
+        These are test samples of classes that this client lacks. They are sent through the
         layers that the client's last training ended with.
         """
         own = self.kept(local.LAST)
-        if not own or self.settings.dataset == DEVICE:  # a device has no images of others
+        if not own or self.settings.dataset == DEVICE:  # a device has no samples of others
             return {}
-        images = self.foreign_images()
-        if not len(images):
+        samples = self.foreign_samples()
+        if not len(samples):
             return {}
         shared = take(self.model, own)
         put(self.model, own)
         self.model.eval()
         with torch.no_grad():
-            found = torch.cat([self.predict(chunk).argmax(1) for chunk in chunks(images)])
+            found = torch.cat([self.predict(chunk).argmax(1) for chunk in chunks(samples)])
         put(self.model, shared)
         return {"leak": float(torch.isin(found, self.train_data[1].unique()).double().mean())}
 
-    def foreign_images(self) -> Tensor:
-        """Return other clients' test images [n, C, H, W] of classes that this client lacks."""
+    def foreign_samples(self) -> Tensor:
+        """Return other clients' test samples [n, ...] of classes that this client lacks."""
         known = self.train_data[1].unique()
         found = [self.test_data[0][:0]]
         for other in self.workspace.population.training:
-            images, labels = self.workspace.samples(other, "test")
-            found.append(images[~torch.isin(labels, known)])
+            inputs, labels = self.workspace.samples(other, "test")
+            found.append(inputs[~torch.isin(labels, known)])
         return torch.cat(found)
 
     def keeps(self, plan: Plan) -> list[str]:

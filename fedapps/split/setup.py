@@ -69,7 +69,7 @@ class OversampleSettings(MethodSettings, frozen=True):
 
 LEAK = Figure(
     "leak",
-    "share of other clients' test images of classes that the client lacks which, sent through the "
+    "share of other clients' test samples of classes that the client lacks which, sent through the "
     "layers of its own last training, are taken for one of its classes (`score-last`, simulation)",
 )
 

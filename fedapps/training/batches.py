@@ -8,7 +8,7 @@ from torch import Tensor
 from fedapps.training.augment import crop_flip
 
 CHUNK = 128  # samples per forward pass without gradients (FedBABU's test batch)
-Samples = tuple[Tensor, Tensor]  # images float [n, C, H, W] and labels int64 [n]
+Samples = tuple[Tensor, Tensor]  # inputs [n, ...] and targets [n, ...]
 
 
 def epoch_batches(
@@ -55,12 +55,12 @@ def gather(samples: Tensor, chosen: Tensor) -> Tensor:
     return samples.permute(0, 2, 3, 1).index_select(0, chosen).permute(0, 3, 1, 2)
 
 
-def chunks(images: Tensor) -> list[Tensor]:
-    """Cut images into chunks of at most `CHUNK` + 1 images for forward passes.
+def chunks(inputs: Tensor) -> list[Tensor]:
+    """Cut inputs into chunks of at most `CHUNK` + 1 samples for forward passes.
 
-    A single image that is left over joins the last chunk, because BatchNorm needs two.
+    A single sample that is left over joins the last chunk, because BatchNorm needs two.
     """
-    parts = list(images.split(CHUNK))
+    parts = list(inputs.split(CHUNK))
     if len(parts) > 1 and len(parts[-1]) == 1:
-        parts[-2:] = [images[-CHUNK - 1 :]]
+        parts[-2:] = [inputs[-CHUNK - 1 :]]
     return parts

@@ -13,12 +13,12 @@ from fedapps.training.batches import chunks
 
 
 @torch.no_grad()
-def features(model: nn.Module, images: Tensor, layers: Slice) -> Tensor:
-    """Return the outputs of the given leading layers, in eval mode, for all images."""
+def features(model: nn.Module, inputs: Tensor, layers: Slice) -> Tensor:
+    """Return the outputs of the given leading layers, in eval mode, for all inputs."""
     for name in layers:
         for child in children_by_layer(model)[name]:
             model.get_submodule(child).eval()
-    return torch.cat([run(model, chunk, layers) for chunk in chunks(images)])
+    return torch.cat([run(model, chunk, layers) for chunk in chunks(inputs)])
 
 
 class FeatureCache:

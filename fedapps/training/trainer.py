@@ -94,14 +94,14 @@ class Trainer:
         """Freeze all other layers (eval mode, no gradients); return the parameters to train."""
         return freeze_all_but(self.model, self.layout, trained)
 
-    def _inputs(self, images: Tensor, prefix: Slice, cache_key: Hashable) -> Tensor:
-        """Return the steps' inputs: the outputs of the prefix, or the images if it is empty."""
+    def _inputs(self, samples: Tensor, prefix: Slice, cache_key: Hashable) -> Tensor:
+        """Return the steps' inputs: the outputs of the prefix, or the samples if it is empty."""
 
         def compute() -> Tensor:
-            return features(self.model, images, prefix)
+            return features(self.model, samples, prefix)
 
         if not prefix:
-            return images
+            return samples
         if cache_key is None:
             return compute()
         state = digest(self.model, self.layout.keys_of(prefix))
