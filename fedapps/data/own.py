@@ -7,32 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from fedapps.core.errors import RunError
-from fedapps.core.settings import Settings
 from fedapps.data.contents import check_images, check_pixels, input_spec, open_npz, shape_of
 from fedapps.data.dataset import Dataset, declared
 from fedapps.data.npz import Rows, class_names, headers
 from fedapps.data.pictures import Pictures, folders, picture_files, picture_of
-from fedapps.data.spec import WHOLE, Spec, image_spec, label_spec
-
-
-def specs_of_devices(settings: Settings) -> tuple[Spec, Spec]:
-    """Return what the inputs and the targets of devices are, as the keys of the run say.
-
-    With task `tokens`, both are as many tokens as `input-shape` says, of a vocabulary of
-    `num-classes`. Raises `RunError` for a shape that cannot be.
-    """
-    shape, count = settings.shape, settings.num_classes
-    if settings.task == "tokens":
-        if len(shape) > 1:
-            raise RunError(
-                f'input-shape = "{settings.input_shape}": must be one number, of tokens in a'
-                " sample, with task = tokens"
-            )
-        return Spec(shape, WHOLE, count), Spec(shape, WHOLE, count)
-    inputs = image_spec(shape) if len(shape) == 3 else Spec(shape)
-    if settings.task == "regression":
-        return inputs, Spec((count,) if count > 1 else ())
-    return inputs, Spec((count,), WHOLE, 2) if settings.task == "multilabel" else label_spec(count)
+from fedapps.data.spec import Spec, image_spec, label_spec
 
 
 def of_device(path: Path, inputs: Spec, targets: Spec, names: Sequence[str]) -> Dataset:

@@ -29,6 +29,7 @@ from fedapps.core.settings import Settings
 from fedapps.device import personalized
 from fedapps.engine.store import EARLIER_RUN, ClientStore
 from fedapps.method.flower import BaseClient
+from fedapps.tasks import specs_of_devices
 from fedapps.training.run_data import RunData
 from fedapps.training.workspace import Workspace
 from fedapps.wire.hello import Hello
@@ -218,7 +219,7 @@ def _not_finite(module: nn.Module) -> str:
 
 @lru_cache(maxsize=64)  # a SuperNode needs one; in the serial engine a process needs several
 def _make_workspace(settings: Settings, device: Device) -> Workspace:
-    own = data.of_device(device.data, *data.specs_of_devices(settings), settings.names)
+    own = data.of_device(device.data, *specs_of_devices(settings), settings.names)
     return Workspace(settings, RunData(settings, own, device.client))
 
 

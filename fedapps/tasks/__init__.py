@@ -7,6 +7,7 @@ A new task needs one file here, a line in `TASKS`, and its name in the key `task
 """
 
 from fedapps.core.errors import RunError
+from fedapps.core.settings import Settings
 from fedapps.data.spec import Spec
 from fedapps.tasks.classification import Classification
 from fedapps.tasks.metric import Counts, Metric
@@ -21,7 +22,16 @@ TASKS: dict[str, Task] = {
     task.name: task for task in (CLASSIFICATION, Regression(), Multilabel(), Tokens())
 }
 
-__all__ = ["AUTO", "CLASSIFICATION", "TASKS", "Counts", "Metric", "Task", "task_for"]
+__all__ = [
+    "AUTO",
+    "CLASSIFICATION",
+    "TASKS",
+    "Counts",
+    "Metric",
+    "Task",
+    "specs_of_devices",
+    "task_for",
+]
 
 
 def task_for(name: str, inputs: Spec, targets: Spec, data: str) -> Task:
@@ -40,6 +50,15 @@ def task_for(name: str, inputs: Spec, targets: Spec, data: str) -> Task:
             f'task = "{task.name}"{how}: {error}; those of {data} are {found}'
         ) from error
     return task
+
+
+def specs_of_devices(settings: Settings) -> tuple[Spec, Spec]:
+    """Return what the inputs and targets of devices are; `auto` is a classification there.
+
+    Raises `RunError` for a shape that cannot be.
+    """
+    task = TASKS.get(settings.task, CLASSIFICATION)
+    return task.declared(settings.shape, settings.num_classes)
 
 
 def _by_targets(inputs: Spec, targets: Spec) -> Task:

@@ -6,9 +6,9 @@ import numpy as np
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedapps.data.spec import Spec
+from fedapps.data.spec import Spec, label_spec
 from fedapps.tasks.metric import Counts, Metric
-from fedapps.tasks.task import Task, no_more
+from fedapps.tasks.task import Task, floats, no_more
 
 
 def accuracy(counts: Counts) -> tuple[float, float]:
@@ -47,6 +47,10 @@ class Classification(Task):
             raise ValueError("targets must be labels, integers [N]")
         if targets.choices < 2:
             raise ValueError("targets must be labels of at least 2 classes")
+
+    def declared(self, shape: tuple[int, ...], count: int) -> tuple[Spec, Spec]:
+        """Labels of `count` classes."""
+        return floats(shape), label_spec(count)
 
     def outputs(self, targets: Spec) -> Spec:
         """A logit for each class."""

@@ -6,9 +6,9 @@ import numpy as np
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from fedapps.data.spec import FLOAT, Spec
+from fedapps.data.spec import FLOAT, WHOLE, Spec
 from fedapps.tasks.metric import Counts, Metric
-from fedapps.tasks.task import Task, no_more
+from fedapps.tasks.task import Task, floats, no_more
 
 COUNTED = ("positive", "predicted", "found", "right")
 
@@ -50,6 +50,10 @@ class Multilabel(Task):
         """Each target is a row of truth values."""
         if not targets.is_whole or len(targets.shape) != 1 or targets.choices > 2:
             raise ValueError("targets must be truth values, booleans or 0 and 1, [N, labels]")
+
+    def declared(self, shape: tuple[int, ...], count: int) -> tuple[Spec, Spec]:
+        """`count` labels that apply or not."""
+        return floats(shape), Spec((count,), WHOLE, 2)
 
     def outputs(self, targets: Spec) -> Spec:
         """A logit for each label."""

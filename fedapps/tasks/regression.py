@@ -9,7 +9,7 @@ from torch.nn.functional import mse_loss
 
 from fedapps.data.spec import FLOAT, Spec
 from fedapps.tasks.metric import Counts, Metric
-from fedapps.tasks.task import Task
+from fedapps.tasks.task import Task, floats
 
 ROUNDING = 1e-6  # relative; sums of squares and of magnitudes are rounded separately
 
@@ -50,6 +50,10 @@ class Regression(Task):
         steps = len(targets.shape) == 2 and targets.shape[:1] == inputs.shape[:1]
         if len(targets.shape) > 1 and not steps:
             raise ValueError("targets must be numbers [N], [N, F], or [N, T, F] for T steps")
+
+    def declared(self, shape: tuple[int, ...], count: int) -> tuple[Spec, Spec]:
+        """`count` numbers a sample."""
+        return floats(shape), Spec((count,) if count > 1 else ())
 
     def outputs(self, targets: Spec) -> Spec:
         """As many values as a target has."""

@@ -7,8 +7,13 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from fedapps.data.spec import Spec
+from fedapps.data.spec import Spec, image_spec
 from fedapps.tasks.metric import Counts, Metric
+
+
+def floats(shape: tuple[int, ...]) -> Spec:
+    """Return the spec of devices' inputs that are no tokens; three sides are those of an image."""
+    return image_spec(shape) if len(shape) == 3 else Spec(shape)
 
 
 class Task(ABC):
@@ -34,6 +39,13 @@ class Task(ABC):
     @abstractmethod
     def check(self, targets: Spec, inputs: Spec) -> None:
         """Raise ValueError, which says what is allowed, if these targets cannot be learned so."""
+
+    @abstractmethod
+    def declared(self, shape: tuple[int, ...], count: int) -> tuple[Spec, Spec]:
+        """Return the specs of inputs and targets that `input-shape` and `num-classes` say.
+
+        Raises `RunError` for a shape that such inputs cannot have.
+        """
 
     @abstractmethod
     def outputs(self, targets: Spec) -> Spec:

@@ -7,7 +7,8 @@ import numpy as np
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedapps.data.spec import Spec
+from fedapps.core.errors import RunError
+from fedapps.data.spec import WHOLE, Spec
 from fedapps.tasks.metric import Counts, Metric
 from fedapps.tasks.task import Task, no_more
 
@@ -44,6 +45,15 @@ class Tokens(Task):
         """There is a token for each step of the input."""
         if not targets.is_whole or targets.shape != inputs.shape[:1]:
             raise ValueError("targets must be tokens, integers [N, T] for inputs of T steps")
+
+    def declared(self, shape: tuple[int, ...], count: int) -> tuple[Spec, Spec]:
+        """As many tokens as the shape says, of a vocabulary of `count`, in and out."""
+        if len(shape) > 1:
+            raise RunError(
+                f"input-shape: must be one number, of tokens in a sample, with task = tokens; got"
+                f" {list(shape)}"
+            )
+        return Spec(shape, WHOLE, count), Spec(shape, WHOLE, count)
 
     def outputs(self, targets: Spec) -> Spec:
         """A logit for each token of the vocabulary, at each step."""

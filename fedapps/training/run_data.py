@@ -13,7 +13,7 @@ from fedapps.core.config import DEVICE
 from fedapps.core.draws import generator
 from fedapps.core.settings import Settings
 from fedapps.data import population
-from fedapps.tasks import Task, task_for
+from fedapps.tasks import Task, specs_of_devices, task_for
 from fedapps.training.batches import Samples
 from fedapps.training.torch_device import pick_torch_device
 
@@ -91,5 +91,5 @@ class RunData:
 def _load(settings: Settings) -> data.Dataset:
     """Open the run's data set; a server of devices knows only its shape and classes."""
     if settings.dataset == DEVICE:
-        return data.declared(DEVICE, *data.specs_of_devices(settings))
+        return data.declared(DEVICE, *specs_of_devices(settings))
     return data.load(settings.dataset, settings.data_root)
