@@ -66,6 +66,8 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     space = workspace(settings)
     for note in data.notes(space.dataset, settings.split):
         log.warning("%s", note)
+    for note in [*space.dataset.told, *space.population.told]:
+        log.info("note: %s", note)
     held = None if settings.dataset == DEVICE else samples_of(space)  # a bad partition ends here
     strategy_class = registry.strategy_class(settings.strategy)
     registry.client_class(settings.strategy)  # a missing client module ends the run here

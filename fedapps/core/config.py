@@ -25,6 +25,7 @@ from fedapps.core.settings import TABLES, Settings
 from fedapps.core.words import did_you_mean
 
 DEVICE = "device"  # value of the key dataset: every client is a device with its own data
+NATURAL = "natural"  # value of the key partitioner: the data say who the clients are
 UNSET = ""  # value of a key whose default is in [tool.fedapps.defaults]
 ALL_KEYS = "`fedapps keys` lists all keys"
 _REPEAT = "To repeat this run: flwr run . --run-config <this file>"
@@ -196,6 +197,11 @@ def _check(settings: Settings) -> None:
                 f" at most num-clients = {settings.num_clients}"
             )
     _ = settings.further_rounds  # reading it checks it
+    if not settings.num_clients and (settings.partitioner != NATURAL or settings.dataset == DEVICE):
+        raise RunError(
+            'num-clients = 0: must be at least 1, except with partitioner = "natural", where it'
+            " means everybody in the data"
+        )
     if settings.evaluate_on == "validation" and not settings.validation_fraction:
         raise RunError('evaluate-on = "validation": needs validation-fraction > 0')
     chooses = "keep-best = true" if settings.keep_best else f"patience = {settings.patience}"

@@ -28,12 +28,31 @@ class Settings(MethodSettings, frozen=True):
     strategy: Annotated[str, doc("the method; `fedapps methods` lists them")]
     dataset: Annotated[
         str,
-        doc("name of a data set, absolute path of an .npz file, or device: devices have their own"),
+        doc("name of a data set, absolute path of own data, or device: devices have their own"),
     ]
     data_root: Annotated[str, doc("folder of data sets and downloads, absolute or with `~`")]
     task: Annotated[
         Literal["auto", "classification", "regression", "multilabel", "tokens"],
         doc("what is learned: loss, predictions, metrics; auto: what the targets look like"),
+    ]
+    target_column: Annotated[
+        str, doc('column to predict, or several: a,b; "": the last one (tables, datasets)')
+    ]
+    client_column: Annotated[
+        str, doc('column that says who a sample is from; "": none (tables, datasets)')
+    ]
+    columns: Annotated[
+        str, doc('input columns; a text with its values: age,sex=f|m; "": all others (tables)')
+    ]
+    missing: Annotated[
+        Literal["refuse", "mean", "drop"],
+        doc("missing values; mean: of the training samples; drop: without such rows (tables)"),
+    ]
+    window: Annotated[
+        NonNegative, doc("rows of a table or recording that make one sample; 0: one row, one file")
+    ]
+    window_step: Annotated[
+        NonNegative, doc("rows from the start of a window to the next; 0: the same as window")
     ]
     input_shape: Annotated[
         str, doc("shape of the samples on devices: channels,height,width; steps,features; features")
@@ -60,7 +79,7 @@ class Settings(MethodSettings, frozen=True):
         doc("share of a client's training samples that is held out, the same ones in every round"),
     ]
     partitioner: Annotated[
-        Literal["dirichlet", "shards", "sizes", "classes", "iid"],
+        Literal["dirichlet", "shards", "sizes", "classes", "iid", "natural"],
         doc("how the samples are divided among the clients"),
     ]
     alpha: Annotated[
@@ -77,9 +96,12 @@ class Settings(MethodSettings, frozen=True):
         str, doc("classes of each client: 0-2/2-4/4-6/7-9 or 0,1/2,3 (classes)")
     ]
     num_clients: Annotated[
-        Count, doc("number N of clients; it may differ from the number of SuperNodes")
+        NonNegative,
+        doc("number N of clients, not of SuperNodes; 0: everybody in the data (natural)"),
     ]
-    min_samples: Annotated[int, Meta(ge=2), doc("minimum number of samples per client (dirichlet)")]
+    min_samples: Annotated[
+        int, Meta(ge=2), doc("minimum number of samples per client (dirichlet, natural)")
+    ]
     model: Annotated[str, doc("the model; `fedapps models` lists them with their layers")]
     head_layers: Annotated[Count, doc("number of last layers that form the head")]
     num_rounds: Annotated[Count, doc("number T of rounds")]

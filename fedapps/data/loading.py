@@ -5,36 +5,31 @@ from pathlib import Path
 
 from fedapps.core.errors import RunError
 from fedapps.core.files import in_turn, write_npz, writing
-from fedapps.core.paths import absolute, expanded
+from fedapps.core.paths import absolute
 from fedapps.core.words import nearest, number
 from fedapps.data.contents import open_npz
 from fedapps.data.dataset import Dataset
-from fedapps.data.npz import KEYS, OTHERS
+from fedapps.data.forms import Form, is_own, open_own
 from fedapps.data.sources import NAMES, SOURCES
 from fedapps.data.spec import Normalization, label_spec
 
 
-def load(name: str, root: str) -> Dataset:
-    """Open a data set by name, or the user's own `.npz` by its absolute path (`~` allowed).
+def load(name: str, root: str, form: Form | None = None) -> Dataset:
+    """Open a data set by name, or the user's own data by an absolute path (`~` allowed).
+
+    `form` says how own data are read.
 
     If a data set is missing in the folder `root` (`~` allowed), it is downloaded to there, or made
     from its unpacked archive. Raises `RunError` for an unknown name, if there is nothing to make
     the data set from, and for a file with wrong contents.
     """
-    if name.endswith(".npz"):
-        return open_npz(absolute(name, "dataset"))
-    if name not in SOURCES and ("/" in name or name[:1] == "~" or Path(name).suffix):
-        what = "is a folder" if expanded(name, "dataset").is_dir() else "is not an .npz file"
-        raise RunError(
-            f'dataset = "{name}": {what}; own data is an .npz file with {", ".join(KEYS)}, or'
-            f" {', '.join(OTHERS)}"
-            ' (folders of pictures: only on devices, dataset = "device")'
-        )
+    if is_own(name):
+        return open_own(absolute(name, "dataset"), form or Form())
     if name not in SOURCES:
         close = nearest(name.lower(), NAMES, least=0.0)
         raise RunError(
             f'dataset = "{name}": unknown, nearest is {close}; allowed: {", ".join(NAMES)},'
-            " or the absolute path of an .npz file"
+            " or the absolute path of own data"
         )
     path = absolute(root, "data-root") / f"{name}.npz"
     if not path.exists():

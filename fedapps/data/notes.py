@@ -50,7 +50,11 @@ def _cure(high: float) -> str:
 def _of_unknown(dataset: Dataset) -> Iterator[str]:
     trained, tested = np.split(dataset.labels, [dataset.num_train])
     if len(trained) and (new := np.setdiff1d(tested, trained).tolist()):
-        yield f"{dataset.name}: labels {_some(new)} occur in the test set only: nobody learns them"
+        row = int(np.flatnonzero(np.isin(tested, new))[0])
+        yield (
+            f"{dataset.name}: labels {_some(new)} occur in the test set only (first in its row"
+            f" {row}): nobody learns them"
+        )
 
 
 def _of_floats(dataset: Dataset) -> Iterator[str]:

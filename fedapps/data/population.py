@@ -4,10 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import msgspec
+
+from fedapps.core.config import DEVICE, NATURAL
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
 from fedapps.data.dataset import Dataset
 from fedapps.data.partition import Share, own_share, shares
+from fedapps.data.partitioners.natural import clients_of
 
 
 @dataclass(frozen=True)
@@ -16,24 +20,34 @@ class Population:
 
     Both sequences hold ids, in ascending order: of the clients that train, and of those that are
     held out, of which there are none so far. `share(client)` returns the indices of a client's
-    samples in the data set; it raises `RunError` if the client has none here.
+    samples in the data set; it raises `RunError` if the client has none here. `names[client]` is
+    what the data call a client, if they do; `told` are lines that a user has to know.
     """
 
     training: Sequence[int]
     share: Callable[[int], Share]
     held_out: Sequence[int] = ()
+    names: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
 
 
 def partitioned(dataset: Dataset, settings: Settings) -> Population:
     """Return the clients 0..N-1 of `num-clients`, among whom a data set is distributed.
 
     It is distributed when the first share is needed. A server of devices has no samples to
-    distribute, and needs no shares.
+    distribute, and needs no shares. With `partitioner="natural"`, the data say who the clients are.
     """
+    if settings.split == "official" and 0 < dataset.num_train == len(dataset.target_values):
+        raise RunError('split = "official": the data have no test set; use split = "merged"')
+    natural = None
+    if settings.partitioner == NATURAL and settings.dataset != DEVICE:
+        natural = clients_of(dataset, settings)
+        settings = msgspec.structs.replace(settings, num_clients=len(natural.names))
 
     @cache
     def parts() -> tuple[Share, ...]:
-        return shares(dataset.labels, dataset.num_train, settings)
+        owners = natural.owners if natural else None
+        return shares(dataset.labels, dataset.num_train, settings, owners)
 
     def share(client: int) -> Share:
         if client not in ids:
@@ -41,7 +55,9 @@ def partitioned(dataset: Dataset, settings: Settings) -> Population:
         return parts()[client]
 
     ids = range(settings.num_clients)
-    return Population(ids, share)
+    if natural is None:
+        return Population(ids, share)
+    return Population(ids, share, names=natural.names, told=natural.told)
 
 
 def of_device(dataset: Dataset, settings: Settings, own: int) -> Population:

@@ -219,7 +219,8 @@ def _not_finite(module: nn.Module) -> str:
 
 @lru_cache(maxsize=64)  # a SuperNode needs one; in the serial engine a process needs several
 def _make_workspace(settings: Settings, device: Device) -> Workspace:
-    own = data.of_device(device.data, *specs_of_devices(settings), settings.names)
+    form = data.Form.of(settings, settings.names)
+    own = data.of_device(device.data, *specs_of_devices(settings), form)
     return Workspace(settings, RunData(settings, own, device.client))
 
 

@@ -42,7 +42,8 @@ _UNREADABLE = (OSError, SafetensorError, LookupError, TypeError, RuntimeError, V
 class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
     """What a model needs besides its arrays; `client` is None for the shared model.
 
-    `names` are those of the classes or labels; a regression has none.
+    `names` are those of the classes or labels; a regression has none. `columns` are those of a
+    table, as the key `columns` writes them.
     """
 
     client: int | None
@@ -52,6 +53,8 @@ class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
     names: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    fill: bool = False
+    columns: str = ""
 
     @property
     def task(self) -> Task:
@@ -61,7 +64,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
     @property
     def normalization(self) -> Normalization:
         """How its values are normalized."""
-        return Normalization(self.mean, self.std)
+        return Normalization(self.mean, self.std, self.fill)
 
 
 class Personalized(nn.Module):
@@ -85,6 +88,8 @@ class Personalized(nn.Module):
         """Return the outputs [n, ...]."""
         if not self.about.inputs.is_whole:
             inputs = (inputs - self.mean) / self.std
+        if self.about.fill:
+            inputs = inputs.nan_to_num(0.0)
         outputs: Tensor = self.module(inputs)
         return outputs
 
@@ -111,7 +116,8 @@ def metadata(space: Workspace, client: int | None) -> ModelMetadata:
     normalization = data_set.normalization or Normalization()
     on_devices = settings.dataset == DEVICE
     numbers = tuple(map(str, range(space.task.outputs(data_set.targets).shape[-1])))
-    names = (settings.names if on_devices else numbers) if space.task.has_names else ()
+    own_names = settings.names if on_devices else data_set.names or numbers
+    names = own_names if space.task.has_names else ()
     without_data = {
         "dataset": DEVICE,
         "task": space.task.name,
@@ -128,6 +134,8 @@ def metadata(space: Workspace, client: int | None) -> ModelMetadata:
         names=names,
         mean=normalization.mean,
         std=normalization.std,
+        fill=normalization.fill,
+        columns=data_set.columns or settings.columns,
     )
 
 
@@ -203,7 +211,7 @@ def predict(model: Personalized, samples: Path) -> tuple[np.ndarray, np.ndarray 
     not fit the model.
     """
     about = model.about
-    rows = data.unlabelled(samples, about.inputs)
+    rows = data.unlabelled(samples, about.inputs, about.columns, about.fill)
     none = np.zeros(int(rows.starts[-1]), np.int64)
     asked = data.Dataset("asked", about.inputs, label_spec(1), none, 0, about.normalization, rows)
     normalised, _ = asked.tensors(np.arange(len(none)))

@@ -318,7 +318,7 @@ def test_names():
 def test_an_unknown_name(tmp_path):
     line = message("CIFAR-10", str(tmp_path))
     assert line.startswith('dataset = "CIFAR-10": unknown, nearest is cifar10; allowed: digits,')
-    assert line.endswith("or the absolute path of an .npz file")
+    assert line.endswith("or the absolute path of own data")
 
 
 def test_digits(tmp_path, monkeypatch):

@@ -467,7 +467,7 @@ def test_an_unmet_minimum_ends_after_so_many_draws(monkeypatch):
 
 def test_every_value_of_the_key_is_registered():
     kind = get_args(get_type_hints(Settings)["partitioner"])
-    assert set(kind) == set(REGISTERED) == set(PARTITIONERS)
+    assert set(kind) == set(REGISTERED) == {*PARTITIONERS, "natural"}
 
 
 @pytest.mark.parametrize("test_owners", [None, lambda labels, settings: 1 - labels])
