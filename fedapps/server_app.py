@@ -29,6 +29,7 @@ from fedapps.device.warm import end_with_parent, shorten_backoff
 from fedapps.engine import privacy, resume, unused
 from fedapps.engine.failed_clients import FILE
 from fedapps.engine.rounds import Rounds
+from fedapps.report import directory
 from fedapps.report.loggers import check_installed
 from fedapps.report.report import Report
 from fedapps.training.torch_device import GPU_HINT
@@ -76,6 +77,8 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     for note in unused.notes(strategy):
         log.warning("%s", note)
     with _reporting(rounds, context.run_config) as report:
+        if space.population.names:
+            directory.write_names(report.folder, space.population.names)
         if held is not None and space.task.has_classes:
             report.hold(space.population.training, held)
         report.follow(strategy.arrays)

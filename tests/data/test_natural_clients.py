@@ -77,3 +77,17 @@ def test_what_is_wrong_is_said_in_one_line(options, members, message, space):
         found = space(options, **members)
         found.population.share(0)
     assert message in str(error.value)
+
+
+def test_a_run_says_who_its_clients_are(tmp_path, serial_run, read_csv, capsys):
+    path = tmp_path / "own.npz"
+    rows = np.arange(2.0 * len(GROUPS)).reshape(-1, 2)
+    np.savez(path, inputs=rows, targets=np.arange(len(GROUPS)) % 2, groups=GROUPS)
+    folder = serial_run(
+        f'dataset="{path}" partitioner="natural" num-clients=0 strategy="fedcmd" model="mlp"'
+        " num-rounds=1 min-samples=8"
+    )
+    named = [(row["client"], row["name"]) for row in read_csv(folder, "names.csv")]
+    assert named == [("0", "9"), ("1", "10"), ("2", "33")]
+    assert "note: 1 of 4 groups have fewer than min-samples = 8" in capsys.readouterr().out
+    assert {row["client"] for row in read_csv(folder, "clients.csv")} == {"0", "1", "2"}
