@@ -15,13 +15,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedapps.python_api import Comparison as Comparison
+    from fedapps.compare.in_python import Comparison as Comparison
+    from fedapps.core.errors import RunError as RunError
     from fedapps.python_api import Run as Run
-    from fedapps.python_api import RunError as RunError
     from fedapps.python_api import compare as compare
     from fedapps.python_api import load as load
     from fedapps.python_api import run as run
 
+_HOMES = {"Comparison": "fedapps.compare.in_python", "RunError": "fedapps.core.errors"}
 __all__ = ["Comparison", "Run", "RunError", "compare", "load", "run"]
 
 
@@ -41,7 +42,9 @@ if not TYPE_CHECKING:  # otherwise mypy would accept any name
         """Import a public name."""
         if name not in __all__:
             raise AttributeError(f"module {__name__} has no attribute {name}")
-        value = globals()[name] = getattr(import_module("fedapps.python_api"), name)
+        value = globals()[name] = getattr(
+            import_module(_HOMES.get(name, "fedapps.python_api")), name
+        )
         return value
 
     def __dir__() -> list[str]:

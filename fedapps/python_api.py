@@ -5,21 +5,16 @@ imports what takes long when it is called.
 """
 
 import functools
-import logging
 import operator
 import tempfile
-import threading
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from fedapps import serial
-from fedapps.core import config, log, options
-from fedapps.core.errors import RunError as RunError
-from fedapps.core.errors import without_lines
+from fedapps.core import config, options
+from fedapps.core.errors import RunError
 from fedapps.core.files import write_npz
 from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar
@@ -29,16 +24,14 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
     import torch
-    from matplotlib.figure import Figure
     from numpy.typing import ArrayLike
 
-    from fedapps.compare.comparison import Comparison as Compared
+    from fedapps.compare.in_python import Comparison
     from fedapps.device.personalized import Personalized
     from fedapps.engine.finished import FinishedRun
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_turn = threading.RLock()  # a process has one workspace, so its threads take turns
 _HTML = """\
 <b>{{ title }}</b>, {{ state.word }} {{ state.text }}<br>{{ subtitle }}
 <table>{% for tile in tiles %}
@@ -123,9 +116,10 @@ class Run:
         import torch
 
         from fedapps.device import personalized
+        from fedapps.training.undisturbed import undisturbed
 
         number = None if client is None else operator.index(client)
-        with _undisturbed():
+        with undisturbed():
             torch.set_num_threads(self._opened.space.settings.threads)
             return personalized.of_run(self._opened, number)
 
@@ -188,75 +182,19 @@ class Run:
         import torch
 
         from fedapps.device import personalized
+        from fedapps.training.undisturbed import undisturbed
 
         if self._kept is None or self._kept[0] != client:
             self._kept = client, self.model(client)
         model = self._kept[1]
         values = x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x)
-        with tempfile.TemporaryDirectory() as folder, _undisturbed():
+        with tempfile.TemporaryDirectory() as folder, undisturbed():
             file = Path(folder) / "x.npz"  # so that all that is checked in a file is checked here
             write_npz(file, {"images" if model.about.inputs.image else "inputs": values})
             try:
                 return personalized.predict(model, file)
             except RunError as error:
                 raise RunError(str(error).replace(str(file), "x")) from error
-
-
-class Comparison:
-    """Runs side by side; runs that differ only in their seed are one group, a row of each table.
-
-    both = fedapps.compare([fedavg, fedper])
-    both.table["accuracy_personalized_mean"]
-    print(both.to_latex())
-    """
-
-    def __init__(self, compared: "Compared") -> None:
-        self._compared = compared
-        self.notes: list[str] = compared.notes
-        """What limits the comparison, one sentence each."""
-
-    @cached_property
-    def table(self) -> "pd.DataFrame":
-        """A row for each group: settings that differ, n, mean and std (ddof=1) of each figure."""
-        import pandas as pd
-
-        from fedapps.compare import files
-
-        return pd.DataFrame(files.groups_table(self._compared)).set_index("group")
-
-    @cached_property
-    def runs(self) -> "pd.DataFrame":
-        """A row for each run with its figures and costs, as in runs.csv of `fedapps compare`."""
-        import pandas as pd
-
-        from fedapps.compare import files
-
-        return pd.DataFrame(files.runs_table(self._compared))
-
-    def to_latex(self) -> str:
-        """Return a LaTeX table for the package booktabs: mean ± std, the best in bold."""
-        from fedapps.compare.latex import latex
-
-        return latex(self._compared)
-
-    def plot(self) -> "Figure":
-        """Return the curves over rounds as a matplotlib figure, which notebooks show."""
-        from fedapps.compare import curves
-        from fedapps.drawing.pictures import styled
-
-        with styled():
-            return curves.draw(self._compared)
-
-    def __str__(self) -> str:
-        from fedapps.compare.latex import texts
-
-        return texts(self._compared).to_string(index=False)
-
-    def _repr_html_(self) -> str:
-        from fedapps.compare.latex import texts
-
-        notes = "".join(f"<br>{_escaped(note)}" for note in self.notes)
-        return texts(self._compared).to_html(index=False) + notes
 
 
 @_plainly
@@ -280,16 +218,18 @@ def run(
     Raises `RunError` of one line for settings or files that do not work, and, unless `keep_going`,
     `ClientError` with a client's own error as its cause.
     """
+    from fedapps.report.notebook import telling
+    from fedapps.training.undisturbed import undisturbed
+
     flat: dict[str, Scalar] = {}
     for given in (*configs, keys):
         if isinstance(given, Mapping):
             flat |= {_key(k): _value(k, v) for k, v in options.flat(given).items()}
         else:
             flat |= options.parse_option(str(given), "config")
-    with _undisturbed(), _telling(progress):
-        folder = serial.run_serial(
-            serial.absolute(config.applied(flat)), keep_going=keep_going, plots=plots
-        )
+    wanted = serial.absolute(config.applied(flat))
+    with undisturbed(), telling(progress):
+        folder = serial.run_serial(wanted, keep_going=keep_going, plots=plots)
     return Run(folder)
 
 
@@ -302,18 +242,18 @@ def load(path: str | Path) -> Run:
 
 
 @_plainly
-def compare(runs: str | Path | Iterable[Run | str | Path]) -> Comparison:
+def compare(runs: str | Path | Iterable[Run | str | Path]) -> "Comparison":
     """Compare runs: `Run`s, run directories, folders of them, or tables of evaluations.
 
         print(fedapps.compare([run, "~/fedapps-runs/sweep"]).to_latex())
 
     Raises `RunError` if there are fewer than two runs, or none has scored a round.
     """
-    from fedapps.compare.comparison import compare
+    from fedapps.compare import comparison, in_python
 
     given = [runs] if isinstance(runs, str | Path) else runs
     paths = [run.path if isinstance(run, Run) else expanded(str(run)) for run in given]
-    return Comparison(compare(paths))
+    return in_python.Comparison(comparison.compare(paths))
 
 
 def _key(name: str) -> str:
@@ -328,44 +268,3 @@ def _value(key: str, value: Any) -> Scalar:
     if isinstance(value, Path):
         return str(expanded(str(value), key).absolute())
     return options.scalar(key, value.item() if isinstance(value, np.generic) else value, "run")
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Leave the process as it was: threads and random numbers of torch, warnings, Flower's log."""
-    import torch
-
-    from fedapps.training.workspace import workspace
-
-    flower = logging.getLogger("flwr")
-    gpus = range(torch.cuda.device_count())
-    with _turn, warnings.catch_warnings(), torch.random.fork_rng(gpus):
-        threads, filters = torch.get_num_threads(), [*flower.filters]
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
-            workspace.cache_clear()  # the next one sets the number of threads again
-            flower.filters[:] = filters
-
-
-@contextmanager
-def _telling(progress: bool) -> Iterator[None]:
-    """Show the lines of a run as this process can, and of Flower's only warnings."""
-    from fedapps.report.notebook import InPlace, in_notebook
-
-    def unwanted(record: logging.LogRecord) -> bool:
-        return not progress or record.levelno < logging.WARNING
-
-    with ExitStack() as stack:
-        stack.enter_context(without_lines("flwr", unwanted))
-        if not progress or in_notebook():
-            shown = InPlace() if progress else logging.NullHandler()
-            stack.enter_context(log.shown_by(shown))
-        yield
-
-
-def _escaped(text: str) -> str:
-    from markupsafe import escape
-
-    return str(escape(text))

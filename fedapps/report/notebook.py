@@ -1,13 +1,18 @@
 """Shows the log of a run in a notebook: one line that changes, and every warning."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+
+from rich.console import Console
+
+from fedapps.core import log
+from fedapps.core.errors import without_lines
 
 
 def in_notebook() -> bool:
     """Tell whether the output of this process is that of a Jupyter notebook."""
-    from rich.console import Console
-
     return Console().is_jupyter
 
 
@@ -29,3 +34,18 @@ class InPlace(logging.Handler):
             self._place = display({"text/plain": text}, raw=True, display_id=True)
         else:
             self._place.update({"text/plain": text}, raw=True)
+
+
+@contextmanager
+def telling(progress: bool) -> Iterator[None]:
+    """Print the lines of a run, show them in place, or neither; of Flower's lines only warnings."""
+
+    def unwanted(record: logging.LogRecord) -> bool:
+        return not progress or record.levelno < logging.WARNING
+
+    with ExitStack() as stack:
+        stack.enter_context(without_lines("flwr", unwanted))
+        if not progress or in_notebook():
+            shown = InPlace() if progress else logging.NullHandler()
+            stack.enter_context(log.shown_by(shown))
+        yield
