@@ -68,8 +68,8 @@ class Run:
     def __init__(self, path: str | Path) -> None:
         self.path: Path = expanded(str(path)).absolute()
         self.config: dict[str, Scalar] = config.stored(self.path)
-        """The keys as in config.toml, tables flat: `fedprox.mu`. `fedapps.run(run.config)` repeats
-        the run."""
+        """The keys as in config.toml, those of tables as `fedprox.prox-mu`, which
+        `fedapps.run(run.config)` repeats."""
         self._kept: tuple[int | None, Personalized] | None = None  # the last model that predicted
 
     @cached_property
@@ -165,7 +165,7 @@ class Run:
         import pandas as pd
 
         try:
-            return pd.read_csv(self.path / name, float_precision="round_trip", **how)
+            return pd.read_csv(self.path / name, **how)
         except (OSError, ValueError) as error:  # ValueError: not a table
             reason = getattr(error, "strerror", None) or error
             raise RunError(f"{self.path / name}: cannot be read ({reason})") from error
@@ -207,7 +207,7 @@ def run(
 ) -> Run:
     """Train in this process, as `fedapps serial` does, and return the finished run.
 
-        run = fedapps.run(strategy="fedprox", num_rounds=3, fedprox={"mu": 1.0})
+        run = fedapps.run(strategy="fedprox", num_rounds=3, fedprox={"prox_mu": 1.0})
         run = fedapps.run("config.toml", seed=1, data_root=Path("data"))
 
     `configs` are what `-c` takes, or mappings, and `keys` are single keys with `_` for `-`; later
@@ -257,7 +257,7 @@ def compare(runs: str | Path | Iterable[Run | str | Path]) -> "Comparison":
 
 
 def _key(name: str) -> str:
-    """Return a key of the run-config: `num_rounds` is num-rounds, `fedprox.mu` itself."""
+    """Return a key of the run-config: `num_rounds` is num-rounds, `fedprox.prox-mu` itself."""
     table, dot, key = name.rpartition(".")
     return table + dot + key.replace("_", "-")
 

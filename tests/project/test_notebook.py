@@ -48,7 +48,7 @@ def test_every_cell_runs_and_shows_what_it_says(tmp_path):
 
     assert outputs(of["both.plot()"], "image/png")
     (latex,) = outputs(of["print(both.to_latex())"], "stdout")
-    assert latex == fedapps.compare([runs["fedavg"], runs["fedper"]]).to_latex()
+    assert latex == fedapps.compare([runs["fedavg"], runs["fedper"]]).to_latex() + "\n"
     last = notebook.cells[-1].outputs[0].data["text/plain"]
     value, page = last.strip("()").split(", ")
     assert math.isclose(100 * float(value), score) and page == "'report.html'"
