@@ -96,11 +96,16 @@ def parse(texts: Sequence[str]) -> dict[str, Scalar]:
     changes: dict[str, Scalar] = {}
     for option in texts:
         changes |= parse_option(option)
+    return applied(changes)
+
+
+def applied(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Apply flat keys to the defaults as `parse` does; raises `RunError` for an unknown key."""
     known = defaults()
     for key in changes:
         if key not in known:
             raise RunError(f"unknown key {key}{did_you_mean(key, known)}; {ALL_KEYS}")
-    return known | resumed_from(changes) | changes
+    return known | resumed_from(changes) | dict(changes)
 
 
 def resumed_from(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:

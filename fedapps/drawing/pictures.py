@@ -199,7 +199,16 @@ def write(draw: Callable[[], Figure], path: Path) -> None:
         save(draw(), path)
 
 
+class Picture(Figure):
+    """A figure that notebooks show without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        png = io.BytesIO()
+        self.savefig(png, format="png")
+        return png.getvalue()
+
+
 def _new_figure(size: tuple[float, float] | None = None) -> Figure:
-    figure = Figure(figsize=size)
+    figure = Picture(figsize=size)
     FigureCanvasAgg(figure)
     return figure

@@ -10,7 +10,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from fedapps.core import changes, project
+from fedapps.core import changes, log, project
 from fedapps.core.settings import Settings
 from fedapps.report.columns import Columns
 from fedapps.report.console import console, readable
@@ -82,7 +82,9 @@ def plain(value: Any) -> Any:
 
 
 def print_summary(summary: Mapping[str, Any], settings: Settings, columns: Columns) -> None:
-    """Print a summary as a table of at most 100 columns."""
+    """Print a summary as a table of at most 100 columns, if the log is printed, too."""
+    if not log.is_printed():
+        return
     screen = console()
     table = Table(show_header=False, box=box.HORIZONTALS)
     table.add_column(style="bold")
