@@ -11,7 +11,7 @@ from fedapps.data.contents import open_npz
 from fedapps.data.dataset import Dataset
 from fedapps.data.npz import KEYS, OTHERS
 from fedapps.data.sources import NAMES, SOURCES
-from fedapps.data.spec import Normalization, label_spec
+from fedapps.data.spec import Normalization
 
 
 def load(name: str, root: str) -> Dataset:
@@ -44,18 +44,22 @@ def load(name: str, root: str) -> Dataset:
 
 def _named(name: str, path: Path) -> Dataset:
     source, found = SOURCES[name], open_npz(path)
-    if not found.inputs.image or found.shape[0] != len(source.mean):
-        raise RunError(
-            f"{path}: holds {found.inputs}; {name} has images of"
-            f" {number(len(source.mean), 'channel')}"
-        )
+    if source.inputs:
+        given, fits = found.inputs, f"{source.inputs}"
+        right = (given.shape, given.dtype) == (source.inputs.shape, source.inputs.dtype)
+    else:
+        fits = f"images of {number(len(source.mean), 'channel')}"
+        right = found.inputs.image and found.shape[0] == len(source.mean)
+    if not right:
+        raise RunError(f"{path}: holds {found.inputs}; {name} has {fits}")
     classes = source.classes or found.classes
-    if found.classes > classes:
-        raise RunError(
-            f"{path}: label {found.classes - 1} found; {name} has labels 0..{classes - 1}"
-        )
-    normalization = Normalization(source.mean, source.std)
-    return replace(found, name=name, targets=label_spec(classes), normalization=normalization)
+    highest = max(found.classes, found.inputs.choices)
+    if highest > classes:
+        raise RunError(f"{path}: label {highest - 1} found; {name} has labels 0..{classes - 1}")
+    targets = replace(found.targets, choices=classes)
+    named = replace(found, name=name, inputs=source.inputs or found.inputs, targets=targets)
+    images = Normalization(source.mean, source.std)
+    return named if source.inputs else replace(named, normalization=images)
 
 
 def _make(name: str, path: Path) -> None:
@@ -67,4 +71,4 @@ def _make(name: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     with in_turn(path.parent):
         if not path.exists():
-            write_npz(path, SOURCES[name].make(path.parent))
+            write_npz(path, SOURCES[name].read(path.parent))
