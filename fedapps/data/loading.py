@@ -45,21 +45,25 @@ def load(name: str, root: str) -> Dataset:
 def _named(name: str, path: Path) -> Dataset:
     source, found = SOURCES[name], open_npz(path)
     if source.inputs:
-        given, fits = found.inputs, f"{source.inputs}"
-        right = (given.shape, given.dtype) == (source.inputs.shape, source.inputs.dtype)
+        wanted, normalization = str(source.inputs), found.normalization
+        fits = found.inputs == replace(source.inputs, choices=found.inputs.choices)
     else:
-        fits = f"images of {number(len(source.mean), 'channel')}"
-        right = found.inputs.image and found.shape[0] == len(source.mean)
-    if not right:
-        raise RunError(f"{path}: holds {found.inputs}; {name} has {fits}")
+        wanted = f"images of {number(len(source.mean), 'channel')}"
+        normalization = Normalization(source.mean, source.std)
+        fits = found.inputs.image and found.shape[0] == len(source.mean)
+    if not fits:
+        raise RunError(f"{path}: holds {found.inputs}; {name} has {wanted}")
     classes = source.classes or found.classes
-    highest = max(found.classes, found.inputs.choices)
-    if highest > classes:
-        raise RunError(f"{path}: label {highest - 1} found; {name} has labels 0..{classes - 1}")
-    targets = replace(found.targets, choices=classes)
-    named = replace(found, name=name, inputs=source.inputs or found.inputs, targets=targets)
-    images = Normalization(source.mean, source.std)
-    return named if source.inputs else replace(named, normalization=images)
+    highest = max(found.classes, found.inputs.choices) - 1
+    if highest >= classes > 0:
+        raise RunError(f"{path}: label {highest} found; {name} has labels 0..{classes - 1}")
+    return replace(
+        found,
+        name=name,
+        inputs=source.inputs or found.inputs,
+        targets=replace(found.targets, choices=classes),
+        normalization=normalization,
+    )
 
 
 def _make(name: str, path: Path) -> None:
