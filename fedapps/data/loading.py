@@ -11,7 +11,7 @@ from fedapps.data.contents import open_npz
 from fedapps.data.dataset import Dataset
 from fedapps.data.forms import Form, is_own, open_own
 from fedapps.data.sources import NAMES, SOURCES
-from fedapps.data.spec import Normalization, label_spec
+from fedapps.data.spec import Normalization
 
 
 def load(name: str, root: str, form: Form | None = None) -> Dataset:
@@ -39,18 +39,26 @@ def load(name: str, root: str, form: Form | None = None) -> Dataset:
 
 def _named(name: str, path: Path) -> Dataset:
     source, found = SOURCES[name], open_npz(path)
-    if not found.inputs.image or found.shape[0] != len(source.mean):
-        raise RunError(
-            f"{path}: holds {found.inputs}; {name} has images of"
-            f" {number(len(source.mean), 'channel')}"
-        )
+    if source.inputs:
+        wanted, normalization = str(source.inputs), found.normalization
+        fits = found.inputs == replace(source.inputs, choices=found.inputs.choices)
+    else:
+        wanted = f"images of {number(len(source.mean), 'channel')}"
+        normalization = Normalization(source.mean, source.std)
+        fits = found.inputs.image and found.shape[0] == len(source.mean)
+    if not fits:
+        raise RunError(f"{path}: holds {found.inputs}; {name} has {wanted}")
     classes = source.classes or found.classes
-    if found.classes > classes:
-        raise RunError(
-            f"{path}: label {found.classes - 1} found; {name} has labels 0..{classes - 1}"
-        )
-    normalization = Normalization(source.mean, source.std)
-    return replace(found, name=name, targets=label_spec(classes), normalization=normalization)
+    highest = max(found.classes, found.inputs.choices) - 1
+    if highest >= classes > 0:
+        raise RunError(f"{path}: label {highest} found; {name} has labels 0..{classes - 1}")
+    return replace(
+        found,
+        name=name,
+        inputs=source.inputs or found.inputs,
+        targets=replace(found.targets, choices=classes),
+        normalization=normalization,
+    )
 
 
 def _make(name: str, path: Path) -> None:
@@ -62,4 +70,4 @@ def _make(name: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     with in_turn(path.parent):
         if not path.exists():
-            write_npz(path, SOURCES[name].make(path.parent))
+            write_npz(path, SOURCES[name].read(path.parent))

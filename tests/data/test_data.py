@@ -311,7 +311,8 @@ def test_a_damaged_file_is_an_error_or_still_sound(tmp_path_factory, paths, draw
 def test_names():
     assert NAMES == (
         "digits", "mnist", "fmnist", "emnist", "cifar10", "cifar100", "cinic10", "svhn",
-        "tiny-imagenet", "organamnist", "organcmnist",
+        "tiny-imagenet", "organamnist", "organcmnist", "breast-cancer", "wine", "diabetes", "heart",
+        "watch", "shakespeare",
     )  # fmt: skip
 
 
