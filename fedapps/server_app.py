@@ -65,7 +65,7 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     if settings.threads > (cores := os.cpu_count() or 1):
         log.warning("threads = %s on %s cores is slow", settings.threads, cores)
     space = workspace(settings)
-    for note in data.notes(space.dataset, settings.split):
+    for note in data.notes(space.dataset, settings.split, settings.partitioner):
         log.warning("%s", note)
     for note in [*space.dataset.told, *space.population.told]:
         log.info("note: %s", note)

@@ -5,6 +5,7 @@ import pytest
 
 from fedapps.core.config import parse, read
 from fedapps.core.errors import RunError
+from fedapps.data import load, notes
 from fedapps.training.workspace import Workspace
 
 SIZES = {"9": 12, "10": 30, "2": 7, "33": 15}
@@ -77,6 +78,21 @@ def test_what_is_wrong_is_said_in_one_line(options, members, message, space):
         found = space(options, **members)
         found.population.share(0)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(("split", "partitioner", "said"), [
+    ("merged", "iid", 'partitioner = "iid"; "natural" makes each of 4 a client'),
+    ("merged", "natural", 'split = "merged" mixes with the training part'),
+    ("official", "natural", ""),
+])  # fmt: skip
+def test_data_that_say_more_than_the_run_uses(split, partitioner, said, tmp_path):
+    n, half = len(GROUPS), len(GROUPS) // 2
+    values = {"inputs": np.ones((n, 2)), "targets": np.arange(n) % 2, "groups": GROUPS}
+    parts = {"train": slice(0, half), "test": slice(half, n)}
+    arrays = {f"{part}_{key}": values[key][s] for part, s in parts.items() for key in values}
+    np.savez(tmp_path / "g.npz", **arrays)
+    found = notes(load(str(tmp_path / "g.npz"), ""), split, partitioner)
+    assert (said in found[0]) if said else (found == [])
 
 
 def test_a_run_says_who_its_clients_are(tmp_path, serial_run, read_csv, capsys):
