@@ -103,18 +103,6 @@ def test_nearest_template_by_brute_force(train, test, classes, width, seed):
     assert accuracy == pytest.approx((predicted == asked).mean(), abs=1e-12 + close / test)
 
 
-def test_a_template_is_a_mean_over_samples_not_over_batches():
-    """Class 0 has CHUNK + 1 samples: CHUNK at 0 and one at 513, whose mean is 1; class 1 at 4."""
-    train = np.zeros(CHUNK + 2, np.float32)
-    train[CHUNK], train[CHUNK + 1] = CHUNK + 1, 4
-    features = np.concatenate([train, [2.4, 2.6]]).astype(np.float32)[:, None]
-    where = torch.arange(len(features)).reshape(-1, 1)
-    labels = torch.zeros(CHUNK + 2, dtype=torch.long)
-    labels[-1] = 1
-    test = where[-2:], torch.tensor([0, 1])
-    assert nearest_template(on_features(features), ("body",), (where[:-2], labels), test) == 1.0
-
-
 def test_distances_do_not_cancel():
     """Features far from zero and close to each other, as those after a ReLU may be."""
     draws = np.random.default_rng(0)
