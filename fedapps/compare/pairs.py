@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pandas as pd
@@ -39,14 +39,9 @@ class Pair:
 
 def pairs(groups: Sequence[Group], metric: Metric) -> list[Pair]:
     """Return the differences of groups with common seeds, the same samples and the same length."""
-    if len(groups) <= ALL_PAIRS:
-        return [*filter(None, (_pair(a, b, metric) for a, b in combinations(groups, 2)))]
-    return [*filter(None, (_pair(groups[0], other, metric) for other in groups[1:]))]
-
-
-def same_data(first: Group, second: Group) -> bool:
-    """Tell whether two groups have the same clients with the same scored samples."""
-    return dict(data_of(first)) == dict(data_of(second))
+    few = len(groups) <= ALL_PAIRS
+    compared = combinations(groups, 2) if few else product(groups[:1], groups[1:])
+    return [*filter(None, (_pair(first, second, metric) for first, second in compared))]
 
 
 def same_length(first: Group, second: Group) -> bool:
@@ -64,7 +59,7 @@ def data_of(group: Group) -> Iterator[tuple[str, object]]:
 
 
 def _pair(first: Group, second: Group, metric: Metric) -> Pair | None:
-    if not (same_data(first, second) and same_length(first, second)):
+    if dict(data_of(first)) != dict(data_of(second)) or not same_length(first, second):
         return None
     figure, tables = metric.personalized, [group.figures() for group in (first, second)]
     if not all(figure in table for table in tables):
