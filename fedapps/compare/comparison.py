@@ -98,7 +98,7 @@ def _why_left_out(run: Run, group: Group) -> str:
 
 def _different_samples(groups: Sequence[Group]) -> Iterator[str]:
     """Say which settings make groups score different samples, and what each group has there."""
-    data = {group.name: dict(data_of(group)) for group in groups}
+    data = {group.name: data_of(group) for group in groups}
     keys = dict.fromkeys(key for values in data.values() for key in values)
     by_name = {group.name: group for group in groups}
     for key in keys:
@@ -112,7 +112,7 @@ def _different_clients(groups: Sequence[Group]) -> Iterator[str]:
     """Say for which seeds groups with the same data are means over different clients."""
     by_data: dict[tuple[tuple[str, object], ...], list[Group]] = {}
     for group in groups:
-        by_data.setdefault(tuple(data_of(group)), []).append(group)
+        by_data.setdefault(tuple(data_of(group).items()), []).append(group)
     for alike in by_data.values():
         counts = pd.DataFrame({group.name: group.evaluated() for group in alike})
         for seed, row in counts.iterrows():

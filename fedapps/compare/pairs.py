@@ -1,6 +1,6 @@
 """The difference of two groups with common seeds, and whether it can be due to chance."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 
@@ -51,15 +51,16 @@ def same_length(first: Group, second: Group) -> bool:
     return set(first.rounds) == set(second.rounds)
 
 
-def data_of(group: Group) -> Iterator[tuple[str, object]]:
-    """Yield the settings that decide which samples are scored."""
-    on_validation = group.settings["evaluate-on"] == "validation"
-    for key in DATA if on_validation else [key for key in DATA if key != "validation-fraction"]:
-        yield key, group.settings.get(key)
+def data_of(group: Group) -> dict[str, object]:
+    """Return the settings that decide which samples are scored."""
+    found: dict[str, object] = {key: group.settings.get(key) for key in DATA}
+    if group.settings["evaluate-on"] != "validation":
+        del found["validation-fraction"]
+    return found
 
 
 def _pair(first: Group, second: Group, metric: Metric) -> Pair | None:
-    if dict(data_of(first)) != dict(data_of(second)) or not same_length(first, second):
+    if data_of(first) != data_of(second) or not same_length(first, second):
         return None
     figure, tables = metric.personalized, [group.figures() for group in (first, second)]
     if not all(figure in table for table in tables):

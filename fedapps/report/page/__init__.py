@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def render(run: RunFiles, left: float | None = None) -> str:
         costs=run_charts.costs(run),
         cost_table=facts.costs_of(run),
         events=drawn,
-        kinds=facts.kinds_of(run),
+        kinds=Counter(event.get("kind", "") for event in run.events).most_common(),
         event_table=facts.events_of(run, kinds),
         differences=facts.Table("differences", ("key", "value", "default"), different, 3),
         settings=facts.Table("settings", ("key", "value"), facts.settings_of(run.config), 2),
