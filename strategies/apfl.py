@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
+import numpy as np
+
 from fedapps.method import (
     FINETUNING,
     Arrays,
@@ -60,4 +62,4 @@ class APFL(BaseStrategy):
 
     def aggregate(self, round_: int, updates: Iterable[ClientUpdate]) -> Arrays:
         """Set w to the plain mean over the selected clients."""
-        return plain_mean(updates)[0]
+        return {key: mean.astype(np.float32) for key, mean in plain_mean(updates)[0].items()}

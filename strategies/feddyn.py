@@ -62,4 +62,4 @@ class FedDyn(BaseStrategy):
             key = name.removeprefix("hbar/")
             self.state[name] -= alpha * share * (mean[key] - self.arrays[key].astype(np.float64))
             new[key] = mean[key] - self.state[name] / alpha
-        return new
+        return {key: value.astype(np.float32) for key, value in new.items()}

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
+import numpy as np
+
 from fedapps.method import (
     Arrays,
     BaseStrategy,
@@ -61,7 +63,7 @@ class PerFedAvg(BaseStrategy):
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
         """Set the model to the plain mean over the selected clients."""
-        return plain_mean(updates)[0]
+        return {key: mean.astype(np.float32) for key, mean in plain_mean(updates)[0].items()}
 
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
         """theta_i = w - alpha grad f_i(w): one such step, or one epoch of them."""
