@@ -13,7 +13,6 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
@@ -97,7 +96,7 @@ def new_axes(
     xlabel: str, ylabel: str = "", size: tuple[float, float] | None = None
 ) -> tuple[Figure, Axes]:
     """Return an empty plot and its axes."""
-    figure = _new_figure(size)
+    figure = Figure(figsize=size)
     return figure, figure.add_subplot(xlabel=xlabel, ylabel=ylabel)
 
 
@@ -105,7 +104,7 @@ def new_pair(
     size: tuple[float, float] = (WIDTH, 5.4), heights: Sequence[float] = (1, 1)
 ) -> tuple[Figure, Axes, Axes]:
     """Return an empty plot and two axes, one above the other, with a common x axis."""
-    figure = _new_figure(size)
+    figure = Figure(figsize=size)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=heights)
     upper.xaxis.set_visible(False)  # the lower axes show it
     return figure, upper, lower
@@ -113,7 +112,7 @@ def new_pair(
 
 def new_panels(count: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
     """Return an empty plot and `count` axes side by side, with a common y axis."""
-    figure = _new_figure(size)
+    figure = Figure(figsize=size)
     axes = figure.subplots(1, count, sharey=True, squeeze=False)
     return figure, list(axes[0])
 
@@ -197,9 +196,3 @@ def write(draw: Callable[[], Figure], path: Path) -> None:
     """Draw a picture in the common look and save it; raises `RunError`."""
     with styled():
         save(draw(), path)
-
-
-def _new_figure(size: tuple[float, float] | None = None) -> Figure:
-    figure = Figure(figsize=size)
-    FigureCanvasAgg(figure)
-    return figure
