@@ -1,6 +1,6 @@
 """Do two versions of the project compute the same? Every method, byte for byte.
 
-    python -m benchmarks.same_bits --against HEAD~1            # this checkout against a commit
+    python -m benchmarks.same_bits                             # this checkout against HEAD
     python -m benchmarks.same_bits --against HEAD --methods fedper,ditto --seeds 0
 
 Each version runs every method on the serial engine in a process of its own, with its own
@@ -9,7 +9,6 @@ events.csv, column by column of the older version, the server's model, and the n
 client. The exit status is 0 if all is the same; else the first difference of each run is named.
 """
 
-import argparse
 import contextlib
 import csv
 import json
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 from safetensors import deserialize
 
+from benchmarks.common import given
 from fedapps.data.sources.digits import DIGITS
 
 ROOT = Path(__file__).parent.parent
@@ -62,12 +62,7 @@ NEEDED = {"fedap", "fedbn"}  # methods that do not run with the base settings al
 
 def main() -> int:
     """Run both versions and compare; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.same_bits", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--against", required=True, metavar="COMMIT", help="the older version")
-    parser.add_argument("--methods", default="", help="some methods, as fedper,ditto; else all")
-    parser.add_argument("--seeds", default="0,1,2", help="seeds of the runs")
-    options = parser.parse_args()
+    options = given(__doc__, against="HEAD", methods="", seeds="0,1,2")
     with (
         tempfile.TemporaryDirectory(prefix="same-bits-") as folder,
         checkout(options.against, Path(folder) / "older") as older,
