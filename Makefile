@@ -38,12 +38,12 @@ help:
 	@echo "make clean   remove .venv, .flwr and caches; results in runs/ stay"
 
 run: $(READY)
-	@$(PY) -m fedapps.launch . --home "$(HOME_DIR)" --federation-config "$$FEDERATION" \
+	@$(PY) -m fedapps run . --home "$(HOME_DIR)" --federation-config "$$FEDERATION" \
 		--run-config 'runs-dir="$(CURDIR)/runs"' --run-config "$$CONFIG" $(if $(RESUME),--resume)
 
 # An installation that was broken off lacks what the command imports, and never ran anything.
 stop:
-	@if [ -x $(PY) ] && [ -e $(LOCKED) ]; then $(PY) -m fedapps.launch --stop --home "$(HOME_DIR)"; \
+	@if [ -x $(PY) ] && [ -e $(LOCKED) ]; then $(PY) -m fedapps stop --home "$(HOME_DIR)"; \
 	else echo "nothing is installed, so nothing runs"; fi
 
 test: $(READY)
@@ -84,7 +84,7 @@ $(LOCKED): requirements.lock | $(UV)
 	@echo "installing the packages of requirements.lock into $(VENV) (PyTorch: some GB)"
 	@$(UV) pip install --quiet --python $(PY) --no-deps --requirement requirements.lock \
 		|| $(PY) -m pip install --quiet --no-deps --requirement requirements.lock
-	@if [ -d "$(HOME_DIR)" ]; then $(PY) -m fedapps.launch --stop --home "$(HOME_DIR)"; fi
+	@if [ -d "$(HOME_DIR)" ]; then $(PY) -m fedapps stop --home "$(HOME_DIR)"; fi
 	@touch $@
 
 $(UV):

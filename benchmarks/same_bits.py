@@ -1,6 +1,6 @@
 """Do two versions of the project compute the same? Every method, byte for byte.
 
-    python -m benchmarks.same_bits --against HEAD~1            # this checkout against a commit
+    python -m benchmarks.same_bits                             # this checkout against HEAD
     python -m benchmarks.same_bits --against HEAD --methods fedper,ditto --seeds 0
 
 Each version runs every method on the serial engine in a process of its own, with its own
@@ -9,7 +9,6 @@ events.csv, column by column of the older version, the server's model, and the n
 client. The exit status is 0 if all is the same; else the first difference of each run is named.
 """
 
-import argparse
 import contextlib
 import csv
 import json
@@ -23,11 +22,12 @@ from typing import Any
 
 import numpy as np
 from safetensors import deserialize
-from sklearn.datasets import load_digits
+
+from benchmarks.common import given
+from fedapps.data.sources.digits import DIGITS
 
 ROOT = Path(__file__).parent.parent
 TABLES = ("rounds.csv", "clients.csv", "classes.csv", "events.csv")
-TIMED = {"seconds"}  # columns that no two runs have in common
 BASE = (
     'num-clients=6 min-samples=4 alpha=1.0 model="cnn" num-rounds=4 fraction-train=0.5 '
     'local-epochs=2 batch-size=16 evaluate-every=2 finetune-epochs=1 threads=1 device="cpu"'
@@ -61,12 +61,7 @@ NEEDED = {"fedap", "fedbn"}  # methods that do not run with the base settings al
 
 def main() -> int:
     """Run both versions and compare; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.same_bits", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--against", required=True, metavar="COMMIT", help="the older version")
-    parser.add_argument("--methods", default="", help="some methods, as fedper,ditto; else all")
-    parser.add_argument("--seeds", default="0,1,2", help="seeds of the runs")
-    options = parser.parse_args()
+    options = given(__doc__, against="HEAD", methods="", seeds="0,1,2")
     with (
         tempfile.TemporaryDirectory(prefix="same-bits-") as folder,
         checkout(options.against, Path(folder) / "older") as older,
@@ -95,17 +90,8 @@ def methods_of(place: Path) -> list[str]:
 
 
 def make_data(path: Path) -> Path:
-    """Write scikit-learn's digits (8 x 8, ten classes) as a data set of one's own."""
-    digits = load_digits()
-    images = (digits.images * 15.9).astype(np.uint8)[:600]
-    labels = digits.target[:600]
-    np.savez(
-        path,
-        train_images=images[:450],
-        train_labels=labels[:450],
-        test_images=images[450:],
-        test_labels=labels[450:],
-    )
+    """Write every third of scikit-learn's digits as a data set of one's own."""
+    np.savez(path, **{key: array[::3] for key, array in DIGITS.make(path.parent).items()})
     return path
 
 
@@ -168,7 +154,7 @@ def differing_tables(old: Path, new: Path) -> Iterator[str]:
     for name in TABLES:
         columns = [table(folder / name) for folder in (old, new)]
         for column, values in columns[0].items():
-            if column not in TIMED and columns[1].get(column) != values:
+            if column != "seconds" and columns[1].get(column) != values:
                 yield f"{name}: column {column}"
 
 

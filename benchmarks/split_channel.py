@@ -28,32 +28,30 @@ from fedapps.split.rules import BatchGradient, Rules, frame_limit
 from fedapps.split.session import Session
 from fedapps.training.channel import Channel
 
-SHAPE, BATCH, CUT = (64, 16, 16), 32, 2
+SHAPE, BATCH, CUT, WAIT = (64, 16, 16), 32, 2, 60.0
 
 
 @contextmanager
-def served(
-    clients: int, shape: tuple[int, ...], batch: int, steps: int, wait: float, limit: int = 0
-) -> Iterator[tuple[Session, list[Channel]]]:
+def served(clients: int, steps: int) -> Iterator[tuple[Session, list[Channel]]]:
     """Serve a round on loopback; give its session and the channel of each client."""
     rules = Rules(
-        shapes=dict.fromkeys(range(clients), shape),
+        shapes=dict.fromkeys(range(clients), SHAPE),
         batches=dict.fromkeys(range(clients), steps),
         epochs=1,
         classes=10,
-        batch_size=batch,
+        batch_size=BATCH,
         dtype=torch.float32,
         torch_device=torch.device("cpu"),
-        join_timeout=wait,
-        step_timeout=wait,
+        join_timeout=WAIT,
+        step_timeout=WAIT,
         round_timeout=600.0,
     )
-    session, most = Session(rules), limit or frame_limit(rules)
+    session, most = Session(rules), frame_limit(rules)
     server = ChannelServer("127.0.0.1:0", None, clients, most)
     server.begin(session)
     address = f"127.0.0.1:{server.port}"
     tokens = [session.tokens[i] for i in range(clients)]
-    yield session, [Channel(address=address, token=t, limit=most, wait=wait) for t in tokens]
+    yield session, [Channel(address=address, token=t, limit=most, wait=WAIT) for t in tokens]
     session.close()
     server.stop()
 
@@ -85,7 +83,7 @@ def node(channels: list[Channel], steps: int) -> None:
 def exchange(clients: int, steps: int) -> float:
     """Return the median milliseconds of an iteration, from wave to wave, by client."""
     times = []
-    with served(clients, SHAPE, BATCH, steps, 60.0) as (session, channels):
+    with served(clients, steps) as (session, channels):
         process = multiprocessing.get_context("spawn").Process(target=node, args=(channels, steps))
         process.start()
         for wave in session.waves(range(clients)):

@@ -123,7 +123,9 @@ def _serve(message: Message, context: Context, work: Work) -> Message:
         try:
             torch.set_num_threads(own.settings.threads)  # PyTorch keeps this setting per thread
             _check_initial_model(info, space.resident)
-            update = work(own, request, _store(device, space, info, request.client))
+            folder = Path(info.run_dir) / "clients" / str(request.client)
+            store = device.store(space, info) if device else ClientStore(folder, info.needed)
+            update = work(own, request, store)
             pack_metrics(update, info.presum)  # if Flower refuses it, only this client fails
             return update
         except Exception as error:  # any error fails only this client
@@ -156,15 +158,6 @@ def _results(
     spaces = [space.restricted(request.plan.stages[0].layers) for request in requests]
     with ThreadPoolExecutor(len(requests), thread_name_prefix="client") as threads:
         return [*threads.map(work_on, requests, spaces)]
-
-
-def _store(
-    device: Device | None, space: Workspace, info: RequestHeader, client: int
-) -> ClientStore:
-    """Return the store of a client's state: on its device, or in the run directory."""
-    if device:
-        return device.store(space, info)
-    return ClientStore(Path(info.run_dir) / "clients" / str(client), info.needed)
 
 
 def _check_initial_model(info: RequestHeader, resident: ResidentModel) -> None:

@@ -27,21 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedapps.core import log
-from fedapps.core.commands import execute
 from fedapps.core.errors import RunError
 from fedapps.core.options import add_home, add_resume, add_run_config, chosen
 from fedapps.launcher import superlink
 from fedapps.launcher.inputs import merged, refusal, staged
 from fedapps.launcher.outcome import LaunchResult, parse_status
-from fedapps.launcher.superlink import (
-    PORT,
-    database_of,
-    environment,
-    flower_home,
-    flwr,
-    not_running,
-    stop,
-)
+from fedapps.launcher.superlink import PORT, database_of, environment, flwr
 
 PATIENCE = 180.0  # seconds to wait for an answer about a run's status
 STARTS = 3  # attempts; Flower gives its SuperLink 15 s, too little on a busy machine
@@ -226,29 +217,5 @@ def run(options: argparse.Namespace) -> int:
     return 1
 
 
-def end(home: Path | None) -> int:
-    """End the SuperLink of a home, and log the result; return the exit status."""
-    ended = stop(home)
-    log.info(f"SuperLink of {flower_home(home)} ended" if ended else not_running(home))
-    return 0
-
-
 def _echo(line: str) -> None:
     print(line if sys.stdout.isatty() else _ANSI.sub("", line), flush=True)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run or stop from the command line; return the exit status."""
-
-    def add(parser: argparse.ArgumentParser) -> None:
-        add_arguments(parser)
-        parser.add_argument("--stop", action="store_true", help="end the home's SuperLink")
-
-    def do(options: argparse.Namespace) -> int:
-        return end(options.home) if options.stop else run(options)
-
-    return execute("python -m fedapps.launch", __doc__, add, do, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

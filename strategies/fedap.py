@@ -61,10 +61,6 @@ class FedAP(WarmUp):
         models = LastSent.nbytes(self.arrays, self.mixed_keys, clients)
         return models + clients * 4 * sum(map(math.prod, self.statistics.values()))
 
-    def warmup_rounds(self) -> int:
-        """The share `warmup` of T."""
-        return self.rounds_of(self.options.warmup)
-
     def end_warmup(self) -> None:
         """Set every client's last model to the pretrained one."""
         start = {key: self.arrays[key] for key in self.mixed_keys}

@@ -51,10 +51,6 @@ class PFedSim(WarmUp):
         clients = self.settings.num_clients
         return LastSent.nbytes(self.arrays, self.body_keys, clients) + 8 * clients**2
 
-    def warmup_rounds(self) -> int:
-        """The share `warmup` of T."""
-        return self.rounds_of(self.options.warmup)
-
     def end_warmup(self) -> None:
         """Set every client's last body to the server's; each client is similar only to itself."""
         clients = self.settings.num_clients

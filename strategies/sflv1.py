@@ -40,10 +40,6 @@ class SFLv1(SplitStrategy):
     exchanges = "first layers, features"
     options: Settings
 
-    def cut(self, client: int) -> int:
-        """Return the cut, which is the same for all clients."""
-        return self.checked_cut(self.options.cut)
-
     def prepare(self, round_: int, plans: Mapping[int, Plan]) -> None:
         """Make a server part for each client, or the one that stands for all."""
         if self.options.sync == "iteration":
@@ -76,8 +72,7 @@ class SFLv1(SplitStrategy):
         """Average client parts with n_k; if there are several server parts, average these, too."""
         if self.options.sync == "round":
             return weighted_mean(self.whole(updates))[0]
-        mean, _ = weighted_mean(updates)
-        return mean | self.part.arrays()
+        return super().aggregate(round_, updates)
 
     def whole(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """Yield each update with the client's server part added to its layers."""

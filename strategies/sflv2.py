@@ -1,9 +1,8 @@
 """SplitFed v2: Thapa et al., SplitFed: When Federated Learning Meets Split Learning, AAAI 2022."""
 
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from fedapps.method import Arrays, ClientUpdate, doc, generator, weighted_mean
+from fedapps.method import doc, generator
 from fedapps.split import (
     BatchGradients,
     Cut,
@@ -42,10 +41,6 @@ class SFLv2(SplitStrategy):
     exchanges = "first layers, features"
     options: Settings
 
-    def cut(self, client: int) -> int:
-        """Return the cut, which is the same for all clients."""
-        return self.checked_cut(self.options.cut)
-
     def serve(self, round_: int, session: Session) -> None:
         """Let all clients send batches at the same time, or one client after another."""
         if self.options.order == "batch":
@@ -64,8 +59,3 @@ class SFLv2(SplitStrategy):
             gradients[wave[index].client] = self.part.backward(wave[index])
             self.part.step()
         return gradients
-
-    def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
-        """Average the client parts with n_k; the other layers are those of the server part."""
-        mean, _ = weighted_mean(updates)
-        return mean | self.part.arrays()

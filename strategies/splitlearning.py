@@ -27,10 +27,6 @@ class SplitLearning(SplitStrategy):
     relays = True
     options: Settings
 
-    def cut(self, client: int) -> int:
-        """Return the cut, which is the same for all clients."""
-        return self.checked_cut(self.options.cut)
-
     def serve(self, round_: int, session: Session) -> None:
         """Let one client after another train its E epochs with the server."""
         names = self.layout.names[: self.cut(0)]

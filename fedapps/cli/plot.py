@@ -30,6 +30,6 @@ def run(options: argparse.Namespace) -> int:
     """Draw and say where; raises `RunError`."""
     from fedapps.report import plots
 
-    for file in plots.redraw(options.run, [options.format]):
+    for file in plots.draw_all(options.run, options.format):
         print(file)
     return 0

@@ -26,5 +26,5 @@ def run(options: argparse.Namespace) -> int:
 
     if not (options.run / "rounds.csv").is_file():
         raise RunError(f"{options.run}: is not a run directory, because it has no rounds.csv")
-    print(page.write(options.run.absolute(), page.plots_of(options.run)))
+    print(page.write(options.run.absolute()))
     return 0

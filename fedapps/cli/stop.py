@@ -15,6 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """End it and say so."""
-    from fedapps.launch import end
+    from fedapps.launcher.superlink import flower_home, not_running, stop
 
-    return end(options.home)
+    ended, home = stop(options.home), flower_home(options.home)
+    print(f"SuperLink of {home} ended" if ended else not_running(home))
+    return 0

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
 import pandas as pd
@@ -74,7 +73,8 @@ def compared(runs: Sequence[Run]) -> Comparison:
 def _notes(runs: Sequence[Run], groups: Sequence[Group]) -> Iterator[str]:
     yield from _different_samples(groups)
     yield from _different_clients(groups)
-    lengths = {group.name: _length(group) for group in groups}
+    rounds = {g.name: g.settings["num-rounds"] if g.finished else g.rounds[0] for g in groups}
+    lengths = {name: number(int(count), "round") for name, count in rounds.items()}
     if len(set(lengths.values())) > 1:
         yield f"not equally long: {_listed(lengths)}"
     for group in groups:
@@ -98,7 +98,7 @@ def _why_left_out(run: Run, group: Group) -> str:
 
 def _different_samples(groups: Sequence[Group]) -> Iterator[str]:
     """Say which settings make groups score different samples, and what each group has there."""
-    data = {group.name: dict(data_of(group)) for group in groups}
+    data = {group.name: data_of(group) for group in groups}
     keys = dict.fromkeys(key for values in data.values() for key in values)
     by_name = {group.name: group for group in groups}
     for key in keys:
@@ -112,7 +112,7 @@ def _different_clients(groups: Sequence[Group]) -> Iterator[str]:
     """Say for which seeds groups with the same data are means over different clients."""
     by_data: dict[tuple[tuple[str, object], ...], list[Group]] = {}
     for group in groups:
-        by_data.setdefault(tuple(data_of(group)), []).append(group)
+        by_data.setdefault(tuple(data_of(group).items()), []).append(group)
     for alike in by_data.values():
         counts = pd.DataFrame({group.name: group.evaluated() for group in alike})
         for seed, row in counts.iterrows():
@@ -123,16 +123,8 @@ def _different_clients(groups: Sequence[Group]) -> Iterator[str]:
 
 def _listed(values: dict[str, str]) -> str:
     """Write each value with the names that have it, for example `20 (A, B), 10 (C)`."""
-    by_value = sorted(values.items(), key=lambda item: [*values.values()].index(item[1]))
-    return ", ".join(
-        f"{value} ({', '.join(name for name, _ in items)})"
-        for value, items in groupby(by_value, key=lambda item: item[1])
-    )
-
-
-def _length(group: Group) -> str:
-    rounds = group.settings["num-rounds"] if group.finished else group.rounds[0]
-    return number(int(rounds), "round")
+    names = {value: [name for name in values if values[name] == value] for value in values.values()}
+    return ", ".join(f"{value} ({', '.join(those)})" for value, those in names.items())
 
 
 def _versions(runs: Sequence[Run]) -> Iterator[str]:

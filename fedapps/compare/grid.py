@@ -1,16 +1,16 @@
 """Grids of runs: parse axes and seeds, and make the run-config of each point."""
 
-import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 from fedapps.core import changes, config, options
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
-from fedapps.core.words import did_you_mean
+from fedapps.core.words import did_you_mean, span
 
 MOST_SEEDS = 1000  # in one list of seeds; more are a slip of the finger
 NAMED_HERE = ("runs-dir", "run-name")  # keys that a sweep sets itself
@@ -61,14 +61,11 @@ class Point:
 
 def read_seeds(text: str) -> list[int]:
     """Read seeds, for example `0-2` or `0,3,7`; raises `RunError` if they cannot be read."""
-    seeds: list[int] = []
-    for word in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", word)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if first > last:
-            raise RunError(f"--seeds {text}: must be numbers, for example 0-2 or 0,3,7")
-        seeds += range(first, min(last, first + MOST_SEEDS) + 1)
-    found = list(dict.fromkeys(seeds))
+    try:
+        spans = [span(word)[: MOST_SEEDS + 1] for word in text.split(",")]
+    except ValueError:
+        raise RunError(f"--seeds {text}: must be numbers, for example 0-2 or 0,3,7") from None
+    found = list(dict.fromkeys(chain.from_iterable(spans)))
     if len(found) > MOST_SEEDS:
         raise RunError(f"--seeds {text}: at most {MOST_SEEDS} seeds; give fewer")
     return found
@@ -81,7 +78,7 @@ def points(axes: Sequence[Axis], base: Mapping[str, Scalar], seeds: Sequence[int
     Combinations that give the same run (because an axis is a key of another method) are there only
     once. Raises `RunError` if an axis is given twice, or a run-config is not valid.
     """
-    for key, count in ((axis.key, sum(a.key == axis.key for a in axes)) for axis in axes):
+    for key, count in Counter(axis.key for axis in axes).items():
         if count > 1:
             raise RunError(f"axis {key}: given {count} times; give all its values at once")
     if seeds and any(axis.key == "seed" for axis in axes):

@@ -1,8 +1,8 @@
 """The difference of two groups with common seeds, and whether it can be due to chance."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pandas as pd
@@ -39,14 +39,9 @@ class Pair:
 
 def pairs(groups: Sequence[Group], metric: Metric) -> list[Pair]:
     """Return the differences of groups with common seeds, the same samples and the same length."""
-    if len(groups) <= ALL_PAIRS:
-        return [*filter(None, (_pair(a, b, metric) for a, b in combinations(groups, 2)))]
-    return [*filter(None, (_pair(groups[0], other, metric) for other in groups[1:]))]
-
-
-def same_data(first: Group, second: Group) -> bool:
-    """Tell whether two groups have the same clients with the same scored samples."""
-    return dict(data_of(first)) == dict(data_of(second))
+    few = len(groups) <= ALL_PAIRS
+    compared = combinations(groups, 2) if few else product(groups[:1], groups[1:])
+    return [*filter(None, (_pair(first, second, metric) for first, second in compared))]
 
 
 def same_length(first: Group, second: Group) -> bool:
@@ -56,15 +51,16 @@ def same_length(first: Group, second: Group) -> bool:
     return set(first.rounds) == set(second.rounds)
 
 
-def data_of(group: Group) -> Iterator[tuple[str, object]]:
-    """Yield the settings that decide which samples are scored."""
-    on_validation = group.settings["evaluate-on"] == "validation"
-    for key in DATA if on_validation else [key for key in DATA if key != "validation-fraction"]:
-        yield key, group.settings.get(key)
+def data_of(group: Group) -> dict[str, object]:
+    """Return the settings that decide which samples are scored."""
+    found: dict[str, object] = {key: group.settings.get(key) for key in DATA}
+    if group.settings["evaluate-on"] != "validation":
+        del found["validation-fraction"]
+    return found
 
 
 def _pair(first: Group, second: Group, metric: Metric) -> Pair | None:
-    if not (same_data(first, second) and same_length(first, second)):
+    if data_of(first) != data_of(second) or not same_length(first, second):
         return None
     figure, tables = metric.personalized, [group.figures() for group in (first, second)]
     if not all(figure in table for table in tables):

@@ -16,7 +16,7 @@ from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import TextIO
 
-from fedapps.core.errors import RunError
+from fedapps.core.files import writing
 
 LEVEL = "FEDAPPS_LOG"
 LEVELS = {
@@ -81,10 +81,8 @@ def to_file(path: Path) -> Iterator[None]:
 
     Lines that `remembering` has kept come first. Raises `RunError` if the file cannot be written.
     """
-    try:
+    with writing(path):
         handler = _File(path, encoding="utf-8", errors="backslashreplace")
-    except OSError as failure:
-        raise RunError(f"cannot write {path}: {failure.strerror or failure}") from failure
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     for early in [h for h in logger.handlers if isinstance(h, MemoryHandler)]:
         logger.removeHandler(early)

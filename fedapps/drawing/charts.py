@@ -32,8 +32,8 @@ def line_chart(
     series: Sequence[Series],
     show: Show,
     show_x: Show = "{:g}".format,
-    floor: float | None = None,
-    ceiling: float | None = None,
+    floor: float = -math.inf,
+    ceiling: float = math.inf,
     x_from: float | None = None,
     whole_x: bool = True,
 ) -> Chart:
@@ -70,12 +70,12 @@ def pair_chart(
     names: Sequence[str],
     series: Sequence[Series],
     show: Show,
-    ceiling: float | None = None,
+    ceiling: float = math.inf,
 ) -> Chart:
     """Draw a column per name, with a dot for each series and a line that connects the dots."""
     x_scale = Scale(-0.5, len(names) - 0.5, chart.box.left, chart.box.right)  # as in `column_hits`
     values = [y for line in series for _, y in line.points]
-    y_scale = _upwards(chart, min(values), max(values), show, 0.0, ceiling)
+    y_scale = _upwards(chart, min(values), max(values), show, ceiling=ceiling)
     every = 1 if len(names) <= FEW else -(-len(names) // 14)
     chart.x_ticks = [Tick(x_scale(i), names[i]) for i in range(0, len(names), every)]
     size = max(2.0, min(9.0, 70 / len(names) ** 0.55))
@@ -100,12 +100,12 @@ def scatter_chart(
     titles: Sequence[str],
     colour: str,
     show: Show,
-    ceiling: float | None = None,
+    ceiling: float = math.inf,
 ) -> Chart:
     """Draw a dot with a title for each point; x is a whole number >= 0."""
     x_scale = _across(chart, 0.0, 1.05 * max(x for x, _ in points))
     ys = [y for _, y in points]
-    y_scale = _upwards(chart, min(ys), max(ys), show, 0.0, ceiling)
+    y_scale = _upwards(chart, min(ys), max(ys), show, ceiling=ceiling)
     chart.x_ticks = [Tick(x_scale(x), f"{x:g}") for x in steps(0.0, x_scale.high, 7, True)]
     places = [(x_scale(x), y_scale(y)) for x, y in points]
     chart.marks.append(Mark(dot_path(places), colour, "dots", chart.box.dot))
@@ -124,7 +124,7 @@ def bar_chart(
         for x, y in line.points:
             heights[x] += y
     x_scale = _across(chart, xs[0] - 0.5, xs[-1] + 0.5)
-    y_scale = _upwards(chart, 0.0, max(heights.values()) or 1.0, show, 0.0, None, whole=True)
+    y_scale = _upwards(chart, 0.0, max(heights.values()) or 1.0, show, whole=True)
     chart.x_ticks = [Tick(x_scale(x), show_x(x)) for x in steps(xs[0], xs[-1], 7, True)]
     width = max(1.0, 0.8 * (x_scale(1.0) - x_scale(0.0)))
     below = dict.fromkeys(xs, 0.0)
@@ -183,18 +183,15 @@ def _upwards(
     low: float,
     high: float,
     show: Show,
-    floor: float | None,
-    ceiling: float | None,
+    floor: float = 0.0,
+    ceiling: float = math.inf,
     whole: bool = False,
 ) -> Scale:
     """Make the y axis, with room around the values, and its grid lines."""
     low, high = min([low, *chart.span]), max([high, *chart.span])
     room = 0.06 * (high - low) or 0.06 * abs(high) or 1.0
-    low, high = low - room, high + room
-    if floor is not None:
-        low = max(low, floor)
-    if ceiling is not None:
-        high = min(high, ceiling + 0.01 * (ceiling - low))
+    low = max(low - room, floor)
+    high = min(high + room, ceiling + 0.01 * (ceiling - low))
     scale = Scale(low, high, chart.box.bottom, chart.box.top)
     chart.y_ticks = [
         Tick(scale(y), show(y).replace(".0 %", " %")) for y in steps(low, high, 6, whole)

@@ -93,7 +93,8 @@ def _check_scores(strategy: BaseStrategy) -> None:
     not checked, as they are not known yet.
     """
     s, clients = strategy.settings, strategy.workspace.population.training
-    lone = _lone_batch_statistics(strategy)
+    of_batch = strategy.workspace.trainer.profile.of_batch
+    lone = next((name for name in strategy.layout.names if name in of_batch), "")
     if not lone or s.dataset == DEVICE:
         return
     remedies = {str(s.evaluate_on): f"a larger {s.evaluate_on}-fraction"}
@@ -107,15 +108,6 @@ def _check_scores(strategy: BaseStrategy) -> None:
                 f"BatchNorm in {lone} gets only one value per channel; "
                 f'use "shared" or "local", or {remedies[subset]}'
             )
-
-
-def _lone_batch_statistics(strategy: BaseStrategy) -> str:
-    """Name the first layer with a BatchNorm that fails on a single sample; "" if there is none.
-
-    Such a BatchNorm keeps no running statistics, and gets one value per channel of a sample.
-    """
-    of_batch = strategy.workspace.trainer.profile.of_batch
-    return next((name for name in strategy.layout.names if name in of_batch), "")
 
 
 def check_plans(strategy: BaseStrategy) -> None:

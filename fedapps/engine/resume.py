@@ -93,7 +93,11 @@ def find(settings: Settings, flat: Mapping[str, Scalar]) -> Path | None:
         folder = expanded(settings.resume, "resume")
         if not folder.is_absolute():
             raise RunError(f'resume = "{folder}": must be absolute, start with ~, or be {LATEST}')
-        _check_settings(folder, flat)
+        if different := differences(config.stored(folder), flat):
+            raise RunError(
+                f'resume = "{folder}": the run has other settings: {", ".join(different)}; '
+                f"leave them out, or with flwr run use --run-config {folder / 'resume.toml'}"
+            )
         if folder.name == directory.BEST and not (folder / "rounds.csv").exists():
             raise RunError(f"{folder}: holds the best round of a run; resume the run itself")
     return folder
@@ -191,14 +195,6 @@ def differences(old: Mapping[str, Scalar], new: Mapping[str, Scalar]) -> list[st
         for key in sorted(new.keys() - FREE)
         if (before := old.get(key, known[key])) != new[key]
     ]
-
-
-def _check_settings(folder: Path, flat: Mapping[str, Scalar]) -> None:
-    if different := differences(config.stored(folder), flat):
-        raise RunError(
-            f'resume = "{folder}": the run has other settings: {", ".join(different)}; '
-            f"leave them out, or with flwr run use --run-config {folder / 'resume.toml'}"
-        )
 
 
 def _is_free(folder: Path) -> bool:

@@ -30,14 +30,9 @@ def told(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
     if not strategy.layout.norms:
         why = f'with model = "{strategy.settings.model}", which has no BatchNorm'
         yield from ((key, why) for key in ("bn-local", "bn-stats"))
-    yield from _finetuning(strategy)
-    yield from ((key, f"on {strategy.settings.strategy}") for key in strategy.unused)
-
-
-def _finetuning(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
-    """Yield the keys of general fine-tuning if neither the run nor the method fine-tunes."""
     if not strategy.settings.finetune_epochs and not replaced(strategy, ["finetuning"]):
         yield from ((key, "with finetune-epochs = 0") for key in ("finetune-lr", "finetune-part"))
+    yield from ((key, f"on {strategy.settings.strategy}") for key in strategy.unused)
 
 
 def _general(s: Settings) -> Iterator[tuple[str, str]]:

@@ -40,9 +40,9 @@ class WarmUp(BaseStrategy):
         """What every client sent last, for methods that mix it; a part of the state."""
         return LastSent(self.state)
 
-    @abstractmethod
     def warmup_rounds(self) -> int:
-        """Return how many rounds FedAvg takes, such as `self.rounds_of(0.25)`."""
+        """Return how many rounds FedAvg takes: by default the share of the method's `warmup`."""
+        return self.rounds_of(self.settings.method.warmup)
 
     def rounds_of(self, fraction: float) -> int:
         """Return a fraction of the number of rounds, rounded down."""

@@ -1,14 +1,11 @@
 """The caption of a run's plots: method, data, seed, rounds, scored clients and samples."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
-from fedapps.core import config
 from fedapps.core.changes import data_name
 from fedapps.core.schema import Scalar
 from fedapps.core.words import number
-from fedapps.report.about import task_of
 from fedapps.tasks import CLASSIFICATION, Metric
 
 
@@ -22,18 +19,14 @@ class Caption:
     metric: Metric = CLASSIFICATION.lead  # by which they were scored
 
     @classmethod
-    def read(cls, folder: Path, rounds: int, clients: int) -> "Caption":
-        """Make the caption of a run directory with `rounds` rounds; raises `RunError`."""
-        found = cls.of(config.defaults() | config.stored(folder), rounds, clients)
-        return replace(found, metric=task_of(folder).lead)
-
-    @classmethod
-    def of(cls, flat: Mapping[str, Scalar], rounds: int, clients: int) -> "Caption":
+    def of(
+        cls, flat: Mapping[str, Scalar], rounds: int, clients: int, metric: Metric = metric
+    ) -> "Caption":
         """Make the caption of a run with this run-config and `rounds` rounds so far."""
         wanted = int(flat["num-rounds"])
         done = f"{rounds} of {wanted} rounds" if rounds < wanted else number(rounds, "round")
         title = f"{flat['strategy']} on {data_name(flat['dataset'])}, seed {flat['seed']}, {done}"
-        return cls(title, clients, str(flat["evaluate-on"]))
+        return cls(title, clients, str(flat["evaluate-on"]), metric)
 
     @property
     def scored(self) -> str:

@@ -45,21 +45,16 @@ def make(runs_dir: Path, run_name: str, what: str) -> Path:
         try:
             folder.mkdir(parents=True)
             return folder
-        except FileExistsError as error:
-            if not folder.exists():  # a parent is a file
-                raise _cannot_make(folder, error) from error
         except OSError as error:
-            raise _cannot_make(folder, error) from error
+            if not (isinstance(error, FileExistsError) and folder.exists()):  # a parent is a file
+                raise RunError(
+                    f'runs-dir = "{folder.parent}": no folder can be made there'
+                    f" ({error.strerror or error}); use a folder that you may write to, for example"
+                    " ~/fedapps-runs"
+                ) from error
     raise RunError(
         f'run-name = "{run_name}": {folder} exists; use another name or "", or go on with that'
         f' run: resume="{folder}"'
-    )
-
-
-def _cannot_make(folder: Path, error: OSError) -> RunError:
-    return RunError(
-        f'runs-dir = "{folder.parent}": no folder can be made there ({error.strerror or error});'
-        " use a folder that you may write to, for example ~/fedapps-runs"
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from fedapps.core import changes, log, registry
+from fedapps.core import changes, log
 from fedapps.core.config import to_toml
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
@@ -264,7 +264,7 @@ class Report:
         """Write the page of the run; `left` are the expected seconds left, None at its end."""
         try:
             self._write_classes()
-            self._page.write(registry.strategy_class(self.settings.strategy).plots, left)
+            self._page.write(left)
         except Exception as error:
             log.info("page not written: %s", _said(error))
             self.event(self._last_round, "server", "page-failed", _said(error))
@@ -274,8 +274,7 @@ class Report:
             # imported here, because loading matplotlib would delay the start by a second
             from fedapps.report import plots
 
-            method = registry.strategy_class(self.settings.strategy)
-            plots.draw_all(self.folder, self.columns, method.plots)
+            plots.draw_all(self.folder)
         except Exception as error:
             log.info("plots not drawn: %s", _said(error))
             self.event(self._last_round, "server", "plot-failed", _said(error))

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
 from fedapps.core.errors import RunError
@@ -12,7 +11,6 @@ from fedapps.core.schema import Count, MethodSettings, doc
 from fedapps.method.figures import Figure
 from fedapps.method.flower import BaseStrategy
 from fedapps.models.layers import UNCUT
-from fedapps.training.channel import Channel
 from fedapps.training.costs import has_dropout
 from fedapps.training.plan import Plan
 
@@ -115,15 +113,3 @@ def is_loopback(address: str) -> bool:
 def least_cut(plans: Mapping[int, Plan]) -> int:
     """Return the smallest number of layers on a client."""
     return min(len(plan.stages[0].layers) for plan in plans.values())
-
-
-def recycling(plan: Plan, batches: int) -> Plan:
-    """Return a plan with `batches` batches per epoch; the client repeats its own to get them."""
-    stage = msgspec.structs.replace(plan.stages[0], batches=batches)
-    return msgspec.structs.replace(plan, stages=(stage,))
-
-
-def through(plan: Plan, channel: Channel, token: str) -> Plan:
-    """Return the plan of a client that trains through the channel and joins it with `token`."""
-    own = msgspec.structs.replace(channel, token=token)
-    return msgspec.structs.replace(plan, channel=own)

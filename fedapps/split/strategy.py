@@ -16,7 +16,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import ClassVar
 
-import msgspec
 import torch
 
 from fedapps.core import log
@@ -24,7 +23,7 @@ from fedapps.core.config import DEVICE
 from fedapps.core.errors import DIVERGED, RunError
 from fedapps.core.paths import expanded
 from fedapps.method.flower import BaseStrategy
-from fedapps.method.update import ClientUpdate, Failure
+from fedapps.method.update import ClientUpdate, Failure, replace
 from fedapps.models.layers import Arrays, Slice
 from fedapps.split.channel import ChannelServer
 from fedapps.split.rules import BatchGradients, Rules, Smashed, frame_limit, levelled
@@ -38,8 +37,6 @@ from fedapps.split.setup import (
     least_cut,
     reachable,
     read_certificate,
-    recycling,
-    through,
 )
 from fedapps.training.channel import Channel
 from fedapps.training.costs import TrainingStats
@@ -51,7 +48,7 @@ REPLY_TIME = 15.0  # seconds that a SuperNode has left to reply for a client tha
 class SplitStrategy(BaseStrategy):
     """Base of strategies whose clients train layers 1..c with gradients from the server.
 
-    A method defines `cut`, `step` and `aggregate`. `part` holds the server's layers in a round.
+    A method defines `step`. `part` holds the server's layers in a round.
     """
 
     figures = (LEAK,)
@@ -85,9 +82,9 @@ class SplitStrategy(BaseStrategy):
 
     # Hooks of a split method --------------------------------------------------------------
 
-    @abstractmethod
     def cut(self, client: int) -> int:
-        """Return the number of layers on a client, usually with `self.checked_cut(...)`."""
+        """Return the number of layers on a client: by default the method's key `cut`."""
+        return self.checked_cut(self.settings.method.cut)
 
     def prepare(self, round_: int, plans: Mapping[int, Plan]) -> None:
         """Make the server's part of this round: by default all layers after the smallest cut."""
@@ -110,9 +107,9 @@ class SplitStrategy(BaseStrategy):
         """Return the part that a client has trained with."""
         return self.part
 
-    @abstractmethod
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
-        """Return new values for the clients' layers, and those of the server's trained layers."""
+        """Return means of the clients' layers with n_k, and the layers of the server's part."""
+        return super().aggregate(round_, updates) | self.part.arrays()
 
     # To build on --------------------------------------------------------------------------
 
@@ -163,7 +160,7 @@ class SplitStrategy(BaseStrategy):
         shared = () if self.relays else layers
         stage = self.stage(round_, layers)
         if any(self.workspace.trainer.profile.lone[name] for name in self.layout.names):
-            stage = msgspec.structs.replace(stage, least=2)  # for BatchNorm, also on the server
+            stage = replace(stage, least=2)  # for BatchNorm, also on the server
         return Plan(round=round_, download=shared, stages=(stage,), upload=shared)
 
     def evaluation_plan(self, round_: int, client: int) -> Plan:
@@ -203,21 +200,23 @@ class SplitStrategy(BaseStrategy):
         if isinstance(self.options, OversampleSettings) and self.options.oversample:
             limit = self.options.oversample_limit if self.devices else math.inf
             counts = levelled(counts, limit)
-            plans = {client: recycling(plan, counts[client]) for client, plan in plans.items()}
+            stages = {c: replace(plan.stages[0], batches=counts[c]) for c, plan in plans.items()}
+            plans = {c: replace(plan, stages=(stages[c],)) for c, plan in plans.items()}
         self._session = Session(self._rules(plans, counts))
         self.prepare(round_, plans)
         self._channel.begin(self._session)
         self._work = self._thread.submit(self._serve, round_, self._session)
         channel = Channel(
             address=re.sub(":0$", f":{self._channel.port}", self._reach),
-            token="",
+            token="",  # each client gets its own
             certificate=self._certificate,
             limit=self._channel.limit,
             wait=self.settings.round_timeout,
             relay=self.relays,
         )
         tokens = self._session.tokens
-        return {c: through(plan, channel, tokens[c]) for c, plan in plans.items()}
+        own = {c: replace(channel, token=tokens[c]) for c in plans}
+        return {c: replace(plan, channel=own[c]) for c, plan in plans.items()}
 
     def train_nodes(self, nodes: list[int], workers: int) -> list[int]:
         """Return the SuperNodes to train on: one in a simulation, unless `channel-nodes` is set."""

@@ -18,6 +18,8 @@ from torch.optim.sgd import sgd
 
 from fedapps.training.plan import Stage
 
+State = dict[str, Tensor | None]  # of a parameter, by the name that the kernel has for it
+
 
 class Optimizer(ABC):
     """Moves parameters along their `.grad`; a new object has new state (momentum, averages).
@@ -25,22 +27,31 @@ class Optimizer(ABC):
     In a step, a parameter without a gradient stays as it is, and so does its state.
     """
 
+    kernel: Callable[..., None]  # of torch; changes parameters and their states in place
+
     def __init__(self, parameters: Sequence[nn.Parameter], stage: Stage) -> None:
         self.parameters: list[Tensor] = [*parameters]
         self.stage = stage
-        self.state: dict[int, tuple[Tensor | None, ...]] = {}  # by the place of the parameter
+        self.state: dict[int, State] = {}  # by the place of the parameter
 
     @torch.no_grad()
     def step(self) -> None:
         """Take one step along the gradients and drop them."""
         moved = {i: p for i, p in enumerate(self.parameters) if p.grad is not None}
-        for i, parameter in moved.items():
-            if i not in self.state:
-                self.state[i] = self._new_state(parameter)
+        for i in moved.keys() - self.state.keys():
+            self.state[i] = self._new_state(moved[i])
         if moved:
-            gradients = [_gradient(parameter) for parameter in moved.values()]
-            states = [list(column) for column in zip(*(self.state[i] for i in moved), strict=True)]
-            self._move([*moved.values()], gradients, *states)
+            known = [self.state[i] for i in moved]
+            self.kernel(
+                [*moved.values()],
+                [_gradient(parameter) for parameter in moved.values()],
+                **{name: [state[name] for state in known] for name in known[0]},
+                **self._options(),
+                lr=self.stage.lr,
+                weight_decay=self.stage.weight_decay,
+                maximize=False,
+                fused=True,
+            )
         self.drop()
 
     def drop(self) -> None:
@@ -49,34 +60,25 @@ class Optimizer(ABC):
             parameter.grad = None
 
     @abstractmethod
-    def _new_state(self, parameter: Tensor) -> tuple[Tensor | None, ...]:
+    def _new_state(self, parameter: Tensor) -> State:
         """Return what is kept of a parameter from step to step, before its first step."""
 
     @abstractmethod
-    def _move(self, parameters: list[Tensor], gradients: list[Tensor], *states: list[Any]) -> None:
-        """Change parameters and their states in place; `states` has a list for each kind."""
+    def _options(self) -> dict[str, Any]:
+        """Return what else the kernel needs."""
 
 
 class Sgd(Optimizer):
     """SGD with the stage's momentum and weight decay (`torch.optim.SGD`)."""
 
-    def _new_state(self, parameter: Tensor) -> tuple[Tensor | None, ...]:
-        return (torch.zeros_like(parameter) if self.stage.momentum else None,)
+    kernel = staticmethod(sgd)
 
-    def _move(self, parameters: list[Tensor], gradients: list[Tensor], *states: list[Any]) -> None:
-        (buffers,) = states
-        sgd(
-            parameters,
-            gradients,
-            buffers,
-            lr=self.stage.lr,
-            momentum=self.stage.momentum,
-            weight_decay=self.stage.weight_decay,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            fused=True,
-        )
+    def _new_state(self, parameter: Tensor) -> State:
+        momentum = torch.zeros_like(parameter) if self.stage.momentum else None
+        return {"momentum_buffer_list": momentum}
+
+    def _options(self) -> dict[str, Any]:
+        return {"momentum": self.stage.momentum, "dampening": 0.0, "nesterov": False}
 
 
 class Adam(Optimizer):
@@ -87,29 +89,15 @@ class Adam(Optimizer):
 
     kernel: Callable[..., None] = staticmethod(adam)
 
-    def _new_state(self, parameter: Tensor) -> tuple[Tensor | None, ...]:
+    def _new_state(self, parameter: Tensor) -> State:
         """Return the means of g and of g^2, and the number of steps."""
+        means, squares = torch.zeros_like(parameter), torch.zeros_like(parameter)
         steps = torch.zeros((), device=parameter.device)
-        return torch.zeros_like(parameter), torch.zeros_like(parameter), steps
+        return {"exp_avgs": means, "exp_avg_sqs": squares, "state_steps": steps}
 
-    def _move(self, parameters: list[Tensor], gradients: list[Tensor], *states: list[Any]) -> None:
-        means, squares, steps = states
-        self.kernel(
-            parameters,
-            gradients,
-            means,
-            squares,
-            [],  # the largest mean squares: only for AMSGrad
-            steps,
-            lr=self.stage.lr,
-            beta1=0.9,
-            beta2=0.999,
-            eps=1e-8,
-            weight_decay=self.stage.weight_decay,
-            amsgrad=False,
-            maximize=False,
-            fused=True,
-        )
+    def _options(self) -> dict[str, Any]:
+        amsgrad = {"amsgrad": False, "max_exp_avg_sqs": []}
+        return {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, **amsgrad}
 
 
 class AdamW(Adam):

@@ -11,7 +11,6 @@ import math
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -122,13 +121,10 @@ class Trainer:
             if not all(is_cacheable(self.model.get_submodule(child)) for child in children):
                 break
             prefix += (name,)
-        while prefix and self._feature_bytes(prefix, size) > self.cache_bytes:
+        shapes, names = self.profile.shapes, self.layout.names
+        while prefix and 4 * size * math.prod(shapes[names[len(prefix)]]) > self.cache_bytes:
             prefix = prefix[:-1]
         return prefix
-
-    def _feature_bytes(self, prefix: Slice, size: int) -> int:
-        following = self.layout.names[len(prefix)]
-        return 4 * size * int(np.prod(self.profile.shapes[following]))
 
     def starts(self, size: int, stage: Stage) -> list[int]:
         """Return where the batches of an epoch begin in its order of `size` samples.

@@ -86,14 +86,6 @@ def test_a_failure_leaves_no_state_of_its_round(serial_run, tiny_npz, break_fit)
     assert sorted(path.name for path in (folder / "clients").iterdir()) == ["0", "2", "3"]
 
 
-def test_the_run_ends_when_all_clients_fail_with_the_first_cause(serial_run, tiny_npz, break_fit):
-    break_fit(None, no_luck)
-    with pytest.raises(RunError) as caught:
-        serial_run(tiny_npz, EVERYBODY, 'strategy="fedavg"')
-    expected = "round 1: 4 of 4 clients failed (all failed); client 0: ValueError: with client 0"
-    assert str(caught.value) == expected
-
-
 def test_all_may_fail_in_a_later_round(serial_run, tiny_npz, break_fit, read_rounds, tmp_path):
     def fail_later(client, plan, received, fit):
         if plan.round == 2:
@@ -265,22 +257,6 @@ def test_presummed_raises_where_an_array_is_missing():
     for order in (updates, updates[::-1]):
         with pytest.raises(RunError, match=text if order is updates else "clients 7 and 4"):
             client_app.presummed(order)
-
-
-@pytest.mark.parametrize("strategy", ["fedbabu", "fedper"])
-def test_any_number_of_supernodes_gives_the_same(serial_run, tiny_npz, read_csv, strategy):
-    def results(nodes):
-        options = [tiny_npz, f'strategy="{strategy}" num-clients=5 fraction-train=0.6']
-        folder = serial_run(*options, num_supernodes=nodes)
-        rows = [row | {"seconds": ""} for row in read_csv(folder, "rounds.csv")]
-        model = (folder / "model.safetensors").read_bytes()
-        files = (folder / "clients").rglob("*.safetensors")
-        state = {path.relative_to(folder): path.read_bytes() for path in files}
-        return rows, read_csv(folder, "clients.csv"), model, state
-
-    one = results(1)
-    assert results(3) == one
-    assert results(8) == one  # more SuperNodes than clients
 
 
 @pytest.fixture

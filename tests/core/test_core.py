@@ -42,6 +42,7 @@ def test_what_is_interrupted_leaves_the_old_file(error, expected, tmp_path):
     path.write_bytes(b"old")
 
     def write(temporary):
+        assert temporary.parent == tmp_path  # a rename between file systems is a copy
         temporary.write_bytes(b"ne")
         raise error
 

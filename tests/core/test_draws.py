@@ -5,7 +5,6 @@ from fractions import Fraction
 from itertools import pairwise, product
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,14 +26,6 @@ def test_size_is_the_floor_of_the_exact_product(percent, clients):
     """In float64, 0.29 x 100 is below 29; a fraction of two decimals must not feel that."""
     exact = max(Fraction(percent, 100) * clients // 1, 1)
     assert len(sample_clients(0, 1, clients, percent / 100)) == exact
-
-
-@pytest.mark.parametrize(
-    ("fraction", "clients", "size"),
-    [(0.29, 100, 29), (0.57, 100, 57), (0.1, 100, 10), (1.0, 7, 7), (0.1, 5, 1), (0.5, 5, 2)],
-)
-def test_known_sizes(fraction, clients, size):
-    assert len(sample_clients(3, 1, clients, fraction)) == size
 
 
 def test_all_float_traps_of_two_decimals_up_to_1000_clients():
@@ -96,19 +87,6 @@ def test_no_two_streams_are_the_same():
     assert len(firsts) == len(keys)
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    a=st.tuples(*[st.integers(0, 2**20)] * 4),
-    b=st.tuples(*[st.integers(0, 2**20)] * 4),
-)
-def test_streams_are_equal_only_for_equal_keys(a, b):
-    first = generator(a[0], "shuffle", *a[1:]).integers(2**63, size=4)
-    second = generator(b[0], "shuffle", *b[1:]).integers(2**63, size=4)
-    assert np.array_equal(first, second) == (a == b)
-    assert not np.array_equal(first, generator(a[0], "augment", *a[1:]).integers(2**63, size=4))
-    assert np.array_equal(first, generator(a[0], "shuffle", *a[1:]).integers(2**63, size=4))
-
-
 def test_the_draws_of_one_training_differ():
     draws = [
         Draw(seed, phase, round_, client)
@@ -119,13 +97,6 @@ def test_the_draws_of_one_training_differ():
     assert len(orders) == len(crops) == 3 * len(draws)
     assert len({d.torch_seed() for d in draws}) == len(draws)
     assert all(0 <= d.torch_seed() < 2**63 for d in draws)
-
-
-@settings(max_examples=50, deadline=None)
-@given(size=st.integers(1, 300), epoch=st.integers(0, 50), round_=st.integers(1, 400))
-def test_order_is_a_permutation(size, epoch, round_):
-    order = Draw(0, "train", round_, 7).order(epoch, size)
-    assert sorted(order.tolist()) == list(range(size))
 
 
 def test_the_scheme_is_the_one_of_published_runs():

@@ -43,6 +43,7 @@ def test_a_method_is_one_strategy_and_one_client(name):
     assert issubclass(client, NumPyClient)
     assert strategy.citation.strip()
     assert strategy.exchanges.strip()
+    assert strategy.__doc__ and client.__doc__
     assert not strategy.__abstractmethods__
 
 

@@ -103,14 +103,6 @@ def test_labels_of_every_form(tmp_path, dtype, shape):
     assert own.tensors(np.array([1, 6]))[1].dtype == torch.int64
 
 
-@BOTH
-def test_val_is_joined_to_train(tmp_path, save):
-    members = arrays(val=True)
-    own = load(write(tmp_path, save, **members), "unused")
-    assert (len(own.labels), own.num_train) == (TRAIN + VAL + TEST, TRAIN + VAL)
-    assert torch.equal(own.tensors(np.arange(15))[0], expected(members)[0])
-
-
 def test_fortran_order_and_foreign_members(tmp_path):
     members = arrays()
     stored = {key: np.asfortranarray(value) for key, value in members.items()}
@@ -356,12 +348,6 @@ def test_a_file_in_the_root_must_be_that_set(tmp_path):
     assert message("mnist", str(tmp_path)).endswith("label 12 found; mnist has labels 0..9")
     write(tmp_path, name="svhn.npz", **arrays((32, 32)))
     assert message("svhn", str(tmp_path)).endswith("[1, 32, 32]; svhn has images of 3 channels")
-
-
-def test_a_root_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    line = message("digits", str(tmp_path / "file"))
-    assert line == f"cannot write {tmp_path / 'file'}/digits.npz: File exists"
 
 
 # downloads ----------------------------------------------------------------------------------------

@@ -277,25 +277,10 @@ def test_a_presummed_mean_weighs_no_more_than_the_samples_behind_it(poisoned, re
     assert details and all(detail.startswith("weight = ") for detail in details)
 
 
-FORMULAS = ["=HYPERLINK(1)", "+1", "-1+cmd", "@SUM(1)", "x; =1", "＝1"]  # noqa: RUF001
+FORMULAS = st.text("=\uff1d+-@;\t\r\n\"', 1a")
 
 
-@pytest.mark.parametrize("cause", FORMULAS)
-def test_what_a_client_says_is_no_formula_of_a_spreadsheet(cause, poisoned, read_csv):
-    """Neither where cells are separated by commas nor where they are by semicolons."""
-
-    def change(content):
-        absent(content)
-        content["failures"] = ConfigRecord({"clients": [BAD], "causes": [cause]})
-
-    details = [e["detail"] for e in read_csv(poisoned("train", change), "events.csv")]
-    assert len(details) == 2
-    for cell in (cell for detail in details for cell in detail.split(";")):
-        assert cell.strip()[0] in "'x"
-        assert cell.strip().lstrip("'") in cause
-
-
-@given(st.lists(st.one_of(st.text("=+-@;\t\r\n\"', 1a"), st.integers(), st.floats()), min_size=1))
+@given(st.lists(st.one_of(FORMULAS, st.integers(), st.floats()), min_size=1))
 @example([-1, -2.5, "-3"])
 def test_cells_of_text_begin_no_formula_and_numbers_stay_as_they_are(cells):
     (row,) = csv.reader(io.StringIO(csv_text([cells]), newline=""))
@@ -304,7 +289,7 @@ def test_cells_of_text_begin_no_formula_and_numbers_stay_as_they_are(cells):
             assert text.replace("'", "").split() == cell.replace("'", "").split()
             assert not {"\t", "\r", "\n"} & {*text}
             parts = map(str.strip, text.split(";"))
-            assert not any(part.startswith(("=", "+", "-", "@")) for part in parts)
+            assert not any(part.startswith((*"=\uff1d+-@",)) for part in parts)
         else:
             assert repr(type(cell)(text)) == repr(cell)
 

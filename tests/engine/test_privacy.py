@@ -119,7 +119,10 @@ def test_without_noise_the_release_is_the_clipped_mean_of_numpy(case, limit):
     """Whatever number of clients came: m = 5 is what divides."""
     seed, count, scale = case
     start, updates = updates_of(seed, count, scale)
-    found = released(central(dp_clip_norm=limit, dp_noise_multiplier=0), start, updates)
+    guard = central(dp_clip_norm=limit, dp_noise_multiplier=0)
+    (update,) = guard.release(1, iter(updates), lambda: start)
+    assert (update.client, update.weight, update.num_examples, update.metrics) == (-1, 1.0, 1, {})
+    found = update.arrays
     assert {k: (a.shape, a.dtype) for k, a in found.items()} == {
         k: (shape, np.float32) for k, shape in SHAPES.items()
     }
@@ -139,15 +142,6 @@ def test_one_client_more_moves_the_release_by_no_more_than_s_over_m(case, data):
     guard = central(dp_clip_norm=0.5, dp_noise_multiplier=0)
     moved = vector(released(guard, start, updates)) - vector(released(guard, start, rest))
     assert np.linalg.norm(moved) <= 0.5 / 5 + 1e-5 * (1 + abs(vector(start)).max())
-
-
-def test_every_client_weighs_the_same_and_the_strategy_sees_one_update():
-    start, updates = updates_of(3, 5)
-    guard = central(dp_clip_norm=1e9, dp_noise_multiplier=0)
-    (update,) = guard.release(1, iter(updates), lambda: start)
-    assert (update.client, update.weight, update.num_examples, update.metrics) == (-1, 1.0, 1, {})
-    mean = np.mean([vector(u.arrays) for u in updates], axis=0)
-    np.testing.assert_allclose(vector(update.arrays), mean, rtol=1e-6, atol=1e-6)
 
 
 def test_updates_are_dropped_one_by_one():
@@ -813,14 +807,6 @@ def test_the_norm_of_every_round_is_an_event(serial_run, tiny_npz, read_csv):
     assert len({row["detail"] for row in events}) == 3
 
 
-def test_secret_noise_does_not_repeat(serial_run, tiny_npz, read_model, fits):
-    for mode in ("central", "local"):
-        options = f'strategy="fedavg" dp.mode="{mode}" num-rounds=1 dp.secret-noise=true'
-        runs = [serial_run(tiny_npz, RUN, options, "fraction-train=1.0") for _ in range(2)]
-        one, other = map(read_model, runs)
-        assert not any(np.array_equal(one[key], other[key]) for key in one)
-
-
 # What the page says -------------------------------------------------------------------------------
 
 
@@ -850,8 +836,4 @@ def test_flowers_adaptive_clipping_goes_the_wrong_way():
     """All were clipped, so S has to grow; in 1.41 it shrinks."""
     theirs = DifferentialPrivacyServerSideAdaptiveClipping(FedAvg(), 0.0, 4, 1.0)
     theirs._geometric_update(1.0)
-    assert theirs.clipping_norm < 1.0
-    start, updates = moved([5.0, 6.0, 7.0, 8.0])
-    guard = central(num_clients=4, fraction_train=1.0, dp_adaptive=True, dp_noise_multiplier=0)
-    released(guard, start, updates)
-    assert guard.clip_norm > 1.0
+    assert theirs.clipping_norm < 1.0 < adapted([5.0, 6.0, 7.0, 8.0], 1, dp_noise_multiplier=0)[0]

@@ -5,7 +5,6 @@ import re
 import resource
 import stat
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedapps.core import files
 from fedapps.core.errors import RunError
-from fedapps.core.files import remove_left_over, write_whole
+from fedapps.core.files import remove_left_over
 from fedapps.device import device
 from fedapps.engine import store as state
 from fedapps.engine.store import ClientStore
@@ -37,19 +36,6 @@ def number(value):
 def test_a_client_that_kept_nothing_has_nothing(store):
     assert store.load(5) == {}
     assert not store.folder.exists()  # reading leaves no trace
-
-
-def test_a_round_sees_only_what_was_written_before_it(store):
-    store.save(3, number(3))
-    store.save(7, number(7))
-    seen = {round_: store.load(round_).get("x") for round_ in (1, 3, 4, 7, 8, 1000)}
-    assert seen == {1: None, 3: None, 4: 3.0, 7: 3.0, 8: 7.0, 1000: 7.0}
-
-
-def test_two_versions_are_kept_under_the_number_of_their_round(store):
-    for round_ in (1, 5, 9, 12):
-        store.save(round_, number(round_))
-    assert names(store) == ["round-000009.safetensors", "round-000012.safetensors"]
 
 
 def test_versions_are_ordered_as_numbers(store):
@@ -88,14 +74,6 @@ def test_the_newest_two_answer_every_round_after_them(tmp_path_factory, rounds, 
         store.save(round_, number(round_))
     earlier = [round_ for round_ in rounds[-2:] if round_ < asked]
     assert store.load(asked) == ({"x": torch.tensor([float(earlier[-1])])} if earlier else {})
-
-
-def test_clients_do_not_see_each_other(tmp_path):
-    one, two = (ClientStore(tmp_path / name) for name in "12")
-    one.save(1, number(1))
-    assert two.load(2) == {}
-    two.save(1, number(2))
-    assert one.load(2)["x"] == 1
 
 
 def same(a, b):
@@ -145,20 +123,6 @@ def test_what_is_loaded_is_no_window_to_the_file(store):
     store.save(1, number(1))
     store.load(2)["x"].add_(5)
     assert store.load(2)["x"] == 1
-
-
-def test_a_failed_write_leaves_the_old_state_and_no_rest(store, monkeypatch):
-    store.save(1, number(1))
-
-    def half(path, content):
-        path.write_text(content[:20].hex())
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", half)
-    with pytest.raises(RunError, match="No space left"):
-        store.save(2, number(2))
-    assert names(store) == ["round-000001.safetensors"]
-    assert store.load(3)["x"] == 1
 
 
 def test_a_failed_write_leaves_the_version_that_it_would_replace(store, monkeypatch):
@@ -216,20 +180,6 @@ def test_of_a_broken_file_nothing_is_taken(store):
     path = store.folder / "round-000001.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     assert store.load_version(2) == (state.NONE, {})
-
-
-def test_write_whole_replaces_at_once(tmp_path):
-    path = tmp_path / "x"
-    path.write_text("old")
-
-    def write(temporary):
-        temporary.write_text("new")
-        assert path.read_text() == "old"
-        assert temporary.parent == tmp_path  # a rename between file systems is a copy
-
-    write_whole(path, write)
-    assert path.read_text() == "new"
-    assert os.listdir(tmp_path) == ["x"]
 
 
 # The state folder of a device ---------------------------------------------------------------------

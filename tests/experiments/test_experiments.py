@@ -838,13 +838,6 @@ def test_curves_of_each_column_are_with_that_of_the_row_the_table_is_about(table
             assert told == [f"{name}, round 2: 40.00 %" for name in names]
 
 
-def test_a_row_that_only_another_scale_has_is_told_so(capsys):
-    assert runner.main(["list", "benchmark-digits", "--scale", "smoke", "--only", "ditto"]) == 1
-    rows = "fedavg-ft, local, fedper, fedbabu"
-    told = f"scale smoke: row ditto: must match one of {rows}"
-    assert capsys.readouterr().err == f"error: {told}\n"
-
-
 def test_communication_beside_fedavg(tmp_path, monkeypatch, capsys):
     rows = {
         "fedavg": {"bytes_down": 500000000, "bytes_up": 500000000},

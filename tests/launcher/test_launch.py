@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedapps import launch
+from fedapps import cli, launch
 from fedapps.core.errors import RunError
 from fedapps.launcher import inputs, outcome, processes, superlink
 from fedapps.launcher.superlink import SuperLink
@@ -262,7 +262,7 @@ class TestLaunch:
     def test_command_line(self, flwr, tmp_path, capsys):
         flwr("print(*sys.argv[1:], sep='|')")
         arguments = [str(EMPTY_APP), "-c", "sleep=1.0", "--home", str(tmp_path / "home")]
-        assert launch.main([*arguments, "--federation-config", FEDERATION]) == 1
+        assert cli.main(["run", *arguments, "--federation-config", FEDERATION]) == 1
         first, last = capsys.readouterr().out.splitlines()
         options = f"|--stream|--run-config|sleep=1.0|--federation-config|{FEDERATION}"
         assert first.startswith("run|/") and first.endswith(options)
@@ -379,8 +379,8 @@ def test_a_process_of_somebody_else_is_a_line(monkeypatch):
 
 
 def test_stop_without_a_superlink(tmp_path, capsys):
-    assert launch.stop(tmp_path) is False
-    assert launch.main(["--stop", "--home", str(tmp_path)]) == 0
+    assert superlink.stop(tmp_path) is False
+    assert cli.main(["stop", "--home", str(tmp_path)]) == 0
     there = f"no SuperLink that `fedapps run` started in {tmp_path} is running"
     assert capsys.readouterr().out == f"{there}\n"
 
@@ -420,7 +420,7 @@ def test_stop_ends_the_family_and_nothing_else(tmp_path, monkeypatch, ignores):
         assert link == SuperLink(family.pid, 21001, tmp_path)
         children = [p.pid for p in processes.living() if p.ppid() == family.pid]
         assert len(children) == 2
-        assert launch.stop(tmp_path) is True
+        assert superlink.stop(tmp_path) is True
         alive = {process.pid for process in processes.living()}
         assert not alive & {family.pid, *children} and bystander.pid in alive
         assert superlink.superlink(tmp_path) is None
@@ -453,7 +453,7 @@ class TestReal:
 
     @pytest.mark.thorough
     def test_ctrl_c_leaves_the_run_and_stop_ends_it(self, home):
-        command = [sys.executable, "-m", "fedapps.launch", str(EMPTY_APP), "--home", str(home)]
+        command = [sys.executable, "-m", "fedapps", "run", str(EMPTY_APP), "--home", str(home)]
         command += ["--run-config", "num-rounds=1000 sleep=0.2", "--federation-config", FEDERATION]
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, text=True,
@@ -472,7 +472,7 @@ class TestReal:
         assert len(mine) > 5  # superlink, superexec, simulation and Ray's
         token = psutil.Process(link.pid).environ()["RAY_AUTH_TOKEN"]
         assert [_joins_ray(mine, key) for key in ("", "0" * 64, token)] == [False, False, True]
-        assert launch.stop(home) is True
+        assert superlink.stop(home) is True
         assert not mine & {process.pid for process in processes.living()}
 
 

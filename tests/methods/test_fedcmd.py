@@ -64,18 +64,6 @@ def strategy_of(client):
     return registry.strategy_class("fedcmd")(client.workspace)
 
 
-def test_score_does_not_depend_on_the_order_of_samples(flat_config):
-    client = client_of(flat_config)
-    plan = strategy_of(client).warmup_plan(1, 0)
-    client.after_training(plan)
-    first = client.sends["scores/s"]
-    x, y = client.train_data
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(1))
-    client.workspace.data._cache.put((0, "train"), (x[order], y[order]), 0)
-    client.after_training(plan)
-    np.testing.assert_allclose(client.sends["scores/s"], first, rtol=1e-4, atol=1e-6)
-
-
 def test_distance_of_gaussians_by_their_quantiles():
     """W2 on the line is the L2 distance of the quantile functions."""
     a, b = (0.3, 0.2), (0.5, 0.05)

@@ -152,11 +152,3 @@ def test_other_clients_keep_another_layer(serial_run, fits):
         assert {key.split("/")[1].partition(".")[0] for key in state} == {layer}
         assert layer not in {key.partition(".")[0] for key in update.arrays}
     assert {client.client for client, *_ in fits} & {1, 4}
-
-
-def test_with_weighting_uniform_nobody_sees_the_personal_layer(serial_run, fits):
-    serial_run(RUN, 'fedcmd.weighting="uniform"')
-    for _, state, request, update in fits:
-        personal = {key.split("/")[1] for key in state if key.startswith("model/")}
-        assert not personal & set(update.arrays)
-        assert bool(personal) == (request.plan.round > 2)

@@ -28,6 +28,11 @@ def training_rows(rounds: list[dict[str, str]]) -> list[dict[str, str]]:
     return [row for row in rounds if row["phase"] != "finetune"]
 
 
+def states_in(folder):
+    states = folder.glob("clients/*/*.safetensors")
+    return {path.relative_to(folder): path.read_bytes() for path in states}
+
+
 def through_channel(client, plan):
     """Bytes (up, down) of split learning: features and int64 labels, gradients, relayed layers."""
     if plan.channel is None:
@@ -55,13 +60,6 @@ def once(method, tiny_npz, tmp_path_factory):
         return run_serial(flat, plots=False), fits
 
 
-def test_documented(method):
-    strategy, client = registry.strategy_class(method), registry.client_class(method)
-    assert strategy.citation and strategy.exchanges
-    assert strategy.__doc__ and client.__doc__
-    config.read(config.defaults() | {"strategy": method})
-
-
 def test_same_numbers_on_any_supernodes(method, once, serial_run, tiny_npz, untimed_rounds):
     first, _ = once
     assert [row["round"] for row in training_rows(untimed_rounds(first))] == ["1", "2"]
@@ -69,6 +67,7 @@ def test_same_numbers_on_any_supernodes(method, once, serial_run, tiny_npz, unti
         assert untimed_rounds(other) == untimed_rounds(first)
         for name in ("clients.csv", "classes.csv", "events.csv", "model.safetensors"):
             assert (other / name).read_bytes() == (first / name).read_bytes(), name
+        assert states_in(other) == states_in(first)
 
 
 def test_bytes_frozen_and_personal_parts(once, untimed_rounds):

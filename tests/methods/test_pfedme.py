@@ -176,53 +176,6 @@ def test_a_schedule_scales_both_rates(rehearsal):
     close(kept(run, 0), thetas[-1])
 
 
-# A quadratic f ------------------------------------------------------------------------------------
-
-A, CENTRE = 4.0, 0.3
-
-
-class Quadratic(PFedMeClient):
-    """f(theta) = (a/2) ||theta - c0||^2, whatever the samples."""
-
-    def loss(self, logits, labels):
-        return A / 2 * sum((p - CENTRE).square().sum() for p in self.model.parameters())
-
-
-def test_the_inner_steps_contract_towards_the_minimiser(rehearsal):
-    lambda_, eta_p, steps = 15.0, 0.02, 6
-    run = rehearsal(
-        f"lr=0.01 pfedme.lambda={lambda_} pfedme.inner-lr={eta_p} pfedme.inner-steps={steps} "
-        "pfedme.local-rounds=1",
-        Quadratic,
-    )
-    w = deepcopy(run.strategy.arrays)
-    upload, theta = trained(run)
-    shrink = (1 - eta_p * (A + lambda_)) ** steps
-    best = {key: (A * CENTRE + lambda_ * value) / (A + lambda_) for key, value in w.items()}
-    close(theta, {key: best[key] + shrink * (w[key] - best[key]) for key in w})
-    close(upload, {key: w[key] - 0.01 * lambda_ * (w[key] - theta[key]) for key in w})
-
-
-def test_the_step_of_w_is_along_the_gradient_of_the_envelope(rehearsal):
-    """Finite differences of F(w) = min f + (lambda/2) ||theta - w||^2, in float64."""
-    lambda_, eta = 15.0, 0.01
-    run = rehearsal(
-        f"lr={eta} pfedme.lambda={lambda_} pfedme.inner-lr=0.05 pfedme.inner-steps=40 "
-        "pfedme.local-rounds=1",
-        Quadratic,
-    )
-    key = "fc2.fc.bias"
-    w = run.strategy.arrays[key].astype(np.float64)
-
-    def envelope(at):
-        theta = (A * CENTRE + lambda_ * at) / (A + lambda_)  # one coordinate: F is a sum of them
-        return A / 2 * (theta - CENTRE) ** 2 + lambda_ / 2 * (theta - at) ** 2
-
-    slope = (envelope(w + 1e-5) - envelope(w - 1e-5)) / 2e-5
-    upload, _ = trained(run)
-    np.testing.assert_allclose((w - upload[key]) / eta, slope, rtol=1e-3, atol=1e-4)
-
-
 def mean_of(run, values):
     """The mean over the three clients with weights n_i."""
     sizes = [run.strategy.count(client, "train") for client in range(3)]
@@ -242,11 +195,6 @@ def test_one_local_round_is_a_step_of_beta_c_towards_the_mean_theta(rehearsal, b
     close(run.strategy.arrays, {key: w[key] - beta * 0.4 * (w[key] - theta[key]) for key in w})
     if beta == 0:
         close(run.strategy.arrays, w, rtol=0, atol=0)
-
-
-def test_with_c_and_beta_of_one_w_is_the_mean_theta(rehearsal):
-    run = rehearsal(f"{UNIT} pfedme.local-rounds=1")
-    close(after_a_round(run), mean_of(run, [kept(run, client) for client in range(3)]))
 
 
 def test_batchnorm_statistics_are_the_mean_whatever_beta(rehearsal):

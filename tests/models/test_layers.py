@@ -139,27 +139,6 @@ def test_a_text_in_place_of_a_slice_is_no_list_of_letters():
         layout.keys_of(("conv1"))  # noqa: UP034, the slip
 
 
-def test_cnn_counts_are_fedseqs():
-    layout = layout_of(make("cnn", shape=(1, 28, 28)), 1, "shared", False)
-    assert [layout.count([name]) for name in layout.names] == [832, 51_264, 524_800, 5_130]
-    assert layout.count(layout.names) == 582_026
-    assert layout.count(()) == 0
-
-
-@pytest.mark.parametrize(("bn_stats", "bn_local", "numbers"), [
-    ("shared", False, 62_094),  # FedAvg
-    ("local", False, 62_050),  # without 44 running statistics
-    ("batch", False, 62_050),
-    ("shared", True, 62_006),  # FedBN: without 44 scales and shifts as well
-    ("local", True, 62_006),
-])  # fmt: skip
-def test_lenet5_sends_fedcmds_numbers(bn_stats, bn_local, numbers):
-    layout = layout_of(make("lenet5", bn_stats), 1, bn_stats, bn_local)
-    keys = layout.shared(layout.names)
-    assert sum(int(np.prod(layout.shapes[key])) for key in keys) == numbers
-    assert layout.count(layout.names) == 62_050  # what is trained does not depend on it
-
-
 def test_head_is_the_last_layers_and_leaves_a_body():
     for head_layers, head in ((1, ["fc2"]), (3, ["conv2", "fc1", "fc2"])):
         layout = layout_of(make("cnn"), head_layers, "shared", False)
@@ -203,14 +182,6 @@ def test_take_copies():
     assert all(np.array_equal(arrays[key], before[key]) for key in before)
     arrays["conv1.conv.weight"][:] = 7
     assert not (model.conv1.conv.weight == 7).any()
-
-
-def test_put_reads_arrays_that_it_may_not_write():
-    model = build("cnn", (1, 8, 8), 5, seed=1)
-    array = np.arange(32, dtype=np.float32)
-    array.setflags(write=False)  # as the views of a message are
-    put(model, {"conv1.conv.bias": array})
-    assert model.conv1.conv.bias.tolist() == list(range(32))
 
 
 @pytest.mark.parametrize("shape", [(5, 4), (4,), (1, 4), (5, 1), (20,), (), (1, 5, 4)], ids=str)

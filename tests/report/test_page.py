@@ -54,7 +54,7 @@ def elements(folder):
 
 
 def test_page_has_every_figure_and_loads_nothing(folder, elements):
-    page.write(folder, page.plots_of(folder))
+    page.write(folder)
     assert elements.figures == FIGURES
     files = {link for link in elements.links if not link.startswith(("#", "data:"))}
     assert files <= {path.name for path in folder.iterdir()}
@@ -102,7 +102,7 @@ def test_a_run_of_an_earlier_version_or_killed_in_a_line_has_a_page(tmp_path):
     (tmp_path / "config.toml").write_text('strategy = "gone"\nold-key = 3\nnum-clients = 4\n')
     (tmp_path / "summary.json").write_text("{")
     (tmp_path / "events.csv").write_bytes(b"round,client,kind,detail\n1,0,odd,\xff\x00\n")
-    found = Elements(page.write(tmp_path, page.plots_of(tmp_path)).read_text("utf-8"))
+    found = Elements(page.write(tmp_path).read_text("utf-8"))
     assert {"accuracy", "communication", "traffic", "clients"} == found.figures
     assert "after round 3" in found.texts and "unfinished" in found.texts
     assert "(no key of this version)" in found.texts
@@ -195,7 +195,7 @@ def test_page_costs_less_than_a_hundredth_of_a_run(tmp_path, monkeypatch, cost):
     for _ in range(20_000):
         now[0] += 0.1
         if live.is_due():
-            live.write((), 1.0)
+            live.write(1.0)
     assert written[0] == pytest.approx(page.FIRST)
     expected = 1 + (now[0] - page.FIRST) // (cost * (1 + page.SHARE) + 0.1)
     assert len(written) >= expected

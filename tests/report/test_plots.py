@@ -8,6 +8,7 @@ import pytest
 from matplotlib.image import imread
 
 from fedapps.cli import plot
+from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.drawing import pictures as drawing
 from fedapps.method.figures import EventPlot
@@ -87,7 +88,7 @@ def test_pictures_are_remade_from_the_tables(finished):
     before = {p: p.read_bytes() for p in (finished.folder / "plots").iterdir()}
     for path in before:
         path.unlink()
-    files = plots.redraw(finished.folder, ["png"])
+    files = plots.draw_all(finished.folder)
     assert {p: p.read_bytes() for p in (finished.folder / "plots").iterdir()} == before
     assert set(files) == set(before)
 
@@ -234,7 +235,8 @@ def test_the_title_tells_method_data_seed_and_rounds(rounds, text):
 
 
 def test_every_picture_has_the_title(finished):
-    for name, picture in plots._pictures(finished.folder, finished.columns, ()).items():
+    flat = config.defaults() | config.stored(finished.folder)
+    for name, picture in plots._pictures(finished.folder, flat).items():
         assert picture.get_suptitle() == "fedrep on digits, seed 7, 3 rounds", name
 
 

@@ -1,6 +1,5 @@
 """Costs against `torch.utils.flop_counter`, which counts the operators of a real step."""
 
-from collections import OrderedDict
 from functools import cache
 from math import prod
 
@@ -94,20 +93,6 @@ def test_forward_macs_are_those_of_a_real_pass(name):
     assert facts.forward_macs(body) * SAMPLES == sum(per_layer) / 2
 
 
-def test_macs_by_hand():
-    """conv 2->3, 3x3, 5x4 image without padding: 3x2 outputs of 18 products; linear 18 -> 4."""
-    conv = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten())
-    model = nn.Sequential(OrderedDict(conv=conv, fc=nn.Linear(18, 4)))
-    facts = described(model, (2, 5, 4))
-    c, f = 3 * (3 * 2) * 18, 18 * 4
-    assert facts.forward_macs(("conv",)) == c
-    assert facts.forward_macs(("conv", "fc")) == c + f
-    assert facts.step_macs(("conv", "fc"), "conv") == 2 * c + 3 * f
-    assert facts.step_macs(("fc",), "conv") == c + 2 * f
-    assert facts.step_macs(("fc",), "fc") == 2 * f
-    assert facts.step_macs(("conv",), "conv") == 2 * c + 2 * f  # no gradient of fc's weight
-
-
 def test_a_step_with_clipping_by_sample_and_one_without_are_counted_apart():
     """By the same profile, in either order."""
 
@@ -119,14 +104,6 @@ def test_a_step_with_clipping_by_sample_and_one_without_are_counted_apart():
 
     assert counted((True, False)) == counted((False, True))
     assert counted((True, False))[True] > counted((False,))[False]
-
-
-@pytest.mark.parametrize("groups", [1, 2, 6])
-def test_grouped_convolutions_count_their_own_channels_only(groups):
-    conv = nn.Sequential(nn.Conv2d(6, 6, 3, groups=groups, padding=1), nn.Flatten())
-    model = nn.Sequential(OrderedDict(conv=conv, fc=nn.Linear(6 * 16, 2)))
-    facts = described(model, (6, 4, 4))
-    assert facts.forward_macs(("conv",)) == 6 * 16 * 9 * 6 // groups
 
 
 def test_mobilenet_has_the_papers_multiplications():

@@ -103,30 +103,6 @@ def test_nearest_template_by_brute_force(train, test, classes, width, seed):
     assert accuracy == pytest.approx((predicted == asked).mean(), abs=1e-12 + close / test)
 
 
-def test_classes_that_the_client_lacks_are_no_candidates():
-    """On a line: class 1 at 0 and class 4 at 10; class 0 would be nearest to nothing at all."""
-    features = np.array([-1, 1, 9, 11, 4.9, 5.1, 0, 10], np.float32)[:, None]
-    where = torch.arange(8).reshape(-1, 1)
-    train = where[:4], torch.tensor([1, 1, 4, 4])
-    right = where[4:], torch.tensor([1, 4, 1, 4])
-    lacking = where[4:], torch.tensor([0, 2, 3, 5])
-    model = on_features(features)
-    assert nearest_template(model, ("body",), train, right) == 1.0
-    assert nearest_template(model, ("body",), train, lacking) == 0.0
-
-
-def test_a_template_is_a_mean_over_samples_not_over_batches():
-    """Class 0 has CHUNK + 1 samples: CHUNK at 0 and one at 513, whose mean is 1; class 1 at 4."""
-    train = np.zeros(CHUNK + 2, np.float32)
-    train[CHUNK], train[CHUNK + 1] = CHUNK + 1, 4
-    features = np.concatenate([train, [2.4, 2.6]]).astype(np.float32)[:, None]
-    where = torch.arange(len(features)).reshape(-1, 1)
-    labels = torch.zeros(CHUNK + 2, dtype=torch.long)
-    labels[-1] = 1
-    test = where[-2:], torch.tensor([0, 1])
-    assert nearest_template(on_features(features), ("body",), (where[:-2], labels), test) == 1.0
-
-
 def test_distances_do_not_cancel():
     """Features far from zero and close to each other, as those after a ReLU may be."""
     draws = np.random.default_rng(0)

@@ -16,7 +16,7 @@ from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.superlink.grid.http_grid import HttpGrid
 from google.protobuf.message import DecodeError
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedapps.method.update import ClientUpdate, Failure
@@ -66,16 +66,9 @@ def test_every_request_goes_to_one_node_in_client_order(loads, nodes, random):
     assert spread(requests, mixed, range(nodes)) == parts
 
 
-@given(work, st.integers(1, 8))
-def test_no_node_has_more_than_its_share_and_one_request(loads, nodes):
-    parts = spread(make_requests(range(len(loads))), [float(load) for load in loads], range(nodes))
-    busiest = max(loads_of(parts, loads))
-    # longest first: what came last on the busiest node found it below the mean of the others
-    assert nodes * busiest <= sum(loads) + (nodes - 1) * max(loads, default=0)
-
-
 @settings(max_examples=50)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(1, 3))
+@example([10, 1, 1, 1, 1, 1], 2)
 def test_the_busiest_node_is_at_most_a_third_above_the_optimum(loads, nodes):
     """Graham 1969: (4/3 - 1/(3m)) for longest first; the optimum by trying all of them."""
     places = itertools.product(range(nodes), repeat=len(loads))

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,26 +20,15 @@ SHARE = 100  # the page is written again after this many times the seconds that 
 FIRST = 20.0  # seconds before the first writing, which takes longer than the others: 0.2 s
 
 
-def write(folder: Path, plots: Iterable[EventPlot] = (), left: float | None = None) -> Path:
+def write(folder: Path, left: float | None = None) -> Path:
     """Write the page of a run directory; return its path.
 
-    The run can be of any version of fedapps, and unfinished. `plots` are the event plots that the
-    method declares; `left` are the expected seconds left, or None if the run is over. Raises
-    `RunError` if the page cannot be written.
+    The run can be of any version of fedapps, and unfinished. `left` are the expected seconds left,
+    or None if the run is over. Raises `RunError` if the page cannot be written.
     """
-    page = render(RunFiles.read(folder), tuple(plots), left)
+    page = render(RunFiles.read(folder), left)
     write_whole(folder / PAGE, page.encode("utf-8", errors="replace"))
     return folder / PAGE
-
-
-def plots_of(folder: Path) -> tuple[EventPlot, ...]:
-    """Return the event plots that a run's method declares; none if there is no such method."""
-    strategy = str(RunFiles.read(folder).config.get("strategy", ""))
-    try:
-        found: tuple[EventPlot, ...] = registry.strategy_class(strategy).plots
-    except Exception:  # a method of another version or project, which is not installed here
-        return ()
-    return found
 
 
 class LivePage:
@@ -53,16 +42,17 @@ class LivePage:
         """Tell whether it is time to write the page again."""
         return time.monotonic() >= self._due
 
-    def write(self, plots: Iterable[EventPlot], left: float | None) -> None:
+    def write(self, left: float | None) -> None:
         """Write the page now, due or not; if that fails, it is never due again."""
         began, self._due = time.monotonic(), math.inf
-        write(self.folder, plots, left)
+        write(self.folder, left)
         now = time.monotonic()
         self._due = now + SHARE * (now - began)
 
 
-def render(run: RunFiles, plots: tuple[EventPlot, ...] = (), left: float | None = None) -> str:
+def render(run: RunFiles, left: float | None = None) -> str:
     """Return the page as HTML."""
+    plots = _plots_of(run)
     drawn = run_charts.events(run, plots)
     kinds = {kind for plot in plots for kind in (plot.counted, plot.valued)} if drawn else set()
     different = facts.differences(run.config) if run.config else []
@@ -82,7 +72,7 @@ def render(run: RunFiles, plots: tuple[EventPlot, ...] = (), left: float | None 
         costs=run_charts.costs(run),
         cost_table=facts.costs_of(run),
         events=drawn,
-        kinds=facts.kinds_of(run),
+        kinds=Counter(event.get("kind", "") for event in run.events).most_common(),
         event_table=facts.events_of(run, kinds),
         differences=facts.Table("differences", ("key", "value", "default"), different, 3),
         settings=facts.Table("settings", ("key", "value"), facts.settings_of(run.config), 2),
@@ -93,6 +83,15 @@ def render(run: RunFiles, plots: tuple[EventPlot, ...] = (), left: float | None 
         written=time.strftime("%Y-%m-%d %H:%M:%S"),
     )
     return text
+
+
+def _plots_of(run: RunFiles) -> tuple[EventPlot, ...]:
+    """Return the event plots that a run's method declares; none if there is no such method."""
+    try:
+        found: tuple[EventPlot, ...] = registry.strategy_class(run.config["strategy"]).plots
+    except Exception:  # a method of another version or project, which is not installed here
+        return ()
+    return found
 
 
 @cache

@@ -1,7 +1,6 @@
 """The words and tables on a run's page: its state, settings, figures and events."""
 
 import shlex
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -107,7 +106,7 @@ def tiles_of(run: RunFiles) -> list[Tile]:
     evaluation = _sum(run, "bytes_eval")
     note = f"and {human_bytes(evaluation)} to evaluate" if evaluation else "to train"
     found.append(Tile("traffic", human_bytes(traffic), note))
-    found.append(Tile("time", duration(_seconds(run)), "of all rounds"))
+    found.append(Tile("time", duration(_sum(run, "seconds")), "of all rounds"))
     failures = _sum(run, "failures")
     if failures:
         found.append(Tile("failures", f"{failures:g}", "of clients"))
@@ -126,7 +125,7 @@ def costs_of(run: RunFiles) -> Table:
         ("sent to evaluate", _sum(run, "bytes_eval"), human_bytes),
         ("multiply-accumulates of training", _sum(run, "train_macs"), human),
         ("active parameters x batches", _sum(run, "cost_paper"), human),
-        ("time", _seconds(run), duration),
+        ("time", _sum(run, "seconds"), duration),
     ]
     rows = [(label, show(value), show(value / count)) for label, value, show in lines]
     return Table("costs", ("", "in all", "in a round"), rows)
@@ -159,11 +158,6 @@ def no_class(run: RunFiles) -> str:
     if run.task.has_classes:
         return "No class has been scored yet."
     return f"This run's task is {run.task.name}: its samples have no class."
-
-
-def kinds_of(run: RunFiles) -> list[tuple[str, int]]:
-    """Return the number of events of each kind, the most frequent first."""
-    return Counter(event.get("kind", "") for event in run.events).most_common()
 
 
 def events_of(run: RunFiles, drawn: set[str]) -> Table:
@@ -265,7 +259,3 @@ def _used(rows: Sequence[Row], name: str) -> bool:
 
 def _sum(run: RunFiles, column: str) -> float:
     return sum(number(row, column) or 0.0 for row in run.rounds)
-
-
-def _seconds(run: RunFiles) -> float:
-    return _sum(run, "seconds")

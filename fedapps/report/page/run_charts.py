@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 
 from fedapps.drawing.charts import (
     bar_chart,
@@ -29,7 +30,7 @@ def curves(run: RunFiles) -> list[Chart]:
     if len(evaluated) > 1:
         found.append(_scores(run.lead, evaluated))
     loss = Chart("loss", "Training loss", "round", "mean loss over trained samples")
-    found += _over_rounds(loss, run, "train_loss", None)
+    found += _over_rounds(loss, run, "train_loss", -math.inf)
     epsilon = Chart("epsilon", "Privacy spent", "round", "epsilon so far")
     return found + _over_rounds(epsilon, run, "epsilon", 0.0)
 
@@ -48,8 +49,8 @@ def clients(run: RunFiles) -> list[Chart]:
         title, axis = f"{_head(lead)} by number of samples", f"personalized {lead.label}"
         chart = Chart("sizes", title, "training samples", axis)
         points = [(size, number(row, lead.personalized) or 0.0) for size, row in sizes]
-        titles = [_client_title(row, lead) for _, row in sizes]
-        top = _ceiling(lead)
+        titles = [_title(row, "client", lead) for _, row in sizes]
+        top = lead.bounds[1]
         found.append(scatter_chart(chart, points, titles, "personalized", lead.shown, ceiling=top))
     if holdings := _holdings(run.samples):
         found.append(holdings)
@@ -75,12 +76,12 @@ def costs(run: RunFiles) -> list[Chart]:
     if len(evaluated) > 1 and (traffic := _traffic(run.lead, run.rounds, evaluated)):
         found.append(traffic)
     names = (("bytes_down", "down"), ("bytes_up", "up"), ("bytes_eval", "evaluation"))
-    sums = [(label, _running(_points(run.rounds, column))) for column, label in names]
-    lines = [
-        Series(label, colour, points)
-        for (label, points), colour in zip(sums, COLOURS, strict=False)
-        if len(points) > 1 and points[-1][1]
-    ]
+    lines = []
+    for (column, label), colour in zip(names, COLOURS, strict=False):
+        points = _points(run.rounds, column)
+        if len(points) > 1 and any(y for _, y in points):
+            xs, ys = zip(*points, strict=True)
+            lines.append(Series(label, colour, [*zip(xs, accumulate(ys), strict=True)]))
     if lines:
         chart = Chart("traffic", "Traffic so far", "round", "of all clients together")
         found.append(line_chart(chart, lines, human_bytes, floor=0.0))
@@ -106,7 +107,7 @@ def _scores(lead: Metric, evaluated: Sequence[Row]) -> Chart:
     personalized = lines[-1]
     spreads = [number(row, f"{lead.personalized}_std") or 0.0 for row in evaluated]
     lines[-1] = Series(personalized.label, personalized.colour, personalized.points, spreads)
-    return line_chart(chart, lines, lead.shown, floor=0.0, ceiling=_ceiling(lead))
+    return line_chart(chart, lines, lead.shown, floor=0.0, ceiling=lead.bounds[1])
 
 
 def _head(metric: Metric) -> str:
@@ -114,25 +115,17 @@ def _head(metric: Metric) -> str:
     return metric.label[0].upper() + metric.label[1:]
 
 
-def _ceiling(metric: Metric) -> float | None:
-    """Return the largest value that an axis shows; None if there is no limit."""
-    high = metric.bounds[1]
-    return None if math.isinf(high) else high
-
-
 def _traffic(lead: Metric, rounds: Sequence[Row], evaluated: Sequence[Row]) -> Chart | None:
-    total, so_far = 0.0, dict[int, float]()
-    for row in rounds:
-        total += (number(row, "bytes_down") or 0.0) + (number(row, "bytes_up") or 0.0)
-        so_far[id(row)] = total
-    if not total:
+    sent = ((number(r, "bytes_down") or 0.0) + (number(r, "bytes_up") or 0.0) for r in rounds)
+    so_far = {id(row): total for row, total in zip(rounds, accumulate(sent), strict=True)}
+    if not (total := so_far[id(rounds[-1])]):
         return None
     size, unit = byte_unit(total)
     title = f"{_head(lead)} by traffic"
-    chart = Chart("communication", title, f"{unit} of training, up and down", "")
-    chart.y_label = "mean over clients"
+    x_label = f"{unit} of training, up and down"
+    chart = Chart("communication", title, x_label, "mean over clients")
     lines = _means(lead, evaluated, lambda row: so_far[id(row)] / size)
-    ends = {"floor": 0.0, "ceiling": _ceiling(lead), "x_from": 0.0}
+    ends = {"floor": 0.0, "ceiling": lead.bounds[1], "x_from": 0.0}
     return line_chart(chart, lines, lead.shown, "{:.3g}".format, **ends, whole_x=False)
 
 
@@ -182,27 +175,19 @@ def _changes(
         series.append(Series("personalized", "personalized", after))
     names = [row.get(what, "") for row, *_ in known]
     drawn = [line for line in series if line.points]
-    pair_chart(chart, names, drawn, lead.shown, ceiling=_ceiling(lead))
-    title = _client_title if what == "client" else _class_title
-    chart.hits = column_hits(len(known), lambda i: title(known[i][0], lead))
+    pair_chart(chart, names, drawn, lead.shown, ceiling=lead.bounds[1])
+    chart.hits = column_hits(len(known), lambda i: _title(known[i][0], what, lead))
     return chart
 
 
-def _client_title(row: Row, lead: Metric) -> str:
-    return (
-        f"client {row.get('client')}\n{_change(row, lead)}\n"
-        f"{row.get('num_train')} training samples, {row.get('num_test')} to score"
-    )
-
-
-def _class_title(row: Row, lead: Metric) -> str:
-    told = f"{row.get('num_test')} samples to score"
-    return f"class {row.get('class')}\n{_change(row, lead)}\n{told}"
-
-
-def _change(row: Row, lead: Metric) -> str:
-    before, after = number(row, lead.initial), lead.shown(number(row, lead.personalized) or 0.0)
-    return after if before is None else f"{lead.shown(before)}, personalized {after}"
+def _title(row: Row, what: str, lead: Metric) -> str:
+    before, change = number(row, lead.initial), lead.shown(number(row, lead.personalized) or 0.0)
+    if before is not None:
+        change = f"{lead.shown(before)}, personalized {change}"
+    train, test = row.get("num_train"), row.get("num_test")
+    held = f"{train} training samples, {test} to score"
+    told = held if what == "client" else f"{test} samples to score"
+    return f"{what} {row.get(what)}\n{change}\n{told}"
 
 
 def _holdings(samples: Sequence[Row]) -> Chart | None:
@@ -258,7 +243,7 @@ def _declared(rows: Sequence[Row], plot: EventPlot) -> list[Chart]:
     return charts
 
 
-def _over_rounds(chart: Chart, run: RunFiles, column: str, floor: float | None) -> list[Chart]:
+def _over_rounds(chart: Chart, run: RunFiles, column: str, floor: float) -> list[Chart]:
     """Draw a column of rounds.csv over the rounds; nothing if fewer than two have a value."""
     points = _points(run.rounds, column)
     line = Series("", "personalized", points)
@@ -269,11 +254,3 @@ def _points(rows: Iterable[Row], column: str) -> list[tuple[float, float]]:
     """Return the values of a column over the rounds; rounds without a value are left out."""
     known = ((number(row, "round"), number(row, column)) for row in rows)
     return [(x, y) for x, y in known if x is not None and y is not None]
-
-
-def _running(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    total, found = 0.0, []
-    for x, y in points:
-        total += y
-        found.append((x, total))
-    return found
