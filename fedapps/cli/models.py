@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from fedapps.cli.tables import Column, show
 
 COLUMNS = (
-    Column("model", 16),
+    Column("model", 30),
     Column("takes", 8),
     Column("layers, input side first"),
     Column("parameters", 10),
@@ -32,6 +32,7 @@ def rows() -> Iterator[tuple[str, ...]]:
     """Yield a line for each model."""
     from fedapps import models
     from fedapps.data.spec import WHOLE, Spec, image_spec
+    from fedapps.models.grouping import keys_by_layer
 
     examples = {
         "images": image_spec((3, 32, 32)),
@@ -43,5 +44,5 @@ def rows() -> Iterator[tuple[str, ...]]:
         kind = next(kind for kind in examples if kind in spec.takes)
         model = models.build(name, examples[kind], 10, seed=0)
         count = sum(parameter.numel() for parameter in model.parameters())
-        layers = ", ".join(layer for layer, _ in model.named_children())
+        layers = ", ".join(keys_by_layer(model))
         yield name, ", ".join(spec.takes), layers, f"{count:,}"

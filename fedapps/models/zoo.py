@@ -5,10 +5,11 @@ from torch import nn
 
 from fedapps.core.words import nearest
 from fedapps.data.spec import Spec, image_spec
-from fedapps.models import deep, mlp, sequences, small
+from fedapps.models import deep, mlp, of_torchvision, sequences, small, vit
 from fedapps.models.blocks import ModelSpec, Shape
 
-MODELS: dict[str, ModelSpec] = {**small.MODELS, **deep.MODELS, **mlp.MODELS, **sequences.MODELS}
+_FAMILIES = (small, deep, vit, of_torchvision, mlp, sequences)
+MODELS: dict[str, ModelSpec] = {k: v for family in _FAMILIES for k, v in family.MODELS.items()}
 
 
 def build(name: str, inputs: Spec | Shape, outputs: Spec | int, seed: int) -> nn.Module:
