@@ -190,6 +190,11 @@ def _check(settings: Settings) -> None:
     _ = settings.logger_names  # reading it checks it, like the next two
     if settings.dataset == DEVICE:
         _ = settings.shape, settings.names
+        if settings.model.startswith(("/", "~")):
+            raise RunError(
+                f'model = "{settings.model}": devices use no path from the server;'
+                " put the file into models/, and Flower sends it to them"
+            )
         if settings.min_available > settings.num_clients:
             raise RunError(
                 f"min-available = {settings.min_available}: each device is a client, so it must be"
