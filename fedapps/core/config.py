@@ -185,6 +185,8 @@ def _check(settings: Settings) -> None:
     """Refuse values that do not fit together."""
     absolute(settings.runs_dir, "runs-dir")
     absolute(settings.data_root, "data-root")
+    if settings.initial_model:
+        absolute(settings.initial_model, "initial-model")
     if settings.channel_tls:
         absolute(settings.channel_tls, "channel-tls")
     _ = settings.logger_names  # reading it checks it, like the next two

@@ -82,6 +82,10 @@ class Settings(MethodSettings, frozen=True):
     min_samples: Annotated[int, Meta(ge=2), doc("minimum number of samples per client (dirichlet)")]
     model: Annotated[str, doc("the model; `fedapps models` lists them with their layers")]
     head_layers: Annotated[Count, doc("number of last layers that form the head")]
+    initial_model: Annotated[
+        str,
+        doc('.safetensors file, absolute or with `~`, with the first weights; "": from the seed'),
+    ]
     num_rounds: Annotated[Count, doc("number T of rounds")]
     fraction_train: Annotated[Share, doc("share r of the clients that train in a round")]
     local_epochs: Annotated[Count, doc("epochs E of local training in a round")]

@@ -119,6 +119,7 @@ def metadata(space: Workspace, client: int | None) -> ModelMetadata:
         "num-classes": max(1, len(names)),
         "class-names": settings.class_names if on_devices and names else "",
         "min-available": 1,
+        "initial-model": "",
     }
     return ModelMetadata(
         client=client,

@@ -51,6 +51,8 @@ def check_strategy(strategy: BaseStrategy) -> None:
             " use another method"
         )
     _check_cut(strategy)
+    if fresh := strategy.workspace.resident.fresh:
+        log.info("initial-model: these layers start from the seed: %s", ", ".join(fresh))
     if clip and clip.mode == "sample" and not strategy.clips_by_sample:
         raise RunError('clip-mode = "sample": this strategy cannot clip by sample; use "batch"')
     _check_scores(strategy)

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from fedapps import models
 from fedapps.core.errors import RunError
+from fedapps.core.paths import absolute
 from fedapps.core.settings import Settings
-from fedapps.models.grouping import children_by_layer
+from fedapps.models.grouping import children_by_layer, keys_by_layer
+from fedapps.models.initial import start_from
 from fedapps.models.layers import Arrays, Layout, Slice, layout_of, put, take
 from fedapps.models.norms import use_batch_statistics
 from fedapps.training.costs import Profile, profile
@@ -26,7 +28,8 @@ class ResidentModel:
     """A module with its layers, its profile and its initial state.
 
     All clients begin with the arrays `initial`, so these are read-only. `counters` are the counters
-    of BatchNorms, which no array carries.
+    of BatchNorms, which no array carries. If the run starts from the weights of a file, `source` is
+    its SHA-256, and the layers `fresh` are not in it.
     """
 
     module: nn.Module
@@ -34,6 +37,8 @@ class ResidentModel:
     profile: Profile
     initial: Arrays
     counters: Mapping[str, Tensor]
+    source: str = ""
+    fresh: Slice = ()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -71,6 +76,7 @@ class ResidentModel:
 def resident_model(settings: Settings, data: RunData) -> ResidentModel:
     """Build the initial model of a run for its data set; raises `RunError` if they do not fit."""
     module, inputs = _build(settings, data), data.dataset.inputs
+    fresh, source = _start(settings, module)
     layout = layout_of(module, settings.head_layers, settings.bn_stats, settings.bn_local)
     initial = take(module, layout.keys_of(layout.names))
     for array in initial.values():
@@ -81,7 +87,15 @@ def resident_model(settings: Settings, data: RunData) -> ResidentModel:
     module.to(memory_format=torch.channels_last)
     dtype = torch.int64 if inputs.is_whole else None
     facts = profile(module, layout, inputs.shape, dtype)
-    return ResidentModel(module, layout, facts, initial, counters)
+    return ResidentModel(module, layout, facts, initial, counters, source, fresh)
+
+
+def _start(s: Settings, module: nn.Module) -> tuple[Slice, str]:
+    """Put the weights of `initial-model` into a model that was made from the seed."""
+    if not s.initial_model:
+        return (), ""
+    head = tuple(keys_by_layer(module))[-s.head_layers :]
+    return start_from(module, absolute(s.initial_model, "initial-model"), head)
 
 
 def _build(s: Settings, data: RunData) -> nn.Module:

@@ -31,7 +31,7 @@ WORDS = {
 TEXTS = [
     "dataset", "data-root", "sizes", "classes-per-client", "model", "runs-dir", "run-name",
     "channel-address", "channel-reach", "channel-tls", "input-shape", "class-names", "loggers",
-    "evaluate-rounds", "resume",
+    "evaluate-rounds", "resume", "initial-model",
 ]  # fmt: skip
 FLAGS = [
     "dirichlet-balance", "bn-local", "presum", "score-last", "score-without-head", "dp.adaptive",
