@@ -86,6 +86,11 @@ class Settings(MethodSettings, frozen=True):
         str,
         doc('.safetensors file, absolute or with `~`, with the first weights; "": from the seed'),
     ]
+    adapter_rank: Annotated[
+        NonNegative, doc("rank r of the adapters that are trained instead of the body; 0: none")
+    ]
+    adapter_alpha: Annotated[Positive, doc("scale of adapters: W x + (alpha/r) B A x")]
+    adapter_layers: Annotated[str, doc('layers with adapters: fc1,fc2; "": all but the head')]
     num_rounds: Annotated[Count, doc("number T of rounds")]
     fraction_train: Annotated[Share, doc("share r of the clients that train in a round")]
     local_epochs: Annotated[Count, doc("epochs E of local training in a round")]

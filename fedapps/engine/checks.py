@@ -41,6 +41,8 @@ def check_strategy(strategy: BaseStrategy) -> None:
         what = "server-data" if s.server_data else s.strategy
         raise RunError(f'{what} needs the data of all clients: not with dataset = "device"')
     if strategy.needs_norms and not strategy.layout.norms:
+        if s.adapter_rank:
+            raise RunError(f"{s.strategy} needs BatchNorms, which adapter-rank freezes; use 0")
         raise RunError(
             f"{s.strategy} needs a model with BatchNorm, but {s.model} has none; "
             "use one that has, such as lenet5 or resnet18"

@@ -70,6 +70,11 @@ def test_ray_gives_them_for_a_model_of_ones_own(both, tmp_path):
     both(RUN, LIMITS, f'model="{path}:make"', federation=TWO)
 
 
+@pytest.mark.thorough
+def test_ray_gives_them_for_adapters(both):
+    both(RUN, LIMITS, 'strategy="fedper" model="vit-tiny" adapter-rank=4', federation=TWO)
+
+
 @pytest.mark.parametrize("strategy", [LONG("fedper"), LONG("fedcmd"), LONG("feddyn")])
 def test_a_run_that_was_killed_in_one_process_goes_on_on_ray(home, tmp_path, strategy):
     """Its checkpoint of the second round is what is left of it."""
