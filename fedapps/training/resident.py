@@ -88,7 +88,7 @@ def resident_model(settings: Settings, data: RunData) -> ResidentModel:
     for array in initial.values():
         array.flags.writeable = False
     state = module.state_dict()
-    counters = {key: state[key].clone() for key in state.keys() - initial.keys()}
+    counters = {key: value.clone() for key, value in state.items() if key not in initial}
     module.to(data.torch_device)
     module.to(memory_format=torch.channels_last)
     dtype = torch.int64 if inputs.is_whole else None

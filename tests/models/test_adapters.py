@@ -1,6 +1,9 @@
 """Low-rank adapters: what they compute, what is trained and sent, and that nothing else moves."""
 
 import copy
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -21,6 +24,7 @@ from fedapps.models.layers import freeze_all_but, layout_of, run
 from fedapps.serial import run_serial
 from fedapps.split.strategy import SplitStrategy
 from fedapps.training.workspace import Workspace
+from tests.support import ROOT
 from tests.support.methods import needed
 
 RUN = "num-rounds=2 num-clients=4 fraction-train=1.0 local-epochs=1 finetune-epochs=1"
@@ -188,6 +192,26 @@ def test_the_digest_of_the_initial_model_covers_what_is_frozen(space):
     other.counters["conv1.conv.weight"][0] += 1
     del other.__dict__["fingerprint"]
     assert one.fingerprint != other.fingerprint
+
+
+def test_other_processes_compute_the_same_digest():
+    """Whatever order a process has in its sets."""
+    code = (
+        "from fedapps.training.workspace import Workspace as W; from fedapps.core import config\n"
+    )
+    code += "s = config.read(config.defaults() | {'adapter-rank': 2, 'device': 'cpu'})\n"
+    code += "print(W(s).resident.fingerprint)"
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1
 
 
 def by_hand(model, head, shape, classes=3):
