@@ -53,7 +53,7 @@ def usual(strategy: str) -> dict[str, Scalar]:
 
 
 def data_name(dataset: Scalar) -> str:
-    """Return a short name for a data set, which can be the path of a file."""
+    """Return a short name for a data set or a model, which can be the path of a file."""
     return re.sub(r"[^\w.-]+", "-", Path(str(dataset)).stem)
 
 

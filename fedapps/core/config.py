@@ -191,11 +191,18 @@ def _check(settings: Settings) -> None:
     """Refuse values that do not fit together."""
     absolute(settings.runs_dir, "runs-dir")
     absolute(settings.data_root, "data-root")
+    if settings.initial_model:
+        absolute(settings.initial_model, "initial-model")
     if settings.channel_tls:
         absolute(settings.channel_tls, "channel-tls")
     _ = settings.logger_names  # reading it checks it, like the next two
     if settings.dataset == DEVICE:
         _ = settings.shape, settings.names
+        if settings.model.startswith(("/", "~")):
+            raise RunError(
+                f'model = "{settings.model}": devices use no path from the server;'
+                " put the file into models/, and Flower sends it to them"
+            )
         if settings.min_available > settings.num_clients:
             raise RunError(
                 f"min-available = {settings.min_available}: each device is a client, so it must be"

@@ -6,12 +6,12 @@ from fedapps.core.words import span
 LOGGERS = ("tensorboard", "mlflow", "wandb")
 
 
-def shape(text: str) -> tuple[int, ...]:
-    """Return the shape of a sample that `input-shape` names; raises `RunError`."""
+def shape(text: str, key: str = "input-shape") -> tuple[int, ...]:
+    """Return the shape of a sample that a key names; raises `RunError`."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and int(word) for word in words):
         raise RunError(
-            f'input-shape = "{text}": must be channels,height,width of images, such as 1,28,28;'
+            f'{key} = "{text}": must be channels,height,width of images, such as 1,28,28;'
             " steps,features of series; or one number, of the features of a table"
         )
     return tuple(map(int, words))

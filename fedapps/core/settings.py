@@ -104,6 +104,15 @@ class Settings(MethodSettings, frozen=True):
     ]
     model: Annotated[str, doc("the model; `fedapps models` lists them with their layers")]
     head_layers: Annotated[Count, doc("number of last layers that form the head")]
+    initial_model: Annotated[
+        str,
+        doc('.safetensors file, absolute or with `~`, with the first weights; "": from the seed'),
+    ]
+    adapter_rank: Annotated[
+        NonNegative, doc("rank r of the adapters that are trained instead of the body; 0: none")
+    ]
+    adapter_alpha: Annotated[Positive, doc("scale of adapters: W x + (alpha/r) B A x")]
+    adapter_layers: Annotated[str, doc('layers with adapters: fc1,fc2; "": all but the head')]
     num_rounds: Annotated[Count, doc("number T of rounds")]
     fraction_train: Annotated[Share, doc("share r of the clients that train in a round")]
     local_epochs: Annotated[Count, doc("epochs E of local training in a round")]

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fedapps import data
 from fedapps.core import log
+from fedapps.core.changes import data_name
 from fedapps.core.config import DEVICE, defaults
 from fedapps.core.errors import RunError
 from fedapps.core.files import remove_left_over, write_whole
@@ -119,7 +120,8 @@ class Device:
         about = [space.layout.shapes, space.layout.head, own, settings.bn_local, settings.bn_stats]
         text = json.dumps(about, sort_keys=True).encode()
         digest = hashlib.sha256(text).hexdigest()[:8]
-        folder = self.state_dir / f"{settings.strategy}-{settings.model}-{digest}"
+        model = data_name(settings.model)  # which can be a path, and comes from the server
+        folder = self.state_dir / f"{settings.strategy}-{model}-{digest}"
         claim(self.state_dir)
         private(folder)
         run = info.run_id or info.run_dir

@@ -29,6 +29,7 @@ from fedapps.data.pictures import MOST_PIXELS
 from fedapps.data.spec import Normalization, Spec, image_spec, label_spec
 from fedapps.engine.finished import FinishedRun
 from fedapps.method.flower import BaseClient
+from fedapps.models.adapters import merged
 from fedapps.tasks import CLASSIFICATION, Task, task_for
 from fedapps.training.batches import chunks
 from fedapps.training.run_data import RunData
@@ -97,7 +98,7 @@ class Personalized(nn.Module):
 def save(path: Path, client: BaseClient) -> None:
     """Write the model that `client` predicts with; the old file stays until the new is ready."""
     about, module = metadata(client.workspace, client.client), client.module()
-    write_whole(path, packed(module, about), durable=True)
+    write_whole(path, packed(merged(module), about), durable=True)
 
 
 def of_run(run: FinishedRun, client: int | None) -> Personalized:
@@ -106,7 +107,7 @@ def of_run(run: FinishedRun, client: int | None) -> Personalized:
     The model is on the CPU and in eval mode. Raises `RunError` if the run has no such model.
     """
     module = run.shared() if client is None else run.client(client).module()
-    own = copy.deepcopy(module).cpu()  # a copy, because the workspace uses its model again
+    own = merged(copy.deepcopy(module)).cpu()  # a copy, because the workspace uses its model again
     return Personalized(own, metadata(run.space, client)).eval()
 
 
@@ -125,6 +126,8 @@ def metadata(space: Workspace, client: int | None) -> ModelMetadata:
         "num-classes": max(1, len(names)),
         "class-names": settings.class_names if on_devices and names else "",
         "min-available": 1,
+        "initial-model": "",
+        "adapter-rank": 0,
     }
     return ModelMetadata(
         client=client,

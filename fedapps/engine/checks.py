@@ -41,6 +41,8 @@ def check_strategy(strategy: BaseStrategy) -> None:
         what = "server-data" if s.server_data else s.strategy
         raise RunError(f'{what} needs the data of all clients: not with dataset = "device"')
     if strategy.needs_norms and not strategy.layout.norms:
+        if s.adapter_rank:
+            raise RunError(f"{s.strategy} needs BatchNorms, which adapter-rank freezes; use 0")
         raise RunError(
             f"{s.strategy} needs a model with BatchNorm, but {s.model} has none; "
             "use one that has, such as lenet5 or resnet18"
@@ -51,6 +53,8 @@ def check_strategy(strategy: BaseStrategy) -> None:
             " use another method"
         )
     _check_cut(strategy)
+    if fresh := strategy.workspace.resident.fresh:
+        log.info("initial-model: these layers start from the seed: %s", ", ".join(fresh))
     if clip and clip.mode == "sample" and not strategy.clips_by_sample:
         raise RunError('clip-mode = "sample": this strategy cannot clip by sample; use "batch"')
     _check_scores(strategy)

@@ -50,6 +50,9 @@ class Recovery:
 
     def restore(self, run: Path, found: Checkpoint, strategy: BaseStrategy) -> None:
         """Restore a checkpoint; raises `RunError` if it belongs to another model."""
+        if found.progress.source != strategy.workspace.resident.source:
+            path = self.settings.initial_model
+            raise RunError(f'initial-model = "{path}": the file is not what the run began with')
         if other := sorted(strategy.arrays.keys() ^ found.arrays.keys()):
             raise RunError(
                 f"resume: {other[0]} is either in the checkpoint's model or in this run's, but not "
@@ -131,5 +134,11 @@ class Recovery:
 
     def _checkpoint(self, strategy: BaseStrategy, state: ReportState, best: Best) -> Checkpoint:
         about = msgspec.structs.asdict(state)
-        progress = Progress(**about, versions=self.versions.of, best=best, failures=self.failures)
+        progress = Progress(
+            **about,
+            versions=self.versions.of,
+            best=best,
+            failures=self.failures,
+            source=strategy.workspace.resident.source,
+        )
         return Checkpoint(progress, strategy.arrays, strategy.state)

@@ -196,7 +196,7 @@ def layout_of(model: nn.Module, head_layers: int, bn_stats: str, bn_local: bool)
         )
     values = model.state_dict()
     state = {key: values[key] for keys in by_layer.values() for key in keys}
-    parameters = frozenset(name for name, _ in model.named_parameters())
+    parameters = frozenset(name for name, _ in model.named_parameters() if name in state)
     parts = {key: part for key, part in declared_parts(model).items() if key in state}
     norms = {key for key, part in parts.items() if part == NORMS}
     stays = norms if bn_local else norms - parameters if bn_stats != "shared" else set()
@@ -224,7 +224,7 @@ def freeze_all_but(model: nn.Module, layout: Layout, trained: Slice) -> dict[str
         module.training = not touched.isdisjoint(layout.modules[path])
         if isinstance(module, _BatchNorm) and module.training:
             own = {f"{path}.{name}" for name in module.state_dict()}
-            module.training = not own.isdisjoint(keys) or own.isdisjoint(layout.shapes)
+            module.training = not own.isdisjoint(keys) or not own
     found = {}
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in keys)
@@ -259,6 +259,12 @@ def put(model: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
             np.copyto(state[key].numpy(), value)
         else:
             state[key].copy_(torch.from_numpy(np.array(value)))
+
+
+def in_sequence(model: nn.Module, layers: Iterable[str]) -> nn.Sequential:
+    """Return the modules of consecutive layers, of a model that can be cut, as a model."""
+    children = children_by_layer(model)
+    return nn.Sequential(*(model.get_submodule(c) for name in layers for c in children[name]))
 
 
 def run(model: nn.Module, x: Tensor, layers: Iterable[str]) -> Tensor:

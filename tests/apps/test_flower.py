@@ -59,6 +59,22 @@ def test_ray_gives_them_for_every_kind_of_samples_and_targets(both, tmp_path, ki
     both(RUN, LIMITS, kinds.options(tmp_path, kind), f'strategy="{strategy}"', federation=TWO)
 
 
+def test_ray_gives_them_for_a_model_of_ones_own(both, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from torch import nn\n\n"
+        "def make(inputs, outputs):\n"
+        "    first = nn.Sequential(nn.Flatten(), nn.Linear(inputs.size, 8), nn.ReLU())\n"
+        "    return nn.Sequential(first, nn.Linear(8, outputs.shape[-1]))\n"
+    )
+    both(RUN, LIMITS, f'model="{path}:make"', federation=TWO)
+
+
+@pytest.mark.thorough
+def test_ray_gives_them_for_adapters(both):
+    both(RUN, LIMITS, 'strategy="fedper" model="vit-tiny" adapter-rank=4', federation=TWO)
+
+
 @pytest.mark.parametrize("strategy", [LONG("fedper"), LONG("fedcmd"), LONG("feddyn")])
 def test_a_run_that_was_killed_in_one_process_goes_on_on_ray(home, tmp_path, strategy):
     """Its checkpoint of the second round is what is left of it."""
