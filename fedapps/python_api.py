@@ -143,7 +143,7 @@ class Run:
         """Write report.html again; return its path."""
         from fedapps.report import page
 
-        return page.write(self.path, page.plots_of(self.path))
+        return page.write(self.path)
 
     def __repr__(self) -> str:
         return f"fedapps.load({str(self.path)!r})"
