@@ -60,6 +60,10 @@ class APFL(BaseStrategy):
         """Download w; the client mixes it with v_i and trains nothing."""
         return Plan(round=round_, download=self.layout.names, stages=(), upload=())
 
+    def newcomer_plan(self, round_: int, client: int) -> Plan:
+        """Train w_i, v_i and alpha_i as in a round; v_i starts from w."""
+        return self.one_round(round_, client)
+
     def aggregate(self, round_: int, updates: Iterable[ClientUpdate]) -> Arrays:
         """Set w to the plain mean over the selected clients."""
         return {key: mean.astype(np.float32) for key, mean in plain_mean(updates)[0].items()}

@@ -2,7 +2,16 @@
 
 from typing import Annotated
 
-from fedapps.method import FINETUNING, AtLeastZero, BaseStrategy, Count, MethodSettings, Plan, doc
+from fedapps.method import (
+    FINETUNING,
+    AtLeastZero,
+    BaseStrategy,
+    Count,
+    MethodSettings,
+    Plan,
+    doc,
+    replace,
+)
 
 
 class Settings(MethodSettings, frozen=True):
@@ -35,3 +44,9 @@ class Ditto(BaseStrategy):
     def evaluation_plan(self, round_: int, client: int) -> Plan:
         """Download nothing: v_i is already on the client."""
         return Plan(round=round_, download=(), stages=(), upload=())
+
+    def newcomer_plan(self, round_: int, client: int) -> Plan:
+        """Train v_i from w, pulled towards w; w itself is not trained."""
+        stage = self.stage(1, self.layout.names, self.options.personal_epochs)
+        stage = replace(stage, prox_mu=self.options.lambda_)
+        return replace(self.one_round(round_, client), stages=(stage,))

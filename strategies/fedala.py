@@ -49,6 +49,10 @@ class FedALA(BaseStrategy):
         names = self.layout.names
         return self.exchange(round_, names, self.stage(round_, names))
 
+    def newcomer_plan(self, round_: int, client: int) -> Plan:
+        """Train the shared model: a newcomer has no own one to mix it with."""
+        return self.one_round(round_, client)
+
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
         """Learning W replaces fine-tuning."""
         top = self.layout.names[-self.options.ala_layers :]

@@ -56,7 +56,7 @@ class FedDyn(BaseStrategy):
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
         """hbar -= alpha (1/N) sum_{P_t} (theta_i - w); w = mean_{P_t} theta_i - hbar / alpha."""
         mean, count = plain_mean(updates)
-        alpha, share = self.options.strength, count / self.settings.num_clients
+        alpha, share = self.options.strength, count / len(self.workspace.population.training)
         new = dict(mean)
         for name in [key for key in self.state if key.startswith("hbar/")]:
             key = name.removeprefix("hbar/")

@@ -84,6 +84,10 @@ class FedFomo(BaseStrategy):
             sends={f"affinity/{n}": (1,) for n in others},
         )
 
+    def newcomer_plan(self, round_: int, client: int) -> Plan:
+        """Get M models, step towards the better ones, and train."""
+        return self.one_round(round_, client)
+
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
         """No stages: the client's model is personal already."""
         return ()

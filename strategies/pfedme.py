@@ -83,3 +83,7 @@ class PFedMe(BaseStrategy):
     def evaluation_plan(self, round_: int, client: int) -> Plan:
         """No fine-tuning: theta_i is on the client; w is downloaded for its own figure."""
         return Plan(round=round_, download=self.layout.names, stages=(), upload=())
+
+    def newcomer_plan(self, round_: int, client: int) -> Plan:
+        """Train theta_i as in a round, from w."""
+        return self.one_round(round_, client)

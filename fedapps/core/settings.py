@@ -80,6 +80,14 @@ class Settings(MethodSettings, frozen=True):
         Count, doc("number N of clients; it may differ from the number of SuperNodes")
     ]
     min_samples: Annotated[int, Meta(ge=2), doc("minimum number of samples per client (dirichlet)")]
+    unseen_clients: Annotated[
+        str,
+        doc("clients that come only after the training: a share of all, such as 0.2, or 3,7-9"),
+    ]
+    few_shot: Annotated[
+        NonNegative,
+        doc("training samples of each class that such a client personalizes on; 0: all of them"),
+    ]
     model: Annotated[str, doc("the model; `fedapps models` lists them with their layers")]
     head_layers: Annotated[Count, doc("number of last layers that form the head")]
     num_rounds: Annotated[Count, doc("number T of rounds")]

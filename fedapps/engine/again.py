@@ -19,7 +19,7 @@ from fedapps.engine.finished import FinishedRun, settings_of
 from fedapps.engine.metrics import MetricChecks
 from fedapps.report import directory
 from fedapps.report.columns import Columns, columns_of
-from fedapps.report.rows import ClientEval, means
+from fedapps.report.rows import ClientEval, client_rows, means
 
 # Keys that may differ from those of the run: how and where clients are personalized and scored.
 ALLOWED = {*PERSONAL, "threads", "device", "data-root"}
@@ -71,10 +71,8 @@ def _write(
     path: Path, scores: list[ClientEval], columns: Columns, line: dict[str, object], samples: str
 ) -> None:
     """Write the table of clients, and add a line with their means to `evaluations.csv`."""
-    names = columns.clients
-    rows = [{"round": line["round"]} | score.flat() for score in scores]
-    table = [names, *([row.get(name) for name in names] for row in rows)]
-    write_whole(path, directory.csv_text(table).encode())
+    rows = client_rows(line["round"], scores, columns)
+    write_whole(path, directory.csv_text([columns.clients, *rows]).encode())
     mean = means(scores, columns)
     of_figures = (name for figure in columns.figures for name in figure.columns)
     for name in (*columns.means, *of_figures, *columns.spread):

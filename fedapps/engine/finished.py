@@ -19,7 +19,7 @@ from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
-from fedapps.engine import checkpoint
+from fedapps.engine import checkpoint, evaluations
 from fedapps.engine.recovery import Recovery
 from fedapps.engine.store import ClientStore
 from fedapps.engine.versions import StateVersions
@@ -128,7 +128,7 @@ class FinishedRun:
                 f"{self.folder}: has no checkpoint, and {name} needs what the server keeps in one; "
                 "run it again with checkpoint-every=1"
             )
-        plan = self.strategy.evaluation_plan(self.round, number)
+        plan = evaluations.plan_of(self.strategy, self.round, number)
         store = ClientStore(self.folder / "clients" / str(number))
         version, state = store.load_version(self.round + 1)
         if lost := self.versions.lost(number, version):
@@ -137,7 +137,7 @@ class FinishedRun:
                 "or the run is still going on"
             )
         client: BaseClient = registry.client_class(name)(self.space, number, dict(state))
-        received = as_sent(self.strategy.download(self.round, number, plan))
+        received = as_sent(evaluations.download(self.strategy, self.round, number, plan))
         update = client.evaluate_round(plan, received)
         return client, update, plan
 

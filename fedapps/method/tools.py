@@ -92,8 +92,11 @@ class StrategyTools:
 
     @property
     def clients(self) -> list[int]:
-        """The clients that are there, ascending: all clients, or the devices that have not left."""
-        return list(self.devices or self.workspace.population.training)
+        """The clients that train and are there, ascending: all, or devices that have not left."""
+        population = self.workspace.population
+        if not (self.devices and population.held_out):
+            return list(self.devices or population.training)
+        return [client for client in self.devices if client not in population.held_out]
 
     def count(self, client: int, subset: str) -> int:
         """Return how many samples a client has in a subset: `train`, `test` or `validation`."""

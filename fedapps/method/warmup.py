@@ -76,6 +76,10 @@ class WarmUp(BaseStrategy):
             return plan
         return msgspec.structs.replace(plan, download=self.layout.names)
 
+    def newcomer_download(self, round_: int, client: int, plan: Plan) -> Arrays:
+        """Return the server's layers: means for all, since nothing is known of a newcomer."""
+        return {key: self.arrays[key] for key in self.layout.shared(plan.download)}
+
     def phase(self, round_: int) -> str:
         """Return the word that stands for this round in rounds.csv."""
         return "train-warmup" if round_ <= self.warmup else "train"

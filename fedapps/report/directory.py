@@ -24,6 +24,7 @@ EVALUATIONS = "evaluations.csv"  # one line per later evaluation of the run (`fe
 _EVALUATION = "evaluation-"  # a table with a line per client, for each of these evaluations
 BEST = "best"  # a run directory inside this one: the best round on validation samples
 SUMMARY = "summary.json"  # written when a run ends, and deleted when it is resumed
+UNSEEN = "unseen.csv"  # like clients.csv, for clients that came after the training
 SAMPLES = "samples.csv"  # number of training samples per client and class, if known
 
 # The start of a formula: in a cell, or after a semicolon, which separates cells in countries with a
