@@ -38,6 +38,7 @@ class APFL(BaseStrategy):
     alpha_i `initial-alpha` at first. The paper counts tau local steps in a round; we count
     `local-epochs`. Clipping and `prox-mu` act on w alone.
     Our choices: alpha_i is learned by default, and an evaluation trains nothing.
+    A newcomer trains w_i, v_i and alpha_i for one round, from the shared w.
     """
 
     citation = "Deng et al. 2020"
@@ -62,7 +63,7 @@ class APFL(BaseStrategy):
 
     def newcomer_plan(self, round_: int, client: int) -> Plan:
         """Train w_i, v_i and alpha_i as in a round; v_i starts from w."""
-        return self.one_round(round_, client)
+        return self.alone(self.plan(round_, client))
 
     def aggregate(self, round_: int, updates: Iterable[ClientUpdate]) -> Arrays:
         """Set w to the plain mean over the selected clients."""

@@ -29,6 +29,7 @@ class Ditto(BaseStrategy):
     v_i is evaluated; this needs no download and no further fine-tuning. `score-last` scores
     the w that the client has trained. The pull towards w is the trainer's proximal term:
     `add_proximal` in fedapps/training/gradients.py.
+    A newcomer trains v_i for `personal-epochs` from the shared w, which pulls it.
     """
 
     citation = "Li et al. 2021"
@@ -49,4 +50,4 @@ class Ditto(BaseStrategy):
         """Train v_i from w, pulled towards w; w itself is not trained."""
         stage = self.stage(1, self.layout.names, self.options.personal_epochs)
         stage = replace(stage, prox_mu=self.options.lambda_)
-        return replace(self.one_round(round_, client), stages=(stage,))
+        return replace(self.alone(self.plan(round_, client)), stages=(stage,))

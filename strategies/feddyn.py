@@ -32,6 +32,7 @@ class FedDyn(BaseStrategy):
     We keep the quadratic term, which some libraries drop. It is the trainer's proximal term
     (`add_proximal` in fedapps/training/gradients.py); `prox-mu` adds to its weight.
     BatchNorm statistics are averaged.
+    A newcomer gets the shared model, and fine-tunes it without g_i.
     State: `hbar/<key>` (float64), the mean of all clients' g_i. It is exact unless a client loses
     its g_i, or a reply is lost after its client has stored the new g_i.
     """

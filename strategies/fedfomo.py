@@ -44,6 +44,7 @@ class FedFomo(BaseStrategy):
     `validation-fraction` of its training samples. The part is fixed; some libraries draw it anew.
     The server only stores last models and affinities. Between clients with equal affinity, for
     example before any was measured, a random draw decides (our choice).
+    A newcomer gets M models at random, steps towards the better ones, and trains for one round.
     State: `affinity` [N, N], `sent` [N], and `last/<key>`.
     """
 
@@ -86,7 +87,7 @@ class FedFomo(BaseStrategy):
 
     def newcomer_plan(self, round_: int, client: int) -> Plan:
         """Get M models, step towards the better ones, and train."""
-        return self.one_round(round_, client)
+        return self.alone(self.plan(round_, client))
 
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
         """No stages: the client's model is personal already."""

@@ -28,6 +28,7 @@ class FedRep(BaseStrategy):
     alpha `lr`, tau (of the head) `head-epochs`; the body is trained for `body-epochs`.
     In an evaluation, every client trains its head on the received body, as at the start of a
     round. This replaces general fine-tuning.
+    A newcomer trains its head for `head-epochs` on the body, as the paper does.
     """
 
     citation = "Collins et al. 2021"

@@ -11,6 +11,7 @@ class FedROD(BaseStrategy):
     A client predicts with the sum of generic and personal logits (some libraries use the personal
     head alone).
     The balanced softmax and the personal head are in clients/fedrod.py.
+    A newcomer trains its personal head for one round; phi and h_G are frozen.
     """
 
     citation = "Chen, Chao 2022"
@@ -27,7 +28,7 @@ class FedROD(BaseStrategy):
 
     def newcomer_plan(self, round_: int, client: int) -> Plan:
         """Train the personal head alone, which is no part of the model."""
-        return replace(self.one_round(round_, client), stages=(self.stage(1, ()),))
+        return replace(self.alone(self.plan(round_, client)), stages=(self.stage(1, ()),))
 
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
         """No stages: the personal head is the personalization."""

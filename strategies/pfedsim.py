@@ -32,6 +32,7 @@ class PFedSim(WarmUp):
     B `batch-size`, eta `lr`; FedAvg takes the share `warmup` of T.
     A client uploads its head only for the similarity. Our choice: similarities are updated only
     after the warm-up.
+    A newcomer gets the mean body of the last round and the warm-up's head, and fine-tunes.
     State: `similarity` [N, N] (the identity at first, updated for pairs that train in the same
     round), and `last/<key>`, what each client sent last.
     """

@@ -16,7 +16,7 @@ from fedapps.method.aggregation import weighted_mean
 from fedapps.method.conversation import Conversation
 from fedapps.method.figures import EventPlot, Figure
 from fedapps.method.tools import StrategyTools
-from fedapps.method.update import ClientUpdate, replace
+from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import Arrays
 from fedapps.training.costs import TrainingStats
 from fedapps.training.plan import Plan, Stage
@@ -106,33 +106,14 @@ class StrategyHooks(StrategyTools, Conversation, ABC):
         return Plan(round=round_, download=download, stages=self.finetuning(round_), upload=())
 
     def newcomer_plan(self, round_: int, client: int) -> Plan:
-        """Return how a client that has never trained is personalized after the last round.
+        """Return how a client that never trained is personalized after the last round.
 
-        By default as in an evaluation; but layers that training leaves on each client, and that the
-        evaluation does not train, are trained first: as in one round, with shared layers frozen.
+        By default as in an evaluation; before, layers that stay on clients are trained if need be.
         """
-        trains, plan = self.plan(round_, client), self.evaluation_plan(round_, client)
-        known = {key for stage in plan.stages for key in self.layout.keys_of(stage.layers)}
-        kept = {*self.layout.personal(trains.upload), *self.layout.keys_of(trains.also_keep)}
-        first = (
-            replace(stage, layers=self.layout.covering(stage.layers, kept - known))
-            for stage in self.one_round(round_, client).stages
-        )
-        own = (stage for stage in first if stage.layers)
-        return replace(plan, stages=(*own, *plan.stages), newcomer=True)
-
-    def one_round(self, round_: int, client: int) -> Plan:
-        """Return the plan of a newcomer that trains as in a round, but uploads nothing.
-
-        A learning-rate schedule is over after the last round, so the plan has none.
-        """
-        plan, s = self.plan(round_, client), self.settings
-        scale = s.lr / s.round_lr(round_)
-        stages = tuple(replace(stage, lr=stage.lr * scale) for stage in plan.stages)
-        return replace(plan, stages=stages, upload=(), also_keep=(), sends={}, newcomer=True)
+        return self.own_first(self.plan(round_, client), self.evaluation_plan(round_, client))
 
     def newcomer_download(self, round_: int, client: int, plan: Plan) -> Arrays:
-        """Return the arrays that such a client receives: by default those of `download`."""
+        """Return the arrays that such a client receives."""
         return self.download(round_, client, plan)
 
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
