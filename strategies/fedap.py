@@ -45,6 +45,7 @@ class FedAP(WarmUp):
     exchanges = "all but BatchNorm"
     sends_its_model = False
     needs_norms = True
+    by_client = (*WarmUp.by_client, "known", "inputs/")
     options: Settings
 
     def setup(self) -> None:

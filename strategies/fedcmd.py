@@ -78,6 +78,7 @@ class FedCMD(WarmUp):
     citation = "Chen et al."
     exchanges = "all but one layer"
     plots = (VOTES,)
+    by_client = (*WarmUp.by_client, "phi")
     needs_classes = True  # z_y is made of labels
     needs_cut = True  # z_l is what layer l + 1 receives
     sends_its_model = False

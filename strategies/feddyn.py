@@ -47,6 +47,12 @@ class FedDyn(BaseStrategy):
             if key in self.layout.parameters:
                 self.state[f"hbar/{key}"] = np.zeros(self.layout.shapes[key])
 
+    def grow(self, before: int) -> None:
+        """hbar is a mean over all clients, and g_i of a new one is 0."""
+        for name in self.state:
+            if name.startswith("hbar/"):
+                self.state[name] *= before / self.settings.num_clients
+
     def plan(self, round_: int, client: int) -> Plan:
         """Train and exchange everything; the quadratic term is a proximal term with mu = alpha."""
         names = self.layout.names

@@ -69,6 +69,7 @@ class FedFC(SplitStrategy):
 
     citation = "Chung et al. 2023"
     exchanges = "first layers, features"
+    by_client = ("cuts",)
     options: Settings
 
     def setup(self) -> None:

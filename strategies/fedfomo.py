@@ -52,6 +52,7 @@ class FedFomo(BaseStrategy):
     exchanges = "all; M models down"
     sends_its_model = False
     unused = FINETUNING
+    by_client = ("affinity", "last/", "sent")
     options: Settings
 
     def setup(self) -> None:
@@ -65,6 +66,12 @@ class FedFomo(BaseStrategy):
         self.last.start({key: self.arrays[key] for key in self.keys}, clients)
         self.state["affinity"] = np.zeros((clients, clients))
         self.state["sent"] = np.zeros(clients, bool)
+
+    def grow(self, before: int) -> None:
+        """Let nobody know anything of new clients."""
+        super().grow(before)
+        more = self.settings.num_clients - before
+        self.state["affinity"] = np.pad(self.state["affinity"], ((0, 0), (0, more)))
 
     def state_bytes(self) -> int:
         """The size of every client's last model and of all affinities."""

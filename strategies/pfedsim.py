@@ -40,12 +40,21 @@ class PFedSim(WarmUp):
     citation = "Tan et al. 2023"
     exchanges = "all; body down"
     sends_its_model = False
+    by_client = (*WarmUp.by_client, "similarity")
     options: Settings
 
     def setup(self) -> None:
         """Prepare for the heads of a round."""
         super().setup()
         self.heads: dict[int, Arrays] = {}  # of this round
+
+    def grow(self, before: int) -> None:
+        """Let new clients be similar only to themselves."""
+        super().grow(before)
+        if "similarity" in self.state:
+            whole = np.eye(self.settings.num_clients)
+            whole[:, :before] = self.state["similarity"]
+            self.state["similarity"] = whole
 
     def state_bytes(self) -> int:
         """The size of every client's last body and of all similarities."""

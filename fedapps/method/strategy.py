@@ -15,7 +15,7 @@ from fedapps.core.schema import MethodSettings
 from fedapps.method.aggregation import weighted_mean
 from fedapps.method.conversation import Conversation
 from fedapps.method.figures import EventPlot, Figure
-from fedapps.method.tools import StrategyTools
+from fedapps.method.growth import Growing
 from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import Arrays
 from fedapps.training.costs import TrainingStats
@@ -24,7 +24,7 @@ from fedapps.training.plan import Plan, Stage
 FINETUNING = ("finetune-epochs", "finetune-lr", "finetune-part")  # keys of general fine-tuning
 
 
-class StrategyHooks(StrategyTools, Conversation, ABC):
+class StrategyHooks(Growing, Conversation, ABC):
     """What a method does on the server. Write `plan`; by default all other hooks are FedAvg's.
 
     These are set when `setup` is called, and you can use them in every hook:

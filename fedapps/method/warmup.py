@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -24,6 +25,8 @@ class WarmUp(BaseStrategy):
     if a client's first update is lost, the client gets the model again. A client that has lost its
     state (event `state-lost`) continues from initial values.
     """
+
+    by_client: ClassVar[tuple[str, ...]] = ("last_trained", "last/")
 
     def setup(self) -> None:
         """Begin with the warm-up; a method with more to set up calls this method first."""
