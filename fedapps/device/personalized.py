@@ -31,6 +31,7 @@ from fedapps.engine.finished import FinishedRun
 from fedapps.method.flower import BaseClient
 from fedapps.tasks import CLASSIFICATION, Task, task_for
 from fedapps.training.batches import chunks
+from fedapps.training.plan import Plan
 from fedapps.training.run_data import RunData
 from fedapps.training.workspace import Workspace
 
@@ -42,7 +43,8 @@ _UNREADABLE = (OSError, SafetensorError, LookupError, TypeError, RuntimeError, V
 class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
     """What a model needs besides its arrays; `client` is None for the shared model.
 
-    `names` are those of the classes or labels; a regression has none.
+    `names` are those of the classes or labels; a regression has none. `newcomer` says what a client
+    does that begins with the shared model now.
     """
 
     client: int | None
@@ -52,6 +54,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
     names: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    newcomer: Plan | None = None
 
     @property
     def task(self) -> Task:
@@ -102,7 +105,10 @@ def of_run(run: FinishedRun, client: int | None) -> Personalized:
     """
     module = run.shared() if client is None else run.client(client).module()
     own = copy.deepcopy(module).cpu()  # a copy, because the workspace uses its model again
-    return Personalized(own, metadata(run.space, client)).eval()
+    about = metadata(run.space, client)
+    if client is None:
+        about = msgspec.structs.replace(about, newcomer=run.newcomer_plan())
+    return Personalized(own, about).eval()
 
 
 def metadata(space: Workspace, client: int | None) -> ModelMetadata:

@@ -1,7 +1,7 @@
 """Evaluate a saved run again with other personalization settings, without training it again."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -33,18 +33,7 @@ def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
     line is added to `evaluations.csv`. Raises `RunError` if a change is not in `ALLOWED` (the run
     would have to be trained again, or the change has no effect), and if the clients are devices.
     """
-    before = config.defaults() | config.stored(run)
-    for key in changes:
-        if key not in before:
-            raise RunError(f"unknown key {key}{did_you_mean(key, before)}")
-    foreign = [
-        f"{key} = {literal(changes[key])} (the run has {literal(before[key])})"
-        for key in sorted(changes.keys() - ALLOWED)
-        if changes[key] != before[key]
-    ]
-    if foreign:
-        allowed = ", ".join(sorted(ALLOWED))
-        raise RunError(f"{', '.join(foreign)}: needs another training run; allowed: {allowed}")
+    check_changes(config.defaults() | config.stored(run), changes, ALLOWED)
     settings = settings_of(run, changes)
     if settings.dataset == DEVICE:
         raise RunError(f"{run}: its clients are devices; their state is on the devices, not here")
@@ -55,6 +44,23 @@ def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
         columns = columns_of(finished.space.task)
         _write(path, _scores(finished), columns, line, settings.evaluate_on)
     return path
+
+
+def check_changes(
+    before: Mapping[str, Scalar], changes: Mapping[str, Scalar], allowed: Set[str]
+) -> None:
+    """Raise `RunError` for a change of the settings `before` that is not `allowed` any more."""
+    for key in changes:
+        if key not in before:
+            raise RunError(f"unknown key {key}{did_you_mean(key, before)}")
+    foreign = [
+        f"{key} = {literal(changes[key])} (the run has {literal(before[key])})"
+        for key in sorted(changes.keys() - allowed)
+        if changes[key] != before[key]
+    ]
+    if foreign:
+        those = ", ".join(sorted(allowed))
+        raise RunError(f"{', '.join(foreign)}: needs another training run; allowed: {those}")
 
 
 def _scores(finished: FinishedRun) -> list[ClientEval]:

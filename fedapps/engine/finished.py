@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from safetensors import SafetensorError
@@ -31,6 +32,7 @@ from fedapps.report.directory import MODEL
 from fedapps.training.plan import Plan
 from fedapps.training.workspace import Workspace, workspace
 
+SUBSETS = ("train", "test", "validation")
 # The first two keys choose a round, which is over; with test samples they would be refused.
 # The third is for connections, and its certificates may be gone or on another machine.
 OVER: dict[str, Scalar] = {"keep-best": False, "patience": 0, "channel-tls": ""}
@@ -99,6 +101,20 @@ class FinishedRun:
             )
         put(self.space.model, self.strategy.arrays)
         return self.space.model
+
+    def newcomer_plan(self) -> Plan | None:
+        """Return the plan of a client that comes now, after the run; None if it is not known."""
+        if not self.whole:
+            return None
+        settings, new = self.space.settings, self.space.settings.num_clients
+        grown, one = (
+            msgspec.structs.replace(settings, num_clients=new + 1),
+            dict.fromkeys(SUBSETS, 1),
+        )
+        strategy = type(self.strategy)(self.space, grown, {new: one})
+        if checkpoint.rounds(self.folder):
+            Recovery(grown).restore(self.folder, checkpoint.load(self.folder), strategy)
+        return strategy.newcomer_plan(self.round, new)
 
     def client(self, number: int) -> BaseClient:
         """Return a client with the model of its last evaluation.
