@@ -9,7 +9,10 @@ from fedapps.core import registry
 from fedapps.core.errors import RunError
 from tests.support.methods import needed
 
-OPTIONS = 'num-clients=3 fraction-train=1.0 num-rounds=3 local-epochs=2 unseen-clients="2" evaluate-every=0'
+OPTIONS = (
+    "num-clients=3 fraction-train=1.0 num-rounds=3 local-epochs=2 evaluate-every=0 "
+    'unseen-clients="2"'
+)
 ALONE = ("local", "fedfomo")  # no shared model; other clients' models
 
 

@@ -110,6 +110,21 @@ def test_what_does_not_grow(more, device_run, nodes, serial_run):
         device_run(f'{other} num-rounds=3 resume="{folder}"')
 
 
+def test_a_device_that_is_held_out_waits_for_the_end(device_run, serial_run, union, read_csv):
+    """As in one data set: it never trains, has no state, and is scored after the last round."""
+    method = 'strategy="fedper" unseen-clients="1" few-shot=2 num-rounds=2'
+    mine, theirs = device_run(method), serial_run(union.options, method)
+    for name in ("model.safetensors", "clients.csv", "unseen.csv"):
+        assert (mine / name).read_bytes() == (theirs / name).read_bytes(), name
+    assert [row["client"] for row in read_csv(mine, "unseen.csv")] == ["1"]
+
+
+def test_devices_that_do_not_train_are_not_enough_to_begin(flat_config, nodes):
+    flat = flat_config(RUN, 'unseen-clients="0-1" round-timeout=0.01')
+    with pytest.raises(RunError, match="0 of 1 SuperNodes"):
+        run_changing(flat, nodes, [[1, 2]])
+
+
 def test_too_few_devices_are_waited_for_with_a_line(flat_config, nodes, monkeypatch, capsys):
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr("fedapps.wire.nodes.time.monotonic", lambda: clock.now)
