@@ -179,9 +179,9 @@ class Report:
 
     def evaluation(self, round_: int, results: Sequence[ClientEval]) -> Means:
         """Add an evaluation to clients.csv; return the means for the `RoundRow`."""
-        lines = client_rows(round_, results, self.columns)
+        results = sorted(results, key=lambda result: result.client)
+        lines, names = client_rows(round_, results, self.columns), self.columns.clients
         self._append("clients.csv", lines)
-        names = self.columns.clients
         self._loggers.evaluation(round_, [dict(zip(names, line, strict=True)) for line in lines])
         found = means(results, self.columns)
         if found.personalized is not None or not results:

@@ -160,9 +160,8 @@ def means(results: Sequence[ClientEval], columns: Columns) -> Means:
 def client_rows(
     round_: object, results: Iterable[ClientEval], columns: Columns
 ) -> list[list[object]]:
-    """Return the rows of clients.csv, in the order of the clients."""
-    ordered = sorted(results, key=lambda result: result.client)
-    flat = [{"round": round_} | result.flat() for result in ordered]
+    """Return the rows of clients.csv."""
+    flat = [{"round": round_} | result.flat() for result in results]
     return [[values.get(name) for name in columns.clients] for values in flat]
 
 
