@@ -57,8 +57,9 @@ class Run:
         figures = self._by_round.drop(columns=NO_FIGURES, errors="ignore")
         figures = figures.dropna(subset=[self.metric.personalized])
         _, _, *newcomers = unseen_columns(self.metric)
-        for name in self.summary.keys() & newcomers:  # scored after the last round
-            figures.loc[figures.index[-1:], name] = self.summary[name]
+        for name in newcomers:  # scored after the last round
+            if self.summary.get(name) is not None:
+                figures.loc[figures.index[-1:], name] = self.summary[name]
         return figures
 
     def evaluated(self, round_: int) -> float:

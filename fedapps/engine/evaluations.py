@@ -34,16 +34,17 @@ def plans(strategy: BaseStrategy, round_: int) -> dict[int, Plan]:
 
     The last round's has those of newcomers, too.
     """
-    s = strategy.settings
-    clients = evaluated(strategy)
-    if round_ == s.num_rounds:
-        clients = strategy.clients if strategy.final_phase else clients
-        clients = sorted([*clients, *newcomers(strategy)])
-    if is_due(s, round_):
-        return {client: plan_of(strategy, round_, client) for client in clients}
-    if round_ in s.further_rounds:  # scored without personalization
-        return {c: strategy.evaluation_plan(round_, c).without_stages() for c in clients}
-    return {}
+    s, last = strategy.settings, round_ == strategy.settings.num_rounds
+    due = is_due(s, round_)
+    if not due and round_ not in s.further_rounds:
+        return {}
+    clients = strategy.clients if last and strategy.final_phase else evaluated(strategy)
+    found = {client: strategy.evaluation_plan(round_, client) for client in clients}
+    if not due:  # scored without personalization
+        return {client: plan.without_stages() for client, plan in found.items()}
+    if last:
+        found |= {new: strategy.newcomer_plan(round_, new) for new in newcomers(strategy)}
+    return dict(sorted(found.items()))
 
 
 def newcomers(strategy: BaseStrategy) -> list[int]:

@@ -97,7 +97,7 @@ class StrategyTools:
         population = self.workspace.population
         if not (self.devices and population.held_out):
             return list(self.devices or population.training)
-        return [client for client in self.devices if client not in population.held_out]
+        return sorted(self.devices.keys() - population.held_out)
 
     def count(self, client: int, subset: str) -> int:
         """Return how many samples a client has in a subset: `train`, `test` or `validation`."""

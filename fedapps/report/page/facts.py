@@ -102,7 +102,7 @@ def tiles_of(run: RunFiles) -> list[Tile]:
             found.append(Tile(f"{lead.label} initial", lead.shown(before), told))
     count, _, after, apart = (run.summary.get(name) for name in unseen_columns(run.lead))
     if count and after is not None and apart is not None:
-        note = f"{run.lead.shown(apart)} from the others"
+        note = f"difference {run.lead.digits(run.lead.factor * apart, '+')}"
         found.append(
             Tile(
                 f"{run.lead.label}, {words.number(count, 'newcomer')}", run.lead.shown(after), note
