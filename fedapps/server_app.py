@@ -123,7 +123,8 @@ def node_registry(grid: Grid, space: Workspace) -> NodeRegistry:
     if not (simulated := not isinstance(grid, HttpGrid)):
         shorten_backoff()
     streaming, limit = StreamingGrid(grid), s.max_samples
-    return NodeRegistry(streaming, s.min_available, s.round_timeout, devices, simulated, limit)
+    out = space.population.held_out if devices else ()
+    return NodeRegistry(streaming, s.min_available, s.round_timeout, devices, simulated, limit, out)
 
 
 def meet(there: NodeRegistry, space: Workspace) -> Fleet:

@@ -197,7 +197,7 @@ class DeviceStore(ClientStore):
         """
         self._check_run()
         path = self.folder.parent / personalized.FILE
-        if broken := _not_finite(client.module()):
+        if broken := not_finite(client.module()):
             log.warning("personalization diverged (%s): %s is not written", broken, path)
         else:
             personalized.save(path, client)
@@ -213,7 +213,7 @@ class DeviceStore(ClientStore):
         )
 
 
-def _not_finite(module: nn.Module) -> str:
+def not_finite(module: nn.Module) -> str:
     """Name a tensor of a module that has NaN or infinite values; "" if there is none."""
     found = module.state_dict().items()
     return next((key for key, value in found if not torch.isfinite(value).all()), "")

@@ -32,6 +32,7 @@ from fedapps.method.flower import BaseClient
 from fedapps.models.adapters import merged
 from fedapps.tasks import CLASSIFICATION, Task, task_for
 from fedapps.training.batches import chunks
+from fedapps.training.plan import Plan
 from fedapps.training.run_data import RunData
 from fedapps.training.workspace import Workspace
 
@@ -44,7 +45,8 @@ class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
     """What a model needs besides its arrays; `client` is None for the shared model.
 
     `names` are those of the classes or labels; a regression has none. `columns` are those of a
-    table, as the key `columns` writes them.
+    table, as the key `columns` writes them. `newcomer` says what a client does that begins with the
+    shared model now.
     """
 
     client: int | None
@@ -56,6 +58,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
     std: tuple[float, ...]
     fill: bool = False
     columns: str = ""
+    newcomer: Plan | None = None
 
     @property
     def task(self) -> Task:
@@ -108,7 +111,10 @@ def of_run(run: FinishedRun, client: int | None) -> Personalized:
     """
     module = run.shared() if client is None else run.client(client).module()
     own = merged(copy.deepcopy(module)).cpu()  # a copy, because the workspace uses its model again
-    return Personalized(own, metadata(run.space, client)).eval()
+    about = metadata(run.space, client)
+    if client is None:
+        about = msgspec.structs.replace(about, newcomer=run.newcomer_plan())
+    return Personalized(own, about).eval()
 
 
 def metadata(space: Workspace, client: int | None) -> ModelMetadata:
@@ -121,6 +127,7 @@ def metadata(space: Workspace, client: int | None) -> ModelMetadata:
     names = own_names if space.task.has_names else ()
     without_data = {
         "dataset": DEVICE,
+        "num-clients": settings.num_clients,
         "task": space.task.name,
         "input-shape": ",".join(map(str, data_set.shape)),
         "num-classes": max(1, len(names)),

@@ -58,8 +58,12 @@ class Recovery:
                 f"resume: {other[0]} is either in the checkpoint's model or in this run's, but not "
                 "in both: resume with the version of fedapps that run.json names"
             )
+        before, now = found.progress.clients, self.settings.num_clients
+        grows = 0 < before < now
         for old, new in ((strategy.arrays, found.arrays), (strategy.state, found.state)):
             for key in old.keys() & new.keys():
+                if grows and old is strategy.state and key.startswith(strategy.by_client):
+                    continue
                 if np.shape(old[key]) != np.shape(new[key]):
                     raise RunError(
                         f"resume: {key} has shape {np.shape(new[key])} in the checkpoint, but "
@@ -68,6 +72,8 @@ class Recovery:
                     )
             old.clear()  # other objects hold the same dictionary
             old |= new
+        if grows:
+            strategy.grow(before)
         self._spent(run, strategy)
         self.versions.of |= found.progress.versions
         self.best, self.done = found.progress.best, found.progress.round
@@ -140,5 +146,6 @@ class Recovery:
             best=best,
             failures=self.failures,
             source=strategy.workspace.resident.source,
+            clients=self.settings.num_clients,
         )
         return Checkpoint(progress, strategy.arrays, strategy.state)

@@ -47,6 +47,8 @@ def _general(s: Settings) -> Iterator[tuple[str, str]]:
     for key in dict.fromkeys(key for other in PARTITIONERS.values() for key in other.keys):
         if key not in read:
             yield key, why
+    if not s.unseen_clients:
+        yield "few-shot", "without unseen-clients"
     if s.split == "official" and not own:
         yield "test-fraction", 'with split = "official"'
     if s.evaluate_rounds and not s.further_rounds:

@@ -14,7 +14,7 @@ Only this module takes the state of a model apart or puts it together.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -142,6 +142,15 @@ class Layout:
     def _keys_of(self, item: str) -> tuple[str, ...]:
         name, part = _split(item)
         return tuple(k for k in self.keys[name] if part in ("", self.parts.get(k, REST)))
+
+    def covering(self, layers: Slice, keys: Set[str]) -> Slice:
+        """Return what of a slice has some of these keys: whole layers, or parts of them."""
+        found: list[str] = []
+        for item in self.slice(layers):
+            parts = [one for part in self.part_names for one in self.part_of((item,), part)]
+            some = [one for one in parts if not keys.isdisjoint(self._keys_of(one))]
+            found += [item] if some == parts else some
+        return tuple(found)
 
     def layers_of(self, keys: Iterable[str]) -> Slice:
         """Return the layers that have some of these keys, in the model's order."""

@@ -25,6 +25,7 @@ _EVALUATION = "evaluation-"  # a table with a line per client, for each of these
 BEST = "best"  # a run directory inside this one: the best round on validation samples
 SUMMARY = "summary.json"  # written when a run ends, and deleted when it is resumed
 NAMES = "names.csv"  # what the data call each client, if they do
+UNSEEN = "unseen.csv"  # like clients.csv, for clients that came after the training
 SAMPLES = "samples.csv"  # number of training samples per client and class, if known
 
 # The start of a formula: in a cell, or after a semicolon, which separates cells in countries with a

@@ -86,6 +86,13 @@ def test_a_run_that_was_killed_in_one_process_goes_on_on_ray(home, tmp_path, str
     assert differences(whole, killed) == []
 
 
+@pytest.mark.parametrize("strategy", ["fedper", THOROUGH("pfedme")])
+def test_newcomers_on_ray_have_the_scores_of_the_serial_engine(both, tmp_path, strategy):
+    both(RUN, f'strategy="{strategy}" unseen-clients="0.4" few-shot=3', federation=TWO)
+    one, two = (tmp_path / name / "unseen.csv" for name in ("serial", "ray"))
+    assert one.read_bytes() == two.read_bytes() and one.read_bytes().count(b"\n") == 3
+
+
 @pytest.mark.parametrize("spread", [LONG(0), THOROUGH(2)])
 def test_split_learning_on_ray_gives_the_numbers_of_the_serial_engine(both, spread):
     """All clients on one SuperNode in threads, and three each on two that work at the same time."""

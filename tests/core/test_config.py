@@ -31,7 +31,7 @@ WORDS = {
 TEXTS = [
     "dataset", "data-root", "sizes", "classes-per-client", "model", "runs-dir", "run-name",
     "channel-address", "channel-reach", "channel-tls", "input-shape", "class-names", "loggers",
-    "evaluate-rounds", "resume", "initial-model", "adapter-layers",
+    "evaluate-rounds", "resume", "initial-model", "adapter-layers", "unseen-clients",
 ]  # fmt: skip
 FLAGS = [
     "dirichlet-balance", "bn-local", "presum", "score-last", "score-without-head", "dp.adaptive",
@@ -42,7 +42,7 @@ COUNTS = {
     "local-epochs": 1, "batch-size": 1, "seed": 0, "evaluate-every": 0, "evaluate-clients": 0,
     "finetune-epochs": 0, "threads": 1, "cache-limit": 0, "max-failures": -1, "min-available": 1,
     "clip-history": 1, "channel-nodes": 0, "num-classes": 1, "max-samples": 1,
-    "checkpoint-every": 0, "patience": 0, "adapter-rank": 0,
+    "checkpoint-every": 0, "patience": 0, "adapter-rank": 0, "few-shot": 0,
 }  # fmt: skip
 POSITIVE = [
     "alpha", "lr", "max-value", "round-timeout", "join-timeout", "step-timeout", "dp.clip-norm",
