@@ -74,7 +74,7 @@ def adopt(
 def _settings(about: ModelMetadata, changes: Mapping[str, Scalar]) -> Settings:
     """Return the settings of the run with one more client, which has come after the training."""
     flat = config.defaults() | about.config
-    check_changes(flat, changes, {*ALLOWED, "few-shot"})
+    check_changes(flat, changes, ALLOWED)
     new = int(flat["num-clients"])
     more: dict[str, Scalar] = {"num-clients": new + 1, "unseen-clients": str(new), "few-shot": 0}
     more |= {"dataset": DEVICE, "device": "cpu"}

@@ -51,7 +51,7 @@ def summarize(
 
 
 def unseen(
-    newcomers: Sequence[Mapping[str, str]], seen: float | None, metric: Metric
+    newcomers: Sequence[Mapping[str, Any]], seen: float | None, metric: Metric
 ) -> dict[str, float | int]:
     """Return the means over newcomers, and their difference from the mean of the `seen` clients."""
     if not newcomers or seen is None:
