@@ -68,8 +68,7 @@ class Run:
     def __init__(self, path: str | Path) -> None:
         self.path: Path = expanded(str(path)).absolute()
         self.config: dict[str, Scalar] = config.stored(self.path)
-        """The keys as in config.toml, those of tables as `fedprox.prox-mu`, which
-        `fedapps.run(run.config)` repeats."""
+        """The keys as in config.toml, which `fedapps.run(run.config)` repeats."""
         self._kept: tuple[int | None, Personalized] | None = None  # the last model that predicted
 
     @cached_property

@@ -4,8 +4,8 @@ Choose a model with `-c model=NAME`. The numbers are for 10 classes and images o
 models that take no images, a series of 128 steps with 6 channels, or 64 tokens of 100 kinds. The
 files of your own in models/ are listed, too.
 
-`--check NAME` tries a model of your own: it is built as in a run, and trains one round of FedAvg
-and one of FedPer on random samples.
+`--check NAME` tries a model of your own: it is built as in a run, and trains a round with every
+method on random samples, except for split learning, which needs a server.
 
     fedapps models --check mine --shape 1,28,28
 """
@@ -95,33 +95,42 @@ def rows() -> Iterator[tuple[str, ...]]:
 
 
 def tried(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[str]:
-    """Train a round of two methods on random samples; yield a line for each.
+    """Train a round of every method on random samples; yield a line for each.
 
-    Raises `RunError` if the model cannot be built, or if a layer does not learn.
+    A method that cannot train the model says why. Raises `RunError` if the model cannot be built,
+    or if a layer learns with no method.
     """
     from fedapps.core import config, registry
     from fedapps.core.files import write_npz
     from fedapps.method import rehearse
+    from fedapps.split.strategy import SplitStrategy
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "random.npz"
         write_npz(path, _samples(kind, shape))
         keys = f'dataset="{path}" runs-dir="{folder}" device="cpu" partitioner="iid" num-clients=2'
         keys += " min-samples=2 fraction-train=1.0 local-epochs=1 num-rounds=1 finetune-epochs=1"
-        for method in ("fedavg", "fedper"):
+        learned: set[str] = set()
+        layers: tuple[str, ...] = ()
+        for method in registry.names():
             settings = config.read(config.parse([f'{keys} strategy="{method}"', f'model="{name}"']))
-            made = rehearse(
-                registry.strategy_class(method), registry.client_class(method), settings
-            )
-            before = {key: value.copy() for key, value in made.strategy.arrays.items()}
-            made.rounds()
-            now, layout = made.strategy.arrays, made.layout
-            moved = layout.layers_of(k for k, v in now.items() if (v != before[k]).any())
-            still = [layer for layer in layout.names if layer not in moved]
-            if method == "fedavg" and still:
-                raise RunError(f'model = "{name}": {still[0]} did not learn: forward must use it')
-            made.evaluate(client=0)
+            strategy = registry.strategy_class(method)
+            if issubclass(strategy, SplitStrategy):
+                continue
+            try:
+                made = rehearse(strategy, registry.client_class(method), settings)
+                before = {key: value.copy() for key, value in made.strategy.arrays.items()}
+                made.rounds()
+                made.evaluate(client=0)
+            except RunError as error:
+                yield f"{name}: {method}: {error}"
+                continue
+            now, layers = made.strategy.arrays, made.layout.names
+            moved = made.layout.layers_of(k for k, v in now.items() if (v != before[k]).any())
+            learned |= {*moved}
             yield f"{name}: {method} learns {kind} {list(shape)} with {', '.join(moved)}"
+        if still := [layer for layer in layers if layer not in learned]:
+            raise RunError(f'model = "{name}": {still[0]} did not learn: forward must use it')
 
 
 def _samples(kind: str, shape: tuple[int, ...]) -> "dict[str, np.ndarray]":

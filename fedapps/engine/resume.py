@@ -94,11 +94,7 @@ def find(settings: Settings, flat: Mapping[str, Scalar]) -> Path | None:
         folder = expanded(settings.resume, "resume")
         if not folder.is_absolute():
             raise RunError(f'resume = "{folder}": must be absolute, start with ~, or be {LATEST}')
-        if different := differences(config.stored(folder), flat):
-            raise RunError(
-                f'resume = "{folder}": the run has other settings: {", ".join(different)}; '
-                f"leave them out, or with flwr run use --run-config {folder / 'resume.toml'}"
-            )
+        _check_settings(folder, flat)
         if folder.name == directory.BEST and not (folder / "rounds.csv").exists():
             raise RunError(f"{folder}: holds the best round of a run; resume the run itself")
     return folder

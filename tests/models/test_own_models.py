@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedapps import cli, models
-from fedapps.core import config
+from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.data.spec import Spec, image_spec
 from fedapps.device import personalized
@@ -173,10 +173,11 @@ def test_the_command_lists_and_tries_models_of_ones_own(mine, capsys):
     assert rows["mine"].startswith("images, tables, series, tokens, values | body, head | 18,")
     assert "must return an nn.Module" in rows["broken"]
     assert cli.main(["models", "--check", "mine", "--shape", "1,9,9"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "mine: fedavg learns images [1, 9, 9] with body, head",
-        "mine: fedper learns images [1, 9, 9] with body",
-    ]
+    lines = capsys.readouterr().out.splitlines()
+    assert "mine: fedavg learns images [1, 9, 9] with body, head" in lines
+    assert "mine: fedper learns images [1, 9, 9] with body" in lines
+    assert {line.split()[1].rstrip(":") for line in lines} < {*registry.names()}
+    assert not any("sflv1" in line for line in lines)
 
 
 @pytest.mark.parametrize(("text", "words", "line"), [
