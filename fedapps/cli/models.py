@@ -22,6 +22,8 @@ from fedapps.core.errors import RunError
 if TYPE_CHECKING:
     import numpy as np
 
+    from fedapps.training.workspace import Workspace
+
 COLUMNS = (
     Column("model", 30),
     Column("takes", 8),
@@ -98,26 +100,28 @@ def tried(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[str]:
     """Train a round of every method on random samples; yield a line for each.
 
     A method that cannot train the model says why. Raises `RunError` if the model cannot be built,
-    or if a layer learns with no method.
+    or if a layer gets no gradient.
     """
     from fedapps.core import config, registry
     from fedapps.core.files import write_npz
+    from fedapps.engine.rounds import Rounds
     from fedapps.method import rehearse
     from fedapps.split.strategy import SplitStrategy
+    from fedapps.training.workspace import Workspace
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "random.npz"
         write_npz(path, _samples(kind, shape))
         keys = f'dataset="{path}" runs-dir="{folder}" device="cpu" partitioner="iid" num-clients=2'
-        keys += " min-samples=2 fraction-train=1.0 local-epochs=1 num-rounds=1 finetune-epochs=1"
-        learned: set[str] = set()
-        layers: tuple[str, ...] = ()
+        keys += f' min-samples=2 fraction-train=1.0 local-epochs=1 num-rounds=1 model="{name}"'
+        _demand_gradients(name, Workspace(config.read(config.parse([keys]))))
         for method in registry.names():
-            settings = config.read(config.parse([f'{keys} strategy="{method}"', f'model="{name}"']))
             strategy = registry.strategy_class(method)
             if issubclass(strategy, SplitStrategy):
                 continue
+            settings = config.read(config.parse([keys, f'strategy="{method}" finetune-epochs=1']))
             try:
+                Rounds(strategy(Workspace(settings)))  # as a run does: checks that they fit
                 made = rehearse(strategy, registry.client_class(method), settings)
                 before = {key: value.copy() for key, value in made.strategy.arrays.items()}
                 made.rounds()
@@ -125,12 +129,20 @@ def tried(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[str]:
             except RunError as error:
                 yield f"{name}: {method}: {error}"
                 continue
-            now, layers = made.strategy.arrays, made.layout.names
+            now = made.strategy.arrays
             moved = made.layout.layers_of(k for k, v in now.items() if (v != before[k]).any())
-            learned |= {*moved}
-            yield f"{name}: {method} learns {kind} {list(shape)} with {', '.join(moved)}"
-        if still := [layer for layer in layers if layer not in learned]:
-            raise RunError(f'model = "{name}": {still[0]} did not learn: forward must use it')
+            layers = ", ".join(moved) or "layers that stay on clients"
+            yield f"{name}: {method} learns {kind} {list(shape)} with {layers}"
+
+
+def _demand_gradients(name: str, space: "Workspace") -> None:
+    """Refuse a model that has a layer which its forward pass does not use."""
+    inputs, targets = space.samples(0, "train")
+    space.task.loss(space.model.train()(inputs), targets).backward()
+    used = {key for key, value in space.model.named_parameters() if value.grad is not None}
+    for layer in space.layout.names:
+        if used.isdisjoint(space.layout.keys_of((layer,))):
+            raise RunError(f'model = "{name}": {layer} did not learn: forward must use it')
 
 
 def _samples(kind: str, shape: tuple[int, ...]) -> "dict[str, np.ndarray]":
