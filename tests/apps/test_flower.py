@@ -61,13 +61,14 @@ def test_ray_gives_them_for_every_kind_of_samples_and_targets(both, tmp_path, ki
 
 def test_ray_gives_them_for_a_model_of_ones_own(both, tmp_path):
     path = tmp_path / "mine.py"
-    path.write_text(
-        "from torch import nn\n\n"
-        "def make(inputs, outputs):\n"
-        "    first = nn.Sequential(nn.Flatten(), nn.Linear(inputs.size, 8), nn.ReLU())\n"
-        "    return nn.Sequential(first, nn.Linear(8, outputs.shape[-1]))\n"
-    )
+    path.write_text(kinds.OWN_MODEL)
     both(RUN, LIMITS, f'model="{path}:make"', federation=TWO)
+
+
+@pytest.mark.thorough
+def test_ray_gives_them_for_people_that_the_data_name(both, data_root):
+    people = f'dataset="watch" data-root="{data_root}" partitioner="natural" split="official"'
+    both(RUN, people, 'model="cnn1d" num-clients=0', federation=TWO)
 
 
 @pytest.mark.thorough
