@@ -100,7 +100,7 @@ def selected_before(lines: Lines, flat: Mapping[str, Scalar], last: int) -> floa
     evaluated.
     """
     total, count = int(flat["num-rounds"]), int(flat["num-clients"])
-    if not count or flat["unseen-clients"]:
+    if not count or flat.get("unseen-clients"):
         raise RunError("selected_before needs num-clients, and no clients held out")
     seed, fraction = int(flat["seed"]), float(flat["fraction-train"])
     rows = {(int(line["round"]), int(line["client"])): line for line in lines}
