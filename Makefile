@@ -82,8 +82,8 @@ $(READY): pyproject.toml $(LOCKED)
 # Exactly the locked versions. A SuperLink that still runs on older ones is ended, by the new ones.
 $(LOCKED): requirements.lock | $(UV)
 	@echo "installing the packages of requirements.lock into $(VENV) (PyTorch: some GB)"
-	@$(UV) pip install --quiet --python $(PY) --requirement requirements.lock \
-		|| $(PY) -m pip install --quiet --requirement requirements.lock
+	@$(UV) pip install --quiet --python $(PY) --no-deps --requirement requirements.lock \
+		|| $(PY) -m pip install --quiet --no-deps --requirement requirements.lock
 	@if [ -d "$(HOME_DIR)" ]; then $(PY) -m fedapps stop --home "$(HOME_DIR)"; fi
 	@touch $@
 

@@ -23,6 +23,7 @@ from fedapps import launch
 from fedapps.core import config
 from fedapps.core.draws import sample_clients
 from fedapps.core.settings import Settings
+from fedapps.launcher import superlink
 from fedapps.training.draw import Draw
 from fedapps.training.workspace import Workspace
 
@@ -130,7 +131,7 @@ def main() -> None:
                 firsts.append(first)
                 floors += floor(settings)[1:]
         finally:
-            launch.stop(home)
+            superlink.stop(home)
     mine, bare = median(rounds), median(floors)
     print(f"seconds per round, Ray with {WORKERS} actors    {mine:8.3f}  (median of {len(rounds)})")
     print(f"compute floor, {WORKERS} bare processes         {bare:8.3f}  (median of {len(floors)})")

@@ -4,7 +4,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedapps.method import Backward, BaseClient, Costs, Objective, Plan, Samples, restored
+from fedapps.method import (
+    Backward,
+    BaseClient,
+    Costs,
+    Objective,
+    Plan,
+    Samples,
+    TrainingStats,
+    put,
+    restored,
+)
 from strategies.apfl import Settings
 
 
@@ -76,11 +86,22 @@ class APFLClient(BaseClient):
         return Costs()
 
     def before_scoring(self, plan: Plan) -> Costs:
-        """Score the received w alone, then replace it by the mixture."""
+        """Score the received w alone, then replace it by the mixture; a newcomer's v_i is w."""
         self.model.eval()
         self.shared = self.score(self.test_data)
+        if plan.newcomer:
+            for key, w in self.w.items():
+                self.v[key].data.copy_(w)
         self.mix()
         return Costs()
+
+    def adapt(self, plan: Plan) -> TrainingStats:
+        """Train w_i, v_i and alpha_i as in a round, and mix."""
+        put(self.model, self.received)
+        self.before_training(plan)
+        done = self.train(plan, "finetune", self.objective("train"))
+        self.mix()
+        return done
 
     def extra_scores(self) -> dict[str, float]:
         """The score of w alone."""

@@ -88,6 +88,10 @@ class FedALAClient(BaseClient):
         self.last_loss = super().loss(logits, labels)
         return self.last_loss
 
+    def adapt(self, plan: Plan) -> TrainingStats:
+        """Train as in a round: there is no theta_l yet, so no W."""
+        return self.train(plan, "finetune", self.objective("finetune"))
+
     def personalize(self, plan: Plan) -> TrainingStats:
         """Learn W on s % of the data: the first time until the loss has converged, later one epoch.
 

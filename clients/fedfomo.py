@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedapps.method import Arrays, BaseClient, Costs, Plan, put, take
+from fedapps.method import Arrays, BaseClient, Costs, Plan, TrainingStats, put, take
 
 
 class FedFomoClient(BaseClient):
@@ -27,6 +27,13 @@ class FedFomoClient(BaseClient):
         size = len(self.workspace.samples(self.client, "validation")[1])
         forward = self.workspace.trainer.profile.forward_macs(self.layout.names)
         return Costs(macs=(1 + len(others)) * size * forward)
+
+    def adapt(self, plan: Plan) -> TrainingStats:
+        """Step towards better models, and train, as in a round."""
+        costs = self.before_training(plan)
+        done = self.personalize(plan)
+        done.spend(costs)
+        return done
 
     def others(self) -> dict[int, Arrays]:
         """Return the received models by client."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedapps.method import BaseClient, Costs, Objective, Plan, Slice, put, run, take
+from fedapps.method import BaseClient, Costs, Objective, Plan, Slice, in_sequence, put, run, take
 
 
 class TwoHeads(nn.Module):
@@ -77,8 +77,8 @@ class FedRODClient(BaseClient):
 
     def module(self) -> nn.Module:
         """The body with both heads."""
-        body = nn.Sequential(*(self.model.get_submodule(name) for name in self.layout.body))
-        generic = nn.Sequential(*(self.model.get_submodule(name) for name in self.layout.head))
+        body = in_sequence(self.model, self.layout.body)
+        generic = in_sequence(self.model, self.layout.head)
         return TwoHeads(body, generic, self.personal_head)
 
     def predict(self, images: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from fedapps.method import (
     Objective,
     Plan,
     Samples,
+    TrainingStats,
     descend,
     pull,
     put,
@@ -51,9 +52,18 @@ class PFedMeClient(BaseClient):
         return Costs()
 
     def before_scoring(self, plan: Plan) -> Costs:
-        """Score theta_i; for a client that has never trained, this is the initial model."""
-        put(self.model, self.workspace.initial | self.kept("theta/"))
+        """Score theta_i: at first the initial model, but a newcomer's starts from w."""
+        if not plan.newcomer:
+            put(self.model, self.workspace.initial | self.kept("theta/"))
         return Costs()
+
+    def adapt(self, plan: Plan) -> TrainingStats:
+        """Train theta_i as in a round, from w."""
+        self.before_training(plan)
+        done = self.train(plan, "finetune", self.objective("train"))
+        self.after_training(plan)
+        put(self.model, self.kept("theta/"))
+        return done
 
     def extra_scores(self) -> dict[str, float]:
         """Score the received w, too; afterwards the model is theta_i again."""

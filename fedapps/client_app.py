@@ -24,7 +24,7 @@ from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.device.device import Device, device_workspace
 from fedapps.engine.failed_clients import DivergedError, record
-from fedapps.engine.store import EARLIER_RUN, ClientStore
+from fedapps.engine.store import EARLIER_RUN, NONE, ClientStore
 from fedapps.engine.versions import LOADED, SAVED
 from fedapps.method import local
 from fedapps.method.aggregation import weighted_mean
@@ -225,8 +225,9 @@ def _diverged(space: Workspace, sent: Arrays, kept: Arrays, metrics: Mapping) ->
 
 
 def _evaluate(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate:
-    """Evaluate with the state after this round."""
-    version, state = store.load_version(request.plan.round + 1)
+    """Evaluate with the state after this round; a newcomer has none."""
+    new = request.plan.newcomer
+    version, state = (NONE, {}) if new else store.load_version(request.plan.round + 1)
     client = _client(space, request, version, state)
     update = client.evaluate_round(request.plan, request.arrays)
     if not request.plan.unpersonalized:

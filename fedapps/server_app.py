@@ -29,6 +29,7 @@ from fedapps.device.warm import end_with_parent, shorten_backoff
 from fedapps.engine import privacy, resume, unused
 from fedapps.engine.failed_clients import FILE
 from fedapps.engine.rounds import Rounds
+from fedapps.report import directory
 from fedapps.report.loggers import check_installed
 from fedapps.report.report import Report
 from fedapps.training.torch_device import GPU_HINT
@@ -64,8 +65,10 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     if settings.threads > (cores := os.cpu_count() or 1):
         log.warning("threads = %s on %s cores is slow", settings.threads, cores)
     space = workspace(settings)
-    for note in data.notes(space.dataset, settings.split):
+    for note in data.notes(space.dataset, settings.split, settings.partitioner):
         log.warning("%s", note)
+    for note in [*space.dataset.told, *space.population.told]:
+        log.info("note: %s", note)
     held = None if settings.dataset == DEVICE else samples_of(space)  # a bad partition ends here
     strategy_class = registry.strategy_class(settings.strategy)
     registry.client_class(settings.strategy)  # a missing client module ends the run here
@@ -74,6 +77,8 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     for note in unused.notes(strategy):
         log.warning("%s", note)
     with _reporting(rounds, context.run_config) as report:
+        if space.population.names:
+            directory.write_names(report.folder, space.population.names)
         if held is not None and space.task.has_classes:
             report.hold(space.population.training, held)
         report.follow(strategy.arrays)
@@ -118,7 +123,8 @@ def node_registry(grid: Grid, space: Workspace) -> NodeRegistry:
     if not (simulated := not isinstance(grid, HttpGrid)):
         shorten_backoff()
     streaming, limit = StreamingGrid(grid), s.max_samples
-    return NodeRegistry(streaming, s.min_available, s.round_timeout, devices, simulated, limit)
+    out = space.population.held_out if devices else ()
+    return NodeRegistry(streaming, s.min_available, s.round_timeout, devices, simulated, limit, out)
 
 
 def meet(there: NodeRegistry, space: Workspace) -> Fleet:

@@ -38,6 +38,7 @@ class APFL(BaseStrategy):
     alpha_i `initial-alpha` at first. The paper counts tau local steps in a round; we count
     `local-epochs`. Clipping and `prox-mu` act on w alone.
     Our choices: alpha_i is learned by default, and an evaluation trains nothing.
+    A newcomer trains w_i, v_i and alpha_i for one round, from the shared w.
     """
 
     citation = "Deng et al. 2020"
@@ -59,6 +60,10 @@ class APFL(BaseStrategy):
     def evaluation_plan(self, round_: int, client: int) -> Plan:
         """Download w; the client mixes it with v_i and trains nothing."""
         return Plan(round=round_, download=self.layout.names, stages=(), upload=())
+
+    def newcomer_plan(self, round_: int, client: int) -> Plan:
+        """Train w_i, v_i and alpha_i as in a round; v_i starts from w."""
+        return self.alone(self.plan(round_, client))
 
     def aggregate(self, round_: int, updates: Iterable[ClientUpdate]) -> Arrays:
         """Set w to the plain mean over the selected clients."""

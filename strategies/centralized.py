@@ -19,6 +19,7 @@ class Centralized(BaseStrategy):
     Symbols: T `num-rounds`, E `local-epochs`, B `batch-size`, eta `lr`, F `finetune-epochs`.
     `trainable` is the part of the model that is trained (FedBABU's centralized experiment).
     `fraction-train` has no effect, because all training samples are used in every round.
+    A newcomer gets the server's model, and fine-tunes it.
     """
 
     citation = "baseline"

@@ -2,7 +2,16 @@
 
 from typing import Annotated
 
-from fedapps.method import FINETUNING, AtLeastZero, BaseStrategy, Count, MethodSettings, Plan, doc
+from fedapps.method import (
+    FINETUNING,
+    AtLeastZero,
+    BaseStrategy,
+    Count,
+    MethodSettings,
+    Plan,
+    doc,
+    replace,
+)
 
 
 class Settings(MethodSettings, frozen=True):
@@ -20,6 +29,7 @@ class Ditto(BaseStrategy):
     v_i is evaluated; this needs no download and no further fine-tuning. `score-last` scores
     the w that the client has trained. The pull towards w is the trainer's proximal term:
     `add_proximal` in fedapps/training/gradients.py.
+    A newcomer trains v_i for `personal-epochs` from the shared w, which pulls it.
     """
 
     citation = "Li et al. 2021"
@@ -35,3 +45,9 @@ class Ditto(BaseStrategy):
     def evaluation_plan(self, round_: int, client: int) -> Plan:
         """Download nothing: v_i is already on the client."""
         return Plan(round=round_, download=(), stages=(), upload=())
+
+    def newcomer_plan(self, round_: int, client: int) -> Plan:
+        """Train v_i from w, pulled towards w; w itself is not trained."""
+        stage = self.stage(1, self.layout.names, self.options.personal_epochs)
+        stage = replace(stage, prox_mu=self.options.lambda_)
+        return replace(self.alone(self.plan(round_, client)), stages=(stage,))

@@ -37,6 +37,7 @@ class FedALA(BaseStrategy):
     B `batch-size`, the local learning rate `lr`; s, p and eta are named in `Settings`.
     Our choices: an evaluation learns its mixture in a copy, and in a round only selected clients
     learn theirs.
+    A newcomer trains the shared model for one round; it has no model of its own to mix yet.
     """
 
     citation = "Zhang et al. 2023"
@@ -48,6 +49,10 @@ class FedALA(BaseStrategy):
         """Train and exchange all layers, as in FedAvg."""
         names = self.layout.names
         return self.exchange(round_, names, self.stage(round_, names))
+
+    def newcomer_plan(self, round_: int, client: int) -> Plan:
+        """Train the shared model: a newcomer has no own one to mix it with."""
+        return self.alone(self.plan(round_, client))
 
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
         """Learning W replaces fine-tuning."""

@@ -36,6 +36,7 @@ class FedAP(WarmUp):
     the pretrained model on each client's training data. This is done once: the first round after
     the warm-up asks all N clients, and later rounds ask those that have not answered. Every client
     starts from the pretrained model, which some libraries discard.
+    A newcomer gets the mean of the last round and the pretrained BatchNorms, and fine-tunes.
     State: `inputs/<BatchNorm>` [N, 2, channels], `known` [N], and `last/<key>` with
     `last_trained` [N].
     """
@@ -44,6 +45,7 @@ class FedAP(WarmUp):
     exchanges = "all but BatchNorm"
     sends_its_model = False
     needs_norms = True
+    by_client = (*WarmUp.by_client, "known", "inputs/")
     options: Settings
 
     def setup(self) -> None:

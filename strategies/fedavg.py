@@ -8,6 +8,7 @@ class FedAvg(BaseStrategy):
 
     Symbols: N `num-clients`, T `num-rounds`, r (C in the paper) `fraction-train`,
     E `local-epochs`, B `batch-size`, eta `lr`; n_i is the number of client i's training samples.
+    A newcomer gets the shared model, and fine-tunes it.
     """
 
     citation = "McMahan et al. 2017"

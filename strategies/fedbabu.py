@@ -13,6 +13,7 @@ class FedBABU(BaseStrategy):
     The head is frozen, so no gradient is computed for it. The paper instead sets the head's
     learning rate to zero, which gives the same updates. In an evaluation, each client fine-tunes
     the layers of `finetune-part`.
+    A newcomer gets the body and the initial head, and fine-tunes, as all clients do.
     """
 
     citation = "Oh, Kim, Yun 2022"

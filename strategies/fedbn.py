@@ -10,6 +10,8 @@ class FedBN(BaseStrategy):
     B `batch-size`, eta `lr`.
     BatchNorms are found by module type. A model without BatchNorm is refused, because then the
     method would be FedAvg.
+    A newcomer has initial BatchNorms, and fine-tunes; without fine-tuning it trains them for a
+    round.
     """
 
     citation = "Li et al. 2021"

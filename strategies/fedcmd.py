@@ -69,6 +69,7 @@ class FedCMD(WarmUp):
     - The clients that do poorly with fc2, and get the classifier in Fig. 2, are the worst fifth.
     - A client that missed the latest round is compared by its last l*; a client that has never
       sent its l* gets the mean with weights n_i.
+    A newcomer gets the mean of the last round and phase 1's personal layer, and fine-tunes.
 
     State: `votes` [K_p, layers] and, if layers are mixed, `phi` [N, n], the last l* of each client,
     and `last/<key>`, the layers after l* that each client sent last.
@@ -77,6 +78,7 @@ class FedCMD(WarmUp):
     citation = "Chen et al."
     exchanges = "all but one layer"
     plots = (VOTES,)
+    by_client = (*WarmUp.by_client, "phi")
     needs_classes = True  # z_y is made of labels
     needs_cut = True  # z_l is what layer l + 1 receives
     sends_its_model = False

@@ -32,6 +32,7 @@ class FedDyn(BaseStrategy):
     We keep the quadratic term, which some libraries drop. It is the trainer's proximal term
     (`add_proximal` in fedapps/training/gradients.py); `prox-mu` adds to its weight.
     BatchNorm statistics are averaged.
+    A newcomer gets the shared model, and fine-tunes it without g_i.
     State: `hbar/<key>` (float64), the mean of all clients' g_i. It is exact unless a client loses
     its g_i, or a reply is lost after its client has stored the new g_i.
     """
@@ -46,6 +47,12 @@ class FedDyn(BaseStrategy):
             if key in self.layout.parameters:
                 self.state[f"hbar/{key}"] = np.zeros(self.layout.shapes[key])
 
+    def grow(self, before: int) -> None:
+        """hbar is a mean over all clients, and g_i of a new one is 0."""
+        for name in self.state:
+            if name.startswith("hbar/"):
+                self.state[name] *= before / self.settings.num_clients
+
     def plan(self, round_: int, client: int) -> Plan:
         """Train and exchange everything; the quadratic term is a proximal term with mu = alpha."""
         names = self.layout.names
@@ -56,7 +63,7 @@ class FedDyn(BaseStrategy):
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
         """hbar -= alpha (1/N) sum_{P_t} (theta_i - w); w = mean_{P_t} theta_i - hbar / alpha."""
         mean, count = plain_mean(updates)
-        alpha, share = self.options.strength, count / self.settings.num_clients
+        alpha, share = self.options.strength, count / len(self.workspace.population.training)
         new = dict(mean)
         for name in [key for key in self.state if key.startswith("hbar/")]:
             key = name.removeprefix("hbar/")

@@ -62,12 +62,14 @@ class FedFC(SplitStrategy):
       the default cut. The slowest client gets the default cut, and each other client the deepest
       cut with which it is not slower than that one. A client slower than `slowest-limit` times the
       median gets fewer layers instead, so that a false report cannot slow down all others.
+    A newcomer gets the whole model, and fine-tunes it, as all clients do.
 
     State: `cuts` [N], those chosen by speed (0: the default).
     """
 
     citation = "Chung et al. 2023"
     exchanges = "first layers, features"
+    by_client = ("cuts",)
     options: Settings
 
     def setup(self) -> None:

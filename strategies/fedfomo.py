@@ -44,6 +44,7 @@ class FedFomo(BaseStrategy):
     `validation-fraction` of its training samples. The part is fixed; some libraries draw it anew.
     The server only stores last models and affinities. Between clients with equal affinity, for
     example before any was measured, a random draw decides (our choice).
+    A newcomer gets M models at random, steps towards the better ones, and trains for one round.
     State: `affinity` [N, N], `sent` [N], and `last/<key>`.
     """
 
@@ -51,6 +52,7 @@ class FedFomo(BaseStrategy):
     exchanges = "all; M models down"
     sends_its_model = False
     unused = FINETUNING
+    by_client = ("affinity", "last/", "sent")
     options: Settings
 
     def setup(self) -> None:
@@ -64,6 +66,12 @@ class FedFomo(BaseStrategy):
         self.last.start({key: self.arrays[key] for key in self.keys}, clients)
         self.state["affinity"] = np.zeros((clients, clients))
         self.state["sent"] = np.zeros(clients, bool)
+
+    def grow(self, before: int) -> None:
+        """Let nobody know anything of new clients."""
+        super().grow(before)
+        more = self.settings.num_clients - before
+        self.state["affinity"] = np.pad(self.state["affinity"], ((0, 0), (0, more)))
 
     def state_bytes(self) -> int:
         """The size of every client's last model and of all affinities."""
@@ -83,6 +91,10 @@ class FedFomo(BaseStrategy):
             receives=shapes,
             sends={f"affinity/{n}": (1,) for n in others},
         )
+
+    def newcomer_plan(self, round_: int, client: int) -> Plan:
+        """Get M models, step towards the better ones, and train."""
+        return self.alone(self.plan(round_, client))
 
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
         """No stages: the client's model is personal already."""

@@ -16,6 +16,8 @@ class FedPer(BaseStrategy):
 
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`,
     B `batch-size`, eta `lr`, W_P `personal-layers` (by default the last `head-layers`).
+    A newcomer has the initial head, and fine-tunes; without fine-tuning it trains the head for a
+    round.
     """
 
     citation = "Arivazhagan et al. 2019"

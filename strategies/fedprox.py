@@ -9,6 +9,7 @@ class FedProx(BaseStrategy):
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`,
     B `batch-size`, eta `lr`, mu `prox-mu`.
     The trainer adds the proximal term: `add_proximal` in fedapps/training/gradients.py.
+    A newcomer gets the shared model, and fine-tunes it.
     """
 
     citation = "Li et al. 2020"

@@ -2,7 +2,16 @@
 
 from typing import Annotated
 
-from fedapps.method import FINETUNING, BaseStrategy, Count, MethodSettings, Plan, Stage, doc
+from fedapps.method import (
+    FINETUNING,
+    BaseStrategy,
+    Count,
+    MethodSettings,
+    Plan,
+    Stage,
+    doc,
+    replace,
+)
 
 
 class Settings(MethodSettings, frozen=True):
@@ -19,6 +28,7 @@ class FedRep(BaseStrategy):
     alpha `lr`, tau (of the head) `head-epochs`; the body is trained for `body-epochs`.
     In an evaluation, every client trains its head on the received body, as at the start of a
     round. This replaces general fine-tuning.
+    A newcomer trains its head for `head-epochs` on the body, as the paper does.
     """
 
     citation = "Collins et al. 2021"
@@ -35,6 +45,11 @@ class FedRep(BaseStrategy):
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
         """Personalize by training the head, as in a round."""
         return (self.head_stage(round_),)
+
+    def newcomer_plan(self, round_: int, client: int) -> Plan:
+        """Train the head, but without a learning-rate schedule, which is over."""
+        plan = super().newcomer_plan(round_, client)
+        return replace(plan, stages=(self.head_stage(1),))
 
     def head_stage(self, round_: int) -> Stage:
         """Train the head on the frozen body."""

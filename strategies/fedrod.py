@@ -1,6 +1,6 @@
 """FedROD: Chen, Chao, On Bridging Generic and Personalized FL for Image Classification, 2022."""
 
-from fedapps.method import FINETUNING, BaseStrategy, Plan, Stage
+from fedapps.method import FINETUNING, BaseStrategy, Plan, Stage, replace
 
 
 class FedROD(BaseStrategy):
@@ -11,6 +11,7 @@ class FedROD(BaseStrategy):
     A client predicts with the sum of generic and personal logits (some libraries use the personal
     head alone).
     The balanced softmax and the personal head are in clients/fedrod.py.
+    A newcomer trains its personal head for one round; phi and h_G are frozen.
     """
 
     citation = "Chen, Chao 2022"
@@ -24,6 +25,10 @@ class FedROD(BaseStrategy):
         """Train and exchange phi and h_G; the client also trains its personal head."""
         names = self.layout.names
         return self.exchange(round_, names, self.stage(round_, names))
+
+    def newcomer_plan(self, round_: int, client: int) -> Plan:
+        """Train the personal head alone, which is no part of the model."""
+        return replace(self.alone(self.plan(round_, client)), stages=(self.stage(1, ()),))
 
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
         """No stages: the personal head is the personalization."""

@@ -51,6 +51,7 @@ class FedSeq(BaseStrategy):
     by default), whatever the base method. This is the phase `finetune`; fedapps/engine/rounds.py
     runs it. Its bytes count as evaluation (`bytes_eval`), as for FedBABU, to which FedSeq is
     compared.
+    A newcomer fine-tunes `finetune-part`, as all clients do in the last phase.
     """
 
     citation = "Jang, Choi 2024"

@@ -19,6 +19,8 @@ class LGFedAvg(WarmUp):
     B `batch-size`, eta `lr`; the global model is the last `global-layers` layers.
     Some libraries swap high and low layers. The paper starts from a model that FedAvg has trained;
     set `warmup-rounds` to begin with rounds of FedAvg.
+    A newcomer has the low layers of the warm-up, and fine-tunes; without that it trains them for a
+    round.
     """
 
     citation = "Liang et al. 2019"

@@ -19,6 +19,7 @@ class Local(BaseStrategy):
 
     Symbols: N `num-clients`, T `num-rounds`, E `local-epochs`, B `batch-size`, eta `lr`;
     r `fraction-train` has an effect only if `match-compute` is true.
+    A newcomer trains its own model for one round.
     """
 
     citation = "baseline"

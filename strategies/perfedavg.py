@@ -41,6 +41,7 @@ class PerFedAvg(BaseStrategy):
     `local-epochs` epochs; `mode` chooses how the meta gradient is computed.
     Clients personalize on training data; some libraries do it on test data. Every selected client
     counts the same in the mean.
+    A newcomer takes its step from the meta model, as all clients do.
     """
 
     citation = "Fallah et al. 2020"

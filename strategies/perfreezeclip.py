@@ -34,6 +34,7 @@ class PerFreezeClip(BaseStrategy):
     The paper's ablations: for freezing only, set percentile 100 and max-norm 0; for clipping only,
     use FedPer (joint training of phi and h) with `clip-percentile` and `max-norm`; for neither,
     use FedPer.
+    A newcomer has the initial head, and fine-tunes; without fine-tuning it trains h for a round.
     """
 
     citation = "Electronics 2024"

@@ -42,6 +42,7 @@ class PFedMe(BaseStrategy):
     Our choices: only selected clients train, and the mean has weights n_i. Line 8 of Algorithm 1
     is a step of the run's optimizer; with `momentum`, another `optimizer`, `prox-mu` or clipping
     it differs from the paper's.
+    A newcomer trains theta_i for one round, from the shared w.
     """
 
     citation = "Dinh et al. 2020"
@@ -83,3 +84,7 @@ class PFedMe(BaseStrategy):
     def evaluation_plan(self, round_: int, client: int) -> Plan:
         """No fine-tuning: theta_i is on the client; w is downloaded for its own figure."""
         return Plan(round=round_, download=self.layout.names, stages=(), upload=())
+
+    def newcomer_plan(self, round_: int, client: int) -> Plan:
+        """Train theta_i as in a round, from w."""
+        return self.alone(self.plan(round_, client))

@@ -32,6 +32,7 @@ class PFedSim(WarmUp):
     B `batch-size`, eta `lr`; FedAvg takes the share `warmup` of T.
     A client uploads its head only for the similarity. Our choice: similarities are updated only
     after the warm-up.
+    A newcomer gets the mean body of the last round and the warm-up's head, and fine-tunes.
     State: `similarity` [N, N] (the identity at first, updated for pairs that train in the same
     round), and `last/<key>`, what each client sent last.
     """
@@ -39,12 +40,21 @@ class PFedSim(WarmUp):
     citation = "Tan et al. 2023"
     exchanges = "all; body down"
     sends_its_model = False
+    by_client = (*WarmUp.by_client, "similarity")
     options: Settings
 
     def setup(self) -> None:
         """Prepare for the heads of a round."""
         super().setup()
         self.heads: dict[int, Arrays] = {}  # of this round
+
+    def grow(self, before: int) -> None:
+        """Let new clients be similar only to themselves."""
+        super().grow(before)
+        if "similarity" in self.state:
+            whole = np.eye(self.settings.num_clients)
+            whole[:, :before] = self.state["similarity"]
+            self.state["similarity"] = whole
 
     def state_bytes(self) -> int:
         """The size of every client's last body and of all similarities."""

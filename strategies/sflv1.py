@@ -34,6 +34,7 @@ class SFLv1(SplitStrategy):
     part stands for all. It takes a step with the mean gradient of all clients that sent a batch in
     this iteration. Only its BatchNorm statistics differ from those of separate parts, because it
     sees the batches of all clients.
+    A newcomer gets the whole model, and fine-tunes it, as all clients do.
     """
 
     citation = "Thapa et al. 2022"

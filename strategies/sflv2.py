@@ -35,6 +35,7 @@ class SFLv2(SplitStrategy):
     understand this in the same way (our choice for its tables). With `order = batch` each client
     sends one batch in every iteration, in an order that is drawn anew for each iteration. All
     clients start a round from the same client layers.
+    A newcomer gets the whole model, and fine-tunes it, as all clients do.
     """
 
     citation = "Thapa et al. 2022"

@@ -20,6 +20,7 @@ class SplitLearning(SplitStrategy):
     the clients. The clients' side is in fedapps/split/client.py.
     The layers are handed on through the server, on the channel. If a client fails, the next one
     starts from the layers that the failed client had received.
+    A newcomer gets the whole model, and fine-tunes it, as all clients do.
     """
 
     citation = "Gupta, Raskar 2018"

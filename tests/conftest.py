@@ -15,9 +15,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import HealthCheck, settings
 from safetensors.numpy import load_file
 
-from fedapps import launch
 from fedapps.core import config
 from fedapps.data.sources.digits import DIGITS
+from fedapps.launcher import superlink
 from fedapps.report.report import Report
 from fedapps.serial import run_serial
 from fedapps.split import channel, session
@@ -132,7 +132,7 @@ def home(tmp_path_factory):
             for key, value in (RAY_ALONE | own).items():
                 patch.setenv(key, value)
             yield folder
-        launch.stop(folder)
+        superlink.stop(folder)
 
 
 @pytest.fixture

@@ -6,6 +6,12 @@
     selected_before, last 10    the accuracy of the clients selected for a round before they train
                                 in it, weighted by test samples; the mean over the last ten rounds
 
+    accuracy_personalized_unseen, accuracy_difference_unseen
+                                clients that were kept out of training (`unseen-clients`), each
+                                with what its method gives a newcomer; and their difference from
+                                the others
+    newcomers, few-shot 5       the same clients, personalized on five samples of each class
+
 FedCMD's published figures are measured in the last way. It needs an evaluation of all clients
 before each of the last ten rounds: of 200 rounds, `evaluate-rounds = "190-199"`.
 """
@@ -21,8 +27,12 @@ from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
 from fedapps.report import directory
 from fedapps.report.columns import SPREAD
+from fedapps.report.summary import unseen_columns
+from fedapps.tasks import CLASSIFICATION
 
 SELECTED = re.compile(r"selected_before, last (\d+)")
+FEW = re.compile(r"newcomers, few-shot (\d+)")
+UNSEEN = unseen_columns(CLASSIFICATION.lead)
 Lines = list[dict[str, str]]
 
 # columns on the spread over clients that results are kept of, beside the accuracies
@@ -31,9 +41,12 @@ OF_CLIENTS = (*SPREAD, "balanced_personalized")
 
 def check(reads: str, columns: Iterable[str]) -> None:
     """Raise `RunError` if a reading does not exist."""
-    if not SELECTED.fullmatch(reads) and reads.removeprefix("best ") not in columns:
+    known = {*columns, *UNSEEN}
+    patterns = SELECTED.fullmatch(reads) or FEW.fullmatch(reads)
+    if not patterns and reads.removeprefix("best ") not in known:
         raise RunError(
-            f"reads = {reads!r}: must be a column, `best COLUMN`, or `selected_before, last N`"
+            f"reads = {reads!r}: must be a column, `best COLUMN`, `selected_before, last N`, or"
+            " `newcomers, few-shot K`"
         )
 
 
@@ -57,7 +70,25 @@ def figures(
             lines = directory.lines(folder / "clients.csv")
             with nullcontext() if reads in own else suppress(RunError):
                 found[reads] = selected_before(lines, flat, int(match[1]))
+    for reads in own:
+        if match := FEW.fullmatch(reads):
+            found[reads] = few_shot(folder, int(match[1]))
     return found
+
+
+def few_shot(folder: Path, samples: int) -> float:
+    """Return the mean accuracy of newcomers that have so many training samples of each class.
+
+    The run's model is used, and not trained again. Raises `RunError` if no client was held out.
+    """
+    from fedapps.engine import again  # loads torch
+
+    number = directory.number_of(again.evaluate(folder, {"few-shot": samples}))
+    lines = directory.lines(folder / directory.EVALUATIONS)
+    found = next(line[UNSEEN[2]] for line in lines if line["evaluation"] == number)
+    if not found:
+        raise RunError(f"{folder}: few-shot {samples}: no client was held out (unseen-clients)")
+    return float(found)
 
 
 def selected_before(lines: Lines, flat: Mapping[str, Scalar], last: int) -> float:
@@ -69,6 +100,8 @@ def selected_before(lines: Lines, flat: Mapping[str, Scalar], last: int) -> floa
     evaluated.
     """
     total, count = int(flat["num-rounds"]), int(flat["num-clients"])
+    if not count or flat.get("unseen-clients"):
+        raise RunError("selected_before needs num-clients, and no clients held out")
     seed, fraction = int(flat["seed"]), float(flat["fraction-train"])
     rows = {(int(line["round"]), int(line["client"])): line for line in lines}
     means = []

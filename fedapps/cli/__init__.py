@@ -65,6 +65,7 @@ COMMANDS = {
             True,
         ),
         Command("export", "write a trained model to a file", "fedapps.cli.export"),
+        Command("adopt", "personalize a shared model on own data", "fedapps.cli.adopt"),
     ],
     "Papers and devices": [
         Command("experiments", "repeat the papers' experiments", "fedapps.cli.experiments"),

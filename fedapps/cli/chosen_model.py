@@ -45,21 +45,28 @@ def read_model(options: argparse.Namespace) -> "Personalized":
     """Return the model that the options name; raises `RunError`."""
     if (options.source is None) == (options.state_dir is None):
         raise RunError("name one model: a run directory, a state-dir or a .safetensors file")
-    source = options.source or options.state_dir
+    return open_model(options.source or options.state_dir, options.client)
+
+
+def open_model(source: Path, client: int | None = None, tell: bool = True) -> "Personalized":
+    """Return the model in a run directory, a state-dir or a file: a client's, or the shared one.
+
+    With `tell`, the user is told which layers of a shared model are not shared.
+    """
     # torch takes a second that the help need not wait for
     from fedapps.device import personalized
     from fedapps.engine.finished import FinishedRun
 
     if (source / "config.toml").exists():
         run = FinishedRun.open(source)
-        model = personalized.of_run(run, options.client)
-        if options.client is None and run.initial:
+        model = personalized.of_run(run, client)
+        if tell and client is None and run.initial:
             layers = ", ".join(run.initial)
             note = f"these layers are not shared, so they have their initial values: {layers}"
             print(f"note: {note}; --client N takes those of a client", file=sys.stderr)
         return model
     model = personalized.load(source)
-    if options.client not in (None, model.about.client):
+    if client not in (None, model.about.client):
         own = model.about.client
-        raise RunError(f"--client {options.client}: {source} is the model of client {own}")
+        raise RunError(f"--client {client}: {source} is the model of client {own}")
     return model

@@ -7,9 +7,11 @@ table shows their differences, computed seed by seed, with a paired t-test.
     fedapps compare ~/fedapps-runs/fedavg-* ~/fedapps-runs/fedper-*
     fedapps compare ~/fedapps-runs/sweep --output figures --format pdf
     fedapps compare ~/fedapps-runs/sweep/*/best/evaluation-1.csv
+    fedapps compare ~/fedapps-runs/sweep --latex > table.tex
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 from fedapps.cli.chosen_model import path
@@ -33,19 +35,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder for runs.csv, groups.csv and the plot of the curves [comparison]",
     )
     add_format(parser)
+    parser.add_argument(
+        "--latex",
+        action="store_true",
+        help="print only the table of scores, in LaTeX with the package booktabs; the best means "
+        "are bold",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the comparison and write its files; raises `RunError`."""
     # what reads tables takes a second that the help need not wait for
-    from fedapps.compare import files, table
+    from fedapps.compare import files, latex, table
     from fedapps.compare.comparison import compare
 
     comparison = compare(options.runs)
     try:  # before anything is printed: `... | head` ends the process there
         written = files.write(comparison, options.output, options.format)
     finally:  # for whom they cannot be written, too
-        table.show(comparison)
+        if options.latex:
+            print(latex.latex(comparison), end="")
+        else:
+            table.show(comparison)
     for file in written:
-        print(file)
+        print(file, file=sys.stderr if options.latex else None)
     return 0

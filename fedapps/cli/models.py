@@ -1,47 +1,162 @@
 """List the models with their layers, from input to output, and their numbers of parameters.
 
 Choose a model with `-c model=NAME`. The numbers are for 10 classes and images of 3x32x32; for
-models that take no images, a series of 128 steps with 6 channels, or 64 tokens of 100 kinds.
+models that take no images, a series of 128 steps with 6 channels, or 64 tokens of 100 kinds. The
+files of your own in models/ are listed, too.
+
+`--check NAME` tries a model of your own: it is built as in a run, and trains a round with every
+method on random samples, except for split learning, which needs a server.
+
+    fedapps models --check mine --shape 1,28,28
 """
 
 import argparse
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedapps.cli.tables import Column, show
+from fedapps.core.errors import RunError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fedapps.training.workspace import Workspace
 
 COLUMNS = (
-    Column("model", 16),
+    Column("model", 30),
     Column("takes", 8),
     Column("layers, input side first"),
     Column("parameters", 10),
 )
+SHAPES = {
+    "images": (3, 32, 32), "series": (128, 6), "tables": (32,), "tokens": (64,),
+    "values": (4, 4, 4, 4),
+}  # fmt: skip
+TOKENS, CLASSES = 100, 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
+    parser.add_argument("--check", metavar="NAME", help="try a model of your own, such as mine")
+    parser.add_argument(
+        "--shape",
+        metavar="SIZES",
+        help="with --check: the shape of a sample, such as 1,28,28 for images, 128,6 for series",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the table."""
-    show(COLUMNS, rows(), options.markdown)
+    """Print the table, or how a model of one's own was tried."""
+    if options.check is None:
+        show(COLUMNS, rows(), options.markdown)
+        return 0
+    from fedapps import models
+    from fedapps.core import listed
+
+    try:
+        takes = models.spec_of(options.check).takes
+    except ValueError as error:
+        raise RunError(str(error)) from error
+    shape = listed.shape(options.shape, "--shape") if options.shape else ()
+    kinds = [kind for kind in takes if len(shape) in (0, len(SHAPES[kind]))]
+    if not kinds:
+        raise RunError(f"--shape {options.shape}: {options.check} takes {', '.join(takes)}")
+    for kind in kinds:
+        for line in tried(options.check, kind, shape or SHAPES[kind]):
+            print(line)
     return 0
 
 
 def rows() -> Iterator[tuple[str, ...]]:
     """Yield a line for each model."""
     from fedapps import models
-    from fedapps.data.spec import WHOLE, Spec, image_spec
+    from fedapps.data.spec import WHOLE, Spec
+    from fedapps.models import own
+    from fedapps.models.grouping import keys_by_layer
 
-    examples = {
-        "images": image_spec((3, 32, 32)),
-        "series": Spec((128, 6)),
-        "tables": Spec((32,)),
-        "tokens": Spec((64,), WHOLE, 100),
-    }
-    for name, spec in models.MODELS.items():
-        kind = next(kind for kind in examples if kind in spec.takes)
-        model = models.build(name, examples[kind], 10, seed=0)
+    def described(name: str) -> tuple[str, ...]:
+        spec = models.spec_of(name)
+        kind = next(kind for kind in SHAPES if kind in spec.takes)
+        if kind == "tokens":
+            given = Spec(SHAPES[kind], WHOLE, TOKENS)
+        else:
+            given = Spec(SHAPES[kind], image=kind == "images")
+        model = models.build(name, given, CLASSES, seed=0)
         count = sum(parameter.numel() for parameter in model.parameters())
-        layers = ", ".join(layer for layer, _ in model.named_children())
-        yield name, ", ".join(spec.takes), layers, f"{count:,}"
+        return ", ".join(spec.takes), ", ".join(keys_by_layer(model)), f"{count:,}"
+
+    yield from ((name, *described(name)) for name in models.MODELS)
+    for name in own.names():
+        try:
+            yield (name, *described(name))
+        except (RunError, ValueError) as error:  # the others are still of interest
+            yield name, "", str(error), ""
+
+
+def tried(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[str]:
+    """Train a round of every method on random samples; yield a line for each.
+
+    A method that cannot train the model says why. Raises `RunError` if the model cannot be built,
+    or if a layer gets no gradient.
+    """
+    from fedapps.core import config, registry
+    from fedapps.core.files import write_npz
+    from fedapps.engine.rounds import Rounds
+    from fedapps.method import rehearse
+    from fedapps.split.strategy import SplitStrategy
+    from fedapps.training.workspace import Workspace
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "random.npz"
+        write_npz(path, _samples(kind, shape))
+        keys = f'dataset="{path}" runs-dir="{folder}" device="cpu" partitioner="iid" num-clients=2'
+        keys += f' min-samples=2 fraction-train=1.0 local-epochs=1 num-rounds=1 model="{name}"'
+        _demand_gradients(name, Workspace(config.read(config.parse([keys]))))
+        for method in registry.names():
+            strategy = registry.strategy_class(method)
+            if issubclass(strategy, SplitStrategy):
+                continue
+            settings = config.read(config.parse([keys, f'strategy="{method}" finetune-epochs=1']))
+            try:
+                Rounds(strategy(Workspace(settings)))  # as a run does: checks that they fit
+                made = rehearse(strategy, registry.client_class(method), settings)
+                before = {key: value.copy() for key, value in made.strategy.arrays.items()}
+                made.rounds()
+                made.evaluate(client=0)
+            except RunError as error:
+                yield f"{name}: {method}: {error}"
+                continue
+            now = made.strategy.arrays
+            moved = made.layout.layers_of(k for k, v in now.items() if (v != before[k]).any())
+            layers = ", ".join(moved) or "layers that stay on clients"
+            yield f"{name}: {method} learns {kind} {list(shape)} with {layers}"
+
+
+def _demand_gradients(name: str, space: "Workspace") -> None:
+    """Refuse a model that has a layer which its forward pass does not use."""
+    inputs, targets = space.samples(0, "train")
+    space.task.loss(space.model.train()(inputs), targets).backward()
+    used = {key for key, value in space.model.named_parameters() if value.grad is not None}
+    for layer in space.layout.names:
+        if used.isdisjoint(space.layout.keys_of((layer,))):
+            raise RunError(f'model = "{name}": {layer} did not learn: forward must use it')
+
+
+def _samples(kind: str, shape: tuple[int, ...]) -> "dict[str, np.ndarray]":
+    """Return random samples with random labels, as arrays of an .npz file."""
+    import numpy as np
+
+    draws = np.random.default_rng(0)
+    *sides, channels = (*shape[1:], shape[0]) if kind == "images" else shape
+    name = "images" if kind == "images" else "inputs"
+    found: dict[str, np.ndarray] = {}
+    for part, size in (("train", 40), ("test", 20)):
+        values = draws.integers(TOKENS, size=(size, *sides, channels))
+        types = {"images": np.uint8, "tokens": np.int64}
+        found[f"{part}_{name}"] = values.astype(types.get(kind, np.float32))
+        targets = "labels" if kind == "images" else "targets"
+        found[f"{part}_{targets}"] = np.arange(size) % CLASSES
+    return found

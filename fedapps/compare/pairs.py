@@ -15,7 +15,7 @@ ALL_PAIRS = 4  # with more groups, each is compared only with the first
 DATA = (
     "evaluate-on", "dataset", "split", "test-fraction", "validation-fraction", "partitioner",
     "alpha", "dirichlet-balance", "shards-per-client", "sizes", "classes-per-client", "num-clients",
-    "min-samples", "evaluate-clients",
+    "min-samples", "unseen-clients", "evaluate-clients",
 )  # fmt: skip
 FEWEST = 3  # smallest number of seeds for a test
 

@@ -15,7 +15,7 @@ from fedapps.core.options import parse_option
 from fedapps.core.schema import Scalar
 from fedapps.report import directory
 from fedapps.report.about import task_of
-from fedapps.report.summary import TOTALS
+from fedapps.report.summary import TOTALS, unseen_columns
 from fedapps.tasks import CLASSIFICATION, Metric, Task
 
 SEED = "seed"
@@ -55,7 +55,12 @@ class Run:
     def scored(self) -> pd.DataFrame:
         """The figures of the rounds in which clients were personalized and scored, by round."""
         figures = self._by_round.drop(columns=NO_FIGURES, errors="ignore")
-        return figures.dropna(subset=[self.metric.personalized])
+        figures = figures.dropna(subset=[self.metric.personalized])
+        _, _, *newcomers = unseen_columns(self.metric)
+        for name in newcomers:  # scored after the last round
+            if self.summary.get(name) is not None:
+                figures.loc[figures.index[-1:], name] = self.summary[name]
+        return figures
 
     def evaluated(self, round_: int) -> float:
         """Return the number of clients scored in a round; NaN if the run's version lacks it."""

@@ -17,7 +17,10 @@ INCIDENTAL = frozenset({
     "runs-dir", "step-timeout", "threads",
 })  # fmt: skip
 # How clients are personalized and scored: keys that training does not depend on.
-PERSONAL = ("evaluate-on", "finetune-epochs", "finetune-lr", "finetune-part", "score-without-head")
+PERSONAL = (
+    "evaluate-on", "few-shot", "finetune-epochs", "finetune-lr", "finetune-part",
+    "score-without-head",
+)  # fmt: skip
 NAMED = ("strategy", "dataset", "seed")  # every name of a run begins and ends with these
 LONGEST = 100  # characters of a name before its seed: about the limit
 
@@ -53,7 +56,7 @@ def usual(strategy: str) -> dict[str, Scalar]:
 
 
 def data_name(dataset: Scalar) -> str:
-    """Return a short name for a data set, which can be the path of a file."""
+    """Return a short name for a data set or a model, which can be the path of a file."""
     return re.sub(r"[^\w.-]+", "-", Path(str(dataset)).stem)
 
 

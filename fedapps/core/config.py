@@ -25,6 +25,7 @@ from fedapps.core.settings import TABLES, Settings
 from fedapps.core.words import did_you_mean
 
 DEVICE = "device"  # value of the key dataset: every client is a device with its own data
+NATURAL = "natural"  # value of the key partitioner: the data say who the clients are
 UNSET = ""  # value of a key whose default is in [tool.fedapps.defaults]
 ALL_KEYS = "`fedapps keys` lists all keys"
 _REPEAT = "To repeat this run: flwr run . --run-config <this file>"
@@ -95,11 +96,16 @@ def parse(texts: Sequence[str]) -> dict[str, Scalar]:
     changes: dict[str, Scalar] = {}
     for option in texts:
         changes |= parse_option(option)
+    return applied(changes)
+
+
+def applied(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Apply flat keys to the defaults as `parse` does; raises `RunError` for an unknown key."""
     known = defaults()
     for key in changes:
         if key not in known:
             raise RunError(f"unknown key {key}{did_you_mean(key, known)}; {ALL_KEYS}")
-    return known | resumed_from(changes) | changes
+    return known | resumed_from(changes) | dict(changes)
 
 
 def resumed_from(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -185,17 +191,29 @@ def _check(settings: Settings) -> None:
     """Refuse values that do not fit together."""
     absolute(settings.runs_dir, "runs-dir")
     absolute(settings.data_root, "data-root")
+    if settings.initial_model:
+        absolute(settings.initial_model, "initial-model")
     if settings.channel_tls:
         absolute(settings.channel_tls, "channel-tls")
     _ = settings.logger_names  # reading it checks it, like the next two
     if settings.dataset == DEVICE:
         _ = settings.shape, settings.names
+        if settings.model.startswith(("/", "~")):
+            raise RunError(
+                f'model = "{settings.model}": devices use no path from the server;'
+                " put the file into models/, and Flower sends it to them"
+            )
         if settings.min_available > settings.num_clients:
             raise RunError(
                 f"min-available = {settings.min_available}: each device is a client, so it must be"
                 f" at most num-clients = {settings.num_clients}"
             )
     _ = settings.further_rounds  # reading it checks it
+    if not settings.num_clients and (settings.partitioner != NATURAL or settings.dataset == DEVICE):
+        raise RunError(
+            'num-clients = 0: must be at least 1, except with partitioner = "natural", where it'
+            " means everybody in the data"
+        )
     if settings.evaluate_on == "validation" and not settings.validation_fraction:
         raise RunError('evaluate-on = "validation": needs validation-fraction > 0')
     chooses = "keep-best = true" if settings.keep_best else f"patience = {settings.patience}"

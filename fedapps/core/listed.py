@@ -1,17 +1,20 @@
 """Keys whose value is a list in a text, such as `1,28,28`: what they mean."""
 
+import math
+
+from fedapps.core.draws import generator
 from fedapps.core.errors import RunError
 from fedapps.core.words import span
 
 LOGGERS = ("tensorboard", "mlflow", "wandb")
 
 
-def shape(text: str) -> tuple[int, ...]:
-    """Return the shape of a sample that `input-shape` names; raises `RunError`."""
+def shape(text: str, key: str = "input-shape") -> tuple[int, ...]:
+    """Return the shape of a sample that a key names; raises `RunError`."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and int(word) for word in words):
         raise RunError(
-            f'input-shape = "{text}": must be channels,height,width of images, such as 1,28,28;'
+            f'{key} = "{text}": must be channels,height,width of images, such as 1,28,28;'
             " steps,features of series; or one number, of the features of a table"
         )
     return tuple(map(int, words))
@@ -52,3 +55,25 @@ def rounds(text: str, last: int) -> frozenset[int]:
         ) from None
     own = [range(one.start, min(one.stop, last + 1)) for one in spans]  # there are no later rounds
     return frozenset(round_ for one in own for round_ in one)
+
+
+def unseen(text: str, count: int, seed: int) -> tuple[int, ...]:
+    """Return which of `count` clients `unseen-clients` keeps out of training; raises `RunError`.
+
+    A share is rounded half up, to at least one client, and the clients are drawn by the seed.
+    """
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    try:
+        if "." in text and 0 < (share := float(text)) < 1:
+            size = min(max(1, math.floor(share * count + 0.5)), count - 1)
+            found = {*generator(seed, "unseen-clients").choice(count, size, replace=False).tolist()}
+        else:
+            found = {client for word in words for client in span(word)}
+    except ValueError:
+        found = {count}
+    if found and (max(found) >= count or len(found) == count):
+        raise RunError(
+            f'unseen-clients = "{text}": must be a share between 0 and 1, such as 0.2, or clients'
+            f" from 0 to {count - 1}, such as 3,7-9; at least one client must train"
+        )
+    return tuple(sorted(found))

@@ -97,6 +97,25 @@ def to_file(path: Path) -> Iterator[None]:
             handler.close()
 
 
+@contextmanager
+def shown_by(handler: logging.Handler) -> Iterator[None]:
+    """Let a handler show the lines in this context, and print none of them."""
+    handler.setFormatter(_Lines())
+    handler.setLevel(_stdout.level)
+    logger.removeHandler(_stdout)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.addHandler(_stdout)
+
+
+def is_printed() -> bool:
+    """Tell whether lines go to standard output, as they do except in a `shown_by`."""
+    return _stdout in logger.handlers
+
+
 def has_file(path: Path) -> bool:
     """Tell whether this process writes its log lines to that file."""
     files = [h for h in logger.handlers if isinstance(h, logging.FileHandler)]

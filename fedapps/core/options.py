@@ -88,7 +88,7 @@ def parse_option(option: str, name: str = NAME) -> Flat:
         if count > 1:
             raise RunError(f"{name} {option}: {key} is set {count} times; set it once")
     where = f"{name} {option}"
-    return {key: _scalar(key, _value(key, text, where), where) for key, text in pairs}
+    return {key: scalar(key, _value(key, text, where), where) for key, text in pairs}
 
 
 def quoted(option: str) -> str:
@@ -120,7 +120,8 @@ def _value(key: str, text: str, where: str) -> object:
         raise RunError(f"""{where}: {what}, such as '{key}="..."'""") from error
 
 
-def _scalar(key: str, value: object, where: str) -> bool | int | float | str:
+def scalar(key: str, value: object, where: str) -> bool | int | float | str:
+    """Return the value of a key; raises `RunError`, beginning with `where`, if it can be none."""
     if isinstance(value, bool | int | float | str):
         return value
     raise RunError(
@@ -140,7 +141,7 @@ def _read_file(option: str, name: str) -> Flat:
     except OSError as error:
         reason = error.strerror or error
         raise RunError(f"{name} {option}: cannot be read ({reason})") from error
-    return {key: _scalar(key, value, f"{name} {option}") for key, value in flat(values).items()}
+    return {key: scalar(key, value, f"{name} {option}") for key, value in flat(values).items()}
 
 
 def _exists(text: str) -> bool:

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from fedapps.core import listed, registry
+from fedapps.core.data_settings import DataSettings
 from fedapps.core.privacy_settings import PrivacySettings
 from fedapps.core.schema import (
     AtLeastZero,
@@ -15,73 +16,26 @@ from fedapps.core.schema import (
     Fraction,
     MethodSettings,
     NonNegative,
-    OpenFraction,
     Positive,
     Share,
     doc,
 )
 
 
-class Settings(MethodSettings, frozen=True):
+class Settings(DataSettings, frozen=True):
     """All general keys of a run. Field `num_clients` is key `num-clients`."""
 
-    strategy: Annotated[str, doc("the method; `fedapps methods` lists them")]
-    dataset: Annotated[
-        str,
-        doc("name of a data set, absolute path of an .npz file, or device: devices have their own"),
-    ]
-    data_root: Annotated[str, doc("folder of data sets and downloads, absolute or with `~`")]
-    task: Annotated[
-        Literal["auto", "classification", "regression", "multilabel", "tokens"],
-        doc("what is learned: loss, predictions, metrics; auto: what the targets look like"),
-    ]
-    input_shape: Annotated[
-        str, doc("shape of the samples on devices: channels,height,width; steps,features; features")
-    ]
-    num_classes: Annotated[
-        Count, doc("on devices, the number of classes, labels, tokens, or numbers to predict")
-    ]
-    class_names: Annotated[
-        str, doc('names of the classes on devices, in order: cat,dog; "": numbers')
-    ]
-    client_state: Annotated[
-        Literal["keep", "reset"],
-        doc("keep: a device starts from its personal layers of earlier runs; reset: it drops them"),
-    ]
-    split: Annotated[
-        Literal["merged", "official"],
-        doc("merged: partition training and test set together; official: each separately"),
-    ]
-    test_fraction: Annotated[
-        OpenFraction, doc("share of a client's samples that become its test samples (merged)")
-    ]
-    validation_fraction: Annotated[
-        BelowOne,
-        doc("share of a client's training samples that is held out, the same ones in every round"),
-    ]
-    partitioner: Annotated[
-        Literal["dirichlet", "shards", "sizes", "classes", "iid"],
-        doc("how the samples are divided among the clients"),
-    ]
-    alpha: Annotated[
-        Positive, doc("concentration; a smaller value gives each client fewer classes (dirichlet)")
-    ]
-    dirichlet_balance: Annotated[
-        bool, doc("a client that has 1/N of all samples gets none of the next class (dirichlet)")
-    ]
-    shards_per_client: Annotated[
-        Count, doc("number of shards, cut from the samples sorted by label, per client (shards)")
-    ]
-    sizes: Annotated[str, doc("share of the samples for each client: 0.4,0.3,0.2,0.1 (sizes)")]
-    classes_per_client: Annotated[
-        str, doc("classes of each client: 0-2/2-4/4-6/7-9 or 0,1/2,3 (classes)")
-    ]
-    num_clients: Annotated[
-        Count, doc("number N of clients; it may differ from the number of SuperNodes")
-    ]
-    min_samples: Annotated[int, Meta(ge=2), doc("minimum number of samples per client (dirichlet)")]
     model: Annotated[str, doc("the model; `fedapps models` lists them with their layers")]
     head_layers: Annotated[Count, doc("number of last layers that form the head")]
+    initial_model: Annotated[
+        str,
+        doc('.safetensors file, absolute or with `~`, with the first weights; "": from the seed'),
+    ]
+    adapter_rank: Annotated[
+        NonNegative, doc("rank r of the adapters that are trained instead of the body; 0: none")
+    ]
+    adapter_alpha: Annotated[Positive, doc("scale of adapters: W x + (alpha/r) B A x")]
+    adapter_layers: Annotated[str, doc('layers with adapters: fc1,fc2; "": all but the head')]
     num_rounds: Annotated[Count, doc("number T of rounds")]
     fraction_train: Annotated[Share, doc("share r of the clients that train in a round")]
     local_epochs: Annotated[Count, doc("epochs E of local training in a round")]
@@ -223,16 +177,6 @@ class Settings(MethodSettings, frozen=True):
         """Return these settings with the method settings of another strategy (a base method)."""
         method = registry.method_settings(strategy, dict(self.flat))
         return msgspec.structs.replace(self, strategy=strategy, method=method)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the devices' samples; raises `RunError`."""
-        return listed.shape(self.input_shape)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the classes: their numbers if none are set; raises `RunError`."""
-        return listed.class_names(self.class_names, self.num_classes)
 
     @property
     def logger_names(self) -> tuple[str, ...]:

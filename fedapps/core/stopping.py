@@ -7,9 +7,10 @@ run asks from time to time whether it has to stop (`check`), and Flower waits fo
 the process.
 """
 
+import functools
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -18,6 +19,7 @@ from fedapps.core import flower
 
 PATIENCE = 20.0  # seconds for which the process, at its end, waits for a run in another thread
 _told = threading.Event()
+_running: set[threading.Event] = set()  # of each run in a thread: whether it has written all
 
 
 class Stopped(SystemExit):
@@ -85,24 +87,27 @@ def _by_signals() -> Iterator[None]:
 @contextmanager
 def _by_flower() -> Iterator[None]:
     written = threading.Event()
-
-    def before_the_end() -> None:
-        if not written.is_set():  # a run that is over must not stop the next one
-            _told.set()
-            written.wait(PATIENCE)
-
-    _at_the_end(before_the_end)
+    _running.add(written)
+    _be_told()
     try:
         yield
     finally:
         written.set()
+        _running.remove(written)
         _told.clear()
 
 
-def _at_the_end(function: Callable[[], None]) -> None:
-    """Make Flower call a function, and wait for it, before Flower ends this process."""
+def _before_the_end() -> None:
+    for written in [*_running]:  # a run that is over must not stop the next one
+        _told.set()
+        written.wait(PATIENCE)
+
+
+@functools.cache  # once in a process, however many runs it has
+def _be_told() -> None:
+    """Make Flower wait for the runs before it ends this process."""
     try:
-        flower.add_exit_handler(function, run_before_force_exit=True)
+        flower.add_exit_handler(_before_the_end, run_before_force_exit=True)
     except (ImportError, TypeError) as error:
         cost = "a simulation that is stopped possibly leaves no plots and no summary"
         flower.leave_as_it_is("the end of a simulation", str(error), cost)

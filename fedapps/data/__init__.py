@@ -18,6 +18,7 @@ A new data set needs one file in `fedapps.data.sources`, and a new partitioner o
 """
 
 from fedapps.data.dataset import Dataset, Shape, declared
+from fedapps.data.forms import Form
 from fedapps.data.loading import load
 from fedapps.data.notes import notes
 from fedapps.data.own import of_device, unlabelled
@@ -25,6 +26,6 @@ from fedapps.data.partition import Share, class_counts, shares
 from fedapps.data.sources import NAMES
 
 __all__ = [
-    "NAMES", "Dataset", "Shape", "Share", "class_counts", "declared", "load", "notes", "of_device",
-    "shares", "unlabelled",
+    "NAMES", "Dataset", "Form", "Shape", "Share", "class_counts", "declared", "load", "notes",
+    "of_device", "shares", "unlabelled",
 ]  # fmt: skip

@@ -1,5 +1,7 @@
-"""What an .npz file contains: images with labels, or inputs and targets of any shape."""
+"""What own data contain: images with labels, or inputs and targets of any shape."""
 
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,26 +15,61 @@ from fedapps.data.spec import FLOAT, WHOLE, Normalization, Spec, image_spec
 MAX_CLASSES = 65_536  # a larger label is a mistake that would cost a huge last layer
 
 
-def open_npz(path: Path) -> Dataset:
-    """Open an .npz; the highest label or token gives the number of classes or tokens.
-
-    Headers and targets are checked, inputs are not read. `val_*` is joined to the training set.
-    Raises `RunError` for members that are missing or do not fit.
-    """
+def open_npz(path: Path, missing: bool = False) -> Dataset:
+    """Open an .npz; headers and targets are checked, inputs are not read (`dataset_of`)."""
     arrays = headers(path)
-    kinds = ("inputs", "targets") if arrays.keys() & {*OTHERS} else ("images", "labels")
-    parts = ("train", "val", "test") if f"val_{kinds[0]}" in arrays else ("train", "test")
-    for key in (f"{part}_{kind}" for part in parts for kind in kinds):
+    return dataset_of(path, arrays, members(path), missing)
+
+
+def dataset_of(
+    path: Path, arrays: Mapping[str, Array], found: Iterable[str], missing: bool = False
+) -> Dataset:
+    """Return what arrays by key contain; `found` are the keys for messages.
+
+    The highest label or token gives the number of classes or tokens. `val_*` is joined to the
+    training set. Without parts (`inputs`, `targets`), all samples are training samples. With
+    `missing`, NaN in inputs stands for a missing value. Raises `RunError` for arrays that are
+    missing or do not fit.
+    """
+    others = bool({*OTHERS, "targets"} & arrays.keys())
+    kinds = ("inputs", "targets") if others else ("images", "labels")
+    plain = kinds[1] in arrays and not {*KEYS, *OTHERS} & arrays.keys()
+    val = f"val_{kinds[0]}" in arrays
+    parts = ("",) if plain else ("train_", "val_", "test_") if val else ("train_", "test_")
+    for key in (part + kind for part in parts for kind in kinds):
         if key not in arrays:
-            needed = OTHERS if kinds[0] == "inputs" else KEYS
+            needed = OTHERS if others else KEYS
             raise RunError(
-                f"{path}: key {key} is missing; found {', '.join(members(path)) or 'none'};"
+                f"{path}: key {key} is missing; found {', '.join(found) or 'none'};"
                 f" needed {', '.join(needed)}"
             )
-    inputs, targets = (tuple(arrays[f"{part}_{kind}"] for part in parts) for kind in kinds)
-    if kinds[0] == "images":
-        return _images(path, inputs, targets)
-    return _anything(path, inputs, targets)
+    inputs, targets = (tuple(arrays[part + kind] for part in parts) for kind in kinds)
+    make = _anything if others else _images
+    whole = make(path, inputs, targets)
+    if not whole.inputs.image:
+        whole = replace(whole, rows=Rows(inputs, missing))
+    if plain:
+        whole = replace(whole, num_train=len(whole.target_values))
+    return replace(whole, groups=_groups(path, arrays, parts, len(whole.target_values)))
+
+
+def _groups(
+    path: Path, arrays: Mapping[str, Array], parts: tuple[str, ...], size: int
+) -> np.ndarray | None:
+    """Return who each sample is from, [N], if the file says so."""
+    keys = ["groups"] if "groups" in arrays else [f"{part}groups" for part in parts]
+    there = [key for key in keys if key in arrays]
+    if not there:
+        return None
+    if lost := [key for key in keys if key not in arrays]:
+        raise RunError(f"{path}: key {lost[0]} is missing; there is {there[0]}")
+    values = np.concatenate([arrays[key].whole for key in keys])
+    if values.shape != (size,) or values.dtype.kind not in "iuUS":
+        raise RunError(
+            f"{path}: {keys[0]} has shape {list(values.shape)} and dtype {values.dtype}; must be"
+            f" texts or integers, one for each of {number(size, 'sample')}"
+        )
+    return values
 
 
 def _images(path: Path, images: tuple[Array, ...], labels: tuple[Array, ...]) -> Dataset:

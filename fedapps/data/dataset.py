@@ -13,7 +13,10 @@ BLOCK = 4096  # samples that are read at once to find their mean and deviation
 
 
 class Inputs(Protocol):
-    """Where the inputs of a data set come from."""
+    """Where the inputs of a data set come from; if values may be `missing`, they are NaN."""
+
+    @property
+    def missing(self) -> bool: ...
 
     def read(self, indices: np.ndarray) -> np.ndarray:
         """Return rows `indices` (int64 [n]): [n, *shape]; images uint8 or float32 [n, H, W, C]."""
@@ -25,7 +28,10 @@ class Dataset:
 
     `inputs` and `targets` say what a sample is. `target_values` are [N, *targets.shape], int64 or
     float32. The first `num_train` of the N samples are the official training set. Without a
-    `normalization`, the training samples of the run give it (`normalized`).
+    `normalization`, the training samples of the run give it (`normalized`). If the data say who a
+    sample is from, `groups` are [N], and name a subject, a user or a hospital. `names` are those of
+    the classes, if the data have them; `columns` those of a table's features, as the key `columns`
+    writes them. `told` are lines that a user has to know.
     """
 
     name: str
@@ -35,6 +41,10 @@ class Dataset:
     num_train: int
     normalization: Normalization | None = None
     rows: Inputs | None = None  # None: there are no inputs
+    groups: np.ndarray | None = None
+    names: tuple[str, ...] = ()
+    columns: str = ""
+    told: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -75,9 +85,9 @@ class Dataset:
         if self.normalization is not None:
             return self
         blocks = [train[start : start + BLOCK] for start in range(0, len(train), BLOCK)]
-        return replace(
-            self, normalization=per_feature(lambda: (self._read(b).numpy() for b in blocks))
-        )
+        fill = self.rows is not None and self.rows.missing
+        found = per_feature(lambda: (self._read(b).numpy() for b in blocks), fill)
+        return replace(self, normalization=found)
 
     def _read(self, indices: np.ndarray) -> torch.Tensor:
         assert self.rows is not None

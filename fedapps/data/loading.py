@@ -5,36 +5,31 @@ from pathlib import Path
 
 from fedapps.core.errors import RunError
 from fedapps.core.files import in_turn, write_npz, writing
-from fedapps.core.paths import absolute, expanded
+from fedapps.core.paths import absolute
 from fedapps.core.words import nearest, number
 from fedapps.data.contents import open_npz
 from fedapps.data.dataset import Dataset
-from fedapps.data.npz import KEYS, OTHERS
+from fedapps.data.forms import Form, is_own, open_own
 from fedapps.data.sources import NAMES, SOURCES
-from fedapps.data.spec import Normalization, label_spec
+from fedapps.data.spec import Normalization
 
 
-def load(name: str, root: str) -> Dataset:
-    """Open a data set by name, or the user's own `.npz` by its absolute path (`~` allowed).
+def load(name: str, root: str, form: Form | None = None) -> Dataset:
+    """Open a data set by name, or the user's own data by an absolute path (`~` allowed).
+
+    `form` says how own data are read.
 
     If a data set is missing in the folder `root` (`~` allowed), it is downloaded to there, or made
     from its unpacked archive. Raises `RunError` for an unknown name, if there is nothing to make
     the data set from, and for a file with wrong contents.
     """
-    if name.endswith(".npz"):
-        return open_npz(absolute(name, "dataset"))
-    if name not in SOURCES and ("/" in name or name[:1] == "~" or Path(name).suffix):
-        what = "is a folder" if expanded(name, "dataset").is_dir() else "is not an .npz file"
-        raise RunError(
-            f'dataset = "{name}": {what}; own data is an .npz file with {", ".join(KEYS)}, or'
-            f" {', '.join(OTHERS)}"
-            ' (folders of pictures: only on devices, dataset = "device")'
-        )
+    if is_own(name):
+        return open_own(absolute(name, "dataset"), form or Form())
     if name not in SOURCES:
         close = nearest(name.lower(), NAMES, least=0.0)
         raise RunError(
             f'dataset = "{name}": unknown, nearest is {close}; allowed: {", ".join(NAMES)},'
-            " or the absolute path of an .npz file"
+            " or the absolute path of own data"
         )
     path = absolute(root, "data-root") / f"{name}.npz"
     if not path.exists():
@@ -44,18 +39,26 @@ def load(name: str, root: str) -> Dataset:
 
 def _named(name: str, path: Path) -> Dataset:
     source, found = SOURCES[name], open_npz(path)
-    if not found.inputs.image or found.shape[0] != len(source.mean):
-        raise RunError(
-            f"{path}: holds {found.inputs}; {name} has images of"
-            f" {number(len(source.mean), 'channel')}"
-        )
+    if source.inputs:
+        wanted, normalization = str(source.inputs), found.normalization
+        fits = found.inputs == replace(source.inputs, choices=found.inputs.choices)
+    else:
+        wanted = f"images of {number(len(source.mean), 'channel')}"
+        normalization = Normalization(source.mean, source.std)
+        fits = found.inputs.image and found.shape[0] == len(source.mean)
+    if not fits:
+        raise RunError(f"{path}: holds {found.inputs}; {name} has {wanted}")
     classes = source.classes or found.classes
-    if found.classes > classes:
-        raise RunError(
-            f"{path}: label {found.classes - 1} found; {name} has labels 0..{classes - 1}"
-        )
-    normalization = Normalization(source.mean, source.std)
-    return replace(found, name=name, targets=label_spec(classes), normalization=normalization)
+    highest = max(found.classes, found.inputs.choices) - 1
+    if highest >= classes > 0:
+        raise RunError(f"{path}: label {highest} found; {name} has labels 0..{classes - 1}")
+    return replace(
+        found,
+        name=name,
+        inputs=source.inputs or found.inputs,
+        targets=replace(found.targets, choices=classes),
+        normalization=normalization,
+    )
 
 
 def _make(name: str, path: Path) -> None:
@@ -67,4 +70,4 @@ def _make(name: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     with in_turn(path.parent):
         if not path.exists():
-            write_npz(path, SOURCES[name].make(path.parent))
+            write_npz(path, SOURCES[name].read(path.parent))

@@ -12,13 +12,31 @@ SCALED = 16.0  # floats above this are not standardized pixels, but values of by
 MOST_LABELS = 10  # a note names at most so many labels
 
 
-def notes(dataset: Dataset, split: str) -> list[str]:
+def notes(dataset: Dataset, split: str, partitioner: str = "") -> list[str]:
     """Return a line for each thing that looks wrong with this `split`; reads a few pixels."""
     rows = dataset.rows if dataset.inputs.image else None
     arrays = rows.arrays if isinstance(rows, Rows) else ()
     pixels = (note for array in arrays for note in _of_pixels(array))
     unknown = _of_unknown(dataset) if split == "official" else ()
-    return [*[*pixels][:1], *unknown, *_of_labels(dataset), *_of_floats(dataset)]
+    groups = _of_groups(dataset, split, partitioner)
+    return [*[*pixels][:1], *unknown, *_of_labels(dataset), *_of_floats(dataset), *groups]
+
+
+def _of_groups(dataset: Dataset, split: str, partitioner: str) -> Iterator[str]:
+    """Tell of data that say who a sample is from, if the run does not make use of it."""
+    if dataset.groups is None:
+        return
+    if partitioner not in ("", "natural"):
+        yield (
+            f"{dataset.name}: says who each sample is from, but samples are shared out by"
+            f' partitioner = "{partitioner}"; "natural" makes each of'
+            f" {len(np.unique(dataset.groups))} a client"
+        )
+    elif split == "merged" and dataset.num_train < len(dataset.groups):
+        yield (
+            f'{dataset.name}: has a test part, which split = "merged" mixes with the training part;'
+            ' "official" keeps them apart'
+        )
 
 
 def _of_pixels(array: Array) -> Iterator[str]:
@@ -50,7 +68,11 @@ def _cure(high: float) -> str:
 def _of_unknown(dataset: Dataset) -> Iterator[str]:
     trained, tested = np.split(dataset.labels, [dataset.num_train])
     if len(trained) and (new := np.setdiff1d(tested, trained).tolist()):
-        yield f"{dataset.name}: labels {_some(new)} occur in the test set only: nobody learns them"
+        row = int(np.flatnonzero(np.isin(tested, new))[0])
+        yield (
+            f"{dataset.name}: labels {_some(new)} occur in the test set only (first in its row"
+            f" {row}): nobody learns them"
+        )
 
 
 def _of_floats(dataset: Dataset) -> Iterator[str]:

@@ -5,7 +5,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from io import BufferedReader
@@ -20,14 +20,10 @@ from fedapps.core.files import parsing
 
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 OTHERS = ("train_inputs", "train_targets", "test_inputs", "test_targets")  # of any shape
+KINDS = ("images", "labels", "inputs", "targets", "groups")
 # the members that are read, if they exist
-MEMBERS = (
-    *KEYS,
-    *OTHERS,
-    *(f"val_{kind}" for kind in ("images", "labels", "inputs", "targets")),
-    "images",
-    "inputs",
-)
+MEMBERS = (*KINDS, *(f"{part}_{kind}" for part in ("train", "val", "test") for kind in KINDS))
+MISSING = 'if it stands for a missing value, missing = "mean" fills it'
 
 MOST_VALUES = 2**48  # the largest size of an axis
 
@@ -54,7 +50,10 @@ def reading(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Array:
-    """A member of an .npz file, described by its header; its values are read when needed."""
+    """A member of an .npz file, described by its header; its values are read when needed.
+
+    Or one that is in memory (`held`), because it comes from a file of another form.
+    """
 
     path: Path
     key: str
@@ -64,6 +63,8 @@ class Array:
 
     def first(self, nbytes: int) -> np.ndarray:
         """Return the values at the beginning, at most `nbytes` bytes of them, as a flat array."""
+        if "whole" in vars(self):
+            return self.whole.ravel()[: nbytes // self.dtype.itemsize]
         with (
             reading(self.path),
             zipfile.ZipFile(self.path) as archive,
@@ -80,14 +81,21 @@ class Array:
         with reading(self.path), parsing, np.load(self.path, allow_pickle=False) as file:
             return file[self.key]
 
-    def read(self, file: BufferedReader, first: int, out: np.ndarray) -> None:
+    def read(self, file: BufferedReader | None, first: int, out: np.ndarray) -> None:
         """Fill `out` with the rows that begin at row `first`."""
-        if self.offset is None:
+        if self.offset is None or file is None:
             out[...] = self.whole[first : first + len(out)].reshape(out.shape)
             return
         file.seek(self.offset + first * out[0].nbytes)
         if file.readinto(out.data) != out.nbytes:
             raise EOFError(f"{self.key} ends early")
+
+
+def held(path: Path, key: str, values: np.ndarray) -> Array:
+    """Return values in memory as an array; errors name `path` and `key`."""
+    array = Array(path, key, values.shape, values.dtype, None)
+    vars(array)["whole"] = values
+    return array
 
 
 def class_names(path: Path) -> list[str]:
@@ -152,13 +160,16 @@ def _bytes(shape: Sequence[int], dtype: np.dtype) -> int:
 
 @dataclass(frozen=True)
 class Rows:
-    """The samples of one .npz file: first train, then val (if there is any), then test.
+    """The samples of one file: first train, then val (if there is any), then test.
+
+    With `missing`, NaN stands for a value that is missing, and is let through.
 
     Rows are read from the file each time that they are needed. So no process holds all of them; the
     page cache of the machine holds them once for all processes.
     """
 
     arrays: tuple[Array, ...]
+    missing: bool = False
 
     @cached_property
     def starts(self) -> np.ndarray:
@@ -181,11 +192,13 @@ class Rows:
             return out
         with np.errstate(over="ignore"):  # the check below reports it more clearly
             out = out.astype(np.float32, copy=False)
-        broken = np.flatnonzero(~np.isfinite(out.reshape(len(out), -1)).all(axis=1))
+        wrong = np.isinf(out) if self.missing else ~np.isfinite(out)
+        broken = np.flatnonzero(wrong.reshape(len(out), -1).any(axis=1))
         if len(broken):
             array, row = self.arrays[array_of[broken[0]]], rows[broken[0]]
             raise RunError(
                 f"{array.path}: {array.key}[{row}] holds NaN or infinity; must be finite"
+                f"{'' if self.missing else f' ({MISSING})'}"
             )
         return out
 
@@ -193,7 +206,8 @@ class Rows:
         """Read rows into `out`; consecutive rows of one array are read at once."""
         ends = np.flatnonzero((np.diff(rows) != 1) | (np.diff(array_of) != 0)) + 1
         path = self.arrays[0].path
-        with reading(path), path.open("rb") as file:
+        in_file = any(array.offset is not None for array in self.arrays)
+        with reading(path), path.open("rb") if in_file else nullcontext() as file:
             for first, last in pairwise([0, *ends.tolist(), len(rows)]):
                 if first < last:
                     array = self.arrays[array_of[first]]

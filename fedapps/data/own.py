@@ -1,4 +1,4 @@
-"""Data of a user or of a device: an .npz file, or a folder of pictures."""
+"""Data of a device, which have to fit the run; and samples without targets, to predict."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,26 +7,31 @@ from pathlib import Path
 import numpy as np
 
 from fedapps.core.errors import RunError
-from fedapps.data.contents import check_images, check_pixels, input_spec, open_npz, shape_of
+from fedapps.data.contents import check_images, check_pixels, input_spec, shape_of
 from fedapps.data.dataset import Dataset, declared
-from fedapps.data.npz import Rows, class_names, headers
+from fedapps.data.forms import Form, open_own, tables
+from fedapps.data.npz import Rows, class_names, headers, held
 from fedapps.data.pictures import Pictures, folders, picture_files, picture_of
 from fedapps.data.spec import Spec, image_spec, label_spec
 
 
-def of_device(path: Path, inputs: Spec, targets: Spec, names: Sequence[str]) -> Dataset:
-    """Open a device's own data, an .npz or a folder, and check that they fit the run.
+def of_device(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
+    """Open a device's own data of any form, and check that they fit the run.
 
-    A folder contains `train/<class>/` and `test/<class>/` for every class, with .png, .jpg or .jpeg
-    files. If a device has no samples of a class, the folder of that class is empty. An .npz can
-    contain `class_names`. Raises `RunError` if the shape, a label or a class name does not fit the
-    run.
+    A folder of pictures contains `train/<class>/` and `test/<class>/` for every class, with .png,
+    .jpg or .jpeg files. If a device has no samples of a class, the folder of that class is empty.
+    An .npz can contain `class_names`. Raises `RunError` if the shape, a label or a class name does
+    not fit the run.
     """
-    if path.is_dir():
-        if not inputs.image or targets.shape:
-            raise RunError(f"{path}: a folder is for images with labels; the run has {inputs}")
+    names = form.names
+    if path.is_dir() and inputs.image and not targets.shape:
         return _class_folders(path, inputs, names)
-    found = open_npz(path)
+    found = open_own(path, form)
+    if found.columns and not form.columns:
+        raise RunError(
+            f"{path}: which columns are the inputs must be the same on all devices; set columns ="
+            f' "{found.columns}"'
+        )
     if replace(found.inputs, choices=inputs.choices) != inputs:
         raise RunError(f"{path}: {found.inputs}; the run has {list(inputs.shape)} (input-shape)")
     if found.targets.shape != targets.shape or targets.is_whole > found.targets.is_whole:
@@ -40,7 +45,7 @@ def of_device(path: Path, inputs: Spec, targets: Spec, names: Sequence[str]) -> 
     assert isinstance(found.rows, Rows)
     if inputs.image:
         check_pixels(found.rows)
-    own = class_names(path)
+    own = class_names(path) if path.suffix == ".npz" else []
     if own and own != [*names]:
         raise RunError(
             f"{path}: class_names are {','.join(own)}; the run has {','.join(names)} (class-names)"
@@ -48,12 +53,17 @@ def of_device(path: Path, inputs: Spec, targets: Spec, names: Sequence[str]) -> 
     return replace(found, inputs=inputs, targets=targets)
 
 
-def unlabelled(path: Path, inputs: Spec) -> Rows:
+def unlabelled(path: Path, inputs: Spec, columns: str = "", missing: bool = False) -> Rows:
     """Open samples without targets: the key `images` (`inputs`) of an .npz, or `test_images`.
 
-    Raises `RunError` if they are not what the model takes.
+    Or a table with the `columns` of the model. Raises `RunError` if they are not what the model
+    takes.
     """
-    arrays, word = headers(path), "images" if inputs.image else "inputs"
+    word = "images" if inputs.image else "inputs"
+    if path.suffix in tables.SUFFIXES and columns:
+        arrays = {word: held(path, word, tables.unlabelled(path, columns, inputs.shape))}
+    else:
+        arrays = headers(path)
     array = arrays.get(word) or arrays.get(f"test_{word}")
     if array is None:
         raise RunError(f"{path}: key {word} is missing; needed {word} or test_{word}")
@@ -65,7 +75,7 @@ def unlabelled(path: Path, inputs: Spec) -> Rows:
     if found.choices > inputs.choices:
         known = f"0..{inputs.choices - 1}"
         raise RunError(f"{path}: token {found.choices - 1} found; the model takes {known}")
-    rows = Rows((array,))
+    rows = Rows((array,), missing)
     if inputs.image:
         check_pixels(rows)
     return rows

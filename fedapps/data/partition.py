@@ -27,24 +27,28 @@ class Share:
     validation: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
 
-def shares(labels: np.ndarray, num_train: int, settings: Settings) -> tuple[Share, ...]:
+def shares(
+    labels: np.ndarray, num_train: int, settings: Settings, owners: np.ndarray | None = None
+) -> tuple[Share, ...]:
     """Distribute a data set over `num-clients` clients; no sample is used twice.
 
     `labels` is int64 [N]; the first `num_train` samples are the official training set. With
     `split="merged"`, all N samples are partitioned, and each client's samples are split by
     `test-fraction`. With `split="official"`, the training set is partitioned, and the test set is
     distributed in the same way, class by class. Then `validation-fraction` of each client's
-    training samples is held out. Raises `RunError` if the data do not allow these settings.
+    training samples is held out. `owners`, int64 [N], are the clients of all samples if the data
+    say them. Raises `RunError` if the data do not allow these settings.
     """
     if settings.split == "merged":
-        parts = [
-            _split(part, client, settings)
-            for client, part in enumerate(_partition(labels, settings))
-        ]
-    else:
+        own = _partition(labels, settings) if owners is None else _owned(owners, settings)
+        parts = [_split(part, client, settings) for client, part in enumerate(own)]
+    elif owners is None:
         train = _partition(labels[:num_train], settings)
         test = _follow(train, labels, num_train, settings)
         parts = [Share(*pair) for pair in zip(train, test, strict=True)]
+    else:
+        train, test = (_owned(part, settings) for part in np.split(owners, [num_train]))
+        parts = [Share(*pair) for pair in zip(train, [t + num_train for t in test], strict=True)]
     if not settings.validation_fraction:
         return tuple(parts)
     return tuple(_hold_out(part, client, settings) for client, part in enumerate(parts))
@@ -53,16 +57,25 @@ def shares(labels: np.ndarray, num_train: int, settings: Settings) -> tuple[Shar
 def own_share(size: int, num_train: int, client: int, settings: Settings) -> Share:
     """Return the share of a client with its own data: all `size` samples, split as they are.
 
-    `validation-fraction` of its training samples is held out. Raises `RunError` if there are too
-    few.
+    Data without test samples are split by `test-fraction`. `validation-fraction` of the training
+    samples is held out. Raises `RunError` if there are too few.
     """
-    share = Share(np.arange(num_train), np.arange(num_train, size))
+    if num_train < size:
+        share = Share(np.arange(num_train), np.arange(num_train, size))
+    elif size < 2:
+        raise RunError(f"client {client} has {number(size, 'sample')}; it needs at least 2")
+    else:
+        share = _split(np.arange(size), client, settings)
     return _hold_out(share, client, settings) if settings.validation_fraction else share
 
 
 def class_counts(labels: np.ndarray, shares: Sequence[Share]) -> np.ndarray:
     """Count the training samples by client and class: int64 [clients, classes]."""
     return _counts_of_parts(labels, [share.train for share in shares])
+
+
+def _owned(owners: np.ndarray, settings: Settings) -> list[np.ndarray]:
+    return samples_by_client(owners, settings.num_clients)
 
 
 def _partition(labels: np.ndarray, settings: Settings) -> list[np.ndarray]:
@@ -73,7 +86,9 @@ def _partition(labels: np.ndarray, settings: Settings) -> list[np.ndarray]:
             f"num-clients = {clients}: {number(clients, 'client')} for {number(pool, 'sample')};"
             " a client needs at least 2; take fewer clients or more data"
         )
-    parts = samples_by_client(PARTITIONERS[settings.partitioner].owners(labels, settings), clients)
+    find = PARTITIONERS[settings.partitioner].owners
+    assert find is not None, "the data say who has which samples"
+    parts = samples_by_client(find(labels, settings), clients)
     for client, part in enumerate(parts):
         if len(part) < 2:
             raise RunError(

@@ -1,13 +1,15 @@
 """Picture files: reads one of a known size, or many into one array."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedapps.core.errors import RunError
 
+GRAY = ("L", "1")
 MOST_PIXELS = 2**24  # of one picture; a small file can claim to have many more
 
 
@@ -16,6 +18,7 @@ class Pictures:
     """Images in memory, uint8 [N, H, W, C]."""
 
     values: np.ndarray
+    missing: bool = False
 
     def read(self, indices: np.ndarray) -> np.ndarray:
         """Return rows `indices` (int64 [n])."""
@@ -53,18 +56,48 @@ def picture_arrays(
     """
     if not files:
         raise RunError(f"{where}: no such files; unpack the whole archive again")
-    first = _picture(files[0][0])
-    images = np.empty((len(files), *first.shape), np.uint8)
-    for row, (file, _) in enumerate(files):
-        picture = _picture(file)
-        if picture.shape != first.shape:
-            raise RunError(
-                f"{file}: {picture.shape[1]}x{picture.shape[0]} pixels; must be"
-                f" {first.shape[1]}x{first.shape[0]} like {files[0][0].name}"
-            )
-        images[row] = picture
+    paths = [path for path, _ in files]
+    images = stacked((_picture(path) for path in paths), paths)
     labels = np.array([label for _, label in files], np.int64)
     return {f"{part}_images": images, f"{part}_labels": labels}
+
+
+def pictures_of(files: Sequence[Path]) -> np.ndarray:
+    """Read pictures of one size: uint8 [N, H, W] if the first is gray, otherwise [N, H, W, 3]."""
+    from PIL import Image
+
+    try:
+        with Image.open(files[0]) as image:
+            mode = image.mode
+    except (OSError, ValueError, SyntaxError) as error:
+        raise RunError(f"{files[0]}: cannot be read as a picture ({error})") from error
+    return stacked((_picture(file, mode) for file in files), files)
+
+
+def stacked(values: Iterable[np.ndarray], where: Sequence[object]) -> np.ndarray:
+    """Stack arrays [...] to [N, ...]; raises `RunError` for one of another shape than the first.
+
+    `where` says where each is from.
+    """
+    whole = np.empty(0)
+    for row, value in enumerate(values):
+        if not row:
+            whole = np.empty((len(where), *value.shape), value.dtype)
+        if value.shape != whole.shape[1:]:
+            first = getattr(where[0], "name", where[0])  # a path, or what a row is called
+            sizes = ["x".join(map(str, shape[1::-1])) for shape in (value.shape, whole.shape[1:])]
+            raise RunError(f"{where[row]}: {sizes[0]} pixels; must be {sizes[1]} like {first}")
+        whole[row] = value
+    return whole
+
+
+def pixels(image: Any, first_mode: str) -> np.ndarray:
+    """Return the pixels of a picture, gray if the first of its data set is; raises ValueError."""
+    if image.width * image.height > MOST_PIXELS:
+        raise ValueError(f"{image.width}x{image.height} pixels are too many")
+    if image.mode.startswith(("I", "F")):  # 16 or 32 bits, which `convert` clips
+        raise ValueError("more than 8 bits a pixel; save it with 8, or as floats in an .npz")
+    return np.asarray(image.convert("L" if first_mode in GRAY else "RGB"))
 
 
 def _picture(file: Path, mode: str = "RGB") -> np.ndarray:
@@ -72,13 +105,7 @@ def _picture(file: Path, mode: str = "RGB") -> np.ndarray:
 
     try:
         with Image.open(file) as image:
-            if image.width * image.height > MOST_PIXELS:
-                raise ValueError(f"{image.width}x{image.height} pixels are too many")
-            if image.mode.startswith(("I", "F")):  # 16 or 32 bits, which `convert` clips
-                raise ValueError(
-                    "more than 8 bits a pixel; save it with 8, or as floats in an .npz"
-                )
-            return np.asarray(image.convert(mode))
+            return pixels(image, mode)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         # SyntaxError: a broken PNG chunk
         raise RunError(f"{file}: cannot be read as a picture ({error})") from error

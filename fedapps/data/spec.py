@@ -52,11 +52,13 @@ class Spec:
 class Normalization:
     """(x - mean) / std, for each channel of an image, or for each feature (the last axis).
 
-    Without values, inputs stay as they are.
+    Without values, inputs stay as they are. With `fill`, a value that is missing (NaN) becomes the
+    mean of its feature.
     """
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    fill: bool = False
 
     def tensors(self, spec: Spec) -> tuple[Tensor, Tensor]:
         """Return mean and std, float32, in a shape that fits samples of `spec`."""
@@ -71,7 +73,8 @@ class Normalization:
         if not self.mean:
             return inputs
         mean, std = self.tensors(spec)
-        return inputs.sub_(mean).div_(std)
+        inputs.sub_(mean).div_(std)
+        return inputs.nan_to_num_(0.0) if self.fill else inputs
 
     def fits(self, spec: Spec) -> bool:
         """Tell whether there is a finite value for each channel or feature, and no std of 0."""
@@ -83,24 +86,26 @@ class Normalization:
         return right and min(self.std) > 0
 
 
-def per_feature(blocks: Callable[[], Iterable[np.ndarray]]) -> Normalization:
+def per_feature(blocks: Callable[[], Iterable[np.ndarray]], fill: bool = False) -> Normalization:
     """Return the normalization of float samples: mean and deviation of each feature, in float64.
 
     `blocks` gives the samples in arrays [n, ..., features]; they are read twice. A feature that is
-    constant is shifted only.
+    constant is shifted only. Missing values (NaN) do not count; with `fill`, they may occur.
     """
-    count = 0
+    count: np.ndarray = np.zeros(())
     mean: np.ndarray = np.zeros(())
     for block in blocks():
         rows = block.reshape(-1, block.shape[-1])
-        count, mean = count + len(rows), mean + rows.sum(0, np.float64)
+        count = count + (~np.isnan(rows)).sum(0)
+        mean = mean + np.nansum(rows, 0, np.float64)
+    count = np.maximum(count, 1)
     mean = mean / count
     squares = np.zeros(len(mean))
     for block in blocks():
-        squares += ((block.reshape(-1, len(mean)) - mean) ** 2).sum(0)
+        squares += np.nansum((block.reshape(-1, len(mean)) - mean) ** 2, 0)
     std = np.sqrt(squares / count)
     std = np.where(std > LEAST_STD * np.maximum(1.0, np.abs(mean)), std, 1.0)
-    return Normalization(tuple(mean.tolist()), tuple(std.tolist()))
+    return Normalization(tuple(mean.tolist()), tuple(std.tolist()), fill)
 
 
 def image_spec(shape: tuple[int, ...]) -> Spec:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fedapps import data
 from fedapps.core import log
+from fedapps.core.changes import data_name
 from fedapps.core.config import DEVICE, defaults
 from fedapps.core.errors import RunError
 from fedapps.core.files import remove_left_over, write_whole
@@ -119,7 +120,8 @@ class Device:
         about = [space.layout.shapes, space.layout.head, own, settings.bn_local, settings.bn_stats]
         text = json.dumps(about, sort_keys=True).encode()
         digest = hashlib.sha256(text).hexdigest()[:8]
-        folder = self.state_dir / f"{settings.strategy}-{settings.model}-{digest}"
+        model = data_name(settings.model)  # which can be a path, and comes from the server
+        folder = self.state_dir / f"{settings.strategy}-{model}-{digest}"
         claim(self.state_dir)
         private(folder)
         run = info.run_id or info.run_dir
@@ -195,7 +197,7 @@ class DeviceStore(ClientStore):
         """
         self._check_run()
         path = self.folder.parent / personalized.FILE
-        if broken := _not_finite(client.module()):
+        if broken := not_finite(client.module()):
             log.warning("personalization diverged (%s): %s is not written", broken, path)
         else:
             personalized.save(path, client)
@@ -211,7 +213,7 @@ class DeviceStore(ClientStore):
         )
 
 
-def _not_finite(module: nn.Module) -> str:
+def not_finite(module: nn.Module) -> str:
     """Name a tensor of a module that has NaN or infinite values; "" if there is none."""
     found = module.state_dict().items()
     return next((key for key, value in found if not torch.isfinite(value).all()), "")
@@ -219,7 +221,8 @@ def _not_finite(module: nn.Module) -> str:
 
 @lru_cache(maxsize=64)  # a SuperNode needs one; in the serial engine a process needs several
 def _make_workspace(settings: Settings, device: Device) -> Workspace:
-    own = data.of_device(device.data, *specs_of_devices(settings), settings.names)
+    form = data.Form.of(settings, settings.names)
+    own = data.of_device(device.data, *specs_of_devices(settings), form)
     return Workspace(settings, RunData(settings, own, device.client))
 
 

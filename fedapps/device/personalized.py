@@ -29,8 +29,10 @@ from fedapps.data.pictures import MOST_PIXELS
 from fedapps.data.spec import Normalization, Spec, image_spec, label_spec
 from fedapps.engine.finished import FinishedRun
 from fedapps.method.flower import BaseClient
+from fedapps.models.adapters import merged
 from fedapps.tasks import CLASSIFICATION, Task, task_for
 from fedapps.training.batches import chunks
+from fedapps.training.plan import Plan
 from fedapps.training.run_data import RunData
 from fedapps.training.workspace import Workspace
 
@@ -42,7 +44,9 @@ _UNREADABLE = (OSError, SafetensorError, LookupError, TypeError, RuntimeError, V
 class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
     """What a model needs besides its arrays; `client` is None for the shared model.
 
-    `names` are those of the classes or labels; a regression has none.
+    `names` are those of the classes or labels; a regression has none. `columns` are those of a
+    table, as the key `columns` writes them. `newcomer` says what a client does that begins with the
+    shared model now.
     """
 
     client: int | None
@@ -52,6 +56,9 @@ class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
     names: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    fill: bool = False
+    columns: str = ""
+    newcomer: Plan | None = None
 
     @property
     def task(self) -> Task:
@@ -61,7 +68,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
     @property
     def normalization(self) -> Normalization:
         """How its values are normalized."""
-        return Normalization(self.mean, self.std)
+        return Normalization(self.mean, self.std, self.fill)
 
 
 class Personalized(nn.Module):
@@ -85,6 +92,8 @@ class Personalized(nn.Module):
         """Return the outputs [n, ...]."""
         if not self.about.inputs.is_whole:
             inputs = (inputs - self.mean) / self.std
+        if self.about.fill:
+            inputs = inputs.nan_to_num(0.0)
         outputs: Tensor = self.module(inputs)
         return outputs
 
@@ -92,7 +101,7 @@ class Personalized(nn.Module):
 def save(path: Path, client: BaseClient) -> None:
     """Write the model that `client` predicts with; the old file stays until the new is ready."""
     about, module = metadata(client.workspace, client.client), client.module()
-    write_whole(path, packed(module, about), durable=True)
+    write_whole(path, packed(merged(module), about), durable=True)
 
 
 def of_run(run: FinishedRun, client: int | None) -> Personalized:
@@ -101,8 +110,11 @@ def of_run(run: FinishedRun, client: int | None) -> Personalized:
     The model is on the CPU and in eval mode. Raises `RunError` if the run has no such model.
     """
     module = run.shared() if client is None else run.client(client).module()
-    own = copy.deepcopy(module).cpu()  # a copy, because the workspace uses its model again
-    return Personalized(own, metadata(run.space, client)).eval()
+    own = merged(copy.deepcopy(module)).cpu()  # a copy, because the workspace uses its model again
+    about = metadata(run.space, client)
+    if client is None:
+        about = msgspec.structs.replace(about, newcomer=run.newcomer_plan())
+    return Personalized(own, about).eval()
 
 
 def metadata(space: Workspace, client: int | None) -> ModelMetadata:
@@ -111,14 +123,18 @@ def metadata(space: Workspace, client: int | None) -> ModelMetadata:
     normalization = data_set.normalization or Normalization()
     on_devices = settings.dataset == DEVICE
     numbers = tuple(map(str, range(space.task.outputs(data_set.targets).shape[-1])))
-    names = (settings.names if on_devices else numbers) if space.task.has_names else ()
+    own_names = settings.names if on_devices else data_set.names or numbers
+    names = own_names if space.task.has_names else ()
     without_data = {
         "dataset": DEVICE,
+        "num-clients": settings.num_clients,
         "task": space.task.name,
         "input-shape": ",".join(map(str, data_set.shape)),
         "num-classes": max(1, len(names)),
         "class-names": settings.class_names if on_devices and names else "",
         "min-available": 1,
+        "initial-model": "",
+        "adapter-rank": 0,
     }
     return ModelMetadata(
         client=client,
@@ -128,6 +144,8 @@ def metadata(space: Workspace, client: int | None) -> ModelMetadata:
         names=names,
         mean=normalization.mean,
         std=normalization.std,
+        fill=normalization.fill,
+        columns=data_set.columns or settings.columns,
     )
 
 
@@ -203,7 +221,7 @@ def predict(model: Personalized, samples: Path) -> tuple[np.ndarray, np.ndarray 
     not fit the model.
     """
     about = model.about
-    rows = data.unlabelled(samples, about.inputs)
+    rows = data.unlabelled(samples, about.inputs, about.columns, about.fill)
     none = np.zeros(int(rows.starts[-1]), np.int64)
     asked = data.Dataset("asked", about.inputs, label_spec(1), none, 0, about.normalization, rows)
     normalised, _ = asked.tensors(np.arange(len(none)))

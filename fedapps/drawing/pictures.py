@@ -92,11 +92,20 @@ def styled() -> AbstractContextManager[None]:
     return matplotlib.style.context(["default", STYLE])
 
 
+class Picture(Figure):
+    """A figure that notebooks show without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        png = io.BytesIO()
+        self.savefig(png, format="png")
+        return png.getvalue()
+
+
 def new_axes(
     xlabel: str, ylabel: str = "", size: tuple[float, float] | None = None
 ) -> tuple[Figure, Axes]:
     """Return an empty plot and its axes."""
-    figure = Figure(figsize=size)
+    figure = Picture(figsize=size)
     return figure, figure.add_subplot(xlabel=xlabel, ylabel=ylabel)
 
 
@@ -104,7 +113,7 @@ def new_pair(
     size: tuple[float, float] = (WIDTH, 5.4), heights: Sequence[float] = (1, 1)
 ) -> tuple[Figure, Axes, Axes]:
     """Return an empty plot and two axes, one above the other, with a common x axis."""
-    figure = Figure(figsize=size)
+    figure = Picture(figsize=size)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=heights)
     upper.xaxis.set_visible(False)  # the lower axes show it
     return figure, upper, lower
@@ -112,7 +121,7 @@ def new_pair(
 
 def new_panels(count: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
     """Return an empty plot and `count` axes side by side, with a common y axis."""
-    figure = Figure(figsize=size)
+    figure = Picture(figsize=size)
     axes = figure.subplots(1, count, sharey=True, squeeze=False)
     return figure, list(axes[0])
 

@@ -1,7 +1,7 @@
 """Evaluate a saved run again with other personalization settings, without training it again."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -15,11 +15,13 @@ from fedapps.core.errors import RunError
 from fedapps.core.files import in_turn, write_whole, writing
 from fedapps.core.schema import Scalar, literal
 from fedapps.core.words import did_you_mean
+from fedapps.engine import evaluations
 from fedapps.engine.finished import FinishedRun, settings_of
 from fedapps.engine.metrics import MetricChecks
 from fedapps.report import directory
 from fedapps.report.columns import Columns, columns_of
-from fedapps.report.rows import ClientEval, means
+from fedapps.report.rows import ClientEval, client_rows, means
+from fedapps.report.summary import unseen, unseen_columns
 
 # Keys that may differ from those of the run: how and where clients are personalized and scored.
 ALLOWED = {*PERSONAL, "threads", "device", "data-root"}
@@ -28,23 +30,14 @@ ALLOWED = {*PERSONAL, "threads", "device", "data-root"}
 def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
     """Score every client of a finished or interrupted simulation; return the path of the table.
 
+    Newcomers are scored, too; their means are in `evaluations.csv`.
+
     `changes` are run-config keys with new values; all other keys keep the values of the run. The
     scores go into `evaluation-1.csv` (or the next free number; columns as in clients.csv), and one
     line is added to `evaluations.csv`. Raises `RunError` if a change is not in `ALLOWED` (the run
     would have to be trained again, or the change has no effect), and if the clients are devices.
     """
-    before = config.defaults() | config.stored(run)
-    for key in changes:
-        if key not in before:
-            raise RunError(f"unknown key {key}{did_you_mean(key, before)}")
-    foreign = [
-        f"{key} = {literal(changes[key])} (the run has {literal(before[key])})"
-        for key in sorted(changes.keys() - ALLOWED)
-        if changes[key] != before[key]
-    ]
-    if foreign:
-        allowed = ", ".join(sorted(ALLOWED))
-        raise RunError(f"{', '.join(foreign)}: needs another training run; allowed: {allowed}")
+    check_changes(config.defaults() | config.stored(run), changes, ALLOWED)
     settings = settings_of(run, changes)
     if settings.dataset == DEVICE:
         raise RunError(f"{run}: its clients are devices; their state is on the devices, not here")
@@ -53,14 +46,33 @@ def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
     with _claimed(run) as (number, path):
         line = {"evaluation": number, "round": finished.round, "settings": text_of(changes)}
         columns = columns_of(finished.space.task)
-        _write(path, _scores(finished), columns, line, settings.evaluate_on)
+        seen = _scores(finished, finished.strategy.clients)
+        new = _scores(finished, evaluations.newcomers(finished.strategy))
+        _write(path, seen, new, columns, line, settings.evaluate_on)
     return path
 
 
-def _scores(finished: FinishedRun) -> list[ClientEval]:
-    """Personalize and score the clients one after the other, as the engine does in a round."""
+def check_changes(
+    before: Mapping[str, Scalar], changes: Mapping[str, Scalar], allowed: Set[str]
+) -> None:
+    """Raise `RunError` for a change of the settings `before` that is not `allowed` any more."""
+    for key in changes:
+        if key not in before:
+            raise RunError(f"unknown key {key}{did_you_mean(key, before)}")
+    foreign = [
+        f"{key} = {literal(changes[key])} (the run has {literal(before[key])})"
+        for key in sorted(changes.keys() - allowed)
+        if changes[key] != before[key]
+    ]
+    if foreign:
+        those = ", ".join(sorted(allowed))
+        raise RunError(f"{', '.join(foreign)}: needs another training run; allowed: {those}")
+
+
+def _scores(finished: FinishedRun, clients: Sequence[int]) -> list[ClientEval]:
+    """Personalize and score clients one after the other, as the engine does in a round."""
     checks, scores = MetricChecks(finished.strategy), []
-    for number in finished.strategy.clients:
+    for number in clients:
         _, update, plan = finished.evaluate(number)
         scores.append(checks.evaluation(update, plan).scores)
         log.debug("client %s: %s", number, scores[-1].personalized)
@@ -68,17 +80,22 @@ def _scores(finished: FinishedRun) -> list[ClientEval]:
 
 
 def _write(
-    path: Path, scores: list[ClientEval], columns: Columns, line: dict[str, object], samples: str
+    path: Path,
+    scores: list[ClientEval],
+    newcomers: list[ClientEval],
+    columns: Columns,
+    line: dict[str, object],
+    samples: str,
 ) -> None:
     """Write the table of clients, and add a line with their means to `evaluations.csv`."""
-    names = columns.clients
-    rows = [{"round": line["round"]} | score.flat() for score in scores]
-    table = [names, *([row.get(name) for name in names] for row in rows)]
-    write_whole(path, directory.csv_text(table).encode())
+    rows = client_rows(line["round"], scores, columns)
+    write_whole(path, directory.csv_text([columns.clients, *rows]).encode())
     mean = means(scores, columns)
     of_figures = (name for figure in columns.figures for name in figure.columns)
     for name in (*columns.means, *of_figures, *columns.spread):
         line[name] = mean.columns.get(name)
+    new = unseen([score.flat() for score in newcomers], mean.personalized, columns.lead)
+    line |= dict.fromkeys(unseen_columns(columns.lead)) | new
     overview = path.with_name(directory.EVALUATIONS)
     with in_turn(overview):
         if not overview.stat().st_size:

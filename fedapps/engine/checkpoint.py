@@ -60,13 +60,17 @@ class Progress(ReportState, frozen=True, kw_only=True):
 
     `versions` maps each client to the round that wrote its newest state. `best` is the best round
     on validation samples so far. `failures` counts failures, for the rules that end a run. `names`
-    lists the arrays in the order in which they were created.
+    lists the arrays in the order in which they were created. `source` is the SHA-256 of the file
+    `initial-model`. `clients` is the number of clients; 0 in a checkpoint of an earlier version,
+    whose number cannot change.
     """
 
     versions: dict[int, int]
     best: Best
     failures: FailureCounts = msgspec.field(default_factory=_not_counted)
     names: tuple[str, ...] = ()
+    source: str = ""
+    clients: int = 0
 
 
 @dataclass(frozen=True)

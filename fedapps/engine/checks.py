@@ -41,6 +41,8 @@ def check_strategy(strategy: BaseStrategy) -> None:
         what = "server-data" if s.server_data else s.strategy
         raise RunError(f'{what} needs the data of all clients: not with dataset = "device"')
     if strategy.needs_norms and not strategy.layout.norms:
+        if s.adapter_rank:
+            raise RunError(f"{s.strategy} needs BatchNorms, which adapter-rank freezes; use 0")
         raise RunError(
             f"{s.strategy} needs a model with BatchNorm, but {s.model} has none; "
             "use one that has, such as lenet5 or resnet18"
@@ -51,6 +53,8 @@ def check_strategy(strategy: BaseStrategy) -> None:
             " use another method"
         )
     _check_cut(strategy)
+    if fresh := strategy.workspace.resident.fresh:
+        log.info("initial-model: these layers start from the seed: %s", ", ".join(fresh))
     if clip and clip.mode == "sample" and not strategy.clips_by_sample:
         raise RunError('clip-mode = "sample": this strategy cannot clip by sample; use "batch"')
     _check_scores(strategy)
@@ -101,7 +105,8 @@ def _check_scores(strategy: BaseStrategy) -> None:
     if s.score_without_head:  # its templates are the body's outputs for the train samples
         remedies["train"] = "score-without-head=false"
     few = 0 if strategy.final_phase else s.evaluate_clients  # a final phase has all clients
-    for client in sample_evaluated(s.seed, clients, few):
+    come = strategy.workspace.population.held_out
+    for client in (*sample_evaluated(s.seed, clients, few), *come):
         for subset in (one for one in remedies if strategy.count(client, one) == 1):
             raise RunError(
                 f'bn-stats = "batch": client {client} has a single {subset} sample, so a '
@@ -127,16 +132,23 @@ def check_plans(strategy: BaseStrategy) -> None:
                 checked.append(plan)
         if s.presum:
             _check_uploads(strategy, plans)
+    for client in strategy.workspace.population.held_out[:1]:
+        _check_stages(strategy, strategy.newcomer_plan(s.num_rounds, client))
 
 
 def _check_plan(strategy: BaseStrategy, plan: Plan) -> None:
-    trained = [stage.layers for stage in plan.stages]
-    for layers in (plan.download, plan.upload, plan.also_keep, *trained):
-        strategy.layout.slice(layers)
+    _check_stages(strategy, plan)
     check_plan(strategy.settings, strategy.layout, plan)
     _check_server_data(strategy, plan)
     if strategy.settings.presum and plan.sends:
         raise RunError("presum = true: this strategy needs every client's update; use false")
+
+
+def _check_stages(strategy: BaseStrategy, plan: Plan) -> None:
+    """Refuse layers that the model does not have, and stages that cannot be executed."""
+    trained = [stage.layers for stage in plan.stages]
+    for layers in (plan.download, plan.upload, plan.also_keep, *trained):
+        strategy.layout.slice(layers)
     for stage in plan.stages:
         try:
             strategy.workspace.trainer.check(stage)

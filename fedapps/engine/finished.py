@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from safetensors import SafetensorError
@@ -19,7 +20,7 @@ from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
-from fedapps.engine import checkpoint
+from fedapps.engine import checkpoint, evaluations
 from fedapps.engine.recovery import Recovery
 from fedapps.engine.store import ClientStore
 from fedapps.engine.versions import StateVersions
@@ -31,6 +32,7 @@ from fedapps.report.directory import MODEL
 from fedapps.training.plan import Plan
 from fedapps.training.workspace import Workspace, workspace
 
+SUBSETS = ("train", "test", "validation")
 # The first two keys choose a round, which is over; with test samples they would be refused.
 # The third is for connections, and its certificates may be gone or on another machine.
 OVER: dict[str, Scalar] = {"keep-best": False, "patience": 0, "channel-tls": ""}
@@ -100,6 +102,20 @@ class FinishedRun:
         put(self.space.model, self.strategy.arrays)
         return self.space.model
 
+    def newcomer_plan(self) -> Plan | None:
+        """Return the plan of a client that comes now, after the run; None if it is not known."""
+        if not self.whole:
+            return None
+        settings, new = self.space.settings, self.space.settings.num_clients
+        grown, one = (
+            msgspec.structs.replace(settings, num_clients=new + 1),
+            dict.fromkeys(SUBSETS, 1),
+        )
+        strategy = type(self.strategy)(self.space, grown, {new: one})
+        if checkpoint.rounds(self.folder):
+            Recovery(grown).restore(self.folder, checkpoint.load(self.folder), strategy)
+        return strategy.newcomer_plan(self.round, new)
+
     def client(self, number: int) -> BaseClient:
         """Return a client with the model of its last evaluation.
 
@@ -128,7 +144,7 @@ class FinishedRun:
                 f"{self.folder}: has no checkpoint, and {name} needs what the server keeps in one; "
                 "run it again with checkpoint-every=1"
             )
-        plan = self.strategy.evaluation_plan(self.round, number)
+        plan = evaluations.plan_of(self.strategy, self.round, number)
         store = ClientStore(self.folder / "clients" / str(number))
         version, state = store.load_version(self.round + 1)
         if lost := self.versions.lost(number, version):
@@ -137,7 +153,7 @@ class FinishedRun:
                 "or the run is still going on"
             )
         client: BaseClient = registry.client_class(name)(self.space, number, dict(state))
-        received = as_sent(self.strategy.download(self.round, number, plan))
+        received = as_sent(evaluations.download(self.strategy, self.round, number, plan))
         update = client.evaluate_round(plan, received)
         return client, update, plan
 

@@ -44,8 +44,11 @@ class PrivacyMode:
     `state` is the strategy's state: a mode stores there what it needs from round to round.
     """
 
-    def __init__(self, settings: Settings, layout: Layout, state: Arrays) -> None:
+    def __init__(
+        self, settings: Settings, layout: Layout, state: Arrays, clients: Sequence[int] = ()
+    ) -> None:
         self.settings = settings
+        self.clients = clients or range(settings.num_clients)  # those that train
         self.dp: PrivacySettings = settings.dp
         self.layout = layout
         self.state = state
@@ -78,9 +81,11 @@ class DifferentialPrivacy(PrivacyMode):
 
     mechanism: Mechanism
 
-    def __init__(self, settings: Settings, layout: Layout, state: Arrays) -> None:
-        super().__init__(settings, layout, state)
-        limit = 1 / settings.num_clients
+    def __init__(
+        self, settings: Settings, layout: Layout, state: Arrays, clients: Sequence[int] = ()
+    ) -> None:
+        super().__init__(settings, layout, state, clients)
+        limit = 1 / len(self.clients)
         if not self.dp.delta < limit:
             raise RunError(
                 f"dp.delta = {self.dp.delta:g}: must be below 1 / num-clients = {limit:g}"
@@ -124,12 +129,14 @@ class Central(DifferentialPrivacy):
     most S. State: `dp/releases`, `dp/clip-norm`.
     """
 
-    def __init__(self, settings: Settings, layout: Layout, state: Arrays) -> None:
-        super().__init__(settings, layout, state)
+    def __init__(
+        self, settings: Settings, layout: Layout, state: Arrays, clients: Sequence[int] = ()
+    ) -> None:
+        super().__init__(settings, layout, state, clients)
         if settings.presum:
             raise RunError("presum = true: central dp clips every client's own update; use false")
         self.seed = secret_seed() if self.dp.secret_noise else settings.seed
-        self.expected = sample_size(settings.num_clients, settings.fraction_train)
+        self.expected = sample_size(len(self.clients), settings.fraction_train)
         self.count_noise, self.vector_noise = adaptive_noise(self.dp, self.expected)
         self.mechanism = self._mechanism()
         self.mechanism.accountant(self.dp.delta)  # a missing package ends the run here
@@ -148,8 +155,8 @@ class Central(DifferentialPrivacy):
         """Draw from all clients, as the accountant assumes; then drop those that are not there."""
         s = self.settings
         draw = sample_poisson if self.dp.sampling == "poisson" else sample_clients
-        drawn, there = draw(self.seed, round_, s.num_clients, s.fraction_train), {*there}
-        return [client for client in drawn if client in there]
+        drawn, there = draw(self.seed, round_, len(self.clients), s.fraction_train), {*there}
+        return [client for index in drawn if (client := self.clients[index]) in there]
 
     def begin(self, plans: Mapping[int, Plan]) -> dict[str, str]:
         """Count a release, even in a round without clients; report S if it is adaptive."""
@@ -196,7 +203,7 @@ class Central(DifferentialPrivacy):
         changes the sum by at most S. With samples of fixed size, one client is replaced, which
         changes the sum by at most 2 S, so the noise counts half.
         """
-        z, m, clients = self.dp.noise_multiplier, self.expected, self.settings.num_clients
+        z, m, clients = self.dp.noise_multiplier, self.expected, len(self.clients)
         if self.dp.sampling == "poisson":
             relation = NeighboringRelation.ADD_OR_REMOVE_ONE
             return Mechanism(z, m, clients, SamplingMethod.POISSON, relation)
@@ -211,8 +218,10 @@ class Local(DifferentialPrivacy):
     the client that was asked most often. State: `dp/releases` [N].
     """
 
-    def __init__(self, settings: Settings, layout: Layout, state: Arrays) -> None:
-        super().__init__(settings, layout, state)
+    def __init__(
+        self, settings: Settings, layout: Layout, state: Arrays, clients: Sequence[int] = ()
+    ) -> None:
+        super().__init__(settings, layout, state, clients)
         if self.dp.adaptive:
             raise RunError('dp.adaptive = true: only with dp.mode = "central"')
         alone = (SamplingMethod.NO_AMPLIFICATION, NeighboringRelation.ADD_OR_REMOVE_ONE)
@@ -238,9 +247,14 @@ class Local(DifferentialPrivacy):
 MODES: dict[str, type[PrivacyMode]] = {"none": PrivacyMode, "central": Central, "local": Local}
 
 
-def privacy(settings: Settings, layout: Layout, state: Arrays) -> PrivacyMode:
-    """Return the server's side of `dp.mode`; raises `RunError` if the settings do not fit."""
-    return MODES[settings.dp.mode](settings, layout, state)
+def privacy(
+    settings: Settings, layout: Layout, state: Arrays, clients: Sequence[int] = ()
+) -> PrivacyMode:
+    """Return the server's side of `dp.mode` for the `clients` that train: by default, all.
+
+    Raises `RunError` if the settings do not fit.
+    """
+    return MODES[settings.dp.mode](settings, layout, state, clients)
 
 
 def adaptive_noise(dp: PrivacySettings, expected: int) -> tuple[float, float]:

@@ -50,13 +50,20 @@ class Recovery:
 
     def restore(self, run: Path, found: Checkpoint, strategy: BaseStrategy) -> None:
         """Restore a checkpoint; raises `RunError` if it belongs to another model."""
+        if found.progress.source != strategy.workspace.resident.source:
+            path = self.settings.initial_model
+            raise RunError(f'initial-model = "{path}": the file is not what the run began with')
         if other := sorted(strategy.arrays.keys() ^ found.arrays.keys()):
             raise RunError(
                 f"resume: {other[0]} is either in the checkpoint's model or in this run's, but not "
                 "in both: resume with the version of fedapps that run.json names"
             )
+        before, now = found.progress.clients, self.settings.num_clients
+        grows = 0 < before < now
         for old, new in ((strategy.arrays, found.arrays), (strategy.state, found.state)):
             for key in old.keys() & new.keys():
+                if grows and old is strategy.state and key.startswith(strategy.by_client):
+                    continue
                 if np.shape(old[key]) != np.shape(new[key]):
                     raise RunError(
                         f"resume: {key} has shape {np.shape(new[key])} in the checkpoint, but "
@@ -65,6 +72,8 @@ class Recovery:
                     )
             old.clear()  # other objects hold the same dictionary
             old |= new
+        if grows:
+            strategy.grow(before)
         self._spent(run, strategy)
         self.versions.of |= found.progress.versions
         self.best, self.done = found.progress.best, found.progress.round
@@ -131,5 +140,12 @@ class Recovery:
 
     def _checkpoint(self, strategy: BaseStrategy, state: ReportState, best: Best) -> Checkpoint:
         about = msgspec.structs.asdict(state)
-        progress = Progress(**about, versions=self.versions.of, best=best, failures=self.failures)
+        progress = Progress(
+            **about,
+            versions=self.versions.of,
+            best=best,
+            failures=self.failures,
+            source=strategy.workspace.resident.source,
+            clients=self.settings.num_clients,
+        )
         return Checkpoint(progress, strategy.arrays, strategy.state)

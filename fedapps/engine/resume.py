@@ -9,6 +9,7 @@ import msgspec
 
 from fedapps.core import config, log
 from fedapps.core.changes import INCIDENTAL
+from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError, without_lines
 from fedapps.core.files import held
 from fedapps.core.options import LATEST
@@ -93,11 +94,7 @@ def find(settings: Settings, flat: Mapping[str, Scalar]) -> Path | None:
         folder = expanded(settings.resume, "resume")
         if not folder.is_absolute():
             raise RunError(f'resume = "{folder}": must be absolute, start with ~, or be {LATEST}')
-        if different := differences(config.stored(folder), flat):
-            raise RunError(
-                f'resume = "{folder}": the run has other settings: {", ".join(different)}; '
-                f"leave them out, or with flwr run use --run-config {folder / 'resume.toml'}"
-            )
+        _check_settings(folder, flat)
         if folder.name == directory.BEST and not (folder / "rounds.csv").exists():
             raise RunError(f"{folder}: holds the best round of a run; resume the run itself")
     return folder
@@ -195,6 +192,30 @@ def differences(old: Mapping[str, Scalar], new: Mapping[str, Scalar]) -> list[st
         for key in sorted(new.keys() - FREE)
         if (before := old.get(key, known[key])) != new[key]
     ]
+
+
+def _check_settings(folder: Path, flat: Mapping[str, Scalar]) -> None:
+    """Refuse other settings than those of the run; but more devices can take part than before."""
+    old = dict(config.defaults() | config.stored(folder))
+    if may_grow(old, flat):
+        old["num-clients"] = flat["num-clients"]
+    if different := differences(old, flat):
+        raise RunError(
+            f'resume = "{folder}": the run has other settings: {", ".join(different)}; '
+            f"leave them out, or with flwr run use --run-config {folder / 'resume.toml'}"
+        )
+
+
+def may_grow(old: Mapping[str, Scalar], new: Mapping[str, Scalar]) -> bool:
+    """Tell whether a run on devices goes on with more clients than it had.
+
+    Without devices, all samples would be distributed anew. Differential privacy counts on the
+    number of clients, and a share of unseen clients would be drawn anew.
+    """
+    drawn = "." in str(new["unseen-clients"])
+    if new["dataset"] != DEVICE or new["dp.mode"] != "none" or drawn:
+        return False
+    return int(new["num-clients"]) > int(old["num-clients"])
 
 
 def _is_free(folder: Path) -> bool:

@@ -12,9 +12,8 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedapps.core import log
-from fedapps.core.draws import sample_evaluated
 from fedapps.core.errors import without_lines
-from fedapps.engine import checks
+from fedapps.engine import checks, evaluations
 from fedapps.engine.checkpoint import needed_after
 from fedapps.engine.failures import FailurePolicy, refuse_dead_workers
 from fedapps.engine.metrics import MetricChecks
@@ -50,7 +49,8 @@ class Rounds:
         self.settings = strategy.settings
         self.layout = strategy.layout
         self.fleet = Fleet()
-        self.privacy = privacy(self.settings, self.layout, strategy.state)
+        training = strategy.workspace.population.training
+        self.privacy = privacy(self.settings, self.layout, strategy.state, training)
         self.privacy.check_strategy(strategy)
         checks.check_strategy(strategy)
         checks.check_plans(strategy)
@@ -116,15 +116,10 @@ class Rounds:
     def configure_evaluate(self, round_: int) -> list[Message]:
         """Make the evaluation messages of a round; none if the round is not evaluated."""
         round_ += self.recovery.done
-        due = self._due(round_)
-        final = self.strategy.final_phase if round_ == self.settings.num_rounds else ""
-        clients = self.strategy.clients if final else self._evaluated()
-        plans = {c: self.strategy.evaluation_plan(round_, c) for c in clients if due}
-        if not due and round_ in self.settings.further_rounds:  # scored without personalization
-            plans = {c: self.strategy.evaluation_plan(round_, c).without_stages() for c in clients}
+        plans = evaluations.plans(self.strategy, round_)
         messages = self._send(round_, plans, "evaluate")
         self.totals.bytes_eval = self.exchange.nbytes
-        if final:
+        if final := evaluations.final_phase(self.strategy, round_):
             self.totals = self._close_training(round_, final)
         return messages
 
@@ -135,12 +130,15 @@ class Rounds:
         self._handle_failures(round_, "evaluate")
         for update in updates:
             self.recovery.see(round_, update, self.report)
-        due, those = self._due(round_), {*self._evaluated()}  # a final phase asks all clients
+        due = evaluations.is_due(self.settings, round_)
+        those = {*evaluations.evaluated(self.strategy)}  # a final phase asks all clients
         if scores := [u.checked.scores for u in updates if u.client in those]:
             shown = scores if due else [score.initial_only() for score in scores]
             self.totals.means = self.report.evaluation(round_, shown)
+        come = [u for u in updates if self.exchange.requests[u.client].plan.newcomer]
+        self.report.unseen(round_, [update.checked.scores for update in come])
         if self.totals.phase:
-            for update in updates:
+            for update in updates if self.strategy.final_phase else come:
                 self.totals.add(update.checked.finetuned)
         self.report.round(self.totals.row(round_, self.strategy.phase(round_)))
         score = self.totals.means.personalized
@@ -177,7 +175,7 @@ class Rounds:
         subset = "train" if kind == "train" else self.settings.evaluate_on
         requests: list[Request] = []
         for client, plan in plans.items():
-            given = strategy.download(round_, client, plan)
+            given = evaluations.download(strategy, round_, client, plan)
             arrays = checks.check_download(round_, given, plan, self.layout)
             requests.append(Request(client, plan, arrays, strategy.count(client, subset)))
         loads = [self._load(request) for request in requests]
@@ -202,12 +200,17 @@ class Rounds:
         )
 
     def _close_training(self, round_: int, final: str) -> RoundTotals:
-        """Write the last round's row; return empty totals for the final phase that follows."""
-        payload, self.totals.bytes_eval = self.totals.bytes_eval, 0
+        """Write the last round's row; return totals for the phase that follows.
+
+        To that phase belong all clients of the method's own final phase, or else newcomers alone.
+        """
+        asked, own = self.exchange.requests.items(), self.strategy.final_phase
+        later = [client for client, request in asked if own or request.plan.newcomer]
+        payload = sum(self.exchange.payloads[client] for client in later)
+        self.totals.bytes_eval -= payload
         self.report.round(self.totals.row(round_, self.strategy.phase(round_)))
-        clients = len(self.exchange.requests)
         epsilon = self.totals.epsilon  # fine-tuning releases nothing more
-        return RoundTotals(phase=final, clients=clients, bytes_eval=payload, epsilon=epsilon)
+        return RoundTotals(phase=final, clients=len(later), bytes_eval=payload, epsilon=epsilon)
 
     def _load(self, request: Request) -> float:
         """Estimate a request's cost; training on a sample costs about three evaluations of it."""
@@ -216,16 +219,6 @@ class Rounds:
         trained = size * math.ceil(self.strategy.count(client, "train") / size)
         scored = self.strategy.count(client, self.settings.evaluate_on)
         return scored + 3.0 * epochs * trained
-
-    def _due(self, round_: int) -> bool:
-        """Tell whether the round has an evaluation with personalization."""
-        every = self.settings.evaluate_every
-        return round_ == self.settings.num_rounds or (every > 0 and round_ % every == 0)
-
-    def _evaluated(self) -> list[int]:
-        s, clients = self.settings, self.strategy.workspace.population.training
-        chosen = {*sample_evaluated(s.seed, clients, s.evaluate_clients)}
-        return [client for client in self.strategy.clients if client in chosen]
 
     # Receiving ----------------------------------------------------------------------------
 

@@ -28,7 +28,9 @@ def told(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
     """Yield each key that nothing reads in a run, and the reason as the end of a sentence."""
     yield from _general(strategy.settings)
     if not strategy.layout.norms:
-        why = f'with model = "{strategy.settings.model}", which has no BatchNorm'
+        s = strategy.settings
+        what = "whose BatchNorms are frozen" if s.adapter_rank else "which has no BatchNorm"
+        why = f'with model = "{s.model}", {what}'
         yield from ((key, why) for key in ("bn-local", "bn-stats"))
     if not strategy.settings.finetune_epochs and not replaced(strategy, ["finetuning"]):
         yield from ((key, "with finetune-epochs = 0") for key in ("finetune-lr", "finetune-part"))
@@ -45,10 +47,14 @@ def _general(s: Settings) -> Iterator[tuple[str, str]]:
     for key in dict.fromkeys(key for other in PARTITIONERS.values() for key in other.keys):
         if key not in read:
             yield key, why
+    if not s.unseen_clients:
+        yield "few-shot", "without unseen-clients"
     if s.split == "official" and not own:
         yield "test-fraction", 'with split = "official"'
     if s.evaluate_rounds and not s.further_rounds:
         yield "evaluate-rounds", f"with num-rounds = {s.num_rounds}"
+    if not s.adapter_rank:
+        yield from ((key, "with adapter-rank = 0") for key in ("adapter-alpha", "adapter-layers"))
     if not s.server_data:
         yield "server-part", "with server-data = 0"
     if s.clip_percentile == 100:

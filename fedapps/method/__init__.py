@@ -39,7 +39,7 @@ The others, by what they are for:
   class `WarmUp` of methods that begin with FedAvg;
 - more training: what it did (`TrainingStats`); inner steps with `descend`, `pull`, `restored`,
   `swapped`;
-- parts of the model, and scores: `run`, `features`, `chunks`, `score`;
+- parts of the model, and scores: `run`, `features`, `in_sequence`, `chunks`, `score`;
 - results of the method's own: `Figure`, `WITHOUT_HEAD`, `EventPlot`;
 - more than plans: a `Question` to all clients; a `Failure` in place of an update; `SERVER`, the
   client of an update that the server makes.
@@ -69,7 +69,7 @@ from fedapps.method.rehearsal import rehearse
 from fedapps.method.strategy import FINETUNING
 from fedapps.method.update import SERVER, ClientUpdate, Failure, replace
 from fedapps.method.warmup import WarmUp
-from fedapps.models.layers import Arrays, Slice, put, run, take
+from fedapps.models.layers import Arrays, Slice, in_sequence, put, run, take
 from fedapps.training.batches import Samples, chunks
 from fedapps.training.costs import Costs, TrainingStats
 from fedapps.training.features import features
@@ -93,7 +93,7 @@ __all__ = [  # noqa: RUF022, in the order of the docstring
     # more training
     "TrainingStats", "descend", "pull", "restored", "swapped",
     # parts of the model, and scores
-    "run", "features", "chunks",
+    "run", "features", "in_sequence", "chunks",
     # results of the method's own
     "Figure", "WITHOUT_HEAD", "EventPlot",
     # more than plans

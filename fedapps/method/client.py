@@ -95,6 +95,10 @@ class ClientHooks(ClientTools):
         """
         return self.train(plan, "finetune", self.objective("finetune"))
 
+    def adapt(self, plan: Plan) -> TrainingStats:
+        """Personalize a newcomer (called in place of `personalize`); return what was done."""
+        return self.personalize(plan)
+
     def predict(self, inputs: Tensor) -> Tensor:
         """Return the outputs [b, ...] of the model in eval mode; for classes, logits."""
         return run(self.model, inputs, self.layout.names)

@@ -55,7 +55,8 @@ def evaluate_round(client: ClientHooks, plan: Plan, received: Arrays) -> ClientU
         figures = figures | client.without_head()
     if client.settings.score_last:
         figures = figures | {LAST_LOCAL.name: _score_last(client, initial)}
-    done = client.personalize(plan) if plan.stages else TrainingStats()
+    personalize = client.adapt if plan.newcomer else client.personalize
+    done = personalize(plan) if plan.stages else TrainingStats()
     done.spend(before)
     personalized = _score(client) if plan.stages else initial
     metrics: Metrics = {"num_train": len(client.train_data[1]), "loss": personalized.loss}

@@ -15,7 +15,7 @@ from fedapps.core.schema import MethodSettings
 from fedapps.method.aggregation import weighted_mean
 from fedapps.method.conversation import Conversation
 from fedapps.method.figures import EventPlot, Figure
-from fedapps.method.tools import StrategyTools
+from fedapps.method.growth import Growing
 from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import Arrays
 from fedapps.training.costs import TrainingStats
@@ -24,7 +24,7 @@ from fedapps.training.plan import Plan, Stage
 FINETUNING = ("finetune-epochs", "finetune-lr", "finetune-part")  # keys of general fine-tuning
 
 
-class StrategyHooks(StrategyTools, Conversation, ABC):
+class StrategyHooks(Growing, Conversation, ABC):
     """What a method does on the server. Write `plan`; by default all other hooks are FedAvg's.
 
     These are set when `setup` is called, and you can use them in every hook:
@@ -104,6 +104,17 @@ class StrategyHooks(StrategyTools, Conversation, ABC):
         """Return how `client` is evaluated: what it downloads, and its personalization stages."""
         download = self.plan(round_, client).download
         return Plan(round=round_, download=download, stages=self.finetuning(round_), upload=())
+
+    def newcomer_plan(self, round_: int, client: int) -> Plan:
+        """Return how a client that never trained is personalized after the last round.
+
+        By default as in an evaluation; before, layers that stay on clients are trained if need be.
+        """
+        return self.own_first(self.plan(round_, client), self.evaluation_plan(round_, client))
+
+    def newcomer_download(self, round_: int, client: int, plan: Plan) -> Arrays:
+        """Return the arrays that such a client receives."""
+        return self.download(round_, client, plan)
 
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
         """Return the stages of personalization, by default F epochs of `finetune-part`."""

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -92,8 +93,11 @@ class StrategyTools:
 
     @property
     def clients(self) -> list[int]:
-        """The clients that are there, ascending: all clients, or the devices that have not left."""
-        return list(self.devices or self.workspace.population.training)
+        """The clients that train and are there, ascending: all, or devices that have not left."""
+        population = self.workspace.population
+        if not (self.devices and population.held_out):
+            return list(self.devices or population.training)
+        return sorted(self.devices.keys() - population.held_out)
 
     def count(self, client: int, subset: str) -> int:
         """Return how many samples a client has in a subset: `train`, `test` or `validation`."""
@@ -120,6 +124,32 @@ class StrategyTools:
             prox_mu=s.prox_mu,
             clip=self.clip(),
         )
+
+    def alone(self, plan: Plan) -> Plan:
+        """Return the plan of a newcomer that trains as in a round, but uploads nothing.
+
+        A learning-rate schedule is over after the last round, so the plan has none.
+        """
+        scale = self.settings.lr / self.settings.round_lr(plan.round)
+        stages = tuple(msgspec.structs.replace(s, lr=s.lr * scale) for s in plan.stages)
+        kept: dict[str, Any] = {"upload": (), "also_keep": (), "sends": {}}
+        return msgspec.structs.replace(plan, stages=stages, newcomer=True, **kept)
+
+    def own_first(self, training: Plan, evaluation: Plan) -> Plan:
+        """Return the plan of an evaluation in which a newcomer first trains layers of its own.
+
+        They are those that stay on a client in training, unless the evaluation trains them. They
+        are trained as in training, but the shared layers are frozen.
+        """
+        keys = self.layout.keys_of
+        kept = {*self.layout.personal(training.upload), *keys(training.also_keep)}
+        kept -= {key for stage in evaluation.stages for key in keys(stage.layers)}
+        first = (
+            msgspec.structs.replace(stage, layers=self.layout.covering(stage.layers, kept))
+            for stage in self.alone(training).stages
+        )
+        stages = (*(stage for stage in first if stage.layers), *evaluation.stages)
+        return msgspec.structs.replace(evaluation, stages=stages, newcomer=True)
 
     def clip(self) -> Clip | None:
         """Return the clipping that the keys of the run ask for; None if they ask for none."""

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -24,6 +25,8 @@ class WarmUp(BaseStrategy):
     if a client's first update is lost, the client gets the model again. A client that has lost its
     state (event `state-lost`) continues from initial values.
     """
+
+    by_client: ClassVar[tuple[str, ...]] = ("last_trained", "last/")
 
     def setup(self) -> None:
         """Begin with the warm-up; a method with more to set up calls this method first."""
@@ -75,6 +78,10 @@ class WarmUp(BaseStrategy):
         if not self.warmup or known:  # without a warm-up, clients build the initial model
             return plan
         return msgspec.structs.replace(plan, download=self.layout.names)
+
+    def newcomer_download(self, round_: int, client: int, plan: Plan) -> Arrays:
+        """Return the server's layers: means for all, since nothing is known of a newcomer."""
+        return {key: self.arrays[key] for key in self.layout.shared(plan.download)}
 
     def phase(self, round_: int) -> str:
         """Return the word that stands for this round in rounds.csv."""

@@ -8,11 +8,12 @@ form `layer.module.name`: `conv1.conv.weight`, `conv1.bn.running_mean`, `fc2.fc.
     model = build("cnn", (1, 28, 28), 10, seed=0)
     [name for name, _ in model.named_children()]  # ['conv1', 'conv2', 'fc1', 'fc2']
 
-A new family of models needs one file with its `MODELS`, and a line in `fedapps.models.zoo`.
+A new family of models needs one file with its `MODELS`, and a line in `fedapps.models.zoo`. A model
+of one's own needs a file in the folder `models/` beside `fedapps/` (`fedapps.models.own`).
 """
 
 from fedapps.models.blocks import ModelSpec, Shape
 from fedapps.models.grouping import declare_part
-from fedapps.models.zoo import MODELS, build, size
+from fedapps.models.zoo import MODELS, build, size, spec_of
 
-__all__ = ["MODELS", "ModelSpec", "Shape", "build", "declare_part", "size"]
+__all__ = ["MODELS", "ModelSpec", "Shape", "build", "declare_part", "size", "spec_of"]

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedapps.data.spec import Spec
 
@@ -87,6 +87,14 @@ def flatten() -> Modules:
 def average() -> Modules:
     """Return global average pooling: [N, C, H, W] to [N, C]."""
     return {"average": nn.AdaptiveAvgPool2d(1), **flatten()}
+
+
+class Mean(nn.Module):
+    """The mean over the steps of [N, T, size]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [N, size]."""
+        return x.mean(1)
 
 
 def two_conv5(height: int, width: int) -> tuple[int, int]:

@@ -36,10 +36,13 @@ def can_be_cut(model: nn.Module) -> bool:
 def keys_by_layer(model: nn.Module) -> dict[str, Names]:
     """Return the keys of the model's floating-point state by layer, each key in one layer.
 
-    Raises `RunError` for a key in no layer or in two, for a layer without keys, and for a tensor
-    that two layers share. Of the keys of a shared tensor within a layer, the first one is returned.
+    Entries that are frozen for good (`freeze`) are in no layer. Raises `RunError` for any other key
+    in no layer or in two, for a layer without keys, and for a tensor that two layers share. Of the
+    keys of a shared tensor within a layer, the first one is returned.
     """
-    state = {k: v for k, v in model.state_dict().items() if v.is_floating_point()}
+    frozen = frozen_keys(model)
+    values = model.state_dict().items()
+    state = {k: v for k, v in values if v.is_floating_point() and k not in frozen}
     declared = getattr(model, "layers", None)
     wanted = (
         {name: _patterns(name, given) for name, given in declared.items()}
@@ -57,9 +60,9 @@ def keys_by_layer(model: nn.Module) -> dict[str, Names]:
             )
         found[name].append(key)
     for name, keys in found.items():
-        if not keys:
+        if not keys and not frozen:
             raise RunError(f"layer {name} = {wanted[name]}: nothing in the model matches")
-    return {name: tuple(_distinct(keys, state)) for name, keys in found.items()}
+    return {name: tuple(_distinct(keys, state)) for name, keys in found.items() if keys}
 
 
 def layers_by_module(model: nn.Module, keys: Mapping[str, Names]) -> dict[str, frozenset[str]]:
@@ -141,6 +144,7 @@ def _distinct(keys: Iterable[str], state: Mapping) -> Iterable[str]:
 Module = TypeVar("Module", bound=nn.Module)
 NORMS, REST = "norms", "rest"  # a layer's BatchNorms, and all that is in no part
 _PART = "layer_part"  # attribute of a module that was declared as a part
+_FROZEN = "frozen_entries"  # attribute of a module: names of its own entries
 
 
 def declare_part(module: Module, part: str) -> Module:
@@ -153,6 +157,26 @@ def declare_part(module: Module, part: str) -> Module:
         raise ValueError(f'part "{part}": must be a word of letters, and not "{REST}"')
     object.__setattr__(module, _PART, part)  # nn.Module itself sets a str in this way
     return module
+
+
+def freeze(model: nn.Module, keys: Iterable[str]) -> None:
+    """Freeze entries of the state for good: they are in no layer of the model any more.
+
+    They run with the layer before them, and with the first one if there is none.
+    """
+    for key in keys:
+        path, _, name = key.rpartition(".")
+        module = model.get_submodule(path)
+        object.__setattr__(module, _FROZEN, {*getattr(module, _FROZEN, ()), name})
+
+
+def frozen_keys(model: nn.Module) -> set[str]:
+    """Return the keys of the state that are frozen for good."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name in getattr(module, _FROZEN, ())
+    }
 
 
 def declared_parts(model: nn.Module) -> dict[str, str]:

@@ -14,7 +14,7 @@ Only this module takes the state of a model apart or puts it together.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -143,6 +143,15 @@ class Layout:
         name, part = _split(item)
         return tuple(k for k in self.keys[name] if part in ("", self.parts.get(k, REST)))
 
+    def covering(self, layers: Slice, keys: Set[str]) -> Slice:
+        """Return what of a slice has some of these keys: whole layers, or parts of them."""
+        found: list[str] = []
+        for item in self.slice(layers):
+            parts = [one for part in self.part_names for one in self.part_of((item,), part)]
+            some = [one for one in parts if not keys.isdisjoint(self._keys_of(one))]
+            found += [item] if some == parts else some
+        return tuple(found)
+
     def layers_of(self, keys: Iterable[str]) -> Slice:
         """Return the layers that have some of these keys, in the model's order."""
         touched = set(keys)
@@ -196,7 +205,7 @@ def layout_of(model: nn.Module, head_layers: int, bn_stats: str, bn_local: bool)
         )
     values = model.state_dict()
     state = {key: values[key] for keys in by_layer.values() for key in keys}
-    parameters = frozenset(name for name, _ in model.named_parameters())
+    parameters = frozenset(name for name, _ in model.named_parameters() if name in state)
     parts = {key: part for key, part in declared_parts(model).items() if key in state}
     norms = {key for key, part in parts.items() if part == NORMS}
     stays = norms if bn_local else norms - parameters if bn_stats != "shared" else set()
@@ -224,7 +233,7 @@ def freeze_all_but(model: nn.Module, layout: Layout, trained: Slice) -> dict[str
         module.training = not touched.isdisjoint(layout.modules[path])
         if isinstance(module, _BatchNorm) and module.training:
             own = {f"{path}.{name}" for name in module.state_dict()}
-            module.training = not own.isdisjoint(keys) or own.isdisjoint(layout.shapes)
+            module.training = not own.isdisjoint(keys) or not own
     found = {}
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in keys)
@@ -259,6 +268,12 @@ def put(model: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
             np.copyto(state[key].numpy(), value)
         else:
             state[key].copy_(torch.from_numpy(np.array(value)))
+
+
+def in_sequence(model: nn.Module, layers: Iterable[str]) -> nn.Sequential:
+    """Return the modules of consecutive layers, of a model that can be cut, as a model."""
+    children = children_by_layer(model)
+    return nn.Sequential(*(model.get_submodule(c) for name in layers for c in children[name]))
 
 
 def run(model: nn.Module, x: Tensor, layers: Iterable[str]) -> Tensor:

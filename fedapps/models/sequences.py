@@ -4,24 +4,22 @@ import torch
 from torch import Tensor, nn
 
 from fedapps.data.spec import Spec
-from fedapps.models.blocks import ModelSpec, chain, classifier, fc_layer, flatten
+from fedapps.models.blocks import Mean, ModelSpec, chain, classifier, fc_layer, flatten
 
 UNITS = 64  # of a GRU, and the size of an embedding
 HEADS = 4  # of attention
 
 
-class Recurrent(nn.Module):
-    """A GRU over a series [N, T, features]; returns its last output, or all of them."""
+class Outputs(nn.Module):
+    """Takes what a recurrent layer [N, T, features] returns: its last output, or all of them."""
 
-    def __init__(self, features: int, units: int, per_step: bool) -> None:
+    def __init__(self, per_step: bool) -> None:
         super().__init__()
-        self.gru = nn.GRU(features, units, batch_first=True)
         self.per_step = per_step
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, found: tuple[Tensor, object]) -> Tensor:
         """Return [N, units], or [N, T, units] for each step."""
-        outputs: Tensor = self.gru(x)[0]
-        return outputs if self.per_step else outputs[:, -1]
+        return found[0] if self.per_step else found[0][:, -1]
 
 
 class Embedding(nn.Module):
@@ -61,14 +59,6 @@ class Block(nn.Module):
         return out
 
 
-class Mean(nn.Module):
-    """The mean over the steps of [N, T, size]."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [N, size]."""
-        return x.mean(1)
-
-
 class Channels(nn.Module):
     """Turns a series [N, T, C] into [N, C, T], as convolutions take it."""
 
@@ -79,8 +69,29 @@ class Channels(nn.Module):
 
 def gru(inputs: Spec, outputs: Spec) -> nn.Sequential:
     """A GRU of 64 units, a hidden layer of 32 on its output, and a linear layer (our choice)."""
-    recurrent = Recurrent(inputs.shape[-1], UNITS, per_step=len(outputs.shape) > 1)
+    cell = nn.GRU(inputs.shape[-1], UNITS, batch_first=True)
+    recurrent = chain(gru=cell, outputs=Outputs(len(outputs.shape) > 1))
     return chain(gru=recurrent, fc1=fc_layer(UNITS, 32), fc2=classifier(32, outputs.shape[-1]))
+
+
+def lstm_char(inputs: Spec, outputs: Spec) -> nn.Sequential:
+    """LEAF's model of Shakespeare's texts: embedding of 8, two LSTMs of 256 units, a linear layer.
+
+    Source: Caldas et al. 2018, models/shakespeare/stacked_lstm.py. There the output follows the
+    last step; here there is one for each step if the targets have one.
+    """
+    size, units = 8, 256
+
+    def lstm(features: int, per_step: bool) -> nn.Sequential:
+        cell = nn.LSTM(features, units, batch_first=True)
+        return chain(lstm=cell, outputs=Outputs(per_step))
+
+    return chain(
+        embed=nn.Embedding(inputs.choices, size),
+        lstm1=lstm(size, True),
+        lstm2=lstm(units, len(outputs.shape) > 1),
+        fc=classifier(units, outputs.shape[-1]),
+    )
 
 
 def cnn1d(inputs: Spec, outputs: Spec) -> nn.Sequential:
@@ -114,5 +125,6 @@ def transformer_tiny(inputs: Spec, outputs: Spec) -> nn.Sequential:
 MODELS = {
     "gru": ModelSpec(gru, takes=("series",), per_step=True),
     "cnn1d": ModelSpec(cnn1d, takes=("series",)),
+    "lstm-char": ModelSpec(lstm_char, takes=("tokens",), per_step=True),
     "transformer-tiny": ModelSpec(transformer_tiny, takes=("tokens",), per_step=True),
 }

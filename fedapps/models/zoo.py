@@ -5,10 +5,11 @@ from torch import nn
 
 from fedapps.core.words import nearest
 from fedapps.data.spec import Spec, image_spec
-from fedapps.models import deep, mlp, sequences, small
+from fedapps.models import deep, mlp, of_torchvision, own, sequences, small, vit
 from fedapps.models.blocks import ModelSpec, Shape
 
-MODELS: dict[str, ModelSpec] = {**small.MODELS, **deep.MODELS, **mlp.MODELS, **sequences.MODELS}
+_FAMILIES = (small, deep, vit, of_torchvision, mlp, sequences)
+MODELS: dict[str, ModelSpec] = {k: v for family in _FAMILIES for k, v in family.MODELS.items()}
 
 
 def build(name: str, inputs: Spec | Shape, outputs: Spec | int, seed: int) -> nn.Module:
@@ -19,13 +20,18 @@ def build(name: str, inputs: Spec | Shape, outputs: Spec | int, seed: int) -> nn
     weights are a pure function of the four arguments; the global random state stays as it is.
 
     Raises ValueError for an unknown name, samples that the model does not take, images that are too
-    small for it, or fewer than 2 classes.
+    small for it, or fewer than 2 classes; and `RunError` for a model of one's own that cannot be
+    used (`fedapps.models.own`).
     """
-    specs = _checked(name, inputs, outputs)
-    with torch.random.fork_rng(devices=[]):
-        # torch.manual_seed would also reseed the GPUs, which fork_rng does not restore here
-        torch.default_generator.manual_seed(int(seed))
-        return MODELS[name].build(*specs)
+    model, *specs = _checked(name, inputs, outputs)
+
+    def make() -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            # torch.manual_seed would also reseed the GPUs, which fork_rng does not restore here
+            torch.default_generator.manual_seed(int(seed))
+            return model.build(*specs)
+
+    return make() if name in MODELS else own.checked(name, make, *specs)
 
 
 def size(name: str, inputs: Spec | Shape, outputs: Spec | int) -> int:
@@ -33,17 +39,32 @@ def size(name: str, inputs: Spec | Shape, outputs: Spec | int) -> int:
 
     Raises ValueError as `build` does.
     """
-    specs = _checked(name, inputs, outputs)
+    model, *specs = _checked(name, inputs, outputs)
     with torch.device("meta"):
-        return sum(value.numel() for value in MODELS[name].build(*specs).state_dict().values())
+        return sum(value.numel() for value in model.build(*specs).state_dict().values())
 
 
-def _checked(name: str, inputs: Spec | Shape, outputs: Spec | int) -> tuple[Spec, Spec]:
-    if name not in MODELS:
-        close = nearest(name.lower(), MODELS, least=0.0)
+def spec_of(name: str) -> ModelSpec:
+    """Return the spec of a model by its name; raises ValueError if there is none.
+
+    Raises `RunError` for a file with a model of one's own that cannot be used.
+    """
+    if name in MODELS and name in own.names():
         raise ValueError(
-            f"unknown model {name!r}: nearest is {close!r}; allowed: {', '.join(MODELS)}"
+            f"model {name!r}: models/{name}.py has the name of another model; rename it"
         )
+    model = MODELS.get(name) or own.spec_of(name)
+    if model is None:
+        known = (*MODELS, *own.names())
+        close = nearest(name.lower(), known, least=0.0)
+        raise ValueError(
+            f"unknown model {name!r}: nearest is {close!r}; allowed: {', '.join(known)}"
+        )
+    return model
+
+
+def _checked(name: str, inputs: Spec | Shape, outputs: Spec | int) -> tuple[ModelSpec, Spec, Spec]:
+    model = spec_of(name)
     if not isinstance(inputs, Spec):
         if len(inputs) != 3 or min(inputs) < 1:
             raise ValueError(
@@ -51,7 +72,6 @@ def _checked(name: str, inputs: Spec | Shape, outputs: Spec | int) -> tuple[Spec
                 f" got {inputs}"
             )
         inputs = image_spec(inputs)
-    model = MODELS[name]
     if inputs.kind not in model.takes:
         fitting = ", ".join(other for other, spec in MODELS.items() if inputs.kind in spec.takes)
         raise ValueError(
@@ -74,4 +94,4 @@ def _checked(name: str, inputs: Spec | Shape, outputs: Spec | int) -> tuple[Spec
             f"model {name!r}: has one output a sample, but the targets are {outputs.shape[0]} a"
             " sample"
         )
-    return inputs, outputs
+    return model, inputs, outputs

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 import safetensors.numpy
 
 from fedapps.core.errors import RunError
-from fedapps.core.files import writing
+from fedapps.core.files import write_whole, writing
 
 Rows = Iterable[Iterable[object]]
 MODEL = "model.safetensors"  # the server's model
@@ -24,6 +24,8 @@ EVALUATIONS = "evaluations.csv"  # one line per later evaluation of the run (`fe
 _EVALUATION = "evaluation-"  # a table with a line per client, for each of these evaluations
 BEST = "best"  # a run directory inside this one: the best round on validation samples
 SUMMARY = "summary.json"  # written when a run ends, and deleted when it is resumed
+NAMES = "names.csv"  # what the data call each client, if they do
+UNSEEN = "unseen.csv"  # like clients.csv, for clients that came after the training
 SAMPLES = "samples.csv"  # number of training samples per client and class, if known
 
 # The start of a formula: in a cell, or after a semicolon, which separates cells in countries with a
@@ -151,6 +153,11 @@ def evaluation(run: Path, number: int) -> Path:
 def number_of(evaluation: Path) -> str:
     """Return the number of an evaluation, as in the line of evaluations.csv about it."""
     return evaluation.stem.removeprefix(_EVALUATION)
+
+
+def write_names(folder: Path, names: Sequence[str]) -> None:
+    """Write names.csv: what the data call clients 0, 1, ...; raises `RunError`."""
+    write_whole(folder / NAMES, csv_text([("client", "name"), *enumerate(names)]).encode())
 
 
 def csv_text(rows: Rows) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +20,20 @@ from fedapps.core.settings import Settings
 from fedapps.core.stopping import Stopped
 from fedapps.report import directory
 from fedapps.report.about import About
+from fedapps.report.attempts import attempt, cause, said
 from fedapps.report.columns import EVENT, SAMPLES, columns_of
 from fedapps.report.loggers import Loggers
 from fedapps.report.page import LivePage
 from fedapps.report.progress import TimeLeft, progress_line
-from fedapps.report.rows import ClientEval, Means, RoundRow, class_sums, class_table, means
+from fedapps.report.rows import (
+    ClientEval,
+    Means,
+    RoundRow,
+    class_sums,
+    class_table,
+    client_rows,
+    means,
+)
 from fedapps.report.summary import plain, print_summary, summarize
 from fedapps.tasks import CLASSIFICATION, Task
 
@@ -129,7 +138,9 @@ class Report:
         report.about = About.read(folder).again(state.round)
         report.about.write(folder)
         report._loggers.begin(settings.logger_names, folder, flat_config)
-        (folder / directory.SUMMARY).unlink(missing_ok=True)  # the run has not finished any more
+        if state.round < settings.num_rounds:  # the run has not finished any more
+            (folder / directory.UNSEEN).unlink(missing_ok=True)
+        (folder / directory.SUMMARY).unlink(missing_ok=True)
         return report
 
     @property
@@ -168,15 +179,20 @@ class Report:
 
     def evaluation(self, round_: int, results: Sequence[ClientEval]) -> Means:
         """Add an evaluation to clients.csv; return the means for the `RoundRow`."""
-        ordered = sorted(results, key=lambda result: result.client)
-        values = [{"round": round_} | result.flat() for result in ordered]
-        lines = [[flat.get(name) for name in self.columns.clients] for flat in values]
+        results = sorted(results, key=lambda result: result.client)
+        lines, names = client_rows(round_, results, self.columns), self.columns.clients
         self._append("clients.csv", lines)
-        self._loggers.evaluation(round_, values)
-        found = means(ordered, self.columns)
-        if found.personalized is not None or not ordered:
-            self.classes = class_sums(ordered)
+        self._loggers.evaluation(round_, [dict(zip(names, line, strict=True)) for line in lines])
+        found = means(results, self.columns)
+        if found.personalized is not None or not results:
+            self.classes = class_sums(results)
         return found
+
+    def unseen(self, round_: int, results: Sequence[ClientEval]) -> None:
+        """Write the scores of newcomers to unseen.csv, which has the columns of clients.csv."""
+        if results:
+            rows = [self.columns.clients, *client_rows(round_, results, self.columns)]
+            self._write(directory.UNSEEN, directory.csv_text(rows))
 
     def event(self, round_: int, client: int | str, kind: str, detail: str) -> None:
         """Add a line to events.csv; `client` is "server" for an event of the server."""
@@ -198,17 +214,20 @@ class Report:
         first `RunError` is raised.
         """
         errors = [
-            *_attempt(lambda: self._write(directory.MODEL, directory.model_bytes(arrays))),
-            *_attempt(self._write_classes),
-            *(_attempt(self._plot) if plots and (self.rows or not stopped) else []),
+            *attempt(lambda: self._write(directory.MODEL, directory.model_bytes(arrays))),
+            *attempt(self._write_classes),
+            *(attempt(self._plot) if plots and (self.rows or not stopped) else []),
         ]
         why = stopped or "".join(str(error) for error in errors[:1])
-        summary = summarize(self.settings, self.rows, self.columns, self.seconds) | plain(extra)
+        unseen = self.folder / directory.UNSEEN
+        newcomers = directory.lines(unseen) if unseen.exists() else []
+        summary = summarize(self.settings, self.rows, self.columns, self.seconds, newcomers)
+        summary |= plain(extra)
         summary |= {"finished": False, "stopped": why} if why else {"finished": True}
         text = json.dumps(summary, indent=2) + "\n"
-        errors += _attempt(lambda: self._write(directory.SUMMARY, text))
-        errors += _attempt(lambda: self._loggers.end(None if stopped else summary))
-        errors += _attempt(self._draw_page) if plots else []
+        errors += attempt(lambda: self._write(directory.SUMMARY, text))
+        errors += attempt(lambda: self._loggers.end(None if stopped else summary))
+        errors += attempt(self._draw_page) if plots else []
         if not stopped:
             print_summary(summary, self.settings, self.columns)
         if errors:
@@ -235,9 +254,9 @@ class Report:
             yield
         except BaseException as error:
             by_hand = isinstance(error, KeyboardInterrupt | Stopped)
-            kind, reason = "interrupted" if by_hand else "run-failed", _cause(error)
-            _attempt(lambda: self.event(self._last_round, "server", kind, reason))
-            _attempt(lambda: self.finish(self.model, {}, plots, reason))
+            kind, reason = "interrupted" if by_hand else "run-failed", cause(error)
+            attempt(lambda: self.event(self._last_round, "server", kind, reason))
+            attempt(lambda: self.finish(self.model, {}, plots, reason))
             done, total = self._last_round, self.settings.num_rounds
             if not isinstance(error, KeyboardInterrupt):  # for Ctrl-C, the caller says more
                 log.info("stopped after round %s of %s, see %s", done, total, self.folder)
@@ -248,8 +267,8 @@ class Report:
         return self.rows[-1].round if self.rows else 0
 
     def _logger_failed(self, name: str, error: Exception) -> None:
-        log.warning("%s gets no more figures: %s", name, _said(error))
-        self.event(self._last_round, "server", "logger-failed", f"{name}: {_said(error)}")
+        log.warning("%s gets no more figures: %s", name, said(error))
+        self.event(self._last_round, "server", "logger-failed", f"{name}: {said(error)}")
 
     def _append(self, name: str, rows: directory.Rows) -> None:
         directory.append(self.folder / name, rows)
@@ -266,8 +285,8 @@ class Report:
             self._write_classes()
             self._page.write(left)
         except Exception as error:
-            log.info("page not written: %s", _said(error))
-            self.event(self._last_round, "server", "page-failed", _said(error))
+            log.info("page not written: %s", said(error))
+            self.event(self._last_round, "server", "page-failed", said(error))
 
     def _plot(self) -> None:
         try:
@@ -276,24 +295,5 @@ class Report:
 
             plots.draw_all(self.folder)
         except Exception as error:
-            log.info("plots not drawn: %s", _said(error))
-            self.event(self._last_round, "server", "plot-failed", _said(error))
-
-
-def _attempt(write: Callable[[], None]) -> list[RunError]:
-    """Call `write`; return its `RunError` in a list, which is empty if there is none."""
-    try:
-        write()
-    except RunError as error:
-        return [error]
-    return []
-
-
-def _cause(error: BaseException) -> str:
-    if isinstance(error, KeyboardInterrupt):
-        return "Ctrl-C"
-    return str(error) if isinstance(error, RunError | Stopped) else _said(error)
-
-
-def _said(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+            log.info("plots not drawn: %s", said(error))
+            self.event(self._last_round, "server", "plot-failed", said(error))

@@ -157,6 +157,14 @@ def means(results: Sequence[ClientEval], columns: Columns) -> Means:
     )
 
 
+def client_rows(
+    round_: object, results: Iterable[ClientEval], columns: Columns
+) -> list[list[object]]:
+    """Return the rows of clients.csv."""
+    flat = [{"round": round_} | result.flat() for result in results]
+    return [[values.get(name) for name in columns.clients] for values in flat]
+
+
 def class_sums(results: Sequence[ClientEval]) -> list[list[int]]:
     """Return sums over clients, [3, classes]: samples, and how many were right before and after.
 

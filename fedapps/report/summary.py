@@ -10,8 +10,9 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from fedapps.core import changes, project
+from fedapps.core import changes, log, project
 from fedapps.core.settings import Settings
+from fedapps.core.words import number
 from fedapps.report.columns import Columns
 from fedapps.report.console import console, readable
 from fedapps.report.rows import RoundRow
@@ -22,9 +23,15 @@ TOTALS = ("failures", "bytes_down", "bytes_up", "bytes_eval", "train_macs", "cos
 
 
 def summarize(
-    settings: Settings, rows: Sequence[RoundRow], columns: Columns, seconds: float
+    settings: Settings,
+    rows: Sequence[RoundRow],
+    columns: Columns,
+    seconds: float,
+    newcomers: Sequence[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
     """Return the content of summary.json; `seconds` is the time of the whole run.
+
+    `newcomers` are the rows of unseen.csv.
 
     In it, `evaluate_on` says which samples were scored, and `changed` has the settings that differ
     from the defaults.
@@ -37,9 +44,31 @@ def summarize(
     if rows:
         last = rows[-1].flat()
         summary |= {name: last.get(name) for name in columns.rounds}
+        summary |= unseen(newcomers, rows[-1].means.personalized, columns.lead)
     summary |= {f"total_{name}": sum(getattr(row, name) for row in rows) for name in TOTALS}
     summary |= best_rounds(rows, columns.of_lead, columns.lead)
     return plain(summary | {"versions": versions(), "seconds": seconds})
+
+
+def unseen(
+    newcomers: Sequence[Mapping[str, Any]], seen: float | None, metric: Metric
+) -> dict[str, float | int]:
+    """Return the means over newcomers, and their difference from the mean of the `seen` clients."""
+    if not newcomers or seen is None:
+        return {}
+    before, after = (
+        float(np.mean([float(row[name] or "nan") for row in newcomers]))
+        for name in (metric.initial, metric.personalized)
+    )
+    found = (len(newcomers), before, after, after - seen)
+    return dict(zip(unseen_columns(metric), found, strict=True))
+
+
+def unseen_columns(metric: Metric) -> tuple[str, str, str, str]:
+    """Return the names of what summary.json says about newcomers."""
+    difference = f"{metric.name}_difference_unseen"
+    means = (f"{metric.initial}_unseen", f"{metric.personalized}_unseen")
+    return ("evaluated_unseen", *means, difference)
 
 
 def best_rounds(
@@ -82,7 +111,9 @@ def plain(value: Any) -> Any:
 
 
 def print_summary(summary: Mapping[str, Any], settings: Settings, columns: Columns) -> None:
-    """Print a summary as a table of at most 100 columns."""
+    """Print a summary as a table of at most 100 columns, if the log is printed, too."""
+    if not log.is_printed():
+        return
     screen = console()
     table = Table(show_header=False, box=box.HORIZONTALS)
     table.add_column(style="bold")
@@ -108,6 +139,10 @@ def _table_rows(
     seconds, epsilon = summary["seconds"], summary.get("epsilon")
     spent = [] if epsilon is None else [("epsilon spent", f"{epsilon:.4g}")]
     given = [f for f in columns.figures if f.label and summary.get(f.name) is not None]
+    names = unseen_columns(lead)
+    count, before, after, apart = (summary.get(names[0]), *map(shown, names[1:]))
+    told = f"{before} initial, {after} personalized, difference {apart}"
+    come = [(f"{lead.label} of {number(count, 'newcomer')}", told)] if count else []
     further = [
         (m.label, f"{shown(m.initial)} initial, {shown(m.personalized)} personalized")
         for m in columns.task.metrics[1:]
@@ -122,6 +157,7 @@ def _table_rows(
         (f"{lead.label} initial", initial),
         *((f"{lead.label} {figure.label}", shown(figure.name)) for figure in given),
         (f"{lead.label} personalized", f"{personalized} ± {std} over clients"),
+        *come,
         (f"weighted by {part}", "{} initial, {} personalized".format(*together)),
         *further,
         ("bytes", f"{down} down, {up} up, {evaluation} for evaluation"),

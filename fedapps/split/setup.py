@@ -33,6 +33,8 @@ def check_settings(strategy: BaseStrategy) -> None:
             f"{s.strategy} does not support prox-mu, clip-percentile, max-norm and presum, "
             "because clients hold only a part of the model; leave them out"
         )
+    if s.adapter_rank:
+        raise RunError(f"adapter-rank = {s.adapter_rank}: {s.strategy} trains whole layers; use 0")
     # All threads of a process draw dropout masks from one generator, in an unpredictable order.
     model = strategy.workspace.model
     if not strategy.layout.can_be_cut:

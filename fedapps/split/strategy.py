@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import ClassVar
 
+import msgspec
 import torch
 
 from fedapps.core import log
@@ -167,6 +168,10 @@ class SplitStrategy(BaseStrategy):
         """Return a plan in which the client is evaluated with the whole model."""
         stages = self.finetuning(round_)
         return Plan(round=round_, download=self.layout.names, stages=stages, upload=())
+
+    def newcomer_plan(self, round_: int, client: int) -> Plan:
+        """Return the plan of an evaluation: a newcomer gets the whole model, as all clients do."""
+        return msgspec.structs.replace(self.evaluation_plan(round_, client), newcomer=True)
 
     def after_round(self, round_: int) -> TrainingStats:
         """Return the costs of training the server's layers."""

@@ -19,6 +19,7 @@ from fedapps.core.schema import NonNegative
 from fedapps.models.grouping import children_by_layer
 from fedapps.models.layers import Layout, Slice, freeze_all_but, run
 from fedapps.models.norms import batch_norms, uses_batch_statistics
+from fedapps.models.vit import Attention
 
 SAMPLES = 2
 
@@ -162,7 +163,7 @@ class Profile:
         return torch.zeros((SAMPLES, *self.shapes[layer]), device=device)
 
 
-COUNTED = (_ConvNd, nn.Linear, RNNBase, nn.MultiheadAttention)
+COUNTED = (_ConvNd, nn.Linear, RNNBase, nn.MultiheadAttention, Attention)
 
 
 def _forward_macs(module: nn.Module, x: Tensor, output: object) -> tuple[int, Tensor]:
@@ -173,6 +174,8 @@ def _forward_macs(module: nn.Module, x: Tensor, output: object) -> tuple[int, Te
         return steps * sum(map(torch.numel, weights)), weights[0]
     if isinstance(module, nn.MultiheadAttention):
         return _attention_macs(module, x), module.out_proj.weight
+    if isinstance(module, Attention):  # two products of T x T with size, and no weight:
+        return 2 * x.shape[1] * x.shape[1] * (x.shape[2] // 3), x  # gradients for both factors
     weight = module.get_parameter("weight")
     # an output value is a sum of products, one for each entry of its channel's weight
     return _first(output).numel() // SAMPLES * (weight.numel() // weight.shape[0]), weight

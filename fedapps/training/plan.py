@@ -53,7 +53,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shapes, that travel down and up. Such a name contains a "/", and the names of a model's entries
     never do. A plan with a `channel` is run on a model of the trained layers alone, at the same
     time as the other plans of its message. An `unpersonalized` plan has lost its stages, so its
-    scores are not those of the model with which the client would predict.
+    scores are not those of the model with which the client would predict. A `newcomer` is a client
+    that has never trained; it has no state.
     """
 
     round: int
@@ -65,6 +66,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sends: dict[str, tuple[int, ...]] = {}
     channel: Channel | None = None
     unpersonalized: bool = False
+    newcomer: bool = False
 
     def without_stages(self) -> "Plan":
         """Return the plan of an evaluation in which the client does not personalize."""

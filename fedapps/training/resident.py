@@ -13,8 +13,11 @@ from torch import Tensor, nn
 
 from fedapps import models
 from fedapps.core.errors import RunError
+from fedapps.core.paths import absolute
 from fedapps.core.settings import Settings
-from fedapps.models.grouping import children_by_layer
+from fedapps.models.adapters import add_adapters
+from fedapps.models.grouping import children_by_layer, keys_by_layer
+from fedapps.models.initial import start_from
 from fedapps.models.layers import Arrays, Layout, Slice, layout_of, put, take
 from fedapps.models.norms import use_batch_statistics
 from fedapps.training.costs import Profile, profile
@@ -25,8 +28,10 @@ from fedapps.training.run_data import RunData
 class ResidentModel:
     """A module with its layers, its profile and its initial state.
 
-    All clients begin with the arrays `initial`, so these are read-only. `counters` are the counters
-    of BatchNorms, which no array carries.
+    All clients begin with the arrays `initial`, so these are read-only. `counters` are all else in
+    its state, which no array carries: the counters of BatchNorms, and weights that are frozen for
+    good. If the run starts from the weights of a file, `source` is
+    its SHA-256, and the layers `fresh` are not in it.
     """
 
     module: nn.Module
@@ -34,12 +39,15 @@ class ResidentModel:
     profile: Profile
     initial: Arrays
     counters: Mapping[str, Tensor]
+    source: str = ""
+    fresh: Slice = ()
 
     @cached_property
     def fingerprint(self) -> str:
         """Digest of the initial model, which can differ if processes have other libraries."""
         digest = hashlib.sha256()
-        for key, value in self.initial.items():
+        frozen = {k: v.numpy() for k, v in self.counters.items() if v.is_floating_point()}
+        for key, value in (self.initial | frozen).items():
             digest.update(key.encode() + np.ascontiguousarray(value).tobytes())
         return digest.hexdigest()[:16]
 
@@ -49,7 +57,9 @@ class ResidentModel:
         It is then as in a new process: in eval mode, its parameters ask for gradients and have
         none, and the counters of BatchNorms have their initial values.
         """
-        self.module.eval().requires_grad_(True)
+        self.module.eval()
+        for name, parameter in self.module.named_parameters():
+            parameter.requires_grad_(name in self.layout.parameters)
         self.module.zero_grad()
         state = self.module.state_dict() if self.counters else {}
         for key in state.keys() & self.counters.keys():
@@ -71,17 +81,38 @@ class ResidentModel:
 def resident_model(settings: Settings, data: RunData) -> ResidentModel:
     """Build the initial model of a run for its data set; raises `RunError` if they do not fit."""
     module, inputs = _build(settings, data), data.dataset.inputs
+    fresh, source = _start(settings, module)
+    _adapt(settings, module)
     layout = layout_of(module, settings.head_layers, settings.bn_stats, settings.bn_local)
     initial = take(module, layout.keys_of(layout.names))
     for array in initial.values():
         array.flags.writeable = False
     state = module.state_dict()
-    counters = {key: state[key].clone() for key in state.keys() - initial.keys()}
+    counters = {key: value.clone() for key, value in state.items() if key not in initial}
     module.to(data.torch_device)
     module.to(memory_format=torch.channels_last)
     dtype = torch.int64 if inputs.is_whole else None
     facts = profile(module, layout, inputs.shape, dtype)
-    return ResidentModel(module, layout, facts, initial, counters)
+    return ResidentModel(module, layout, facts, initial, counters, source, fresh)
+
+
+def _start(s: Settings, module: nn.Module) -> tuple[Slice, str]:
+    """Put the weights of `initial-model` into a model that was made from the seed."""
+    if not s.initial_model:
+        return (), ""
+    return start_from(module, absolute(s.initial_model, "initial-model"), _head(s, module))
+
+
+def _adapt(s: Settings, module: nn.Module) -> None:
+    """Put adapters beside the weights of a model if the run trains these."""
+    if s.adapter_rank:
+        only = [word.strip() for word in s.adapter_layers.split(",") if word.strip()]
+        head = _head(s, module)
+        add_adapters(module, s.adapter_rank, s.adapter_alpha, only, head, s.seed)
+
+
+def _head(s: Settings, module: nn.Module) -> Slice:
+    return tuple(keys_by_layer(module))[-s.head_layers :]
 
 
 def _build(s: Settings, data: RunData) -> nn.Module:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cached_property
 from threading import Lock
 
+import msgspec
 import numpy as np
 import torch
 
@@ -23,7 +24,7 @@ MEBI = 2**20
 class RunData:
     """Gives samples as tensors: inputs [n, *shape], targets [n, ...], both on `torch_device`.
 
-    `task` says what is learned of them.
+    `task` says what is learned of them, and `settings` how many clients there are.
     By default, the data set is that of the settings. A device has a `dataset` of its own, all of
     which belongs to its `client`.
     """
@@ -39,6 +40,9 @@ class RunData:
             self.population = population.partitioned(found, settings)
         else:
             self.population = population.of_device(found, settings, client)
+        if not settings.num_clients:  # everybody whom the data name
+            everyone = len(self.population.training) + len(self.population.held_out)
+            self.settings = msgspec.structs.replace(settings, num_clients=everyone)
         if found.normalization is None:
             found = found.normalized(self._training_indices())
         self.dataset = found
@@ -92,4 +96,4 @@ def _load(settings: Settings) -> data.Dataset:
     """Open the run's data set; a server of devices knows only its shape and classes."""
     if settings.dataset == DEVICE:
         return data.declared(DEVICE, *specs_of_devices(settings))
-    return data.load(settings.dataset, settings.data_root)
+    return data.load(settings.dataset, settings.data_root, data.Form.of(settings))

@@ -25,8 +25,8 @@ class Workspace:
         self, settings: Settings, data: RunData | None = None, resident: ResidentModel | None = None
     ) -> None:
         keep_freed()
-        self.settings = settings
         self.data = data = data or RunData(settings)
+        self.settings = settings = data.settings
         self.dataset, self.population, self.samples = data.dataset, data.population, data.samples
         self.task, self.torch_device = data.task, data.torch_device
         self.resident = resident or resident_model(settings, data)

@@ -22,8 +22,9 @@ class Exchange:
 
     `allotted` lists SuperNodes with the requests of each (`Fleet.allot`); `requests` holds all
     requests by client, without their arrays once `messages` has packed these. `nbytes` is the
-    payload of all requests. `given_up` returns the clients that will not answer any more, and why.
-    `largest` is the largest magnitude of a value that clients may send.
+    payload of all requests, and `payloads` that of each. `given_up` returns the clients that will
+    not answer any more, and why. `largest` is the largest magnitude of a value that clients may
+    send.
     """
 
     def __init__(
@@ -35,7 +36,8 @@ class Exchange:
         self.given_up = given_up
         self.largest = largest
         self.requests = {request.client: request for _, part in allotted for request in part}
-        self.nbytes = sum(request.nbytes for request in self.requests.values())
+        self.payloads = {client: request.nbytes for client, request in self.requests.items()}
+        self.nbytes = sum(self.payloads.values())
         self.failures: list[Failure] = []
         self._allotted = allotted
         self._sent: list[tuple[Metadata, Sequence[Request]]] = []

@@ -3,7 +3,7 @@
 import itertools
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flwr.app import Message
@@ -46,7 +46,8 @@ class NodeRegistry:
     """The connected SuperNodes: greets those that come and forgets those that leave.
 
     `devices` is the number of clients if each of them is a device with data of its own, else 0.
-    A device may have at most `max_samples` in each subset. `simulated` says that the SuperNodes are
+    A device may have at most `max_samples` in each subset; one whose client is `held_out` does not
+    count as available, because it does not train. `simulated` says that the SuperNodes are
     those of Flower's simulation, so that what they say about it can be trusted. A SuperNode that
     does not fit the run is left out, with a log line.
     """
@@ -59,10 +60,11 @@ class NodeRegistry:
         devices: int = 0,
         simulated: bool = True,
         max_samples: int = 2**40,
+        held_out: Collection[int] = (),
     ) -> None:
         self.grid, self.at_least, self.timeout = grid, at_least, timeout
         self.devices, self.simulated = devices, simulated and not devices
-        self.max_samples = max_samples
+        self.max_samples, self.held_out = max_samples, held_out
         self.closed = simulated and bool(devices)  # no further SuperNodes will come
         self.complete = False  # whether there have ever been enough
         self._guests: dict[int, Guest] = {}  # by node, ascending
@@ -94,7 +96,7 @@ class NodeRegistry:
             unknown = {node: g for node, g in self._guests.items() if not g.hello}
             newcomers = [node for node, g in unknown.items() if now - g.came < self._patience]
             late = now - start > self.timeout or (self.closed and self._guests and not newcomers)
-            enough = len(fleet.nodes) >= self.at_least
+            enough = self._ready(fleet) >= self.at_least
             enough_since = min(enough_since, now) if enough else math.inf
             if enough and (late or not newcomers or now - enough_since >= self._patience):
                 self.complete = True
@@ -108,9 +110,13 @@ class NodeRegistry:
                 log.info("%s", self._waiting(fleet, len(newcomers), now - start))
             time.sleep(poll_wait(now - start))
 
+    def _ready(self, fleet: Fleet) -> int:
+        """Return how many SuperNodes can train: those of held-out clients cannot."""
+        return len(fleet.nodes) - len(fleet.bound.keys() & {*self.held_out})
+
     def _waiting(self, fleet: Fleet, starting: int, seconds: float) -> str:
         """Say what the server waits for: SuperNodes that are starting, or that must connect."""
-        ready = len(fleet.nodes)
+        ready = self._ready(fleet)
         if ready + starting >= self.at_least:
             return f"{number(starting, 'SuperNode')} starting, for {seconds:.0f} s now"
         come = f"{ready} of {self.at_least} are ready (min-available)"
@@ -219,7 +225,7 @@ class NodeRegistry:
 
     def _too_few(self, fleet: Fleet, unknown: list[int]) -> str:
         """Say how many SuperNodes there are, which were left out, and which did not answer."""
-        count = f"{len(fleet.nodes)} of {self.at_least} SuperNodes"
+        count = f"{self._ready(fleet)} of {self.at_least} SuperNodes"
         waited = "" if self.closed else f" after {self.timeout:g} s"
         reasons = "; ".join(_first_three([*self._rejected.values()]))
         rejected = f"; left out: {reasons}" if reasons else ""

@@ -59,6 +59,23 @@ def test_ray_gives_them_for_every_kind_of_samples_and_targets(both, tmp_path, ki
     both(RUN, LIMITS, kinds.options(tmp_path, kind), f'strategy="{strategy}"', federation=TWO)
 
 
+def test_ray_gives_them_for_a_model_of_ones_own(both, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(kinds.OWN_MODEL)
+    both(RUN, LIMITS, f'model="{path}:make"', federation=TWO)
+
+
+@pytest.mark.thorough
+def test_ray_gives_them_for_people_that_the_data_name(both, data_root):
+    people = f'dataset="watch" data-root="{data_root}" partitioner="natural" split="official"'
+    both(RUN, people, 'model="cnn1d" num-clients=0', federation=TWO)
+
+
+@pytest.mark.thorough
+def test_ray_gives_them_for_adapters(both):
+    both(RUN, LIMITS, 'strategy="fedper" model="vit-tiny" adapter-rank=4', federation=TWO)
+
+
 @pytest.mark.parametrize("strategy", [LONG("fedper"), LONG("fedcmd"), LONG("feddyn")])
 def test_a_run_that_was_killed_in_one_process_goes_on_on_ray(home, tmp_path, strategy):
     """Its checkpoint of the second round is what is left of it."""
@@ -68,6 +85,13 @@ def test_a_run_that_was_killed_in_one_process_goes_on_on_ray(home, tmp_path, str
     result = launch.launch(ROOT, [f'resume="{killed}" num-rounds=4'], TWO, home=home)
     assert result.completed, result.error
     assert differences(whole, killed) == []
+
+
+@pytest.mark.parametrize("strategy", ["fedper", THOROUGH("pfedme")])
+def test_newcomers_on_ray_have_the_scores_of_the_serial_engine(both, tmp_path, strategy):
+    both(RUN, f'strategy="{strategy}" unseen-clients="0.4" few-shot=3', federation=TWO)
+    one, two = (tmp_path / name / "unseen.csv" for name in ("serial", "ray"))
+    assert one.read_bytes() == two.read_bytes() and one.read_bytes().count(b"\n") == 3
 
 
 @pytest.mark.parametrize("spread", [LONG(0), THOROUGH(2)])

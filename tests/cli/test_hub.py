@@ -71,7 +71,7 @@ def test_the_bundle_has_format_1_and_all_of_the_code(bundle):
     assert metadata.fab_format_version == 1 and target.startswith(f"{flower.TESTED}.")
     assert f"flwr=={target}" in (ROOT / "requirements.lock").read_text("utf-8").split()
     names = set(fab.namelist())
-    code = ("fedapps", "strategies", "clients", "experiments")
+    code = ("fedapps", "strategies", "clients", "experiments", "models")
     ours = {p.relative_to(ROOT).as_posix() for part in code for p in (ROOT / part).rglob("*.py")}
     assert names - {".info/CONTENT"} == {"LICENSE", "pyproject.toml"} | ours
 

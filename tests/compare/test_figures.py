@@ -279,3 +279,17 @@ def test_where_many_settings_and_accuracies_differ_every_word_can_be_read(made, 
     assert compared.out.count("25.00 ± 0.00") == 6
     printed = compared.cells("accuracies on test samples")
     assert printed["A"][:2] == ["0-1", "2"] and len(printed["A"]) == 7
+
+
+def test_newcomers_stand_beside_the_clients_that_trained(tmp_path):
+    """The means of unseen.csv and the difference are in summary.json; a run without has none."""
+    folders = [scored_run(tmp_path, name, f"seed={k}") for k, name in enumerate("ab")]
+    path = folders[0] / "summary.json"
+    summary = json.loads(path.read_text("utf-8"))
+    seen, unseen = summary[RESULT], 0.25
+    summary |= {f"{RESULT}_unseen": unseen, "accuracy_difference_unseen": unseen - seen}
+    path.write_text(json.dumps(summary), "utf-8")
+    one, two = (read(folder).scored.iloc[-1] for folder in folders)
+    assert one[f"{RESULT}_unseen"] == unseen
+    assert one["accuracy_difference_unseen"] == pytest.approx(unseen - one[RESULT])
+    assert f"{RESULT}_unseen" not in two

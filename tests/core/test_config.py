@@ -20,10 +20,11 @@ INF = float("inf")
 NAN = float("nan")
 
 WORDS = {
-    "split": "merged, official", "partitioner": "dirichlet, shards, sizes, classes, iid",
+    "split": "merged, official", "partitioner": "dirichlet, shards, sizes, classes, iid, natural",
     "optimizer": "sgd, adam, adamw", "lr-schedule": "constant, step, cosine",
     "clip-mode": "batch, sample", "augment": "none, crop-flip", "bn-stats": "shared, local, batch",
     "finetune-part": "full, head, body", "evaluate-on": "test, validation",
+    "missing": "refuse, mean, drop",
     "task": "auto, classification, regression, multilabel, tokens",
     "server-part": "full, body", "client-state": "keep, reset", "device": "auto, cpu, cuda",
     "dp.mode": "none, central, local", "dp.sampling": "poisson, fixed",
@@ -31,21 +32,24 @@ WORDS = {
 TEXTS = [
     "dataset", "data-root", "sizes", "classes-per-client", "model", "runs-dir", "run-name",
     "channel-address", "channel-reach", "channel-tls", "input-shape", "class-names", "loggers",
-    "evaluate-rounds", "resume",
+    "evaluate-rounds", "resume", "initial-model", "adapter-layers", "unseen-clients",
+    "target-column", "client-column", "columns",
 ]  # fmt: skip
 FLAGS = [
     "dirichlet-balance", "bn-local", "presum", "score-last", "score-without-head", "dp.adaptive",
     "dp.secret-noise", "keep-best",
 ]  # fmt: skip
 COUNTS = {
-    "shards-per-client": 1, "num-clients": 1, "min-samples": 2, "head-layers": 1, "num-rounds": 1,
+    "shards-per-client": 1, "num-clients": 0, "min-samples": 2, "head-layers": 1, "num-rounds": 1,
     "local-epochs": 1, "batch-size": 1, "seed": 0, "evaluate-every": 0, "evaluate-clients": 0,
     "finetune-epochs": 0, "threads": 1, "cache-limit": 0, "max-failures": -1, "min-available": 1,
     "clip-history": 1, "channel-nodes": 0, "num-classes": 1, "max-samples": 1,
-    "checkpoint-every": 0, "patience": 0,
+    "checkpoint-every": 0, "patience": 0, "adapter-rank": 0, "few-shot": 0, "window": 0,
+    "window-step": 0,
 }  # fmt: skip
 POSITIVE = [
     "alpha", "lr", "max-value", "round-timeout", "join-timeout", "step-timeout", "dp.clip-norm",
+    "adapter-alpha",
 ]  # fmt: skip
 NOT_NEGATIVE = ["weight-decay", "prox-mu", "finetune-lr", "max-norm", "dp.count-noise"]
 FLOATS = {  # what is allowed, values that are not, values at the edge that are
@@ -84,7 +88,7 @@ def allowed(key):
     if key in COUNTS:
         least = COUNTS[key]
         bad = [least - 1, -100, float(least), True, *no_text(key), "3", NAN]
-        good = [least, least + 1, 10**6]
+        good = [least + (key == "num-clients"), least + 1, 10**6]  # 0 needs natural clients
         if key == "seed":  # torch's generator and Flower's run-config have 64 bits
             return "int >= 0 and < 4294967296", [*bad, 2**32, 2**70], [*good, 2**32 - 1]
         if key == "threads":  # 4096 of them take a machine down

@@ -303,14 +303,15 @@ def test_a_damaged_file_is_an_error_or_still_sound(tmp_path_factory, paths, draw
 def test_names():
     assert NAMES == (
         "digits", "mnist", "fmnist", "emnist", "cifar10", "cifar100", "cinic10", "svhn",
-        "tiny-imagenet", "organamnist", "organcmnist",
+        "tiny-imagenet", "organamnist", "organcmnist", "breast-cancer", "wine", "diabetes", "heart",
+        "watch", "shakespeare",
     )  # fmt: skip
 
 
 def test_an_unknown_name(tmp_path):
     line = message("CIFAR-10", str(tmp_path))
     assert line.startswith('dataset = "CIFAR-10": unknown, nearest is cifar10; allowed: digits,')
-    assert line.endswith("or the absolute path of an .npz file")
+    assert line.endswith("or the absolute path of own data")
 
 
 def test_digits(tmp_path, monkeypatch):

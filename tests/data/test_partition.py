@@ -24,7 +24,7 @@ from fedapps.core.settings import Settings
 from fedapps.data import Share, class_counts, declared, partition, population, shares
 from fedapps.data.partitioners import PARTITIONERS as REGISTERED
 from fedapps.data.partitioners import Partitioner, dirichlet
-from fedapps.data.spec import image_spec, label_spec
+from fedapps.data.spec import Spec, image_spec, label_spec
 
 PARTITIONERS = ("dirichlet", "shards", "sizes", "classes", "iid")
 FEDFC = "0-2/2-4/4-6/7-9"
@@ -36,6 +36,7 @@ def make(**changed):
         "split": "merged", "test_fraction": 0.25, "validation_fraction": 0.0, "partitioner": "iid",
         "alpha": 1.0, "dirichlet_balance": True, "shards_per_client": 2, "sizes": "",
         "classes_per_client": "", "num_clients": 4, "min_samples": 2, "seed": 0,
+        "unseen_clients": "", "few_shot": 0,
     }  # fmt: skip
     assert not changed.keys() - values.keys()
     return SimpleNamespace(**values | changed)
@@ -430,7 +431,7 @@ def test_an_unmet_minimum_ends_after_so_many_draws(monkeypatch):
 
 def test_every_value_of_the_key_is_registered():
     kind = get_args(get_type_hints(Settings)["partitioner"])
-    assert set(kind) == set(REGISTERED) == set(PARTITIONERS)
+    assert set(kind) == set(REGISTERED) == {*PARTITIONERS, "natural"}
 
 
 @pytest.mark.parametrize("test_owners", [None, lambda labels, settings: 1 - labels])
@@ -555,3 +556,50 @@ def test_a_device_is_a_population_of_one_with_all_samples():
     assert found.share(7).train.tolist() == [0, 1, 2] and found.share(7).test.tolist() == [3, 4]
     with pytest.raises(RunError, match=r"^client 6: this device is client 7$"):
         found.share(6)
+
+
+@pytest.mark.parametrize(("text", "size"), [("0.2", 2), ("0.25", 3), ("0.01", 1), ("0.99", 9)])
+def test_a_share_of_the_clients_is_held_out(text, size):
+    """Rounded half up, at least one, and at least one trains; the draw depends on the seed."""
+    found = [population.held_out(make(num_clients=10, unseen_clients=text, seed=s)) for s in (0, 1)]
+    assert [len({*one}) for one in found] == [size, size] and {*found[0]} <= {*range(10)}
+    assert found[0] == population.held_out(make(num_clients=10, unseen_clients=text, seed=0))
+    assert text != "0.2" or found[0] != found[1]
+
+
+def test_named_clients_are_held_out_and_keep_their_samples():
+    dataset = replace(declared("made", image_spec((1, 2, 2)), label_spec(3)), num_train=60)
+    dataset = replace(dataset, target_values=np.arange(80) % 3)
+    options = {"num_clients": 6, "min_samples": 2, "alpha": 5.0}
+    plain = population.partitioned(dataset, make(**options))
+    found = population.partitioned(dataset, make(unseen_clients="1,3-4", **options))
+    assert ([*found.training], [*found.held_out]) == ([0, 2, 5], [1, 3, 4])
+    for client in range(6):
+        assert np.array_equal(found.share(client).train, plain.share(client).train)
+
+
+@pytest.mark.parametrize("text", ["1.0", "0.0", "4", "-1", "one", "0-3", "2-1", "0.1,3"])
+def test_clients_that_cannot_be_held_out(text):
+    with pytest.raises(
+        RunError, match=f'unseen-clients = "{text}": must be a share .* from 0 to 3'
+    ):
+        population.held_out(make(num_clients=4, unseen_clients=text))
+
+
+def test_a_newcomer_has_the_first_samples_of_each_class():
+    dataset = replace(declared("made", image_spec((1, 2, 2)), label_spec(3)), num_train=60)
+    dataset = replace(dataset, target_values=np.arange(80) % 3)
+    options = {"num_clients": 2, "min_samples": 20, "alpha": 100.0, "unseen_clients": "1"}
+    whole, one, five = (
+        population.partitioned(dataset, make(few_shot=count, **options)) for count in (0, 1, 5)
+    )
+    for few, most in ((one, 1), (five, 5)):
+        share = few.share(1)
+        assert np.bincount(dataset.labels[share.train]).tolist() == [most] * 3
+        assert {*share.train} < {*whole.share(1).train}
+        assert np.array_equal(share.test, whole.share(1).test)
+        assert np.array_equal(few.share(0).train, whole.share(0).train)
+    assert {*one.share(1).train} < {*five.share(1).train}
+    floats = replace(dataset, targets=Spec((), "float32"), target_values=np.arange(80.0))
+    few = population.partitioned(floats, make(few_shot=5, partitioner="iid", **options))
+    assert len(few.share(1).train) == 5

@@ -52,3 +52,16 @@ def test_every_method_runs_on_supernodes(strategy, both, tiny_npz):
 @pytest.mark.parametrize(("kind", "strategy"), kinds.SOME.items())
 def test_every_kind_of_samples_and_targets_runs_on_supernodes(kind, strategy, both, tmp_path):
     both(strategy, kinds.options(tmp_path, kind))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["gru", "own"])
+def test_people_that_the_data_name_and_those_who_come_later(model, both, tmp_path, data_root):
+    """Watch with a client for each of ten people, two of them newcomers; also one's own model."""
+    if model == "own":
+        path = tmp_path / "mine.py"
+        path.write_text(kinds.OWN_MODEL)
+        model = f"{path}:make"
+    people = f'dataset="watch" data-root="{data_root}" partitioner="natural" split="official"'
+    later = f'unseen-clients="0.2" few-shot=2 model="{model}"'
+    both("fedper", people, later, "num-clients=0 local-epochs=1 batch-size=64 num-rounds=1")

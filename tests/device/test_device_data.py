@@ -49,7 +49,8 @@ BAD_NODES = {
 
 def opened(path, shape, names):
     """A device's data in a run of images of this shape and these classes."""
-    return data.of_device(path, image_spec(shape), label_spec(len(names)), names)
+    form = data.Form(names=tuple(names))
+    return data.of_device(path, image_spec(shape), label_spec(len(names)), form)
 
 
 @pytest.mark.parametrize("kind", BAD_NODES)

@@ -1,5 +1,6 @@
 """Devices that come, go, restart, and are not heard of."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,11 +8,14 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fedapps import client_app, server_app
+from fedapps.core import registry
 from fedapps.core.errors import RunError
+from fedapps.engine import checkpoint
 from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.nodes import NodeRegistry
 from fedapps.wire.serial_grid import DeviceGrid
-from tests.device.helpers import DEVICES, RUN
+from tests.device.helpers import DEVICES, RUN, newest
+from tests.support.methods import needed
 
 
 class ChangingGrid(DeviceGrid):
@@ -58,6 +62,67 @@ def test_a_device_restarts_as_another_supernode(flat_config, no_plots, nodes, re
     assert not [row for row in read_csv(folder, "events.csv") if row["kind"] == "failure"]
     line = "left out: SuperNode 4, client 0: client-id = 0 is also that of SuperNode 1; change one"
     assert capsys.readouterr().out.count(line) == 1
+
+
+def test_another_device_takes_the_client_id_of_one_that_is_gone(
+    flat_config, no_plots, nodes, tmp_path, read_csv
+):
+    """It brings data and a state folder of its own, so the state of the one before is lost."""
+    nodes.append({**nodes[1], "client-id": 0, "state-dir": str(tmp_path / "another")})
+    flat = flat_config(RUN, 'strategy="fedper" num-rounds=3')
+    folder = run_changing(flat, nodes, [[1, 2, 3], [1, 2, 3, 4], [2, 3, 4], []])
+    samples = {row["round"]: row["num_train"] for row in read_csv(folder, "clients.csv")[::3]}
+    shares = [np.load(node["data"])["train_labels"].size for node in nodes[:2]]
+    assert samples == {"1": str(shares[0]), "2": str(shares[0]), "3": str(shares[1])}
+    (lost,) = [row for row in read_csv(folder, "events.csv") if row["kind"] == "state-lost"]
+    assert (lost["round"], lost["client"]) == ("3", "0")
+
+
+GROWING = ["fedavg", "feddyn", "fedper", "lgfedavg", "fedfomo", "pfedsim", "fedcmd", "fedap"]
+
+
+@pytest.mark.parametrize("strategy", [*GROWING, "fedfc"])
+def test_a_resumed_run_has_more_devices(strategy, device_run, nodes, read_csv):
+    method = f'strategy="{strategy}" {needed(strategy)}'
+    folder = device_run(f"{method} num-clients=2", nodes=nodes[:2])
+    more = f'{method} num-clients=3 num-rounds=3 resume="{folder}"'
+    assert device_run(more) == folder
+    rows = read_csv(folder, "rounds.csv")
+    assert [(row["clients"], row["failures"]) for row in rows] == [("2", "0")] * 2 + [("3", "0")]
+    state, arrays = checkpoint.load(folder).state, checkpoint.load(folder).arrays
+    by_client = registry.strategy_class(strategy).by_client
+    assert {name for name in state if name.startswith(by_client)} == {
+        name for name, value in state.items() if value.shape[:1] == (3,) and name[:5] != "hbar/"
+    }
+    if strategy == "feddyn":  # w = mean theta_i - hbar / alpha with all three in the last round
+        shared = [newest(Path(node["state-dir"])) for node in nodes]
+        for key in (key for key in arrays if f"hbar/{key}" in state):
+            mean = np.mean([kept[f"g/{key}"] for kept in shared], axis=0)
+            np.testing.assert_allclose(state[f"hbar/{key}"], mean, atol=1e-6)
+
+
+@pytest.mark.parametrize("more", ['dp.mode="local"', "num-clients=2", 'unseen-clients="0.4"'])
+def test_what_does_not_grow(more, device_run, nodes, serial_run):
+    first = more if "num-clients" not in more else ""
+    folder = device_run(f"num-clients={3 if not first else 2} {first}", nodes=nodes[:2])
+    other = more if "num-clients" in more else f"num-clients=3 {more}"
+    with pytest.raises(RunError, match=r"other settings: num-clients = \d"):
+        device_run(f'{other} num-rounds=3 resume="{folder}"')
+
+
+def test_a_device_that_is_held_out_waits_for_the_end(device_run, serial_run, union, read_csv):
+    """As in one data set: it never trains, has no state, and is scored after the last round."""
+    method = 'strategy="fedper" unseen-clients="1" few-shot=2 num-rounds=2'
+    mine, theirs = device_run(method), serial_run(union.options, method)
+    for name in ("model.safetensors", "clients.csv", "unseen.csv"):
+        assert (mine / name).read_bytes() == (theirs / name).read_bytes(), name
+    assert [row["client"] for row in read_csv(mine, "unseen.csv")] == ["1"]
+
+
+def test_devices_that_do_not_train_are_not_enough_to_begin(flat_config, nodes):
+    flat = flat_config(RUN, 'unseen-clients="0-1" round-timeout=0.01')
+    with pytest.raises(RunError, match="0 of 1 SuperNodes"):
+        run_changing(flat, nodes, [[1, 2]])
 
 
 def test_too_few_devices_are_waited_for_with_a_line(flat_config, nodes, monkeypatch, capsys):

@@ -16,7 +16,8 @@ from fedapps.models import MODELS, build, size
 
 VGG = [name for name in MODELS if name.startswith("vgg")]
 IMAGES = [name for name in MODELS if "images" in MODELS[name].takes]
-SMALL = [name for name in IMAGES if name not in VGG]  # from 8x8 on
+WHOLE = [name for name in IMAGES if name.startswith("torchvision")]  # cannot be cut
+SMALL = [name for name in IMAGES if name not in (*VGG, *WHOLE)]  # from 8x8 on
 LIGHT = [name for name in SMALL if name not in ("mobilenet", "resnet18")]
 # vgg16 runs once: the other two show the same code at every size
 RUNS = [(name, size) for name in SMALL for size in (8, 28, 32, 64)]
@@ -116,7 +117,7 @@ def test_layer_names(name, layers):
     assert list(per_layer(on_meta(name, (3, 32, 32), 10))) == layers
 
 
-@pytest.mark.parametrize("name", IMAGES)
+@pytest.mark.parametrize("name", [*SMALL, *VGG])
 def test_every_layer_has_parameters_and_owns_its_keys(name):
     model = on_meta(name, (3, 32, 32), 10)
     assert all(per_layer(model).values())
@@ -147,7 +148,8 @@ def test_layers_chain_to_the_model(name, size):
     assert whole.isfinite().all()
     assert torch.equal(z, whole)
     assert outputs[-2].ndim == 2  # the body returns features
-    assert all((hidden >= 0).all() for hidden in outputs[:-1])  # after ReLU
+    if name != "vit-tiny":
+        assert all((hidden >= 0).all() for hidden in outputs[:-1])  # after ReLU
 
 
 @pytest.mark.parametrize(("name", "halving"), [

@@ -13,8 +13,8 @@ import torch
 from fedapps.core import config, memory, registry
 from fedapps.core.cache import ByteCache
 from fedapps.core.errors import RunError
+from fedapps.engine import evaluations
 from fedapps.engine.privacy import privacy
-from fedapps.engine.rounds import Rounds
 from fedapps.method import strategy as strategy_module
 from fedapps.method.mixtures import LastSent
 from fedapps.training.features import FeatureCache
@@ -114,8 +114,8 @@ def test_choosing_clients_compares_each_of_them_a_few_times(many):
     flat = config.parse([options, "evaluate-clients=200 fraction-train=0.5 dp.delta=1e-6"])
     settings = config.read(flat | {"dp.mode": "central", "dp.sampling": "fixed"})
     there = [Number(client) for client in range(400)]
-    evaluated = Rounds._evaluated(
-        SimpleNamespace(settings=settings, strategy=SimpleNamespace(clients=there, workspace=space))
+    evaluated = evaluations.evaluated(
+        SimpleNamespace(settings=settings, clients=there, workspace=space)
     )
     assert len(evaluated) == 200 and Number.compared < 2000
     Number.compared = 0

@@ -27,6 +27,7 @@ FLOORS = (
     "server_app",
     "serial",
     "compare",
+    "python_api",  # what `import fedapps` offers
     "launch",
     "cli",
     "__main__",

@@ -67,3 +67,12 @@ def options(folder: Path, kind: str) -> str:
         f'dataset="{path}" model="{MODELS[kind]}" partitioner="iid" num-clients=4 min-samples=4 '
         'batch-size=16 threads=1 device="cpu"'
     )
+
+
+OWN_MODEL = """
+from torch import nn
+
+def make(inputs, outputs):
+    first = nn.Sequential(nn.Flatten(), nn.Linear(inputs.size, 8), nn.ReLU())
+    return nn.Sequential(first, nn.Linear(8, outputs.shape[-1]))
+"""

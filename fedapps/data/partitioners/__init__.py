@@ -18,13 +18,13 @@ class Partitioner:
     """How a pool of samples is distributed over the clients.
 
     `owners` maps labels (int64 [n]) and settings to the owner of each sample: int64 [n], the number
-    of a client, or -1 if no client gets the sample. `test_owners` does the same for an official
-    test set (`split="official"`); if it is None, the test set is distributed like the training set,
-    class by class. `keys` are the run-config keys that it reads, apart from those that all
-    partitioners read.
+    of a client, or -1 if no client gets the sample. It is None if the data say it. `test_owners`
+    does the same for an official test set (`split="official"`); if it is None, the test set is
+    distributed like the training set, class by class. `keys` are the run-config keys that it reads,
+    apart from those that all partitioners read.
     """
 
-    owners: Callable[[np.ndarray, Settings], np.ndarray]
+    owners: Callable[[np.ndarray, Settings], np.ndarray] | None
     test_owners: Callable[[np.ndarray, Settings], np.ndarray] | None = None
     keys: tuple[str, ...] = ()
 
@@ -35,4 +35,5 @@ PARTITIONERS = {
     "sizes": Partitioner(sizes.owners, keys=("sizes",)),
     "classes": Partitioner(classes.owners, keys=("classes-per-client",)),
     "iid": Partitioner(iid.owners),
+    "natural": Partitioner(None, keys=("min-samples",)),  # natural.py
 }

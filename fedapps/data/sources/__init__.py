@@ -4,7 +4,17 @@ A data set's libraries or archives are read only when somebody first asks for th
 then kept as `<root>/<name>.npz`.
 """
 
-from fedapps.data.sources import cinic10, digits, medmnist, tiny_imagenet, torchvision
+from fedapps.data.sources import (
+    cinic10,
+    digits,
+    heart,
+    medmnist,
+    scikit_learn,
+    shakespeare,
+    tiny_imagenet,
+    torchvision,
+    watch,
+)
 from fedapps.data.sources.source import Source
 
 SOURCES: dict[str, Source] = {
@@ -21,6 +31,12 @@ SOURCES: dict[str, Source] = {
         tiny_imagenet.TINY_IMAGENET,
         medmnist.ORGANAMNIST,
         medmnist.ORGANCMNIST,
+        scikit_learn.BREAST_CANCER,
+        scikit_learn.WINE,
+        scikit_learn.DIABETES,
+        heart.HEART,
+        watch.WATCH,
+        shakespeare.SHAKESPEARE,
     )
 }
 NAMES: tuple[str, ...] = tuple(SOURCES)

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedapps.core import config
+from fedapps.core import config, words
 from fedapps.core.schema import literal
 from fedapps.report import directory
 from fedapps.report.columns import SPREAD, Columns
 from fedapps.report.page.reading import Row, RunFiles, number
+from fedapps.report.summary import unseen_columns
 from fedapps.report.units import clock, duration, human, human_bytes
 
 MOST_EVENTS = 200
@@ -17,8 +18,8 @@ MOST_ROUNDS = 200
 MOST_CLIENTS = 1000
 PLACES = ("runs-dir", "data-root", "run-name")  # keys that have no influence on results
 FILES = (
-    "config.toml", "rounds.csv", "clients.csv", "classes.csv", "samples.csv", "events.csv",
-    "summary.json", "run.json", "log.txt", "model.safetensors",
+    "config.toml", "rounds.csv", "clients.csv", "unseen.csv", "classes.csv", "samples.csv",
+    "events.csv", "summary.json", "run.json", "log.txt", "model.safetensors",
 )  # fmt: skip
 ENDS = {"run-failed": "failed", "interrupted": "interrupted"}  # events that end a run
 
@@ -98,6 +99,14 @@ def tiles_of(run: RunFiles) -> list[Tile]:
         if before is not None:
             told = f"round {last.get('round')}"
             found.append(Tile(f"{lead.label} initial", lead.shown(before), told))
+    count, _, after, apart = (run.summary.get(name) for name in unseen_columns(run.lead))
+    if count and after is not None and apart is not None:
+        note = f"difference {run.lead.digits(run.lead.factor * apart, '+')}"
+        found.append(
+            Tile(
+                f"{run.lead.label}, {words.number(count, 'newcomer')}", run.lead.shown(after), note
+            )
+        )
     rounds = run.config.get("num-rounds")
     of = f"of {rounds}" if rounds else ""
     done = run.rounds[-1].get("round", "0") if run.rounds else "0"

@@ -1,0 +1,56 @@
+"""Personalize the shared model of a run on your own data, when the run is over.
+
+The model comes from a run directory, or from a file that `fedapps export` has written. It is
+personalized as the method has newcomers do, and nothing is sent. Afterwards, `predict` and `export`
+take the state folder.
+
+    fedapps adopt --model shared.safetensors --data mine.npz --state-dir ~/adopted
+    fedapps predict ~/adopted --input images.npz
+"""
+
+import argparse
+
+from fedapps.cli.chosen_model import open_model, path
+from fedapps.core.options import add_run_config, parse_option
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument(
+        "--model",
+        type=path,
+        required=True,
+        metavar="RUN|MODEL.safetensors",
+        help="a run directory, or an exported shared model",
+    )
+    parser.add_argument(
+        "--data",
+        type=path,
+        required=True,
+        metavar="MINE.npz",
+        help="own training and test samples: an .npz file or a folder of pictures, as of a device",
+    )
+    parser.add_argument(
+        "--state-dir",
+        type=path,
+        required=True,
+        metavar="STATE_DIR",
+        help="the folder for the personalized model; only this user can enter it",
+    )
+    add_run_config(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Personalize, and print the scores and where the model is; raises `RunError`."""
+    from fedapps.device import adopting
+
+    changes = {k: v for option in options.run_config for k, v in parse_option(option).items()}
+    model = open_model(options.model, tell=False)
+    found = adopting.adopt(model, options.data, options.state_dir, changes)
+    scores, s = found.scores, found.settings
+    metric = scores.task.lead
+    samples = f"{scores.num_train} training and {scores.num_test} {s.evaluate_on} samples"
+    print(f"{s.strategy}, {samples} of {options.data}")
+    print(f"{metric.label}: {scores.initial:.4f} -> {scores.personalized:.4f}")
+    print(found.path)
+    return 0

@@ -1,0 +1,56 @@
+"""A comparison as an object for programs and notebooks: `fedapps.compare` returns it."""
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import pandas as pd
+from markupsafe import escape
+
+from fedapps.compare import comparison, files
+from fedapps.compare.latex import latex, texts
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Comparison:
+    """Runs side by side; runs that differ only in their seed are one group, a row of each table.
+
+    both = fedapps.compare([fedavg, fedper])
+    both.table["accuracy_personalized_mean"]
+    print(both.to_latex())
+    """
+
+    def __init__(self, compared: comparison.Comparison) -> None:
+        self._compared = compared
+        self.notes: list[str] = compared.notes
+        """What limits the comparison, one sentence each."""
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """A row for each group: settings that differ, n, mean and std (ddof=1) of each figure."""
+        return pd.DataFrame(files.groups_table(self._compared)).set_index("group")
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        """A row for each run with its figures and costs, as in runs.csv of `fedapps compare`."""
+        return pd.DataFrame(files.runs_table(self._compared))
+
+    def to_latex(self) -> str:
+        """Return a LaTeX table for the package booktabs: mean ± std, the best in bold."""
+        return latex(self._compared)
+
+    def plot(self) -> "Figure":
+        """Return the curves over rounds as a matplotlib figure, which notebooks show."""
+        from fedapps.compare import curves  # matplotlib takes a second
+        from fedapps.drawing.pictures import styled
+
+        with styled():
+            return curves.draw(self._compared)
+
+    def __str__(self) -> str:
+        return texts(self._compared).to_string(index=False)
+
+    def _repr_html_(self) -> str:
+        notes = "".join(f"<br>{escape(note)}" for note in self.notes)
+        return texts(self._compared).to_html(index=False) + notes

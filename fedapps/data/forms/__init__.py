@@ -1,0 +1,50 @@
+"""The forms that own data can have, apart from .npz: tables, folders of files, and `datasets`.
+
+Each form becomes the arrays that an .npz would hold (`Found`), so what is checked there is checked
+here. A new form needs one file here and a line in `_read`.
+"""
+
+from pathlib import Path
+
+from fedapps.core.errors import RunError
+from fedapps.data.contents import dataset_of, open_npz
+from fedapps.data.dataset import Dataset
+from fedapps.data.forms import folders, hub, tables
+from fedapps.data.forms.form import File, Form, Found
+from fedapps.data.npz import held
+
+SUFFIXES = (".npz", *tables.SUFFIXES)
+
+
+def is_own(name: str) -> bool:
+    """Tell whether the value of `dataset` is a path instead of a name."""
+    return "/" in name or name[:1] == "~" or name.endswith(SUFFIXES)
+
+
+def open_own(path: Path, form: Form) -> Dataset:
+    """Open own data of any form; raises `RunError` in one line for what cannot be used."""
+    missing = form.missing == "mean"
+    if path.suffix == ".npz":
+        return open_npz(path, missing)
+    found = _read(path, form)
+    arrays = {key: held(path, key, values) for key, values in found.arrays.items()}
+    data = dataset_of(path, arrays, arrays, missing)
+    return found.describe(data)
+
+
+def _read(path: Path, form: Form) -> Found:
+    if not path.exists():
+        raise RunError(f"{path}: no such file or folder")
+    if hub.is_saved(path):
+        return hub.read(path, form)
+    if path.is_dir():
+        return folders.read(path, form)
+    if path.suffix in tables.SUFFIXES:
+        return tables.read([File(path)], form)
+    raise RunError(
+        f"{path}: must be {', '.join(SUFFIXES)}, or a folder of such files, of pictures, or of the"
+        " package datasets"
+    )
+
+
+__all__ = ["Form", "is_own", "open_own"]

@@ -1,0 +1,92 @@
+"""The features of a table: which columns they are, and how texts become numbers.
+
+A rule is one text, such as `age,sex=f|m`, so that it travels with a model and to devices: a number
+is one feature, and a column of texts has one feature for each of its values, 1 or 0.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from fedapps.core.errors import RunError
+from fedapps.data.forms.form import Where, some
+
+MOST_TEXTS = 100  # a column with more different texts holds names or numbers, not categories
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table; `texts` are its values if it holds texts."""
+
+    name: str
+    texts: tuple[str, ...] = ()
+
+
+def parsed(text: str) -> list[Column]:
+    """Read a rule; raises `RunError` if a name is missing or occurs twice."""
+    words = [word.strip().partition("=") for word in text.split(",")]
+    found = [Column(name, tuple(texts.split("|")) if texts else ()) for name, _, texts in words]
+    names = [column.name for column in found]
+    if "" in names or len(set(names)) < len(names):
+        raise RunError(f'columns = "{text}": must be different names, such as age,sex=f|m')
+    return found
+
+
+def written(columns: Sequence[Column]) -> str:
+    """Return the rule as a text."""
+    return ",".join(c.name + ("=" + "|".join(c.texts) if c.texts else "") for c in columns)
+
+
+def found_in(frame: pd.DataFrame, names: Sequence[str], where: Where) -> list[Column]:
+    """Return the rule that the values suggest; raises `RunError` if they suggest none.
+
+    `where` says where each row is, for messages.
+    """
+    return [Column(name, _texts(frame[name], name, where)) for name in names]
+
+
+def _texts(values: pd.Series, name: str, where: Where) -> tuple[str, ...]:
+    if pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values):
+        return ()
+    there = values.dropna().astype(str)
+    numbers = pd.to_numeric(there, errors="coerce")
+    if numbers.notna().sum() > len(there) / 2:
+        row = int(np.flatnonzero(values.notna())[np.flatnonzero(numbers.isna())[0]])
+        raise RunError(f'{where(row)}: column {name} holds "{values.iloc[row]}", not a number')
+    texts = tuple(sorted(set(there)))
+    cure = "name the columns to use in the key columns"
+    if len(texts) > MOST_TEXTS:
+        raise RunError(f"{where(0)}: column {name} holds {len(texts)} different texts; {cure}")
+    if odd := [word for word in (name, *texts) if set(word) & set(",=|")]:
+        raise RunError(f'{where(0)}: column {name}: "{odd[0]}" has a comma, = or |; rename it')
+    return texts
+
+
+def encoded(frame: pd.DataFrame, columns: Sequence[Column], where: Where) -> np.ndarray:
+    """Return the features, float32 [N, F]; what is missing is NaN. Raises `RunError`."""
+    if lost := [column.name for column in columns if column.name not in frame]:
+        raise RunError(
+            f"{where(0)}: no column {lost[0]}; there are {some([*map(str, frame.columns)])}"
+        )
+    features = [_features(frame[column.name], column, where) for column in columns]
+    return np.concatenate(features, axis=1, dtype=np.float32)
+
+
+def _features(values: pd.Series, column: Column, where: Where) -> np.ndarray:
+    there = values.notna().to_numpy()
+    if column.texts:
+        texts = values.astype(str).to_numpy()
+        found = (texts[:, None] == np.array(column.texts)).astype(np.float64)
+        wrong, allowed = there & ~found.any(axis=1), "|".join(column.texts)
+        found[~there] = np.nan
+    else:
+        found = pd.to_numeric(values, errors="coerce").to_numpy(np.float64)[:, None]
+        wrong, allowed = there & ~np.isfinite(found[:, 0]), "a finite number"
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise RunError(
+            f'{where(row)}: column {column.name} holds "{values.iloc[row]}"; must be {allowed}'
+        )
+    return found

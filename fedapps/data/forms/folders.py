@@ -1,0 +1,116 @@
+"""Folders: a file for each client, or pictures and recordings in a folder for each class.
+
+    anna.csv ben.csv                     # a file for each client: .csv, .parquet or .npz
+    train.csv test.csv                   # two parts
+    anna/walking/1.csv                   # client, class, recordings; also without the client
+    train/cat/1.png test/cat/2.png       # pictures: part, class
+    anna/cat/1.png                       # or client, class
+
+With `target-column`, folders name clients, and each row has its own target.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedapps.core.errors import RunError
+from fedapps.data.forms import tables
+from fedapps.data.forms.form import PARTS, File, Form, Found, by_part, class_numbers
+from fedapps.data.npz import headers
+from fedapps.data.pictures import pictures_of
+
+PICTURES = (".png", ".jpg", ".jpeg")
+
+
+def read(folder: Path, form: Form) -> Found:
+    """Read a folder; raises `RunError` in one line for files that do not belong together."""
+    files = files_in(folder, bool(form.targets))
+    suffix = files[0].path.suffix.lower()
+    if suffix in PICTURES:
+        return _pictures(files, form)
+    return _npz(files) if suffix == ".npz" else tables.read(files, form)
+
+
+def files_in(folder: Path, are_clients: bool) -> list[File]:
+    """List the data files of a folder, sorted, with what their places say.
+
+    The innermost folder is a class, unless folders `are_clients`. Hidden files and those of another
+    kind (a README) do not count.
+    """
+    kinds = {**dict.fromkeys(PICTURES, "pictures"), **dict.fromkeys(tables.SUFFIXES, "tables")}
+    kinds[".npz"] = ".npz files"
+    found = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.suffix.lower() in kinds
+        and not any(part[0] == "." for part in path.relative_to(folder).parts)
+    ]
+    if not found:
+        raise RunError(f"{folder}: holds no {', '.join(kinds)} files")
+    by_kind = {kinds[path.suffix.lower()]: path for path in found}
+    if len(by_kind) > 1:
+        (one, first), (other, second) = sorted(by_kind.items())[:2]
+        raise RunError(f"{folder}: holds {one} ({first.name}) and {other} ({second.name})")
+    files = [_file(path, path.relative_to(folder), are_clients) for path in found]
+    for what in ("label", "part", "group"):
+        lost = [file for file in files if not getattr(file, what)]
+        if lost and len(lost) < len(files):
+            words = {"label": "class", "part": "train or test", "group": "client"}
+            raise RunError(f"{lost[0].path}: its place does not say which {words[what]}")
+    return files
+
+
+def _file(path: Path, place: Path, are_clients: bool) -> File:
+    above = list(place.parts[:-1])
+    direct = not above
+    label = "" if direct or are_clients else above.pop()
+    words = [path.stem] if direct else above
+    part = next((word for word in words if word in PARTS), "")
+    return File(path, part, "/".join(word for word in words if word != part), label)
+
+
+def _pictures(files: Sequence[File], form: Form) -> Found:
+    if unlabelled := [file for file in files if not file.label]:
+        raise RunError(f"{unlabelled[0].path}: must be in the folder of its class")
+    labels, names = class_numbers(
+        np.array([file.label for file in files], object),
+        form.names,
+        lambda row: str(files[row].path),
+    )
+    arrays = by_part(
+        np.array([file.part for file in files]),
+        np.array([file.group for file in files]),
+        images=pictures_of([file.path for file in files]),
+        labels=labels,
+    )
+    return Found(arrays, names)
+
+
+def _npz(files: Sequence[File]) -> Found:
+    """Join the .npz files of clients, or of parts; each member by its key."""
+    joined: dict[str, list[np.ndarray]] = {}
+    for file in files:
+        members = {key: array.whole for key, array in headers(file.path).items()}
+        for key, values in _named(members, file):
+            known = joined.setdefault(key, [])
+            if known and known[0].shape[1:] != values.shape[1:]:
+                raise RunError(
+                    f"{file.path}: {key} holds {list(values.shape[1:])};"
+                    f" {files[0].path.name} has {list(known[0].shape[1:])}"
+                )
+            known.append(values)
+    return Found({key: np.concatenate(values) for key, values in joined.items()})
+
+
+def _named(members: dict[str, np.ndarray], file: File) -> list[tuple[str, np.ndarray]]:
+    """Return the members under the keys of the whole, with the client of each sample."""
+    found = []
+    for key, values in members.items():
+        name = key if "_" in key or not file.part else f"{file.part}_{key}"
+        found.append((name, values))
+        part, _, kind = name.rpartition("_")
+        if file.group and kind in ("labels", "targets"):
+            groups = f"{part}_groups" if part else "groups"
+            found.append((groups, np.full(len(values), file.group)))
+    return found

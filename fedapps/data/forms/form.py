@@ -1,0 +1,109 @@
+"""How own files are read, and what comes out of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedapps.core.errors import RunError
+from fedapps.core.settings import Settings
+from fedapps.data.dataset import Dataset
+
+PARTS = ("train", "val", "test")
+MOST_NAMED = 5  # an error names at most so many things
+
+Where = Callable[[int], str]  # says where a row is, for messages: "a.csv: line 7"
+
+
+@dataclass(frozen=True)
+class Form:
+    """What the keys of a run say about own files; `names` are the classes that devices share.
+
+    `columns` are the features of a table: `age,sex=f|m` is a number, and a text with two values.
+    """
+
+    target_column: str = ""
+    client_column: str = ""
+    columns: str = ""
+    missing: str = "refuse"
+    window: int = 0
+    window_step: int = 0
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, settings: Settings, names: Sequence[str] = ()) -> "Form":
+        """Return what the settings say."""
+        s = settings
+        return cls(
+            s.target_column, s.client_column, s.columns, s.missing, s.window, s.window_step,
+            tuple(names),
+        )  # fmt: skip
+
+    @property
+    def targets(self) -> list[str]:
+        """The columns that are to be predicted; none if the files do not have to name any."""
+        return [name.strip() for name in self.target_column.split(",") if name.strip()]
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of own data; `part` is train, val, test or "", and `label` that of all its samples."""
+
+    path: Path
+    part: str = ""
+    group: str = ""
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The arrays of an .npz by key, and what else the files have said."""
+
+    arrays: dict[str, np.ndarray]
+    names: tuple[str, ...] = ()
+    columns: str = ""
+    told: tuple[str, ...] = field(default=())
+
+    def describe(self, data: Dataset) -> Dataset:
+        """Return the data set of these arrays with names of classes and columns."""
+        targets = data.targets
+        if self.names and targets.is_whole and not targets.shape:
+            targets = replace(targets, choices=len(self.names))
+        return replace(
+            data, targets=targets, names=self.names, columns=self.columns, told=self.told
+        )
+
+
+def by_part(parts: np.ndarray, groups: np.ndarray, **values: np.ndarray) -> dict[str, np.ndarray]:
+    """Return arrays under the keys of an .npz; `parts` and `groups` are texts [N]."""
+    if (groups != "").any():
+        values["groups"] = groups
+    there = [part for part in PARTS if (parts == part).any()]
+    if not there:
+        return values
+    return {f"{part}_{key}": rows[parts == part] for part in there for key, rows in values.items()}
+
+
+def class_numbers(
+    labels: np.ndarray, known: tuple[str, ...], where: Where
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Number labels (texts [N]); return the numbers and the names of the classes, in order.
+
+    `known` are the names of a run on devices; without them, the labels are sorted, as numbers if
+    all are. `where` says where each label is. Raises `RunError` for a label that is not `known`.
+    """
+    found = sorted(set(labels.tolist()))
+    if all(name.isdecimal() for name in found):
+        found.sort(key=int)
+    names = known or tuple(found)
+    number_of = {name: number for number, name in enumerate(names)}
+    for row, label in enumerate(labels.tolist()):
+        if label not in number_of:
+            raise RunError(f"{where(row)}: class {label}; the run has {some(names)} (class-names)")
+    return np.array([number_of[label] for label in labels.tolist()], np.int64), names
+
+
+def some(names: Sequence[str]) -> str:
+    """Return the first names, and dots if there are more."""
+    return ", ".join(names[:MOST_NAMED]) + ", ..." * (len(names) > MOST_NAMED)

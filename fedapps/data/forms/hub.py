@@ -1,0 +1,96 @@
+"""Folders that the package `datasets` has saved, and those of `flwr-datasets create`."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedapps.core.errors import RunError, one_line
+from fedapps.data.forms import tables
+from fedapps.data.forms.form import File, Form, Found, by_part
+from fedapps.data.pictures import pixels, stacked
+
+PARTITION = "partition_"  # what `flwr-datasets create` calls the folder of a client
+SPLITS = {"train": "train", "validation": "val", "valid": "val", "val": "val", "test": "test"}
+SAVED = ("dataset_dict.json", "dataset_info.json")
+
+
+def is_saved(folder: Path) -> bool:
+    """Tell whether `datasets` has written a folder."""
+    return any((folder / name).is_file() for name in SAVED) or bool(_partitions(folder))
+
+
+def read(folder: Path, form: Form) -> Found:
+    """Read a folder that `save_to_disk` has written, or one such folder for each client.
+
+    The target is `target-column`, or the only column of class labels. The inputs are pictures or
+    arrays, if there is a column of them, and otherwise all other columns, as of a table.
+    """
+    try:
+        from datasets import DatasetDict, load_from_disk
+    except ImportError as error:
+        raise RunError(f"{folder}: needs datasets; pip install 'fedapps[hf]'") from error
+    found: list[tuple[Any, File]] = []
+    for path in _partitions(folder) or [folder]:
+        group = path.name.removeprefix(PARTITION) if path != folder else ""
+        try:
+            data = load_from_disk(str(path))
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise RunError(f"{path}: cannot be read ({one_line(str(error))})") from error
+        parts = data.items() if isinstance(data, DatasetDict) else [("", data)]
+        for name, rows in parts:
+            if name and name not in SPLITS:
+                raise RunError(f"{path}: split {name}; must be one of {', '.join(SPLITS)}")
+            found.append((rows, File(path, SPLITS.get(name, ""), group)))
+    return _found(found, form)
+
+
+def _partitions(folder: Path) -> list[Path]:
+    there = [path for path in folder.glob(f"{PARTITION}*/") if is_saved(path)]
+    return sorted(there, key=lambda path: (len(path.name), path.name))
+
+
+def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
+    from datasets import ClassLabel, Image
+
+    features = parts[0][0].features
+    target = _target(features, form, parts[0][1].path)
+    names = tuple(getattr(features[target], "names", ()))  # of a ClassLabel
+    assert not names or isinstance(features[target], ClassLabel)
+    inputs = [name for name in features if name not in (target, form.client_column)]
+    pictures = [name for name in inputs if isinstance(features[name], Image)]
+    arrays = [
+        name
+        for name in inputs
+        if hasattr(features[name], "feature") or hasattr(features[name], "shape")
+    ]
+    files = [file for _, file in parts]
+    if not pictures and not arrays:
+        frames = [rows.to_pandas() for rows, _ in parts]
+        found = tables.of_frames(frames, files, replace(form, target_column=target))
+        return replace(found, names=names or found.names)
+    where = [f"{file.path}: row {row}" for rows, file in parts for row in range(len(rows))]
+    values = [value for rows, _ in parts for value in rows[(pictures or arrays)[0]]]
+    if pictures:
+        values = [pixels(value, values[0].mode) for value in values]
+    sizes = [len(rows) for rows, _ in parts]
+    groups = np.repeat([file.group for file in files], sizes)
+    if form.client_column:
+        groups = np.array([str(value) for rows, _ in parts for value in rows[form.client_column]])
+    targets = np.concatenate([np.asarray(rows[target]) for rows, _ in parts])
+    kinds = ("images", "labels") if pictures else ("inputs", "targets")
+    found_arrays = (stacked([np.asarray(value) for value in values], where), targets)
+    by_key = dict(zip(kinds, found_arrays, strict=True))
+    return Found(by_part(np.repeat([file.part for file in files], sizes), groups, **by_key), names)
+
+
+def _target(features: Any, form: Form, path: Path) -> str:
+    """Return the target column: the one that the run names, or the only one of class labels."""
+    labels = [name for name, kind in features.items() if getattr(kind, "names", None)]
+    chosen = form.targets or labels
+    if len(chosen) != 1 or chosen[0] not in features:
+        raise RunError(
+            f'{path}: target-column = "{form.target_column}": must be one of {", ".join(features)}'
+        )
+    return chosen[0]

@@ -1,0 +1,230 @@
+"""Tables: a row of a .csv or .parquet is a sample, or with `window` one step of a series."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fedapps.core.errors import RunError, one_line
+from fedapps.core.words import number
+from fedapps.data.forms import columns
+from fedapps.data.forms.form import File, Form, Found, by_part, class_numbers, some
+
+SUFFIXES = (".csv", ".parquet", ".npy")
+UNKNOWN = ["?"]  # as the archives of the UCI write it; pandas knows NA, NaN, null and empty cells
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of all files together; of each the number of its file, and its place there."""
+
+    frame: pd.DataFrame
+    files: Sequence[File]
+    file: np.ndarray  # int64 [N]
+    place: np.ndarray  # int64 [N]
+
+    def where(self, row: int) -> str:
+        """Say where a row is, for messages."""
+        path, place = self.files[self.file[row]].path, self.place[row]
+        return f"{path}: line {place + 2}" if path.suffix == ".csv" else f"{path}: row {place}"
+
+    def of_file(self, values: Sequence[str]) -> np.ndarray:
+        """Return for each row what `values` say of its file, texts [N]."""
+        return np.array(values, dtype=object)[self.file]
+
+    def take(self, keep: np.ndarray) -> "Rows":
+        """Return the rows that a mask keeps."""
+        return Rows(self.frame[keep], self.files, self.file[keep], self.place[keep])
+
+
+def read(files: Sequence[File], form: Form) -> Found:
+    """Read tables that belong together: they have the same columns.
+
+    If the files have a `label` each, a sample is a file, or a window of one. Otherwise the target
+    is `target-column`, or the last one. Raises `RunError` in one line, with the line of the file.
+    """
+    return of_frames([frame_of(file.path) for file in files], files, form)
+
+
+def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form) -> Found:
+    """Read tables that are in memory; `files` say where each is from."""
+    rows = _rows(frames, files)
+    labelled = any(file.label for file in files)
+    targets = [] if labelled else form.targets or [str(_others(rows.frame, form)[-1])]
+    for name in [*targets, *filter(None, [form.client_column])]:
+        _demand(rows, name)
+    names = [name for name in _others(rows.frame, form) if name not in targets]
+    chosen = (
+        columns.parsed(form.columns)
+        if form.columns
+        else columns.found_in(rows.frame, names, rows.where)
+    )
+    if both := {*targets} & {column.name for column in chosen}:
+        raise RunError(
+            f"{files[0].path}: column {min(both)} is an input (columns), and cannot be the target,"
+            " too; name another target-column"
+        )
+    if not chosen:
+        raise RunError(f"{rows.where(0)}: no column is left for the inputs")
+    inputs = columns.encoded(rows.frame, chosen, rows.where)
+    inputs, rows, told = _complete(inputs, rows, chosen, form)
+    groups = rows.of_file([file.group for file in files])
+    if form.client_column:
+        groups = _texts(rows, form.client_column)
+    values, class_names = _targets(rows, targets, form)
+    samples = np.arange(len(inputs))[:, None]
+    if form.window or labelled:
+        samples, more = _windows(rows, values, groups, form)
+        told, inputs = [*told, *more], inputs[samples]
+    last = samples[:, -1]
+    arrays = by_part(
+        rows.of_file([file.part for file in files])[last].astype(str),
+        groups[last].astype(str),
+        inputs=inputs,
+        targets=values[last],
+    )
+    return Found(arrays, class_names, columns.written(chosen), tuple(told))
+
+
+def unlabelled(path: Path, rule: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Read a table without targets: float32 [N, F]; or its windows, [N, *shape], end to end."""
+    rows = _rows([frame_of(path)], [File(path)])
+    values = columns.encoded(rows.frame, columns.parsed(rule), rows.where)
+    if len(shape) < 2:
+        return values
+    whole = len(values) // shape[0] * shape[0]
+    return values[:whole].reshape(-1, shape[0], values.shape[1])
+
+
+def frame_of(path: Path) -> pd.DataFrame:
+    """Read one file; raises `RunError` if it is broken or empty."""
+    try:
+        if path.suffix == ".csv":
+            frame = pd.read_csv(path, na_values=UNKNOWN, skipinitialspace=True)
+        elif path.suffix == ".parquet":
+            frame = pd.read_parquet(path)
+        else:
+            values = np.load(path, allow_pickle=False)
+            frame = pd.DataFrame(values.reshape(len(values), -1)).rename(columns=str)
+    except ImportError as error:
+        raise RunError(f"{path}: needs pyarrow; pip install 'fedapps[parquet]'") from error
+    except (OSError, ValueError, TypeError, EOFError) as error:
+        raise RunError(f"{path}: cannot be read ({one_line(str(error))})") from error
+    if not len(frame):
+        raise RunError(f"{path}: has no rows")
+    return frame.rename(columns=lambda name: str(name).strip())
+
+
+def _rows(frames: Sequence[pd.DataFrame], files: Sequence[File]) -> Rows:
+    for file, frame in zip(files, frames, strict=True):
+        if lost := set(frames[0]).symmetric_difference(frame):
+            raise RunError(
+                f"{file.path}: column {min(map(str, lost))} is not in all files;"
+                f" {files[0].path.name} has"
+                f" {some([*frames[0]])}"
+            )
+    sizes = [len(frame) for frame in frames]
+    place = np.concatenate([np.arange(size) for size in sizes])
+    whole = pd.concat(frames, ignore_index=True)
+    return Rows(whole, files, np.repeat(np.arange(len(files)), sizes), place)
+
+
+def _others(frame: pd.DataFrame, form: Form) -> list[str]:
+    return [str(name) for name in frame.columns if name != form.client_column]
+
+
+def _demand(rows: Rows, name: str) -> None:
+    """Refuse tables without a column that the run names, or in which one of its cells is empty."""
+    if name not in rows.frame:
+        raise RunError(
+            f"{rows.files[0].path}: no column {name}; there are {some([*rows.frame.columns])}"
+        )
+    if (empty := rows.frame[name].isna().to_numpy()).any():
+        raise RunError(f"{rows.where(int(empty.argmax()))}: column {name} is empty")
+
+
+def _complete(
+    inputs: np.ndarray, rows: Rows, chosen: Sequence[columns.Column], form: Form
+) -> tuple[np.ndarray, Rows, list[str]]:
+    """Treat missing values as `missing` says: refuse, drop the row, or leave NaN for the mean."""
+    broken = np.isnan(inputs).any(axis=1)
+    if not broken.any() or form.missing == "mean":
+        return inputs, rows, []
+    first = int(broken.argmax())
+    if form.missing == "refuse":
+        name = next(c.name for c in chosen if pd.isna(rows.frame[c.name].iloc[first]))
+        raise RunError(
+            f'{rows.where(first)}: column {name} is empty; missing = "mean" fills it with the mean,'
+            ' missing = "drop" leaves such rows out'
+        )
+    if broken.all():
+        raise RunError(f"{rows.where(0)}: every row has a missing value, so none is left")
+    told = f"{broken.sum()} of {number(len(inputs), 'row')} have missing values and are left out"
+    return inputs[~broken], rows.take(~broken), [told]
+
+
+def _targets(rows: Rows, names: Sequence[str], form: Form) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the targets and the names of their classes or labels."""
+    if not names:
+        labels = rows.of_file([file.label for file in rows.files])
+        return class_numbers(labels, form.names, rows.where)
+    frame = rows.frame[[*names]]
+    texts = [name for name in names if not pd.api.types.is_numeric_dtype(frame[name])]
+    if len(names) == 1:
+        if texts:
+            return class_numbers(_texts(rows, names[0]), form.names, rows.where)
+        return frame[names[0]].to_numpy(), ()
+    if texts:
+        raise RunError(
+            f"{rows.where(0)}: column {texts[0]} holds texts; of several targets, all must be"
+            " numbers"
+        )
+    values = frame.to_numpy()
+    if np.isin(values, (0, 1)).all():
+        return values.astype(bool), tuple(names)
+    return values.astype(np.float32), ()
+
+
+def _texts(rows: Rows, name: str) -> np.ndarray:
+    return rows.frame[name].astype(str).to_numpy(object)
+
+
+def _windows(
+    rows: Rows, targets: np.ndarray, groups: np.ndarray, form: Form
+) -> tuple[np.ndarray, list[str]]:
+    """Return the rows of each sample, int64 [N, steps].
+
+    A window has consecutive rows of one file and one client, and one label; a number to predict is
+    that of its last row. Without `window`, a sample is a whole file.
+    """
+    whole_numbers = targets.dtype.kind != "f"
+    change = rows.file[1:] != rows.file[:-1]
+    change = change | (groups[1:] != groups[:-1])
+    if whole_numbers:
+        differs = targets[1:] != targets[:-1]
+        change = change | (differs.any(axis=1) if differs.ndim > 1 else differs)
+    edges = [0, *(np.flatnonzero(change) + 1).tolist(), len(targets)]
+    spans = [*pairwise(edges)]
+    size = form.window or spans[0][1] - spans[0][0]
+    step = form.window_step or size
+    short = [first for first, last in spans if last - first < size]
+    if not form.window and any(last - first != size for first, last in spans):
+        raise RunError(
+            f"{rows.files[0].path.parent}: files have different numbers of rows; set window=100"
+            " for samples of 100 rows"
+        )
+    starts = [at for first, last in spans for at in range(first, last - size + 1, step)]
+    if not starts:
+        raise RunError(f"window = {size}: no file has so many rows with one label")
+    told = [f"{number(len(starts), 'window')} of {number(size, 'row')}"]
+    if step < size and not any(file.part for file in rows.files):
+        told += [
+            "windows overlap, so test samples share rows with training samples; to score honestly,"
+            " set no window-step, or give train and test files"
+        ]
+    if short:
+        told[0] += f"; {len(short)} of {len(spans)} stretches with one label are shorter, left out"
+    return np.array(starts)[:, None] + np.arange(size), told

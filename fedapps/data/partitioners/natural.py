@@ -1,0 +1,69 @@
+"""Clients that exist: each group of the data, such as a person or a hospital, is a client."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedapps.core.draws import generator
+from fedapps.core.errors import RunError
+from fedapps.core.settings import Settings
+from fedapps.core.words import number
+from fedapps.data.dataset import Dataset
+from fedapps.data.partitioners.dealing import NOBODY
+
+NEEDED = (
+    "groups in the .npz, client-column of a table, or a folder with a file or a folder for each"
+    " client"
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The owner of each sample, int64 [N] (-1: nobody), and the names of the clients.
+
+    `told` says how many groups are no clients.
+    """
+
+    owners: np.ndarray
+    names: tuple[str, ...]
+    told: tuple[str, ...] = ()
+
+
+def clients_of(dataset: Dataset, settings: Settings) -> Found:
+    """Return the clients that the data name, and their samples.
+
+    Clients are in the order of their names, or of their numbers if all are numbers. A group with
+    fewer than `min-samples` samples to train on (to train and test on with `split="merged"`) or
+    without any to be tested on is no client. With `num-clients`, so many are drawn. Raises
+    `RunError` if the data do not say who a sample is from, or if too few groups are left.
+    """
+    if dataset.groups is None:
+        raise RunError(
+            f'partitioner = "natural": {dataset.name} does not say who a sample is from: {NEEDED}'
+        )
+    names, group = np.unique(dataset.groups, return_inverse=True)
+    official, wanted = settings.split == "official", settings.num_clients
+    pool = group[: dataset.num_train] if official else group
+    enough = np.bincount(pool, minlength=len(names)) >= settings.min_samples
+    if official:
+        enough &= np.bincount(group[dataset.num_train :], minlength=len(names)) > 0
+    left = np.flatnonzero(enough)
+    if len(left) < max(wanted, 1):
+        raise RunError(
+            f"num-clients = {wanted}: {len(left)} of {number(len(names), 'group')} have"
+            f" min-samples = {settings.min_samples} samples; lower one of the two"
+        )
+    if wanted:
+        drawn = generator(settings.seed, "natural").permutation(left)[:wanted]
+        left = np.sort(drawn)
+    texts = names.astype(str)
+    if all(text.lstrip("-").isdecimal() for text in texts):
+        left = left[np.argsort(texts[left].astype(np.int64), kind="stable")]
+    owner_of = np.full(len(names), NOBODY)
+    owner_of[left] = np.arange(len(left))
+    small = int((~enough).sum())
+    why = (
+        f"fewer than min-samples = {settings.min_samples} samples" + " or no test sample" * official
+    )
+    told = (f"{small} of {number(len(names), 'group')} have {why} and take no part",)
+    return Found(owner_of[group], tuple(texts[left].tolist()), told if small else ())

@@ -1,0 +1,66 @@
+"""Who is evaluated after a round, and how: clients that train, and in the end newcomers."""
+
+from fedapps.core.draws import sample_evaluated
+from fedapps.core.settings import Settings
+from fedapps.method.flower import BaseStrategy
+from fedapps.models.layers import Arrays
+from fedapps.training.plan import Plan
+
+NEWCOMERS = "newcomers"  # phase after the last round in which unseen clients are personalized
+
+
+def is_due(settings: Settings, round_: int) -> bool:
+    """Tell whether a round has an evaluation with personalization."""
+    every = settings.evaluate_every
+    return round_ == settings.num_rounds or (every > 0 and round_ % every == 0)
+
+
+def evaluated(strategy: BaseStrategy) -> list[int]:
+    """Return the clients that are there and that the run evaluates."""
+    s, clients = strategy.settings, strategy.workspace.population.training
+    chosen = {*sample_evaluated(s.seed, clients, s.evaluate_clients)}
+    return [client for client in strategy.clients if client in chosen]
+
+
+def final_phase(strategy: BaseStrategy, round_: int) -> str:
+    """Return the phase that follows the last round; "" if there is none."""
+    held_out = strategy.workspace.population.held_out
+    phase = strategy.final_phase or (NEWCOMERS if held_out else "")
+    return phase if round_ == strategy.settings.num_rounds else ""
+
+
+def plans(strategy: BaseStrategy, round_: int) -> dict[int, Plan]:
+    """Return the plans of a round's evaluation; none if it has none.
+
+    The last round's has those of newcomers, too.
+    """
+    s, last = strategy.settings, round_ == strategy.settings.num_rounds
+    due = is_due(s, round_)
+    if not due and round_ not in s.further_rounds:
+        return {}
+    clients = strategy.clients if last and strategy.final_phase else evaluated(strategy)
+    found = {client: strategy.evaluation_plan(round_, client) for client in clients}
+    if not due:  # scored without personalization
+        return {client: plan.without_stages() for client, plan in found.items()}
+    if last:
+        found |= {new: strategy.newcomer_plan(round_, new) for new in newcomers(strategy)}
+    return dict(sorted(found.items()))
+
+
+def newcomers(strategy: BaseStrategy) -> list[int]:
+    """Return the clients that are there and that training has left out."""
+    held_out = strategy.workspace.population.held_out
+    return [client for client in held_out if not strategy.devices or client in strategy.devices]
+
+
+def plan_of(strategy: BaseStrategy, round_: int, client: int) -> Plan:
+    """Return how a client is evaluated after a round; newcomers have a plan of their own."""
+    if client in strategy.workspace.population.held_out:
+        return strategy.newcomer_plan(round_, client)
+    return strategy.evaluation_plan(round_, client)
+
+
+def download(strategy: BaseStrategy, round_: int, client: int, plan: Plan) -> Arrays:
+    """Return the arrays that a client gets for its plan, whether it trains or not."""
+    given = strategy.newcomer_download if plan.newcomer else strategy.download
+    return given(round_, client, plan)

@@ -1,0 +1,27 @@
+"""A federation that grows: what a strategy keeps of each client gets rows for new clients."""
+
+from typing import ClassVar
+
+import numpy as np
+
+from fedapps.method.mixtures import PREFIX
+from fedapps.method.tools import StrategyTools
+
+
+class Growing(StrategyTools):
+    """A strategy whose run can be resumed with more clients (`num-clients`)."""
+
+    by_client: ClassVar[tuple[str, ...]] = ()  # names or prefixes of state with a row per client
+
+    def grow(self, before: int) -> None:
+        """Add to `state` what the clients from `before` on need; by default, rows in `by_client`.
+
+        The rows are 0, but those of what clients sent last (`LastSent`) are the server's arrays.
+        """
+        more = self.settings.num_clients - before
+        for name in [name for name in self.state if name.startswith(self.by_client)]:
+            rows = self.state[name]
+            row = np.zeros(rows.shape[1:], rows.dtype)
+            if name.startswith(PREFIX):
+                row = self.arrays[name.removeprefix(PREFIX)]
+            self.state[name] = np.concatenate([rows, np.repeat(row[None], more, axis=0)])

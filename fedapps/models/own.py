@@ -1,0 +1,143 @@
+"""Models of one's own: a file with one function that makes the model.
+
+The key `model` names it: `mine` is the file `models/mine.py` beside `fedapps/`, which Flower sends
+to SuperNodes with the app; `models/mine.py:make` is a function of a file in the app, and
+`/path/mine.py:make` one of a file that each process finds at that place.
+"""
+
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedapps.core.errors import RunError, one_line
+from fedapps.core.paths import expanded
+from fedapps.data.spec import Spec
+from fedapps.models.blocks import ModelSpec
+from fedapps.models.grouping import keys_by_layer
+
+APP = Path(__file__).parents[2]
+FOLDER = "models"
+KINDS = ("images", "tables", "series", "tokens", "values")  # of `Spec.kind`
+_PATH = re.compile(r"(.+\.py)(?::(\w+))?")
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of the files in `models/`, sorted."""
+    found = (path.stem for path in (APP / FOLDER).glob("*.py"))
+    return tuple(sorted(name for name in found if not name.startswith("_")))
+
+
+def spec_of(name: str) -> ModelSpec | None:
+    """Return the spec of a model of one's own; None if `name` is neither a file nor a path.
+
+    Its `build` is the author's function. Raises `RunError` if the file cannot be used.
+    """
+    named = _PATH.fullmatch(name)
+    if not named:
+        return _spec(name, APP / FOLDER / f"{name}.py", "") if name in names() else None
+    path = expanded(named[1], "model")
+    if not path.is_absolute() and ".." in path.parts:
+        raise RunError(f'model = "{name}": must be below the folder of the app, or absolute')
+    return _spec(name, APP / path, named[2] or "")
+
+
+def _spec(name: str, path: Path, function: str) -> ModelSpec:
+    where = f'model = "{name}"'
+    loader = importlib.util.spec_from_file_location(f"{FOLDER}.{path.stem}", path)
+    if not path.is_file() or loader is None or loader.loader is None:
+        raise RunError(f"{where}: {path} is not there; each process needs this file")
+    module = sys.modules[loader.name] = importlib.util.module_from_spec(loader)
+    try:
+        loader.loader.exec_module(module)
+    except Exception as error:
+        raise RunError(f"{where}: {path.name}: {_told(error)}") from error
+    own = {
+        key: value
+        for key, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and key[0] != "_"
+    }
+    if function not in own and (function or len(own) != 1):
+        wanted = f"a function {function}" if function else "one function without a leading _"
+        raise RunError(f"{where}: {path.name} must have {wanted}, has {', '.join(own) or 'none'}")
+    takes = getattr(module, "takes", KINDS)
+    takes = (takes,) if isinstance(takes, str) else tuple(takes)
+    if wrong := [kind for kind in takes if kind not in KINDS]:
+        raise RunError(f"{where}: takes = {wrong[0]!r}: must be some of {', '.join(KINDS)}")
+    build = own[function] if function else next(iter(own.values()))
+    return ModelSpec(build, takes, smallest=1, per_step=True)
+
+
+def checked(name: str, make: Callable[[], nn.Module], inputs: Spec, outputs: Spec) -> nn.Module:
+    """Return what `make` makes: a model of one's own that all processes can make and train.
+
+    Raises `RunError`, with one line, if it is no module, has fewer than two layers, values that are
+    not finite float32, or others the next time; or if its forward pass gives wrong shapes, or
+    changes its input or the model.
+    """
+    try:
+        model = make()
+        problem = _wrong(model, make) or next(_wrong_passes(model, inputs, outputs), "")
+    except RunError as error:
+        problem = str(error)
+    except Exception as error:  # the author's code can raise anything
+        raise RunError(f'model = "{name}": for {inputs}: {_told(error)}') from error
+    if problem:
+        raise RunError(f'model = "{name}": {problem}')
+    return model
+
+
+def _wrong(model: object, make: Callable[[], nn.Module]) -> str:
+    """Say what is wrong with a model before it has run; "" if nothing."""
+    if not isinstance(model, nn.Module):
+        return f"returned a {type(model).__name__}: must return an nn.Module"
+    if len(layers := keys_by_layer(model)) < 2:
+        return f"has the layers {', '.join(layers) or '(none)'}: must have two or more"
+    for key, value in model.state_dict().items():
+        if value.is_floating_point() and value.dtype != torch.float32:
+            return f"{key} is {value.dtype}: must be float32"
+        if not value.isfinite().all():
+            return f"{key} has values that are not finite"
+    if differ := _differences(model.state_dict(), make().state_dict()):
+        return f"{differ[0]} differs the next time: use torch's random numbers and nothing else"
+    return ""
+
+
+def _wrong_passes(model: nn.Module, inputs: Spec, outputs: Spec) -> Iterator[str]:
+    """Yield what is wrong with forward passes of two samples and of one, in eval mode."""
+    model.eval()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    draw = torch.Generator().manual_seed(0)
+    for size in (2, 1):
+        shape = (size, *inputs.shape)
+        whole = inputs.is_whole
+        x = torch.randint(inputs.choices, shape, generator=draw) if whole else torch.rand(shape)
+        given = x.clone()
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            found, again = model(x), model(x)
+        if not isinstance(found, Tensor):
+            yield f"forward returned a {type(found).__name__}: must return a Tensor"
+        elif found.shape != (size, *outputs.shape):
+            wanted = f"{list(outputs.shape)} for each sample"
+            yield f"{size} of {inputs} give {list(found.shape)}: must be {wanted}"
+        elif not torch.equal(x, given):
+            yield "forward changes its input in place"
+        elif differ := _differences(before, model.state_dict()):
+            yield f"forward in eval mode changes {differ[0]}"
+        elif not torch.equal(found, again):
+            yield "forward in eval mode gives other outputs the second time"
+
+
+def _differences(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
+    """Return the keys that only one state has, or that have other values."""
+    same = {key for key in one.keys() & other.keys() if torch.equal(one[key], other[key])}
+    return [key for key in one | other if key not in same]
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {one_line(str(error))}"

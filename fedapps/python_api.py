@@ -1,0 +1,269 @@
+"""What Python programs and notebooks use: `fedapps.run`, `load` and `compare`.
+
+`fedapps/__init__.py` imports this module when one of its names is first used, and each function
+imports what takes long when it is called.
+"""
+
+import functools
+import operator
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from fedapps import serial
+from fedapps.core import config, options
+from fedapps.core.errors import RunError
+from fedapps.core.files import write_npz
+from fedapps.core.paths import expanded
+from fedapps.core.schema import Scalar
+from fedapps.report import directory
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    import torch
+    from numpy.typing import ArrayLike
+
+    from fedapps.compare.in_python import Comparison
+    from fedapps.device.personalized import Personalized
+    from fedapps.engine.finished import FinishedRun
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_HTML = """\
+<b>{{ title }}</b>, {{ state.word }} {{ state.text }}<br>{{ subtitle }}
+<table>{% for tile in tiles %}
+<tr><th>{{ tile.label }}</th><td>{{ tile.value }}</td><td>{{ tile.note }}</td></tr>{% endfor %}
+</table><code>{{ folder }}</code>"""
+
+
+def _plainly(function: Callable[P, T]) -> Callable[P, T]:
+    """Let a function raise its `RunError` without the frames and causes that led to it."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except RunError as error:
+            problem = RunError(str(error).replace("--client ", "client "))
+        raise problem
+
+    return call
+
+
+class Run:
+    """A run directory, finished or not; `fedapps.run` and `fedapps.load` return it.
+
+    Every file is read when it is first asked for, and kept: `load` the run again to see what a
+    running one has added. Everything raises `RunError` if a file is missing or cannot be read.
+
+        run = fedapps.load("~/fedapps-runs/mine")
+        run.rounds.plot("round", ["accuracy_initial", "accuracy_personalized"])
+        run.predict(3, images)
+    """
+
+    @_plainly
+    def __init__(self, path: str | Path) -> None:
+        self.path: Path = expanded(str(path)).absolute()
+        self.config: dict[str, Scalar] = config.stored(self.path)
+        """The keys as in config.toml, which `fedapps.run(run.config)` repeats."""
+        self._kept: tuple[int | None, Personalized] | None = None  # the last model that predicted
+
+    @cached_property
+    def rounds(self) -> "pd.DataFrame":
+        """rounds.csv: a row for each round."""
+        return self._table("rounds.csv")
+
+    @cached_property
+    def clients(self) -> "pd.DataFrame":
+        """clients.csv: a row for each client in each evaluation."""
+        return self._table("clients.csv")
+
+    @cached_property
+    def classes(self) -> "pd.DataFrame":
+        """classes.csv: a row for each class in the last evaluation."""
+        return self._table("classes.csv")
+
+    @cached_property
+    def events(self) -> "pd.DataFrame":
+        """events.csv: a row for each event; `client` and `detail` are texts."""
+        return self._table("events.csv", dtype={"client": str}, keep_default_na=False)
+
+    @cached_property
+    @_plainly
+    def summary(self) -> dict[str, Any]:
+        """summary.json; empty before the end of the run."""
+        try:
+            return directory.summary(self.path)
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.path / directory.SUMMARY}: cannot be read ({error})") from error
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has finished."""
+        return directory.is_final(self.summary)
+
+    @_plainly
+    def model(self, client: int | None) -> "Personalized":
+        """Return a client's personalized model (None: the shared one), a torch module on the CPU.
+
+        It maps inputs, such as float32 images [n, C, H, W] with pixels in 0..1, to outputs, such as
+        logits. The client is personalized again, as in its last evaluation.
+        """
+        import torch
+
+        from fedapps.device import personalized
+        from fedapps.training.undisturbed import undisturbed
+
+        number = None if client is None else operator.index(client)
+        with undisturbed():
+            torch.set_num_threads(self._opened.space.settings.threads)
+            return personalized.of_run(self._opened, number)
+
+    def predict(self, client: int | None, x: "ArrayLike | torch.Tensor") -> "np.ndarray":
+        """Predict raw samples x [n, ...] with a client's model (None: the shared one).
+
+        Images are [n, H, W] or [n, H, W, C], uint8 or floats in 0..1; other samples are as in the
+        run's data. The result has the form of the targets: int64 [n] for classes.
+        """
+        return self._predicted(client, x)[0]
+
+    def predict_proba(self, client: int | None, x: "ArrayLike | torch.Tensor") -> "np.ndarray":
+        """Return probabilities float32 [n, classes] (or labels) of samples; see `predict`."""
+        found = self._predicted(client, x)[1]
+        if found is None:
+            raise RunError(f"{self.path}: the model of this run gives no probabilities")
+        return found
+
+    @_plainly
+    def report(self) -> Path:
+        """Write report.html again; return its path."""
+        from fedapps.report import page
+
+        return page.write(self.path)
+
+    def __repr__(self) -> str:
+        return f"fedapps.load({str(self.path)!r})"
+
+    def _repr_html_(self) -> str:
+        from fedapps.drawing import html
+        from fedapps.report.page import facts
+        from fedapps.report.page.reading import RunFiles
+
+        files = RunFiles.read(self.path)
+        made: str = html.environment().from_string(_HTML).render(
+            title=facts.title_of(files), subtitle=facts.subtitle_of(files), folder=self.path,
+            state=facts.state_of(files, None), tiles=facts.tiles_of(files),
+        )  # fmt: skip
+        return made
+
+    @_plainly
+    def _table(self, name: str, **how: Any) -> "pd.DataFrame":
+        import pandas as pd
+
+        try:
+            return pd.read_csv(self.path / name, **how)
+        except (OSError, ValueError) as error:  # ValueError: not a table
+            reason = getattr(error, "strerror", None) or error
+            raise RunError(f"{self.path / name}: cannot be read ({reason})") from error
+
+    @cached_property
+    def _opened(self) -> "FinishedRun":
+        from fedapps.engine.finished import FinishedRun
+
+        return FinishedRun.open(self.path)
+
+    @_plainly
+    def _predicted(self, client: int | None, x: Any) -> "tuple[np.ndarray, np.ndarray | None]":
+        import numpy as np
+        import torch
+
+        from fedapps.device import personalized
+        from fedapps.training.undisturbed import undisturbed
+
+        if self._kept is None or self._kept[0] != client:
+            self._kept = client, self.model(client)
+        model = self._kept[1]
+        values = x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x)
+        with tempfile.TemporaryDirectory() as folder, undisturbed():
+            file = Path(folder) / "x.npz"  # so that all that is checked in a file is checked here
+            write_npz(file, {"images" if model.about.inputs.image else "inputs": values})
+            try:
+                return personalized.predict(model, file)
+            except RunError as error:
+                raise RunError(str(error).replace(str(file), "x")) from error
+
+
+@_plainly
+def run(
+    *configs: str | Path | Mapping[str, Any],
+    progress: bool = True,
+    keep_going: bool = False,
+    plots: bool = True,
+    **keys: Any,
+) -> Run:
+    """Train in this process, as `fedapps serial` does, and return the finished run.
+
+        run = fedapps.run(strategy="fedprox", num_rounds=3, fedprox={"prox_mu": 1.0})
+        run = fedapps.run("config.toml", seed=1, data_root=Path("data"))
+
+    `configs` are what `-c` takes, or mappings, and `keys` are single keys with `_` for `-`; later
+    ones win. A `Path` is taken as absolute. With `progress`, lines are printed; a notebook shows
+    the newest one only. Without it, nothing is: log.txt has all lines. `plots` draws plots and
+    page. Threads that call this take turns. Ctrl-C ends the run after writing what it has.
+
+    Raises `RunError` of one line for settings or files that do not work, and, unless `keep_going`,
+    `ClientError` with a client's own error as its cause.
+    """
+    from fedapps.report.notebook import telling
+    from fedapps.training.undisturbed import undisturbed
+
+    flat: dict[str, Scalar] = {}
+    for given in (*configs, keys):
+        if isinstance(given, Mapping):
+            flat |= {_key(k): _value(k, v) for k, v in options.flat(given).items()}
+        else:
+            flat |= options.parse_option(str(given), "config")
+    wanted = serial.absolute(config.applied(flat))
+    with undisturbed(), telling(progress):
+        folder = serial.run_serial(wanted, keep_going=keep_going, plots=plots)
+    return Run(folder)
+
+
+def load(path: str | Path) -> Run:
+    """Open a run directory, finished or not; raises `RunError` if it is none.
+
+    run = fedapps.load("~/fedapps-runs/mine")
+    """
+    return Run(path)
+
+
+@_plainly
+def compare(runs: str | Path | Iterable[Run | str | Path]) -> "Comparison":
+    """Compare runs: `Run`s, run directories, folders of them, or tables of evaluations.
+
+        print(fedapps.compare([run, "~/fedapps-runs/sweep"]).to_latex())
+
+    Raises `RunError` if there are fewer than two runs, or none has scored a round.
+    """
+    from fedapps.compare import comparison, in_python
+
+    given = [runs] if isinstance(runs, str | Path) else runs
+    paths = [run.path if isinstance(run, Run) else expanded(str(run)) for run in given]
+    return in_python.Comparison(comparison.compare(paths))
+
+
+def _key(name: str) -> str:
+    """Return a key of the run-config: `num_rounds` is num-rounds, `fedprox.prox-mu` itself."""
+    table, dot, key = name.rpartition(".")
+    return table + dot + key.replace("_", "-")
+
+
+def _value(key: str, value: Any) -> Scalar:
+    import numpy as np
+
+    if isinstance(value, Path):
+        return str(expanded(str(value), key).absolute())
+    return options.scalar(key, value.item() if isinstance(value, np.generic) else value, "run")

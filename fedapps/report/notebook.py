@@ -1,0 +1,51 @@
+"""Shows the log of a run in a notebook: one line that changes, and every warning."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from rich.console import Console
+
+from fedapps.core import log
+from fedapps.core.errors import without_lines
+
+
+def in_notebook() -> bool:
+    """Tell whether the output of this process is that of a Jupyter notebook."""
+    return Console().is_jupyter
+
+
+class InPlace(logging.Handler):
+    """Shows the newest line in place of the one before it; warnings are printed and stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._place: Any = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show a line."""
+        text = self.format(record)
+        if record.levelno >= logging.WARNING:
+            print(text, flush=True)
+        elif self._place is None:
+            from IPython.display import display
+
+            self._place = display({"text/plain": text}, raw=True, display_id=True)
+        else:
+            self._place.update({"text/plain": text}, raw=True)
+
+
+@contextmanager
+def telling(progress: bool) -> Iterator[None]:
+    """Print the lines of a run, show them in place, or neither; of Flower's lines only warnings."""
+
+    def unwanted(record: logging.LogRecord) -> bool:
+        return not progress or record.levelno < logging.WARNING
+
+    with ExitStack() as stack:
+        stack.enter_context(without_lines("flwr", unwanted))
+        if not progress or in_notebook():
+            shown = InPlace() if progress else logging.NullHandler()
+            stack.enter_context(log.shown_by(shown))
+        yield

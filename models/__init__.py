@@ -1,0 +1,1 @@
+"""Models of your own, one file for each: docs/models.md."""

@@ -1,0 +1,282 @@
+"""`import fedapps`: the same runs and predictions as the commands, in a process left as it was."""
+
+import asyncio
+import importlib
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import threading
+import traceback
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from flwr.supercore.exit import exit_handler
+from safetensors.numpy import load_file
+
+import fedapps
+from clients.fedper import FedPerClient
+from fedapps import serial
+from fedapps.core import log
+from fedapps.engine.failed_clients import ClientError
+from fedapps.report.report import Report
+from tests.support import ROOT
+
+SAME = ("clients.csv", "classes.csv", "events.csv", "samples.csv", "model.safetensors")
+KEYS = {
+    "strategy": "fedprox", "model": "mlp", "min_samples": 4, "alpha": 10.0, "batch_size": 8,
+    "num_clients": 4, "num_rounds": 2, "fraction_train": 1.0, "finetune_epochs": 0, "threads": 1,
+    "local_epochs": 1, "lr": 0.05, "runs_dir": "runs", "data_root": "data",
+}  # fmt: skip
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, make_npz, no_plots):
+    """The working directory, with the data set mine.npz."""
+    monkeypatch.chdir(tmp_path)
+    make_npz(tmp_path / "mine.npz")
+    return tmp_path
+
+
+@pytest.fixture
+def run(here):
+    """Return run(**keys): a short silent run of mine.npz."""
+    return lambda *configs, **keys: fedapps.run(
+        KEYS, {"dataset": here / "mine.npz"}, *configs, progress=False, plots=False, **keys
+    )
+
+
+def test_importing_it_loads_neither_torch_nor_pandas():
+    code = "import fedapps, sys; fedapps.run; print({'torch', 'pandas', 'flwr'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+    assert {*fedapps.__all__} <= {*dir(fedapps)}
+    with pytest.raises(AttributeError):
+        fedapps.nothing  # noqa: B018
+
+
+def test_the_function_stays_when_the_package_of_its_name_is_imported():
+    function = fedapps.compare
+    fedapps.compare = importlib.import_module("fedapps.compare")  # as Python does at an import
+    assert fedapps.compare is function and callable(function)
+
+
+def test_its_files_are_those_of_the_command(run, here, capsys):
+    """By each way to write a key, later ones over earlier ones."""
+    mine = run(
+        "num-rounds=7 fedprox.prox-mu=3", num_rounds=2, fedprox={"prox_mu": 1}, run_name="python"
+    )
+    (here / "c.toml").write_text("num-rounds = 5\nseed = 3\n[fedprox]\nprox-mu = 0.5\n")
+    other = run(here / "c.toml", seed=0, num_rounds=2, **{"fedprox.prox_mu": 1}, run_name="other")
+    words = " ".join(f"{k.replace('_', '-')}={v}" for k, v in KEYS.items())
+    command = f"{words} dataset={here}/mine.npz fedprox.prox-mu=1 run-name=command"
+    capsys.readouterr()
+    assert serial.main(["-c", command]) == 0
+    (printed,) = capsys.readouterr().out.splitlines()[-1:]
+    assert [mine.path, other.path] == [here / "runs" / "python", here / "runs" / "other"]
+    theirs = fedapps.load(printed)
+    for found in (mine, other):
+        for name in SAME:
+            assert (found.path / name).read_bytes() == (theirs.path / name).read_bytes(), name
+        untimed = [run.rounds.drop(columns="seconds") for run in (found, theirs)]
+        pd.testing.assert_frame_equal(*untimed, check_exact=True)
+        assert found.config == theirs.config and found.finished
+    assert theirs.config["fedprox.prox-mu"] == 1 and theirs.config["runs-dir"] == str(here / "runs")
+
+
+def test_it_holds_what_is_in_the_run_directory(run):
+    found = run(strategy="fedper")
+    assert found.summary == json.loads((found.path / "summary.json").read_text())
+    for name in ("rounds", "clients", "classes"):
+        table, lines = getattr(found, name), (found.path / f"{name}.csv").read_text().splitlines()
+        assert ",".join(table) == lines[0] and len(table) == len(lines) - 1
+    scores = [line.split(",") for line in (found.path / "clients.csv").read_text().splitlines()]
+    column = scores[0].index("accuracy_personalized")
+    assert [*found.clients["accuracy_personalized"]] == [float(row[column]) for row in scores[1:]]
+    assert [*found.events] == ["round", "client", "kind", "detail"]
+    again = fedapps.run(found.config, progress=False, plots=False)  # a config repeats its run
+    assert (again.path / "clients.csv").read_bytes() == (found.path / "clients.csv").read_bytes()
+    page = found.report()
+    assert page == found.path / "report.html" and "fedper" in page.read_text()
+
+
+def test_its_table_in_a_notebook_is_escaped(run, here, make_npz):
+    make_npz(here / "<b>&.npz")
+    found = run(dataset=here / "<b>&.npz")
+    html = found._repr_html_()
+    assert "&lt;b&gt;&amp;" in html and "<b>&" not in html
+    assert f"{100 * found.summary['accuracy_personalized']:.1f} %" in html
+    both = fedapps.compare([found, run(strategy="fedavg", lr=0.06)])
+    both.notes.append("<script>")
+    assert "&lt;script&gt;" in both._repr_html_() and "<script>" not in both._repr_html_()
+
+
+def by_hand(weights, images):
+    """Logits of the mlp, in NumPy; pixels are normalized by mean and deviation 0.5."""
+    x = (images.reshape(len(images), -1) / 255 - 0.5) / 0.5
+    for layer in ("fc1", "fc2"):
+        x = np.maximum(x @ weights[f"{layer}.fc.weight"].T + weights[f"{layer}.fc.bias"], 0)
+    return x @ weights["fc3.fc.weight"].T + weights["fc3.fc.bias"]
+
+
+def test_predictions_are_those_of_the_saved_weights(run, here):
+    """FedPer's client: the shared body, and the head that it has kept."""
+    found = run(strategy="fedper")
+    images = np.load(here / "mine.npz")["test_images"]
+    for client in (2, 0, 2, None):
+        weights = load_file(found.path / "model.safetensors")
+        if client is not None:
+            state = load_file(
+                sorted((found.path / "clients" / str(client)).glob("*.safetensors"))[-1]
+            )
+            weights |= {key.removeprefix("model/"): value for key, value in state.items()}
+        logits = by_hand(weights, images)
+        e = np.exp(logits - logits.max(1, keepdims=True))
+        chances = found.predict_proba(client, images)
+        np.testing.assert_allclose(chances, e / e.sum(1, keepdims=True), atol=1e-5)
+        labels = found.predict(client, torch.from_numpy(images))
+        assert labels.dtype == np.int64 and np.array_equal(labels, logits.argmax(1))
+        tensor = torch.from_numpy(images)[:, None] / 255
+        with torch.no_grad():
+            np.testing.assert_allclose(found.model(client)(tensor), logits, atol=1e-4)
+        as_floats = found.predict_proba(client, images[..., None] / 255)  # float64 [n, H, W, 1]
+        np.testing.assert_allclose(as_floats, chances, atol=1e-6)
+
+
+def test_errors_are_one_line_without_their_causes(run, here):
+    found = run(strategy="fedper")
+    images = np.load(here / "mine.npz")["test_images"]
+    for call, line in (
+        (lambda: run(num_round=3), "unknown key num-round, did you mean num-rounds?;"),
+        (lambda: run(lr=-1), "lr = -1: must be float > 0"),
+        (lambda: run(sizes=[1, 2]), "run: sizes must be a number, true, false or a text;"),
+        (lambda: run(dataset="no.npz"), 'dataset = "no.npz": must be absolute'),
+        (lambda: run("no.toml"), "config no.toml: cannot be read (No such file"),
+        (lambda: fedapps.load("nothing"), f"{here}/nothing is not a run directory: there is no"),
+        (lambda: fedapps.compare([found]), "nothing to compare: give at least two"),
+        (lambda: found.predict(9, images), "client 9: must be 0 to 3"),
+        (lambda: found.predict(0, images.astype(int)), "x: images has dtype int64; must be"),
+        (lambda: found.predict(0, images[:, :5]), "x: images of [C, H, W] = [1, 5, 8];"),
+        (lambda: found.predict(0, images + 0.5), "x: float pixels from "),
+    ):
+        with pytest.raises(fedapps.RunError) as caught:
+            call()
+        text = str(caught.value)
+        assert text.startswith(line) and "\n" not in text, text
+        told = "".join(traceback.format_exception(caught.value))
+        assert "During handling" not in told and "direct cause" not in told
+    (found.path / "rounds.csv").unlink()
+    with pytest.raises(fedapps.RunError, match=r"rounds\.csv: cannot be read \(No such file"):
+        _ = fedapps.load(found.path).rounds
+
+
+def state_of_process():
+    """What a run could leave behind."""
+    return {
+        "cwd": os.getcwd(), "threads": torch.get_num_threads(), "stdout": sys.stdout,
+        "warnings": [*warnings.filters], "lines": [*log.logger.handlers],
+        "flower": [*logging.getLogger("flwr").filters], "root": [*logging.getLogger().handlers],
+        "torch": torch.get_rng_state().tolist(), "numpy": str(np.random.get_state()),
+        "at the end": len(exit_handler.registered_exit_handlers),
+        "living": {thread.name for thread in threading.enumerate()},
+    }  # fmt: skip
+
+
+def test_the_process_is_as_before_also_after_errors(run, monkeypatch, capfd):
+    first = run(strategy="fedper", finetune_epochs=1)  # what is imported once is there
+    in_thread(run)
+    torch.set_num_threads(2)
+    try:
+        before = state_of_process()
+        capfd.readouterr()
+        with pytest.raises(fedapps.RunError):
+            run(model="lenet5-of-nobody")
+        with monkeypatch.context() as patch:
+            patch.setattr(FedPerClient, "personal", lambda self: 1 / 0)
+            with pytest.raises(ClientError) as caught:
+                run(strategy="fedper")
+            assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        second = run(strategy="fedper", finetune_epochs=1)
+        second.predict(0, np.zeros((1, 8, 8), np.uint8))
+        in_thread(run)
+        after = state_of_process()
+    finally:
+        torch.set_num_threads(1)
+    assert after == before
+    assert capfd.readouterr() == ("", "")  # nor is anything printed without progress
+    assert (second.path / "clients.csv").read_bytes() == (first.path / "clients.csv").read_bytes()
+
+
+def in_thread(run, **keys):
+    """Return what a run in a thread of its own returned."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(run(**keys)))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_threads_and_event_loops_have_the_same_numbers(run):
+    async def in_loop():
+        return run(strategy="fedper")
+
+    together: list = []
+    pair = [threading.Thread(target=lambda: together.append(run(strategy="fedper"))) for _ in "ab"]
+    for thread in pair:
+        thread.start()
+    for thread in pair:
+        thread.join()
+    alike = [run(strategy="fedper"), in_thread(run, strategy="fedper"), asyncio.run(in_loop())]
+    texts = {(found.path / "clients.csv").read_text() for found in [*alike, *together]}
+    assert len(texts) == 1 and len({found.path for found in [*alike, *together]}) == 5
+
+
+def test_an_interrupted_run_says_so_and_can_be_opened(run, monkeypatch, here):
+    rounds = Report.round
+
+    def interrupt(report, row):
+        rounds(report, row)
+        if row.round == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Report, "round", interrupt)
+    with pytest.raises(KeyboardInterrupt, match=re.escape(str(here / "runs" / "x"))):
+        run(run_name="x")
+    left = fedapps.load("runs/x")
+    assert not left.finished and left.summary["stopped"] == "Ctrl-C"
+    assert [*left.rounds["round"]] == [1] and "interrupted" in left._repr_html_()
+
+
+def test_a_comparison_has_the_tables_of_the_command(run, here, tmp_path):
+    from fedapps import cli
+
+    runs = [run(strategy=name) for name in ("fedavg", "fedper")]
+    both = fedapps.compare(here / "runs")
+    assert (
+        cli.main(["compare", *(str(r.path) for r in runs), "--output", str(tmp_path / "out")]) == 0
+    )
+    for name, mine in (("groups", both.table.reset_index()), ("runs", both.runs)):
+        theirs = pd.read_csv(tmp_path / "out" / f"{name}.csv")
+        numbers = [*theirs.select_dtypes("number")]
+        np.testing.assert_array_equal(mine[numbers].astype(float), theirs[numbers].astype(float))
+    figure = both.plot()
+    drawn = {tuple(line.get_ydata()) for axes in figure.axes for line in axes.lines}
+    assert all(tuple(100 * r.rounds["accuracy_personalized"]) in drawn for r in runs)
+    assert figure._repr_png_().startswith(b"\x89PNG") and "fedper" in str(both)
+
+
+def test_the_code_of_the_page_runs(here, data_root, monkeypatch):
+    small = {"num_rounds": 1, "num_clients": 4, "model": "mlp", "data_root": data_root}
+    small["runs_dir"], start = "runs", fedapps.run
+    monkeypatch.setattr(fedapps, "run", lambda *a, **k: start(*a, **{**k, **small}))
+    page, names = (ROOT / "docs" / "python.md").read_text("utf-8"), {}
+    for code in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S):
+        exec(code, names)
+    assert [*names["both"].table["n"]] == [1, 2] and names["again"].config["seed"] == 1
+    assert names["chances"].argmax(1).tolist() == names["classes"].tolist()
+    assert (here / "curves.pdf").read_bytes().startswith(b"%PDF")

@@ -1,0 +1,283 @@
+"""Own data in other forms than .npz: sample for sample the same as an .npz written by NumPy."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from fedapps.core.config import parse, read
+from fedapps.core.errors import RunError
+from fedapps.data import Form, load
+from fedapps.data.forms.columns import parsed, written
+from fedapps.training.workspace import Workspace
+
+N = 60
+WHO = np.array(["anna", "ben", "carl"])[np.arange(N) % 3]
+SEX = np.array(["f", "m"])[np.arange(N) // 2 % 2]
+AGE = np.round(np.random.default_rng(0).normal(50, 10, N), 1)
+ILL = np.array(["no", "yes"])[(AGE > 50).astype(int)]
+INPUTS = np.stack([AGE, SEX == "f", SEX == "m"], axis=1).astype(np.float32)
+
+
+@pytest.fixture
+def frame():
+    return pd.DataFrame({"age": AGE, "sex": SEX, "who": WHO, "ill": ILL})
+
+
+def tensors(data, rows=None):
+    inputs, targets = data.tensors(np.arange(len(data.target_values)) if rows is None else rows)
+    return inputs.numpy(), targets.numpy()
+
+
+def same(data, inputs, targets, groups=None, num_train=None):
+    """Compare a data set with arrays; inputs are not normalized."""
+    found = tensors(data)
+    np.testing.assert_array_equal(found[0], inputs)
+    np.testing.assert_array_equal(found[1], targets)
+    assert data.num_train == (len(targets) if num_train is None else num_train)
+    if groups is not None:
+        assert data.groups.tolist() == groups.tolist()
+
+
+def test_a_csv_holds_what_an_npz_with_its_features_holds(frame, tmp_path):
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    data = load(str(tmp_path / "t.csv"), "", Form(client_column="who"))
+    same(data, INPUTS, ILL == "yes", WHO)
+    assert data.names == ("no", "yes")
+    assert data.columns == "age,sex=f|m"
+    np.savez(tmp_path / "t.npz", inputs=INPUTS, targets=(ILL == "yes").astype(int), groups=WHO)
+    common = 'partitioner="natural" num-clients=0 model="mlp" device="cpu" dataset='
+    spaces = [
+        Workspace(read(parse([f'{common}"{tmp_path}/{name}" {more}'])))
+        for name, more in (("t.csv", 'client-column="who"'), ("t.npz", ""))
+    ]
+    assert [space.settings.num_clients for space in spaces] == [3, 3]
+    for client in range(3):
+        for part in ("train", "test"):
+            one, other = (space.samples(client, part) for space in spaces)
+            assert all((a == b).all() for a, b in zip(one, other, strict=True))
+
+
+def test_parquet_is_read_like_csv(frame, tmp_path):
+    pytest.importorskip("pyarrow")
+    frame.to_parquet(tmp_path / "t.parquet")
+    same(
+        load(str(tmp_path / "t.parquet"), "", Form(client_column="who")), INPUTS, ILL == "yes", WHO
+    )
+
+
+def test_a_folder_with_a_file_for_each_client(frame, tmp_path):
+    order = np.argsort(WHO, kind="stable")
+    for who, rows in frame.groupby("who"):
+        rows.drop(columns="who").to_csv(tmp_path / f"{who}.csv", index=False)
+    same(load(str(tmp_path), ""), INPUTS[order], (ILL == "yes")[order], WHO[order])
+
+
+def test_files_train_and_test_are_the_official_parts(frame, tmp_path):
+    frame[:40].to_csv(tmp_path / "train.csv", index=False)
+    frame[40:].to_csv(tmp_path / "test.csv", index=False)
+    data = load(str(tmp_path), "", Form(target_column="ill", columns="age", client_column="who"))
+    order = np.r_[40:60, 0:40]  # files in the order of their names, parts in the order of training
+    assert sorted(order) == [*range(N)]
+    same(data, INPUTS[:, :1], ILL == "yes", WHO, num_train=40)
+
+
+def test_npz_files_of_clients_are_joined(tmp_path):
+    for who in ("ben", "anna"):
+        there = who == WHO
+        members = {"train_inputs": INPUTS[there][:12], "train_targets": AGE[there][:12]}
+        members |= {"test_inputs": INPUTS[there][12:], "test_targets": AGE[there][12:]}
+        np.savez(tmp_path / f"{who}.npz", **members)
+    rows = [np.flatnonzero(who == WHO) for who in ("anna", "ben")]
+    order = np.concatenate([rows[0][:12], rows[1][:12], rows[0][12:], rows[1][12:]])
+    same(load(str(tmp_path), ""), INPUTS[order], np.float32(AGE[order]), WHO[order], 24)
+
+
+@pytest.fixture
+def recordings(tmp_path):
+    """Six files of 25 steps and three axes: two people, three exercises."""
+    rng, found = np.random.default_rng(1), {}
+    for who in ("p1", "p2"):
+        for exercise in ("curl", "lift", "press"):
+            values = np.float32(rng.normal(size=(25, 3)).round(3))
+            folder = tmp_path / who / exercise
+            folder.mkdir(parents=True)
+            pd.DataFrame(values, columns=[*"xyz"]).to_csv(folder / "1.csv", index=False)
+            found[who, exercise] = values
+    return tmp_path, found
+
+
+@pytest.mark.parametrize(("window", "step"), [(0, 0), (10, 0), (10, 4), (25, 1)])
+def test_recordings_in_folders_of_classes_are_cut_into_windows(recordings, window, step):
+    folder, found = recordings
+    size = window or 25
+    starts = range(0, 25 - size + 1, step or size)
+    data = load(str(folder), "", Form(window=window, window_step=step))
+    inputs = np.stack([rows[s : s + size] for rows in found.values() for s in starts])
+    names = [key for key in found for _ in starts]
+    labels = np.array([("curl", "lift", "press").index(name) for _, name in names])
+    same(data, inputs, labels, np.array([who for who, _ in names]))
+    assert data.names == ("curl", "lift", "press")
+    assert any("overlap" in line for line in data.told) == (0 < step < size)
+
+
+def test_windows_of_rows_with_labels_have_one_label_and_one_client(tmp_path):
+    label = np.repeat(["walk", "run", "walk"], [7, 5, 8])
+    x = np.arange(20.0)
+    pd.DataFrame({"x": x, "label": label}).to_csv(tmp_path / "anna.csv", index=False)
+    pd.DataFrame({"x": -x, "label": "run"}).to_csv(tmp_path / "ben.csv", index=False)
+    data = load(str(tmp_path), "", Form(window=3, target_column="label"))
+    starts = [0, 3, 7, 12, 15]  # in anna's file; ben's has six windows
+    first = [x[s] for s in starts] + [-x[s] for s in range(0, 18, 3)]
+    assert tensors(data)[0][:, 0, 0].tolist() == first
+    assert tensors(data)[1].tolist() == [1, 1, 0, 1, 1] + 6 * [0]  # run, walk
+    assert data.groups.tolist() == 5 * ["anna"] + 6 * ["ben"]
+
+
+@pytest.mark.parametrize(("places", "num_train", "groups"), [
+    ("train/{c}/{n}.png test/{c}/{n}.png", 6, None),
+    ("{c}/{n}.png", 6, None),
+    ("zoe/{c}/{n}.png abe/{c}/{n}.png", 12, ["abe"] * 6 + ["zoe"] * 6),
+])  # fmt: skip
+def test_pictures_in_folders(places, num_train, groups, tmp_path):
+    rng, by_place = np.random.default_rng(2), {}
+    for place in places.split():
+        for c in ("cat", "dog"):
+            for n in range(3):
+                path = tmp_path / place.format(c=c, n=n)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                pixels = rng.integers(0, 256, (6, 5), np.uint8)
+                Image.fromarray(pixels).save(path)
+                by_place[str(path.relative_to(tmp_path))] = pixels
+    data = load(str(tmp_path), "")
+    names = sorted(by_place)
+    if num_train < len(names):
+        names.sort(key=lambda name: not name.startswith("train"))
+    images = np.stack([by_place[name] for name in names])[:, None].astype(np.float32)
+    labels = np.array(["dog/" in name for name in names])
+    same(data, (images / np.float32(255) - 0.5) / 0.5, labels, None, num_train)
+    assert (data.groups is None) if groups is None else (data.groups.tolist() == groups)
+    assert data.names == ("cat", "dog")
+
+
+class TestMissing:
+    @pytest.fixture
+    def path(self, frame, tmp_path):
+        frame.loc[[4, 9], "age"] = np.nan
+        frame.loc[7, "sex"] = "?"
+        frame.to_csv(tmp_path / "m.csv", index=False)
+        return tmp_path / "m.csv"
+
+    def test_it_is_refused_with_the_line_and_the_column(self, path):
+        with pytest.raises(RunError, match=r"m.csv: line 6: column age is empty; missing = "):
+            load(str(path), "", Form(client_column="who"))
+
+    def test_rows_are_dropped_and_counted(self, path):
+        data = load(str(path), "", Form(client_column="who", missing="drop"))
+        left = np.setdiff1d(np.arange(N), [4, 7, 9])
+        same(data, INPUTS[left], ILL[left] == "yes", WHO[left])
+        assert data.told == ("3 of 60 rows have missing values and are left out",)
+
+    def test_the_mean_of_the_training_samples_stands_for_it(self, path):
+        options = f'dataset="{path}" client-column="who" missing="mean" partitioner="natural"'
+        space = Workspace(read(parse([options + ' num-clients=0 model="mlp" device="cpu"'])))
+        values = INPUTS.astype(float)
+        values[[4, 9], 0] = values[7, 1:] = np.nan
+        shares = [space.population.share(client) for client in range(3)]
+        train = np.concatenate([share.train for share in shares])
+        mean, std = np.nanmean(values[train], axis=0), np.nanstd(values[train], axis=0)
+        wanted = np.where(np.isnan(values), 0.0, (values - mean) / std)
+        np.testing.assert_allclose(tensors(space.dataset)[0], wanted, atol=1e-5)
+
+    def test_series_in_an_npz_may_have_gaps_too(self, tmp_path):
+        inputs = np.random.default_rng(3).normal(size=(20, 4, 2))
+        inputs[3, 1, 0] = np.nan
+        np.savez(tmp_path / "s.npz", inputs=inputs, targets=np.arange(20) % 2)
+        with pytest.raises(RunError, match=r'inputs\[3\] holds NaN .*missing = "mean" fills it'):
+            tensors(load(str(tmp_path / "s.npz"), ""))
+        data = load(str(tmp_path / "s.npz"), "", Form(missing="mean")).normalized(np.arange(20))
+        assert tensors(data)[0][3, 1, 0] == 0.0
+
+
+@pytest.mark.parametrize(("change", "form", "message"), [
+    ({"age": "x"}, {}, 't.csv: line 5: column age holds "x", not a number'),
+    ({"age": np.inf}, {}, 't.csv: line 5: column age holds "inf"; must be a finite number'),
+    ({"ill": np.nan}, {}, "t.csv: line 5: column ill is empty"),
+    ({"who": np.nan}, {"client_column": "who"}, "t.csv: line 5: column who is empty"),
+    ({"sex": "d"}, {"columns": "age,sex=f|m"}, 't.csv: line 5: column sex holds "d"; must be f|m'),
+    ({"ill": "sick"}, {"names": ("no", "yes")}, "t.csv: line 5: class sick; the run has no, yes"),
+    ({}, {"target_column": "nix"}, "t.csv: no column nix; there are age, sex, who, ill"),
+    ({}, {"columns": "age,age"}, 'columns = "age,age": must be different names'),
+    ({}, {"window": 100}, "window = 100: no file has so many rows with one label"),
+    ({}, {"target_column": "age,ill"}, "t.csv: line 2: column ill holds texts; of several targets"),
+])  # fmt: skip
+def test_what_cannot_be_used_is_named_in_one_line(change, form, message, frame, tmp_path):
+    for column, value in change.items():
+        frame[column] = frame[column].astype(object)
+        frame.loc[3, column] = value
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(RunError) as error:
+        load(str(tmp_path / "t.csv"), "", Form(**form))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_do_not_belong_together(frame, tmp_path):
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    frame.rename(columns={"age": "years"}).to_csv(tmp_path / "b.csv", index=False)
+    with pytest.raises(RunError, match=r"b.csv: column age is not in all files"):
+        load(str(tmp_path), "")
+    np.savez(tmp_path / "c.npz", inputs=INPUTS, targets=AGE)
+    with pytest.raises(RunError, match=r"holds .npz files \(c.npz\) and tables \(b.csv\)"):
+        load(str(tmp_path), "")
+    with pytest.raises(RunError, match=r"no such file or folder"):
+        load(str(tmp_path / "none.csv"), "")
+
+
+def test_a_rule_of_columns_survives_as_text():
+    rule = "age,sex=f|m,bp"
+    assert written(parsed(rule)) == rule
+
+
+class TestDatasets:
+    """Folders of the package `datasets`, which `flwr-datasets create` writes, too."""
+
+    @pytest.fixture(autouse=True)
+    def quiet(self):
+        pytest.importorskip("datasets").disable_progress_bars()
+
+    def test_a_table(self, frame, tmp_path):
+        from datasets import Dataset
+
+        Dataset.from_pandas(frame).save_to_disk(tmp_path / "d")
+        form = Form(target_column="ill", client_column="who")
+        same(load(str(tmp_path / "d"), "", form), INPUTS, ILL == "yes", WHO)
+
+    def test_pictures_of_clients_and_their_class_names(self, tmp_path):
+        from datasets import ClassLabel, Dataset, Features
+        from datasets import Image as Picture
+
+        pixels = np.random.default_rng(4).integers(0, 256, (12, 4, 4, 3), np.uint8)
+        labels = np.arange(12) % 2
+        kinds = Features({"image": Picture(), "label": ClassLabel(names=["cat", "dog"])})
+        values = {"image": [Image.fromarray(p) for p in pixels], "label": labels.tolist()}
+        whole = Dataset.from_dict(values, features=kinds)
+        for part in range(3):
+            rows = whole.select(range(4 * part, 4 * part + 4))
+            rows.save_to_disk(tmp_path / f"partition_{part}")
+        data = load(str(tmp_path), "")
+        wanted = pixels.transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255)
+        same(data, (wanted - 0.5) / 0.5, labels, np.repeat(["0", "1", "2"], 4))
+        assert data.names == ("cat", "dog")
+
+    def test_series_with_parts(self, tmp_path):
+        from datasets import Dataset, DatasetDict
+
+        series, targets = np.random.default_rng(5).normal(size=(9, 5, 2)), np.arange(9) % 3
+        parts = {"train": slice(0, 4), "validation": slice(4, 6), "test": slice(6, 9)}
+        DatasetDict({
+            name: Dataset.from_dict({"x": series[s].tolist(), "y": targets[s].tolist()})
+            for name, s in parts.items()
+        }).save_to_disk(tmp_path / "d")  # fmt: skip
+        data = load(str(tmp_path / "d"), "", Form(target_column="y"))
+        same(data, series.astype(np.float32), targets, None, 6)

@@ -1,0 +1,109 @@
+"""Clients that exist: each group of the data is a client."""
+
+import numpy as np
+import pytest
+
+from fedapps.core.config import parse, read
+from fedapps.core.errors import RunError
+from fedapps.data import load, notes
+from fedapps.training.workspace import Workspace
+
+SIZES = {"9": 12, "10": 30, "2": 7, "33": 15}
+GROUPS = np.random.default_rng(0).permutation(np.repeat([*SIZES], [*SIZES.values()]))
+
+
+@pytest.fixture
+def space(tmp_path):
+    def make(options="", **members):
+        path = tmp_path / "g.npz"
+        n = len(GROUPS)
+        whole = {"inputs": np.arange(2.0 * n).reshape(n, 2), "targets": np.arange(n) % 2}
+        np.savez(path, **(members or whole | {"groups": GROUPS}))
+        common = f'dataset="{path}" partitioner="natural" model="mlp" device="cpu"'
+        return Workspace(read(parse([common, options])))
+
+    return make
+
+
+def members(share):
+    return sorted([*share.train, *share.test, *share.validation])
+
+
+def test_each_group_that_is_large_enough_is_a_client_in_the_order_of_numbers(space):
+    found = space("num-clients=0 min-samples=8 validation-fraction=0.2")
+    assert found.population.names == ("9", "10", "33")
+    assert found.settings.num_clients == 3
+    for client, name in enumerate(found.population.names):
+        rows = np.flatnonzero(name == GROUPS).tolist()
+        assert members(found.population.share(client)) == rows
+    assert found.population.told == (
+        "1 of 4 groups have fewer than min-samples = 8 samples and take no part",
+    )
+
+
+def test_some_groups_are_drawn_by_the_seed(space):
+    drawn = {
+        space(f"num-clients=2 min-samples=2 seed={seed}").population.names for seed in range(9)
+    }
+    assert len(drawn) > 1
+    assert all(len(names) == 2 and int(names[0]) < int(names[1]) for names in drawn)
+
+
+def test_official_parts_stay_with_their_groups(space):
+    n = len(GROUPS)
+    inputs, targets = np.arange(2.0 * n).reshape(n, 2), np.arange(n) % 2
+    found = space(
+        'num-clients=0 min-samples=2 split="official"',
+        train_inputs=inputs[:44], train_targets=targets[:44], train_groups=GROUPS[:44],
+        test_inputs=inputs[44:], test_targets=targets[44:], test_groups=GROUPS[44:],
+    )  # fmt: skip
+    for client, name in enumerate(found.population.names):
+        rows = np.flatnonzero(name == GROUPS)
+        share = found.population.share(client)
+        assert share.train.tolist() == rows[rows < 44].tolist()
+        assert share.test.tolist() == rows[rows >= 44].tolist()
+
+
+@pytest.mark.parametrize(("options", "members", "message"), [
+    ("num-clients=5", {}, "num-clients = 5: 3 of 4 groups have min-samples = 10 samples"),
+    ("num-clients=0 min-samples=99", {}, "num-clients = 0: 0 of 4 groups"),
+    ('num-clients=0 split="official"', {}, 'split = "official": the data have no test set'),
+    ('num-clients=0 partitioner="iid"', {}, "num-clients = 0: must be at least 1, except with"),
+    ("num-clients=0", {"inputs": np.zeros((4, 2)), "targets": np.zeros(4)}, "does not say who"),
+    ("num-clients=0", {"inputs": np.zeros((4, 2)), "targets": np.zeros(4), "groups": np.zeros(3)},
+     "groups has shape [3] and dtype float64; must be texts or integers, one for each of 4"),
+])  # fmt: skip
+def test_what_is_wrong_is_said_in_one_line(options, members, message, space):
+    with pytest.raises(RunError) as error:
+        found = space(options, **members)
+        found.population.share(0)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(("split", "partitioner", "said"), [
+    ("merged", "iid", 'partitioner = "iid"; "natural" makes each of 4 a client'),
+    ("merged", "natural", 'split = "merged" mixes with the training part'),
+    ("official", "natural", ""),
+])  # fmt: skip
+def test_data_that_say_more_than_the_run_uses(split, partitioner, said, tmp_path):
+    n, half = len(GROUPS), len(GROUPS) // 2
+    values = {"inputs": np.ones((n, 2)), "targets": np.arange(n) % 2, "groups": GROUPS}
+    parts = {"train": slice(0, half), "test": slice(half, n)}
+    arrays = {f"{part}_{key}": values[key][s] for part, s in parts.items() for key in values}
+    np.savez(tmp_path / "g.npz", **arrays)
+    found = notes(load(str(tmp_path / "g.npz"), ""), split, partitioner)
+    assert (said in found[0]) if said else (found == [])
+
+
+def test_a_run_says_who_its_clients_are(tmp_path, serial_run, read_csv, capsys):
+    path = tmp_path / "own.npz"
+    rows = np.arange(2.0 * len(GROUPS)).reshape(-1, 2)
+    np.savez(path, inputs=rows, targets=np.arange(len(GROUPS)) % 2, groups=GROUPS)
+    folder = serial_run(
+        f'dataset="{path}" partitioner="natural" num-clients=0 strategy="fedcmd" model="mlp"'
+        " num-rounds=1 min-samples=8"
+    )
+    named = [(row["client"], row["name"]) for row in read_csv(folder, "names.csv")]
+    assert named == [("0", "9"), ("1", "10"), ("2", "33")]
+    assert "note: 1 of 4 groups have fewer than min-samples = 8" in capsys.readouterr().out
+    assert {row["client"] for row in read_csv(folder, "clients.csv")} == {"0", "1", "2"}

@@ -1,0 +1,99 @@
+"""A shared model is personalized when no run is on, as the run does it with a newcomer."""
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fedapps.cli import adopt, export, predict
+from fedapps.core import registry
+from fedapps.core.errors import RunError
+from tests.support.methods import needed
+
+OPTIONS = (
+    "num-clients=3 fraction-train=1.0 num-rounds=3 local-epochs=2 evaluate-every=0 "
+    'unseen-clients="2"'
+)
+ALONE = ("local", "fedfomo")  # no shared model; other clients' models
+
+
+@pytest.fixture
+def own_data(tmp_path, workspace_of):
+    """Return make(run) -> the file of the samples of its client 2."""
+
+    def make(folder):
+        space = workspace_of(folder)
+        images, labels, share = space.dataset.rows, space.dataset.labels, space.population.share(2)
+        arrays = {}
+        for part in ("train", "test"):
+            rows = getattr(share, part)
+            arrays |= {f"{part}_images": images.read(rows), f"{part}_labels": labels[rows]}
+        np.savez(tmp_path / "own.npz", **arrays)
+        return tmp_path / "own.npz"
+
+    return make
+
+
+@pytest.fixture
+def adopted(parse, tmp_path, capsys):
+    """Return run(model, data, *words) -> what the command prints, by line."""
+
+    def run(model, data, *words):
+        words = ("--model", model, "--data", data, "--state-dir", tmp_path / "state", *words)
+        capsys.readouterr()
+        assert adopt.run(parse(adopt, *map(str, words))) == 0
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize("method", [one for one in registry.names() if one not in ALONE])
+def test_a_file_alone_gives_what_the_run_gave_its_newcomer(
+    method, serial_run, tiny_npz, own_data, adopted, read_csv, parse, tmp_path, capsys
+):
+    """Before training the scores are the same; then each client has random numbers of its own."""
+    folder = serial_run(tiny_npz, f'strategy="{method}" {OPTIONS} {needed(method)}')
+    file, data = tmp_path / "shared.safetensors", own_data(folder)
+    assert export.run(parse(export, str(folder), "--output", str(file))) == 0
+    (row,) = read_csv(folder, "unseen.csv")
+    first, scores, path = adopted(file, data)
+    counts = f"{row['num_train']} training and {row['num_test']} test samples"
+    assert first == f"{method}, {counts} of {data}"
+    before, after = (float(word) for word in scores.removeprefix("accuracy: ").split(" -> "))
+    assert before == pytest.approx(float(row["accuracy_initial"]), abs=5e-5)
+    assert 0 <= after <= 1
+    assert adopted(folder, data) == [first, scores, path]  # the run directory says the same
+    np.savez(tmp_path / "ask.npz", images=np.load(data)["test_images"])
+    assert (
+        predict.run(parse(predict, str(tmp_path / "state"), "--input", str(tmp_path / "ask.npz")))
+        == 0
+    )
+    found = [int(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
+    assert np.mean(found == np.load(data)["test_labels"]) == pytest.approx(after, abs=5e-5)
+
+
+def test_personalization_can_change_and_training_cannot(
+    serial_run, tiny_npz, own_data, adopted, tmp_path
+):
+    folder = serial_run(tiny_npz, f'strategy="fedavg" {OPTIONS}')
+    data = own_data(folder)
+    adopted(folder, data, "-c", "finetune-epochs=0")
+    same = load_file(tmp_path / "state" / "personalized.safetensors")
+    for key, value in load_file(folder / "model.safetensors").items():
+        np.testing.assert_array_equal(same[key], value)
+    assert adopted(folder, data, "-c", "few-shot=1")[0].startswith("fedavg, 3 training")
+    with pytest.raises(RunError, match=r"lr = 0.1 .*needs another training run"):
+        adopted(folder, data, "-c", "lr=0.1")
+
+
+def test_what_cannot_be_adopted(serial_run, tiny_npz, own_data, adopted, parse, tmp_path):
+    folder = serial_run(tiny_npz, f'strategy="fedfomo" {OPTIONS}')
+    data = own_data(folder)
+    with pytest.raises(RunError, match="fedfomo: a newcomer needs more than the shared model"):
+        adopted(folder, data)
+    mine = tmp_path / "mine.safetensors"
+    export.run(parse(export, str(folder), "--client", "0", "--output", str(mine)))
+    with pytest.raises(RunError, match="the model is that of client 0; adopt takes the shared"):
+        adopted(mine, data)
+    folder = serial_run(tiny_npz, f'strategy="local" {OPTIONS}')
+    with pytest.raises(RunError, match="local trains no shared model"):
+        adopted(folder, data)

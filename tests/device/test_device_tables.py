@@ -1,0 +1,101 @@
+"""Devices with tables and series: what their clients learn, and predicting from a table."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedapps.__main__ import main
+from fedapps.serial import run_serial
+
+ROWS, DEVICES = 40, 3
+RUN = (
+    f'dataset="device" num-clients={DEVICES} strategy="fedper" model="mlp" num-rounds=2 '
+    'fraction-train=1.0 batch-size=8 input-shape="3" class-names="no,yes" num-classes=2'
+)
+RULE = 'columns="age,sex=f|m" target-column="ill"'
+
+
+def frame(client):
+    rng = np.random.default_rng(client)
+    table = pd.DataFrame({"age": rng.normal(50, 10, ROWS), "sex": rng.choice(["f", "m"], ROWS)})
+    return table.assign(ill=np.where(table.age > 50, "yes", "no"))
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    def write(form):
+        found = []
+        for client in range(DEVICES):
+            table, folder = frame(client), tmp_path / f"{form}-{client}"
+            folder.mkdir(exist_ok=True)
+            if form == "csv":
+                data = folder / "own.csv"
+                table[["sex", "ill", "age"]].to_csv(data, index=False)
+            else:
+                data = folder / "own.npz"
+                values = np.stack([table.age, table.sex == "f", table.sex == "m"], axis=1)
+                np.savez(data, inputs=values, targets=(table.ill == "yes").astype(int))
+            state = str(folder / "state")
+            found.append({"client-id": client, "data": str(data), "state-dir": state})
+        return found
+
+    return write
+
+
+def test_a_csv_on_a_device_is_the_same_as_an_npz(nodes, flat_config, no_plots, read_csv):
+    """Texts are numbered by the key `columns`, whatever the order of the columns in the file."""
+    told = []
+    for form in ("csv", "npz"):
+        folder = run_serial(flat_config(RUN, RULE), node_configs=nodes(form))
+        told.append(read_csv(folder, "clients.csv"))
+    assert told[0] == told[1]
+    assert len(told[0]) == DEVICES * 2
+
+
+def test_devices_need_the_same_columns(nodes, flat_config, no_plots):
+    with pytest.raises(Exception, match=r'set columns = "sex=f\|m,age"'):
+        run_serial(flat_config(RUN, 'target-column="ill"'), node_configs=nodes("csv"))
+
+
+def test_a_model_of_a_table_predicts_from_a_table(nodes, flat_config, no_plots, tmp_path, capsys):
+    run_serial(flat_config(RUN, RULE, "local-epochs=20 lr=0.1"), node_configs=nodes("csv"))
+    asked = frame(1)
+    asked[["age", "sex"]].to_csv(tmp_path / "asked.csv", index=False)
+    state = str(tmp_path / "csv-1" / "state")
+    assert main(["predict", "--state-dir", state, "--input", str(tmp_path / "asked.csv")]) == 0
+    words = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line[0].isdigit()]
+    assert np.mean(words == asked.ill.to_numpy()) > 0.8
+    asked.assign(sex="d").to_csv(tmp_path / "asked.csv", index=False)
+    assert main(["predict", "--state-dir", state, "--input", str(tmp_path / "asked.csv")]) == 1
+    assert 'line 2: column sex holds "d"; must be f|m' in capsys.readouterr().err
+
+
+def test_series_and_recordings_on_devices(tmp_path, flat_config, no_plots, read_csv):
+    """One device has an .npz of windows, the other the recording that they were cut from."""
+    rng, nodes = np.random.default_rng(0), []
+    for client in range(2):
+        folder = tmp_path / str(client)
+        steps = {
+            name: rng.normal(size=(60, 2)) + shift for name, shift in (("lift", 0), ("row", 3))
+        }
+        if client:
+            for name, values in steps.items():
+                (folder / "data" / name).mkdir(parents=True)
+                rows = pd.DataFrame(values, columns=["x", "y"])
+                rows.to_csv(folder / "data" / name / "1.csv", index=False)
+            data = folder / "data"
+        else:
+            folder.mkdir()
+            data = folder / "own.npz"
+            windows = np.concatenate([values.reshape(6, 10, 2) for values in steps.values()])
+            np.savez(data, inputs=windows, targets=np.repeat([0, 1], 6))
+        nodes.append({"client-id": client, "data": str(data), "state-dir": str(folder / "state")})
+    run = (
+        'dataset="device" num-clients=2 strategy="fedper" model="gru" num-rounds=2 window=10 '
+        'fraction-train=1.0 input-shape="10,2" class-names="lift,row" num-classes=2 columns="x,y"'
+    )
+    folder = run_serial(flat_config(run), node_configs=nodes)
+    rows = read_csv(folder, "clients.csv")
+    assert [(row["client"], row["num_train"], row["num_test"]) for row in rows[-2:]] == [
+        ("0", "9", "3"), ("1", "9", "3"),
+    ]  # fmt: skip

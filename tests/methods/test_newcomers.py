@@ -1,0 +1,155 @@
+"""Clients that come after the training: what a method gives them, and what they cannot change."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from fedapps.core import config, registry
+from fedapps.method.rehearsal import rehearse
+from fedapps.models.layers import put, take
+from fedapps.training.workspace import Workspace
+from tests.support import ROOT
+from tests.support.methods import needed
+
+SMALL = (
+    "num-clients=4 fraction-train=1.0 num-rounds=2 evaluate-every=0 local-epochs=2 "
+    'finetune-epochs=0 unseen-clients="1"'
+)
+
+
+def options(method, more=""):
+    part = "validation-fraction=0.2" if method == "fedfomo" else ""
+    return [f'{SMALL} {needed(method)} strategy="{method}" {part}', more]
+
+
+@pytest.fixture(scope="session")
+def two_files(tmp_path_factory, make_npz):
+    """Return make(indices) -> run-config of samples, and of the same with other inputs there."""
+    folder = tmp_path_factory.mktemp("two")
+
+    def config_of(path):
+        return f'dataset="{path}" min-samples=4 alpha=10.0 batch-size=8'
+
+    def make(indices):
+        with np.load(make_npz(folder / "one.npz")) as file:
+            arrays = dict(file)
+        both = np.concatenate([arrays["train_images"], arrays["test_images"]])
+        both[indices] = 255 - both[indices]
+        arrays["train_images"], arrays["test_images"] = np.split(both, [96])
+        np.savez(folder / "two.npz", **arrays)
+        return config_of(folder / "one.npz"), config_of(folder / "two.npz")
+
+    return make
+
+
+@pytest.mark.parametrize("method", registry.names())
+def test_newcomers_are_scored_and_change_nothing(
+    serial_run, read_csv, read_model, workspace_of, two_files, method
+):
+    """With other samples of theirs, the model and all other scores are the same, bit for bit."""
+    same, _ = two_files([])
+    folder = serial_run(same, *options(method))
+    (row,) = read_csv(folder, "unseen.csv")
+    assert row["client"] == "1"
+    assert {row["client"] for row in read_csv(folder, "clients.csv")} == {"0", "2", "3"}
+    share = workspace_of(folder).population.share(1)
+    own = np.concatenate([share.train, share.test, share.validation])
+    _, changed = two_files(own)
+    other = serial_run(changed, *options(method))
+    one, two = read_model(folder), read_model(other)
+    assert all(np.array_equal(one[key], two[key]) for key in one)
+    assert read_csv(folder, "clients.csv") == read_csv(other, "clients.csv")
+    assert read_csv(folder, "unseen.csv")[0]["loss"] != read_csv(other, "unseen.csv")[0]["loss"]
+
+
+def test_the_difference_is_that_of_the_means(
+    serial_run, read_csv, read_summary, read_rounds, two_files
+):
+    data, _ = two_files([])
+    more = 'num-clients=6 unseen-clients="1,4-5" few-shot=1 evaluate-every=1 alpha=1.0'
+    folder = serial_run(data, *options("fedper", more))
+    summary, new = read_summary(folder), read_csv(folder, "unseen.csv")
+    old = [row for row in read_csv(folder, "clients.csv") if row["round"] == "2"]
+    assert [row["client"] for row in new] == ["1", "4", "5"]
+    assert all(1 <= int(row["num_train"]) <= 3 for row in new)
+    seen, unseen = (
+        np.mean([float(row["accuracy_personalized"]) for row in rows]) for rows in (old, new)
+    )
+    assert summary["accuracy_personalized"] == pytest.approx(seen)
+    assert summary["accuracy_personalized_unseen"] == pytest.approx(unseen)
+    assert summary["accuracy_difference_unseen"] == pytest.approx(unseen - seen)
+    *_, trained, last = read_rounds(folder)
+    assert (trained["phase"], last["phase"]) == ("train", "newcomers")
+    assert (last["clients"], last["evaluated"], last["bytes_up"]) == (3, 3, 0)
+    assert trained["bytes_eval"] == last["bytes_eval"] > 0 and last["train_macs"] > 0
+    assert read_csv(folder, "samples.csv") and {"0", "2", "3"} == {
+        row["client"] for row in read_csv(folder, "samples.csv")
+    }
+
+
+def test_without_fine_tuning_a_newcomer_trains_its_own_layers_alone(two_files, flat_config):
+    """FedPer's head, FedBN's BatchNorms, all of local; the learning rate has no schedule."""
+    data, _ = two_files([])
+    for method, trained in (
+        ("fedper", ("fc2",)),
+        ("fedbn", ("conv1:norms", "conv2:norms")),
+        ("local", None),
+        ("fedavg", ()),
+        ("fedbabu", ()),
+    ):
+        made = config.read(flat_config(data, *options(method, 'lr-schedule="cosine"')))
+        strategy = registry.strategy_class(method)(Workspace(made))
+        plan = strategy.newcomer_plan(2, 1)
+        found = tuple(name for stage in plan.stages for name in stage.layers)
+        assert found == (strategy.layout.names if trained is None else trained)
+        assert [stage.lr for stage in plan.stages] == [made.lr] * len(plan.stages)
+        assert plan.upload == () and plan.newcomer
+
+
+def test_ditto_trains_the_personal_model_from_the_shared_one(two_files, flat_config):
+    """One step by hand: v = w - lr (grad F(w) + lambda (w - w))."""
+    data, _ = two_files([])
+    made = config.read(
+        flat_config(data, *options("ditto", "batch-size=64 ditto.personal-epochs=1"))
+    )
+    rehearsal = rehearse(registry.strategy_class("ditto"), registry.client_class("ditto"), made)
+    rehearsal.rounds()
+    strategy = rehearsal.strategy
+    plan, client = strategy.newcomer_plan(1, 1), rehearsal.make(1)
+    client.evaluate_round(plan, strategy.newcomer_download(1, 1, plan))
+    after = take(client.model, strategy.layout.keys_of(strategy.layout.names))
+    put(client.model, strategy.arrays)
+    inputs, labels = client.train_data
+    client.model.train()
+    loss = torch.nn.functional.cross_entropy(client.model(inputs), labels)
+    named = dict(client.model.named_parameters())
+    gradients = torch.autograd.grad(loss, [p.requires_grad_() for p in named.values()])
+    for (key, w), gradient in zip(named.items(), gradients, strict=True):
+        expected = (w - made.lr * gradient).detach().numpy()
+        np.testing.assert_allclose(after[key], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["apfl", "pfedme", "fedala"])
+def test_a_newcomer_is_first_scored_with_the_shared_model(two_files, flat_config, method):
+    data, _ = two_files([])
+    made = config.read(flat_config(data, *options(method)))
+    rehearsal = rehearse(registry.strategy_class(method), registry.client_class(method), made)
+    rehearsal.rounds(2)
+    strategy = rehearsal.strategy
+    plan, client = strategy.newcomer_plan(2, 1), rehearsal.make(1)
+    told = client.evaluate_round(plan, strategy.newcomer_download(2, 1, plan)).metrics
+    assert told["finetune_samples"] > 0
+    put(client.model, strategy.arrays)
+    client.model.eval()
+    inputs, labels = client.test_data
+    right = int((client.model(inputs).argmax(1) == labels).sum())
+    assert sum(told["initial_right"]) == right
+
+
+@pytest.mark.parametrize("method", registry.names())
+def test_the_page_of_newcomers_says_what_the_method_says(method):
+    page = (ROOT / "docs" / "newcomers.md").read_text("utf-8")
+    (rule,) = re.findall(rf"^\| `{method}` \| (.*) \|$", page, re.M)
+    assert f"A newcomer {rule}" in " ".join(registry.strategy_class(method).__doc__.split())

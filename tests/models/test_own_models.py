@@ -1,0 +1,204 @@
+"""A model of one's own: found as a file or by its path, checked, and trained like the others."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedapps import cli, models
+from fedapps.core import config, registry
+from fedapps.core.errors import RunError
+from fedapps.data.spec import Spec, image_spec
+from fedapps.device import personalized
+from fedapps.device.device import data_name
+from fedapps.engine.finished import FinishedRun
+from fedapps.models import own
+from tests.support import kinds
+
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.stem = nn.Linear(inputs.size, 6)
+        self.mid = nn.Linear(6, 6)
+        self.fc = nn.Linear(6, outputs.shape[-1])
+        self.layers = {"body": ("stem", "mid"), "head": ("fc",)}
+
+    def forward(self, x):
+        x = torch.relu(self.stem(x.flatten(1)))
+        return self.fc(x + torch.relu(self.mid(x)))
+
+def _helper(): ...
+
+def make(inputs, outputs):
+    return Net(inputs, outputs)
+"""
+RUN = "num-rounds=2 fraction-train=1.0 local-epochs=1 finetune-epochs=1 num-clients=4"
+INPUTS, OUTPUTS = Spec((5,)), 3
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """Write models/mine.py of an app; return write(text, name="mine") -> its path."""
+    monkeypatch.setattr(own, "APP", tmp_path)
+    (tmp_path / "models").mkdir()
+
+    def write(text=NET, name="mine"):
+        path = tmp_path / "models" / f"{name}.py"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def forwards(text):
+    """A model whose forward pass does what the text says before it returns its outputs `y`."""
+    return NET.replace(
+        "        return self.fc(x + torch.relu(self.mid(x)))",
+        f"        y = self.fc(x + torch.relu(self.mid(x)))\n        {text}\n        return y",
+    )
+
+
+def test_a_file_and_its_path_are_the_same_model(mine):
+    path = mine()
+    states = [
+        models.build(name, INPUTS, OUTPUTS, seed=3).state_dict()
+        for name in ("mine", "models/mine.py", "models/mine.py:make", f"{path}:make")
+    ]
+    torch.manual_seed(3)
+    first = nn.Linear(5, 6)
+    assert torch.equal(states[0]["stem.weight"], first.weight)
+    for state in states[1:]:
+        assert all(torch.equal(state[key], value) for key, value in states[0].items())
+    assert own.names() == ("mine",)
+    assert models.size("mine", INPUTS, OUTPUTS) == 5 * 6 + 6 + 6 * 6 + 6 + 6 * 3 + 3
+
+
+@pytest.mark.parametrize(("text", "line"), [
+    ("def make(", r"mine\.py: SyntaxError: .*never closed"),
+    ("import nothing_like_it", r"mine\.py: ModuleNotFoundError: .*nothing_like_it"),
+    ("x = 1", r"mine\.py must have one function without a leading _, has none"),
+    (NET + "\ndef other(): ...", "must have one function without a leading _, has make, other"),
+    (NET + "\ntakes = 'pictures'", "takes = 'pictures': must be some of images, tables"),
+    ("def make(inputs, outputs): return 3", "returned a int: must return an nn.Module"),
+    ("def make(inputs, outputs): return 1 / 0", r"for float32 samples .* ZeroDivisionError"),
+    (NET.replace("outputs.shape[-1]", "7"), r"2 of .* give \[2, 7\]: must be \[3\] for each"),
+    (NET.replace("flatten(1)", "flatten()[None]"), "for float32 samples .* RuntimeError: .*mat1"),
+    (NET.replace('("stem", "mid"), "head": ("fc",)', '("*",)'), "has the layers body"),
+    (NET.replace('("fc",)', '("fd",)'), r"fc.weight is in no layer"),
+    (NET.replace("return Net(inputs, outputs)", "return Net(inputs, outputs).double()"),
+     "stem.weight is torch.float64: must be float32"),
+    (NET.replace("self.layers", "self.mid.weight.data[0, 0] = torch.inf; self.layers"),
+     "mid.weight has values that are not finite"),
+    ("import random" + NET.replace(
+        "self.layers", "self.mid.bias.data[0] = random.random(); self.layers"),
+     "mid.bias differs the next time"),
+    (forwards("return y, y"), "forward returned a tuple: must return a Tensor"),
+    (forwards("self.mid.bias.data += 1"), "forward in eval mode changes mid.bias"),
+    (forwards("y = y + torch.randn(1)"), "forward in eval mode gives other outputs the second"),
+    (NET.replace("x = torch.relu(self.stem", "x += 1; x = torch.relu(self.stem"),
+     "forward changes its input in place"),
+])  # fmt: skip
+def test_what_cannot_be_used_is_said_in_one_line(mine, text, line):
+    mine(text)
+    with pytest.raises(RunError, match=f'^model = "mine": .*{line}'):
+        models.build("mine", INPUTS, OUTPUTS, seed=0)
+
+
+@pytest.mark.parametrize(("name", "line"), [
+    ("models/none.py:make", r"none\.py is not there; each process needs this file"),
+    ("models/mine.py:build", r"must have a function build, has make"),
+    ("../mine.py:make", "must be below the folder of the app, or absolute"),
+])  # fmt: skip
+def test_a_path_that_does_not_fit_is_refused(mine, name, line):
+    mine()
+    with pytest.raises(RunError, match=line):
+        models.build(name, INPUTS, OUTPUTS, seed=0)
+
+
+def test_names_are_looked_for_among_all_models(mine):
+    mine()
+    with pytest.raises(ValueError, match=r"nearest is 'mine'.*transformer-tiny, mine$"):
+        models.build("mina", INPUTS, OUTPUTS, seed=0)
+    mine(name="cnn")
+    with pytest.raises(ValueError, match=r"models/cnn\.py has the name of another model"):
+        models.build("cnn", image_spec((1, 8, 8)), 3, seed=0)
+
+
+def test_a_model_says_what_it_takes(mine):
+    mine(NET + "\ntakes = 'series'")
+    with pytest.raises(ValueError, match="'mine': takes series, but the data are"):
+        models.build("mine", INPUTS, OUTPUTS, seed=0)
+    assert models.build("mine", Spec((4, 2)), OUTPUTS, seed=0).stem.in_features == 8
+
+
+def test_devices_take_no_path_from_the_server(mine):
+    """Neither as a file to run nor as a folder to write to."""
+    path = mine()
+    for name in (f"{path}:make", "~/mine.py"):
+        with pytest.raises(RunError, match="devices use no path from the server"):
+            config.read(config.defaults() | {"dataset": "device", "model": name})
+    assert config.read(config.defaults() | {"dataset": "device", "model": "models/mine.py"})
+    assert [data_name(x) for x in ("models/mine.py:make", "a/../../b", "lenet5-1")] == [
+        "mine", "b", "lenet5-1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedseq"])
+def test_a_run_with_it_and_what_its_model_predicts(mine, method, tmp_path, serial_run, read_csv):
+    """The body alone has travelled; the client's model is used without the run."""
+    mine()
+    options = kinds.options(tmp_path, "table"), RUN, f'model="mine" strategy="{method}"'
+    folder = serial_run(*options)
+    body = 4 * (5 * 6 + 6 + 6 * 6 + 6)
+    assert [int(row["bytes_up"]) for row in read_csv(folder, "rounds.csv")][:2] == [4 * body] * 2
+    client = personalized.of_run(FinishedRun.open(folder), 1)
+    path = tmp_path / "client.safetensors"
+    path.write_bytes(personalized.packed(client.module, client.about))
+    x = torch.randn(3, 5)
+    assert torch.equal(personalized.load(path)(x), client(x))
+
+
+def test_the_command_lists_and_tries_models_of_ones_own(mine, capsys):
+    mine()
+    mine("def make(inputs, outputs): return 3", "broken")
+    assert cli.main(["models", "--markdown"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = dict(line[2:].split(" | ", 1) for line in lines if " | " in line)
+    assert rows["mine"].startswith("images, tables, series, tokens, values | body, head | 18,")
+    assert "must return an nn.Module" in rows["broken"]
+    assert cli.main(["models", "--check", "mine", "--shape", "1,9,9"]) == 0
+    lines = [x for x in capsys.readouterr().out.splitlines() if x.startswith("mine: ")]
+    assert "mine: fedavg learns images [1, 9, 9] with body, head" in lines
+    assert "mine: fedper learns images [1, 9, 9] with body" in lines
+    named = {line.split()[1].rstrip(":") for line in lines}  # other lines are warnings
+    split = {"fedfc", "sflv1", "sflv2", "splitlearning"}
+    assert {*registry.names()} - split <= named and not split & named
+
+
+@pytest.mark.parametrize(("text", "words", "line"), [
+    (NET + "\ntakes = 'series'", ["--shape", "3,8,8"], "--shape 3,8,8: mine takes series"),
+    (NET.replace('"stem", "mid"), "head"', '"stem",), "mid": ("mid",), "head"').replace(
+        "torch.relu(self.mid(x))", "0"), ["--shape", "7"], "mid did not learn"),
+    (NET, ["--shape", "a"], '--shape = "a": must be channels,height,width'),
+])  # fmt: skip
+def test_the_command_says_what_is_wrong(mine, capsys, text, words, line):
+    mine(text)
+    assert cli.main(["models", "--check", "mine", *words]) != 0
+    assert line in capsys.readouterr().err
+
+
+def test_the_example_of_the_page_works(mine, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text("utf-8")
+    code = page.partition("```python\n# models/mine.py\n")[2].partition("```")[0]
+    mine(code)
+    assert cli.main(["models", "--check", "mine"]) == 0
+    assert "mine: fedper learns" in capsys.readouterr().out
+    image = models.build("mine", image_spec((1, 12, 12)), 4, seed=0)
+    assert image(torch.zeros(2, 1, 12, 12)).shape == (2, 4)
+    assert np.isfinite(sum(p.sum().item() for p in image.parameters()))
