@@ -89,6 +89,9 @@ class SerialGrid(Grid):
         """Run the ClientApp on every message."""
         return [self.pull_messages([message_id])[0] for message_id in self.push_messages(messages)]
 
+    def close(self) -> None:
+        """End what this grid has started: nothing."""
+
     def set_run(self, run: Run) -> None:
         """Do nothing, as there is only one run."""
 
