@@ -8,23 +8,22 @@ from multiprocessing.connection import wait
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-from fedapps.core.forks import Fork, Sheet, end
+from fedapps.core.forks import AT_ONCE, Fork, Memory, Place, end
 from fedapps.core.schema import Scalar
 from fedapps.wire.replies import unreadable
 from fedapps.wire.requests import is_concurrent
 from fedapps.wire.serial_grid import SerialGrid, give_id
 
 SHARED = ("train", "evaluate")  # types of messages that workers get; others cost too little
-NODES = 16  # SuperNodes for each worker, and so at most as many messages in a round
+LONGEST_WAIT = 30.0  # seconds; then the rounds look whether `round-timeout` is over
 
 
 @dataclass(frozen=True)
 class Order:
-    """A message on a sheet, which waits for a worker or for its reply."""
+    """A message, by its place in memory, which waits for a worker or for its reply."""
 
     message_id: str
-    sheet: Sheet
-    place: tuple[int, int]
+    place: Place
 
 
 @dataclass
@@ -37,7 +36,7 @@ class Worker:
     def give(self, order: Order) -> None:
         """Hand out an order."""
         self.orders.append(order)
-        self.fork.ask(order.sheet, order.place)
+        self.fork.ask(order.place)
 
 
 class WorkerGrid(SerialGrid):
@@ -56,6 +55,7 @@ class WorkerGrid(SerialGrid):
         super().__init__(client_app, run_config, num_nodes)
         self.count = workers
         self.workers: list[Worker] = []
+        self.memory = Memory()
         self.waiting: deque[Order] = deque()
         self.replies: dict[str, Message] = {}
         self.handed_out: set[str] = set()  # ids of the messages of the last push
@@ -67,18 +67,21 @@ class WorkerGrid(SerialGrid):
             return super().push_messages(new)
         for message in new:
             give_id(message)
-        sheet, ids = Sheet(new), [message.metadata.message_id for message in new]
-        orders = zip(ids, sheet.places, strict=True)
-        self.waiting = deque(Order(id_, sheet, place) for id_, place in orders)
+        # Nobody waits for earlier messages any more; a worker that still reads one must not go on.
+        late = [worker for worker in self.workers if worker.orders]
+        end(worker.fork for worker in late)
+        self.workers = [worker for worker in self.workers if worker not in late]
+        self.replies.clear()
+        ids = [message.metadata.message_id for message in new]
         self.handed_out = set(ids)
-        self.replies.clear()  # nobody waits for replies to earlier messages any more
+        self.waiting = deque(map(Order, ids, self.memory.write(new)))
         while len(self.workers) < self.count:
             self.workers.append(Worker(self._fork()))
         self._hand_out()
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return replies of workers, after waiting for some if there are none yet."""
+        """Return replies of workers, after waiting for one if there are none yet."""
         wanted = set(message_ids)
         if not wanted & self.handed_out:
             return super().pull_messages(wanted)
@@ -87,39 +90,39 @@ class WorkerGrid(SerialGrid):
 
     def close(self) -> None:
         """End the workers."""
-        end([worker.fork for worker in self.workers])
+        end(worker.fork for worker in self.workers)
         self.workers.clear()
 
     def _fork(self) -> Fork:
         def answer(message: Message) -> Message:
             return self.client_app(message, self.contexts[message.metadata.dst_node_id])
 
-        return Fork(answer, [worker.fork for worker in self.workers])
+        return Fork(self.memory, answer, [worker.fork for worker in self.workers])
 
     def _hand_out(self) -> None:
-        """Give each worker two messages, but the last ones only to workers that have none."""
+        """Give each worker `AT_ONCE` messages, but the last only to workers that have none."""
         while self.waiting:
             worker = min(self.workers, key=lambda worker: len(worker.orders))
-            most = 2 if len(self.waiting) >= len(self.workers) else 1
-            if len(worker.orders) >= most:
+            if len(worker.orders) >= (AT_ONCE if len(self.waiting) >= self.count else 1):
                 return
             worker.give(self.waiting.popleft())
 
     def _listen(self) -> None:
         """Take the replies that are there; wait for one if this grid has none."""
         busy = {worker.fork.channel: worker for worker in self.workers if worker.orders}
-        for channel in wait([*busy], 0 if self.replies else None) if busy else ():
+        for channel in wait([*busy], 0 if self.replies else LONGEST_WAIT) if busy else ():
             worker = busy[channel]
-            id_ = worker.orders[0].message_id
             try:
-                self.replies[id_] = worker.fork.answer()
-                worker.orders.popleft()
-            except EOFError as died:
-                self.replies[id_] = unreadable(id_, f"its worker process died: {died}")
-                worker.orders.popleft()
+                reply, died = worker.fork.answer(), None
+            except EOFError as error:
+                died = f"its worker process died: {error}"
+            id_ = worker.orders.popleft().message_id
+            if died:
+                reply = unreadable(id_, died)
                 worker.fork = self._fork()
                 for order in worker.orders:
-                    worker.fork.ask(order.sheet, order.place)
+                    worker.fork.ask(order.place)
+            self.replies[id_] = reply
         self._hand_out()
 
 
