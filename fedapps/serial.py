@@ -20,6 +20,7 @@ from fedapps.core.commands import execute
 from fedapps.core.errors import RunError
 from fedapps.core.options import Flat, add_resume, add_run_config, chosen, parse_option
 from fedapps.core.paths import expanded
+from fedapps.core.settings import Settings
 
 # The engine is imported only when a run begins, because its libraries take seconds to load.
 
@@ -45,9 +46,9 @@ def run_serial(
 
     if num_supernodes < 1:
         raise RunError(f"--num-supernodes {num_supernodes}: must be at least 1")
-    num_supernodes, settings = len(node_configs) or num_supernodes, config.read(run_config)
-    if workers != 1:
-        num_supernodes = _check_workers(workers, settings, num_supernodes, bool(node_configs))
+    settings = config.read(run_config)
+    check_workers(workers, settings, bool(node_configs))
+    num_supernodes = len(node_configs) or max(num_supernodes, workers)  # one message for each
     wanted = settings.min_available
     if wanted > num_supernodes:  # the run would wait forever
         text = f"must be at most --num-supernodes {num_supernodes}"
@@ -74,27 +75,21 @@ def run_serial(
         return server_app.run(grid, context, plots)
 
 
-def _check_workers(workers: int, settings: "Settings", num_supernodes: int, devices: bool) -> int:
-    """Return how many SuperNodes `workers` processes serve; raises `RunError` if they cannot.
-
-    Each SuperNode gets one message per round, so many of them let the workers share a round's
-    clients evenly. With `presum`, each SuperNode rounds its mean, so there is one for each worker.
-    """
+def check_workers(workers: int, settings: Settings, devices: bool) -> None:
+    """Raise `RunError` if a run cannot have this number of worker processes."""
     from fedapps.training.torch_device import GPU_HINT, pick_torch_device  # loads torch
 
     what = f"--workers {workers}: "
     if workers < 1:
         raise RunError(f"{what}must be at least 1")
-    if sys.platform != "linux":
-        raise RunError(f"{what}only on Linux; use fedapps run")
-    if devices:
-        raise RunError(f"{what}not with --node-config, whose devices run in this process; use 1")
-    if settings.threads > 1:
-        raise RunError(f"{what}each has one thread, but threads = {settings.threads}; use 1")
-    if pick_torch_device(settings.device).type != "cpu":
+    if workers > 1 and sys.platform != "linux":
+        raise RunError(f"{what}more than 1 need Linux; use fedapps run")
+    if workers > 1 and devices:
+        raise RunError(f"{what}devices (--node-config) run in one process; use 1")
+    if workers > 1 and settings.threads > 1:
+        raise RunError(f"{what}threads = {settings.threads}: a worker has one thread; use 1")
+    if workers > 1 and pick_torch_device(settings.device).type != "cpu":
         raise RunError(f'{what}they cannot share a GPU; use device="cpu", or {GPU_HINT}')
-    several = workers if settings.presum else min(settings.num_clients, 16 * workers)
-    return max(num_supernodes, several)
 
 
 def absolute(run_config: Flat) -> Flat:

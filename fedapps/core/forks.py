@@ -14,20 +14,18 @@ import struct
 import sys
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from ctypes import CDLL
-from itertools import cycle
-from multiprocessing.pool import ExceptionWithTraceback
 from typing import Any, NoReturn
 
 from fedapps.core.errors import RunError
 
 PATIENCE = 10.0  # seconds that a fork has to leave its work in good order
-AT_ONCE = 2  # the most questions that a fork can have
 LARGE = 2**12  # bytes; fewer are copied into the pickle
 MOST = 2**30  # bytes; Linux does not read or write more than twice as many at once
 _PR_SET_PDEATHSIG = 1  # as in Linux' prctl.h
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _PLACE = struct.Struct("QQ")
 Place = tuple[int, int]  # offset and size in bytes
 
@@ -76,14 +74,12 @@ class Memory:
 
     def _bytes(self, place: Place) -> bytes:
         start, size = place
-        parts = [
-            os.pread(self.fd, min(MOST, size - at), start + at) for at in range(0, size, MOST)
-        ]
+        parts = [os.pread(self.fd, min(MOST, size - at), start + at) for at in range(0, size, MOST)]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class Fork:
-    """A fork that calls `answer` with each object that it is asked, in order.
+    """A fork that calls `answer` with each object that it is asked, one after the other.
 
     It has all that this process had when it was made, and reads questions in `asked`. It ends when
     it is told to, or with this process, whatever ends that. Ctrl-C is left to this process.
@@ -93,42 +89,39 @@ class Fork:
     def __init__(
         self, asked: Memory, answer: Callable[[Any], object], others: Iterable["Fork"] = ()
     ) -> None:
-        # An answer stays until it has been read: the fork gets its next question but one after that
-        answers = [Memory() for _ in range(AT_ONCE)]
-        self.answers = cycle(answers)
+        self.said = Memory()
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sys.stdout.flush()  # otherwise both processes would print what is left
         sys.stderr.flush()
         parent = os.getpid()
+        not_mine = [self.channel, *(fork.channel for fork in others)]
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until the fork has handlers
         try:
             self.pid = os.fork()
+            if not self.pid:
+                _be_fork(parent, not_mine, _serve(theirs, asked, answer, self.said))
         except OSError as error:
             raise RunError(f"cannot start a worker process: {error.strerror}") from error
-        if not self.pid:
-            for channel in (self.channel, *(fork.channel for fork in others)):
-                channel.close()  # so that this fork sees it when the parent's end is closed
-            _be_fork(parent, _serve(theirs, asked, answer, self.answers))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
 
     def ask(self, place: Place) -> None:
-        """Ask what is at a place; nothing happens if the fork has died.
-
-        At most `AT_ONCE` questions can be unanswered.
-        """
-        with suppress(OSError):  # `answer` will tell
+        """Ask what is at a place, once the last question has been answered."""
+        with suppress(OSError):  # it has died, as `answer` will tell
             self.channel.send(_PLACE.pack(*place))
 
     def answer(self) -> Any:
         """Wait for the next answer. Raises EOFError with the cause if the fork has died.
 
-        Raises what the call in the fork has raised, with the traceback there as a text.
+        Raises what the call in the fork has raised, with its traceback as a note.
         """
         packed = b""
         with suppress(OSError):
             packed = self.channel.recv(_PLACE.size)
         if not packed:
             raise EOFError(self._cause())
-        said = next(self.answers).read(_PLACE.unpack(packed))
+        said = self.said.read(_PLACE.unpack(packed))
         if isinstance(said, BaseException):
             raise said
         return said
@@ -161,26 +154,30 @@ def _serve(
     channel: socket.socket,
     asked: Memory,
     answer: Callable[[Any], object],
-    answers: Iterator[Memory],
+    said: Memory,
 ) -> Iterator[None]:
     """Answer a question at each step, until there will be no more."""
     while packed := channel.recv(_PLACE.size):
         try:
-            said = answer(asked.read(_PLACE.unpack(packed)))
+            result = answer(asked.read(_PLACE.unpack(packed)))
         except Exception as error:
-            said = ExceptionWithTraceback(error, error.__traceback__)
-        (place,) = next(answers).write([said])
+            error.add_note("in a worker:\n" + "".join(traceback.format_exception(error)))
+            result = error
+        (place,) = said.write([result])
         channel.send(_PLACE.pack(*place))
         yield
 
 
-def _be_fork(parent: int, steps: Iterator[None]) -> NoReturn:
+def _be_fork(parent: int, not_mine: Iterable[socket.socket], steps: Iterator[None]) -> NoReturn:
     """Do what a fork does; never return into the code that forked."""
     status = 1
     try:
         CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # files are left whole
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        for channel in not_mine:
+            channel.close()  # so that each fork sees it when the parent's end is closed
         gc.freeze()  # a collection would write to, and so copy, all pages that are shared
         while os.getppid() == parent:  # it can have ended before prctl
             next(steps)

@@ -2,13 +2,13 @@
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-from fedapps.core.forks import AT_ONCE, Fork, Memory, Place, end
+from fedapps.core.forks import Fork, Memory, Place, end
 from fedapps.core.schema import Scalar
 from fedapps.wire.replies import unreadable
 from fedapps.wire.requests import is_concurrent
@@ -18,35 +18,21 @@ SHARED = ("train", "evaluate")  # types of messages that workers get; others cos
 LONGEST_WAIT = 30.0  # seconds; then the rounds look whether `round-timeout` is over
 
 
-@dataclass(frozen=True)
-class Order:
-    """A message, by its place in memory, which waits for a worker or for its reply."""
-
-    message_id: str
-    place: Place
-
-
 @dataclass
 class Worker:
-    """A fork and the orders that it has not answered; it works on the first of them."""
+    """A fork, and the id of the message that it works on ("": none)."""
 
     fork: Fork
-    orders: deque[Order] = field(default_factory=deque)
-
-    def give(self, order: Order) -> None:
-        """Hand out an order."""
-        self.orders.append(order)
-        self.fork.ask(order.place)
+    message_id: str = ""
 
 
 class WorkerGrid(SerialGrid):
     """A serial grid whose messages are answered by `workers` forks of this process.
 
-    Messages that are pushed together go to the workers one by one, in the given order, and each
-    worker gets its next message before it has answered, so that it never waits. A message that is
-    alone, or whose clients share a channel, stays in this process. Workers are forked when they are
-    first needed: they then share the data set that has been loaded. A worker that dies costs the
-    message that it worked on, and is replaced.
+    Messages that are pushed together are handed out in the given order. A message that is alone, or
+    whose clients share a channel, stays in this process. Workers are forked when they are first
+    needed: they then share the data set that has been loaded. A worker that dies costs the clients
+    of the message that it worked on, and is replaced.
     """
 
     def __init__(
@@ -56,7 +42,7 @@ class WorkerGrid(SerialGrid):
         self.count = workers
         self.workers: list[Worker] = []
         self.memory = Memory()
-        self.waiting: deque[Order] = deque()
+        self.waiting: deque[tuple[str, Place]] = deque()  # messages by id
         self.replies: dict[str, Message] = {}
         self.handed_out: set[str] = set()  # ids of the messages of the last push
 
@@ -67,14 +53,14 @@ class WorkerGrid(SerialGrid):
             return super().push_messages(new)
         for message in new:
             give_id(message)
-        # Nobody waits for earlier messages any more; a worker that still reads one must not go on.
-        late = [worker for worker in self.workers if worker.orders]
+        # Nobody waits for earlier messages any more; a worker that is still at one begins anew.
+        late = [worker for worker in self.workers if worker.message_id]
         end(worker.fork for worker in late)
         self.workers = [worker for worker in self.workers if worker not in late]
         self.replies.clear()
         ids = [message.metadata.message_id for message in new]
         self.handed_out = set(ids)
-        self.waiting = deque(map(Order, ids, self.memory.write(new)))
+        self.waiting = deque(zip(ids, self.memory.write(new), strict=True))
         while len(self.workers) < self.count:
             self.workers.append(Worker(self._fork()))
         self._hand_out()
@@ -100,29 +86,27 @@ class WorkerGrid(SerialGrid):
         return Fork(self.memory, answer, [worker.fork for worker in self.workers])
 
     def _hand_out(self) -> None:
-        """Give each worker `AT_ONCE` messages, but the last only to workers that have none."""
-        while self.waiting:
-            worker = min(self.workers, key=lambda worker: len(worker.orders))
-            if len(worker.orders) >= (AT_ONCE if len(self.waiting) >= self.count else 1):
-                return
-            worker.give(self.waiting.popleft())
+        for worker in self.workers:
+            if self.waiting and not worker.message_id:
+                worker.message_id, place = self.waiting.popleft()
+                worker.fork.ask(place)
 
     def _listen(self) -> None:
         """Take the replies that are there; wait for one if this grid has none."""
-        busy = {worker.fork.channel: worker for worker in self.workers if worker.orders}
-        for channel in wait([*busy], 0 if self.replies else LONGEST_WAIT) if busy else ():
-            worker = busy[channel]
+        busy = [worker for worker in self.workers if worker.message_id]
+        there = wait([w.fork.channel for w in busy], 0 if self.replies else LONGEST_WAIT)
+        for worker in busy:
+            if worker.fork.channel not in there:
+                continue
+            id_, worker.message_id = worker.message_id, ""
+            died = ""
             try:
-                reply, died = worker.fork.answer(), None
+                self.replies[id_] = worker.fork.answer()
             except EOFError as error:
                 died = f"its worker process died: {error}"
-            id_ = worker.orders.popleft().message_id
-            if died:
-                reply = unreadable(id_, died)
+            if died:  # not in `except`, which the fork would be in, too
+                self.replies[id_] = unreadable(id_, died)
                 worker.fork = self._fork()
-                for order in worker.orders:
-                    worker.fork.ask(order.place)
-            self.replies[id_] = reply
         self._hand_out()
 
 
