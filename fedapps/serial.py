@@ -20,7 +20,6 @@ from fedapps.core.commands import execute
 from fedapps.core.errors import RunError
 from fedapps.core.options import Flat, add_resume, add_run_config, chosen, parse_option
 from fedapps.core.paths import expanded
-from fedapps.core.settings import Settings
 
 # The engine is imported only when a run begins, because its libraries take seconds to load.
 
@@ -47,7 +46,7 @@ def run_serial(
     if num_supernodes < 1:
         raise RunError(f"--num-supernodes {num_supernodes}: must be at least 1")
     settings = config.read(run_config)
-    check_workers(workers, settings, bool(node_configs))
+    check_workers(workers, settings.threads, settings.device, bool(node_configs))
     num_supernodes = len(node_configs) or max(num_supernodes, workers)  # one message for each
     wanted = settings.min_available
     if wanted > num_supernodes:  # the run would wait forever
@@ -75,20 +74,22 @@ def run_serial(
         return server_app.run(grid, context, plots)
 
 
-def check_workers(workers: int, settings: Settings, devices: bool) -> None:
+def check_workers(workers: int, threads: int, device: str, devices: bool) -> None:
     """Raise `RunError` if a run cannot have this number of worker processes."""
-    from fedapps.training.torch_device import GPU_HINT, pick_torch_device  # loads torch
-
     what = f"--workers {workers}: "
     if workers < 1:
         raise RunError(f"{what}must be at least 1")
-    if workers > 1 and sys.platform != "linux":
+    if workers == 1:
+        return
+    if sys.platform != "linux":
         raise RunError(f"{what}more than 1 need Linux; use fedapps run")
-    if workers > 1 and devices:
+    if devices:
         raise RunError(f"{what}devices (--node-config) run in one process; use 1")
-    if workers > 1 and settings.threads > 1:
-        raise RunError(f"{what}threads = {settings.threads}: a worker has one thread; use 1")
-    if workers > 1 and pick_torch_device(settings.device).type != "cpu":
+    if threads > 1:
+        raise RunError(f"{what}threads = {threads}: a worker has one thread; use 1")
+    from fedapps.training.torch_device import GPU_HINT, pick_torch_device  # loads torch
+
+    if pick_torch_device(device).type != "cpu":
         raise RunError(f'{what}they cannot share a GPU; use device="cpu", or {GPU_HINT}')
 
 

@@ -65,6 +65,11 @@ def test_workers_compute_what_one_process_computes(run, options, workers):
     assert differences(run(options), run(options, workers=workers)) == []
 
 
+def test_workers_take_the_parts_of_more_supernodes_in_turn(run):
+    options = 'strategy="fedper"'
+    assert differences(run(options), run(options, num_supernodes=5, workers=2)) == []
+
+
 def test_sums_before_sending_depend_on_how_many_send(run):
     options = 'strategy="fedavg" presum=true'
     assert differences(run(options, num_supernodes=2), run(options, workers=2)) == []
