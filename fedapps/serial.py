@@ -13,6 +13,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from fedapps.core.commands import execute
@@ -31,19 +32,23 @@ def run_serial(
     node_configs: Sequence[Mapping[str, bool | int | float | str]] = (),
     keep_going: bool = True,
     plots: bool = True,
+    workers: int = 1,
 ) -> Path:
     """Run a full run-config in this process; return the run directory. Raises `RunError`.
 
     Each of `node_configs` makes a SuperNode that is a device. With `keep_going`, the run goes on
     without clients that fail, as on other engines; otherwise a client's error is raised as
-    `ClientError`. `plots` take a second or two, so many short runs may leave them out.
+    `ClientError`. `plots` take a second or two, so many short runs may leave them out. More than
+    one of the `workers` are forks of this process, which train the clients at the same time.
     """
     from fedapps.core import config
 
     if num_supernodes < 1:
         raise RunError(f"--num-supernodes {num_supernodes}: must be at least 1")
-    num_supernodes = len(node_configs) or num_supernodes
-    wanted = config.read(run_config).min_available
+    settings = config.read(run_config)
+    check_workers(workers, settings.threads, settings.device, bool(node_configs))
+    num_supernodes = len(node_configs) or max(num_supernodes, workers)  # one message for each
+    wanted = settings.min_available
     if wanted > num_supernodes:  # the run would wait forever
         text = f"must be at most --num-supernodes {num_supernodes}"
         raise RunError(f"min-available = {wanted}: {text}")
@@ -54,16 +59,38 @@ def run_serial(
     from fedapps import client_app, server_app
     from fedapps.engine.failed_clients import raising
     from fedapps.wire.serial_grid import DeviceGrid, SerialGrid
+    from fedapps.wire.worker_grid import WorkerGrid
 
     if node_configs:
         grid: SerialGrid = DeviceGrid(client_app.app, run_config, node_configs)
+    elif workers > 1:
+        grid = WorkerGrid(client_app.app, run_config, num_supernodes, workers)
     else:
         grid = SerialGrid(client_app.app, run_config, num_supernodes)
     context = Context(
         run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config
     )
-    with raising(not keep_going):
+    with raising(not keep_going), closing(grid):
         return server_app.run(grid, context, plots)
+
+
+def check_workers(workers: int, threads: int, device: str, devices: bool) -> None:
+    """Raise `RunError` if a run cannot have this number of worker processes."""
+    what = f"--workers {workers}: "
+    if workers < 1:
+        raise RunError(f"{what}must be at least 1")
+    if workers == 1:
+        return
+    if sys.platform != "linux":
+        raise RunError(f"{what}more than 1 need Linux; use fedapps run")
+    if devices:
+        raise RunError(f"{what}devices (--node-config) run in one process; use 1")
+    if threads > 1:
+        raise RunError(f"{what}threads = {threads}: a worker has one thread; use 1")
+    from fedapps.training.torch_device import GPU_HINT, pick_torch_device  # loads torch
+
+    if pick_torch_device(device).type != "cpu":
+        raise RunError(f'{what}they cannot share a GPU; use device="cpu", or {GPU_HINT}')
 
 
 def absolute(run_config: Flat) -> Flat:
@@ -85,6 +112,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1,
         metavar="N",
         help="number of SuperNodes that share the clients; they work one after the other [1]",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of processes that train the clients, at best one for each core of the CPU [1]",
     )
     parser.add_argument(
         "--node-config",
@@ -112,7 +146,8 @@ def run(options: argparse.Namespace) -> int:
         nodes = [parse_option(text, "--node-config") for text in options.node_config]
         _check_devices(nodes)
         run_config = absolute(config.parse(chosen(options)))
-        print(run_serial(run_config, options.num_supernodes, nodes, options.keep_going))
+        nodes_and_more = (options.num_supernodes, nodes, options.keep_going)
+        print(run_serial(run_config, *nodes_and_more, workers=options.workers))
     except KeyboardInterrupt as stop:  # its text says what has been written
         raise KeyboardInterrupt(str(stop) or "interrupted, nothing was written") from None
     return 0

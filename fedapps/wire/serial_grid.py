@@ -13,6 +13,7 @@ from fedapps.core import flower
 from fedapps.core.errors import RunError
 from fedapps.core.flower import Run, leave_as_it_is
 from fedapps.core.schema import Scalar
+from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.requests import is_concurrent
 
 
@@ -87,7 +88,10 @@ class SerialGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
         """Run the ClientApp on every message."""
-        return [self.pull_messages([message_id])[0] for message_id in self.push_messages(messages)]
+        return [*StreamingGrid(self).send_and_receive(messages, timeout=timeout)]
+
+    def close(self) -> None:
+        """End what this grid has started: nothing."""
 
     def set_run(self, run: Run) -> None:
         """Do nothing, as there is only one run."""
