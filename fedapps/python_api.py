@@ -117,6 +117,8 @@ class Run:
         from fedapps.device import personalized
         from fedapps.training.undisturbed import undisturbed
 
+        if client is not None and not hasattr(client, "__index__"):
+            raise RunError(f"client {client!r}: must be a number; names.csv says who is which")
         number = None if client is None else operator.index(client)
         with undisturbed():
             torch.set_num_threads(self._opened.space.settings.threads)

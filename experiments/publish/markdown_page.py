@@ -33,13 +33,12 @@ def markdown(part: Section) -> Iterator[str]:
     if part.said:
         if part.left_out:
             yield from ("", part.left_out)
-        yield from (
-            "",
-            "The settings of each method, which were the best of its trials on validation samples:",
-            "",
+        marked = [[*reached, f"`{settings}`"] for *reached, settings in part.chosen]
+        what = (
+            "The settings of each method, which were the best of its trials on validation samples:"
         )
-        marked = ([*reached, f"`{settings}`"] for *reached, settings in part.chosen)
-        yield from _grid(tuning.HEADS, marked)
+        if marked:
+            yield from ("", what, "", *_grid(tuning.HEADS, marked))
     else:
         if part.notes:
             notes = (f"- `{name}`: {note}" for name, note in part.notes.items())

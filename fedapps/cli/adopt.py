@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data",
         type=path,
         required=True,
-        metavar="MINE.npz",
-        help="own training and test samples: an .npz file or a folder of pictures, as of a device",
+        metavar="MINE",
+        help="own samples as of a device: an .npz file, a table, or a folder",
     )
     parser.add_argument(
         "--state-dir",

@@ -20,8 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--input",
         type=path,
         required=True,
-        metavar="SAMPLES.npz",
-        help="a file with the samples in its array images or test_images (inputs, test_inputs)",
+        metavar="SAMPLES",
+        help="a table with the columns of the run's, or an .npz with the samples in its array"
+        " images or test_images (inputs, test_inputs)",
     )
     parser.add_argument(
         "--output",

@@ -26,7 +26,7 @@ def of_device(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
     names = form.names
     if path.is_dir() and inputs.image and not targets.shape:
         return _class_folders(path, inputs, names)
-    found = open_own(path, form)
+    found = open_own(path, replace(form, client_column=""))  # all is one client's
     if found.columns and not form.columns:
         raise RunError(
             f"{path}: which columns are the inputs must be the same on all devices; set columns ="

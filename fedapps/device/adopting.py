@@ -74,7 +74,7 @@ def adopt(
 def _settings(about: ModelMetadata, changes: Mapping[str, Scalar]) -> Settings:
     """Return the settings of the run with one more client, which has come after the training."""
     flat = config.defaults() | about.config
-    check_changes(flat, changes, ALLOWED)
+    check_changes(flat, changes, {*ALLOWED, "missing", "target-column"})
     new = int(flat["num-clients"])
     more: dict[str, Scalar] = {"num-clients": new + 1, "unseen-clients": str(new), "few-shot": 0}
     more |= {"dataset": DEVICE, "device": "cpu"}
@@ -85,6 +85,7 @@ def _data(path: Path, about: ModelMetadata, settings: Settings) -> data.Dataset:
     """Open own data; they are normalized as those of the run, if it has told how."""
     form = replace(data.Form.of(settings, about.names), columns=about.columns)
     found = data.of_device(path, about.inputs, about.targets, form)
+    found = replace(found, names=about.names)
     return replace(found, normalization=about.normalization) if about.mean else found
 
 

@@ -123,12 +123,14 @@ def _wrong_passes(model: nn.Module, inputs: Spec, outputs: Spec) -> Iterator[str
         if not isinstance(found, Tensor):
             yield f"forward returned a {type(found).__name__}: must return a Tensor"
         elif found.shape != (size, *outputs.shape):
-            wanted = f"{list(outputs.shape)} for each sample"
-            yield f"{size} of {inputs} give {list(found.shape)}: must be {wanted}"
+            wanted = [size, *outputs.shape]
+            yield f"{size} of {inputs} give {list(found.shape)}: must be {wanted} (outputs.shape)"
         elif not torch.equal(x, given):
             yield "forward changes its input in place"
         elif differ := _differences(before, model.state_dict()):
             yield f"forward in eval mode changes {differ[0]}"
+        elif not torch.isfinite(found).all():
+            yield "forward returns NaN or infinity for random inputs"
         elif not torch.equal(found, again):
             yield "forward in eval mode gives other outputs the second time"
 

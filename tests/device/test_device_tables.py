@@ -99,3 +99,22 @@ def test_series_and_recordings_on_devices(tmp_path, flat_config, no_plots, read_
     assert [(row["client"], row["num_train"], row["num_test"]) for row in rows[-2:]] == [
         ("0", "9", "3"), ("1", "9", "3"),
     ]  # fmt: skip
+
+
+def test_another_hospital_adopts_the_model_of_a_table(tmp_path, serial_run, capsys):
+    """Its table names no hospital, and the names of the classes stay."""
+    whole = pd.concat([frame(client).assign(hospital=f"h{client}") for client in range(3)])
+    whole.to_csv(tmp_path / "all.csv", index=False)
+    run = serial_run(
+        f'dataset="{tmp_path}/all.csv" target-column="ill" client-column="hospital" model="mlp" '
+        'partitioner="natural" num-clients=0 strategy="fedavg" num-rounds=2 lr=0.1'
+    )
+    shared, state = tmp_path / "shared.safetensors", str(tmp_path / "adopted")
+    assert main(["export", str(run), "--output", str(shared)]) == 0
+    frame(7).to_csv(tmp_path / "own.csv", index=False)
+    own = ["--data", str(tmp_path / "own.csv"), "--state-dir", state]
+    assert main(["adopt", "--model", str(shared), *own, "-c", 'missing="drop"']) == 0
+    capsys.readouterr()
+    assert main(["predict", "--state-dir", state, "--input", str(tmp_path / "own.csv")]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert {line[1] for line in lines if line[0].isdigit()} <= {"no", "yes"}

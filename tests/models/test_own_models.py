@@ -87,7 +87,7 @@ def test_a_file_and_its_path_are_the_same_model(mine):
     (NET + "\ntakes = 'pictures'", "takes = 'pictures': must be some of images, tables"),
     ("def make(inputs, outputs): return 3", "returned a int: must return an nn.Module"),
     ("def make(inputs, outputs): return 1 / 0", r"for float32 samples .* ZeroDivisionError"),
-    (NET.replace("outputs.shape[-1]", "7"), r"2 of .* give \[2, 7\]: must be \[3\] for each"),
+    (NET.replace("outputs.shape[-1]", "7"), r"2 of .* give \[2, 7\]: must be \[2, 3\]"),
     (NET.replace("flatten(1)", "flatten()[None]"), "for float32 samples .* RuntimeError: .*mat1"),
     (NET.replace('("stem", "mid"), "head": ("fc",)', '("*",)'), "has the layers body"),
     (NET.replace('("fc",)', '("fd",)'), r"fc.weight is in no layer"),

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fedapps.core.errors import RunError, one_line
-from fedapps.core.words import number
+from fedapps.core.words import did_you_mean, number
 from fedapps.data.forms import columns
 from fedapps.data.forms.form import File, Form, Found, by_part, class_numbers, some
 
@@ -54,8 +54,13 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
     rows = _rows(frames, files)
     labelled = any(file.label for file in files)
     targets = [] if labelled else form.targets or [str(_others(rows.frame, form)[-1])]
-    for name in [*targets, *filter(None, [form.client_column])]:
-        _demand(rows, name)
+    if form.client_column in targets:
+        raise RunError(
+            f'client-column = "{form.client_column}": is the target, too (target-column)'
+        )
+    rows, told = _with_targets(rows, targets, form)
+    for name in filter(None, [form.client_column]):
+        _demand(rows, name, "client-column")
     names = [name for name in _others(rows.frame, form) if name not in targets]
     chosen = (
         columns.parsed(form.columns)
@@ -70,7 +75,8 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
     if not chosen:
         raise RunError(f"{rows.where(0)}: no column is left for the inputs")
     inputs = columns.encoded(rows.frame, chosen, rows.where)
-    inputs, rows, told = _complete(inputs, rows, chosen, form)
+    inputs, rows, more = _complete(inputs, rows, chosen, form)
+    told += more
     groups = rows.of_file([file.group for file in files])
     if form.client_column:
         groups = _texts(rows, form.client_column)
@@ -79,6 +85,8 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
     if form.window or labelled:
         samples, more = _windows(rows, values, groups, form)
         told, inputs = [*told, *more], inputs[samples]
+    if not form.columns:
+        told.append(f'the inputs are columns = "{columns.written(chosen)}"')
     last = samples[:, -1]
     arrays = by_part(
         rows.of_file([file.part for file in files])[last].astype(str),
@@ -103,6 +111,9 @@ def frame_of(path: Path) -> pd.DataFrame:
     """Read one file; raises `RunError` if it is broken or empty."""
     try:
         if path.suffix == ".csv":
+            names = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0]
+            if names.duplicated().any():
+                raise RunError(f"{path}: column {names[names.duplicated()].iloc[0]} is there twice")
             frame = pd.read_csv(path, na_values=UNKNOWN, skipinitialspace=True)
         elif path.suffix == ".parquet":
             frame = pd.read_parquet(path)
@@ -111,6 +122,8 @@ def frame_of(path: Path) -> pd.DataFrame:
             frame = pd.DataFrame(values.reshape(len(values), -1)).rename(columns=str)
     except ImportError as error:
         raise RunError(f"{path}: needs pyarrow; pip install 'fedapps[parquet]'") from error
+    except UnicodeDecodeError as error:
+        raise RunError(f"{path}: is not UTF-8; save it as UTF-8") from error
     except (OSError, ValueError, TypeError, EOFError) as error:
         raise RunError(f"{path}: cannot be read ({one_line(str(error))})") from error
     if not len(frame):
@@ -136,11 +149,26 @@ def _others(frame: pd.DataFrame, form: Form) -> list[str]:
     return [str(name) for name in frame.columns if name != form.client_column]
 
 
-def _demand(rows: Rows, name: str) -> None:
+def _with_targets(rows: Rows, targets: Sequence[str], form: Form) -> tuple[Rows, list[str]]:
+    """Demand the target columns; with `missing="drop"`, leave out rows without a target."""
+    told = []
+    if form.missing == "drop" and {*targets} <= {*rows.frame}:
+        there = rows.frame[[*targets]].notna().all(axis=1).to_numpy()
+        if there.any() and not there.all():
+            told = [f"{(~there).sum()} of {number(len(there), 'row')} have no target, left out"]
+            rows = rows.take(there)
+    for name in targets:
+        _demand(rows, name, "target-column")
+    return rows, told
+
+
+def _demand(rows: Rows, name: str, key: str) -> None:
     """Refuse tables without a column that the run names, or in which one of its cells is empty."""
     if name not in rows.frame:
+        known = [*map(str, rows.frame.columns)]
         raise RunError(
-            f"{rows.files[0].path}: no column {name}; there are {some([*rows.frame.columns])}"
+            f"{rows.files[0].path}: no column {name} ({key}){did_you_mean(name, known)}; there are"
+            f" {some(known)}"
         )
     if (empty := rows.frame[name].isna().to_numpy()).any():
         raise RunError(f"{rows.where(int(empty.argmax()))}: column {name} is empty")

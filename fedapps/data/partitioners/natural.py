@@ -49,9 +49,11 @@ def clients_of(dataset: Dataset, settings: Settings) -> Found:
         enough &= np.bincount(group[dataset.num_train :], minlength=len(names)) > 0
     left = np.flatnonzero(enough)
     if len(left) < max(wanted, 1):
+        cure = "lower one of the two" if wanted else "lower min-samples"
+        because = f" ({'; '.join(dataset.told)})" if dataset.told else ""
         raise RunError(
             f"num-clients = {wanted}: {len(left)} of {number(len(names), 'group')} have"
-            f" min-samples = {settings.min_samples} samples; lower one of the two"
+            f" min-samples = {settings.min_samples} samples; {cure}{because}"
         )
     if wanted:
         drawn = generator(settings.seed, "natural").permutation(left)[:wanted]

@@ -119,6 +119,7 @@ def test_recordings_in_folders_of_classes_are_cut_into_windows(recordings, windo
     same(data, inputs, labels, np.array([who for who, _ in names]))
     assert data.names == ("curl", "lift", "press")
     assert any("overlap" in line for line in data.told) == (0 < step < size)
+    assert 'the inputs are columns = "x,y,z"' in data.told
 
 
 def test_windows_of_rows_with_labels_have_one_label_and_one_client(tmp_path):
@@ -176,7 +177,14 @@ class TestMissing:
         data = load(str(path), "", Form(client_column="who", missing="drop"))
         left = np.setdiff1d(np.arange(N), [4, 7, 9])
         same(data, INPUTS[left], ILL[left] == "yes", WHO[left])
-        assert data.told == ("3 of 60 rows have missing values and are left out",)
+        assert data.told[0] == "3 of 60 rows have missing values and are left out"
+
+    def test_rows_without_a_target_are_dropped_too(self, frame, path):
+        frame.loc[[20, 21], "ill"] = np.nan
+        frame.to_csv(path, index=False)
+        data = load(str(path), "", Form(client_column="who", missing="drop"))
+        assert data.told[0] == "2 of 60 rows have no target, left out"
+        assert len(data.target_values) == N - 5
 
     def test_the_mean_of_the_training_samples_stands_for_it(self, path):
         options = f'dataset="{path}" client-column="who" missing="mean" partitioner="natural"'
@@ -206,7 +214,8 @@ class TestMissing:
     ({"who": np.nan}, {"client_column": "who"}, "t.csv: line 5: column who is empty"),
     ({"sex": "d"}, {"columns": "age,sex=f|m"}, 't.csv: line 5: column sex holds "d"; must be f|m'),
     ({"ill": "sick"}, {"names": ("no", "yes")}, "t.csv: line 5: class sick; the run has no, yes"),
-    ({}, {"target_column": "nix"}, "t.csv: no column nix; there are age, sex, who, ill"),
+    ({}, {"target_column": "il"}, "t.csv: no column il (target-column), did you mean ill?; there"),
+    ({}, {"client_column": "ill", "target_column": "ill"}, 'client-column = "ill": is the target'),
     ({}, {"columns": "age,age"}, 'columns = "age,age": must be different names'),
     ({}, {"window": 100}, "window = 100: no file has so many rows with one label"),
     ({}, {"target_column": "age,ill"}, "t.csv: line 2: column ill holds texts; of several targets"),
@@ -220,6 +229,15 @@ def test_what_cannot_be_used_is_named_in_one_line(change, form, message, frame, 
         load(str(tmp_path / "t.csv"), "", Form(**form))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_column_is_there_once(tmp_path):
+    (tmp_path / "t.csv").write_text("age,age,ill\n1,2,no\n3,4,yes\n")
+    with pytest.raises(RunError, match=r"t.csv: column age is there twice"):
+        load(str(tmp_path / "t.csv"), "")
+    (tmp_path / "t.csv").write_bytes("age,ill\n1,né\n".encode("latin-1"))
+    with pytest.raises(RunError, match=r"t.csv: is not UTF-8; save it as UTF-8"):
+        load(str(tmp_path / "t.csv"), "")
 
 
 def test_files_that_do_not_belong_together(frame, tmp_path):
