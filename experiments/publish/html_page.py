@@ -16,8 +16,9 @@ from fedapps.core.files import write_whole
 from fedapps.drawing import html
 
 MARKED = re.compile(r"`([^`]+)`|\*([^*]+)\*")
-PAPERS = {  # by the first word of their tables' names
+PAPERS: dict[str | tuple[str, ...], str] = {  # by the first word of their tables' names
     "benchmark": "All methods compared",
+    ("heart", "watch", "shakespeare"): "Clients that exist, and newcomers",
     "fedbabu": "FedBABU",
     "fedcmd": "FedCMD",
     "fedfc": "FedFC",

@@ -9,7 +9,8 @@ import numpy as np
 from fedapps.core.errors import RunError
 from fedapps.data.contents import check_images, check_pixels, input_spec, shape_of
 from fedapps.data.dataset import Dataset, declared
-from fedapps.data.forms import Form, open_own, tables
+from fedapps.data.forms import Form, open_own
+from fedapps.data.forms.form import TABLES
 from fedapps.data.npz import Rows, class_names, headers, held
 from fedapps.data.pictures import Pictures, folders, picture_files, picture_of
 from fedapps.data.spec import Spec, image_spec, label_spec
@@ -60,7 +61,9 @@ def unlabelled(path: Path, inputs: Spec, columns: str = "", missing: bool = Fals
     takes.
     """
     word = "images" if inputs.image else "inputs"
-    if path.suffix in tables.SUFFIXES and columns:
+    if path.suffix in TABLES and columns:
+        from fedapps.data.forms import tables  # loads pandas
+
         arrays = {word: held(path, word, tables.unlabelled(path, columns, inputs.shape))}
     else:
         arrays = headers(path)

@@ -9,11 +9,11 @@ from pathlib import Path
 from fedapps.core.errors import RunError
 from fedapps.data.contents import dataset_of, open_npz
 from fedapps.data.dataset import Dataset
-from fedapps.data.forms import folders, hub, tables
-from fedapps.data.forms.form import File, Form, Found
+from fedapps.data.forms import folders, hub
+from fedapps.data.forms.form import TABLES, File, Form, Found
 from fedapps.data.npz import held
 
-SUFFIXES = (".npz", *tables.SUFFIXES)
+SUFFIXES = (".npz", *TABLES)
 
 
 def is_own(name: str) -> bool:
@@ -39,7 +39,9 @@ def _read(path: Path, form: Form) -> Found:
         return hub.read(path, form)
     if path.is_dir():
         return folders.read(path, form)
-    if path.suffix in tables.SUFFIXES:
+    if path.suffix in TABLES:
+        from fedapps.data.forms import tables  # loads pandas
+
         return tables.read([File(path)], form)
     raise RunError(
         f"{path}: must be {', '.join(SUFFIXES)}, or a folder of such files, of pictures, or of the"

@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from fedapps.core.errors import RunError
-from fedapps.data.forms import tables
-from fedapps.data.forms.form import PARTS, File, Form, Found, by_part, class_numbers
+from fedapps.data.forms.form import PARTS, TABLES, File, Form, Found, by_part, class_numbers
 from fedapps.data.npz import headers
 from fedapps.data.pictures import pictures_of
 
@@ -29,7 +28,11 @@ def read(folder: Path, form: Form) -> Found:
     suffix = files[0].path.suffix.lower()
     if suffix in PICTURES:
         return _pictures(files, form)
-    return _npz(files) if suffix == ".npz" else tables.read(files, form)
+    if suffix == ".npz":
+        return _npz(files)
+    from fedapps.data.forms import tables  # loads pandas
+
+    return tables.read(files, form)
 
 
 def files_in(folder: Path, are_clients: bool) -> list[File]:
@@ -38,7 +41,7 @@ def files_in(folder: Path, are_clients: bool) -> list[File]:
     The innermost folder is a class, unless folders `are_clients`. Hidden files and those of another
     kind (a README) do not count.
     """
-    kinds = {**dict.fromkeys(PICTURES, "pictures"), **dict.fromkeys(tables.SUFFIXES, "tables")}
+    kinds = {**dict.fromkeys(PICTURES, "pictures"), **dict.fromkeys(TABLES, "tables")}
     kinds[".npz"] = ".npz files"
     found = [
         path

@@ -11,6 +11,7 @@ from fedapps.core.settings import Settings
 from fedapps.data.dataset import Dataset
 
 PARTS = ("train", "val", "test")
+TABLES = (".csv", ".parquet", ".npy")
 MOST_NAMED = 5  # an error names at most so many things
 
 Where = Callable[[int], str]  # says where a row is, for messages: "a.csv: line 7"

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from fedapps.core.errors import RunError, one_line
-from fedapps.data.forms import tables
 from fedapps.data.forms.form import File, Form, Found, by_part
 from fedapps.data.pictures import pixels, stacked
 
@@ -67,6 +66,8 @@ def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
     ]
     files = [file for _, file in parts]
     if not pictures and not arrays:
+        from fedapps.data.forms import tables  # loads pandas
+
         frames = [rows.to_pandas() for rows, _ in parts]
         found = tables.of_frames(frames, files, replace(form, target_column=target))
         return replace(found, names=names or found.names)

@@ -13,7 +13,6 @@ from fedapps.core.words import did_you_mean, number
 from fedapps.data.forms import columns
 from fedapps.data.forms.form import File, Form, Found, by_part, class_numbers, some
 
-SUFFIXES = (".csv", ".parquet", ".npy")
 UNKNOWN = ["?"]  # as the archives of the UCI write it; pandas knows NA, NaN, null and empty cells
 
 
