@@ -4,6 +4,7 @@ import re
 from argparse import ArgumentParser
 from html.parser import HTMLParser
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -256,3 +257,13 @@ def test_browser_shows_every_figure_at_both_widths(folder, tmp_path):
         assert set(seen["figures"]) == FIGURES and len(seen["figures"]) == len(FIGURES)
         assert seen["scroll"] == width and seen["wide"] == []
         assert seen["title"] == "fedcmd on <script>x.npz" and seen["tables"] >= 5
+
+
+def test_the_page_of_natural_clients_counts_nobody_twice(tmp_path, serial_run):
+    inputs, who = np.arange(80.0).reshape(40, 2), np.arange(40) % 2
+    np.savez(tmp_path / "two.npz", inputs=inputs, targets=np.arange(40) // 2 % 2, groups=who)
+    folder = serial_run(
+        f'dataset="{tmp_path}/two.npz" partitioner="natural" num-clients=0 model="mlp" num-rounds=1'
+    )
+    page.write(folder)
+    assert "everybody in the data, natural clients" in (folder / "report.html").read_text()

@@ -77,8 +77,9 @@ def title_of(run: RunFiles) -> str:
 def subtitle_of(run: RunFiles) -> str:
     """Return one line on clients, data partition, model, seed and scored samples."""
     c = run.config
+    clients = c.get("num-clients")
     parts = [
-        f"{c['num-clients']} clients" if "num-clients" in c else "",
+        f"{clients} clients" if clients else "" if clients is None else "everybody in the data",
         _partition(c),
         f"model {c['model']}" if "model" in c else "",
         f"seed {c['seed']}" if "seed" in c else "",
@@ -257,6 +258,7 @@ def _partition(c: Mapping[str, Any]) -> str:
         "shards": ("shards-per-client", "{} shards each"),
         "classes": ("classes-per-client", "classes {}"),
         "sizes": ("sizes", "sizes {}"),
+        "natural": ("partitioner", "natural clients"),
     }
     key, text = details.get(str(c.get("partitioner")), ("partitioner", "{}"))
     return text.format(c[key]) if key in c else ""
