@@ -51,12 +51,11 @@ def _partitions(folder: Path) -> list[Path]:
 
 
 def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
-    from datasets import ClassLabel, Image
+    from datasets import Image
 
     features = parts[0][0].features
     target = _target(features, form, parts[0][1].path)
     names = tuple(getattr(features[target], "names", ()))  # of a ClassLabel
-    assert not names or isinstance(features[target], ClassLabel)
     inputs = [name for name in features if name not in (target, form.client_column)]
     pictures = [name for name in inputs if isinstance(features[name], Image)]
     arrays = [
