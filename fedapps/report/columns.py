@@ -1,4 +1,4 @@
-"""The columns of the tables in a run directory; they are the same in all runs of a task."""
+"""The columns of the tables in a run directory; they depend on the task, and on virtual time."""
 
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -13,6 +13,7 @@ COSTS = ("bytes_down", "bytes_up", "bytes_eval", "train_macs", "cost_paper", "se
 # Over the clients of an evaluation, the last columns of rounds.csv before those of further metrics.
 SPREAD = ("decile_personalized", "least_personalized", "share_hurt")
 SAMPLES = ("client", "class", "num_train")
+VIRTUAL = "virtual_seconds"  # the last column of rounds.csv, in runs with virtual time
 EVENT = ("round", "client", "kind", "detail")
 
 
@@ -25,6 +26,7 @@ class Columns:
 
     task: Task
     figures: tuple[Figure, ...]  # named for the task
+    timed: bool = False  # whether the run has virtual time
 
     def __post_init__(self) -> None:
         for figure in self.figures:
@@ -63,7 +65,7 @@ class Columns:
         for place in (*self._base, ""):
             columns += [place] if place else []
             columns += chain.from_iterable(f.columns for f in self.figures if f.after == place)
-        return (*columns, *self.spread)
+        return (*columns, *self.spread, *([VIRTUAL] if self.timed else []))
 
     @property
     def spread(self) -> tuple[str, ...]:
@@ -105,8 +107,10 @@ class Columns:
 
 
 @cache
-def columns_of(task: Task) -> Columns:
+def columns_of(task: Task, timed: bool = False) -> Columns:
     """Return the columns for a task: with the general figures, then those of all methods, once.
+
+    Those of a run with virtual time are `timed`.
 
     Raises `RunError` if two methods declare different figures with the same name.
     """
@@ -115,7 +119,7 @@ def columns_of(task: Task) -> Columns:
         figure = declared.named(task.lead)
         if known.setdefault(figure.name, figure) != figure:
             raise RunError(f"figure {figure.name}: two methods declare it differently; rename one")
-    return Columns(task, tuple(known.values()))
+    return Columns(task, tuple(known.values()), timed)
 
 
 def _figures_of(method: str) -> tuple[Figure, ...]:

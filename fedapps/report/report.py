@@ -74,7 +74,7 @@ class Report:
     def __post_init__(self) -> None:
         self._time_left = TimeLeft(self.settings.num_rounds, self.settings.evaluate_every)
         self.about = About.new(self.task)
-        self.columns = columns_of(self.task)
+        self.columns = columns_of(self.task, bool(self.settings.devices))
         heads = (self.columns.rounds, self.columns.clients, EVENT)
         self._heads = dict(zip(GROWING, heads, strict=True))
         self._loggers = Loggers(self._logger_failed)
