@@ -13,9 +13,14 @@ from fedapps.core.schema import Scalar
 from fedapps.drawing.pictures import save, styled, title
 from fedapps.report import directory
 from fedapps.report.about import task_of
-from fedapps.report.accuracy_plots import draw_communication, draw_scores, evaluated_rounds
+from fedapps.report.accuracy_plots import (
+    draw_communication,
+    draw_scores,
+    draw_time,
+    evaluated_rounds,
+)
 from fedapps.report.caption import Caption
-from fedapps.report.columns import columns_of
+from fedapps.report.columns import VIRTUAL, columns_of
 from fedapps.report.event_plots import draw_categories, read_categories
 from fedapps.report.part_plots import draw_classes, draw_clients, draw_holdings
 
@@ -70,6 +75,8 @@ def _pictures(folder: Path, flat: Mapping[str, Scalar]) -> dict[str, Picture]:
         found[lead.name] = draw_scores(evaluated, figures, caption)
     if len(evaluated) > 1 and evaluated["bytes"].iloc[-1]:
         found["communication"] = draw_communication(evaluated, figures, caption)
+    if len(evaluated) > 1 and VIRTUAL in evaluated:
+        found["virtual-time"] = draw_time(evaluated, figures, caption)
     if len(clients):
         found[f"client-{lead.name}"] = draw_clients(clients, caption)
     if (folder / "classes.csv").is_file():

@@ -14,8 +14,9 @@ from fedapps.drawing.charts import (
 )
 from fedapps.drawing.svg import Chart, Series
 from fedapps.method.figures import EventPlot
+from fedapps.report.columns import VIRTUAL
 from fedapps.report.page.reading import Row, RunFiles, number
-from fedapps.report.units import byte_unit, human_bytes
+from fedapps.report.units import byte_unit, human_bytes, time_unit
 from fedapps.tasks import Metric
 
 MOST_DRAWN = 1000  # clients or classes; if there are more, every n-th is drawn
@@ -70,9 +71,11 @@ def classes(run: RunFiles) -> list[Chart]:
 
 
 def costs(run: RunFiles) -> list[Chart]:
-    """Draw the traffic and time of the rounds."""
+    """Draw the traffic and time of the rounds, and the metric over traffic and virtual time."""
     found: list[Chart] = []
     evaluated = run.evaluated(run.rounds)
+    if len(evaluated) > 1:
+        found += _virtual_time(run.lead, evaluated)
     if len(evaluated) > 1 and (traffic := _traffic(run.lead, run.rounds, evaluated)):
         found.append(traffic)
     names = (("bytes_down", "down"), ("bytes_up", "up"), ("bytes_eval", "evaluation"))
@@ -127,6 +130,18 @@ def _traffic(lead: Metric, rounds: Sequence[Row], evaluated: Sequence[Row]) -> C
     lines = _means(lead, evaluated, lambda row: so_far[id(row)] / size)
     ends = {"floor": 0.0, "ceiling": lead.bounds[1], "x_from": 0.0}
     return line_chart(chart, lines, lead.shown, "{:.3g}".format, **ends, whole_x=False)
+
+
+def _virtual_time(lead: Metric, evaluated: Sequence[Row]) -> list[Chart]:
+    """Draw the metric over virtual time; nothing if the run has none."""
+    if (last := number(evaluated[-1], VIRTUAL)) is None:
+        return []
+    size, unit = time_unit(last)
+    title = f"{_head(lead)} by virtual time"
+    chart = Chart("virtual-time", title, f"virtual time in {unit}", "mean over clients")
+    lines = _means(lead, evaluated, lambda row: (number(row, VIRTUAL) or 0.0) / size)
+    ends = {"floor": 0.0, "ceiling": lead.bounds[1], "x_from": 0.0}
+    return [line_chart(chart, lines, lead.shown, "{:.3g}".format, **ends, whole_x=False)]
 
 
 def _means(lead: Metric, rows: Sequence[Row], x: Callable[[Row], float]) -> list[Series]:
