@@ -110,9 +110,9 @@ class _Norm(_BatchNorm):
             return self._some(x, self.places.taken)
         rows = len(next(value for value in known if value is not None))
         mean, var, weight, bias = (None if v is None else v.flatten() for v in known)
-        y = F.batch_norm(
-            beside(x, rows), mean, var, weight, bias, measures, self.momentum or 0.0, self.eps
-        )
+        # For a batch of one sample, torch 2.15 computes a wrong gradient for some other strides.
+        x = beside(x, rows).contiguous()
+        y = F.batch_norm(x, mean, var, weight, bias, measures, self.momentum or 0.0, self.eps)
         return folded(y, rows)
 
     def _some(self, x: Tensor, taken: Tensor) -> Tensor:
