@@ -21,6 +21,8 @@ from fedapps.training.stacked.run import GroupRun, Lesson
 from fedapps.training.trainer import Trainer
 
 PASS = 512  # samples of all clients in a forward pass without gradients
+ON_CPU, ON_GPU = 20, 20  # clients in a group; on a GPU it is not measured
+MOST_MACS = 1_200_000  # of a step for a sample, up to which groups were faster on a CPU
 CLOSE = 1e-6  # relative; outputs in float64 agree to 1e-9
 
 
@@ -111,8 +113,12 @@ class Group:
 
 
 def chosen(trainer: Trainer) -> int:
-    """Return the size of groups for `group = "auto"`."""
-    return 10
+    """Return the size of groups for `group = "auto"`, by what docs/engines.md has measured."""
+    if next(trainer.model.parameters()).is_cuda:
+        return ON_GPU
+    names = trainer.layout.names
+    small = trainer.profile.step_macs(names, names[0]) <= MOST_MACS
+    return ON_CPU if small else 0
 
 
 @torch.no_grad()

@@ -3,17 +3,19 @@
 A linear layer is one product of batches of matrices (`baddbmm`), a BatchNorm has statistics for
 each client, and recurrent layers are a loop over time.
 
-Convolutions are grouped on a CPU, which was as fast as one client after the other (cnn), or up to
-twice as fast (lenet5). On a GPU, where grouped ones are slow, they are im2col and one product.
+A convolution is im2col and one product, too. Grouped convolutions, as `vmap` makes them, are slow
+on a GPU, and their bits depend on how many clients there are; those of products do not.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 
 @dataclass
@@ -23,20 +25,34 @@ class Places:
     taken: Tensor | None = None
 
 
+class Product(torch.autograd.Function):
+    """x W^T + b of each client: x [k, n, in], W [k, out, in], b [k, out] or None.
+
+    The gradient of `bmm` alone would be a transposed W, which costs a copy in every step.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return [k, n, out]."""
+        ctx.save_for_backward(x, weight)
+        turned = weight.transpose(1, 2)
+        return torch.bmm(x, turned) if bias is None else torch.baddbmm(bias[:, None], x, turned)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, W and b, of those that are needed."""
+        x, weight = ctx.saved_tensors
+        return (
+            torch.bmm(gradient, weight) if ctx.needs_input_grad[0] else None,
+            torch.bmm(gradient.transpose(1, 2), x) if ctx.needs_input_grad[1] else None,
+            gradient.sum(1) if ctx.needs_input_grad[2] else None,
+        )
+
+
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x W^T + b of each client: x [k, n, in], weight [k, out, in], bias [k, out]."""
-    turned = weight.transpose(1, 2)
-    return torch.bmm(x, turned) if bias is None else torch.baddbmm(bias[:, None], x, turned)
-
-
-def beside(x: Tensor, rows: int) -> Tensor:
-    """Return [B, k*C, ...] of a folded batch [k*B, C, ...]: the clients' channels side by side."""
-    return x.unflatten(0, (rows, -1)).transpose(0, 1).flatten(1, 2)
-
-
-def folded(x: Tensor, rows: int) -> Tensor:
-    """Return the folded batch [k*B, C, ...] of clients' channels side by side, [B, k*C, ...]."""
-    return x.unflatten(1, (rows, -1)).transpose(0, 1).flatten(0, 1)
+    """Return x W^T + b of each client, as `Product` says."""
+    found: Tensor = Product.apply(x, weight, bias)
+    return found
 
 
 class Linear(nn.Linear):
@@ -53,7 +69,7 @@ class Conv1d(nn.Conv1d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [k*B, C, T] to [k*B, out, T']."""
-        return _grouped(self, F.conv1d, x)
+        return _convolved(self, x)
 
 
 class Conv2d(nn.Conv2d):
@@ -61,40 +77,36 @@ class Conv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [k*B, C, H, W] to [k*B, out, H', W']."""
-        as_product = x.is_cuda and self.dilation == (1, 1) and not isinstance(self.padding, str)
-        return im2col_product(self, x) if as_product else _grouped(self, F.conv2d, x)
+        return _convolved(self, x)
 
 
-def _grouped(conv: nn.Conv1d | nn.Conv2d, function: Callable[..., Tensor], x: Tensor) -> Tensor:
-    rows, bias = len(conv.weight), conv.bias
-    y = function(
-        beside(x, rows),
-        conv.weight.flatten(0, 1),
-        None if bias is None else bias.flatten(),
-        conv.stride,
-        conv.padding,
-        conv.dilation,
-        rows * conv.groups,
-    )
-    return folded(y, rows)
-
-
-def im2col_product(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    """Return a convolution as one product for each client and group of channels."""
-    rows, out, groups = *conv.weight.shape[:2], conv.groups
-    high, wide = (int(pixels) for pixels in conv.padding)
-    x = F.pad(x, (wide, wide, high, high)).permute(0, 2, 3, 1)  # [k*B, H, W, C]
+def _convolved(conv: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
+    """Return a convolution as im2col and one product for each client and group of channels."""
+    (rows, out), groups, sides = conv.weight.shape[:2], conv.groups, len(conv.kernel_size)
+    padding = [int(pixels) for pixels in conv.padding]
+    if any(padding):
+        x = F.pad(x, [pixels for pixels in reversed(padding) for _ in ("before", "after")])
+    x = x.movedim(1, -1)  # channels last, as pooling has left it
     for dim, (size, step) in enumerate(zip(conv.kernel_size, conv.stride, strict=True), 1):
-        x = x.unfold(dim, size, step)  # at last [k*B, H', W', C, kh, kw]
-    height, width = x.shape[1:3]
-    x = x.unflatten(3, (groups, -1)).permute(3, 0, 1, 2, 5, 6, 4)  # [groups, k*B, ..., kh, kw, C]
-    x = x.unflatten(1, (rows, -1)).transpose(0, 1)
-    columns = x.reshape(rows * groups, -1, x.shape[-3:].numel())
-    weight = conv.weight.permute(0, 1, 3, 4, 2).reshape(rows * groups, out // groups, -1)
+        x = x.unfold(dim, size, step)
+    places = x.shape[1 : 1 + sides]  # of the output; x is [k*B, *places, C, *kernel]
+    x = x.unflatten(1 + sides, (groups, -1)).movedim(1 + sides, 0).movedim(2 + sides, -1)
+    x = x.unflatten(1, (rows, -1)).transpose(0, 1)  # [k, groups, B, *places, *kernel, C / groups]
+    columns = x.reshape(rows * groups, -1, x.shape[3 + sides :].numel())
+    weight = conv.weight.movedim(2, -1).reshape(rows * groups, out // groups, -1)
     bias = None if conv.bias is None else conv.bias.reshape(rows * groups, -1)
-    y = product(columns, weight, bias)  # [k * groups, B * H' * W', out / groups]
-    y = y.unflatten(0, (rows, groups)).transpose(1, 2).reshape(-1, height, width, out)
-    return y.permute(0, 3, 1, 2)
+    y = product(columns, weight, bias).unflatten(0, (rows, groups)).transpose(1, 2)
+    return y.reshape(-1, *places, out).movedim(-1, 1)
+
+
+def beside(x: Tensor, rows: int) -> Tensor:
+    """Return [B, k*C, ...] of a folded batch [k*B, C, ...]: the clients' channels side by side."""
+    return x.unflatten(0, (rows, -1)).transpose(0, 1).flatten(1, 2)
+
+
+def folded(x: Tensor, rows: int) -> Tensor:
+    """Return the folded batch [k*B, C, ...] of clients' channels side by side, [B, k*C, ...]."""
+    return x.unflatten(1, (rows, -1)).transpose(0, 1).flatten(0, 1)
 
 
 class _Norm(_BatchNorm):
@@ -184,6 +196,32 @@ class LayerNorm(nn.LayerNorm):
         return (y if self.bias is None else y + self.bias.view(shape)).flatten(0, 1)
 
 
+class MultiheadAttention(nn.MultiheadAttention):
+    """`nn.MultiheadAttention` for k clients: of a series with itself, with the batch first."""
+
+    def forward(  # type: ignore[override]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        need_weights: bool = True,
+    ) -> tuple[Tensor, None]:
+        """Map [k*B, T, size] to the same shape; `attn_mask` [T, T] is true where nothing is seen.
+
+        Raises NotImplementedError for attention to another series, and if weights are asked for.
+        """
+        if key is not query or value is not query or need_weights:
+            raise NotImplementedError("attention to another series, or its weights")
+        assert self.in_proj_weight is not None
+        rows = query.reshape(len(self.in_proj_weight), -1, self.embed_dim)
+        three = product(rows, self.in_proj_weight, self.in_proj_bias)
+        q, k, v = three.view(*query.shape[:2], 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        seen = None if attn_mask is None else ~attn_mask
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        return self.out_proj(y.transpose(1, 2).flatten(2)), None
+
+
 State = tuple[Tensor, ...]  # of a recurrent layer, each [k, B, units]; the first is its output
 
 
@@ -232,6 +270,8 @@ NATIVE: dict[type[nn.Module], type[nn.Module]] = {
     nn.BatchNorm2d: BatchNorm2d,
     nn.Embedding: Embedding,
     nn.LayerNorm: LayerNorm,
+    nn.MultiheadAttention: MultiheadAttention,
+    NonDynamicallyQuantizableLinear: Linear,  # in an attention
     nn.GRU: GRU,
     nn.LSTM: LSTM,
 }

@@ -69,11 +69,13 @@ def _convert(module: nn.Module, places: Places) -> None:
     own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
     children = [*module.children()]
     native = _native(module)
+    if getattr(module, "inplace", False):  # of a view, which would cost two copies
+        object.__setattr__(module, "inplace", False)
     if native:
         module.__class__ = native
         if isinstance(module, _BatchNorm):
             object.__setattr__(module, "places", places)
-    elif own or any(isinstance(child, nn.MultiheadAttention) for child in children):
+    elif own:
         if any(True for _ in batch_norms(module)):
             raise UnstackableError(
                 f"{type(module).__name__} has weights of its own around BatchNorm"
@@ -93,8 +95,14 @@ def _native(module: nn.Module) -> type[nn.Module] | None:
         raise UnstackableError(f"{type(module).__name__}: only one way, with the batch first")
     if isinstance(module, nn.RNNBase) and (module.proj_size or not module.bias):
         raise UnstackableError(f"{type(module).__name__}: only with biases, and without projection")
-    if isinstance(module, _ConvNd) and module.padding_mode != "zeros":
-        return None
+    if isinstance(module, _ConvNd):
+        odd = isinstance(module.padding, str) or module.padding_mode != "zeros"
+        if odd or any(size > 1 for size in module.dilation):
+            return None
+    if isinstance(module, nn.MultiheadAttention) and not (
+        module.batch_first and module.in_proj_weight is not None and module.bias_k is None
+    ):
+        raise UnstackableError("attention without the batch first, or of different sizes")
     if isinstance(module, nn.Embedding) and (module.padding_idx is not None or module.max_norm):
         return None
     if isinstance(module, nn.LayerNorm) and not module.elementwise_affine:

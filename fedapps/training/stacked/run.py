@@ -75,7 +75,7 @@ class GroupRun:
             if stage.epochs and stage.layers:
                 self._stage(stage, epoch)
             epoch += stage.epochs
-        if not all(bool(value.isfinite().all()) for value in self.entries.values()):
+        if not torch.stack(torch._foreach_norm([*self.entries.values()])).isfinite().all():
             raise NotFiniteError("a value of a model")
         for row, own in enumerate(self.lessons):
             own.entries = {key: value[row] for key, value in self.entries.items()}
