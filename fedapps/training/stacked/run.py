@@ -131,7 +131,7 @@ class GroupRun:
         thresholds = [threshold_of(stage, own.thresholds) for own in self.lessons]
         parameters, rows = dict[str, nn.Parameter](), 0
         mover: Optimizer | None = None
-        self._spoil()
+        self._spoil(stage)
         for step in range(len(schedule.sizes)):
             batch = schedule.batch(step)
             if len(batch.share) != rows:
@@ -172,8 +172,12 @@ class GroupRun:
         return torch.stack(losses)
 
     @torch.no_grad()
-    def _spoil(self) -> None:
-        """Fill the trainer's model with NaN, so that no loss can read weights from it unseen."""
+    def _spoil(self, stage: Stage) -> None:
+        """Fill the trainer's model with NaN, so that no loss can read weights from it unseen.
+
+        Everything else of it is as in this stage.
+        """
+        self.trainer.freeze_all_but(stage.layers)
         state = self.trainer.model.state_dict()
         for key in self.entries:
             state[key].fill_(math.nan)
