@@ -1,13 +1,13 @@
 """Clients trained together (key `group`) compared with one after the other.
 
-    python -m benchmarks.stacked                                          # CPU, one thread
-    python -m benchmarks.stacked --device cuda --groups 10,50,100         # what make benchmark-gpu runs
+    python -m benchmarks.stacked                                # CPU, one thread
+    python -m benchmarks.stacked --device cuda --groups 10,50   # as make benchmark-gpu does
     python -m benchmarks.stacked --models mlp,gru --repeats 9
 
 Each client has 50 random samples and trains for one epoch with batches of 10. The table shows the
-milliseconds of a client's training, the median of the repeats, which are interleaved so that all
-sizes of groups see the same machine. "1" is one client after the other. The ratio of the last two
-columns is that of the kernels that PyTorch calls for a client's step; it needs no quiet machine.
+milliseconds of a client's training: the median of the repeats, which are interleaved so that all
+sizes of groups see the same machine. Column 1 is one client after the other. The last column
+counts the kernels that PyTorch calls for a client's step, alone and in the largest group.
 """
 
 import time
@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.common import given
 from fedapps import models
+from fedapps.core.errors import RunError
 from fedapps.data.spec import Spec, image_spec
 from fedapps.models.layers import layout_of
 from fedapps.training.costs import profile
@@ -120,7 +121,10 @@ def main() -> None:
         __doc__, models=",".join(INPUTS), groups="5,10,20", repeats=7, device="cpu", threads=1
     )
     torch.set_num_threads(options.threads)
-    device = pick_torch_device(options.device)
+    try:
+        device = pick_torch_device(options.device)
+    except RunError as error:
+        raise SystemExit(f"error: {error}") from error
     groups = [1, *map(int, options.groups.split(","))]
     where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     print(f"{where}, torch {torch.__version__}, {options.threads} thread(s); ms of a client")

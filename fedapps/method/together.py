@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedapps.core import log
 from fedapps.core.errors import one_line
 from fedapps.method import local
 from fedapps.method.client import ClientHooks
@@ -121,9 +120,8 @@ class _Party:
         try:
             found = _done_together(self.group, paused)
         except Exception as error:  # of one client; alone, it fails alone
-            clients = ", ".join(str(own.job.client.client) for own in paused)
-            reason = f"{type(error).__name__}: {one_line(str(error))}"
-            log.debug("clients %s, together: %s; now one after the other", clients, reason)
+            told = f"{type(error).__name__}: {one_line(str(error))}"
+            self.group.tell(f"some clients work one after the other, after {told}")
             for place, own in alike.items():
                 self._restore(own)
                 self._go_on(place, partial(after, own.work, own.job))

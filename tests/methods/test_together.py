@@ -48,6 +48,7 @@ def test_together_as_alone(
     assert not trained and "clients are" not in capsys.readouterr().out
     together = serial_run(*options, "group=4")
     told = capsys.readouterr().out
+    assert "some clients" not in told  # no error has made a group fall apart
     before, after = states(alone), states(together)
     assert before.keys() == after.keys()
     if method in ALONE:

@@ -22,7 +22,7 @@ from fedapps.training.trainer import Trainer
 
 PASS = 512  # samples of all clients in a forward pass without gradients
 ON_CPU, ON_GPU = 20, 20  # clients in a group; on a GPU it is not measured
-MOST_MACS = 1_200_000  # of a step for a sample, up to which groups were faster on a CPU
+MOST_MACS = 1_200_000  # of a sample in a step, up to which groups were faster on a CPU
 CLOSE = 1e-6  # relative; outputs in float64 agree to 1e-9
 
 
@@ -94,8 +94,8 @@ class Group:
         sizes = [len(inputs[place]) for place in order]
         joined = torch.cat([inputs[place] for place in order])
         stacked = {key: stack([entries[place][key] for place in order]) for key in entries[0]}
-        first = torch.tensor([0, *sizes[:-1]], device=joined.device).cumsum(0)[:, None]
-        last = first + torch.tensor(sizes, device=joined.device)[:, None] - 1
+        last = torch.tensor(sizes).cumsum(0)[:, None] - 1
+        first = last - torch.tensor(sizes)[:, None] + 1
         found: list[list[Tensor]] = [[] for _ in order]
         names, begin = self.trainer.layout.names, 0
         self.model.module.eval()
@@ -103,9 +103,9 @@ class Group:
             rows = sum(size > begin for size in sizes)
             width = min(math.ceil(PASS / rows), sizes[0] - begin)
             self.model.load({key: value[:rows] for key, value in stacked.items()})
-            ahead = torch.arange(begin, begin + width, device=joined.device)
-            chosen = torch.minimum(first[:rows] + ahead, last[:rows]).flatten()
-            values = run(self.model.module, gather(joined, chosen), names)
+            places = torch.minimum(first[:rows] + torch.arange(begin, begin + width), last[:rows])
+            x = gather(joined, places.flatten().to(joined.device))
+            values = run(self.model.module, x, names)
             for row, own in enumerate(values.unflatten(0, (rows, -1))):
                 found[row].append(own[: sizes[row] - begin])
             begin += width
@@ -113,12 +113,14 @@ class Group:
 
 
 def chosen(trainer: Trainer) -> int:
-    """Return the size of groups for `group = "auto"`, by what docs/engines.md has measured."""
+    """Return the size of groups for `group = "auto"`, by what was measured (docs/engines.md)."""
     if next(trainer.model.parameters()).is_cuda:
         return ON_GPU
-    names = trainer.layout.names
-    small = trainer.profile.step_macs(names, names[0]) <= MOST_MACS
-    return ON_CPU if small else 0
+    macs = trainer.profile.step_macs(trainer.layout.names, trainer.layout.names[0])
+    if macs <= MOST_MACS:
+        return ON_CPU
+    log.info('group = "auto": 0, as a step takes %.1f million MACs for a sample', macs / 1e6)
+    return 0
 
 
 @torch.no_grad()

@@ -105,7 +105,7 @@ class GroupRun:
         order = sorted(range(len(steps)), key=lambda row: -len(steps[row].batches))
         if order != [*range(len(steps))]:
             for values in (self.entries, self.anchor):
-                values |= {key: value[order] for key, value in values.items()}
+                values |= {k: v[torch.tensor(order).to(v.device)] for k, v in values.items()}
             self.lessons = [self.lessons[row] for row in order]
             self.order = [self.order[row] for row in order]
         return [steps[row] for row in order]
@@ -151,7 +151,7 @@ class GroupRun:
                 clip_rows([p.grad for p in parameters.values()], thresholds[:rows])
             mover.step()
             sums[:rows] += values.detach() * batch.sizes
-        for own, total in zip(self.lessons, sums.tolist(), strict=True):
+        for own, total in zip(self.lessons, sums.cpu().tolist(), strict=True):
             own.done.loss += total
             if not math.isfinite(total):
                 raise NotFiniteError("a loss")
@@ -191,7 +191,7 @@ def clip_rows(gradients: Sequence[Tensor | None], thresholds: Sequence[Threshold
     """
     found = [g for g in gradients if g is not None]
     squares = [torch.linalg.vector_norm(g, dim=[*range(1, g.dim())]) for g in found]
-    norms = torch.linalg.vector_norm(torch.stack(squares), dim=0).tolist()
+    norms = torch.linalg.vector_norm(torch.stack(squares), dim=0).cpu().tolist()
     scales = []
     for norm, threshold in zip(norms, thresholds, strict=True):
         if not math.isfinite(norm):
@@ -200,5 +200,5 @@ def clip_rows(gradients: Sequence[Tensor | None], thresholds: Sequence[Threshold
         limit = threshold.after(norm)
         scales.append(limit / norm if norm > limit else 1.0)
     if min(scales) < 1:
-        rows = found[0].new_tensor(scales)
+        rows = torch.tensor(scales).to(found[0].device)
         torch._foreach_mul_(found, [rows.view(-1, *[1] * (g.dim() - 1)) for g in found])
