@@ -25,6 +25,8 @@ from fedapps.training.stacked.group import Group
 from fedapps.training.stacked.run import Lesson
 from fedapps.training.workspace import Workspace
 
+PHASES = {"train": "trained", "finetune": "fine-tuned"}
+
 
 def round_of(client: BaseClient, hook: str, plan: Plan, received: Arrays) -> Work[ClientUpdate]:
     """Return a client's `train_round` or `evaluate_round`, as work that can wait for others.
@@ -107,11 +109,11 @@ class _Party:
         self.waiting[place] = _Paused(work, job, entries, asking)
 
     def _joins(self, job: Job) -> bool:
-        """Tell whether a job can be done with others; say so once, or why not."""
-        what = "scored" if isinstance(job, Scoring) else f"trained ({job.phase})"
+        """Tell whether a job can be done with those of others; say once that it is, or why not."""
         why = _why_alone(self.group, job)
-        how = f"one after the other: {why}" if why else "together"
-        self.group.tell(f"clients are {what} {how}")
+        done = "scored" if isinstance(job, Scoring) else PHASES.get(job.phase, job.phase)
+        told = f"clients are {done} one after the other: {why}" if why else "clients work together"
+        self.group.tell(told)
         return not why
 
     def _do(self, alike: dict[int, _Paused]) -> None:
