@@ -310,6 +310,7 @@ def test_a_model_says_why_it_cannot_be_stacked(middle, problem):
         problem = ""
     layout = layout_of(model, 1, "shared", False)
     trainer = Trainer(model, layout, profile(model, layout, (3,)), 4)
+    next(model.parameters()).data[0] = float("nan")  # training has diverged before
     found = Group(trainer, 2).problem
     assert problem in found and bool(found) == bool(problem)
 
