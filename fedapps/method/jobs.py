@@ -42,6 +42,11 @@ class Scoring:
         return self.client.score(self.client.test_data)
 
 
+def has_own(client: ClientHooks, hook: str) -> bool:
+    """Tell whether a client, or its class, has a hook or tool other than that of `ClientHooks`."""
+    return getattr(getattr(client, hook), "__func__", None) is not getattr(ClientHooks, hook)
+
+
 Job = Training | Scoring
 Result = TypeVar("Result")
 Work = Generator[Job, Any, Result]  # gets a TrainingStats for a Training, a Score for a Scoring

@@ -7,7 +7,7 @@ import torch
 
 from fedapps.method.client import ClientHooks
 from fedapps.method.figures import LAST_LOCAL, WITHOUT_HEAD
-from fedapps.method.jobs import Scoring, Training, Work
+from fedapps.method.jobs import Scoring, Training, Work, has_own
 from fedapps.method.update import ClientUpdate, Metrics
 from fedapps.models.layers import Arrays, Slice, put, take
 from fedapps.training.clipping import Threshold, Thresholds
@@ -133,7 +133,7 @@ def _norms_of(layers: Slice, clip: Clip) -> str:
 def _personalize(client: ClientHooks, plan: Plan) -> Work[TrainingStats]:
     """Call the hook; the training that it stands for by default is a job, which can wait."""
     hooks = ("adapt", "personalize") if plan.newcomer else ("personalize",)
-    if all(getattr(type(client), name) is getattr(ClientHooks, name) for name in hooks):
+    if not any(has_own(client, hook) for hook in hooks):
         done: TrainingStats = yield Training(
             client, plan, "finetune", client.objective("finetune"), {}
         )

@@ -14,7 +14,7 @@ from fedapps.core.errors import one_line
 from fedapps.method import local
 from fedapps.method.client import ClientHooks
 from fedapps.method.flower import BaseClient
-from fedapps.method.jobs import Job, Result, Scoring, Training, Work, after, alone
+from fedapps.method.jobs import Job, Result, Scoring, Training, Work, after, alone, has_own
 from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import Arrays
 from fedapps.training.draw import Draw
@@ -157,7 +157,7 @@ def _why_alone(group: Group, job: Job) -> str:
     """Say why a job cannot be done together with those of other clients; "" if it can."""
     hooks = ("score", "predict") if isinstance(job, Scoring) else ("train",)
     for name in hooks:
-        if getattr(type(job.client), name) is not getattr(ClientHooks, name):
+        if has_own(job.client, name):
             return f"the client has `{name}` of its own"
     if isinstance(job, Scoring):
         return group.cannot_score()
