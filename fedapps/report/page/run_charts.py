@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 
+import numpy as np
+
 from fedapps.drawing.charts import (
     bar_chart,
     column_hits,
@@ -12,13 +14,13 @@ from fedapps.drawing.charts import (
     pair_chart,
     scatter_chart,
 )
+from fedapps.drawing.quantiles import MOST, percentiles
 from fedapps.drawing.svg import Chart, Series
 from fedapps.method.figures import EventPlot
 from fedapps.report.page.reading import Row, RunFiles, number
 from fedapps.report.units import byte_unit, human_bytes
 from fedapps.tasks import Metric
 
-MOST_DRAWN = 1000  # clients or classes; if there are more, every n-th is drawn
 MOST_CELLS = 60_000  # cells of the chart of samples per client and class
 COLOURS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7")
 
@@ -45,9 +47,12 @@ def clients(run: RunFiles) -> list[Chart]:
         chart = Chart("clients", title, order, f"{lead.label} on its own")
         found.append(_changes(chart, rows, "client", lead))
     sizes = [(size, row) for row in rows if (size := number(row, "num_train")) is not None]
+    every = -(-len(sizes) // MOST)
     if len(sizes) > 1:
         title, axis = f"{_head(lead)} by number of samples", f"personalized {lead.label}"
         chart = Chart("sizes", title, "training samples", axis)
+        chart.note = f"One in {every} is drawn." if every > 1 else ""
+        sizes = sizes[::every]
         points = [(size, number(row, lead.personalized) or 0.0) for size, row in sizes]
         titles = [_title(row, "client", lead) for _, row in sizes]
         top = lead.bounds[1]
@@ -162,7 +167,7 @@ def _changes(
     if ordered:
         sign = 1 if lead.more_is_better else -1
         known.sort(key=lambda entry: (sign * entry[2], number(entry[0], what) or 0.0))
-    every = -(-len(known) // MOST_DRAWN)
+    every = -(-len(known) // MOST)
     if every > 1:
         chart.note = f"One in {every} is drawn."
     known = known[::every]
@@ -197,17 +202,26 @@ def _holdings(samples: Sequence[Row]) -> Chart | None:
         for row in samples
     ]
     known = [(client, label, count) for client, label, count in cells if count]
+    chart = Chart("holdings", "Who holds which classes", "client", "class, upwards")
+    if len(clients := sorted({client for client, *_ in known})) > MOST:
+        rows, labels, held = np.array(known).T.astype(int)
+        counts = np.zeros((len(clients), 1 + labels.max()), int)
+        counts[np.searchsorted(clients, rows), labels] = held
+        found = percentiles(counts)
+        chart.x_label = f"percentile of {len(clients)} clients, for each class by itself"
+        known = [(int(i), int(k), float(found[i, k])) for i, k in np.argwhere(found)]
     if not known or len(known) > MOST_CELLS:
         return None
     size = 1 + max(client for client, *_ in known), 1 + max(label for _, label, _ in known)
-    chart = Chart("holdings", "Who holds which classes", "client", "class, upwards")
     most = max(count for *_, count in known)
     chart.note = f"The stronger the colour, the more training samples: up to {most:g}."
     heat_chart(chart, known, size)
+    if len(clients) > MOST:
+        return chart
     of: dict[int, list[str]] = {}
     for client, label, count in known:
         of.setdefault(client, []).append(f"class {label}: {count:g}")
-    if size[0] <= MOST_DRAWN:
+    if size[0] <= MOST:
         chart.hits = column_hits(size[0], lambda i: "\n".join([f"client {i}", *of.get(i, [])[:25]]))
     return chart
 
