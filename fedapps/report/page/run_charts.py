@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
+from statistics import fmean
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from fedapps.drawing.charts import (
     pair_chart,
     scatter_chart,
 )
-from fedapps.drawing.quantiles import MOST, percentiles
+from fedapps.drawing.quantiles import HUNDRED, MOST, percentiles
 from fedapps.drawing.svg import Chart, Series
 from fedapps.method.figures import EventPlot
 from fedapps.report.page.reading import Row, RunFiles, number
@@ -22,6 +23,7 @@ from fedapps.report.units import byte_unit, human_bytes
 from fedapps.tasks import Metric
 
 MOST_CELLS = 60_000  # cells of the chart of samples per client and class
+Known = tuple[Row, float | None, float]  # a row, its initial and its personalized value
 COLOURS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7")
 
 
@@ -161,16 +163,20 @@ def _changes(
     chart: Chart, rows: Sequence[Row], what: str, lead: Metric, ordered: bool = True
 ) -> Chart:
     """Draw the initial and the personalized value of each client or class, the worst one first."""
-    known = [
+    known: list[Known] = [
         (row, number(row, lead.initial), number(row, lead.personalized) or 0.0) for row in rows
     ]
     if ordered:
         sign = 1 if lead.more_is_better else -1
         known.sort(key=lambda entry: (sign * entry[2], number(entry[0], what) or 0.0))
-    every = -(-len(known) // MOST)
-    if every > 1:
-        chart.note = f"One in {every} is drawn."
-    known = known[::every]
+    names = [row.get(what, "") for row, *_ in known]
+    if (count := len(known)) > MOST:
+        chart.note = f"Means of hundredths of {count}."
+        chart.x_label = f"{chart.x_label}, in percent"
+        known = [
+            _mean(known[i * count // HUNDRED : (i + 1) * count // HUNDRED]) for i in range(HUNDRED)
+        ]
+        names = [str(i) for i in range(HUNDRED)]
     before = [(float(i), y) for i, (_, y, _) in enumerate(known) if y is not None]
     after = [(float(i), y) for i, (*_, y) in enumerate(known)]
     if before == after:
@@ -178,11 +184,17 @@ def _changes(
     else:
         series = [Series("initial", "initial", before)]
         series.append(Series("personalized", "personalized", after))
-    names = [row.get(what, "") for row, *_ in known]
     drawn = [line for line in series if line.points]
     pair_chart(chart, names, drawn, lead.shown, ceiling=lead.bounds[1])
-    chart.hits = column_hits(len(known), lambda i: _title(known[i][0], what, lead))
+    if count <= MOST:
+        chart.hits = column_hits(count, lambda i: _title(known[i][0], what, lead))
     return chart
+
+
+def _mean(part: Sequence[Known]) -> Known:
+    """Return the means of some clients or classes, as if they were one."""
+    before = [value for _, value, _ in part if value is not None]
+    return {}, fmean(before) if before else None, fmean(value for *_, value in part)
 
 
 def _title(row: Row, what: str, lead: Metric) -> str:
