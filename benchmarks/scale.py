@@ -7,7 +7,8 @@ Each N has a process of its own, on the serial engine: a small model, four sampl
 checkpoint after every round and an evaluation of as many clients as train. `start` are the seconds
 until the first round begins, with the imports; `round` is the median of all but the first; `end`
 are the seconds after the last one, with plots and page. `data` is the size of the data set's file;
-`peak` is the largest resident memory of the process, which does not count pages of that file.
+`peak` is the largest resident memory of the process. `run` is the run directory, which has a state
+for each client that has taken part.
 """
 
 import json
