@@ -24,7 +24,7 @@ from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.device.device import Device, device_workspace
 from fedapps.engine.failed_clients import DivergedError, record
-from fedapps.engine.store import EARLIER_RUN, NONE, ClientStore
+from fedapps.engine.store import EARLIER_RUN, NONE, ClientStore, state_folder
 from fedapps.engine.versions import LOADED, SAVED
 from fedapps.method import local, together
 from fedapps.method.aggregation import weighted_mean
@@ -124,8 +124,7 @@ def _serve(message: Message, context: Context, hook: Hook) -> Message:
         try:
             torch.set_num_threads(own.settings.threads)  # PyTorch keeps this setting per thread
             _check_initial_model(info, space.resident)
-            folder = Path(info.run_dir) / "clients" / str(request.client)
-            store = device.store(space, info) if device else ClientStore(folder, info.needed)
+            store = device.store(space, info) if device else _store(space, info, request.client)
             update = yield from hook(own, request, store)
             pack_metrics(update, info.presum)  # if Flower refuses it, only this client fails
             return update
@@ -145,6 +144,12 @@ def _serve(message: Message, context: Context, hook: Hook) -> Message:
         sent = []
         failures += [Failure(update.client, cause) for update in updates]
     return pack_reply(asked, sent, failures)
+
+
+def _store(space: Workspace, info: RequestHeader, client: int) -> ClientStore:
+    """Return the store of a client in the run directory."""
+    folder = state_folder(Path(info.run_dir), client, space.settings.num_clients)
+    return ClientStore(folder, info.needed)
 
 
 def _results(

@@ -27,6 +27,7 @@ SUMMARY = "summary.json"  # written when a run ends, and deleted when it is resu
 NAMES = "names.csv"  # what the data call each client, if they do
 UNSEEN = "unseen.csv"  # like clients.csv, for clients that came after the training
 SAMPLES = "samples.csv"  # number of training samples per client and class, if known
+LISTED = 10_000  # clients in samples.csv; if there are more, every n-th is listed
 
 # The start of a formula: in a cell, or after a semicolon, which separates cells in countries with a
 # decimal comma.

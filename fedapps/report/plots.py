@@ -11,6 +11,7 @@ from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
 from fedapps.drawing.pictures import save, styled, title
+from fedapps.drawing.quantiles import MOST
 from fedapps.report import directory
 from fedapps.report.about import task_of
 from fedapps.report.accuracy_plots import draw_communication, draw_scores, evaluated_rounds
@@ -40,7 +41,10 @@ def draw_all(folder: Path, kind: str = "png") -> list[Path]:
 
 
 def read_holdings(folder: Path) -> np.ndarray | None:
-    """Read the numbers of training samples, [clients, classes]; None if the run has not them."""
+    """Read the numbers of training samples, [clients, classes]; None if the run has not them.
+
+    Row i is client i; but of more than `MOST` clients, only those that the table lists have rows.
+    """
     path = folder / directory.SAMPLES
     if not path.is_file():
         return None
@@ -50,8 +54,11 @@ def read_holdings(folder: Path) -> np.ndarray | None:
     classes = 1 + held["class"].max()
     if (folder / "classes.csv").is_file():  # the last classes may have test samples only
         classes = max(classes, len(pd.read_csv(folder / "classes.csv")))
-    counts = np.zeros((1 + held["client"].max(), classes), np.int64)
-    counts[held["client"], held["class"]] = held["num_train"]
+    listed, rows = np.unique(held["client"], return_inverse=True)
+    if len(listed) <= MOST:
+        listed, rows = np.arange(1 + held["client"].max()), held["client"].to_numpy()
+    counts = np.zeros((len(listed), classes), np.int64)
+    counts[rows, held["class"]] = held["num_train"]
     return counts
 
 

@@ -154,7 +154,7 @@ class Report:
         return ReportState(round=round_, seconds=self.seconds, tables=tables, classes=self.classes)
 
     def hold(self, clients: Sequence[int], class_counts: np.ndarray) -> None:
-        """Write samples.csv: the numbers of training samples, [clients, classes]."""
+        """Write samples.csv: the numbers of training samples of `clients`, [clients, classes]."""
         self.class_counts = class_counts
         held = zip(*np.nonzero(class_counts), strict=True)
         rows = [(clients[i], int(k), int(class_counts[i, k])) for i, k in held]

@@ -96,6 +96,29 @@ def test_titles_tell_the_values(folder, elements):
     assert "\n".join(["client 7", *lines]) in elements.texts
 
 
+def test_many_clients_are_hundredths_and_percentiles(tmp_path):
+    """Client i of 2,000 has accuracy i/2000 and i + 1 samples of class 0."""
+    head = "round,phase,accuracy_initial,accuracy_personalized\n"
+    (tmp_path / "rounds.csv").write_text(head + "1,train,0.1,0.5\n")
+    scores = "".join(f"1,{i},{i},0.0,{i / 2000}\n" for i in range(2000))
+    columns = "round,client,num_train,accuracy_initial,accuracy_personalized\n"
+    (tmp_path / "clients.csv").write_text(columns + scores)
+    held = "".join(f"{9 * i},0,{i + 1}\n" for i in range(2000))  # one in nine is listed
+    (tmp_path / "samples.csv").write_text("client,class,num_train\n" + held)
+    text = page.write(tmp_path).read_text("utf-8")
+    figures = dict(re.findall(r'<figure id="(\w+)">(.*?)</figure>', text, re.S))
+    (d,) = re.findall(r'<path class="dots personalized" d="M([^"]+)"', figures["clients"])
+    ys = np.array([float(dot.split()[1].removesuffix("h0")) for dot in d.split("M")])
+    assert len(ys) == 100
+    assert np.diff(ys) == pytest.approx((ys[-1] - ys[0]) / 99, abs=0.11)  # written with a digit
+    assert "Means of hundredths of 2000." in figures["clients"]
+    assert (
+        "percentile of 2000 clients" in figures["holdings"] and "up to 2000." in figures["holdings"]
+    )
+    assert len(re.findall("h[\\d.]+v", figures["holdings"])) == 101
+    assert "One in 2 is drawn." in figures["sizes"]
+
+
 def test_a_run_of_an_earlier_version_or_killed_in_a_line_has_a_page(tmp_path):
     head = "round,phase,accuracy_initial,accuracy_personalized,bytes_down,bytes_up\n"
     (tmp_path / "rounds.csv").write_text(head + "1,train,0.1,0.2,5,6\n2,train,0.2,0.3,5,6\n3,tr")
