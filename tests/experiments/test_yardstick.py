@@ -17,7 +17,7 @@ from experiments.outcomes import claims, yardstick
 from experiments.outcomes.cells import Outcome, outcomes
 from experiments.outcomes.tidy import write_csv
 from experiments.papers import files
-from experiments.papers.table import Cell, Claim, Row, Scale, Table
+from experiments.papers.table import Cell, Claim, Reading, Row, Scale, Table
 from experiments.publish import charts, html_page, sections
 from experiments.publish.markdown_page import markdown
 from experiments.run import tuning
@@ -100,6 +100,10 @@ def test_a_row_runs_with_the_best_of_its_trials(toy):
     assert flat["evaluate-on"] == "test" and flat["validation-fraction"] == ""
     trial = tuning.trials(row)[0].config(0)
     assert trial["evaluate-on"] == "validation" and trial["validation-fraction"] == 0.2
+    also = (Reading("newcomers, few-shot 5"),)
+    few = replace(row, row=structs.replace(row.row, also=also))
+    read = [reading.reads for trial in tuning.trials(few) for reading in trial.row.readings]
+    assert read == 3 * [KIND], "what takes time and decides nothing is not computed"
     assert tuning.untried(store, [row]) == []
     empty = Store(store.folder / "none")
     assert [cell.name for cell in tuning.untried(empty, [row])] == [
