@@ -45,7 +45,7 @@ def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
     finished = FinishedRun.open(run, changes)
     with _claimed(run) as (number, path):
         line = {"evaluation": number, "round": finished.round, "settings": text_of(changes)}
-        columns = columns_of(finished.space.task)
+        columns = columns_of(finished.space.task, directory.names(run))
         seen = _scores(finished, finished.strategy.clients)
         new = _scores(finished, evaluations.newcomers(finished.strategy))
         _write(path, seen, new, columns, line, settings.evaluate_on)

@@ -31,11 +31,15 @@ INITIAL, PERSONALIZED = RED, BLUE
 FEW = 25  # up to this many clients or classes, names are upright, and classes keep their order
 NAMED = 110  # up to this many, every client and class is named
 LETTERS = 80  # up to this many characters in all, sums are written above their bars
+NAME = 20  # characters of a client's name, at most
 MANY = 300  # up to this many, a line connects the two values of a client or class
 
 
-def draw_clients(clients: pd.DataFrame, caption: Caption) -> Picture:
-    """Draw every client's values before and after personalization, and its samples."""
+def draw_clients(clients: pd.DataFrame, caption: Caption, names: Sequence[str] = ()) -> Picture:
+    """Draw every client's values before and after personalization, and its samples.
+
+    `names` are what the data call clients 0, 1, ..., if they do.
+    """
     metric = caption.metric
     ordered = _worst_first(clients, metric, "client")
     picture, upper, lower = _new_parts(len(ordered))
@@ -44,7 +48,8 @@ def draw_clients(clients: pd.DataFrame, caption: Caption) -> Picture:
     upper.axhline(mean, color=PERSONALIZED, linewidth=0.9, linestyle=(0, (5, 4)), label="mean")
     sizes = {"training": ordered["num_train"], caption.samples: ordered["num_test"]}
     _draw_samples(lower, sizes)
-    _name_places(lower, ordered["client"], "client", f"personalized {metric.label}")
+    called = _called(ordered["client"], names)
+    _name_places(lower, called, "client", f"personalized {metric.label}")
     legend(upper, f"Each client on its {caption.samples} samples, round {ordered['round'].iloc[0]}")
     legend(lower)
     return picture
@@ -63,10 +68,10 @@ def draw_classes(classes: pd.DataFrame, caption: Caption) -> Picture:
     return picture
 
 
-def draw_holdings(class_counts: np.ndarray) -> Picture:
+def draw_holdings(class_counts: np.ndarray, names: Sequence[str] = ()) -> Picture:
     """Draw how many training samples of each class each client holds.
 
-    `class_counts` is [clients, classes].
+    `class_counts` is [clients, classes]; `names` are what the data call clients 0, 1, ...
     """
     clients, classes = class_counts.shape
     height = max(HEIGHT + 0.8, min(0.085 * classes + 1.4, WIDEST))
@@ -81,7 +86,7 @@ def draw_holdings(class_counts: np.ndarray) -> Picture:
     )  # fmt: skip
     lower.set_ylabel("class")
     whole_ticks(lower.yaxis, 20 if classes <= FEW else 10)
-    _name_places(lower, range(clients), "client")
+    _name_places(lower, _called(range(clients), names), "client")
     bar = picture.colorbar(image, ax=[upper, lower], label="samples", pad=0.02, aspect=40)
     bar.outline.set_visible(False)
     subject = f"Training samples of each client and class, {class_counts.sum():,} in all"
@@ -134,6 +139,12 @@ def _draw_samples(axes: Axes, sizes: Mapping[str, pd.Series | np.ndarray]) -> No
         axes.margins(y=0.3)
 
 
+def _called(clients: Sequence[int] | pd.Series, names: Sequence[str]) -> list[str]:
+    """Return the clients' names, the beginnings of long ones, or their numbers without names."""
+    called = [names[client] if names else str(client) for client in clients]
+    return [name if len(name) <= NAME else name[: NAME - 1] + "…" for name in called]
+
+
 def _name_places(
     axes: Axes, names: Sequence[object] | pd.Series, what: str, sorted_by: str = ""
 ) -> None:
@@ -143,9 +154,12 @@ def _name_places(
     how = f", sorted by {sorted_by}" if sorted_by else ""
     axes.set_xlabel(what + how)
     if count <= NAMED:
-        axes.set_xticks(range(count), [str(name) for name in names])
+        texts = [str(name) for name in names]  # parse_math: a name can contain dollars
+        axes.set_xticks(range(count), texts, parse_math=False)
         if count > FEW:
             axes.tick_params("x", labelrotation=90, labelsize=6, length=2, pad=1.5)
+        elif sum(map(len, texts)) > LETTERS:
+            axes.tick_params("x", labelrotation=90, labelsize=7)
     elif not sorted_by:
         whole_ticks(axes.xaxis, 12)
     else:  # too many to name; their table has the names

@@ -12,13 +12,14 @@ from fedapps.drawing.charts import (
     pair_chart,
     scatter_chart,
 )
-from fedapps.drawing.svg import Chart, Series
+from fedapps.drawing.svg import Chart, Series, Tick
 from fedapps.method.figures import EventPlot
 from fedapps.report.page.reading import Row, RunFiles, number
 from fedapps.report.units import byte_unit, human_bytes
 from fedapps.tasks import Metric
 
 MOST_DRAWN = 1000  # clients or classes; if there are more, every n-th is drawn
+LETTERS = 70  # of the names of clients that fit on an axis; otherwise their numbers stand there
 MOST_CELLS = 60_000  # cells of the chart of samples per client and class
 COLOURS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7")
 
@@ -52,7 +53,7 @@ def clients(run: RunFiles) -> list[Chart]:
         titles = [_title(row, "client", lead) for _, row in sizes]
         top = lead.bounds[1]
         found.append(scatter_chart(chart, points, titles, "personalized", lead.shown, ceiling=top))
-    if holdings := _holdings(run.samples):
+    if holdings := _holdings(run):
         found.append(holdings)
     return found
 
@@ -173,11 +174,18 @@ def _changes(
     else:
         series = [Series("initial", "initial", before)]
         series.append(Series("personalized", "personalized", after))
-    names = [row.get(what, "") for row, *_ in known]
+    names = _fitting([(row.get(what, ""), row.get("name", "")) for row, *_ in known])
     drawn = [line for line in series if line.points]
     pair_chart(chart, names, drawn, lead.shown, ceiling=lead.bounds[1])
     chart.hits = column_hits(len(known), lambda i: _title(known[i][0], what, lead))
     return chart
+
+
+def _fitting(called: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the names of (number, name), if there are some; the numbers if there is no room."""
+    names = [name or number for number, name in called]
+    fit = sum(map(len, names)) <= LETTERS
+    return names if fit else [number for number, _ in called]
 
 
 def _title(row: Row, what: str, lead: Metric) -> str:
@@ -187,14 +195,15 @@ def _title(row: Row, what: str, lead: Metric) -> str:
     train, test = row.get("num_train"), row.get("num_test")
     held = f"{train} training samples, {test} to score"
     told = held if what == "client" else f"{test} samples to score"
-    return f"{what} {row.get(what)}\n{change}\n{told}"
+    name = f" ({row['name']})" if row.get("name") else ""
+    return f"{what} {row.get(what)}{name}\n{change}\n{told}"
 
 
-def _holdings(samples: Sequence[Row]) -> Chart | None:
+def _holdings(run: RunFiles) -> Chart | None:
     """Draw how many training samples of each class each client holds."""
     cells = [
         (int(number(row, "client") or 0), int(number(row, "class") or 0), number(row, "num_train"))
-        for row in samples
+        for row in run.samples
     ]
     known = [(client, label, count) for client, label, count in cells if count]
     if not known or len(known) > MOST_CELLS:
@@ -204,11 +213,15 @@ def _holdings(samples: Sequence[Row]) -> Chart | None:
     most = max(count for *_, count in known)
     chart.note = f"The stronger the colour, the more training samples: up to {most:g}."
     heat_chart(chart, known, size)
+    labels = _fitting([(tick.label, run.names.get(tick.label, "")) for tick in chart.x_ticks])
+    chart.x_ticks = [Tick(t.at, label) for t, label in zip(chart.x_ticks, labels, strict=True)]
     of: dict[int, list[str]] = {}
     for client, label, count in known:
         of.setdefault(client, []).append(f"class {label}: {count:g}")
     if size[0] <= MOST_DRAWN:
-        chart.hits = column_hits(size[0], lambda i: "\n".join([f"client {i}", *of.get(i, [])[:25]]))
+        chart.hits = column_hits(
+            size[0], lambda i: "\n".join([f"client {run.called(str(i))}", *of.get(i, [])[:25]])
+        )
     return chart
 
 
@@ -245,7 +258,7 @@ def _declared(rows: Sequence[Row], plot: EventPlot) -> list[Chart]:
 
 def _over_rounds(chart: Chart, run: RunFiles, column: str, floor: float) -> list[Chart]:
     """Draw a column of rounds.csv over the rounds; nothing if fewer than two have a value."""
-    points = _points(run.rounds, column)
+    points = _points(run.of_training, column)
     line = Series("", "personalized", points)
     return [line_chart(chart, [line], "{:.3g}".format, floor=floor)] if len(points) > 1 else []
 
