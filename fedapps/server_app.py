@@ -29,7 +29,6 @@ from fedapps.device.warm import end_with_parent, shorten_backoff
 from fedapps.engine import privacy, resume, unused
 from fedapps.engine.failed_clients import FILE
 from fedapps.engine.rounds import Rounds
-from fedapps.report import directory
 from fedapps.report.loggers import check_installed
 from fedapps.report.report import Report
 from fedapps.training.torch_device import GPU_HINT
@@ -78,8 +77,6 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     for note in unused.notes(strategy):
         log.warning("%s", note)
     with _reporting(rounds, context.run_config) as report:
-        if space.population.names:
-            directory.write_names(report.folder, space.population.names)
         if held is not None and space.task.has_classes:
             report.hold(listed, held)
         report.follow(strategy.arrays)
@@ -102,17 +99,19 @@ def _reporting(rounds: Rounds, flat: Mapping[str, Scalar]) -> Iterator[Report]:
 
     The directory is locked, so that no other process resumes the run meanwhile.
     """
-    settings, task = rounds.settings, rounds.strategy.workspace.task
+    settings, space = rounds.settings, rounds.strategy.workspace
     folder = resume.find(settings, flat)
     if folder is None:
         if settings.checkpoint_every:
             resume.offer(settings, flat)
-        report = Report.create(settings.runs_dir, settings.run_name, settings, flat, task)
+        names = space.population.names
+        where = settings.runs_dir, settings.run_name
+        report = Report.create(*where, settings, flat, space.task, names)
         with resume.alone(report.folder):
             yield report
         return
     with resume.alone(folder):
-        report = Report.reopen(folder, settings, flat, resume.restore(folder, rounds), task)
+        report = Report.reopen(folder, settings, flat, resume.restore(folder, rounds), space.task)
         log.info("run directory: %s, %s", folder, resume.how_far(rounds.recovery))
         yield report
 

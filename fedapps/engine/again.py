@@ -46,7 +46,7 @@ def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
     finished = FinishedRun.open(run, changes)
     with _claimed(run) as (number, path):
         line = {"evaluation": number, "round": finished.round, "settings": text_of(changes)}
-        columns = columns_of(finished.space.task)
+        columns = columns_of(finished.space.task, directory.names(run))
         some = "evaluate-clients" in changes
         strategy = finished.strategy
         clients = evaluations.evaluated(strategy) if some else strategy.clients

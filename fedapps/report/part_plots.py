@@ -32,13 +32,15 @@ INITIAL, PERSONALIZED = RED, BLUE
 FEW = 25  # up to this many clients or classes, names are upright, and classes keep their order
 NAMED = 110  # up to this many, every client and class is named
 LETTERS = 80  # up to this many characters in all, sums are written above their bars
+NAME = 20  # characters of a client's name, at most
 MANY = 300  # up to this many, a line connects the two values of a client or class
 
 
-def draw_clients(clients: pd.DataFrame, caption: Caption) -> Picture:
+def draw_clients(clients: pd.DataFrame, caption: Caption, names: Sequence[str] = ()) -> Picture:
     """Draw every client's values before and after personalization, and its samples.
 
-    Of more than `MOST` clients, means of each hundredth are drawn, from the worst to the best.
+    `names` are what the data call clients 0, 1, ..., if they do. Of more than `MOST` clients, means
+    of each hundredth are drawn, from the worst to the best.
     """
     metric, count = caption.metric, len(clients)
     ordered = _worst_first(clients, metric, "client")
@@ -56,7 +58,7 @@ def draw_clients(clients: pd.DataFrame, caption: Caption) -> Picture:
         lower.set_ylabel("samples (mean)")
         legend(upper, f"Mean of every hundredth of the clients, round {round_}")
     else:
-        _name_places(lower, ordered["client"], "client", order)
+        _name_places(lower, _called(ordered["client"], names), "client", order)
         legend(upper, f"Each client on its {caption.samples} samples, round {round_}")
     legend(lower)
     return picture
@@ -75,11 +77,12 @@ def draw_classes(classes: pd.DataFrame, caption: Caption) -> Picture:
     return picture
 
 
-def draw_holdings(class_counts: np.ndarray) -> Picture:
+def draw_holdings(class_counts: np.ndarray, names: Sequence[str] = ()) -> Picture:
     """Draw how many training samples of each class each client holds.
 
-    `class_counts` is [clients, classes]. Of more than `MOST` clients, percentiles are drawn: of
-    their samples, and of their samples of each class by itself.
+    `class_counts` is [clients, classes]; `names` are what the data call clients 0, 1, ... Of more
+    than `MOST` clients, percentiles are drawn: of their samples, and of their samples of each class
+    by itself.
     """
     sizes, told = class_counts.sum(axis=1), f"{class_counts.sum():,} in all"
     subject, name = "Training samples of each client and class", ""
@@ -103,7 +106,7 @@ def draw_holdings(class_counts: np.ndarray) -> Picture:
     if name:
         _name_percent(lower, name)
     else:
-        _name_places(lower, range(clients), "client")
+        _name_places(lower, _called(range(clients), names), "client")
     bar = picture.colorbar(image, ax=[upper, lower], label="samples", pad=0.02, aspect=40)
     bar.outline.set_visible(False)
     upper.set_title(f"{subject}, {told}", loc="left", fontsize=9)
@@ -162,6 +165,12 @@ def _name_percent(axes: Axes, label: str) -> None:
     axes.set_xlabel(label)
 
 
+def _called(clients: Sequence[int] | pd.Series, names: Sequence[str]) -> list[str]:
+    """Return the clients' names, the beginnings of long ones, or their numbers without names."""
+    called = [names[client] if names else str(client) for client in clients]
+    return [name if len(name) <= NAME else name[: NAME - 1] + "…" for name in called]
+
+
 def _name_places(
     axes: Axes, names: Sequence[object] | pd.Series, what: str, sorted_by: str = ""
 ) -> None:
@@ -171,9 +180,12 @@ def _name_places(
     how = f", sorted by {sorted_by}" if sorted_by else ""
     axes.set_xlabel(what + how)
     if count <= NAMED:
-        axes.set_xticks(range(count), [str(name) for name in names])
+        texts = [str(name) for name in names]  # parse_math: a name can contain dollars
+        axes.set_xticks(range(count), texts, parse_math=False)
         if count > FEW:
             axes.tick_params("x", labelrotation=90, labelsize=6, length=2, pad=1.5)
+        elif sum(map(len, texts)) > LETTERS:
+            axes.tick_params("x", labelrotation=90, labelsize=7)
     elif not sorted_by:
         whole_ticks(axes.xaxis, 12)
     else:  # too many to name; their table has the names

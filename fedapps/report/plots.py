@@ -78,7 +78,7 @@ def _pictures(folder: Path, flat: Mapping[str, Scalar]) -> dict[str, Picture]:
     if len(evaluated) > 1 and evaluated["bytes"].iloc[-1]:
         found["communication"] = draw_communication(evaluated, figures, caption)
     if len(clients):
-        found[f"client-{lead.name}"] = draw_clients(clients, caption)
+        found[f"client-{lead.name}"] = draw_clients(clients, caption, directory.names(folder))
     if (folder / "classes.csv").is_file():
         classes = pd.read_csv(folder / "classes.csv").dropna()
         if len(classes):
@@ -89,7 +89,7 @@ def _pictures(folder: Path, flat: Mapping[str, Scalar]) -> dict[str, Picture]:
             found[plot.name] = draw_categories(events, plot)
     holdings = read_holdings(folder)
     if holdings is not None:
-        found["clients"] = draw_holdings(holdings)
+        found["clients"] = draw_holdings(holdings, directory.names(folder))
     for picture in found.values():
         title(picture, caption.title)
     return found

@@ -12,7 +12,7 @@ from fedapps.cli import report as report_command
 from fedapps.core.errors import RunError
 from fedapps.drawing.svg import steps
 from fedapps.report import page
-from fedapps.report.page import facts
+from fedapps.report.page import facts, run_charts
 from fedapps.report.page.reading import RunFiles
 from tests.support.browser import WIDTHS, measured
 from tests.support.made_runs import EVIL, add_round, begin_run, finished_run
@@ -135,6 +135,17 @@ def test_a_run_of_an_earlier_version_or_killed_in_a_line_has_a_page(tmp_path):
         (tmp_path / name).unlink()
     (tmp_path / "rounds.csv").write_text(head)
     assert not Elements(page.write(tmp_path).read_text("utf-8")).figures
+
+
+def test_a_phase_after_the_last_round_is_not_drawn_as_another_round(tmp_path):
+    lines = ["round,phase,train_loss", "1,train,0.9", "2,train,0.7", "2,newcomers,0.1"]
+    (tmp_path / "rounds.csv").write_text("\n".join(lines) + "\n")
+    run = RunFiles.read(tmp_path)
+    assert [(row["round"], row["train_loss"]) for row in run.of_training] == [
+        ("1", "0.9"), ("2", "0.7"),
+    ]  # fmt: skip
+    (loss,) = run_charts.curves(run)
+    assert len(loss.hits) == 2, "one for each round"
 
 
 @pytest.mark.parametrize(("options", "expected"), [

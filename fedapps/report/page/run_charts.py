@@ -16,12 +16,13 @@ from fedapps.drawing.charts import (
     scatter_chart,
 )
 from fedapps.drawing.quantiles import HUNDRED, MOST, percentiles
-from fedapps.drawing.svg import Chart, Series
+from fedapps.drawing.svg import Chart, Series, Tick
 from fedapps.method.figures import EventPlot
 from fedapps.report.page.reading import Row, RunFiles, number
 from fedapps.report.units import byte_unit, human_bytes
 from fedapps.tasks import Metric
 
+LETTERS = 70  # of the names of clients that fit on an axis; otherwise their numbers stand there
 MOST_CELLS = 60_000  # cells of the chart of samples per client and class
 Known = tuple[Row, float | None, float]  # a row, its initial and its personalized value
 COLOURS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7")
@@ -59,7 +60,7 @@ def clients(run: RunFiles) -> list[Chart]:
         titles = [_title(row, "client", lead) for _, row in sizes]
         top = lead.bounds[1]
         found.append(scatter_chart(chart, points, titles, "personalized", lead.shown, ceiling=top))
-    if holdings := _holdings(run.samples):
+    if holdings := _holdings(run):
         found.append(holdings)
     return found
 
@@ -169,7 +170,7 @@ def _changes(
     if ordered:
         sign = 1 if lead.more_is_better else -1
         known.sort(key=lambda entry: (sign * entry[2], number(entry[0], what) or 0.0))
-    names = [row.get(what, "") for row, *_ in known]
+    names = _fitting([(row.get(what, ""), row.get("name", "")) for row, *_ in known])
     if (count := len(known)) > MOST:
         chart.note = f"Means of hundredths of {count}."
         chart.x_label = f"{chart.x_label}, in percent"
@@ -197,6 +198,13 @@ def _mean(part: Sequence[Known]) -> Known:
     return {}, fmean(before) if before else None, fmean(value for *_, value in part)
 
 
+def _fitting(called: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the names of (number, name), if there are some; the numbers if there is no room."""
+    names = [name or number for number, name in called]
+    fit = sum(map(len, names)) <= LETTERS
+    return names if fit else [number for number, _ in called]
+
+
 def _title(row: Row, what: str, lead: Metric) -> str:
     before, change = number(row, lead.initial), lead.shown(number(row, lead.personalized) or 0.0)
     if before is not None:
@@ -204,14 +212,15 @@ def _title(row: Row, what: str, lead: Metric) -> str:
     train, test = row.get("num_train"), row.get("num_test")
     held = f"{train} training samples, {test} to score"
     told = held if what == "client" else f"{test} samples to score"
-    return f"{what} {row.get(what)}\n{change}\n{told}"
+    name = f" ({row['name']})" if row.get("name") else ""
+    return f"{what} {row.get(what)}{name}\n{change}\n{told}"
 
 
-def _holdings(samples: Sequence[Row]) -> Chart | None:
+def _holdings(run: RunFiles) -> Chart | None:
     """Draw how many training samples of each class each client holds."""
     cells = [
         (int(number(row, "client") or 0), int(number(row, "class") or 0), number(row, "num_train"))
-        for row in samples
+        for row in run.samples
     ]
     known = [(client, label, count) for client, label, count in cells if count]
     chart = Chart("holdings", "Who holds which classes", "client", "class, upwards")
@@ -230,11 +239,15 @@ def _holdings(samples: Sequence[Row]) -> Chart | None:
     heat_chart(chart, known, size)
     if len(clients) > MOST:
         return chart
+    labels = _fitting([(tick.label, run.names.get(tick.label, "")) for tick in chart.x_ticks])
+    chart.x_ticks = [Tick(t.at, label) for t, label in zip(chart.x_ticks, labels, strict=True)]
     of: dict[int, list[str]] = {}
     for client, label, count in known:
         of.setdefault(client, []).append(f"class {label}: {count:g}")
     if size[0] <= MOST:
-        chart.hits = column_hits(size[0], lambda i: "\n".join([f"client {i}", *of.get(i, [])[:25]]))
+        chart.hits = column_hits(
+            size[0], lambda i: "\n".join([f"client {run.called(str(i))}", *of.get(i, [])[:25]])
+        )
     return chart
 
 
@@ -271,7 +284,7 @@ def _declared(rows: Sequence[Row], plot: EventPlot) -> list[Chart]:
 
 def _over_rounds(chart: Chart, run: RunFiles, column: str, floor: float) -> list[Chart]:
     """Draw a column of rounds.csv over the rounds; nothing if fewer than two have a value."""
-    points = _points(run.rounds, column)
+    points = _points(run.of_training, column)
     line = Series("", "personalized", points)
     return [line_chart(chart, [line], "{:.3g}".format, floor=floor)] if len(points) > 1 else []
 
