@@ -29,6 +29,7 @@ from fedapps.device.warm import end_with_parent, shorten_backoff
 from fedapps.engine import privacy, resume, unused
 from fedapps.engine.failed_clients import FILE
 from fedapps.engine.rounds import Rounds
+from fedapps.report import directory
 from fedapps.report.loggers import check_installed
 from fedapps.report.report import Report
 from fedapps.training.torch_device import GPU_HINT
