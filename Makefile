@@ -21,7 +21,7 @@ export CONFIG FEDERATION UV_SYSTEM_CERTS
 # Without bytecode files each of a run's dozen processes compiles all it imports, every time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run stop test flower-matrix lint format lock clean
+.PHONY: help run stop test flower-matrix benchmark-gpu lint format lock clean
 
 help:
 	@echo "make run     install what is needed, run the app on Flower's simulation engine;"
@@ -32,6 +32,7 @@ help:
 	@echo "             ARGS='-m thorough' runs the same for all methods, tables and engines,"
 	@echo "             ARGS='-m long' those of many minutes, ARGS='-m deployment' SuperNodes with TLS"
 	@echo "make flower-matrix  run the engines' tests on the locked, the newest and the nightly Flower"
+	@echo "make benchmark-gpu  run the GPU's tests, then measure clients that are trained together on it"
 	@echo "make lint    check style and types"
 	@echo "make format  format the code and sort imports"
 	@echo "make lock    resolve the dependencies anew and write requirements.lock"
@@ -53,6 +54,11 @@ test: $(READY)
 # FLOWERS='newest nightly' leaves out the locked version.
 flower-matrix: $(READY)
 	@$(PY) -m tests.support.flower_matrix $(FLOWERS)
+
+# The second line fails without a GPU, with one line that says so.
+benchmark-gpu: $(READY)
+	@$(PY) -m pytest -q tests/project/test_gpu.py -m "thorough or not thorough" $(ARGS)
+	@$(PY) -m benchmarks.stacked --device cuda --groups 10,20,50,100
 
 lint: $(READY)
 	@$(VENV)/bin/ruff check .

@@ -47,7 +47,9 @@ def timed(work: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[floa
     return time.perf_counter() - begin, result
 
 
-def serial_rounds(options: list[str], look: Callable[[float, int, Report], None]) -> None:
+def serial_rounds(
+    options: list[str], look: Callable[[float, int, Report], None], plots: bool = False
+) -> None:
     """Run on the serial engine; after each round call `look`.
 
     It gets the seconds of the round's end (checkpoint and best round), the round and the report.
@@ -60,7 +62,7 @@ def serial_rounds(options: list[str], look: Callable[[float, int, Report], None]
     log.set_level("error")
     Recovery.after_round = after_round  # type: ignore[method-assign]
     try:
-        run_serial(config.parse(options), plots=False)
+        run_serial(config.parse(options), plots=plots)
     finally:
         Recovery.after_round = end  # type: ignore[method-assign]
 

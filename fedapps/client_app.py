@@ -24,11 +24,12 @@ from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.device.device import Device, device_workspace
 from fedapps.engine.failed_clients import DivergedError, record
-from fedapps.engine.store import EARLIER_RUN, NONE, ClientStore
+from fedapps.engine.store import EARLIER_RUN, NONE, ClientStore, state_folder
 from fedapps.engine.versions import LOADED, SAVED
-from fedapps.method import local
+from fedapps.method import local, together
 from fedapps.method.aggregation import weighted_mean
 from fedapps.method.flower import BaseClient
+from fedapps.method.jobs import Work, alone
 from fedapps.method.tools import State
 from fedapps.method.update import ClientUpdate, Failure, Metrics
 from fedapps.models.layers import Arrays
@@ -40,7 +41,7 @@ from fedapps.wire.questions import pack_answer, pack_answers, read_question
 from fedapps.wire.replies import pack_metrics, pack_reply
 from fedapps.wire.requests import Request, RequestHeader, read_request
 
-Work = Callable[[Workspace, Request, ClientStore], ClientUpdate]
+Hook = Callable[[Workspace, Request, ClientStore], Work[ClientUpdate]]
 Result = ClientUpdate | Failure
 app = ClientApp()
 
@@ -105,8 +106,8 @@ def evaluate(message: Message, context: Context) -> Message:
     return _serve(message, context, _evaluate)
 
 
-def _serve(message: Message, context: Context, work: Work) -> Message:
-    """Do `work` for each client; one that raises an error becomes a failure, the others go on."""
+def _serve(message: Message, context: Context, hook: Hook) -> Message:
+    """Do the work of each client; one that raises an error becomes a failure, the others go on."""
     asked = read_request(message)
     info, kind = asked.header, message.metadata.message_type
     updates: list[ClientUpdate] = []
@@ -119,13 +120,12 @@ def _serve(message: Message, context: Context, work: Work) -> Message:
         cause = _recorded(error, everyone, context, info.run_dir)
         return pack_reply(asked, [], [Failure(client, cause) for client in info.clients])
 
-    def work_on(request: Request, own: Workspace) -> Result:
+    def work_on(request: Request, own: Workspace) -> Work[Result]:
         try:
             torch.set_num_threads(own.settings.threads)  # PyTorch keeps this setting per thread
             _check_initial_model(info, space.resident)
-            folder = Path(info.run_dir) / "clients" / str(request.client)
-            store = device.store(space, info) if device else ClientStore(folder, info.needed)
-            update = work(own, request, store)
+            store = device.store(space, info) if device else _store(space, info, request.client)
+            update = yield from hook(own, request, store)
             pack_metrics(update, info.presum)  # if Flower refuses it, only this client fails
             return update
         except Exception as error:  # any error fails only this client
@@ -146,18 +146,24 @@ def _serve(message: Message, context: Context, work: Work) -> Message:
     return pack_reply(asked, sent, failures)
 
 
+def _store(space: Workspace, info: RequestHeader, client: int) -> ClientStore:
+    """Return the store of a client in the run directory."""
+    folder = state_folder(Path(info.run_dir), client, space.settings.num_clients)
+    return ClientStore(folder, info.needed)
+
+
 def _results(
     requests: list[Request],
     concurrent: bool,
     space: Workspace,
-    work_on: Callable[[Request, Workspace], Result],
+    work_on: Callable[[Request, Workspace], Work[Result]],
 ) -> Iterable[Result]:
-    """Do the work of each request, one after the other, or together if they share a channel."""
+    """Do the work of each request, or in threads of their own if they share a channel."""
     if not concurrent:
-        return (work_on(request, space) for request in requests)
+        return together.results(space, (work_on(request, space) for request in requests))
     spaces = [space.restricted(request.plan.stages[0].layers) for request in requests]
     with ThreadPoolExecutor(len(requests), thread_name_prefix="client") as threads:
-        return [*threads.map(work_on, requests, spaces)]
+        return [*threads.map(lambda *of: alone(work_on(*of)), requests, spaces)]
 
 
 def _check_initial_model(info: RequestHeader, resident: ResidentModel) -> None:
@@ -195,11 +201,11 @@ def ray_workers() -> int:
     return min(counts, default=0)
 
 
-def _fit(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate:
+def _fit(space: Workspace, request: Request, store: ClientStore) -> Work[ClientUpdate]:
     """Train from the state before this round; save the new state, unless training diverged."""
     version, before = store.load_version(request.plan.round)
     client = _client(space, request, version, before)
-    update = client.train_round(request.plan, request.arrays)
+    update = yield from together.round_of(client, "train_round", request.plan, request.arrays)
     kept = {key: value.numpy() for key, value in client.state.items()}
     if problem := _diverged(space, update.arrays | update.extras, kept, update.metrics):
         raise DivergedError(f"{DIVERGED}: {problem}{store.advice(request.plan.round)}")
@@ -224,12 +230,12 @@ def _diverged(space: Workspace, sent: Arrays, kept: Arrays, metrics: Mapping) ->
     return invalid_loss(loss, samples, limit) if isinstance(loss, float) else ""
 
 
-def _evaluate(space: Workspace, request: Request, store: ClientStore) -> ClientUpdate:
+def _evaluate(space: Workspace, request: Request, store: ClientStore) -> Work[ClientUpdate]:
     """Evaluate with the state after this round; a newcomer has none."""
     new = request.plan.newcomer
     version, state = (NONE, {}) if new else store.load_version(request.plan.round + 1)
     client = _client(space, request, version, state)
-    update = client.evaluate_round(request.plan, request.arrays)
+    update = yield from together.round_of(client, "evaluate_round", request.plan, request.arrays)
     if not request.plan.unpersonalized:
         store.save_personalized(client)
     return state_told(update, version, saved=False)

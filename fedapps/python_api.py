@@ -69,7 +69,9 @@ class Run:
         self.path: Path = expanded(str(path)).absolute()
         self.config: dict[str, Scalar] = config.stored(self.path)
         """The keys as in config.toml, which `fedapps.run(run.config)` repeats."""
-        self._kept: tuple[int | None, Personalized] | None = None  # the last model that predicted
+        self._kept: tuple[int | str | None, Personalized] | None = (
+            None  # the last model that predicted
+        )
 
     @cached_property
     def rounds(self) -> "pd.DataFrame":
@@ -78,8 +80,8 @@ class Run:
 
     @cached_property
     def clients(self) -> "pd.DataFrame":
-        """clients.csv: a row for each client in each evaluation."""
-        return self._table("clients.csv")
+        """clients.csv: a row for each client in each evaluation; a `name` is a text."""
+        return self._table("clients.csv", converters={"name": str})
 
     @cached_property
     def classes(self) -> "pd.DataFrame":
@@ -106,25 +108,28 @@ class Run:
         return directory.is_final(self.summary)
 
     @_plainly
-    def model(self, client: int | None) -> "Personalized":
+    def model(self, client: int | str | None) -> "Personalized":
         """Return a client's personalized model (None: the shared one), a torch module on the CPU.
 
-        It maps inputs, such as float32 images [n, C, H, W] with pixels in 0..1, to outputs, such as
-        logits. The client is personalized again, as in its last evaluation.
+        A client is a number, or a name in names.csv. The model maps inputs, such as float32 images
+        [n, C, H, W] with pixels in 0..1, to outputs, such as logits. The client is personalized
+        again, as in its last evaluation.
         """
         import torch
 
         from fedapps.device import personalized
         from fedapps.training.undisturbed import undisturbed
 
-        if client is not None and not hasattr(client, "__index__"):
-            raise RunError(f"client {client!r}: must be a number; names.csv says who is which")
+        if isinstance(client, str):
+            client = directory.client_of(self.path, client)
+        elif client is not None and not hasattr(client, "__index__"):
+            raise RunError(f"client {client!r}: must be a number or a name in names.csv")
         number = None if client is None else operator.index(client)
         with undisturbed():
             torch.set_num_threads(self._opened.space.settings.threads)
             return personalized.of_run(self._opened, number)
 
-    def predict(self, client: int | None, x: "ArrayLike | torch.Tensor") -> "np.ndarray":
+    def predict(self, client: int | str | None, x: "ArrayLike | torch.Tensor") -> "np.ndarray":
         """Predict raw samples x [n, ...] with a client's model (None: the shared one).
 
         Images are [n, H, W] or [n, H, W, C], uint8 or floats in 0..1; other samples are as in the
@@ -132,7 +137,9 @@ class Run:
         """
         return self._predicted(client, x)[0]
 
-    def predict_proba(self, client: int | None, x: "ArrayLike | torch.Tensor") -> "np.ndarray":
+    def predict_proba(
+        self, client: int | str | None, x: "ArrayLike | torch.Tensor"
+    ) -> "np.ndarray":
         """Return probabilities float32 [n, classes] (or labels) of samples; see `predict`."""
         found = self._predicted(client, x)[1]
         if found is None:
@@ -178,7 +185,9 @@ class Run:
         return FinishedRun.open(self.path)
 
     @_plainly
-    def _predicted(self, client: int | None, x: Any) -> "tuple[np.ndarray, np.ndarray | None]":
+    def _predicted(
+        self, client: int | str | None, x: Any
+    ) -> "tuple[np.ndarray, np.ndarray | None]":
         import numpy as np
         import torch
 

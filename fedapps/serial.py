@@ -64,7 +64,7 @@ def run_serial(
     if node_configs:
         grid: SerialGrid = DeviceGrid(client_app.app, run_config, node_configs)
     elif workers > 1:
-        grid = WorkerGrid(client_app.app, run_config, num_supernodes, workers)
+        grid = WorkerGrid(client_app.app, run_config, num_supernodes, workers, keep_going)
     else:
         grid = SerialGrid(client_app.app, run_config, num_supernodes)
     context = Context(
@@ -72,6 +72,25 @@ def run_serial(
     )
     with raising(not keep_going), closing(grid):
         return server_app.run(grid, context, plots)
+
+
+def idle_workers(run_config: Flat, runs: int) -> int:
+    """Return how many workers a run can have, if `runs` run at once, so that no core is idle.
+
+    It is 1 where more are impossible or would change the last digits of the results.
+    """
+    from fedapps.core import config
+
+    if sys.platform != "linux":
+        return 1
+    settings, workers = config.read(run_config), max(1, len(os.sched_getaffinity(0)) // runs)
+    if settings.presum or settings.group:  # the clients of a worker are summed, or work, together
+        return 1
+    try:
+        check_workers(workers, settings.threads, settings.device, False)
+    except RunError:
+        return 1
+    return workers
 
 
 def check_workers(workers: int, threads: int, device: str, devices: bool) -> None:

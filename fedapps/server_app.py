@@ -6,7 +6,7 @@ import fedapps.core.quiet  # noqa: F401, before imports that take long
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from logging import ERROR
@@ -69,7 +69,8 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
         log.warning("%s", note)
     for note in [*space.dataset.told, *space.population.told]:
         log.info("note: %s", note)
-    held = None if settings.dataset == DEVICE else samples_of(space)  # a bad partition ends here
+    listed = listed_clients(space)
+    held = samples_of(space, listed) if listed else None  # a bad partition ends here
     strategy_class = registry.strategy_class(settings.strategy)
     registry.client_class(settings.strategy)  # a missing client module ends the run here
     strategy = strategy_class(space)
@@ -77,10 +78,8 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     for note in unused.notes(strategy):
         log.warning("%s", note)
     with _reporting(rounds, context.run_config) as report:
-        if space.population.names:
-            directory.write_names(report.folder, space.population.names)
         if held is not None and space.task.has_classes:
-            report.hold(space.population.training, held)
+            report.hold(listed, held)
         report.follow(strategy.arrays)
         try:
             with log.to_file(report.folder / FILE), stoppable():
@@ -101,17 +100,19 @@ def _reporting(rounds: Rounds, flat: Mapping[str, Scalar]) -> Iterator[Report]:
 
     The directory is locked, so that no other process resumes the run meanwhile.
     """
-    settings, task = rounds.settings, rounds.strategy.workspace.task
+    settings, space = rounds.settings, rounds.strategy.workspace
     folder = resume.find(settings, flat)
     if folder is None:
         if settings.checkpoint_every:
             resume.offer(settings, flat)
-        report = Report.create(settings.runs_dir, settings.run_name, settings, flat, task)
+        names = space.population.names
+        where = settings.runs_dir, settings.run_name
+        report = Report.create(*where, settings, flat, space.task, names)
         with resume.alone(report.folder):
             yield report
         return
     with resume.alone(folder):
-        report = Report.reopen(folder, settings, flat, resume.restore(folder, rounds), task)
+        report = Report.reopen(folder, settings, flat, resume.restore(folder, rounds), space.task)
         log.info("run directory: %s, %s", folder, resume.how_far(rounds.recovery))
         yield report
 
@@ -135,9 +136,24 @@ def meet(there: NodeRegistry, space: Workspace) -> Fleet:
     return fleet
 
 
-def samples_of(space: Workspace) -> np.ndarray:
-    """Count every client's training samples by class, [clients, classes]; raises `RunError`."""
-    shares = [space.population.share(client) for client in space.population.training]
+def listed_clients(space: Workspace) -> Sequence[int]:
+    """Return the clients of samples.csv: those that train, or of many of them every n-th.
+
+    There are none if they are devices, whose data the server does not know.
+    """
+    training = space.population.training
+    if space.settings.dataset == DEVICE:
+        return ()
+    every = -(-len(training) // directory.LISTED)
+    if every > 1:
+        told = f"{directory.SAMPLES} lists one in {every} of {len(training)} clients"
+        log.info("note: %s", told)
+    return training[::every]
+
+
+def samples_of(space: Workspace, clients: Sequence[int]) -> np.ndarray:
+    """Count clients' training samples by class, [clients, classes]; raises `RunError`."""
+    shares = [space.population.share(client) for client in clients]
     return data.class_counts(space.dataset.labels, shares)
 
 

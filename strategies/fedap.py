@@ -70,7 +70,7 @@ class FedAP(WarmUp):
 
     def select(self, round_: int) -> list[int]:
         """Select all clients in the first round after the warm-up, for their statistics."""
-        return self.clients if round_ == self.warmup + 1 else super().select(round_)
+        return [*self.clients] if round_ == self.warmup + 1 else super().select(round_)
 
     def personal_plan(self, round_: int, client: int) -> Plan:
         """Train all layers, exchange all but BatchNorms; send statistics that the server lacks."""

@@ -34,7 +34,7 @@ class Local(BaseStrategy):
 
     def select(self, round_: int) -> list[int]:
         """Select all clients, or with `match-compute` those that the other methods would select."""
-        return super().select(round_) if self.options.match_compute else self.clients
+        return super().select(round_) if self.options.match_compute else [*self.clients]
 
     def plan(self, round_: int, client: int) -> Plan:
         """Train all layers and exchange nothing."""

@@ -6,9 +6,10 @@ A chart has a line per row, up to eight; the row that the table is about is in a
 from collections.abc import Iterator, Mapping, Sequence
 
 from experiments.outcomes.cells import Outcome
+from experiments.outcomes.newcomers import Newcomers
 from experiments.papers.table import Table
 from fedapps.drawing.charts import line_chart
-from fedapps.drawing.intervals import Interval
+from fedapps.drawing.intervals import Interval, interval_chart
 from fedapps.drawing.svg import Box, Chart, Series
 
 FEWEST = 4  # clients that make a line
@@ -93,6 +94,25 @@ def over_columns(table: Table, done: Sequence[Outcome]) -> Iterator[Chart]:
 def _without(settings: str, key: str) -> str:
     """Return a run-config without the setting of a key."""
     return " ".join(part for part in settings.split() if not part.startswith(f"{key}="))
+
+
+def of_newcomers(table: Table, lines: Sequence[Newcomers]) -> Iterator[Chart]:
+    """Yield charts of newcomers beside clients that trained, and of newcomers by their samples."""
+    rows = [
+        Interval(
+            line.name,
+            line.unseen,
+            f"{line.name}: newcomers {line.unseen:.1f}, those that trained {line.seen:.1f}",
+            other=line.seen,
+        )
+        for line in lines
+    ]
+    if rows:
+        title = "Newcomers (dot) and the clients that trained (diamond)"
+        yield interval_chart(Chart("", title, "accuracy, %"), rows)
+    few = {line.name: [(float(k), v) for k, v in sorted(line.few.items())] for line in lines}
+    caption = "Newcomers by the training samples of each class that they have, %"
+    yield from drawn(table, few, caption, "samples of each class")
 
 
 def drawn(table: Table, lines: Lines, caption: str, x_label: str) -> Iterator[Chart]:

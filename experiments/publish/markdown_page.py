@@ -45,6 +45,8 @@ def markdown(part: Section) -> Iterator[str]:
             yield from ("", "Notes on rows:", "", *notes)
         if part.reached_heads:
             yield from ("", *_grid(part.reached_heads, part.reached))
+    if part.newcomers:
+        yield from ("", part.newcomers_said, "", *_grid(part.newcomers_heads, part.newcomers))
     if part.claims:
         means = f"[what the columns mean]({CLAIMS})"
         yield from ("", f"How the claims about these rows came out ({means}):", "")

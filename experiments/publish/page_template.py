@@ -103,6 +103,10 @@ samples:</p>
 <p class="soft">Accuracy over rounds, from the curves below:</p>
 {{ grid(part.title ~ ': rounds', part.reached_heads, part.reached) }}
 {% endif %}
+{% if part.newcomers %}
+<p class="soft">{{ part.newcomers_said|inline }}</p>
+{{ grid(part.title ~ ': newcomers', part.newcomers_heads, part.newcomers) }}
+{% endif %}
 {% if part.claims %}
 <p class="soft">How the <a href="#claims">claims</a> about these rows came out (an empty cell
 repeats the claim above it):</p>

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from experiments.figures import costs
 from experiments.figures.communication import sent
 from experiments.figures.curves import curves_of, reached
-from experiments.outcomes import claims, yardstick
+from experiments.outcomes import claims, newcomers, yardstick
 from experiments.outcomes.cells import HEADS, Outcome, best_scale, outcomes, words
 from experiments.papers.table import Table
 from experiments.publish import charts
@@ -54,6 +54,9 @@ class Section:
     chosen: list[list[str]] = field(default_factory=list)
     reached_heads: list[str] = field(default_factory=list)
     reached: list[list[str]] = field(default_factory=list)  # lines about curves over rounds
+    newcomers_said: str = ""  # "" if no client came after the training
+    newcomers_heads: list[str] = field(default_factory=list)
+    newcomers: list[list[str]] = field(default_factory=list)
     claims: list[list[str]] = field(default_factory=list)  # lines under `claims.HEADS`
     counts: list[list[str]] = field(default_factory=list)  # of their verdicts
 
@@ -86,9 +89,15 @@ def section(store: Store, table: Table) -> Section:
         part.chosen = [*tuning.texts(store, (outcome.cell for outcome in done))]
     if not part.rows:
         _listed(part, done)
+    if later := newcomers.newcomers(done):
+        counts = newcomers.sample_counts(later)
+        part.newcomers_said = newcomers.sentence(later)
+        part.newcomers_heads = [*newcomers.HEADS, *(f"few-shot {count}" for count in counts)]
+        part.newcomers = [line.texts(counts) for line in later]
     if table.follows:
         part.reached_heads, part.reached = reached(store, table, scale)
     part.figures += [*_curves(store, table, scale), *charts.of_clients(table, done)]
+    part.figures += charts.of_newcomers(table, later)
     part.figures += [*charts.over_columns(table, done), *_bytes(done)]
     judged = [*claims.judged(store, table)]
     part.claims, part.counts = [*claims.lines(judged)], [*claims.counts(judged)]

@@ -208,7 +208,8 @@ class Runner:
                 clients = worker.call(log, rescoring.score, base, flat)
                 run = rescoring.rescored(job.cell, job.seed, base, clients)
             else:
-                trained = worker.run(flat, log, plots=False)
+                at_once = min(self.jobs, len(self.left))
+                trained = worker.run(flat, log, plots=False, at_once=at_once)
                 run = collect(job.cell, job.seed, trained, self.reads)
         except RunError as error:
             if not job.cell.suffix or DIVERGED not in str(error):

@@ -4,14 +4,18 @@ The `search` of a row lists values for some keys. Eight combinations of these va
 `row~0` to `row~7`; they are drawn at random without replacement, and are the same everywhere. A
 trial uses the table's first seed. It trains on 80 % of each client's training samples and is scored
 on the other 20 %, so it sees no test sample. The row then runs with the settings of the trial that
-has the best mean of the row's reading; a trial whose training diverges is the worst. The samplers
-of tuning libraries also draw their first ten trials at random, so eight trials need no library.
+has the best mean of the row's reading; a trial whose training diverges is the worst. Nobody reads
+another figure of a trial, so none that takes time is computed, such as how newcomers do with few
+samples. The samplers of tuning libraries also draw their first ten trials at random, so eight
+trials need no library.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any
+
+from msgspec import structs
 
 from experiments.papers.table import Cell, Row
 from experiments.run.store import Store
@@ -34,8 +38,9 @@ def combinations(row: Row, most: int) -> list[dict[str, Any]]:
 def trials(cell: Cell) -> list[Cell]:
     """Return the cells of the trials of a cell's row."""
     most = cell.table.scales[cell.scale].trials
+    row = structs.replace(cell.row, also=())
     return [
-        replace(cell, suffix=f"~{number}", extra=f"{_text(values)} {VALIDATION}")
+        replace(cell, row=row, suffix=f"~{number}", extra=f"{_text(values)} {VALIDATION}")
         for number, values in enumerate(combinations(cell.row, most))
     ]
 

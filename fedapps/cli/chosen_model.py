@@ -34,10 +34,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--client",
-        type=int,
-        metavar="N",
-        help="take the personalized model of client N from a run directory; without this option, "
-        "the shared model",
+        metavar="N|NAME",
+        help="take the personalized model of a client from a run directory: its number, or its "
+        "name in names.csv; without this option, the shared model",
     )
 
 
@@ -48,25 +47,28 @@ def read_model(options: argparse.Namespace) -> "Personalized":
     return open_model(options.source or options.state_dir, options.client)
 
 
-def open_model(source: Path, client: int | None = None, tell: bool = True) -> "Personalized":
+def open_model(source: Path, client: str | None = None, tell: bool = True) -> "Personalized":
     """Return the model in a run directory, a state-dir or a file: a client's, or the shared one.
 
-    With `tell`, the user is told which layers of a shared model are not shared.
+    A client is named by its number or, if the data call it something, by its name. With `tell`,
+    the user is told which layers of a shared model are not shared.
     """
     # torch takes a second that the help need not wait for
     from fedapps.device import personalized
     from fedapps.engine.finished import FinishedRun
+    from fedapps.report import directory
 
     if (source / "config.toml").exists():
         run = FinishedRun.open(source)
-        model = personalized.of_run(run, client)
+        number = None if client is None else directory.client_of(source, client)
+        model = personalized.of_run(run, number)
         if tell and client is None and run.initial:
             layers = ", ".join(run.initial)
             note = f"these layers are not shared, so they have their initial values: {layers}"
             print(f"note: {note}; --client N takes those of a client", file=sys.stderr)
         return model
     model = personalized.load(source)
-    if client not in (None, model.about.client):
+    if client not in (None, str(model.about.client)):
         own = model.about.client
         raise RunError(f"--client {client}: {source} is the model of client {own}")
     return model

@@ -1,9 +1,11 @@
 """Predict with the trained model of a run or of a device.
 
 This prints a line for each sample: its number, and what the model predicts. For classes, that is
-the most probable one and its probability; otherwise the labels that apply, numbers, or tokens.
+the most probable one and its probability; otherwise the labels that apply, numbers, or tokens. With
+`--output`, the same goes into a table, or all probabilities into an .npz.
 
     fedapps predict ~/fedapps-runs/mine --client 7 --input images.npz
+    fedapps predict ~/fedapps-runs/mine --client Hungary --input patients.csv --output found.csv
     fedapps predict /var/lib/fedapps --input images.npz --output predictions.npz
 """
 
@@ -27,15 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         type=path,
-        metavar="PREDICTIONS.npz",
-        help="write predictions, probabilities and class names to this file instead of lines",
+        metavar="PREDICTIONS.csv|npz",
+        help="write to this file instead of lines: a table with a row for each sample, or arrays"
+        " with all probabilities and class names",
     )
 
 
 def run(options: argparse.Namespace) -> int:
     """Print a line per sample with its prediction, or where they were written."""
-    if options.output and options.output.suffix != ".npz":
-        raise RunError(f"--output {options.output}: must end in .npz")
+    if options.output and options.output.suffix not in (".csv", ".npz"):
+        raise RunError(f"--output {options.output}: must end in .csv or .npz")
     from fedapps.device import personalized
 
     model = read_model(options)

@@ -49,14 +49,15 @@ class Sweep:
         process works there. Raises `KeyboardInterrupt` on Ctrl-C or SIGTERM, after ending all runs.
         """
         todo = [point for point in self.points if not self._is_done(point)]
-        workers = [Worker() for _ in range(min(self.jobs, len(todo)))]
+        at_once = min(self.jobs, len(todo))
+        workers = [Worker() for _ in range(at_once)]
         idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         for worker in workers:
             idle.put(worker)
-        pool = ThreadPoolExecutor(max(1, len(workers)))
+        pool = ThreadPoolExecutor(max(1, at_once))
         with _alone(self.folder / LOGS), _signals(), Progress(self.folder, todo) as progress:
             progress.begin(len(self.points))
-            waiting = {pool.submit(self._work, point, idle): point for point in todo}
+            waiting = {pool.submit(self._work, point, idle, at_once): point for point in todo}
             try:
                 while waiting:
                     done, _ = wait(waiting, timeout=LOOK, return_when=FIRST_COMPLETED)
@@ -82,8 +83,8 @@ class Sweep:
                 )
         return directory.has_finished(folder)
 
-    def _work(self, point: Point, idle: "queue.SimpleQueue[Worker]") -> str:
-        """Run a point; return why it failed, or "" if it did not."""
+    def _work(self, point: Point, idle: "queue.SimpleQueue[Worker]", at_once: int) -> str:
+        """Run a point, one of `at_once`; return why it failed, or "" if it did not."""
         folder, log = self.folder / point.name, self.folder / LOGS / f"{point.name}.txt"
         flat = {**point.flat, "runs-dir": str(self.folder), "run-name": point.name}
         worker = idle.get()
@@ -92,7 +93,7 @@ class Sweep:
                 flat |= {"resume": str(folder), "run-name": ""}
             elif folder.exists():
                 shutil.rmtree(folder)
-            worker.run(flat, log)
+            worker.run(flat, log, at_once=at_once)
             log.unlink()
             return ""
         except (RunError, OSError) as error:

@@ -25,9 +25,14 @@ class Worker:
         self.process: BaseProcess | None = None
         self.pipe: Connection | None = None
 
-    def run(self, flat: Mapping[str, Scalar], log: Path, plots: bool = True) -> Path:
-        """Run a run-config in the process; return its run directory. Raises `RunError`."""
-        return self.call(log, _run, dict(flat), plots)
+    def run(
+        self, flat: Mapping[str, Scalar], log: Path, plots: bool = True, at_once: int = 1
+    ) -> Path:
+        """Run a run-config in the process; return its run directory. Raises `RunError`.
+
+        It is one of `at_once` runs that share the cores of the machine.
+        """
+        return self.call(log, _run, dict(flat), plots, at_once)
 
     def call(self, log: Path, work: Callable[..., Path], *arguments: object) -> Path:
         """Call a module's function in the process; return its result. Raises `RunError`."""
@@ -80,10 +85,11 @@ def _end_with_parent() -> None:
         os._exit(1)  # nobody would use the results of this run
 
 
-def _run(flat: dict[str, Scalar], plots: bool) -> Path:
-    from fedapps.serial import run_serial  # takes seconds to load; only a worker needs it
+def _run(flat: dict[str, Scalar], plots: bool, at_once: int) -> Path:
+    from fedapps.serial import idle_workers, run_serial  # takes seconds to load, only here needed
 
-    return run_serial(flat, keep_going=False, plots=plots)
+    workers = idle_workers(flat, at_once)
+    return run_serial(flat, keep_going=False, plots=plots, workers=workers)
 
 
 def _do(log: Path, work: Callable[..., Path], arguments: tuple[object, ...]) -> tuple[str, str]:

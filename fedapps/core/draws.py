@@ -68,5 +68,5 @@ def sample_evaluated(seed: int, clients: Sequence[int], count: int) -> list[int]
     """
     if not 0 < count < len(clients):
         return [*clients]
-    chosen = generator(seed, "evaluate").choice(clients, count, replace=False)
-    return sorted(chosen.tolist())
+    chosen = generator(seed, "evaluate").choice(len(clients), count, replace=False)
+    return [clients[place] for place in sorted(chosen.tolist())]

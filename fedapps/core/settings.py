@@ -138,6 +138,10 @@ class Settings(DataSettings, frozen=True):
         Meta(ge=1, le=64),
         doc("PyTorch threads per process; to repeat a run exactly, use the same number"),
     ]
+    group: Annotated[
+        NonNegative | Literal["auto"],
+        doc("number of clients that are trained and scored together; 0: one after the other"),
+    ]
     cache_limit: Annotated[
         NonNegative,
         doc("MiB per process for clients' data, and as much again for outputs of frozen layers"),

@@ -13,6 +13,13 @@ def nearest(word: str, words: Iterable[str], least: float = 0.6) -> str:
     return close[0] if close else ""
 
 
+def closest(word: str, words: Iterable[str], most: int = 3) -> list[str]:
+    """Return the most similar of `words`, whatever their case, the best one first."""
+    known = {each.casefold(): each for each in words}
+    found = difflib.get_close_matches(word.casefold(), known, n=most, cutoff=0.5)
+    return [known[each] for each in found]
+
+
 def did_you_mean(word: str, words: Iterable[str]) -> str:
     """Return `, did you mean X?` for the most similar of `words`, or an empty text."""
     close = nearest(word, words)

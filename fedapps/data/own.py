@@ -1,33 +1,25 @@
 """Data of a device, which have to fit the run; and samples without targets, to predict."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from fedapps.core.errors import RunError
 from fedapps.data.contents import check_images, check_pixels, input_spec, shape_of
-from fedapps.data.dataset import Dataset, declared
+from fedapps.data.dataset import Dataset
 from fedapps.data.forms import Form, open_own
 from fedapps.data.forms.form import TABLES
 from fedapps.data.npz import Rows, class_names, headers, held
-from fedapps.data.pictures import Pictures, folders, picture_files, picture_of
-from fedapps.data.spec import Spec, image_spec, label_spec
+from fedapps.data.spec import Spec, image_spec
 
 
 def of_device(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
     """Open a device's own data of any form, and check that they fit the run.
 
-    A folder of pictures contains `train/<class>/` and `test/<class>/` for every class, with .png,
-    .jpg or .jpeg files. If a device has no samples of a class, the folder of that class is empty.
-    An .npz can contain `class_names`. Raises `RunError` if the shape, a label or a class name does
-    not fit the run.
+    Pictures become gray or colored as the run's. An .npz can contain `class_names`. Raises
+    `RunError` if the shape, a label or a class name does not fit the run.
     """
-    names = form.names
-    if path.is_dir() and inputs.image and not targets.shape:
-        return _class_folders(path, inputs, names)
-    found = open_own(path, replace(form, client_column=""))  # all is one client's
+    names, shape = form.names, inputs.shape if inputs.image else ()
+    found = open_own(path, replace(form, client_column="", shape=shape))  # all is one client's
     if found.columns and not form.columns:
         raise RunError(
             f"{path}: which columns are the inputs must be the same on all devices; set columns ="
@@ -46,8 +38,8 @@ def of_device(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
     assert isinstance(found.rows, Rows)
     if inputs.image:
         check_pixels(found.rows)
-    own = class_names(path) if path.suffix == ".npz" else []
-    if own and own != [*names]:
+    own = class_names(path) if path.suffix == ".npz" else () if targets.shape else found.names
+    if own and [*own] != [*names]:
         raise RunError(
             f"{path}: class_names are {','.join(own)}; the run has {','.join(names)} (class-names)"
         )
@@ -82,32 +74,3 @@ def unlabelled(path: Path, inputs: Spec, columns: str = "", missing: bool = Fals
     if inputs.image:
         check_pixels(rows)
     return rows
-
-
-def _class_folders(folder: Path, inputs: Spec, names: Sequence[str]) -> Dataset:
-    """Read the pictures in `{train,test}/<class>/`; raises `RunError` if they do not fit."""
-    files = [_labelled_files(folder / part, names) for part in ("train", "test")]
-    images = [picture_of(file, inputs.shape) for part in files for file, _ in part]
-    return replace(
-        declared(folder.name, inputs, label_spec(len(names))),
-        target_values=np.array([label for part in files for _, label in part], np.int64),
-        num_train=len(files[0]),
-        rows=Pictures(np.stack(images)),
-    )
-
-
-def _labelled_files(folder: Path, names: Sequence[str]) -> list[tuple[Path, int]]:
-    """List the pictures in `<class>/` with their labels; raises `RunError` if there are none."""
-    there = folders(folder)
-    for name in sorted(set(there).symmetric_difference(names)):
-        what = "is not a class of the run" if name in there else "is missing"
-        raise RunError(
-            f"{folder / name}: {what}; must be one folder, possibly empty, for each of "
-            f"{', '.join(names)}"
-        )
-    files = [
-        (file, label) for label, name in enumerate(names) for file in picture_files(folder / name)
-    ]
-    if not files:
-        raise RunError(f"{folder}: no .png, .jpg or .jpeg files; needs at least one")
-    return files

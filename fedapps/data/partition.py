@@ -4,9 +4,9 @@ First a partitioner decides which client owns which samples of a pool (`fedapps.
 Then each client's samples are split here into training, test and validation samples.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
 from fedapps.core.words import number
 from fedapps.data.partitioners import PARTITIONERS
-from fedapps.data.partitioners.dealing import allot, deal, samples_by_client
+from fedapps.data.partitioners.dealing import Parts, allot, deal, samples_by_client
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,36 @@ class Share:
     validation: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
 
+class Shares(Sequence[Share]):
+    """The shares of all clients, each of which is split when it is asked for.
+
+    `samples` are the client's samples, or its training samples if it has `tests` of its own.
+    """
+
+    def __init__(self, settings: Settings, samples: Parts, tests: Parts | None = None) -> None:
+        self.settings, self.samples, self.tests = settings, samples, tests
+        if settings.validation_fraction:
+            sizes = samples.sizes
+            self._check_training(sizes if tests else sizes - held(sizes, settings.test_fraction))
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, client: Any) -> Any:
+        own = self.samples[client]
+        share = Share(own, self.tests[client]) if self.tests else _split(own, client, self.settings)
+        return _hold_out(share, client, self.settings)
+
+    def _check_training(self, sizes: np.ndarray) -> None:
+        """Refuse clients with so few training samples that none could be held out."""
+        few = np.flatnonzero(sizes < 2)
+        if len(few):
+            raise _nothing_to_hold(int(few[0]), int(sizes[few[0]]), self.settings)
+
+
 def shares(
     labels: np.ndarray, num_train: int, settings: Settings, owners: np.ndarray | None = None
-) -> tuple[Share, ...]:
+) -> Shares:
     """Distribute a data set over `num-clients` clients; no sample is used twice.
 
     `labels` is int64 [N]; the first `num_train` samples are the official training set. With
@@ -39,19 +66,17 @@ def shares(
     training samples is held out. `owners`, int64 [N], are the clients of all samples if the data
     say them. Raises `RunError` if the data do not allow these settings.
     """
+    clients = settings.num_clients
     if settings.split == "merged":
-        own = _partition(labels, settings) if owners is None else _owned(owners, settings)
-        parts = [_split(part, client, settings) for client, part in enumerate(own)]
-    elif owners is None:
+        if owners is not None:
+            return Shares(settings, samples_by_client(owners, clients))
+        return Shares(settings, _partition(labels, settings))
+    if owners is None:
         train = _partition(labels[:num_train], settings)
         test = _follow(train, labels, num_train, settings)
-        parts = [Share(*pair) for pair in zip(train, test, strict=True)]
     else:
-        train, test = (_owned(part, settings) for part in np.split(owners, [num_train]))
-        parts = [Share(*pair) for pair in zip(train, [t + num_train for t in test], strict=True)]
-    if not settings.validation_fraction:
-        return tuple(parts)
-    return tuple(_hold_out(part, client, settings) for client, part in enumerate(parts))
+        train, test = (samples_by_client(p, clients) for p in np.split(owners, [num_train]))
+    return Shares(settings, train, Parts(test.order + num_train, test.edges))
 
 
 def own_share(size: int, num_train: int, client: int, settings: Settings) -> Share:
@@ -66,19 +91,22 @@ def own_share(size: int, num_train: int, client: int, settings: Settings) -> Sha
         raise RunError(f"client {client} has {number(size, 'sample')}; it needs at least 2")
     else:
         share = _split(np.arange(size), client, settings)
-    return _hold_out(share, client, settings) if settings.validation_fraction else share
+    return _hold_out(share, client, settings)
+
+
+def held(sizes: np.ndarray | int, fraction: float) -> np.ndarray:
+    """Return how many of so many samples a fraction is, rounded half up: never none, never all."""
+    wanted = np.floor(fraction * np.asarray(sizes) + 0.5).astype(np.int64)
+    return np.minimum(np.maximum(1, wanted), np.asarray(sizes) - 1)
 
 
 def class_counts(labels: np.ndarray, shares: Sequence[Share]) -> np.ndarray:
     """Count the training samples by client and class: int64 [clients, classes]."""
-    return _counts_of_parts(labels, [share.train for share in shares])
+    classes = int(labels.max()) + 1
+    return np.stack([np.bincount(labels[share.train], minlength=classes) for share in shares])
 
 
-def _owned(owners: np.ndarray, settings: Settings) -> list[np.ndarray]:
-    return samples_by_client(owners, settings.num_clients)
-
-
-def _partition(labels: np.ndarray, settings: Settings) -> list[np.ndarray]:
+def _partition(labels: np.ndarray, settings: Settings) -> Parts:
     """Partition a pool over the clients; return each client's sorted indices, at least 2."""
     clients, pool = settings.num_clients, len(labels)
     if 2 * clients > pool:
@@ -89,60 +117,68 @@ def _partition(labels: np.ndarray, settings: Settings) -> list[np.ndarray]:
     find = PARTITIONERS[settings.partitioner].owners
     assert find is not None, "the data say who has which samples"
     parts = samples_by_client(find(labels, settings), clients)
-    for client, part in enumerate(parts):
-        if len(part) < 2:
-            raise RunError(
-                f'partitioner = "{settings.partitioner}": client {client} would get'
-                f" {number(len(part), 'sample')} of {pool}; a client needs at least 2"
-            )
+    few = np.flatnonzero(parts.sizes < 2)
+    if len(few):
+        raise RunError(
+            f'partitioner = "{settings.partitioner}": client {few[0]} would get'
+            f" {number(parts.sizes[few[0]], 'sample')} of {pool}; a client needs at least 2"
+        )
     return parts
 
 
 def _split(part: np.ndarray, client: int, settings: Settings) -> Share:
     """Shuffle a client's samples and split them into training and test samples, both not empty."""
-    shuffled = partition_generator(settings.seed, "split", client).permutation(part)
-    wanted = math.floor(settings.test_fraction * len(part) + 0.5)
-    num_test = min(max(1, wanted), len(part) - 1)
-    return Share(np.sort(shuffled[num_test:]), np.sort(shuffled[:num_test]))
+    return Share(*_drawn(part, settings.test_fraction, "split", client, settings))
 
 
 def _hold_out(share: Share, client: int, settings: Settings) -> Share:
-    """Move some training samples to validation: at least one moves, and at least one stays."""
+    """Move `validation-fraction` of the training samples to validation, none if it is 0."""
+    if not settings.validation_fraction:
+        return share
     if len(share.train) < 2:
-        raise RunError(
-            f"validation-fraction = {settings.validation_fraction:g}: client {client} has"
-            f" {number(len(share.train), 'training sample')}, it needs 2; raise min-samples"
-        )
-    shuffled = partition_generator(settings.seed, "validation", client).permutation(share.train)
-    wanted = math.floor(settings.validation_fraction * len(shuffled) + 0.5)
-    held = min(max(1, wanted), len(shuffled) - 1)
-    return Share(np.sort(shuffled[held:]), share.test, np.sort(shuffled[:held]))
+        raise _nothing_to_hold(client, len(share.train), settings)
+    fraction = settings.validation_fraction
+    train, validation = _drawn(share.train, fraction, "validation", client, settings)
+    return Share(train, share.test, validation)
 
 
-def _follow(
-    train: Sequence[np.ndarray], labels: np.ndarray, num_train: int, settings: Settings
-) -> list[np.ndarray]:
-    """Partition the official test set like the training set: same places, or same proportions."""
-    test_owners = PARTITIONERS[settings.partitioner].test_owners
+def _drawn(
+    samples: np.ndarray, fraction: float, step: str, client: int, settings: Settings
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw a fraction of a client's samples; return those that stay, and the drawn ones."""
+    shuffled = partition_generator(settings.seed, step, client).permutation(samples)
+    size = int(held(len(samples), fraction))
+    return np.sort(shuffled[size:]), np.sort(shuffled[:size])
+
+
+def _nothing_to_hold(client: int, size: int, settings: Settings) -> RunError:
+    return RunError(
+        f"validation-fraction = {settings.validation_fraction:g}: client {client} has"
+        f" {number(size, 'training sample')}, it needs 2; raise min-samples"
+    )
+
+
+def _follow(train: Parts, labels: np.ndarray, num_train: int, settings: Settings) -> Parts:
+    """Partition the official test set like the training set: same places, or same proportions.
+
+    The indices that are returned begin at 0.
+    """
+    test_owners, test = PARTITIONERS[settings.partitioner].test_owners, labels[num_train:]
     if test_owners is not None:
-        owners = test_owners(labels[num_train:], settings)
+        owners = test_owners(test, settings)
     else:
-        counts = _counts_of_parts(labels, train)
+        clients, classes = len(train), int(labels.max()) + 1
+        places = np.repeat(np.arange(clients) * classes, train.sizes) + labels[train.order]
+        counts = np.bincount(places, minlength=clients * classes).reshape(clients, classes)
         wanted = counts / np.maximum(counts.sum(axis=0), 1)
-        test = labels[num_train:]
-        sizes = np.bincount(test, minlength=counts.shape[1])
+        sizes = np.bincount(test, minlength=classes)
         owners = deal(test, allot(wanted, sizes), partition_generator(settings.seed, "deal-test"))
     parts = samples_by_client(owners, settings.num_clients)
-    for client, part in enumerate(parts):
-        if len(part) == 0:
-            raise RunError(
-                f'split = "official": client {client} would have no test sample'
-                f" ({number(len(parts), 'client')}, {number(len(owners), 'test sample')});"
-                ' take fewer clients, or split = "merged"'
-            )
-    return [part + num_train for part in parts]
-
-
-def _counts_of_parts(labels: np.ndarray, parts: Sequence[np.ndarray]) -> np.ndarray:
-    classes = int(labels.max()) + 1
-    return np.stack([np.bincount(labels[part], minlength=classes) for part in parts])
+    few = np.flatnonzero(parts.sizes == 0)
+    if len(few):
+        raise RunError(
+            f'split = "official": client {few[0]} would have no test sample'
+            f" ({number(len(parts), 'client')}, {number(len(owners), 'test sample')});"
+            ' take fewer clients, or split = "merged"'
+        )
+    return parts

@@ -1,7 +1,6 @@
 """Picture files: reads one of a known size, or many into one array."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,6 @@ from fedapps.core.errors import RunError
 
 GRAY = ("L", "1")
 MOST_PIXELS = 2**24  # of one picture; a small file can claim to have many more
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """Images in memory, uint8 [N, H, W, C]."""
-
-    values: np.ndarray
-    missing: bool = False
-
-    def read(self, indices: np.ndarray) -> np.ndarray:
-        """Return rows `indices` (int64 [n])."""
-        return self.values[indices]
 
 
 def folders(folder: Path) -> list[str]:
@@ -62,10 +49,15 @@ def picture_arrays(
     return {f"{part}_images": images, f"{part}_labels": labels}
 
 
-def pictures_of(files: Sequence[Path]) -> np.ndarray:
-    """Read pictures of one size: uint8 [N, H, W] if the first is gray, otherwise [N, H, W, 3]."""
+def pictures_of(files: Sequence[Path], shape: tuple[int, ...] = ()) -> np.ndarray:
+    """Read pictures of one size: uint8 [N, H, W] if the first is gray, otherwise [N, H, W, 3].
+
+    With a `shape` [C, H, W] that they must have, uint8 [N, H, W, C].
+    """
     from PIL import Image
 
+    if shape:
+        return stacked((picture_of(file, shape) for file in files), files)
     try:
         with Image.open(files[0]) as image:
             mode = image.mode

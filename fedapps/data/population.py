@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 
 import msgspec
 import numpy as np
@@ -11,10 +11,13 @@ from fedapps.core import listed
 from fedapps.core.config import DEVICE, NATURAL
 from fedapps.core.draws import generator
 from fedapps.core.errors import RunError
+from fedapps.core.ids import Ids, without
 from fedapps.core.settings import Settings
 from fedapps.data.dataset import Dataset
-from fedapps.data.partition import Share, own_share, shares
+from fedapps.data.partition import Share, Shares, own_share, shares
 from fedapps.data.partitioners.natural import clients_of
+
+KEPT = 10_000  # shares that stay in memory; others are split again when they are needed
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Population:
     training: Sequence[int]
     share: Callable[[int], Share]
     held_out: Sequence[int] = ()
-    names: tuple[str, ...] = ()
+    names: Sequence[str] = ()
     told: tuple[str, ...] = ()
 
 
@@ -48,23 +51,23 @@ def partitioned(dataset: Dataset, settings: Settings) -> Population:
         settings = msgspec.structs.replace(settings, num_clients=len(natural.names))
 
     @cache
-    def parts() -> tuple[Share, ...]:
+    def parts() -> Shares:
         owners = natural.owners if natural else None
         return shares(dataset.labels, dataset.num_train, settings, owners)
 
+    @lru_cache(KEPT)
     def share(client: int) -> Share:
         if client not in ids:
             raise RunError(f"client {client}: the clients are 0..{ids[-1]}")
-        found = parts()[client]
+        found: Share = parts()[client]
         return few(found, client, dataset, settings) if client in unseen else found
 
     ids = range(settings.num_clients)
-    held = held_out(settings)
-    unseen = {*held}
-    training = [client for client in ids if client not in unseen] if held else ids
+    unseen = Ids(held_out(settings))
+    training = without(len(ids), unseen)
     if natural is None:
-        return Population(training, share, held)
-    return Population(training, share, held, natural.names, natural.told)
+        return Population(training, share, unseen)
+    return Population(training, share, unseen, natural.names, natural.told)
 
 
 def of_device(dataset: Dataset, settings: Settings, own: int) -> Population:

@@ -30,6 +30,7 @@ from fedapps.data.spec import Normalization, Spec, image_spec, label_spec
 from fedapps.engine.finished import FinishedRun
 from fedapps.method.flower import BaseClient
 from fedapps.models.adapters import merged
+from fedapps.report.directory import csv_text
 from fedapps.tasks import CLASSIFICATION, Task, task_for
 from fedapps.training.batches import chunks
 from fedapps.training.plan import Plan
@@ -238,23 +239,45 @@ def lines(
 
     A class comes with its probability. Of several labels those that apply are named.
     """
+    form = ".3f" if about.names else "g"
+    for row, found in enumerate(_cells(about, predictions, chances)):
+        words = (cell if isinstance(cell, str) else f"{cell:{form}}" for cell in found)
+        yield " ".join([str(row), *words])
+
+
+def _cells(
+    about: ModelMetadata, predictions: np.ndarray, chances: np.ndarray | None
+) -> Iterator[list[str | float]]:
+    """Yield what is predicted for each sample: a class and its probability, labels, or numbers."""
     for row, found in enumerate(predictions):
         if about.task.has_classes and chances is not None:
-            words = [about.names[found], f"{chances[row].max():.3f}"]
+            yield [about.names[found], float(chances[row].max())]
         elif about.names:
-            words = [name for name, there in zip(about.names, found, strict=True) if there] or ["-"]
+            there = [name for name, is_there in zip(about.names, found, strict=True) if is_there]
+            yield [*there] or ["-"]
         else:
-            words = [f"{value:g}" for value in found.ravel()]
-        yield " ".join([str(row), *words])
+            yield found.ravel().tolist()
 
 
 def save_predictions(
     path: Path, about: ModelMetadata, predictions: np.ndarray, chances: np.ndarray | None
 ) -> None:
-    """Write what `predict` returns and class names, if there are any, to an .npz.
+    """Write what `predict` returns to a table (.csv) or to arrays (.npz).
 
-    The predictions are called `labels` if they are classes, otherwise `predictions`.
+    A table has the columns `sample` (its number), `prediction` and, for classes, `probability`;
+    several numbers are in `prediction_0`, `prediction_1`, ... An .npz has the predictions as
+    `labels` if they are classes, otherwise as `predictions`, and all probabilities and class names.
     """
+    if path.suffix == ".csv":
+        rows = [*_cells(about, predictions, chances)]
+        if about.names and not about.task.has_classes:
+            rows = [["; ".join(map(str, row))] for row in rows]
+        heads = ["prediction", "probability"][: 1 + about.task.has_classes]
+        if not about.names and predictions[:1].size > 1:
+            heads = [f"prediction_{number}" for number in range(predictions[0].size)]
+        body = csv_text([number, *row] for number, row in enumerate(rows))
+        write_whole(path, (csv_text([["sample", *heads]]) + body).encode())
+        return
     arrays = {"labels" if about.task.has_classes else "predictions": predictions}
     if chances is not None:
         arrays |= {"probabilities": chances, "class_names": np.array(about.names)}

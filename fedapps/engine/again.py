@@ -24,12 +24,13 @@ from fedapps.report.rows import ClientEval, client_rows, means
 from fedapps.report.summary import unseen, unseen_columns
 
 # Keys that may differ from those of the run: how and where clients are personalized and scored.
-ALLOWED = {*PERSONAL, "threads", "device", "data-root"}
+ALLOWED = {*PERSONAL, "evaluate-clients", "threads", "device", "data-root"}
 
 
 def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
     """Score every client of a finished or interrupted simulation; return the path of the table.
 
+    If `evaluate-clients` is among the changes, only so many are scored, drawn as in the run.
     Newcomers are scored, too; their means are in `evaluations.csv`.
 
     `changes` are run-config keys with new values; all other keys keep the values of the run. The
@@ -45,9 +46,12 @@ def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
     finished = FinishedRun.open(run, changes)
     with _claimed(run) as (number, path):
         line = {"evaluation": number, "round": finished.round, "settings": text_of(changes)}
-        columns = columns_of(finished.space.task)
-        seen = _scores(finished, finished.strategy.clients)
-        new = _scores(finished, evaluations.newcomers(finished.strategy))
+        columns = columns_of(finished.space.task, directory.names(run))
+        some = "evaluate-clients" in changes
+        strategy = finished.strategy
+        clients = evaluations.evaluated(strategy) if some else strategy.clients
+        seen = _scores(finished, clients)
+        new = _scores(finished, evaluations.newcomers(strategy))
         _write(path, seen, new, columns, line, settings.evaluate_on)
     return path
 

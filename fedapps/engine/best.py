@@ -12,6 +12,7 @@ from pathlib import Path
 from fedapps.core.files import write_whole, writing
 from fedapps.engine import checkpoint
 from fedapps.engine.checkpoint import Checkpoint
+from fedapps.engine.store import state_folders
 from fedapps.report import directory
 
 CONFIG = "config.toml"
@@ -34,10 +35,11 @@ def keep(run: Path, found: Checkpoint) -> None:
         shutil.copyfile(run / CONFIG, new / CONFIG)
         write_whole(new / directory.MODEL, directory.model_bytes(found.arrays))
         checkpoint.save(new, found)
-        for states in sorted((run / "clients").glob("*")):
-            (new / "clients" / states.name).mkdir(parents=True)
+        for states in state_folders(run):
+            same = new / states.relative_to(run)
+            same.mkdir(parents=True)
             for newest in sorted(states.glob("round-*.safetensors"))[-1:]:
-                _link(newest, new / "clients" / states.name / newest.name)
+                _link(newest, same / newest.name)
         old = run / f".{directory.BEST}-old"
         shutil.rmtree(old, ignore_errors=True)
         if best.exists():

@@ -195,7 +195,7 @@ def _check_server_data(strategy: BaseStrategy, plan: Plan) -> None:
 def check_selected(round_: int, selected: Iterable[int], there: Sequence[int]) -> list[int]:
     """Return the selected clients as ints; raises `RunError` for one twice, or one not there."""
     clients = [int(client) for client in selected]
-    if absent := {*clients} - {*there}:
+    if absent := [client for client in clients if client not in there]:
         raise RunError(f"round {round_}: select gave client {min(absent)}, which is not there")
     if len({*clients}) < len(clients):
         raise RunError(f"round {round_}: select gave a client twice: {clients}")

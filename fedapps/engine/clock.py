@@ -14,6 +14,7 @@ import numpy as np
 
 from fedapps.core.draws import generator, sample_size, sample_some
 from fedapps.core.errors import RunError
+from fedapps.core.ids import Ids
 from fedapps.engine.checks import replaced
 from fedapps.engine.on_its_way import Answer, OnItsWay
 from fedapps.engine.profiles import read
@@ -40,7 +41,7 @@ class Clock:
     def begin(self) -> None:
         """Begin a run, or go on with a resumed one; raises `RunError` if that is impossible."""
 
-    def there(self, round_: int) -> list[int]:
+    def there(self, round_: int) -> Sequence[int]:
         """Return the clients that can be asked."""
         return self.strategy.clients
 
@@ -106,14 +107,15 @@ class VirtualClock(Clock):
             text = self.strategy.settings.devices
             raise RunError(f'devices = "{text}": the devices are not those that the run began with')
 
-    def there(self, round_: int) -> list[int]:
+    def there(self, round_: int) -> Sequence[int]:
         """Return the clients that are available, and not at work for an earlier round."""
-        clients = self.strategy.clients
-        if (chance := self.profiles.availability).min() < 1:
-            lucky = self._draws("availability", round_) < chance
-            clients = [client for client in clients if lucky[client]]
-        busy = self.on_their_way.clients
-        return [client for client in clients if client not in busy] if busy else clients
+        clients, busy = self.strategy.clients, self.on_their_way.clients
+        if (chance := self.profiles.availability).min() == 1 and not busy:
+            return clients
+        free = self._draws("availability", round_) < chance
+        free[[*busy]] = False
+        ids = np.fromiter(clients, np.int64)
+        return Ids(ids[free[ids]])
 
     def select(self, round_: int, there: Sequence[int]) -> list[int]:
         """Draw the clients to ask as FedAvg does, unless the method selects by itself.
@@ -123,8 +125,7 @@ class VirtualClock(Clock):
         """
         s = self.strategy.settings
         if replaced(self.strategy, ["select"]):
-            known = {*there}
-            return [client for client in self.strategy.select(round_) if client in known]
+            return [client for client in self.strategy.select(round_) if client in there]
         size = math.ceil((1 + s.over_selection) * self.cohort - ROUNDING)
         if self.is_async:
             size -= len(self.on_their_way.clients)

@@ -18,8 +18,9 @@ def is_due(settings: Settings, round_: int) -> bool:
 def evaluated(strategy: BaseStrategy) -> list[int]:
     """Return the clients that are there and that the run evaluates."""
     s, clients = strategy.settings, strategy.workspace.population.training
-    chosen = {*sample_evaluated(s.seed, clients, s.evaluate_clients)}
-    return [client for client in strategy.clients if client in chosen]
+    there = strategy.clients
+    chosen = sample_evaluated(s.seed, clients, s.evaluate_clients)
+    return [client for client in chosen if client in there]
 
 
 def final_phase(strategy: BaseStrategy, round_: int) -> str:

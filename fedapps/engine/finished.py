@@ -22,7 +22,7 @@ from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.engine import checkpoint, evaluations
 from fedapps.engine.recovery import Recovery
-from fedapps.engine.store import ClientStore
+from fedapps.engine.store import ClientStore, state_folder
 from fedapps.engine.versions import StateVersions
 from fedapps.method.flower import BaseClient, BaseStrategy
 from fedapps.method.update import ClientUpdate
@@ -145,7 +145,8 @@ class FinishedRun:
                 "run it again with checkpoint-every=1"
             )
         plan = evaluations.plan_of(self.strategy, self.round, number)
-        store = ClientStore(self.folder / "clients" / str(number))
+        clients = self.space.settings.num_clients
+        store = ClientStore(state_folder(self.folder, number, clients))
         version, state = store.load_version(self.round + 1)
         if lost := self.versions.lost(number, version):
             raise RunError(

@@ -155,7 +155,7 @@ class Central(DifferentialPrivacy):
         """Draw from all clients, as the accountant assumes; then drop those that are not there."""
         s = self.settings
         draw = sample_poisson if self.dp.sampling == "poisson" else sample_clients
-        drawn, there = draw(self.seed, round_, len(self.clients), s.fraction_train), {*there}
+        drawn = draw(self.seed, round_, len(self.clients), s.fraction_train)
         return [client for index in drawn if (client := self.clients[index]) in there]
 
     def begin(self, plans: Mapping[int, Plan]) -> dict[str, str]:

@@ -21,7 +21,7 @@ from fedapps.engine import checkpoint
 from fedapps.engine.checkpoint import Progress
 from fedapps.engine.recovery import Recovery
 from fedapps.engine.rounds import Rounds
-from fedapps.engine.store import ClientStore
+from fedapps.engine.store import ClientStore, state_folders
 from fedapps.method.flower import BaseStrategy
 from fedapps.report import directory
 from fedapps.report.report import Report
@@ -58,7 +58,7 @@ def restore(folder: Path, rounds: Rounds) -> Progress:
     check_dependence(folder, rounds.strategy, done)
     rounds.recovery.restore(folder, found, rounds.strategy)
     checkpoint.roll_back(folder, done)
-    for client in (folder / "clients").glob("*"):  # none if the clients are devices
+    for client in state_folders(folder):  # none if the clients are devices
         ClientStore(client).roll_back(done)
     for left in folder.rglob(".*.tmp"):  # half-written files of the process that was killed
         left.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ a resumed run could go back to are kept.
 
 import hashlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,24 @@ VERSIONS = 2  # at least this many versions of each client's state are kept
 NONE = -1  # version number that stands for "this client has no state"
 EARLIER_RUN = 0  # version number of a state that a device takes over from an earlier run
 _DIGEST = "blake2b"  # key in the file's metadata
+CLIENTS = "clients"  # folder in a run directory: the states of its clients
+FLAT = 10_000  # up to so many clients, their folders lie side by side
+BRANCH = 1000  # otherwise, so many of them lie in a folder, such as clients/41000-41999/41730/
+
+
+def state_folder(run: Path, client: int, clients: int) -> Path:
+    """Return the folder for the state of one of so many `clients` of a simulated run."""
+    flat = run / CLIENTS / str(client)
+    if clients <= FLAT or flat.is_dir():  # earlier versions had all of them side by side
+        return flat
+    first = client - client % BRANCH
+    return run / CLIENTS / f"{first}-{first + BRANCH - 1}" / str(client)
+
+
+def state_folders(run: Path) -> Iterator[Path]:
+    """Yield the folders of all clients that have a state in a simulated run, in any order."""
+    for folder in (run / CLIENTS).glob("*"):
+        yield from folder.iterdir() if "-" in folder.name else (folder,)
 
 
 @dataclass(frozen=True)
@@ -107,14 +125,15 @@ class ClientStore:
 
     def _make(self) -> None:
         """Make the folder in the run directory; raises `RunError` if that does not exist."""
-        run = self.folder.parent.parent
+        above = 2 if self.folder.parents[1].name == CLIENTS else 1  # folders between the two
+        run = self.folder.parents[above]
         if not run.is_dir():
             raise RunError(
                 f"cannot write {self.folder}: {run} is gone, or on another machine; put runs-dir "
                 "on storage that all machines share"
             )
-        self.folder.parent.mkdir(mode=0o700, exist_ok=True)  # personal layers are private
-        self.folder.mkdir(mode=0o700, exist_ok=True)
+        for folder in (*reversed(self.folder.parents[:above]), self.folder):
+            folder.mkdir(mode=0o700, exist_ok=True)  # personal layers are private
 
     def _versions(self) -> list[int]:
         paths = self.folder.glob("round-*.safetensors")

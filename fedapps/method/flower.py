@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedapps.method import local
 from fedapps.method.client import ClientHooks
+from fedapps.method.jobs import alone
 from fedapps.method.strategy import StrategyHooks
 from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import Arrays
@@ -89,11 +90,11 @@ class BaseClient(ClientHooks, NumPyClient):
 
     def train_round(self, plan: Plan, received: Arrays) -> ClientUpdate:
         """Train as a plan says; `received` holds the arrays of its download, by name."""
-        return local.train_round(self, plan, received)
+        return alone(local.train_round(self, plan, received))
 
     def evaluate_round(self, plan: Plan, received: Arrays) -> ClientUpdate:
         """Score the received model, personalize it as a plan says, and score it again."""
-        return local.evaluate_round(self, plan, received)
+        return alone(local.evaluate_round(self, plan, received))
 
     def fit(
         self, parameters: list[np.ndarray], config: Mapping[str, Any]

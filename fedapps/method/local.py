@@ -7,6 +7,7 @@ import torch
 
 from fedapps.method.client import ClientHooks
 from fedapps.method.figures import LAST_LOCAL, WITHOUT_HEAD
+from fedapps.method.jobs import Scoring, Training, Work, has_own
 from fedapps.method.update import ClientUpdate, Metrics
 from fedapps.models.layers import Arrays, Slice, put, take
 from fedapps.training.clipping import Threshold, Thresholds
@@ -19,7 +20,7 @@ NORMS = "norms/"  # prefix of the gradient norms that clipping has seen, by thei
 LAST = "last/"  # prefix of the model as the last local training has left it (`score-last`)
 
 
-def train_round(client: ClientHooks, plan: Plan, received: Arrays) -> ClientUpdate:
+def train_round(client: ClientHooks, plan: Plan, received: Arrays) -> Work[ClientUpdate]:
     """Train as the plan says; return the upload, the sample count and the metrics.
 
     Raises `PermissionError` for a plan that uploads a personal layer.
@@ -28,7 +29,7 @@ def train_round(client: ClientHooks, plan: Plan, received: Arrays) -> ClientUpda
     receive(client, plan, received)
     thresholds = _thresholds(client, plan)
     before = cost_of(client.before_training, plan, Costs)
-    done = client.train(plan, "train", client.objective("train"), thresholds)
+    done = yield Training(client, plan, "train", client.objective("train"), thresholds)
     done.spend(before)
     _keep(client, plan, thresholds)
     exact = take(client.model, client.layout.shared(plan.upload))
@@ -41,7 +42,7 @@ def train_round(client: ClientHooks, plan: Plan, received: Arrays) -> ClientUpda
     )
 
 
-def evaluate_round(client: ClientHooks, plan: Plan, received: Arrays) -> ClientUpdate:
+def evaluate_round(client: ClientHooks, plan: Plan, received: Arrays) -> Work[ClientUpdate]:
     """Score the received model, personalize it (`personalize`), and score it again.
 
     The metrics are the loss, what the task counts before and after, and the figures that the
@@ -49,16 +50,15 @@ def evaluate_round(client: ClientHooks, plan: Plan, received: Arrays) -> ClientU
     """
     receive(client, plan, received)
     before = cost_of(client.before_scoring, plan, Costs)
-    initial = _score(client)
+    initial = yield from _score(client)
     figures = client.extra_scores()
     if client.settings.score_without_head and WITHOUT_HEAD.name not in figures:
         figures = figures | client.without_head()
     if client.settings.score_last:
-        figures = figures | {LAST_LOCAL.name: _score_last(client, initial)}
-    personalize = client.adapt if plan.newcomer else client.personalize
-    done = personalize(plan) if plan.stages else TrainingStats()
+        figures = figures | {LAST_LOCAL.name: (yield from _score_last(client, initial))}
+    done = (yield from _personalize(client, plan)) if plan.stages else TrainingStats()
     done.spend(before)
-    personalized = _score(client) if plan.stages else initial
+    personalized = (yield from _score(client)) if plan.stages else initial
     metrics: Metrics = {"num_train": len(client.train_data[1]), "loss": personalized.loss}
     for when, score in (("initial", initial), ("personalized", personalized)):
         metrics |= {f"{when}_{name}": found.tolist() for name, found in score.counts.items()}
@@ -130,7 +130,18 @@ def _norms_of(layers: Slice, clip: Clip) -> str:
     return f"{NORMS}{'+'.join(layers)}/{clip.percentile:g}-{clip.mode}-{clip.history}"
 
 
-def _score_last(client: ClientHooks, initial: Score) -> float:
+def _personalize(client: ClientHooks, plan: Plan) -> Work[TrainingStats]:
+    """Call the hook; the training that it stands for by default is a job, which can wait."""
+    hooks = ("adapt", "personalize") if plan.newcomer else ("personalize",)
+    if not any(has_own(client, hook) for hook in hooks):
+        done: TrainingStats = yield Training(
+            client, plan, "finetune", client.objective("finetune"), {}
+        )
+        return done
+    return getattr(client, hooks[0])(plan)
+
+
+def _score_last(client: ClientHooks, initial: Score) -> Work[float]:
     """Score the model of the last local training; without one, return the initial score.
 
     If the client trained only a part of the model, the rest is scored as it was received.
@@ -141,11 +152,12 @@ def _score_last(client: ClientHooks, initial: Score) -> float:
         return initial.value
     initial_model = take(client.model, last)
     put(client.model, last)
-    value = _score(client).value
+    value = (yield from _score(client)).value
     put(client.model, initial_model)
     return value
 
 
-def _score(client: ClientHooks) -> Score:
+def _score(client: ClientHooks) -> Work[Score]:
     client.model.eval()
-    return client.score(client.test_data)
+    score: Score = yield Scoring(client)
+    return score

@@ -1,7 +1,7 @@
 """What the hooks of a strategy and of a client can use."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedapps.core import registry
 from fedapps.core.config import DEVICE
+from fedapps.core.ids import Ids
 from fedapps.core.memory import reserve
 from fedapps.core.schema import MethodSettings
 from fedapps.core.settings import Settings
@@ -92,12 +93,15 @@ class StrategyTools:
         return self.workspace.task
 
     @property
-    def clients(self) -> list[int]:
-        """The clients that train and are there, ascending: all, or devices that have not left."""
+    def clients(self) -> Sequence[int]:
+        """The clients that train and are there, ascending: all, or devices that have not left.
+
+        For all clients it has no object for each of them, so that a million cost nothing.
+        """
         population = self.workspace.population
-        if not (self.devices and population.held_out):
-            return list(self.devices or population.training)
-        return sorted(self.devices.keys() - population.held_out)
+        if not self.devices:
+            return population.training
+        return Ids(sorted(self.devices.keys() - population.held_out))
 
     def count(self, client: int, subset: str) -> int:
         """Return how many samples a client has in a subset: `train`, `test` or `validation`."""

@@ -26,6 +26,7 @@ class Columns:
 
     task: Task
     figures: tuple[Figure, ...]  # named for the task
+    names: tuple[str, ...] = ()  # of clients 0, 1, ..., if the data name them
     timed: bool = False  # whether the run has virtual time
 
     def __post_init__(self) -> None:
@@ -80,7 +81,8 @@ class Columns:
         own = (figure.name for figure in self.figures if figure.per_client)
         further = ((m.initial, m.personalized) for m in self.task.metrics[1:])
         lead = (self.lead.initial, self.lead.personalized)
-        return (*first, *lead, *own, *chain.from_iterable(further))
+        name = ("name",) if self.names else ()
+        return (*first, *lead, *own, *chain.from_iterable(further), *name)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -107,19 +109,19 @@ class Columns:
 
 
 @cache
-def columns_of(task: Task, timed: bool = False) -> Columns:
+def columns_of(task: Task, names: tuple[str, ...] = (), timed: bool = False) -> Columns:
     """Return the columns for a task: with the general figures, then those of all methods, once.
 
-    Those of a run with virtual time are `timed`.
-
-    Raises `RunError` if two methods declare different figures with the same name.
+    With the `names` of clients, clients.csv has a column for them; if the run is `timed`,
+    rounds.csv has one for virtual time. Raises `RunError` if two methods declare different figures
+    with the same name.
     """
     known: dict[str, Figure] = {}
     for declared in chain(GENERAL.values(), *map(_figures_of, registry.names())):
         figure = declared.named(task.lead)
         if known.setdefault(figure.name, figure) != figure:
             raise RunError(f"figure {figure.name}: two methods declare it differently; rename one")
-    return Columns(task, tuple(known.values()), timed)
+    return Columns(task, tuple(known.values()), names, timed)
 
 
 def _figures_of(method: str) -> tuple[Figure, ...]:

@@ -17,6 +17,7 @@ import safetensors.numpy
 
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole, writing
+from fedapps.core.words import closest
 
 Rows = Iterable[Iterable[object]]
 MODEL = "model.safetensors"  # the server's model
@@ -27,6 +28,7 @@ SUMMARY = "summary.json"  # written when a run ends, and deleted when it is resu
 NAMES = "names.csv"  # what the data call each client, if they do
 UNSEEN = "unseen.csv"  # like clients.csv, for clients that came after the training
 SAMPLES = "samples.csv"  # number of training samples per client and class, if known
+LISTED = 10_000  # clients in samples.csv; if there are more, every n-th is listed
 
 # The start of a formula: in a cell, or after a semicolon, which separates cells in countries with a
 # decimal comma.
@@ -156,8 +158,35 @@ def number_of(evaluation: Path) -> str:
 
 
 def write_names(folder: Path, names: Sequence[str]) -> None:
-    """Write names.csv: what the data call clients 0, 1, ...; raises `RunError`."""
-    write_whole(folder / NAMES, csv_text([("client", "name"), *enumerate(names)]).encode())
+    """Write names.csv: what the data call clients 0, 1, ..., if they do; raises `RunError`."""
+    if names:
+        write_whole(folder / NAMES, csv_text([("client", "name"), *enumerate(names)]).encode())
+
+
+def names(run: Path) -> tuple[str, ...]:
+    """Return what the data call clients 0, 1, ..., if they do; raises `RunError`."""
+    path = run / NAMES
+    return tuple(line["name"] for line in lines(path)) if path.exists() else ()
+
+
+def client_of(run: Path, called: str) -> int:
+    """Return the client that a number, or a name in names.csv, stands for; raises `RunError`.
+
+    A number is that of a client as long as there are so many; otherwise it can be a name.
+    """
+    known = names(run)
+    is_number = re.fullmatch(r"-?[0-9]{1,18}", called) is not None
+    if called in known and not (is_number and 0 <= int(called) < len(known)):
+        return known.index(called)
+    if is_number:
+        return int(called)
+    if not known:
+        raise RunError(f"--client {called}: must be a number; the data of this run name no clients")
+    alike = closest(called, known) or known[:3]
+    raise RunError(
+        f"--client {called}: must be a number or a name in {run / NAMES}, such as"
+        f" {', '.join(alike)}"
+    )
 
 
 def csv_text(rows: Rows) -> str:

@@ -24,6 +24,7 @@ from fedapps.drawing.pictures import (
     stack,
     whole_ticks,
 )
+from fedapps.drawing.quantiles import HUNDRED, MOST, percentiles
 from fedapps.report.caption import Caption
 from fedapps.tasks import Metric
 
@@ -31,21 +32,34 @@ INITIAL, PERSONALIZED = RED, BLUE
 FEW = 25  # up to this many clients or classes, names are upright, and classes keep their order
 NAMED = 110  # up to this many, every client and class is named
 LETTERS = 80  # up to this many characters in all, sums are written above their bars
+NAME = 20  # characters of a client's name, at most
 MANY = 300  # up to this many, a line connects the two values of a client or class
 
 
-def draw_clients(clients: pd.DataFrame, caption: Caption) -> Picture:
-    """Draw every client's values before and after personalization, and its samples."""
-    metric = caption.metric
+def draw_clients(clients: pd.DataFrame, caption: Caption, names: Sequence[str] = ()) -> Picture:
+    """Draw every client's values before and after personalization, and its samples.
+
+    `names` are what the data call clients 0, 1, ..., if they do. Of more than `MOST` clients, means
+    of each hundredth are drawn, from the worst to the best.
+    """
+    metric, count = caption.metric, len(clients)
     ordered = _worst_first(clients, metric, "client")
+    if many := count > MOST:
+        ordered = ordered.groupby(np.arange(count) * HUNDRED // count).mean(numeric_only=True)
     picture, upper, lower = _new_parts(len(ordered))
     _draw_changes(upper, ordered, metric)
     mean = metric.factor * ordered[metric.personalized].mean()
     upper.axhline(mean, color=PERSONALIZED, linewidth=0.9, linestyle=(0, (5, 4)), label="mean")
     sizes = {"training": ordered["num_train"], caption.samples: ordered["num_test"]}
     _draw_samples(lower, sizes)
-    _name_places(lower, ordered["client"], "client", f"personalized {metric.label}")
-    legend(upper, f"Each client on its {caption.samples} samples, round {ordered['round'].iloc[0]}")
+    order, round_ = f"personalized {metric.label}", clients["round"].iloc[0]
+    if many:
+        _name_percent(lower, f"{count:,} clients, sorted by {order}, in percent")
+        lower.set_ylabel("samples (mean)")
+        legend(upper, f"Mean of every hundredth of the clients, round {round_}")
+    else:
+        _name_places(lower, _called(ordered["client"], names), "client", order)
+        legend(upper, f"Each client on its {caption.samples} samples, round {round_}")
     legend(lower)
     return picture
 
@@ -63,15 +77,23 @@ def draw_classes(classes: pd.DataFrame, caption: Caption) -> Picture:
     return picture
 
 
-def draw_holdings(class_counts: np.ndarray) -> Picture:
+def draw_holdings(class_counts: np.ndarray, names: Sequence[str] = ()) -> Picture:
     """Draw how many training samples of each class each client holds.
 
-    `class_counts` is [clients, classes].
+    `class_counts` is [clients, classes]; `names` are what the data call clients 0, 1, ... Of more
+    than `MOST` clients, percentiles are drawn: of their samples, and of their samples of each class
+    by itself.
     """
+    sizes, told = class_counts.sum(axis=1), f"{class_counts.sum():,} in all"
+    subject, name = "Training samples of each client and class", ""
+    if (count := len(sizes)) > MOST:
+        sizes, class_counts = percentiles(sizes), percentiles(class_counts)
+        subject, name = "Training samples of clients", f"percentile of {count:,} clients"
+        subject += ", and of each class by itself"
     clients, classes = class_counts.shape
     height = max(HEIGHT + 0.8, min(0.085 * classes + 1.4, WIDEST))
     picture, upper, lower = new_pair((_width(clients), height), heights=(0.8, height - 1.6))
-    _draw_samples(upper, {"training": class_counts.sum(axis=1)})
+    _draw_samples(upper, {"training": sizes})
     lower.grid(False)
     # The square root keeps a handful of samples visible next to hundreds.
     norm = PowerNorm(0.5, vmin=0, vmax=max(class_counts.max(), 1))
@@ -81,11 +103,13 @@ def draw_holdings(class_counts: np.ndarray) -> Picture:
     )  # fmt: skip
     lower.set_ylabel("class")
     whole_ticks(lower.yaxis, 20 if classes <= FEW else 10)
-    _name_places(lower, range(clients), "client")
+    if name:
+        _name_percent(lower, name)
+    else:
+        _name_places(lower, _called(range(clients), names), "client")
     bar = picture.colorbar(image, ax=[upper, lower], label="samples", pad=0.02, aspect=40)
     bar.outline.set_visible(False)
-    subject = f"Training samples of each client and class, {class_counts.sum():,} in all"
-    upper.set_title(subject, loc="left", fontsize=9)
+    upper.set_title(f"{subject}, {told}", loc="left", fontsize=9)
     return picture
 
 
@@ -134,6 +158,19 @@ def _draw_samples(axes: Axes, sizes: Mapping[str, pd.Series | np.ndarray]) -> No
         axes.margins(y=0.3)
 
 
+def _name_percent(axes: Axes, label: str) -> None:
+    """Make the x axis one of percent instead of names."""
+    axes.set_xlim(-1.5, HUNDRED + 1.5)
+    whole_ticks(axes.xaxis, 10)
+    axes.set_xlabel(label)
+
+
+def _called(clients: Sequence[int] | pd.Series, names: Sequence[str]) -> list[str]:
+    """Return the clients' names, the beginnings of long ones, or their numbers without names."""
+    called = [names[client] if names else str(client) for client in clients]
+    return [name if len(name) <= NAME else name[: NAME - 1] + "…" for name in called]
+
+
 def _name_places(
     axes: Axes, names: Sequence[object] | pd.Series, what: str, sorted_by: str = ""
 ) -> None:
@@ -143,9 +180,12 @@ def _name_places(
     how = f", sorted by {sorted_by}" if sorted_by else ""
     axes.set_xlabel(what + how)
     if count <= NAMED:
-        axes.set_xticks(range(count), [str(name) for name in names])
+        texts = [str(name) for name in names]  # parse_math: a name can contain dollars
+        axes.set_xticks(range(count), texts, parse_math=False)
         if count > FEW:
             axes.tick_params("x", labelrotation=90, labelsize=6, length=2, pad=1.5)
+        elif sum(map(len, texts)) > LETTERS:
+            axes.tick_params("x", labelrotation=90, labelsize=7)
     elif not sorted_by:
         whole_ticks(axes.xaxis, 12)
     else:  # too many to name; their table has the names

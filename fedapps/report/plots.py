@@ -11,6 +11,7 @@ from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
 from fedapps.drawing.pictures import save, styled, title
+from fedapps.drawing.quantiles import MOST
 from fedapps.report import directory
 from fedapps.report.about import task_of
 from fedapps.report.accuracy_plots import (
@@ -45,7 +46,10 @@ def draw_all(folder: Path, kind: str = "png") -> list[Path]:
 
 
 def read_holdings(folder: Path) -> np.ndarray | None:
-    """Read the numbers of training samples, [clients, classes]; None if the run has not them."""
+    """Read the numbers of training samples, [clients, classes]; None if the run has not them.
+
+    Row i is client i; but of more than `MOST` clients, only those that the table lists have rows.
+    """
     path = folder / directory.SAMPLES
     if not path.is_file():
         return None
@@ -55,8 +59,11 @@ def read_holdings(folder: Path) -> np.ndarray | None:
     classes = 1 + held["class"].max()
     if (folder / "classes.csv").is_file():  # the last classes may have test samples only
         classes = max(classes, len(pd.read_csv(folder / "classes.csv")))
-    counts = np.zeros((1 + held["client"].max(), classes), np.int64)
-    counts[held["client"], held["class"]] = held["num_train"]
+    listed, rows = np.unique(held["client"], return_inverse=True)
+    if len(listed) <= MOST:
+        listed, rows = np.arange(1 + held["client"].max()), held["client"].to_numpy()
+    counts = np.zeros((len(listed), classes), np.int64)
+    counts[rows, held["class"]] = held["num_train"]
     return counts
 
 
@@ -78,7 +85,7 @@ def _pictures(folder: Path, flat: Mapping[str, Scalar]) -> dict[str, Picture]:
     if len(evaluated) > 1 and VIRTUAL in evaluated:
         found["virtual-time"] = draw_time(evaluated, figures, caption)
     if len(clients):
-        found[f"client-{lead.name}"] = draw_clients(clients, caption)
+        found[f"client-{lead.name}"] = draw_clients(clients, caption, directory.names(folder))
     if (folder / "classes.csv").is_file():
         classes = pd.read_csv(folder / "classes.csv").dropna()
         if len(classes):
@@ -89,7 +96,7 @@ def _pictures(folder: Path, flat: Mapping[str, Scalar]) -> dict[str, Picture]:
             found[plot.name] = draw_categories(events, plot)
     holdings = read_holdings(folder)
     if holdings is not None:
-        found["clients"] = draw_holdings(holdings)
+        found["clients"] = draw_holdings(holdings, directory.names(folder))
     for picture in found.values():
         title(picture, caption.title)
     return found

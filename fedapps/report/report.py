@@ -74,7 +74,8 @@ class Report:
     def __post_init__(self) -> None:
         self._time_left = TimeLeft(self.settings.num_rounds, self.settings.evaluate_every)
         self.about = About.new(self.task)
-        self.columns = columns_of(self.task, bool(self.settings.devices))
+        named = directory.names(self.folder)
+        self.columns = columns_of(self.task, named, bool(self.settings.devices))
         heads = (self.columns.rounds, self.columns.clients, EVENT)
         self._heads = dict(zip(GROWING, heads, strict=True))
         self._loggers = Loggers(self._logger_failed)
@@ -89,15 +90,17 @@ class Report:
         settings: Settings,
         flat_config: Mapping[str, Scalar],
         task: Task = CLASSIFICATION,
+        names: Sequence[str] = (),
     ) -> "Report":
         """Make `<runs-dir>/<run-name>/` with config.toml and the empty tables.
 
-        Raises `RunError` if a named run exists, the folder cannot be made, or a logger of the
-        run's settings cannot begin.
+        `names` are what the data call clients 0, 1, ... Raises `RunError` if a named run exists,
+        the folder cannot be made, or a logger of the run's settings cannot begin.
         """
         path = expanded(runs_dir, "runs-dir").absolute()
-        name = changes.name_of(flat_config)
-        report = cls(directory.make(path, run_name, name), settings, task=task)
+        folder = directory.make(path, run_name, changes.name_of(flat_config))
+        directory.write_names(folder, names)
+        report = cls(folder, settings, task=task)
         report._configure(flat_config)
         for name, head in report._heads.items():
             directory.start(report.folder / name, [head])
@@ -154,7 +157,7 @@ class Report:
         return ReportState(round=round_, seconds=self.seconds, tables=tables, classes=self.classes)
 
     def hold(self, clients: Sequence[int], class_counts: np.ndarray) -> None:
-        """Write samples.csv: the numbers of training samples, [clients, classes]."""
+        """Write samples.csv: the numbers of training samples of `clients`, [clients, classes]."""
         self.class_counts = class_counts
         held = zip(*np.nonzero(class_counts), strict=True)
         rows = [(clients[i], int(k), int(class_counts[i, k])) for i, k in held]
@@ -180,9 +183,9 @@ class Report:
     def evaluation(self, round_: int, results: Sequence[ClientEval]) -> Means:
         """Add an evaluation to clients.csv; return the means for the `RoundRow`."""
         results = sorted(results, key=lambda result: result.client)
-        lines, names = client_rows(round_, results, self.columns), self.columns.clients
+        lines, heads = client_rows(round_, results, self.columns), self.columns.clients
         self._append("clients.csv", lines)
-        self._loggers.evaluation(round_, [dict(zip(names, line, strict=True)) for line in lines])
+        self._loggers.evaluation(round_, [dict(zip(heads, line, strict=True)) for line in lines])
         found = means(results, self.columns)
         if found.personalized is not None or not results:
             self.classes = class_sums(results)
@@ -190,14 +193,13 @@ class Report:
 
     def unseen(self, round_: int, results: Sequence[ClientEval]) -> None:
         """Write the scores of newcomers to unseen.csv, which has the columns of clients.csv."""
+        rows = [self.columns.clients, *client_rows(round_, results, self.columns)]
         if results:
-            rows = [self.columns.clients, *client_rows(round_, results, self.columns)]
             self._write(directory.UNSEEN, directory.csv_text(rows))
 
     def event(self, round_: int, client: int | str, kind: str, detail: str) -> None:
         """Add a line to events.csv; `client` is "server" for an event of the server."""
-        line = [round_, client, kind, " ".join(str(detail).split())]
-        self._append("events.csv", [line])
+        self._append("events.csv", [[round_, client, kind, " ".join(str(detail).split())]])
 
     def finish(
         self,
@@ -222,8 +224,7 @@ class Report:
         unseen = self.folder / directory.UNSEEN
         newcomers = directory.lines(unseen) if unseen.exists() else []
         summary = summarize(self.settings, self.rows, self.columns, self.seconds, newcomers)
-        summary |= plain(extra)
-        summary |= {"finished": False, "stopped": why} if why else {"finished": True}
+        summary |= plain(extra) | {"finished": not why} | ({"stopped": why} if why else {})
         text = json.dumps(summary, indent=2) + "\n"
         errors += attempt(lambda: self._write(directory.SUMMARY, text))
         errors += attempt(lambda: self._loggers.end(None if stopped else summary))

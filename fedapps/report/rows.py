@@ -163,7 +163,8 @@ def client_rows(
     round_: object, results: Iterable[ClientEval], columns: Columns
 ) -> list[list[object]]:
     """Return the rows of clients.csv."""
-    flat = [{"round": round_} | result.flat() for result in results]
+    called = dict(enumerate(columns.names))
+    flat = [{"round": round_, "name": called.get(r.client)} | r.flat() for r in results]
     return [[values.get(name) for name in columns.clients] for values in flat]
 
 

@@ -60,6 +60,10 @@ class Classification(Task):
         """Cross entropy of logits [b, classes] and labels [b]."""
         return cross_entropy(output, target)
 
+    def losses(self, output: Tensor, target: Tensor) -> Tensor:
+        """Cross entropy of each sample."""
+        return cross_entropy(output, target, reduction="none")
+
     def predict(self, output: Tensor) -> Tensor:
         """Return labels [n]."""
         return output.argmax(1)

@@ -67,6 +67,10 @@ class Multilabel(Task):
         """Binary cross entropy of logits [b, labels], the mean over samples and labels."""
         return binary_cross_entropy_with_logits(output, target)
 
+    def losses(self, output: Tensor, target: Tensor) -> Tensor:
+        """Binary cross entropy of each sample, the mean over its labels."""
+        return binary_cross_entropy_with_logits(output, target, reduction="none").mean(1)
+
     def predict(self, output: Tensor) -> Tensor:
         """Return 0 or 1 for each label, int64 [n, labels]."""
         return (output > 0).long()

@@ -67,6 +67,11 @@ class Regression(Task):
         """Mean squared error over all values of the batch."""
         return mse_loss(output.view_as(target), target)
 
+    def losses(self, output: Tensor, target: Tensor) -> Tensor:
+        """Mean squared error of each sample, over its values."""
+        errors = mse_loss(output.view_as(target), target, reduction="none")
+        return errors.view(len(target), -1).mean(1)
+
     def predict(self, output: Tensor) -> Tensor:
         """Return the outputs; [n] if a target is a single number."""
         return output.squeeze(1) if output.shape[1:] == (1,) else output

@@ -60,6 +60,10 @@ class Task(ABC):
         """Return the loss of a batch, a scalar: the mean over its samples."""
 
     @abstractmethod
+    def losses(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of each sample of a batch, [b]; their mean is `loss`."""
+
+    @abstractmethod
     def predict(self, output: Tensor) -> Tensor:
         """Return the predictions for outputs [n, ...], in the form of the targets."""
 

@@ -63,6 +63,11 @@ class Tokens(Task):
         """Cross entropy of logits [b, T, tokens], the mean over samples and steps."""
         return cross_entropy(output.flatten(0, 1), target.flatten())
 
+    def losses(self, output: Tensor, target: Tensor) -> Tensor:
+        """Cross entropy of each sample, the mean over its steps."""
+        each = cross_entropy(output.flatten(0, 1), target.flatten(), reduction="none")
+        return each.view_as(target).mean(1)
+
     def predict(self, output: Tensor) -> Tensor:
         """Return tokens [n, T]."""
         return output.argmax(-1)

@@ -20,6 +20,11 @@ class Score:
     loss: float
     counts: Counts
 
+    @classmethod
+    def of(cls, task: Task, outputs: Tensor, targets: Tensor) -> "Score":
+        """Score outputs [n, ...] for samples with these targets [n, ...]."""
+        return cls(task, float(task.loss(outputs, targets)), task.count(outputs, targets))
+
     @property
     def value(self) -> float:
         """The value of the leading metric; NaN if it is not defined for these samples."""
@@ -32,7 +37,7 @@ def score(predict: Callable[[Tensor], Tensor], samples: Samples, task: Task) -> 
     """Score `predict` (inputs [b, ...] -> outputs [b, ...]) on `samples`."""
     inputs, targets = samples
     outputs = torch.cat([predict(chunk) for chunk in chunks(inputs)])
-    return Score(task, float(task.loss(outputs, targets)), task.count(outputs, targets))
+    return Score.of(task, outputs, targets)
 
 
 @torch.no_grad()

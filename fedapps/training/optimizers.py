@@ -34,6 +34,14 @@ class Optimizer(ABC):
         self.stage = stage
         self.state: dict[int, State] = {}  # by the place of the parameter
 
+    def go_on(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Go on with the first rows of all parameters: `parameters` are views of them."""
+        self.parameters = [*parameters]
+        for place, state in self.state.items():
+            rows = len(self.parameters[place])
+            for name, value in state.items():
+                state[name] = value[:rows] if value is not None and value.dim() else value
+
     @torch.no_grad()
     def step(self) -> None:
         """Take one step along the gradients and drop them."""

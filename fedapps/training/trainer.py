@@ -41,6 +41,7 @@ class Trainer:
     cache_bytes: int = 0
     border: Tensor | None = None  # value of the padding, see augment.py
     loss: Loss = CLASSIFICATION.loss  # of the run's task
+    losses: Loss = CLASSIFICATION.losses  # of each sample
 
     def __post_init__(self) -> None:
         self._features = FeatureCache(self.cache_bytes)
@@ -66,7 +67,7 @@ class Trainer:
         """
         done, epoch, known = TrainingStats(), 0, thresholds or {}
         self.model.zero_grad()  # a client that failed can have left gradients
-        self._seed(draw.torch_seed())
+        self.seed(draw.torch_seed())
         anchor = self._anchor(stages, objective.anchor)
         objective = replace(objective, loss=objective.loss or self.loss)
         for stage in stages:
@@ -74,8 +75,8 @@ class Trainer:
                 prefix = self.cached_prefix(stage.layers, len(data[0]), objective.start)
                 if prefix:  # counts even if it is cached
                     done.macs += len(data[0]) * self.profile.forward_macs(prefix)
-                inputs = self._inputs(data[0], prefix, cache_key)
-                layers, threshold = self.layout.names[len(prefix) :], _threshold(stage, known)
+                inputs = self.inputs(data[0], prefix, cache_key)
+                layers, threshold = self.layout.names[len(prefix) :], threshold_of(stage, known)
                 run = StageRun(self.profile, stage, objective, layers, anchor, threshold, done)
                 run.take_steps(self._batches((inputs, data[1]), draw, epoch, run))
             epoch += stage.epochs
@@ -93,7 +94,7 @@ class Trainer:
         """Freeze all other layers (eval mode, no gradients); return the parameters to train."""
         return freeze_all_but(self.model, self.layout, trained)
 
-    def _inputs(self, samples: Tensor, prefix: Slice, cache_key: Hashable) -> Tensor:
+    def inputs(self, samples: Tensor, prefix: Slice, cache_key: Hashable) -> Tensor:
         """Return the steps' inputs: the outputs of the prefix, or the samples if it is empty."""
 
         def compute() -> Tensor:
@@ -158,7 +159,7 @@ class Trainer:
         touched = layer in self.layout.touched(trained)
         return self.profile.lone[layer] and (touched or layer in self.profile.of_batch)
 
-    def _seed(self, seed: int) -> None:
+    def seed(self, seed: int) -> None:
         """Seed the random numbers of layers such as dropout."""
         if next(self.model.parameters()).is_cpu:
             torch.default_generator.manual_seed(seed)
@@ -176,7 +177,7 @@ class Trainer:
         }
 
 
-def _threshold(stage: Stage, known: Thresholds) -> Threshold | None:
+def threshold_of(stage: Stage, known: Thresholds) -> Threshold | None:
     """Return the clipping threshold of a stage; None if nothing is clipped.
 
     Nothing is clipped if the stage trains none of the model's layers.

@@ -11,6 +11,7 @@ from fedapps.data.spec import Normalization
 from fedapps.models.layers import Slice
 from fedapps.training.resident import ResidentModel, resident_model
 from fedapps.training.run_data import MEBI, RunData
+from fedapps.training.stacked.group import Group
 from fedapps.training.trainer import Trainer
 
 
@@ -48,8 +49,14 @@ class Workspace:
             augment=augment,
             cache_bytes=self.settings.cache_limit * MEBI,
             loss=self.task.loss,
+            losses=self.task.losses,
             border=(-mean / std).flatten().to(self.torch_device),
         )
+
+    @cached_property
+    def group(self) -> Group:
+        """Does for several clients at once what the trainer does for one."""
+        return Group(self.trainer, self.settings.group)
 
     def restricted(self, layers: Slice) -> "Workspace":
         """Return the workspace of the same run with a model of its own that has `layers` only.

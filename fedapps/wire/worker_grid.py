@@ -8,6 +8,7 @@ from multiprocessing.connection import wait
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
+from fedapps.core.errors import RunError
 from fedapps.core.forks import Fork, Memory, Place, end
 from fedapps.core.schema import Scalar
 from fedapps.wire.replies import unreadable
@@ -31,15 +32,21 @@ class WorkerGrid(SerialGrid):
 
     Messages that are pushed together are handed out in the given order. A message that is alone, or
     whose clients share a channel, stays in this process. Workers are forked when they are first
-    needed: they then share the data set that has been loaded. A worker that dies costs the clients
-    of the message that it worked on, and is replaced.
+    needed: they then share the data set that has been loaded. With `keep_going`, a worker that dies
+    costs the clients of the message that it worked on, and is replaced; otherwise `RunError` is
+    raised.
     """
 
     def __init__(
-        self, client_app: ClientApp, run_config: dict[str, Scalar], num_nodes: int, workers: int
+        self,
+        client_app: ClientApp,
+        run_config: dict[str, Scalar],
+        num_nodes: int,
+        workers: int,
+        keep_going: bool,
     ) -> None:
         super().__init__(client_app, run_config, num_nodes)
-        self.count = workers
+        self.count, self.keep_going = workers, keep_going
         self.workers: list[Worker] = []
         self.memory = Memory()
         self.waiting: deque[tuple[str, Place]] = deque()  # messages by id
@@ -61,7 +68,7 @@ class WorkerGrid(SerialGrid):
         ids = [message.metadata.message_id for message in new]
         self.handed_out = set(ids)
         self.waiting = deque(zip(ids, self.memory.write(new), strict=True))
-        while len(self.workers) < self.count:
+        while len(self.workers) < min(self.count, len(new)):
             self.workers.append(Worker(self._fork()))
         self._hand_out()
         return ids
@@ -104,6 +111,8 @@ class WorkerGrid(SerialGrid):
                 self.replies[id_] = worker.fork.answer()
             except EOFError as error:
                 died = f"its worker process died: {error}"
+            if died and not self.keep_going:
+                raise RunError(died)
             if died:  # not in `except`, which the fork would be in, too
                 self.replies[id_] = unreadable(id_, died)
                 worker.fork = self._fork()

@@ -89,11 +89,13 @@ def test_a_worker_that_is_killed_costs_its_clients_one_round(run, clients, read_
             os.kill(os.getpid(), signal.SIGKILL)
 
     clients(act)
-    folder = run('strategy="fedper"', workers=5, keep_going=False)
+    folder = run('strategy="fedper"', workers=5)
     rows = [row for row in read_csv(folder, "events.csv") if row["kind"] == "failure"]
     cause = "its worker process died: SIGKILL, usually for lack of memory"
     assert [(row["round"], row["client"], row["detail"]) for row in rows] == [("1", "3", cause)]
     assert [row["clients"] for row in read_csv(folder, "rounds.csv")] == ["5", "5"]
+    with pytest.raises(RunError, match=cause):
+        run('strategy="fedper"', workers=5, keep_going=False)
 
 
 def test_a_client_that_fails_ends_the_run_with_its_traceback(run, clients):
@@ -174,7 +176,7 @@ def test_a_worker_that_is_late_is_replaced_at_the_next_push():
         asked = ConfigRecord({"late": late, "data": bytes(10_000)})
         return [Message(RecordDict({"config": asked}), node, "train") for node in (1, 2)]
 
-    grid = WorkerGrid(app, {}, 2, 2)
+    grid = WorkerGrid(app, {}, 2, 2, keep_going=True)
     try:
         grid.push_messages(messages(late=True))
         late = [worker.fork.pid for worker in grid.workers]

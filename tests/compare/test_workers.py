@@ -1,10 +1,15 @@
 """The process of a sweep's runs as users have it, started anew and not forked."""
 
+import os
+import sys
+
 import pandas as pd
 import pytest
 
 from fedapps.compare.workers import Worker, stop
 from fedapps.core.errors import RunError
+from fedapps.serial import idle_workers
+from tests.support.killed import differences
 
 pytestmark = pytest.mark.slow
 
@@ -18,9 +23,19 @@ def test_a_worker_runs_as_this_process(flat_config, tiny_npz, serial_run, untime
         process = worker.process
         folder = worker.run(flat_config(*options), log, plots=False)
         assert worker.process is process and process.is_alive()
+        shared = worker.run(flat_config(*options), log, plots=False, at_once=1000)
     finally:
         stop([worker])
     assert not process.is_alive()
     assert len(pd.read_csv(folder / "rounds.csv")) == 2
     assert " round 2/2 " in f" {log.read_text('utf-8')}".replace("\n", " ")
     assert untimed_rounds(folder) == untimed_rounds(serial_run(*options))
+    assert differences(folder, shared) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")
+def test_runs_share_the_cores_unless_that_changes_digits(monkeypatch, flat_config):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
+    assert [idle_workers(flat_config(), runs) for runs in (1, 2, 4, 9)] == [6, 3, 1, 1]
+    for option in ("presum=true", "group=5", 'group="auto"', "threads=2"):
+        assert idle_workers(flat_config(option), 1) == 1

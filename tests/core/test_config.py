@@ -89,6 +89,8 @@ def allowed(key):
         return "one of " + ", ".join(sorted(words)), ["", words[0].title(), 1, True], words
     if key in TEXTS:
         return "text", [3, 0.5, True], []
+    if key == "group":
+        return "int >= 0 or auto", [-1, 1.0, True, "Auto", "", NAN], [0, 1, 10**6, "auto"]
     if key in FLAGS:
         return "true or false", [0, 1, "true", "", 1.0], [True, False]
     if key in COUNTS:
@@ -130,7 +132,7 @@ def value_of(settings, key):
 
 
 def test_the_lists_above_hold_every_general_key():
-    listed = {"strategy", *WORDS, *TEXTS, *FLAGS, *COUNTS, *FLOATS}
+    listed = {"strategy", "group", *WORDS, *TEXTS, *FLAGS, *COUNTS, *FLOATS}
     plain = {key for key in config.defaults() if "." not in key}
     assert plain | set(config.TABLES) == set(Settings.__struct_encode_fields__) - MADE_BY_READ
     fields = {name: cls.__struct_encode_fields__ for name, cls in config.TABLES.items()}

@@ -7,10 +7,13 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedapps.core import log, project, words
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
+from fedapps.core.ids import without
 from tests.support import ROOT
 
 
@@ -196,3 +199,13 @@ def test_memory_that_is_freed_is_used_again():
         for kept in (False, True)
     )
     assert given_back >= 3 * 48e6 / 2**21 > 10 > kept
+
+
+@given(count=st.integers(1, 40), out=st.sets(st.integers(0, 39)))
+def test_ids_are_those_of_a_list(count, out):
+    gone = sorted(client for client in out if client < count)
+    found, listed = without(count, gone), [c for c in range(count) if c not in gone]
+    assert [*found] == listed and len(found) == len(listed)
+    assert [client in found for client in range(-1, 42)] == [c in listed for c in range(-1, 42)]
+    assert [*found[1::3]] == listed[1::3] and [found[i] for i in range(len(found))] == listed
+    assert all(type(client) is int for client in found)

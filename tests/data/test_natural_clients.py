@@ -3,9 +3,13 @@
 import numpy as np
 import pytest
 
+import fedapps
+from fedapps import cli
 from fedapps.core.config import parse, read
 from fedapps.core.errors import RunError
 from fedapps.data import load, notes
+from fedapps.engine import again
+from fedapps.report import plots
 from fedapps.training.workspace import Workspace
 
 SIZES = {"9": 12, "10": 30, "2": 7, "33": 15}
@@ -107,3 +111,39 @@ def test_a_run_says_who_its_clients_are(tmp_path, serial_run, read_csv, capsys):
     assert named == [("0", "9"), ("1", "10"), ("2", "33")]
     assert "note: 1 of 4 groups have fewer than min-samples = 8" in capsys.readouterr().out
     assert {row["client"] for row in read_csv(folder, "clients.csv")} == {"0", "1", "2"}
+
+
+def test_names_of_clients_stand_where_a_person_looks(tmp_path, serial_run, read_csv, capsys):
+    """Whatever they are: markup, a formula of a spreadsheet or of a plot, a number."""
+    called = ["12", "<b>North</b> & $Co$", "=1+1", "South"]
+    groups = np.repeat(called, 20)
+    values = {"inputs": np.arange(160.0).reshape(-1, 2), "targets": np.arange(80) % 2}
+    np.savez(tmp_path / "own.npz", groups=groups, **values)
+    folder = serial_run(
+        f'dataset="{tmp_path / "own.npz"}" partitioner="natural" num-clients=0 model="mlp"'
+        ' strategy="fedper" num-rounds=1 min-samples=8 unseen-clients="3"'
+    )
+    names = {row["client"]: row["name"] for row in read_csv(folder, "names.csv")}
+    assert names == {"0": "12", "1": called[1], "2": "'=1+1", "3": "South"}
+    again.evaluate(folder, {"finetune-epochs": 0})
+    for file, clients in (("clients.csv", "012"), ("unseen.csv", "3"), ("evaluation-1.csv", "012")):
+        rows = read_csv(folder, file)
+        assert [*rows[0]][-1] == "name" and [row["client"] for row in rows] == [*clients]
+        assert all(row["name"] == names[row["client"]] for row in rows)
+    assert {path.name for path in plots.draw_all(folder)} >= {"client-accuracy.png", "clients.png"}
+    page = fedapps.load(folder).report().read_text()
+    assert "<b>North" not in page and page.count("&lt;b&gt;North&lt;/b&gt; &amp; $Co$") > 2
+    assert list(fedapps.load(folder).clients["name"]) == [names[n] for n in "012"]
+    np.savez(tmp_path / "asked.npz", inputs=values["inputs"])
+    ask = ["predict", str(folder), "--input", str(tmp_path / "asked.npz"), "--client"]
+    capsys.readouterr()
+    told = {}
+    for client in ("0", "12", "2", "'=1+1", "3", "South"):
+        assert cli.main([*ask, client]) == 0
+        told[client] = capsys.readouterr().out
+    assert told["0"] == told["12"] and told["2"] == told["'=1+1"] and told["3"] == told["South"]
+    assert len({*told.values()}) == 3
+    for wrong, said in (("south", "South"), ("zzz", f"12, {called[1]}, '=1+1"), ("4", "0 to 3")):
+        assert cli.main([*ask, wrong]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: --client {wrong}: must be") and line.endswith(said)

@@ -1,5 +1,6 @@
 """A device's own data and its node-config: what fits, and one line for what does not."""
 
+import shutil
 from functools import partial
 
 import numpy as np
@@ -29,10 +30,10 @@ BAD_NODES = {
         "class_names are 0,2,1; the run has 0,1,2 (class-names)",
     ),
     "folder": (
-        {"data": lambda _, put: put(skip=("2",))},
-        "train/2: is missing; must be one folder",
+        {"data": lambda _, put: put("013")},
+        "class 3; the run has 0, 1, 2 (class-names)",
     ),
-    "picture": ({"data": lambda _, put: put(size=(7, 8))}, "pixels; the run has 8x8"),
+    "picture": ({"data": lambda _, put: put("012", size=(7, 8))}, "pixels; the run has 8x8"),
     "file": ({"data": lambda *_: "/gone.npz"}, "/gone.npz: no such file"),
     "number": ({"client-id": 3}, "client-id = 3: must be 0 to 2 (num-clients)"),
     "word": ({"client-id": "one"}, 'node-config: client-id = "one": must be an integer >= 0'),
@@ -56,7 +57,7 @@ def opened(path, shape, names):
 @pytest.mark.parametrize("kind", BAD_NODES)
 def test_a_misfit_is_one_line(kind, nodes, make_npz, tmp_path, device_run, read_csv, capsys):
     changes, expected = BAD_NODES[kind]
-    made = partial(make_npz, tmp_path / "bad.npz"), partial(put, tmp_path / "pictures", "012")
+    made = partial(make_npz, tmp_path / "bad.npz"), partial(put, tmp_path / "pictures")
     node = nodes[1] | changes
     if callable(node["data"]):
         node["data"] = str(node["data"](*made))
@@ -115,7 +116,13 @@ def test_a_folder_of_pictures_is_data(tmp_path):
     np.testing.assert_allclose(images[:, 0, 0, 0], [-1.0, 61 / 255 * 2 - 1], rtol=1e-6)
     colored = opened(folder, (3, 8, 8), ["cat", "dog", "owl"])
     assert colored.tensors(np.arange(2))[0].shape == (2, 3, 8, 8)
-    with pytest.raises(RunError, match="owl: is not a class of the run"):
+    shutil.rmtree(folder / "train" / "dog")
+    fewer = opened(folder, (1, 8, 8), ["cat", "dog", "owl"])
+    assert (fewer.num_train, fewer.labels.tolist()) == (4, [0, 0, 2, 2, 0, 0, 1, 1, 2, 2])
+    shutil.rmtree(folder / "test")
+    only = opened(folder, (1, 8, 8), ["owl", "dog", "cat"])
+    assert (only.num_train, only.labels.tolist()) == (4, [0, 0, 2, 2]), "to be split"
+    with pytest.raises(RunError, match=r"class owl; the run has cat, dog \(class-names\)"):
         opened(folder, (1, 8, 8), ["cat", "dog"])
 
 

@@ -1,6 +1,7 @@
 """Predict and export with models of every kind of samples and task."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -31,6 +32,20 @@ def test_a_client_predicts_without_the_run(kind, tmp_path, serial_run):
         lines = [*personalized.lines(source.about, found, chances)]
         assert [line.split()[0] for line in lines] == list("01234")
         assert all(len(line.split()) > 1 for line in lines)
+
+    personalized.save_predictions(tmp_path / "found.csv", model.about, found, chances)
+    table = pd.read_csv(tmp_path / "found.csv")
+    assert list(table["sample"]) == [*range(5)]
+    if kind in ("table", "series"):
+        assert list(table["prediction"]) == [int(label) for label in outputs.argmax(1)]
+        highest = outputs.softmax(1).amax(1).numpy()
+        np.testing.assert_allclose(table["probability"], highest, rtol=1e-6)
+    elif kind == "multilabel":
+        there = [np.flatnonzero(row) for row in outputs.numpy() > 0]
+        assert list(table["prediction"]) == ["; ".join(map(str, row)) or "-" for row in there]
+    else:
+        numbers = outputs.argmax(-1) if kind == "tokens" else outputs.reshape(5, 1)
+        np.testing.assert_allclose(table.drop(columns="sample").to_numpy(), numbers, rtol=1e-6)
 
     exporting.export(model, tmp_path / "client.pt2")
     program = torch.export.load(tmp_path / "client.pt2").module()

@@ -25,7 +25,7 @@ from fedapps.compare.runs import read as read_run
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.core.files import held
-from fedapps.engine import again, best, checkpoint
+from fedapps.engine import again, best, checkpoint, store
 from fedapps.engine.checkpoint import Best, Checkpoint, Progress, needed_after
 from fedapps.engine.finished import FinishedRun
 from fedapps.engine.recovery import SPENT
@@ -134,6 +134,27 @@ def scored(monkeypatch):
 
 
 VALIDATION = 'validation-fraction=0.2 evaluate-on="validation"'
+
+
+def test_a_run_of_many_clients_has_the_same_states_and_scores(interrupted, serial_run, monkeypatch):
+    """With its folders in a tree, and every second client in samples.csv; six are many here."""
+    options = ("num-rounds=4", 'strategy="fedper"', VALIDATION, "keep-best=true")
+    whole = serial_run(*options)
+    for module, name, most in ((store, "FLAT", 3), (store, "BRANCH", 2), (directory, "LISTED", 4)):
+        monkeypatch.setattr(module, name, most)
+    folder = resumed(interrupted(*options[1:]))
+    for part in (".", "best"):
+        flat, tree = (
+            {(p.parent.name, p.name): p.read_bytes() for p in (run / part).glob(pattern)}
+            for run, pattern in ((whole, "clients/*/round-*"), (folder, "clients/*-*/*/round-*"))
+        )
+        assert flat and flat == tree
+    assert (folder / directory.MODEL).read_bytes() == (whole / directory.MODEL).read_bytes()
+    listed, every = (directory.lines(run / directory.SAMPLES) for run in (folder, whole))
+    assert listed == [row for row in every if row["client"] in "024"] != every
+    rows = directory.lines(again.evaluate(folder, {"evaluate-clients": 2}))
+    last = [row for row in directory.lines(folder / "clients.csv") if row["round"] == "4"]
+    assert len(rows) == 2 and all(row in last for row in rows)
 
 
 def test_the_command_is_the_directory_alone(interrupted, serial_run):

@@ -17,7 +17,7 @@ from experiments.outcomes import claims, yardstick
 from experiments.outcomes.cells import Outcome, outcomes
 from experiments.outcomes.tidy import write_csv
 from experiments.papers import files
-from experiments.papers.table import Cell, Claim, Row, Scale, Table
+from experiments.papers.table import Cell, Claim, Reading, Row, Scale, Table
 from experiments.publish import charts, html_page, sections
 from experiments.publish.markdown_page import markdown
 from experiments.run import tuning
@@ -100,6 +100,10 @@ def test_a_row_runs_with_the_best_of_its_trials(toy):
     assert flat["evaluate-on"] == "test" and flat["validation-fraction"] == ""
     trial = tuning.trials(row)[0].config(0)
     assert trial["evaluate-on"] == "validation" and trial["validation-fraction"] == 0.2
+    also = (Reading("newcomers, few-shot 5"),)
+    few = replace(row, row=structs.replace(row.row, also=also))
+    read = [reading.reads for trial in tuning.trials(few) for reading in trial.row.readings]
+    assert read == 3 * [KIND], "what takes time and decides nothing is not computed"
     assert tuning.untried(store, [row]) == []
     empty = Store(store.folder / "none")
     assert [cell.name for cell in tuning.untried(empty, [row])] == [
@@ -128,6 +132,33 @@ def outcomes_of(toy):
     table, store, _ = toy
     cells = settled(store, table, "cpu")
     return [Outcome(cell, [store.find(cell, seed) for seed in range(3)]) for cell in cells]
+
+
+def test_newcomers_stand_beside_those_that_trained(toy):
+    table, store, base = toy
+    few = (Reading(f"newcomers, few-shot {count}") for count in (20, 5))
+    also = (Reading(f"{KIND}_unseen"), *few)
+    later = replace(table, rows=tuple(structs.replace(row, also=also) for row in table.rows))
+    unseen = {"same": [0.5, 0.7], "local": [0.9], "fedavg-ft": [0.2, 0.4, 0.6]}
+    for cell in settled(store, later, "cpu"):
+        for seed, value in enumerate(unseen.get(cell.row.name, [])):
+            run = store.find(cell, seed)
+            few = {"newcomers, few-shot 5": value / 2} if cell.row.name == "same" else {}
+            store.save(cell, replace(run, figures=run.figures | few | {f"{KIND}_unseen": value}))
+    part = sections.section(store, later)
+    assert part.newcomers_heads == ["method", "seen", "unseen", "difference", "few-shot 5"]
+    seen = {"same": np.mean([base[0].mean(), base[1].mean()])}
+    seen["fedavg-ft"] = np.mean([values.mean() for values in base.values()])
+    assert [line[0] for line in part.newcomers] == ["local", "same", "fedavg-ft"]
+    for name, mean, few in (("same", 0.6, "30.0"), ("fedavg-ft", 0.4, "")):
+        gap = f"{100 * (mean - seen[name]):+.1f}"
+        wanted = [name, f"{100 * seen[name]:.1f}", f"{100 * mean:.1f}", gap, few]
+        assert wanted in part.newcomers
+    assert "over seeds 0,1,2 (local: 0, same: 0,1)" in part.newcomers_said
+    assert any(title.startswith("local: newcomers 90.0,") for title in titles_of(part.figures))
+    page = "\n".join(markdown(part))
+    assert all(f"| {' | '.join(line)} |" in page for line in part.newcomers)
+    assert "unseen" not in "\n".join(markdown(sections.section(store, table)))
 
 
 def titles_of(figures):

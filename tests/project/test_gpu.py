@@ -37,6 +37,8 @@ VARIANTS = [
     'strategy="perfedavg" perfedavg.mode="hf"',
     'strategy="sflv1" sflv1.sync="round" sflv1.oversample=true model="conv4"',
     'strategy="fedfc" fedfc.cuts="1,2,3,1,2,3" momentum=0.9',
+    'strategy="fedrep" group=4 model="lenet5" momentum=0.9 prox-mu=0.1 clip-percentile=50.0',
+    'strategy="fedseq" group="auto" model="cnn" augment="crop-flip"',
 ]
 FILES = ("clients.csv", "classes.csv", "events.csv", "model.safetensors")
 
@@ -151,9 +153,13 @@ on_a_gpu = pytest.mark.skipif(
 
 
 @on_a_gpu
+@pytest.mark.parametrize("group", [0, 4])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_gpu_repeats_its_numbers_and_is_near_the_cpus(method, serial_run, read_model, tiny_npz):
-    options = f'{tiny_npz} strategy="{method}" {WITH.get(method) or needed(method)}'
+def test_a_gpu_repeats_its_numbers_and_is_near_the_cpus(
+    method, group, serial_run, read_model, tiny_npz
+):
+    needs = WITH.get(method) or needed(method)
+    options = f'{tiny_npz} strategy="{method}" {needs} group={group}'
     devices = ("cpu", "cuda", "cuda")
     cpu, first, again = (serial_run(options, f'device="{device}"') for device in devices)
     for name in FILES:

@@ -1,6 +1,7 @@
 """What must not grow with the number of clients: work per client and round; memory is told."""
 
 import sys
+import tracemalloc
 from collections import OrderedDict
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from fedapps.core import config, memory, registry
 from fedapps.core.cache import ByteCache
 from fedapps.core.errors import RunError
 from fedapps.engine import evaluations
+from fedapps.engine.checks import check_selected
 from fedapps.engine.privacy import privacy
 from fedapps.method import strategy as strategy_module
 from fedapps.method.mixtures import LastSent
@@ -96,31 +98,40 @@ def test_so_do_outputs_of_a_frozen_prefix():
     assert calls(lambda: cache.get(0, b"", lambda: values)) == alone
 
 
-class Number(int):
-    """A number that counts how often any of its kind is compared."""
-
-    compared = 0
-
-    def __eq__(self, other):
-        Number.compared += 1
-        return int(self) == int(other)
-
-    def __hash__(self):
-        return hash(int(self))
-
-
-def test_choosing_clients_compares_each_of_them_a_few_times(many):
-    options, space = many
-    flat = config.parse([options, "evaluate-clients=200 fraction-train=0.5 dp.delta=1e-6"])
-    settings = config.read(flat | {"dp.mode": "central", "dp.sampling": "fixed"})
-    there = [Number(client) for client in range(400)]
-    evaluated = evaluations.evaluated(
-        SimpleNamespace(settings=settings, clients=there, workspace=space)
+def test_a_round_takes_no_memory_for_clients_that_have_no_part_in_it(tmp_path):
+    """Less than a byte for each of them, whoever is asked to train, by a method or for privacy."""
+    clients, path = 100_000, tmp_path / "many.npz"
+    images, labels = np.zeros((2 * clients, 2, 2), np.uint8), np.arange(2 * clients) % 4
+    np.savez(
+        path,
+        train_images=images,
+        train_labels=labels,
+        test_images=images[:9],
+        test_labels=labels[:9],
     )
-    assert len(evaluated) == 200 and Number.compared < 2000
-    Number.compared = 0
-    drawn = privacy(settings, space.layout, {}).select(1, [], there)
-    assert len(drawn) == 200 and Number.compared < 2000
+    flat = config.parse([
+        f'dataset="{path}" partitioner="iid" num-clients={clients} strategy="fedper" model="mlp"',
+        'evaluate-clients=20 fraction-train=0.0002 dp.mode="central" dp.delta=1e-6',
+        'unseen-clients="7" dp.sampling="fixed" device="cpu"',
+    ])  # fmt: skip
+    settings = config.read(flat)
+    space = Workspace(settings)
+    strategy = registry.strategy_class("fedper")(space)
+    private = privacy(settings, space.layout, {}, space.population.training)
+
+    def choose():
+        there = strategy.clients
+        drawn = check_selected(1, strategy.select(1), there)
+        assert drawn == private.select(1, [], there) and len(drawn) == 19 and 7 not in drawn
+        assert len(evaluations.plans(strategy, 1)) == 20
+        assert sum(strategy.count(client, "train") for client in drawn) == 19
+
+    choose()  # now the samples are distributed
+    tracemalloc.start()
+    choose()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < clients
 
 
 def test_fedap_draws_once_for_all_plans_of_a_round(many, monkeypatch):

@@ -12,7 +12,7 @@ from fedapps.cli import report as report_command
 from fedapps.core.errors import RunError
 from fedapps.drawing.svg import steps
 from fedapps.report import page
-from fedapps.report.page import facts
+from fedapps.report.page import facts, run_charts
 from fedapps.report.page.reading import RunFiles
 from tests.support.browser import WIDTHS, measured
 from tests.support.made_runs import EVIL, add_round, begin_run, finished_run
@@ -96,6 +96,29 @@ def test_titles_tell_the_values(folder, elements):
     assert "\n".join(["client 7", *lines]) in elements.texts
 
 
+def test_many_clients_are_hundredths_and_percentiles(tmp_path):
+    """Client i of 2,000 has accuracy i/2000 and i + 1 samples of class 0."""
+    head = "round,phase,accuracy_initial,accuracy_personalized\n"
+    (tmp_path / "rounds.csv").write_text(head + "1,train,0.1,0.5\n")
+    scores = "".join(f"1,{i},{i},0.0,{i / 2000}\n" for i in range(2000))
+    columns = "round,client,num_train,accuracy_initial,accuracy_personalized\n"
+    (tmp_path / "clients.csv").write_text(columns + scores)
+    held = "".join(f"{9 * i},0,{i + 1}\n" for i in range(2000))  # one in nine is listed
+    (tmp_path / "samples.csv").write_text("client,class,num_train\n" + held)
+    text = page.write(tmp_path).read_text("utf-8")
+    figures = dict(re.findall(r'<figure id="(\w+)">(.*?)</figure>', text, re.S))
+    (d,) = re.findall(r'<path class="dots personalized" d="M([^"]+)"', figures["clients"])
+    ys = np.array([float(dot.split()[1].removesuffix("h0")) for dot in d.split("M")])
+    assert len(ys) == 100
+    assert np.diff(ys) == pytest.approx((ys[-1] - ys[0]) / 99, abs=0.11)  # written with a digit
+    assert "Means of hundredths of 2000." in figures["clients"]
+    assert (
+        "percentile of 2000 clients" in figures["holdings"] and "up to 2000." in figures["holdings"]
+    )
+    assert len(re.findall("h[\\d.]+v", figures["holdings"])) == 101
+    assert "One in 2 is drawn." in figures["sizes"]
+
+
 def test_a_run_of_an_earlier_version_or_killed_in_a_line_has_a_page(tmp_path):
     head = "round,phase,accuracy_initial,accuracy_personalized,bytes_down,bytes_up\n"
     (tmp_path / "rounds.csv").write_text(head + "1,train,0.1,0.2,5,6\n2,train,0.2,0.3,5,6\n3,tr")
@@ -112,6 +135,17 @@ def test_a_run_of_an_earlier_version_or_killed_in_a_line_has_a_page(tmp_path):
         (tmp_path / name).unlink()
     (tmp_path / "rounds.csv").write_text(head)
     assert not Elements(page.write(tmp_path).read_text("utf-8")).figures
+
+
+def test_a_phase_after_the_last_round_is_not_drawn_as_another_round(tmp_path):
+    lines = ["round,phase,train_loss", "1,train,0.9", "2,train,0.7", "2,newcomers,0.1"]
+    (tmp_path / "rounds.csv").write_text("\n".join(lines) + "\n")
+    run = RunFiles.read(tmp_path)
+    assert [(row["round"], row["train_loss"]) for row in run.of_training] == [
+        ("1", "0.9"), ("2", "0.7"),
+    ]  # fmt: skip
+    (loss,) = run_charts.curves(run)
+    assert len(loss.hits) == 2, "one for each round"
 
 
 @pytest.mark.parametrize(("options", "expected"), [

@@ -219,6 +219,30 @@ def test_clients_stand_above_their_ids_and_samples(count):
     assert lower.get_xlim() == upper.get_xlim()
 
 
+def test_of_many_clients_hundredths_are_drawn():
+    table = scored(5000)
+    upper, lower = part_plots.draw_clients(table, CAPTION).axes
+    order = table.sort_values("accuracy_personalized")
+    lines = {line.get_label(): line.get_ydata() for line in upper.lines}
+    for kind in ("initial", "personalized"):
+        means = 100 * order[f"accuracy_{kind}"].to_numpy().reshape(100, 50).mean(axis=1)
+        np.testing.assert_allclose(lines[kind], means)
+    np.testing.assert_allclose(lines["mean"], 100 * table["accuracy_personalized"].mean())
+    heights = np.array([bar.get_height() for bar in lower.patches]).reshape(2, 100)
+    sizes = order[["num_train", "num_test"]].to_numpy().reshape(100, 50, 2).mean(axis=1).T
+    np.testing.assert_allclose(heights, sizes)
+
+
+def test_of_what_many_clients_hold_percentiles_are_drawn():
+    counts = np.random.default_rng(0).integers(0, 50, (2001, 3))
+    upper, lower, *_ = part_plots.draw_holdings(counts).axes
+    places = np.arange(0, 2001, 20)  # each percentile is that of a client
+    drawn = lower.collections[0].get_array()
+    np.testing.assert_array_equal(drawn, np.sort(counts, axis=0)[places].T)
+    heights = [bar.get_height() for bar in upper.patches]
+    np.testing.assert_array_equal(heights, np.sort(counts.sum(axis=1))[places])
+
+
 @pytest.mark.parametrize(("rounds", "text"), [
     (20, "fedper on my-data, seed 3, 20 rounds"),
     (7, "fedper on my-data, seed 3, 7 of 20 rounds"),

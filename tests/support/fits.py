@@ -19,7 +19,7 @@ def recorded_fits() -> Iterator[list[tuple]]:
         return clients[-1]
 
     def record(space, request, store):
-        update = fit(space, request, store)
+        update = yield from fit(space, request, store)
         # split clients run in threads: the last one made need not be this one
         client = next(made for made in reversed(clients) if made.client == request.client)
         records.append((client, dict(client.state), request, update))

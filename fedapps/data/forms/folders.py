@@ -81,10 +81,13 @@ def _pictures(files: Sequence[File], form: Form) -> Found:
         form.names,
         lambda row: str(files[row].path),
     )
+    if form.names:  # they have an order, which names of folders need not have
+        order = np.argsort(labels, kind="stable")
+        files, labels = [files[row] for row in order], labels[order]
     arrays = by_part(
         np.array([file.part for file in files]),
         np.array([file.group for file in files]),
-        images=pictures_of([file.path for file in files]),
+        images=pictures_of([file.path for file in files], form.shape),
         labels=labels,
     )
     return Found(arrays, names)

@@ -19,7 +19,8 @@ Where = Callable[[int], str]  # says where a row is, for messages: "a.csv: line 
 
 @dataclass(frozen=True)
 class Form:
-    """What the keys of a run say about own files; `names` are the classes that devices share.
+    """What the keys of a run say about own files; `names` are the classes that devices share, and
+    `shape` is that of their images, [C, H, W].
 
     `columns` are the features of a table: `age,sex=f|m` is a number, and a text with two values.
     """
@@ -31,6 +32,7 @@ class Form:
     window: int = 0
     window_step: int = 0
     names: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, settings: Settings, names: Sequence[str] = ()) -> "Form":
@@ -77,11 +79,14 @@ class Found:
 
 
 def by_part(parts: np.ndarray, groups: np.ndarray, **values: np.ndarray) -> dict[str, np.ndarray]:
-    """Return arrays under the keys of an .npz; `parts` and `groups` are texts [N]."""
+    """Return arrays under the keys of an .npz; `parts` and `groups` are texts [N].
+
+    If training is the only part, there are no parts, so each client's samples will be split.
+    """
     if (groups != "").any():
         values["groups"] = groups
     there = [part for part in PARTS if (parts == part).any()]
-    if not there:
+    if there in ([], ["train"]):
         return values
     return {f"{part}_{key}": rows[parts == part] for part in there for key, rows in values.items()}
 

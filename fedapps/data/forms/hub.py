@@ -73,7 +73,8 @@ def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
     where = [f"{file.path}: row {row}" for rows, file in parts for row in range(len(rows))]
     values = [value for rows, _ in parts for value in rows[(pictures or arrays)[0]]]
     if pictures:
-        values = [pixels(value, values[0].mode) for value in values]
+        mode = ("L" if form.shape[0] == 1 else "RGB") if form.shape else values[0].mode
+        values = [_pixels(value, mode, place) for value, place in zip(values, where, strict=True)]
     sizes = [len(rows) for rows, _ in parts]
     groups = np.repeat([file.group for file in files], sizes)
     if form.client_column:
@@ -83,6 +84,13 @@ def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
     found_arrays = (stacked([np.asarray(value) for value in values], where), targets)
     by_key = dict(zip(kinds, found_arrays, strict=True))
     return Found(by_part(np.repeat([file.part for file in files], sizes), groups, **by_key), names)
+
+
+def _pixels(picture: Any, mode: str, where: str) -> np.ndarray:
+    try:
+        return pixels(picture, mode)
+    except (AttributeError, ValueError) as error:  # AttributeError: there is none
+        raise RunError(f"{where}: cannot be read as a picture ({error})") from error
 
 
 def _target(features: Any, form: Form, path: Path) -> str:

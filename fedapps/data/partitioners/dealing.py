@@ -4,7 +4,9 @@ Owners are int64 [n]: for every sample of a pool the number of its client, or `N
 gets it.
 """
 
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -60,8 +62,33 @@ def allot(wanted: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return counts
 
 
-def samples_by_client(owners: np.ndarray, clients: int) -> list[np.ndarray]:
-    """Return the sorted indices of each client's samples."""
+@dataclass(frozen=True, eq=False)
+class Parts(Sequence[np.ndarray]):
+    """The sorted indices of each client's samples, without an object for each client.
+
+    `order` has them client by client, int64 [n]; client i's are at edges[i] to edges[i+1], `edges`
+    int64 [clients + 1].
+    """
+
+    order: np.ndarray
+    edges: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.edges) - 1
+
+    def __getitem__(self, client: Any) -> Any:
+        if not 0 <= client < len(self):
+            raise IndexError(client)
+        return self.order[self.edges[client] : self.edges[client + 1]]
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """How many samples each client has: int64 [clients]."""
+        return np.diff(self.edges)
+
+
+def samples_by_client(owners: np.ndarray, clients: int) -> Parts:
+    """Return the samples of clients 0, 1, ... by their owners."""
     order = np.argsort(owners, kind="stable")
     edges = np.searchsorted(owners[order], np.arange(clients + 1))
-    return [order[first:last] for first, last in pairwise(edges)]
+    return Parts(order[edges[0] : edges[-1]], edges - edges[0])

@@ -18,8 +18,8 @@ MOST_ROUNDS = 200
 MOST_CLIENTS = 1000
 PLACES = ("runs-dir", "data-root", "run-name")  # keys that have no influence on results
 FILES = (
-    "config.toml", "rounds.csv", "clients.csv", "unseen.csv", "classes.csv", "samples.csv",
-    "events.csv", "summary.json", "run.json", "log.txt", "model.safetensors",
+    "config.toml", "rounds.csv", "clients.csv", "unseen.csv", "names.csv", "classes.csv",
+    "samples.csv", "events.csv", "summary.json", "run.json", "log.txt", "model.safetensors",
 )  # fmt: skip
 ENDS = {"run-failed": "failed", "interrupted": "interrupted"}  # events that end a run
 
@@ -158,12 +158,13 @@ def rounds_of(run: RunFiles) -> Table:
 def evaluation_of(rows: Sequence[Row], name: str, columns: Columns) -> Table:
     """Return the clients or classes of the last evaluation; metrics are the first columns."""
     known = [key for key in (rows[0] if rows else ()) if key != "round" and _used(rows, key)]
-    order = sorted(known, key=lambda key: (key != name, columns.metric_of(key) is None))
+    first = [key for key in (name, "name") if key in known]
+    order = sorted(known, key=lambda key: (key not in first, columns.metric_of(key) is None))
     lines = [
         [shown(key, row.get(key, ""), columns) for key in order] for row in rows[:MOST_CLIENTS]
     ]
     note = f"The first {MOST_CLIENTS} of {len(rows)}." if len(rows) > MOST_CLIENTS else ""
-    return Table(name, [head_of(key, columns) for key in order], lines, note=note)
+    return Table(name, [head_of(key, columns) for key in order], lines, len(first), note)
 
 
 def no_class(run: RunFiles) -> str:
@@ -177,7 +178,8 @@ def events_of(run: RunFiles, drawn: set[str]) -> Table:
     """Return the latest events, without the kinds in `drawn`, which charts show."""
     told = [event for event in run.events if event.get("kind") not in drawn]
     heads = ("round", "client", "kind", "detail")
-    rows = [[event.get(name, "") for name in heads] for event in reversed(told[-MOST_EVENTS:])]
+    latest = [e | {"client": run.called(e.get("client", ""))} for e in told[-MOST_EVENTS:]]
+    rows = [[event.get(name, "") for name in heads] for event in reversed(latest)]
     notes = []
     if len(told) > MOST_EVENTS:
         notes.append(f"The latest {MOST_EVENTS} of {len(told)}; events.csv has all.")
@@ -236,7 +238,7 @@ def head_of(column: str, columns: Columns) -> str:
 def shown(column: str, text: str, columns: Columns) -> str:
     """Format a cell of a table for readers."""
     value = number({"": text}, "")
-    if value is None or column in ("round", "client", "class", "phase"):
+    if value is None or column in ("round", "client", "name", "class", "phase"):
         return text
     if column == SPREAD[-1]:
         return f"{100 * value:.1f} %"

@@ -11,6 +11,7 @@ from typing import Any
 from fedapps.core.options import flat
 from fedapps.report.about import task_of
 from fedapps.report.columns import Columns, columns_of
+from fedapps.report.directory import NAMES
 from fedapps.tasks import CLASSIFICATION, Metric, Task
 
 Row = dict[str, str]
@@ -28,6 +29,7 @@ class RunFiles:
     config: dict[str, Any]
     rounds: list[Row]
     clients: list[Row]
+    names: dict[str, str]  # what the data call each client, by its number
     classes: list[Row]
     samples: list[Row]
     events: list[Row]
@@ -43,6 +45,7 @@ class RunFiles:
             _config(folder / "config.toml"),
             _table(folder / "rounds.csv"),
             _last_evaluation(folder / "clients.csv"),
+            {row.get("client", ""): row.get("name", "") for row in _table(folder / NAMES)},
             _table(folder / "classes.csv"),
             _table(folder / "samples.csv"),
             _table(folder / "events.csv"),
@@ -60,6 +63,16 @@ class RunFiles:
     def lead(self) -> Metric:
         """The metric by which the run is compared with others."""
         return self.task.lead
+
+    @property
+    def of_training(self) -> list[Row]:
+        """The rows of rounds without those of a phase that follows the last one."""
+        rounds = {row.get("round", ""): row for row in reversed(self.rounds)}
+        return [row for row in self.rounds if rounds[row.get("round", "")] is row]
+
+    def called(self, client: str) -> str:
+        """Return a client's number, with its name in brackets if the data have one."""
+        return f"{client} ({self.names[client]})" if self.names.get(client) else client
 
     def evaluated(self, rows: list[Row]) -> list[Row]:
         """Return the rows that have a personalized score."""

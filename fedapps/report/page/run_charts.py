@@ -3,6 +3,9 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
+from statistics import fmean
+
+import numpy as np
 
 from fedapps.drawing.charts import (
     bar_chart,
@@ -12,16 +15,18 @@ from fedapps.drawing.charts import (
     pair_chart,
     scatter_chart,
 )
-from fedapps.drawing.svg import Chart, Series
+from fedapps.drawing.quantiles import HUNDRED, MOST, percentiles
+from fedapps.drawing.svg import Chart, Series, Tick
 from fedapps.method.figures import EventPlot
 from fedapps.report.columns import VIRTUAL
+from fedapps.report.page.event_charts import COLOURS, declared
 from fedapps.report.page.reading import Row, RunFiles, number
 from fedapps.report.units import byte_unit, human_bytes, time_unit
 from fedapps.tasks import Metric
 
-MOST_DRAWN = 1000  # clients or classes; if there are more, every n-th is drawn
+LETTERS = 70  # of the names of clients that fit on an axis; otherwise their numbers stand there
 MOST_CELLS = 60_000  # cells of the chart of samples per client and class
-COLOURS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7")
+Known = tuple[Row, float | None, float]  # a row, its initial and its personalized value
 
 
 def curves(run: RunFiles) -> list[Chart]:
@@ -46,14 +51,17 @@ def clients(run: RunFiles) -> list[Chart]:
         chart = Chart("clients", title, order, f"{lead.label} on its own")
         found.append(_changes(chart, rows, "client", lead))
     sizes = [(size, row) for row in rows if (size := number(row, "num_train")) is not None]
+    every = -(-len(sizes) // MOST)
     if len(sizes) > 1:
         title, axis = f"{_head(lead)} by number of samples", f"personalized {lead.label}"
         chart = Chart("sizes", title, "training samples", axis)
+        chart.note = f"One in {every} is drawn." if every > 1 else ""
+        sizes = sizes[::every]
         points = [(size, number(row, lead.personalized) or 0.0) for size, row in sizes]
         titles = [_title(row, "client", lead) for _, row in sizes]
         top = lead.bounds[1]
         found.append(scatter_chart(chart, points, titles, "personalized", lead.shown, ceiling=top))
-    if holdings := _holdings(run.samples):
+    if holdings := _holdings(run):
         found.append(holdings)
     return found
 
@@ -76,8 +84,7 @@ def costs(run: RunFiles) -> list[Chart]:
     evaluated = run.evaluated(run.rounds)
     if len(evaluated) > 1:
         found += _virtual_time(run.lead, evaluated)
-    if len(evaluated) > 1 and (traffic := _traffic(run.lead, run.rounds, evaluated)):
-        found.append(traffic)
+        found += _traffic(run.lead, run.rounds, evaluated)
     names = (("bytes_down", "down"), ("bytes_up", "up"), ("bytes_eval", "evaluation"))
     lines = []
     for (column, label), colour in zip(names, COLOURS, strict=False):
@@ -100,7 +107,7 @@ def events(run: RunFiles, plots: Iterable[EventPlot]) -> list[Chart]:
         chart = Chart("failures", "Clients that failed", "round", "in every round")
         found.append(bar_chart(chart, [Series("", "initial", failures)], "{:g}".format))
     for plot in plots:
-        found += _declared(run.events, plot)
+        found += declared(run.events, plot)
     return found
 
 
@@ -118,18 +125,15 @@ def _head(metric: Metric) -> str:
     return metric.label[0].upper() + metric.label[1:]
 
 
-def _traffic(lead: Metric, rounds: Sequence[Row], evaluated: Sequence[Row]) -> Chart | None:
+def _traffic(lead: Metric, rounds: Sequence[Row], evaluated: Sequence[Row]) -> list[Chart]:
+    """Draw the metric over traffic; nothing if there was none."""
     sent = ((number(r, "bytes_down") or 0.0) + (number(r, "bytes_up") or 0.0) for r in rounds)
     so_far = {id(row): total for row, total in zip(rounds, accumulate(sent), strict=True)}
     if not (total := so_far[id(rounds[-1])]):
-        return None
+        return []
     size, unit = byte_unit(total)
-    title = f"{_head(lead)} by traffic"
-    x_label = f"{unit} of training, up and down"
-    chart = Chart("communication", title, x_label, "mean over clients")
-    lines = _means(lead, evaluated, lambda row: so_far[id(row)] / size)
-    ends = {"floor": 0.0, "ceiling": lead.bounds[1], "x_from": 0.0}
-    return line_chart(chart, lines, lead.shown, "{:.3g}".format, **ends, whole_x=False)
+    chart = Chart("communication", f"{_head(lead)} by traffic", f"{unit} of training, up and down")
+    return [_spent(chart, lead, evaluated, lambda row: so_far[id(row)] / size)]
 
 
 def _virtual_time(lead: Metric, evaluated: Sequence[Row]) -> list[Chart]:
@@ -137,11 +141,18 @@ def _virtual_time(lead: Metric, evaluated: Sequence[Row]) -> list[Chart]:
     if (last := number(evaluated[-1], VIRTUAL)) is None:
         return []
     size, unit = time_unit(last)
-    title = f"{_head(lead)} by virtual time"
-    chart = Chart("virtual-time", title, f"virtual time in {unit}", "mean over clients")
-    lines = _means(lead, evaluated, lambda row: (number(row, VIRTUAL) or 0.0) / size)
+    chart = Chart("virtual-time", f"{_head(lead)} by virtual time", f"virtual time in {unit}")
+    return [_spent(chart, lead, evaluated, lambda row: (number(row, VIRTUAL) or 0.0) / size)]
+
+
+def _spent(
+    chart: Chart, lead: Metric, evaluated: Sequence[Row], x: Callable[[Row], float]
+) -> Chart:
+    """Draw the means of the metric over what the rounds have spent."""
+    chart.y_label = "mean over clients"
     ends = {"floor": 0.0, "ceiling": lead.bounds[1], "x_from": 0.0}
-    return [line_chart(chart, lines, lead.shown, "{:.3g}".format, **ends, whole_x=False)]
+    lines = _means(lead, evaluated, x)
+    return line_chart(chart, lines, lead.shown, "{:.3g}".format, **ends, whole_x=False)
 
 
 def _means(lead: Metric, rows: Sequence[Row], x: Callable[[Row], float]) -> list[Series]:
@@ -171,16 +182,20 @@ def _changes(
     chart: Chart, rows: Sequence[Row], what: str, lead: Metric, ordered: bool = True
 ) -> Chart:
     """Draw the initial and the personalized value of each client or class, the worst one first."""
-    known = [
+    known: list[Known] = [
         (row, number(row, lead.initial), number(row, lead.personalized) or 0.0) for row in rows
     ]
     if ordered:
         sign = 1 if lead.more_is_better else -1
         known.sort(key=lambda entry: (sign * entry[2], number(entry[0], what) or 0.0))
-    every = -(-len(known) // MOST_DRAWN)
-    if every > 1:
-        chart.note = f"One in {every} is drawn."
-    known = known[::every]
+    names = _fitting([(row.get(what, ""), row.get("name", "")) for row, *_ in known])
+    if (count := len(known)) > MOST:
+        chart.note = f"Means of hundredths of {count}."
+        chart.x_label = f"{chart.x_label}, in percent"
+        known = [
+            _mean(known[i * count // HUNDRED : (i + 1) * count // HUNDRED]) for i in range(HUNDRED)
+        ]
+        names = [str(i) for i in range(HUNDRED)]
     before = [(float(i), y) for i, (_, y, _) in enumerate(known) if y is not None]
     after = [(float(i), y) for i, (*_, y) in enumerate(known)]
     if before == after:
@@ -188,11 +203,24 @@ def _changes(
     else:
         series = [Series("initial", "initial", before)]
         series.append(Series("personalized", "personalized", after))
-    names = [row.get(what, "") for row, *_ in known]
     drawn = [line for line in series if line.points]
     pair_chart(chart, names, drawn, lead.shown, ceiling=lead.bounds[1])
-    chart.hits = column_hits(len(known), lambda i: _title(known[i][0], what, lead))
+    if count <= MOST:
+        chart.hits = column_hits(count, lambda i: _title(known[i][0], what, lead))
     return chart
+
+
+def _mean(part: Sequence[Known]) -> Known:
+    """Return the means of some clients or classes, as if they were one."""
+    before = [value for _, value, _ in part if value is not None]
+    return {}, fmean(before) if before else None, fmean(value for *_, value in part)
+
+
+def _fitting(called: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the names of (number, name), if there are some; the numbers if there is no room."""
+    names = [name or number for number, name in called]
+    fit = sum(map(len, names)) <= LETTERS
+    return names if fit else [number for number, _ in called]
 
 
 def _title(row: Row, what: str, lead: Metric) -> str:
@@ -202,65 +230,48 @@ def _title(row: Row, what: str, lead: Metric) -> str:
     train, test = row.get("num_train"), row.get("num_test")
     held = f"{train} training samples, {test} to score"
     told = held if what == "client" else f"{test} samples to score"
-    return f"{what} {row.get(what)}\n{change}\n{told}"
+    name = f" ({row['name']})" if row.get("name") else ""
+    return f"{what} {row.get(what)}{name}\n{change}\n{told}"
 
 
-def _holdings(samples: Sequence[Row]) -> Chart | None:
+def _holdings(run: RunFiles) -> Chart | None:
     """Draw how many training samples of each class each client holds."""
     cells = [
         (int(number(row, "client") or 0), int(number(row, "class") or 0), number(row, "num_train"))
-        for row in samples
+        for row in run.samples
     ]
     known = [(client, label, count) for client, label, count in cells if count]
+    chart = Chart("holdings", "Who holds which classes", "client", "class, upwards")
+    if len(clients := sorted({client for client, *_ in known})) > MOST:
+        rows, labels, held = np.array(known).T.astype(int)
+        counts = np.zeros((len(clients), 1 + labels.max()), int)
+        counts[np.searchsorted(clients, rows), labels] = held
+        found = percentiles(counts)
+        chart.x_label = f"percentile of {len(clients)} clients, for each class by itself"
+        known = [(int(i), int(k), float(found[i, k])) for i, k in np.argwhere(found)]
     if not known or len(known) > MOST_CELLS:
         return None
     size = 1 + max(client for client, *_ in known), 1 + max(label for _, label, _ in known)
-    chart = Chart("holdings", "Who holds which classes", "client", "class, upwards")
     most = max(count for *_, count in known)
     chart.note = f"The stronger the colour, the more training samples: up to {most:g}."
     heat_chart(chart, known, size)
+    if len(clients) > MOST:
+        return chart
+    labels = _fitting([(tick.label, run.names.get(tick.label, "")) for tick in chart.x_ticks])
+    chart.x_ticks = [Tick(t.at, label) for t, label in zip(chart.x_ticks, labels, strict=True)]
     of: dict[int, list[str]] = {}
     for client, label, count in known:
         of.setdefault(client, []).append(f"class {label}: {count:g}")
-    if size[0] <= MOST_DRAWN:
-        chart.hits = column_hits(size[0], lambda i: "\n".join([f"client {i}", *of.get(i, [])[:25]]))
+    if size[0] <= MOST:
+        chart.hits = column_hits(
+            size[0], lambda i: "\n".join([f"client {run.called(str(i))}", *of.get(i, [])[:25]])
+        )
     return chart
-
-
-def _declared(rows: Sequence[Row], plot: EventPlot) -> list[Chart]:
-    """Draw an event plot of a method: counts as bars, mean values as lines, by category."""
-    counts: dict[str, dict[float, float]] = {}
-    values: dict[str, dict[float, list[float]]] = {}
-    for row in rows:
-        category, _, value = row.get("detail", "").partition(" ")
-        round_ = number(row, "round") or 0.0
-        if row.get("kind") == plot.counted:
-            of = counts.setdefault(category, {})
-            of[round_] = of.get(round_, 0.0) + 1
-        elif row.get("kind") == plot.valued and (found := number({"": value}, "")) is not None:
-            values.setdefault(category, {}).setdefault(round_, []).append(found)
-    categories = list(dict.fromkeys([*values, *counts]))
-    colours = dict(zip(categories, COLOURS * len(categories), strict=False))
-    charts: list[Chart] = []
-    if counts:
-        title = plot.count_label.capitalize()
-        chart = Chart(f"{plot.name}-counts", title, "round", "in every round")
-        bars = [Series(name, colours[name], [*of.items()]) for name, of in counts.items()]
-        charts.append(bar_chart(chart, bars, "{:g}".format))
-    if any(len(of) > 1 for of in values.values()):
-        title = plot.value_label.capitalize()
-        chart = Chart(f"{plot.name}-values", title, "round", "in every round")
-        lines = [
-            Series(name, colours[name], [(r, sum(v) / len(v)) for r, v in sorted(of.items())])
-            for name, of in values.items()
-        ]
-        charts.append(line_chart(chart, lines, "{:.3g}".format))
-    return charts
 
 
 def _over_rounds(chart: Chart, run: RunFiles, column: str, floor: float) -> list[Chart]:
     """Draw a column of rounds.csv over the rounds; nothing if fewer than two have a value."""
-    points = _points(run.rounds, column)
+    points = _points(run.of_training, column)
     line = Series("", "personalized", points)
     return [line_chart(chart, [line], "{:.3g}".format, floor=floor)] if len(points) > 1 else []
 

@@ -7,8 +7,9 @@ from PIL import Image
 
 from fedapps.core.config import parse, read
 from fedapps.core.errors import RunError
-from fedapps.data import Form, load
+from fedapps.data import Form, load, of_device
 from fedapps.data.forms.columns import parsed, written
+from fedapps.data.spec import image_spec, label_spec
 from fedapps.training.workspace import Workspace
 
 N = 60
@@ -287,6 +288,19 @@ class TestDatasets:
         wanted = pixels.transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255)
         same(data, (wanted - 0.5) / 0.5, labels, np.repeat(["0", "1", "2"], 4))
         assert data.names == ("cat", "dog")
+        shape, targets = image_spec((1, 4, 4)), label_spec(2)
+        mine = of_device(tmp_path / "partition_1", shape, targets, Form(names=("cat", "dog")))
+        gray = [np.asarray(Image.fromarray(p).convert("L")) for p in pixels[4:8]]
+        images, found = mine.tensors(np.arange(4))
+        wanted = (np.stack(gray)[:, None].astype(np.float32) / np.float32(255) - 0.5) / 0.5
+        np.testing.assert_allclose(images, wanted, atol=1e-6)
+        np.testing.assert_array_equal(found, labels[4:8])
+        with pytest.raises(RunError, match="class_names are cat,dog; the run has dog,cat"):
+            of_device(tmp_path / "partition_1", shape, targets, Form(names=("dog", "cat")))
+        values["image"][5] = Image.fromarray(np.full((4, 4), 9, np.uint16))
+        Dataset.from_dict(values, features=kinds).save_to_disk(tmp_path / "deep")
+        with pytest.raises(RunError, match=r"deep: row 5: cannot be read .* \(more than 8"):
+            load(str(tmp_path / "deep"), "")
 
     def test_series_with_parts(self, tmp_path):
         from datasets import Dataset, DatasetDict

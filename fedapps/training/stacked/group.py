@@ -1,0 +1,165 @@
+"""A group: clients of the same model that are trained and scored together."""
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedapps.core import log
+from fedapps.core.errors import one_line
+from fedapps.models.layers import run
+from fedapps.models.norms import uses_batch_statistics
+from fedapps.training.batches import gather
+from fedapps.training.objective import Objective
+from fedapps.training.plan import Stage
+from fedapps.training.stacked.model import Entries, StackedModel, UnstackableError, stack
+from fedapps.training.stacked.run import GroupRun, Lesson
+from fedapps.training.trainer import Trainer
+
+PASS = 512  # samples of all clients in a forward pass without gradients
+AUTO = 20  # clients in a group; on a GPU this has not been measured
+MOST_MACS = 1_200_000  # of a sample in a step, up to which groups were faster on a CPU
+MOST_WEIGHTS = 5_000_000  # of a model on a GPU: 20 clients with gradients and momentum have 1.2 GB
+CLOSE = 1e-6  # relative; outputs in float64 agree to 1e-9
+
+
+class Group:
+    """Does for several clients what `trainer` does for one, up to rounding.
+
+    At most `size` clients work together (0: none). The trainer's model is left in any state.
+    """
+
+    def __init__(self, trainer: Trainer, wanted: int | str) -> None:
+        self.trainer = trainer
+        self.size = wanted if isinstance(wanted, int) else chosen(trainer)
+        self.told: set[str] = set()
+
+    def tell(self, what: str) -> None:
+        """Print a line about what is done together, if it has not been printed yet."""
+        if what not in self.told:
+            self.told.add(what)
+            log.info("group = %d: %s", self.size, what)
+
+    @cached_property
+    def problem(self) -> str:
+        """Why the model cannot be run for several clients at once; "" if it can."""
+        try:
+            _check(self.trainer)
+        except UnstackableError as error:
+            return f"the model: {error}"
+        except Exception as error:  # whatever a model of one's own does with its samples
+            return f"the model: {type(error).__name__}: {one_line(str(error))}"
+        return ""
+
+    @cached_property
+    def model(self) -> StackedModel:
+        """The model for several clients."""
+        return StackedModel(self.trainer.model)
+
+    def cannot_train(self, stages: Sequence[Stage], objective: Objective) -> str:
+        """Say why clients with these stages and objective cannot train together; "": they can."""
+        plain = Objective(objective.loss, anchor=objective.anchor)
+        for name in (field.name for field in fields(plain)):
+            if getattr(objective, name) != getattr(plain, name):
+                return f"the objective has {name} of its own"
+        if any(stage.clip and stage.clip.mode == "sample" for stage in stages):
+            return 'clip-mode = "sample"'
+        return self.problem
+
+    def cannot_score(self) -> str:
+        """Say why clients cannot be scored together; "" if they can."""
+        if uses_batch_statistics(self.trainer.model):
+            return "scores depend on how samples are batched"
+        return self.problem
+
+    def train(self, stages: Sequence[Stage], lessons: Sequence[Lesson]) -> None:
+        """Execute the same stages for all lessons; each gets its new entries, and what was done.
+
+        Raises `NotFiniteError`, or what a loss raises; then nothing of the lessons has changed.
+        """
+        done = GroupRun(self.trainer, self.model, lessons).run(stages)
+        for place, lesson in enumerate(lessons):
+            own = done[place]
+            lesson.entries, lesson.done = own.entries, own.done
+            for key, threshold in own.thresholds.items():
+                vars(lesson.thresholds[key]).update(vars(threshold))
+
+    @torch.no_grad()
+    def outputs(self, entries: Sequence[Entries], inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return each client's outputs [n, ...] for its inputs [n, ...], in eval mode."""
+        order = sorted(range(len(inputs)), key=lambda place: -len(inputs[place]))
+        sizes = [len(inputs[place]) for place in order]
+        joined = torch.cat([inputs[place] for place in order])
+        stacked = {key: stack([entries[place][key] for place in order]) for key in entries[0]}
+        last = torch.tensor(sizes).cumsum(0)[:, None] - 1
+        first = last - torch.tensor(sizes)[:, None] + 1
+        found: list[list[Tensor]] = [[] for _ in order]
+        names, begin = self.trainer.layout.names, 0
+        self.model.module.eval()
+        while begin < sizes[0]:
+            rows = sum(size > begin for size in sizes)
+            width = min(math.ceil(PASS / rows), sizes[0] - begin)
+            self.model.load({key: value[:rows] for key, value in stacked.items()})
+            places = torch.minimum(first[:rows] + torch.arange(begin, begin + width), last[:rows])
+            x = gather(joined, places.flatten().to(joined.device))
+            values = run(self.model.module, x, names)
+            for row, own in enumerate(values.unflatten(0, (rows, -1))):
+                found[row].append(own[: sizes[row] - begin])
+            begin += width
+        return [torch.cat(found[order.index(place)]) for place in range(len(order))]
+
+
+def chosen(trainer: Trainer) -> int:
+    """Return the size of groups for `group = "auto"`, by what was measured (docs/engines.md)."""
+    names = trainer.layout.names
+    if next(trainer.model.parameters()).is_cuda:
+        what, size, most = "weights", trainer.layout.count(names), MOST_WEIGHTS
+    else:
+        what, size, most = "MACs", trainer.profile.step_macs(names, names[0]), MOST_MACS
+    if size <= most:
+        return AUTO
+    log.info('group = "auto": 0, because of %.1f million %s', size / 1e6, what)
+    return 0
+
+
+@torch.no_grad()
+def _check(trainer: Trainer) -> None:
+    """Raise `UnstackableError` if the stacked model computes something else than the model.
+
+    Two clients with different weights and two samples each are compared in float64, in which
+    rounding is no excuse. This finds a forward that mixes the samples of its batch.
+    """
+    model = copy.deepcopy(trainer.model).double()
+    draw = torch.Generator().manual_seed(0)
+    floats = {k: v for k, v in model.state_dict().items() if v.is_floating_point()}
+    state = {
+        key: value.nan_to_num(0, 0, 0) for key, value in floats.items()
+    }  # it can have diverged
+
+    def drawn(like: Tensor) -> Tensor:
+        return torch.rand(like.shape, generator=draw, dtype=torch.float64).to(like.device)
+
+    entries, inputs = list[dict[str, Tensor]](), list[Tensor]()
+    for _ in range(2):
+        entries.append({key: value * (1 + 0.2 * drawn(value)) for key, value in state.items()})
+        example = trainer.profile.example()
+        whole = not example.is_floating_point()
+        inputs.append((2 * drawn(example)).to(example.dtype) if whole else drawn(example))
+    stacked = StackedModel(model)
+    names = trainer.layout.names
+    for training in (True, False):
+        parts = []
+        for own, x in zip(entries, inputs, strict=True):
+            one = copy.deepcopy(model).train(training)
+            one.load_state_dict(own, strict=False)
+            parts.append(run(one, x, names))
+        stacked.load({key: stack([own[key] for own in entries]) for key in state})
+        stacked.module.train(training)
+        together = run(stacked.module, torch.cat(inputs), names)
+        wanted = torch.cat(parts)
+        if together.shape != wanted.shape or not torch.allclose(together, wanted, CLOSE, CLOSE):
+            raise UnstackableError("its outputs for a sample depend on other samples of the batch")

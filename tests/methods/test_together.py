@@ -1,0 +1,66 @@
+"""Every method with `group`: the same results up to rounding, or the very same, as it says."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fedapps.core import registry
+from fedapps.training.stacked.group import Group
+from tests.support.methods import needed
+
+# Methods whose step is more than a loss, or whose clients train over a channel.
+ALONE = {
+    "apfl": "the objective has gradients of its own",
+    "feddyn": "the objective has gradients of its own",
+    "fedrod": "the objective has forward of its own",
+    "perfedavg": "the objective has gradients of its own",
+    "pfedme": "the objective has gradients of its own",
+    **dict.fromkeys(("fedfc", "sflv1", "sflv2", "splitlearning"), ""),
+    "centralized": "",
+}
+COSTS = ("train_macs", "cost_paper", "bytes_up", "bytes_down", "failures")
+OPTIONS = "fraction-train=0.84 local-epochs=2 momentum=0.5 lr=0.01"
+
+
+def states(folder: Path) -> dict[str, np.ndarray]:
+    """The server's model, and all that clients keep."""
+    files = [folder / "model.safetensors", *sorted(folder.glob("clients/*/*.safetensors"))]
+    return {f"{p.relative_to(folder)} {k}": v for p in files for k, v in load_file(p).items()}
+
+
+@pytest.mark.parametrize("method", registry.names())
+def test_together_as_alone(
+    tiny_npz, serial_run, read_rounds, read_csv, monkeypatch, capsys, method
+):
+    """Two rounds of groups of four and one, with BatchNorm and clients of different size."""
+    trained = []
+    train = Group.train
+
+    def record(group, stages, lessons):
+        train(group, stages, lessons)
+        trained.append(len(lessons))
+
+    monkeypatch.setattr(Group, "train", record)
+    options = tiny_npz, needed(method), f'strategy="{method}" model="lenet5" {OPTIONS}'
+    alone = serial_run(*options)
+    assert not trained and "clients are" not in capsys.readouterr().out
+    together = serial_run(*options, "group=4")
+    told = capsys.readouterr().out
+    assert "some clients" not in told  # no error has made a group fall apart
+    before, after = states(alone), states(together)
+    assert before.keys() == after.keys()
+    if method in ALONE:
+        reason = f"group = 4: clients are trained one after the other: {ALONE[method]}\n"
+        assert reason in told if ALONE[method] else "clients are trained" not in told
+        assert all(np.array_equal(value, after[key]) for key, value in before.items())
+    else:
+        assert "group = 4: clients work together\n" in told and "clients are trained" not in told
+        assert 4 in trained
+        for key, value in before.items():
+            np.testing.assert_allclose(after[key], value, rtol=1e-4, atol=1e-5, err_msg=key)
+    for one, other in zip(read_rounds(alone), read_rounds(together), strict=True):
+        assert [one[column] for column in COSTS] == [other[column] for column in COSTS]
+    losses = ([float(row["loss"]) for row in read_csv(f, "clients.csv")] for f in (alone, together))
+    np.testing.assert_allclose(*losses, rtol=1e-3)
