@@ -143,6 +143,7 @@ def test_a_bad_value_is_refused_in_one_line_and_a_good_one_taken(key):
             config.read(config.defaults() | {key: value})
         rule = "finite" if value in (INF, NAN) else text
         rule += ", written as 0.1" if value == "0.1" else ""
+        rule += f', in quotes: "{shown(value)}"' if rule == "text" else ""
         assert str(caught.value) == f"{key} = {shown(value)}: must be {rule}"
     for value in good:
         others = {}
@@ -236,7 +237,7 @@ def test_only_what_was_set_twice_is_told():
 
 def test_a_bad_value_in_a_methods_table_is_refused():
     bad = {"fedprox.prox-mu = -1": "float >= 0", "local.match-compute = 1": "true or false"}
-    for pair, rule in (bad | {"fedper.personal-layers = 3": "text"}).items():
+    for pair, rule in (bad | {"fedper.personal-layers = 3": 'text, in quotes: "3"'}).items():
         key, value = pair.split(" = ")
         with pytest.raises(RunError, match=rf"{pair.removeprefix('fedprox.')}: must be {rule}$"):
             read(strategy=key.partition(".")[0], **{key: int(value)})
