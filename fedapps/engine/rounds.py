@@ -269,7 +269,8 @@ class Rounds:
         """Log and record failures; end the run if there are too many."""
         failures = sorted(self.exchange.failures, key=lambda failure: failure.client)
         for failure in failures:
-            log.info("round %s: client %s failed: %s", round_, failure.client, failure.cause)
+            called = self.report.columns.called(failure.client)
+            log.info("round %s: client %s failed: %s", round_, called, failure.cause)
             self.report.event(round_, failure.client, "failure", failure.cause)
         failed = {failure.client for failure in failures}
         self.totals.failed |= failed
