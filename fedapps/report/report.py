@@ -19,7 +19,7 @@ from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.core.stopping import Stopped
 from fedapps.report import directory
-from fedapps.report.about import About
+from fedapps.report.about import About, Fingerprints
 from fedapps.report.attempts import attempt, cause, said
 from fedapps.report.columns import EVENT, SAMPLES, columns_of
 from fedapps.report.loggers import Loggers
@@ -90,6 +90,7 @@ class Report:
         flat_config: Mapping[str, Scalar],
         task: Task = CLASSIFICATION,
         names: Sequence[str] = (),
+        fingerprints: Fingerprints | None = None,
     ) -> "Report":
         """Make `<runs-dir>/<run-name>/` with config.toml and the empty tables.
 
@@ -103,6 +104,7 @@ class Report:
         report._configure(flat_config)
         for name, head in report._heads.items():
             directory.start(report.folder / name, [head])
+        report.about = msgspec.structs.replace(report.about, fingerprints=fingerprints or {})
         report.about.write(report.folder)
         report._loggers.begin(settings.logger_names, report.folder, flat_config)
         log.info("run directory: %s", report.folder)
