@@ -82,7 +82,7 @@ class Dataset:
                 plain = values.astype(str) if values.dtype.kind == "O" else values
                 found.update(np.ascontiguousarray(plain).tobytes())
         for block in self.rows.blocks() if self.rows else ():
-            found.update(block)
+            found.update(block.data)
         return found.hexdigest()[:16]
 
     def tensors(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:

@@ -25,7 +25,9 @@ from fedapps.core.files import write_whole
 VERSIONS = 2  # at least this many versions of each client's state are kept
 NONE = -1  # version number that stands for "this client has no state"
 EARLIER_RUN = 0  # version number of a state that a device takes over from an earlier run
-_DIGEST, _OWNER = "blake2b", "owner"  # keys in the file's metadata
+# The key of the metadata: a digest of the tensors, and who wrote them. (The order of several keys
+# would be another in each file.)
+_ABOUT = "blake2b"
 CLIENTS = "clients"  # folder in a run directory: the states of its clients
 FLAT = 10_000  # up to so many clients, their folders lie side by side
 BRANCH = 1000  # otherwise, so many of them lie in a folder, such as clients/41000-41999/41730/
@@ -88,7 +90,7 @@ class ClientStore:
             key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
             for key, value in state.items()
         }
-        about = {_DIGEST: _digest(tensors), _OWNER: self._written_by(round_)}
+        about = {_ABOUT: f"{_digest(tensors)} {self._written_by(round_)}"}
         write_whole(self._path(round_), save(tensors, about), durable=True)
         kept = sorted(v for v in self._versions() if v <= round_)
         oldest = kept[-VERSIONS:][0]
@@ -161,11 +163,11 @@ def _read(path: Path, writer: str) -> dict[str, Tensor]:
     """
     with safe_open(path, "pt") as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
-        about = file.metadata() or {}  # files of earlier versions do not have everything
-    if about.get(_DIGEST) not in (None, _digest(tensors)):
+        digest, _, told = (file.metadata() or {}).get(_ABOUT, "").partition(" ")
+    if digest not in ("", _digest(tensors)):  # files of earlier versions have nothing of it
         raise ValueError(f"{path} was altered")
-    if writer and about.get(_OWNER) not in (None, "", writer):
-        raise ValueError(f"{path} was written by {about[_OWNER]}")
+    if writer and told not in ("", writer):
+        raise ValueError(f"{path} was written by {told}")
     return tensors
 
 

@@ -42,10 +42,16 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     resumed: int = 0
 
     @classmethod
-    def new(cls, task: Task = CLASSIFICATION) -> "About":
+    def new(cls, task: Task = CLASSIFICATION, fingerprints: Fingerprints | None = None) -> "About":
         """Return the content for a run of a task that starts now."""
-        now, words = datetime.now(UTC).isoformat(timespec="seconds"), command(sys.orig_argv)
-        return cls(id=uuid4().hex, started=now, command=words, versions=versions(), task=task.name)
+        return cls(
+            id=uuid4().hex,
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            command=command(sys.orig_argv),
+            versions=versions(),
+            task=task.name,
+            fingerprints=fingerprints or {},
+        )
 
     @classmethod
     def read(cls, run: Path) -> "About":

@@ -218,7 +218,7 @@ def test_data_and_methods_that_have_changed_are_named(made, compare):
     compared = compare(*folders)
     assert "difference seed by seed" not in compared.out
     assert "not the same data: digits was other in a than in b" in compared.out
-    assert "not the same method: fedavg was other in a than in b" in compared.out
+    assert "not the same method: fedcmd was other in a than in b" in compared.out
     (folders[0] / "run.json").unlink()  # as of earlier versions
     assert "difference seed by seed" in (out := compare(*folders).out) and "not the same" not in out
 
