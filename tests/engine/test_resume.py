@@ -39,6 +39,7 @@ from fedapps.report.page.facts import state_of
 from fedapps.report.page.reading import RunFiles
 from fedapps.report.report import Report
 from fedapps.serial import run_serial
+from fedapps.training.workspace import workspace
 from tests.support import ROOT
 from tests.support.clock import until
 from tests.support.killed import differences
@@ -194,14 +195,15 @@ def test_a_run_does_not_go_on_with_other_pixels(interrupted, make_npz, tmp_path)
     assert contents(folder) == before
     arrays["test_images"][-1, 0, 0] ^= 1
     np.savez_compressed(path, **arrays)  # another file, but the same data
+    workspace.cache_clear()  # as in a new process
     resumed(folder)
 
 
 @pytest.mark.parametrize("code", ["strategies.fedper", "clients.fedper", "models.mine"])
 def test_a_run_does_not_go_on_with_other_code(interrupted, monkeypatch, tmp_path, code):
     model = tmp_path / "mine.py"
-    build = "Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Linear(5, classes))"
-    model.write_text(f"from torch import nn\n\ndef make(spec, classes):\n    return nn.{build}\n")
+    build = "Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Linear(5, *outputs.shape))"
+    model.write_text(f"from torch import nn\n\ndef make(inputs, outputs):\n    return nn.{build}\n")
     folder = interrupted('strategy="fedper"', f'model="{model}:make"')
     source = Path(sys.modules[code].__file__) if code != "models.mine" else model
     edited, original = tmp_path / "edited.py", inspect.getsourcefile
