@@ -9,7 +9,7 @@ from pathlib import Path
 from fedapps.core import registry
 from fedapps.core.config import DEVICE
 from fedapps.method.flower import BaseStrategy
-from fedapps.models.own import FOLDER
+from fedapps.models import own
 from fedapps.report.about import Fingerprints
 
 NAMES = {
@@ -22,11 +22,11 @@ NAMES = {
 def fingerprints(strategy: BaseStrategy) -> Fingerprints:
     """Return the fingerprints of a run by their `NAMES`; devices do not tell that of their data."""
     space = strategy.workspace
-    client = registry.client_class(space.settings.strategy)
-    modules = {type(module) for module in space.model.modules()}
+    name, model = space.settings.strategy, own.file_of(space.settings.model)
+    classes = {*type(strategy).__mro__, *registry.client_class(name).__mro__}
     found = {
-        "method": _code((registry.STRATEGIES, registry.CLIENTS), [type(strategy), client]),
-        "model": _short(space.resident.fingerprint, _code((FOLDER,), modules)),
+        "method": _code(path for cls in classes if (path := _file(cls))),
+        "model": _short(space.resident.fingerprint, _code([model] if model else [])),
     }
     return found if space.settings.dataset == DEVICE else {"data": space.dataset.digest, **found}
 
@@ -37,17 +37,16 @@ def changed(before: Fingerprints, now: Fingerprints) -> list[str]:
     return [NAMES[name] for name in both if before[name] != now[name]]
 
 
-def _code(packages: Iterable[str], classes: Iterable[type]) -> str:
-    """Return a digest of the files of these packages that classes, and their bases, are from.
+def _file(cls: type) -> Path | None:
+    """Return the file of a class of a method; None for other classes."""
+    if cls.__module__.partition(".")[0] not in (registry.STRATEGIES, registry.CLIENTS):
+        return None
+    return Path(inspect.getfile(cls))
 
-    Comments and how the code is laid out do not count.
-    """
-    files = set[Path]()
-    for base in {base for cls in classes for base in cls.__mro__}:
-        if base.__module__.partition(".")[0] in packages and (path := inspect.getsourcefile(base)):
-            files.add(Path(path))
-    ordered = sorted(files, key=lambda path: (path.parent.name, path.name))
-    return _short(*(ast.unparse(ast.parse(path.read_bytes())) for path in ordered))
+
+def _code(files: Iterable[Path]) -> str:
+    """Return a digest of Python files; comments and how the code is laid out do not count."""
+    return _short(*sorted(ast.unparse(ast.parse(path.read_bytes())) for path in {*files}))
 
 
 def _short(*texts: str) -> str:
