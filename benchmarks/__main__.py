@@ -123,13 +123,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks", help="folder of the page")
     options = parser.parse_args(arguments)
     names = [*WORKLOADS] if "all" in options.workloads else options.workloads
+    known = {contender for name in names for contender in WORKLOADS[name].contenders}
+    wanted = set(options.contenders.split(";")) if options.contenders else known
+    if strange := wanted - known:
+        parser.error(f"--contenders {min(strange)}: must be of {';'.join(sorted(known))}")
+    if options.repeats < 1:
+        parser.error(f"--repeats {options.repeats}: must be at least 1")
     load, repeats, results = os.getloadavg()[0], 1 if options.quick else options.repeats, {}
     with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
         place = Place(Path(folder), options.envs.expanduser(), options.data_root)
         try:
             for name in names:
                 work = WORKLOADS[name]
-                wanted = (options.contenders or ";".join(work.contenders)).split(";")
                 chosen = [contender for contender in work.contenders if contender in wanted]
                 rounds = QUICK if options.quick else work.rounds
                 print(f"{name}: {rounds} rounds, {repeats} repeats", flush=True)

@@ -79,13 +79,13 @@ def write(results: dict, folder: Path, how: str, repeats: int, load: float) -> N
     )  # fmt: skip
     for name, found in results.items():
         page += f"\n## {name}\n\n{WORKLOADS[name].about}.\n\n{table(WORKLOADS[name], found)}"
-        if name == "fedavg":
-            weights, steps = next(runs[0].did for runs in found.values() if _ran(runs))
-            page += NOTES.format(weights=weights, steps=steps)
+        if name == "fedavg" and (did := [runs[0].did for runs in found.values() if _ran(runs)]):
+            page += NOTES.format(weights=did[0][0], steps=did[0][1])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "RESULTS.md").write_text(page, "utf-8")
-    with styled():
-        save(picture(results), folder / "results.svg")
+    if any(bases(WORKLOADS[name], found) for name, found in results.items()):
+        with styled():
+            save(picture(results), folder / "results.svg")
 
 
 def _ran(runs: list | str) -> bool:

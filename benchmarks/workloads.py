@@ -23,7 +23,7 @@ FEDAVG = (
     'strategy="fedavg" partitioner="iid" num-clients=100 fraction-train=0.1 local-epochs=1 '
     'batch-size=10 model="cnn" split="official"'
 )
-MODES = ("floor", "floor, 2 processes", "serial", "workers=2")  # what most workloads compare
+MODES = ("floor", "serial", "workers=2")  # what most workloads compare
 SCALE = {f"{clients:,} clients": clients for clients in (1_000, 100_000, 1_000_000)}
 
 
@@ -66,16 +66,16 @@ WORKLOADS = {
         (500, 1_000, 10),
     ),
     "fedcmd": Workload(
-        f"FedAvg in FedCMD's setting: 10 of 100 clients, Dirichlet(0.1), {CIFAR}, 5 epochs, "
-        "batches of 32, `lenet5`",
-        6,
-        (setting("fedcmd-cifar10"), 'strategy="fedavg" evaluate-rounds=""', BARE),
-        (50_000, 10_000, 10),
+        f"FedAvg in FedCMD's setting: 10 of 100 clients, Dirichlet(0.1), 100 {CIFAR} each on "
+        "average, 5 epochs, batches of 32, `lenet5`",
+        5,
+        (setting("fedcmd-cifar10"), 'strategy="fedavg" evaluate-rounds="" min-samples=10', BARE),
+        (15_000, 5_000, 10),
     ),
     "fedrep": Workload(
         f"FedRep, 10 epochs of the head and 1 of the body, 10 of 100 clients with 50 {CIFAR}, "
         "batches of 10, `cnn`",
-        8,
+        5,
         (
             setting("fedrep"),
             'partitioner="iid" num-clients=100 fraction-train=0.1 model="cnn"',
@@ -85,29 +85,30 @@ WORKLOADS = {
     ),
     "fedseq": Workload(
         "FedSeq (anti) in its setting, the first of 300 rounds: 10 of 100 clients, "
-        f"Dirichlet(0.1), {CIFAR}, 1 epoch, batches of 10, `cnn`, of which `fc1` is trained",
-        6,
+        f"Dirichlet(0.1), 150 {CIFAR} each on average, 1 epoch, batches of 10, `cnn`, of which "
+        "`fc1` is trained",
+        5,
         (
             setting("fedseq-cifar100"),
             'strategy="fedseq" fedseq.schedule="anti" fedseq.unfreeze-rounds="0,100,200"',
             f"{BARE} fedseq.finetune-epochs=0",
         ),
-        (50_000, 10_000, 100),
+        (15_000, 5_000, 100),
     ),
     "fedbabu": Workload(
         f"FedBABU in its setting, but with 2 of 100 clients a round, 1 epoch and no augmentation: "
-        f"500 {CIFAR} each, batches of 50, `mobilenet`",
-        5,
+        f"100 {CIFAR} each, batches of 50, `mobilenet`",
+        4,
         (
             setting("fedbabu-cifar100"),
             'strategy="fedbabu" fraction-train=0.02 local-epochs=1 augment="none"',
             BARE,
         ),
-        (50_000, 10_000, 100),
+        (10_000, 5_000, 100),
     ),
     "watch": Workload(
         "FedAvg on `watch`: 4 of 8 persons a round, 1 epoch, batches of 32, `gru`, Adam",
-        6,
+        5,
         (setting("watch"), 'strategy="fedavg" model="gru" local-epochs=1', BARE),
         contenders=(*MODES, "group=20"),
     ),

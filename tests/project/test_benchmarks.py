@@ -44,6 +44,7 @@ def test_peers_train_our_model():
     torch.testing.assert_close(peers(x), ours(x))
 
 
+@pytest.mark.slow
 def test_floor_and_serial_do_the_same_work(tmp_path, capfd):
     main(["fedavg", "--quick", "--contenders", "floor;serial", "--out", str(tmp_path)])
     page = (tmp_path / "RESULTS.md").read_text("utf-8")
