@@ -16,7 +16,6 @@ import csv
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -141,7 +140,9 @@ def main(arguments: list[str] | None = None) -> None:
                 results[name] = compare(work, chosen, repeats, rounds, place)
         finally:
             superlink.stop(place.folder)
-    how = "python -m benchmarks " + " ".join(sys.argv[1:] if arguments is None else arguments)
+    how = f"python -m benchmarks {' '.join(options.workloads)}"  # without this machine's folders
+    how += " --quick" if options.quick else f" --repeats {repeats}"
+    how += f' --contenders "{options.contenders}"' if options.contenders else ""
     write(results, options.out, how, repeats, load)
     print(options.out / "RESULTS.md")
 
