@@ -45,7 +45,7 @@ ratios of times: below 1 is faster than what the head names. Contenders took tur
 is of two runs of the same turn; ratios are medians, with the least and the largest in brackets.
 `start` is the time from the command to the first round. [Benchmarks](README.md) says more.
 
-![How long a round takes, compared with the first contender](results.svg)
+![How long a round takes, compared with the first contender](results.png)
 """
 BUSY = """
 
@@ -69,7 +69,7 @@ All of these take the same number of SGD steps on the same model (checked: {step
 
 
 def write(results: dict, folder: Path, how: str, repeats: int, load: float) -> None:
-    """Write RESULTS.md and results.svg; `results` has the runs of each workload's contenders."""
+    """Write RESULTS.md and results.png; `results` has the runs of each workload's contenders."""
     busy = BUSY.format(load=load) if load > 0.3 else ""
     facts = {name: version(package) for name, package in (("torch", "torch"), ("flower", "flwr"))}
     count = f"{repeats} run{'s' * (repeats > 1)}"
@@ -85,7 +85,7 @@ def write(results: dict, folder: Path, how: str, repeats: int, load: float) -> N
     (folder / "RESULTS.md").write_text(page, "utf-8")
     if any(bases(WORKLOADS[name], found) for name, found in results.items()):
         with styled():
-            save(picture(results), folder / "results.svg")
+            save(picture(results), folder / "results.png")
 
 
 def _ran(runs: list | str) -> bool:
