@@ -113,10 +113,10 @@ WORKLOADS = {
         contenders=(*MODES, "group=20"),
     ),
     "scale": Workload(
-        "FedPer with 10 of N clients a round with 4 random images of 8 x 8 each, 10 clients "
+        "FedPer with 100 of N clients a round with 4 random images of 8 x 8 each, 100 clients "
         "evaluated and a checkpoint after every round",
-        10,
-        ('strategy="fedper" partitioner="iid" local-epochs=1 device="cpu" evaluate-clients=10',),
+        8,
+        ('strategy="fedper" partitioner="iid" local-epochs=1 device="cpu" evaluate-clients=100',),
         contenders=tuple(SCALE),
         bases=("1,000 clients",),
     ),
@@ -159,7 +159,7 @@ def command(name: str, work: Workload, rounds: int, place: Place, runs: Path) ->
     if name in SCALE:
         clients = SCALE[name]
         data = place.tiny(clients)
-        options.append(f"num-clients={clients} fraction-train={10 / clients!r}")
+        options.append(f"num-clients={clients} fraction-train={100 / clients!r}")
     elif work.images:
         data = place.images(work.images)
     else:
