@@ -19,6 +19,7 @@ SECTIONS = {
         "Evaluation and personalization",
         "[Results and figures](results-and-figures.md#the-metrics) says what each score means.",
     ),
+    "devices": ("Virtual time", "[Virtual time](time.md) explains these keys."),
     "device": ("Computing", "[Engines](engines.md) explains where a run computes."),
     "max-failures": (
         "Failures and limits",

@@ -18,6 +18,9 @@ from fedapps.models.layers import UNCUT, Arrays, Layout
 from fedapps.training.plan import Plan
 from fedapps.training.privacy import check_plan
 
+# A method that replaces none of these draws its clients at random, sends all of them the same
+# model, and takes the mean of their updates.
+AVERAGING = ("aggregate", "begin_round", "download", "screen", "select")
 MOST_CHECKED = 100  # clients whose plans are checked
 MISSPELT = 0.8  # a name this similar to that of a hook is probably meant to be the hook
 

@@ -27,13 +27,15 @@ WORDS = {
     "missing": "refuse, mean, drop",
     "task": "auto, classification, regression, multilabel, tokens",
     "server-part": "full, body", "client-state": "keep, reset", "device": "auto, cpu, cuda",
-    "dp.mode": "none, central, local", "dp.sampling": "poisson, fixed",
+    "late": "drop, later",
+    "round-mode": "sync, async", "dp.mode": "none, central, local",
+    "dp.sampling": "poisson, fixed",
 }  # fmt: skip
 TEXTS = [
     "dataset", "data-root", "sizes", "classes-per-client", "model", "runs-dir", "run-name",
     "channel-address", "channel-reach", "channel-tls", "input-shape", "class-names", "loggers",
     "evaluate-rounds", "resume", "initial-model", "adapter-layers", "unseen-clients",
-    "target-column", "client-column", "columns",
+    "target-column", "client-column", "columns", "devices",
 ]  # fmt: skip
 FLAGS = [
     "dirichlet-balance", "bn-local", "presum", "score-last", "score-without-head", "dp.adaptive",
@@ -45,13 +47,16 @@ COUNTS = {
     "finetune-epochs": 0, "threads": 1, "cache-limit": 0, "max-failures": -1, "min-available": 1,
     "clip-history": 1, "channel-nodes": 0, "num-classes": 1, "max-samples": 1,
     "checkpoint-every": 0, "patience": 0, "adapter-rank": 0, "few-shot": 0, "window": 0,
-    "window-step": 0,
+    "window-step": 0, "buffer": 0,
 }  # fmt: skip
 POSITIVE = [
     "alpha", "lr", "max-value", "round-timeout", "join-timeout", "step-timeout", "dp.clip-norm",
     "adapter-alpha",
 ]  # fmt: skip
-NOT_NEGATIVE = ["weight-decay", "prox-mu", "finetune-lr", "max-norm", "dp.count-noise"]
+NOT_NEGATIVE = [
+    "weight-decay", "prox-mu", "finetune-lr", "max-norm", "dp.count-noise", "deadline",
+    "over-selection",
+]  # fmt: skip
 FLOATS = {  # what is allowed, values that are not, values at the edge that are
     **dict.fromkeys(POSITIVE, ("float > 0", [0, 0.0, -1, -0.5, INF, NAN], [1e-300, 1e300, 1])),
     "test-fraction": ("float > 0 and < 1", [0, 1, 1.0, -0.1, 1.5, NAN], [1e-9, 0.999]),
@@ -63,6 +68,7 @@ FLOATS = {  # what is allowed, values that are not, values at the edge that are
     "server-data": ("float >= 0 and <= 1", [1.1, -0.1, NAN], [0, 0.5, 1]),
     "dp.target-quantile": ("float >= 0 and <= 1", [1.1, -0.1, NAN], [0, 0.5, 1]),
     "validation-fraction": ("float >= 0 and < 1", [1, 1.0, -0.1, NAN], [0, 0.0, 0.999]),
+    "dropout": ("float >= 0 and < 1", [1, 1.0, -0.1, NAN], [0, 0.0, 0.999]),
     "momentum": ("float >= 0 and < 1", [1, 1.0, -0.1, NAN, INF], [0, 0.0, 0.999]),
     **dict.fromkeys(NOT_NEGATIVE, ("float >= 0", [-1e-9, -1, INF, NAN], [0, 0.0, 3])),
 }
