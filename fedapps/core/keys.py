@@ -19,6 +19,10 @@ SECTIONS = {
         "Evaluation and personalization",
         "[Results and figures](results-and-figures.md#the-metrics) says what each score means.",
     ),
+    "server-optimizer": (
+        "The server's mean, and attackers",
+        "[Robust means](robust.md) says what protects against what, and what it costs.",
+    ),
     "device": ("Computing", "[Engines](engines.md) explains where a run computes."),
     "max-failures": (
         "Failures and limits",

@@ -13,13 +13,14 @@ from flwr.serverapp import Grid
 
 from fedapps.core import log
 from fedapps.core.errors import without_lines
-from fedapps.engine import checks, evaluations
+from fedapps.engine import checks, collusion, evaluations
 from fedapps.engine.checkpoint import needed_after
 from fedapps.engine.failures import FailurePolicy, refuse_dead_workers
 from fedapps.engine.metrics import MetricChecks
 from fedapps.engine.privacy import privacy
 from fedapps.engine.questions import ask
 from fedapps.engine.recovery import EarlyStop, Recovery
+from fedapps.engine.server_optimizer import ServerOptimizer
 from fedapps.engine.totals import RoundTotals
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate, Failure, OnePass
@@ -54,6 +55,8 @@ class Rounds:
         self.privacy.check_strategy(strategy)
         checks.check_strategy(strategy)
         checks.check_plans(strategy)
+        self.attackers = collusion.attackers(strategy)
+        self.optimizer = ServerOptimizer(self.settings, self.layout, strategy.state)
         self.checks = MetricChecks(strategy)
         self.totals = RoundTotals()
         self.exchange = Exchange()
@@ -67,6 +70,8 @@ class Rounds:
         self._meet(fleet)
         streaming = StreamingGrid(grid, lambda: self.exchange.given_up_messages())
         if not self.recovery.done:
+            for client in sorted(self.attackers):
+                report.event(0, client, "attacker", s.attack)
             ask(strategy, fleet, streaming, report.folder)
         with strategy.running(), without_lines("flwr", _banner), suppress(EarlyStop):
             strategy.run_rounds(self, streaming, self.recovery.left, s.round_timeout)
@@ -96,7 +101,8 @@ class Rounds:
         """Aggregate the updates in client order; end the run if too many clients failed."""
         round_ += self.recovery.done
         arrived = self.exchange.updates(replies, self.layout, self.checks.training)
-        counted = self._counted(round_, self._screened(round_, arrived))
+        sent = collusion.colluding(self.settings, self.attackers, arrived)
+        counted = self._counted(round_, self._screened(round_, sent))
         start = partial(self._uploaded, round_)
         updates = self.privacy.release(round_, counted, start)
         first = next(updates, None)
@@ -109,7 +115,8 @@ class Rounds:
         self.totals.bytes_down += down
         self.totals.bytes_up += up
         self._handle_failures(round_, "train")
-        self.strategy.arrays.update(checks.check_aggregate(round_, new, self.layout))
+        means = checks.check_aggregate(round_, new, self.layout)
+        self.strategy.arrays.update(self.optimizer.new(self.strategy.arrays, means))
         self.totals.add(self._train_on_server(round_))
         self.totals.add(cost_of(self.strategy.after_round, round_, TrainingStats))
 
