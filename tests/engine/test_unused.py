@@ -20,12 +20,18 @@ OTHER = {  # values that are not the defaults
     "fedcmd.weighting": "uniform", "alpha": 0.3, "dirichlet-balance": False,
     "sizes": "0.5,0.2,0.2,0.1", "clip-history": 3, "clip-mode": "sample", "bn-local": True,
     "fedfc.oversample-limit": 1, "sflv1.oversample-limit": 1, "sflv2.oversample-limit": 1,
+    "presum": True, "server-lr": 0.5, "server-beta1": 0.5, "server-beta2": 0.5, "server-tau": 0.5,
+    "robust-share": 0.1, "clip-radius": 0.5, "attack-scale": 2.0, "attack-z": 2.0,
     "fedfc.slowest-limit": 1, "server-part": "body", "dp.sampling": "fixed",
 }  # fmt: skip
 QUIET = "dp.noise-multiplier=0.01 dp.clip-norm=0.1"  # noise with which training goes on
 OWN = {  # settings of a method with which more of its keys have no effect
     "fedavg": ['partitioner="iid" finetune-epochs=0 server-data=0.2', f'dp.mode="local" {QUIET}'],
     "local": ["local.match-compute=true"],
+    "fedper": [
+        'server-optimizer="momentum" aggregation="median"',
+        'server-optimizer="adagrad" aggregation="clipped" attack="sign-flip" attackers=0.34',
+    ],
     "perfedavg": ['perfedavg.mode="fo"', "finetune-epochs=0"],
     "perfreezeclip": ['clip-mode="sample" max-norm=0.5 clip-percentile=100'],
     "apfl": ["apfl.adaptive=false"],
