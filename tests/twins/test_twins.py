@@ -5,12 +5,6 @@ import pytest
 from fedapps.core import registry
 from tests.twins.harness import SETTINGS, differences, twins
 
-# As of 2026-11-25, the methods whose twin is still to be written.
-WAITING = {
-    *("fedap", "fedcmd", "fedfc", "fedfomo", "fedseq"),
-    *("perfreezeclip", "pfedsim", "sflv1", "sflv2", "splitlearning"),
-}
-
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("method", twins())
@@ -20,4 +14,4 @@ def test_a_method_equals_its_twin(method, setting, tmp_path):
 
 
 def test_every_method_has_a_twin():
-    assert {*registry.names()} - {*twins()} == WAITING
+    assert {*twins()} == {*registry.names()}
