@@ -88,8 +88,8 @@ def _features(values: pd.Series, column: Column, where: Where) -> np.ndarray:
         found = pd.to_numeric(values, errors="coerce").to_numpy(np.float64)[:, None]
         wrong, allowed = there & ~np.isfinite(found[:, 0]), "a finite number"
         if there.any() and np.isnan(found[there]).all():  # texts that are taken for numbers
-            texts = sorted(set(values[there].astype(str)))
-            rule = f"{column.name}={'|'.join(texts[:3])}{'|...' * (len(texts) > 3)}"
+            named = sorted(set(values[there].astype(str)))
+            rule = f"{column.name}={'|'.join(named[:3])}{'|...' * (len(named) > 3)}"
             allowed += f"; of texts, name the values in columns: {rule}"
     if wrong.any():
         row = int(wrong.argmax())
