@@ -61,6 +61,13 @@ def sample_poisson(seed: int, round_: int, num_clients: int, fraction: float) ->
     return np.flatnonzero(draws < chance).tolist()
 
 
+def sample_attackers(seed: int, clients: Sequence[int], share: float) -> frozenset[int]:
+    """Draw which of some clients are attackers: floor(share N + 1e-9) of them, in all rounds."""
+    count = int(share * len(clients) + 1e-9)
+    chosen = generator(seed, "attackers").choice(len(clients), count, replace=False)
+    return frozenset(clients[place] for place in chosen.tolist())
+
+
 def sample_evaluated(seed: int, clients: Sequence[int], count: int) -> list[int]:
     """Draw which of some clients a run evaluates; return them in ascending order.
 

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 
 from fedapps.core import log
 from fedapps.core.errors import without_lines
-from fedapps.engine import checks, evaluations, server_data
+from fedapps.engine import checks, collusion, evaluations, server_data
 from fedapps.engine.checkpoint import needed_after
 from fedapps.engine.clocks import clock
 from fedapps.engine.failures import FailurePolicy, refuse_dead_workers
@@ -20,6 +20,7 @@ from fedapps.engine.metrics import MetricChecks
 from fedapps.engine.privacy import privacy
 from fedapps.engine.questions import ask
 from fedapps.engine.recovery import EarlyStop, Recovery
+from fedapps.engine.server_optimizer import ServerOptimizer
 from fedapps.engine.totals import RoundTotals
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate, Failure, OnePass
@@ -55,6 +56,8 @@ class Rounds:
         checks.check_strategy(strategy)
         checks.check_plans(strategy)
         self.clock = clock(strategy)
+        self.attackers = collusion.attackers(strategy)
+        self.optimizer = ServerOptimizer(self.settings, self.layout, strategy.state)
         self.checks = MetricChecks(strategy)
         self.totals = RoundTotals()
         self.exchange = Exchange()
@@ -69,6 +72,8 @@ class Rounds:
         self._meet(fleet)
         streaming = StreamingGrid(grid, lambda: self.exchange.given_up_messages())
         if not self.recovery.done:
+            for client in sorted(self.attackers):
+                report.event(0, client, "attacker", s.attack)
             ask(strategy, fleet, streaming, report.folder)
         with strategy.running(), without_lines("flwr", _banner), suppress(EarlyStop):
             strategy.run_rounds(self, streaming, self.recovery.left, s.round_timeout)
@@ -98,7 +103,8 @@ class Rounds:
         """Aggregate the updates in client order; end the run if too many clients failed."""
         round_ += self.recovery.done
         arrived = self.exchange.updates(replies, self.layout, self.checks.training)
-        counted = self._counted(round_, self._screened(round_, arrived))
+        sent = collusion.colluding(self.settings, self.attackers, arrived)
+        counted = self._counted(round_, self._screened(round_, sent))
         in_time = self.clock.counted(round_, counted, partial(self.exchange.traffic, self.layout))
         start = partial(server_data.uploaded, self.strategy, round_)
         updates = self.privacy.release(round_, in_time, start)
@@ -112,7 +118,8 @@ class Rounds:
         self.totals.bytes_down += sum(down for down, _ in moved.values())
         self.totals.bytes_up += sum(up for _, up in moved.values())
         self._handle_failures(round_, "train")
-        self.strategy.arrays.update(checks.check_aggregate(round_, new, self.layout))
+        means = checks.check_aggregate(round_, new, self.layout)
+        self.strategy.arrays.update(self.optimizer.new(self.strategy.arrays, means))
         spent = server_data.train(self.strategy, round_)
         after = cost_of(self.strategy.after_round, round_, TrainingStats)
         self.clock.close(moved, spent.macs + after.macs)
@@ -257,7 +264,8 @@ class Rounds:
         """Log and record failures; end the run if there are too many."""
         failures = sorted(self.exchange.failures, key=lambda failure: failure.client)
         for failure in failures:
-            log.info("round %s: client %s failed: %s", round_, failure.client, failure.cause)
+            called = self.report.columns.called(failure.client)
+            log.info("round %s: client %s failed: %s", round_, called, failure.cause)
             self.report.event(round_, failure.client, "failure", failure.cause)
         failed = {failure.client for failure in failures}
         self.totals.failed |= failed

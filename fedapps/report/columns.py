@@ -89,6 +89,10 @@ class Columns:
         """The columns of classes.csv."""
         return ("class", "num_test", self.lead.initial, self.lead.personalized)
 
+    def called(self, client: int) -> str:
+        """Return the number of a client, with its name if the data name it: `3 (Boston)`."""
+        return f"{client} ({self.names[client]})" if self.names else str(client)
+
     def metric_of(self, column: str) -> Metric | None:
         """Return the metric whose values a column has; None if it has others, such as bytes."""
         return self._metrics.get(column)
