@@ -4,8 +4,8 @@
 
 Starts a SuperLink and six SuperNodes with data of their own, as `deploy.local` does, but without a
 proxy. Each SuperNode, with all that it starts, may run only for a share of every two seconds: for
-the rest it is stopped with SIGSTOP. (A much shorter period would not slow down a device on a busy
-machine, where a process that has waited runs first.) The devices also hold different numbers of
+the rest it is stopped with SIGSTOP. (With a tenth of a second, a device with 20 % was faster than
+that on a busy machine.) The devices also hold different numbers of
 samples. Each round asks one client, so the seconds of the round are those of that device. The run
 itself knows the shares by its file of devices only, as `macs`. Prints, for each device, the median
 of the seconds that passed and of the virtual ones, and Spearman's rank correlation of the two over
