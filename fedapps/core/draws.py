@@ -42,7 +42,11 @@ def sample_size(num_clients: int, fraction: float) -> int:
 
 def sample_clients(seed: int, round_: int, num_clients: int, fraction: float) -> list[int]:
     """Draw m clients without replacement; return them in ascending order."""
-    size = sample_size(num_clients, fraction)
+    return sample_some(seed, round_, num_clients, sample_size(num_clients, fraction))
+
+
+def sample_some(seed: int, round_: int, num_clients: int, size: int) -> list[int]:
+    """Draw `size` clients without replacement; return them in ascending order."""
     chosen = generator(seed, "sample", round_).choice(num_clients, size, replace=False)
     return sorted(chosen.tolist())
 

@@ -105,6 +105,30 @@ class Settings(DataSettings, frozen=True):
     score_without_head: Annotated[
         bool, doc("also score the body alone, by the nearest class mean (some methods always do)")
     ]
+    devices: Annotated[
+        str,
+        doc('speeds of the clients: a .toml file, lognormal or desktops; "": no virtual time'),
+    ]
+    deadline: Annotated[
+        AtLeastZero, doc("virtual seconds after which a round ends; 0: it waits for everybody")
+    ]
+    late: Annotated[
+        Literal["drop", "later"],
+        doc("an update after the end of its round; later: it counts in a later round"),
+    ]
+    over_selection: Annotated[
+        AtLeastZero, doc("share of clients asked beyond the cohort; the first to answer count")
+    ]
+    dropout: Annotated[
+        BelowOne, doc("probability that a selected client does not answer in a round")
+    ]
+    round_mode: Annotated[
+        Literal["sync", "async"],
+        doc("async: a new model whenever `buffer` updates have come; the other clients go on"),
+    ]
+    buffer: Annotated[
+        NonNegative, doc("number of updates that make a new model (async); 0: half the cohort")
+    ]
     server_optimizer: Annotated[
         Literal["none", "momentum", "adam", "adagrad", "yogi"],
         doc("optimizer that takes the mean of the clients' updates as its gradient"),

@@ -80,6 +80,10 @@ def _general(s: Settings) -> Iterator[tuple[str, str]]:
         yield "evaluate-rounds", f"with num-rounds = {s.num_rounds}"
     if not s.adapter_rank:
         yield from ((key, "with adapter-rank = 0") for key in ("adapter-alpha", "adapter-layers"))
+    if s.round_mode == "sync":
+        yield "buffer", 'with round-mode = "sync"'
+    if s.round_mode == "async" or not (s.deadline or s.over_selection):
+        yield "late", "without deadline or over-selection"
     yield from _of_the_mean(s)
     if not s.server_data:
         yield "server-part", "with server-data = 0"

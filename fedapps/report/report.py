@@ -75,11 +75,11 @@ class Report:
     def __post_init__(self) -> None:
         self._time_left = TimeLeft(self.settings.num_rounds, self.settings.evaluate_every)
         self.about = About.new(self.task, self.fingerprints)
-        self.columns = columns_of(self.task, directory.names(self.folder))
+        named, timed = directory.names(self.folder), bool(self.settings.devices)
+        self.columns = columns_of(self.task, named, timed)
         heads = (self.columns.rounds, self.columns.clients, EVENT)
         self._heads = dict(zip(GROWING, heads, strict=True))
-        self._loggers = Loggers(self._logger_failed)
-        self._page = LivePage(self.folder)
+        self._loggers, self._page = Loggers(self._logger_failed), LivePage(self.folder)
         self._live: Mapping[str, np.ndarray] = {}
 
     @classmethod

@@ -1,5 +1,7 @@
 """Keys and data that have no effect, or a wrong one, are told: and what is told is true."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -141,4 +143,23 @@ def test_classes_that_nobody_can_learn_are_told(tmp_path):
     np.savez(path, train_images=images, test_images=images, **labels)
     (found,) = notes(load(str(path), ""), "official")
     assert "labels 2 occur in the test set only" in found
+    for part, classes in (("train", "no,yes,no,yes"), ("test", "no,maybe,yes,no")):
+        rows = "".join(f"{i},{name}\n" for i, name in enumerate(classes.split(",")))
+        (tmp_path / f"{part}.csv").write_text("age,ill\n" + rows)
     assert notes(load(str(path), ""), "merged") == []
+    path.unlink()
+    (found,) = notes(load(str(tmp_path), ""), "official")
+    assert "labels maybe occur in the test set only (first in its row 1)" in found
+
+
+def test_targets_that_make_training_diverge_are_told_with_the_cure(tmp_path):
+    path, targets = tmp_path / "own.npz", 40.0 + 7.0 * np.random.default_rng(0).normal(size=50)
+
+    def told(targets):
+        np.savez(path, inputs=np.ones((50, 2)), targets=targets)
+        return notes(load(str(path), ""), "merged")
+
+    (line,) = told(targets)
+    low, high, mean, deviation = map(float, re.findall(r"[0-9]+[.0-9]*", line.partition(": ")[2]))
+    assert told((targets - mean) / deviation) == []
+    np.testing.assert_allclose([low, high], [targets.min(), targets.max()], rtol=1e-5)
