@@ -707,7 +707,7 @@ def test_bad_seeds_are_refused_before_any_trial_runs(tmp_path, monkeypatch, caps
 @pytest.mark.parametrize("several", ["all", "benchmark"])
 def test_a_command_for_one_table_refuses_several(several, capsys):
     assert runner.main(["config", several, "fedavg"]) == 1
-    told = f"error: table {several}: must be a single table, one of benchmark-cifar10, "
+    told = f"error: table {several}: must be a single table, one of attacks-digits, "
     assert capsys.readouterr().err.startswith(told)
 
 
