@@ -7,7 +7,7 @@ from tests.twins.harness import Outcome
 
 SETTINGS = {
     "plain": "apfl.initial-alpha=0.3",
-    "normed": "apfl.alpha-steps=round",
+    "momentum": "apfl.alpha-steps=round",
 }
 
 
@@ -25,7 +25,7 @@ def local_steps(world, w, mine, batches, lr):
         g = torch.autograd.grad(loss_of(w, x, y), asking(w))
         big = torch.autograd.grad(loss_of(vbar, x, y), asking(vbar))
         triples = zip(v.parameters(), w.parameters(), big, strict=True)
-        slope = sum(float(((a - b) * c).sum()) for a, b, c in triples)
+        slope = sum(float(((a - b).detach() * c).sum()) for a, b, c in triples)
         of_w.step(g)
         of_v.step([alpha * c for c in big])
         if step == 0 or world["apfl.alpha-steps"] == "batch":

@@ -5,7 +5,7 @@ import torch
 from tests.twins.common import fit, rounds, scored, state
 from tests.twins.harness import Outcome
 
-SETTINGS = {"normed": "centralized.trainable=body"}
+SETTINGS = {"momentum": "centralized.trainable=body"}
 
 
 def centralized(world):

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 def rounds(world):
     """Yield round (from 1), selected clients, learning rate (docs/notation.md, lr-schedule)."""
+    assert world.s.lr_schedule in ("constant", "cosine") and world.s.optimizer == "sgd"
     for t in range(1, world.s.num_rounds + 1):
         cosine = 0.5 * (1 + math.cos(math.pi * (t - 1) / world.s.num_rounds))
         yield t, world.selected(t), world.s.lr * (cosine if world.s.lr_schedule == "cosine" else 1)

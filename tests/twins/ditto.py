@@ -3,7 +3,7 @@
 from tests.twins.common import by_size, fit, pulled, rounds, scored, state, under
 from tests.twins.harness import Outcome
 
-SETTINGS = {"normed": "ditto.lambda=0.4 ditto.personal-epochs=2"}
+SETTINGS = {"momentum": "ditto.lambda=0.4 ditto.personal-epochs=2"}
 
 
 def ditto(world):

@@ -17,7 +17,7 @@ from tests.twins.harness import Outcome
 
 SETTINGS = {
     "plain": "fedala.ala-lr=2.0 fedala.threshold=0.02",
-    "normed": "fedala.ala-layers=2 fedala.sample-percent=60",
+    "momentum": "fedala.ala-layers=2 fedala.sample-percent=60",
 }
 
 

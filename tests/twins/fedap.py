@@ -7,7 +7,7 @@ from tests.twins.harness import Outcome
 
 SETTINGS = {
     "plain": 'model="tests/twins/models.py:normed"',
-    "normed": "fedap.lambda=0.3 fedap.warmup=0.4",
+    "momentum": "fedap.lambda=0.3 fedap.warmup=0.4",
 }
 
 

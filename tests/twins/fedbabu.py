@@ -3,7 +3,7 @@
 from tests.twins.common import by_size, fit, pulled, rounds, scored, state
 from tests.twins.harness import Outcome
 
-SETTINGS = {"normed": "prox-mu=0.5 finetune-part=head"}
+SETTINGS = {"momentum": "prox-mu=0.5 finetune-part=head"}
 
 
 def fedbabu(world):

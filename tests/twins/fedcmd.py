@@ -10,7 +10,7 @@ from tests.twins.harness import Outcome
 
 SETTINGS = {
     "plain": "fedcmd.selection-fraction=0.34",
-    "normed": "fedcmd.selection-fraction=0.34 fedcmd.candidates=all fedcmd.label-encoding=onehot "
+    "momentum": "fedcmd.selection-fraction=0.34 fedcmd.candidates=all fedcmd.label-encoding=onehot "
     "fedcmd.weighting=uniform",
 }
 

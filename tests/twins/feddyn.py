@@ -7,7 +7,7 @@ from tests.twins.harness import Outcome
 
 SETTINGS = {
     "plain": "feddyn.strength=0.1 feddyn.max-norm=0.8",
-    "normed": "feddyn.strength=0.05",
+    "momentum": "feddyn.strength=0.05",
 }
 
 

@@ -8,25 +8,19 @@ from tests.twins.harness import Outcome
 
 SETTINGS = {
     "plain": 'fedfc.cuts="1,2,3,2,1"',
-    "normed": "fedfc.weighting=samples fedfc.oversample=true",
+    "momentum": "fedfc.weighting=samples fedfc.oversample=true",
 }
 
 
-def iteration(world, cuts, models, server, joined):
-    """Run the batches of some clients in lockstep; return all gradients' parameters' models."""
-    layers, x, y = [*server.children()], None, []
-    smashed = {}
-    for i, (own_x, own_y) in joined.items():
-        out = own_x
-        for layer in list(models[i].children())[: cuts[i]]:
-            out = layer(out)
-        smashed[i] = (out, own_y)
-    for depth, layer in enumerate(layers):
-        here = [smashed[i] for i in joined if cuts[i] == depth]
-        x = torch.cat([*([] if x is None else [x]), *(out for out, _ in here)]) if here else x
-        y += [own_y for _, own_y in here]
-        x = layer(x) if x is not None else None
-    return cross_entropy(x, torch.cat(y))
+def iteration(cuts, models, server, joined):
+    """Return the loss of some clients' batches, whose smashed data join at their clients' cuts."""
+    smashed, parts, labels = {i: models[i][: cuts[i]](x) for i, (x, _) in joined.items()}, [], []
+    for depth, layer in enumerate(server):
+        here = [i for i in joined if cuts[i] == depth]
+        parts += [smashed[i] for i in here]
+        labels += [joined[i][1] for i in here]
+        parts = [layer(torch.cat(parts))] if parts else []
+    return cross_entropy(parts[0], torch.cat(labels))
 
 
 def a_round(world, t, chosen, cuts, whole, lr):
@@ -49,7 +43,7 @@ def a_round(world, t, chosen, cuts, whole, lr):
             own = {i: [b[k % len(b)] for k in range(longest)] for i, b in own.items()}
         for k in range(max(map(len, own.values()))):
             joined = {i: b[k] for i, b in own.items() if k < len(b)}
-            loss = iteration(world, cuts, models, server, joined)
+            loss = iteration(cuts, models, server, joined)
             who = [*joined, "server"]
             flat = [p for one in who for p in parameters(one)]
             found = iter(torch.autograd.grad(loss, flat, allow_unused=True))

@@ -5,7 +5,7 @@ import torch
 from tests.twins.common import by_size, fit, loss_of, rounds, scored, state, under
 from tests.twins.harness import Outcome
 
-SETTINGS = {"normed": "fedfomo.models=1 fedfomo.epsilon=0.6"}
+SETTINGS = {"momentum": "fedfomo.models=1 fedfomo.epsilon=0.6"}
 
 
 def nearer(world, client, mine, others):

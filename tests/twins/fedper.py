@@ -3,7 +3,7 @@
 from tests.twins.common import by_size, fit, rounds, scored, state, under
 from tests.twins.harness import Outcome
 
-SETTINGS = {"normed": "fedper.personal-layers=conv1,head"}
+SETTINGS = {"momentum": "fedper.personal-layers=conv1,head"}
 
 
 def fedper(world):

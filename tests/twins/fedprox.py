@@ -3,7 +3,7 @@
 from tests.twins.common import by_size, fit, pulled, rounds, scored, state
 from tests.twins.harness import Outcome
 
-SETTINGS = {"plain": "fedprox.prox-mu=0.5", "normed": "fedprox.prox-mu=2.0"}
+SETTINGS = {"plain": "fedprox.prox-mu=0.5", "momentum": "fedprox.prox-mu=2.0"}
 
 
 def fedprox(world):

@@ -7,7 +7,7 @@ from tests.twins.harness import Outcome
 
 SETTINGS = {
     "plain": "fedrep.head-epochs=2",
-    "normed": "fedrep.head-epochs=1 fedrep.body-epochs=2",
+    "momentum": "fedrep.head-epochs=1 fedrep.body-epochs=2",
 }
 
 

@@ -5,7 +5,7 @@ from tests.twins.harness import Outcome
 
 SETTINGS = {
     "plain": 'fedseq.groups=2 fedseq.unfreeze-rounds="0,2" fedseq.finetune-epochs=2',
-    "normed": "fedseq.base=fedper fedseq.schedule=vanilla fedseq.unfreeze-rounds=0,1,2 "
+    "momentum": "fedseq.base=fedper fedseq.schedule=vanilla fedseq.unfreeze-rounds=0,1,2 "
     "fedseq.finetune-epochs=1",
 }
 

@@ -34,7 +34,7 @@ GENERAL = (
 )
 SETTINGS = {  # two for each method; a twin's own SETTINGS are laid over them
     "plain": 'model="tests/twins/models.py:plain" batch-size=8 local-epochs=1 lr=0.1 seed=1',
-    "normed": 'model="tests/twins/models.py:normed" batch-size=7 local-epochs=2 lr=0.05 seed=2 '
+    "momentum": 'model="tests/twins/models.py:normed" batch-size=7 local-epochs=2 lr=0.05 seed=2 '
     "momentum=0.9 weight-decay=0.01 lr-schedule=cosine",
 }
 
@@ -170,8 +170,8 @@ def differences(method: str, setting: str, folder: Path) -> dict[str, float]:
 
 
 def apart(ours: State, twin: State) -> float:
-    """Return the largest difference of two states, which have the same names."""
+    """Return the largest difference of two states, relative where a value is above 1."""
     assert ours.keys() == twin.keys(), f"only in one: {sorted(ours.keys() ^ twin.keys())}"
     assert all(ours[k].shape == twin[k].shape for k in ours)
-    pairs = ((ours[k].double(), twin[k].double()) for k in ours)
-    return max((float((a - b).abs().max()) for a, b in pairs if a.numel()), default=0.0)
+    pairs = ((ours[k].double(), twin[k].double()) for k in ours if ours[k].numel())
+    return max((float(((a - b) / b.abs().clamp(1)).abs().max()) for a, b in pairs), default=0.0)

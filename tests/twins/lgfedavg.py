@@ -3,7 +3,7 @@
 from tests.twins.common import by_size, fit, rounds, scored, state, under
 from tests.twins.harness import Outcome
 
-SETTINGS = {"normed": "lgfedavg.global-layers=2 lgfedavg.warmup-rounds=1"}
+SETTINGS = {"momentum": "lgfedavg.global-layers=2 lgfedavg.warmup-rounds=1"}
 
 
 def lgfedavg(world):

@@ -3,7 +3,7 @@
 from tests.twins.common import fit, rounds, scored, state, under
 from tests.twins.harness import Outcome
 
-SETTINGS = {"normed": "local.match-compute=true"}
+SETTINGS = {"momentum": "local.match-compute=true"}
 
 
 def local(world):

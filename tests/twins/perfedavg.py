@@ -9,7 +9,7 @@ from tests.twins.harness import Outcome
 
 SETTINGS = {
     "plain": "perfedavg.outer-lr=0.1",
-    "normed": "perfedavg.mode=hf perfedavg.delta=0.01 perfedavg.outer-lr=0.1 "
+    "momentum": "perfedavg.mode=hf perfedavg.delta=0.01 perfedavg.outer-lr=0.1 "
     "perfedavg.personalize=epoch",
 }
 

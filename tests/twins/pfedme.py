@@ -2,13 +2,12 @@
 
 import torch
 
-from tests.twins.common import asking, by_size, loss_of, rounds, scored, state, under, usable
+from tests.twins.common import Sgd, asking, by_size, loss_of, rounds, scored, state, under, usable
 from tests.twins.harness import Outcome
 
 SETTINGS = {
     "plain": "pfedme.local-rounds=5 pfedme.inner-steps=2 lr=0.02",
-    "normed": "pfedme.local-rounds=0 pfedme.inner-steps=2 pfedme.beta=1.5 pfedme.lambda=4 "
-    "momentum=0.0",
+    "momentum": "pfedme.local-rounds=0 pfedme.inner-steps=2 pfedme.beta=1.5 pfedme.lambda=2",
 }
 
 
@@ -22,6 +21,8 @@ def local_rounds(world, t, i, received, lr):
     epochs = limit or world.s.local_epochs  # `limit` epochs have at least as many batches
     theta = world.model(received).train()
     w = [p.detach().clone() for p in theta.parameters()]
+    line8 = Sgd(world, w, lr)  # a step of the run's optimizer; weight decay is part of f_i
+    line8.decay = 0.0
     batches = usable(theta, world.batches("train", t, i, epochs))
     for x, y in batches[: limit or None]:
         for _ in range(own["inner-steps"]):
@@ -29,8 +30,8 @@ def local_rounds(world, t, i, received, lr):
             with torch.no_grad():
                 for p, g, anchor in zip(theta.parameters(), gradients, w, strict=True):
                     p -= inner_lr * (g + world.s.weight_decay * p + pull * (p - anchor))
-        for anchor, p in zip(w, theta.parameters(), strict=True):
-            anchor -= lr * pull * (anchor - p.detach())
+        pairs = zip(w, theta.parameters(), strict=True)
+        line8.step([pull * (anchor - p.detach()) for anchor, p in pairs])
     names = (name for name, _ in theta.named_parameters())
     return state(theta) | dict(zip(names, w, strict=True)), state(theta)
 

@@ -6,7 +6,7 @@ from torch.nn.functional import cosine_similarity
 from tests.twins.common import by_size, fit, rounds, scored, state, under
 from tests.twins.harness import Outcome
 
-SETTINGS = {"plain": "pfedsim.warmup=0.4", "normed": "pfedsim.warmup=0.34"}
+SETTINGS = {"plain": "pfedsim.warmup=0.4", "momentum": "pfedsim.warmup=0.5"}
 
 
 def pfedsim(world):

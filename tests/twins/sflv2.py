@@ -24,7 +24,7 @@ def sflv2(world):
     cut = world["sflv2.cut"] or min(4, len(world.names) // 2)
     whole, epochs = world.initial, range(world.s.local_epochs)
     for t, chosen, lr in rounds(world):
-        server, parts = world.model(whole).train(), {}
+        server = world.model(whole).train()
         low, high = world.keys(world.names[:cut]), world.keys(world.names[cut:])
         above = Sgd(world, server[cut:].parameters(), lr)
         models = {i: world.model(whole).train() for i in chosen}

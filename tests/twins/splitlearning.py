@@ -3,7 +3,7 @@
 from tests.twins.common import Sgd, gradients_of, rounds, scored, state, usable
 from tests.twins.harness import Outcome
 
-SETTINGS = {"normed": "momentum=0.5"}  # with 0.9, three clients' steps in a row amplify rounding
+SETTINGS = {"momentum": "momentum=0.5"}  # with 0.9, three clients' steps in a row amplify rounding
 
 
 def splitlearning(world):
