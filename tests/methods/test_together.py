@@ -17,6 +17,7 @@ ALONE = {
     "fedrod": "the objective has forward of its own",
     "perfedavg": "the objective has gradients of its own",
     "pfedme": "the objective has gradients of its own",
+    "scaffold": "the objective has gradients of its own",
     **dict.fromkeys(("fedfc", "sflv1", "sflv2", "splitlearning"), ""),
     "centralized": "",
 }

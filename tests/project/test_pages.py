@@ -248,38 +248,11 @@ def test_a_method_of_a_page_is_another_one(page, name, other, keys, pair_of, tin
     assert mine.evaluate(client=1) == alone.evaluate(client=1)
 
 
-def test_the_page_of_examples_has_scaffold(pair_of, tiny_npz):
-    """Three rounds with two of four clients, beside the paper's formulas in plain PyTorch."""
-    pair = pair_of(DOCS / "method-examples.md")["scaffold"]
-    one_batch = tiny_npz.replace("batch-size=8", "batch-size=1000")
-    keys = 'strategy="scaffold" num-clients=4 fraction-train=0.5 local-epochs=2 momentum=0'
-    run = rehearse(*pair, f"{one_batch} {keys}")
-    space = run.strategy.workspace
-    x = {key: torch.tensor(value) for key, value in space.initial.items()}
-    c = {key: torch.zeros_like(value) for key, value in x.items()}
-    own = {client: dict(c) for client in range(4)}
-    lr = run.strategy.settings.lr
-    for round_ in (1, 2, 3):
-        chosen, sent, changes = run.strategy.select(round_), [], []
-        for client in chosen:
-            y, (images, labels) = dict(x), space.samples(client, "train")
-            for _ in range(2):  # one batch per epoch
-                y = {key: value.clone().requires_grad_() for key, value in y.items()}
-                logits = torch.func.functional_call(space.model, y, (images,))
-                loss = torch.nn.functional.cross_entropy(logits, labels)
-                gradients = dict(zip(y, torch.autograd.grad(loss, [*y.values()]), strict=True))
-                y = {k: (y[k] - lr * (gradients[k] + c[k] - own[client][k])).detach() for k in y}
-            new = {k: own[client][k] - c[k] + (x[k] - y[k]) / (2 * lr) for k in y}
-            changes.append({key: new[key] - own[client][key] for key in new})
-            sent.append(y)
-            own[client] = new
-        x = {key: (sent[0][key] + sent[1][key]) / 2 for key in x}
-        c = {key: c[key] + (changes[0][key] + changes[1][key]) / 4 for key in c}
-        run.rounds(1)
-        for key in x:
-            np.testing.assert_allclose(run.strategy.arrays[key], x[key], atol=1e-5)
-            np.testing.assert_allclose(run.strategy.state[f"c/{key}"], c[key], atol=1e-4)
-    assert max(float(value.abs().max()) for value in c.values()) > 0.01
+def test_lines_of_a_method_on_the_page_of_examples_are_those_of_its_module():
+    shown = [body.split("\n", 1) for body in blocks(DOCS / "method-examples.md", "python")]
+    for first, code in shown:
+        module = ROOT / first.removeprefix("# ")
+        assert not module.exists() or code in text_of(module), first
 
 
 def test_the_page_of_examples_has_prototypes(pair_of, tiny_npz):
