@@ -70,6 +70,7 @@ def test_bytes(small, serial_run, read_rounds, method, down, up, evaluation):
         "fedap",
         "fedcmd",
         "fedfomo",
+        "fedproto",
         "fedrod",
         "moon",
         'perfedavg" perfedavg.mode="hf',

@@ -14,6 +14,7 @@ from tests.support.methods import needed
 ALONE = {
     "apfl": "the objective has gradients of its own",
     "feddyn": "the objective has gradients of its own",
+    "fedproto": "the objective has forward of its own",
     "moon": "the objective has forward of its own",
     "fedrod": "the objective has forward of its own",
     "perfedavg": "the objective has gradients of its own",
