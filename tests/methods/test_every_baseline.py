@@ -69,6 +69,7 @@ def test_bytes(small, serial_run, read_rounds, method, down, up, evaluation):
         "fedala",
         "fedap",
         "fedcmd",
+        "feddbe",
         "fedfomo",
         "fedproto",
         "fedrod",

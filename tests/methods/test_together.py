@@ -13,6 +13,7 @@ from tests.support.methods import needed
 # Methods whose step is more than a loss, or whose clients train over a channel.
 ALONE = {
     "apfl": "the objective has gradients of its own",
+    "feddbe": "the objective has forward of its own",
     "feddyn": "the objective has gradients of its own",
     "fedproto": "the objective has forward of its own",
     "moon": "the objective has forward of its own",
