@@ -68,6 +68,7 @@ def test_bytes(small, serial_run, read_rounds, method, down, up, evaluation):
         "ditto",
         "fedala",
         "fedap",
+        "fedas",
         "fedcmd",
         "feddbe",
         "fedfomo",
