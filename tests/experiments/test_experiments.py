@@ -661,10 +661,13 @@ def test_a_beginning_stands_for_all_tables_that_have_it(capsys):
 
 
 def test_unknown_tables_are_named():
-    kinds = "benchmark, fedbabu, fedcmd, fedfc, fedseq, heart, perfreezeclip, shakespeare, watch"
+    kinds = (
+        "attacks, benchmark, fedbabu, fedcmd, fedfc, fedseq, heart, perfreezeclip, shakespeare, "
+        "watch"
+    )
     for unknown, hint in (("nope", "watch$"), ("fedsec", "watch, did you mean fedseq\\?$")):
         told = f"table {unknown}: must be all, the beginning of several names .{kinds}., or one of "
-        with pytest.raises(RunError, match=f"{told}benchmark-cifar10, .*{hint}"):
+        with pytest.raises(RunError, match=f"{told}attacks-digits, .*{hint}"):
             files.pick([unknown])
 
 

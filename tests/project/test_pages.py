@@ -38,6 +38,8 @@ NOT_KEYS = {  # words with a hyphen that stand as code in the pages
     *("tiny-imagenet", "tiny-imagenet-200", "crop-flip", "train-warmup", "dp-accounting"),
     *("clip-norm", "personal-layer", "plot-failed", "client-accuracy", "state-lost"),
     *("run-failed", "page-failed", "logger-failed"),  # events and plots
+    *("sign-flip", "label-flip", "inflated-count"),  # values of attack, and of aggregation:
+    *("trimmed-mean", "multi-krum", "geometric-median"),
     *("progress", "plots"),  # of `fedapps.run`
     *("ca.crt", "clip-lr", "flower-supernode", "node-config", "run-config", "vgg16-bn"),
 }
