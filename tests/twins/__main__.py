@@ -3,7 +3,7 @@
 A figure is the largest difference of the server's model, of what clients keep, and of their
 accuracies and losses. docs/methods.md shows this table.
 
-    python -m tests.twins               # all methods: half a minute
+    python -m tests.twins               # all methods: about a minute of one core
     python -m tests.twins fedper apfl   # some of them
 """
 
