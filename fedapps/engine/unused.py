@@ -32,9 +32,13 @@ def told(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
         what = "whose BatchNorms are frozen" if s.adapter_rank else "which has no BatchNorm"
         why = f'with model = "{s.model}", {what}'
         yield from ((key, why) for key in ("bn-local", "bn-stats"))
-    if not strategy.plan(strategy.settings.num_rounds, _some(strategy)).upload:
+    plan = strategy.plan(strategy.settings.num_rounds, _some(strategy))
+    if not plan.upload:
         why = f"on {strategy.settings.strategy}, whose clients upload nothing"
-        yield from ((key, why) for key in ("presum", "server-optimizer", "aggregation", "attack"))
+        keys = ["server-optimizer", "aggregation", "attack"]
+        if not replaced(strategy, ["train_nodes"]):  # clients that share a channel refuse it
+            keys.append("presum")
+        yield from ((key, why) for key in keys)
     if not strategy.settings.finetune_epochs and not replaced(strategy, ["finetuning"]):
         yield from ((key, "with finetune-epochs = 0") for key in ("finetune-lr", "finetune-part"))
     yield from ((key, f"on {strategy.settings.strategy}") for key in strategy.unused)
