@@ -29,6 +29,7 @@ COLUMNS: dict[str, dict[str, Scalar]] = {
     "server-optimizer": {"server-optimizer": "adam"},
     "aggregation": {"aggregation": "median"},
     "group": {"group": 2},
+    "async": {"round-mode": "async", "devices": "lognormal"},
 }
 YES, NO, NOTHING = "yes", "no", "no effect"
 WITH_NORMS = "lenet5"  # a small model with BatchNorm, for methods that need one
