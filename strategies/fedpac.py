@@ -93,7 +93,7 @@ class FedPAC(BaseStrategy):
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
         """Average bodies, and for newcomers heads; update centroids (Eq. 6); mix heads (Eq. 9)."""
         whole = list(updates)
-        count = np.stack([u.extras["own/count"] for u in whole]).astype(np.float64)
+        count = np.stack([u.extras["own/count"] for u in whole]).clip(0).astype(np.float64)
         means = np.stack([u.extras["own/mean"] for u in whole]).astype(np.float64)
         known = count.sum(0) > 0
         sums = (count[:, known, None] * means[:, known]).sum(0)
@@ -101,7 +101,7 @@ class FedPAC(BaseStrategy):
         self.state["centroids/known"][known] = 1
         h = (
             np.stack([u.extras["first/mean"] for u in whole])
-            * (count / count.sum(1, keepdims=True))[..., None]
+            * (count / count.sum(1, keepdims=True).clip(1))[..., None]
         )
         v = np.array([float(u.extras["first/v"][0]) for u in whole])
         for i, update in enumerate(whole):
