@@ -47,9 +47,7 @@ def timed(work: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[floa
     return time.perf_counter() - begin, result
 
 
-def serial_rounds(
-    options: list[str], look: Callable[[float, int, Report], None], plots: bool = False
-) -> None:
+def serial_rounds(options: list[str], look: Callable[[float, int, Report], None]) -> None:
     """Run on the serial engine; after each round call `look`.
 
     It gets the seconds of the round's end (checkpoint and best round), the round and the report.
@@ -62,7 +60,7 @@ def serial_rounds(
     log.set_level("error")
     Recovery.after_round = after_round  # type: ignore[method-assign]
     try:
-        run_serial(config.parse(options), plots=plots)
+        run_serial(config.parse(options), plots=False)
     finally:
         Recovery.after_round = end  # type: ignore[method-assign]
 

@@ -53,6 +53,7 @@ VARIANTS = {
     "perfedavg": ('perfedavg.mode="hf"', 'perfedavg.personalize="epoch"'),
     "perfreezeclip": ('clip-mode="sample"', "perfreezeclip.freeze-ratio=0.8"),
     "pfedsim": ("pfedsim.warmup=0.25",),
+    "scaffold": ("momentum=0.5 scaffold.global-lr=1.5",),
     "sflv1": ('sflv1.sync="round"',),
     "sflv2": ("sflv2.oversample=true", 'sflv2.order="batch"'),
 }

@@ -17,6 +17,7 @@ from flwr.app import Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 
 from fedapps.core import log, registry
+from fedapps.core.changes import owner
 from fedapps.core.config import DEVICE, read
 from fedapps.core.errors import DIVERGED, RunError, one_line
 from fedapps.core.paths import expanded
@@ -25,7 +26,7 @@ from fedapps.core.settings import Settings
 from fedapps.device.device import Device, device_workspace
 from fedapps.engine.failed_clients import DivergedError, record
 from fedapps.engine.store import EARLIER_RUN, NONE, ClientStore, state_folder
-from fedapps.engine.versions import LOADED, SAVED
+from fedapps.engine.versions import LOADED, OTHER_DATA, SAVED
 from fedapps.method import local, together
 from fedapps.method.aggregation import weighted_mean
 from fedapps.method.flower import BaseClient
@@ -149,7 +150,7 @@ def _serve(message: Message, context: Context, hook: Hook) -> Message:
 def _store(space: Workspace, info: RequestHeader, client: int) -> ClientStore:
     """Return the store of a client in the run directory."""
     folder = state_folder(Path(info.run_dir), client, space.settings.num_clients)
-    return ClientStore(folder, info.needed)
+    return ClientStore(folder, info.needed, owner(space.settings, client))
 
 
 def _results(
@@ -211,7 +212,8 @@ def _fit(space: Workspace, request: Request, store: ClientStore) -> Work[ClientU
         raise DivergedError(f"{DIVERGED}: {problem}{store.advice(request.plan.round)}")
     if before or client.state:  # even if it looks unchanged: it can change in place
         store.save(request.plan.round, client.state)
-    return state_told(update, version, saved=bool(before or client.state))
+    told = state_told(update, version, saved=bool(before or client.state))
+    return dataclasses.replace(told, metrics=told.metrics | {OTHER_DATA: int(store.other_data)})
 
 
 def _diverged(space: Workspace, sent: Arrays, kept: Arrays, metrics: Mapping) -> str:

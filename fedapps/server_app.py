@@ -28,6 +28,7 @@ from fedapps.core.stopping import stoppable
 from fedapps.device.warm import end_with_parent, shorten_backoff
 from fedapps.engine import privacy, resume, unused
 from fedapps.engine.failed_clients import FILE
+from fedapps.engine.fingerprints import fingerprints
 from fedapps.engine.rounds import Rounds
 from fedapps.report import directory
 from fedapps.report.loggers import check_installed
@@ -107,7 +108,8 @@ def _reporting(rounds: Rounds, flat: Mapping[str, Scalar]) -> Iterator[Report]:
             resume.offer(settings, flat)
         names = space.population.names
         where = settings.runs_dir, settings.run_name
-        report = Report.create(*where, settings, flat, space.task, names)
+        found = fingerprints(rounds.strategy)
+        report = Report.create(*where, settings, flat, space.task, names, found)
         with resume.alone(report.folder):
             yield report
         return

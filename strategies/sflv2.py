@@ -1,5 +1,6 @@
 """SplitFed v2: Thapa et al., SplitFed: When Federated Learning Meets Split Learning, AAAI 2022."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from fedapps.method import doc, generator
@@ -51,6 +52,11 @@ class SFLv2(SplitStrategy):
         for index in generator(self.settings.seed, "sflv2", round_).permutation(len(clients)):
             for wave in session.waves([clients[index]]):
                 session.send(self.step(round_, wave))
+
+    def together(self, seconds: Mapping[int, float]) -> float:
+        """With `order = client`, the clients take turns."""
+        taken = sum(seconds.values())
+        return taken if self.options.order == "client" else super().together(seconds)
 
     def step(self, round_: int, wave: list[Smashed]) -> BatchGradients:
         """Take a step of the server part on each client's batch, in a random order."""

@@ -1,7 +1,7 @@
 """Split learning: Gupta, Raskar, Distributed learning of deep neural network over multiple agents,
 Journal of Network and Computer Applications 2018."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from fedapps.method import Arrays, ClientUpdate, MethodSettings
 from fedapps.split import BatchGradients, Cut, Session, Smashed, SplitStrategy
@@ -36,6 +36,10 @@ class SplitLearning(SplitStrategy):
             for wave in session.waves([client], relay=self.client_layers):
                 session.send(self.step(round_, wave))
             self.client_layers = session.relayed.get(client, self.client_layers)
+
+    def together(self, seconds: Mapping[int, float]) -> float:
+        """The clients take turns."""
+        return sum(seconds.values())
 
     def step(self, round_: int, wave: list[Smashed]) -> BatchGradients:
         """Take a step on one batch of the client whose turn it is."""

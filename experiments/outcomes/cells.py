@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from experiments.papers import readings
 from experiments.papers.table import SCALES, Cell, Reading, Table
 from experiments.run.dependent import settled
 from experiments.run.store import Run, Store
@@ -15,7 +16,7 @@ HEADS = ("row", "seeds", "reading", "ours", "published", "difference")  # of `Ou
 
 @dataclass(frozen=True)
 class Figure:
-    """A reading of a cell over its seeds, in percent.
+    """A reading of a cell over its seeds, in percent (or seconds).
 
     `half` is half the width of the 95 % interval, Student's t over the seeds; None with one seed.
     """
@@ -61,9 +62,9 @@ class Outcome:
     runs: Sequence[Run]
 
     def by_seed(self, reading: Reading) -> dict[int, float]:
-        """Return a reading in percent, for each seed whose run has it."""
-        key = reading.reads
-        return {run.seed: 100 * run.figures[key] for run in self.runs if key in run.figures}
+        """Return a reading in percent (or seconds), for each seed whose run has it."""
+        key, factor = reading.reads, readings.factor(reading.reads)
+        return {run.seed: factor * run.figures[key] for run in self.runs if key in run.figures}
 
     def figure(self, reading: Reading) -> Figure | None:
         """Return a reading over the seeds; None if no run has it."""

@@ -3,6 +3,7 @@
     accuracy_personalized       a column of rounds.csv, in the last round
     best accuracy_personalized  the best round of a column. It is chosen on test data, so use it
                                 only to compare with a paper that does the same
+    virtual_seconds             the seconds of all rounds on the clock of `devices`; not in percent
     selected_before, last 10    the accuracy of the clients selected for a round before they train
                                 in it, weighted by test samples; the mean over the last ten rounds
 
@@ -26,7 +27,7 @@ from fedapps.core.draws import sample_clients
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
 from fedapps.report import directory
-from fedapps.report.columns import SPREAD
+from fedapps.report.columns import SPREAD, VIRTUAL
 from fedapps.report.summary import unseen_columns
 from fedapps.tasks import CLASSIFICATION
 
@@ -41,13 +42,18 @@ OF_CLIENTS = (*SPREAD, "balanced_personalized")
 
 def check(reads: str, columns: Iterable[str]) -> None:
     """Raise `RunError` if a reading does not exist."""
-    known = {*columns, *UNSEEN}
+    known = {*columns, *UNSEEN, VIRTUAL}
     patterns = SELECTED.fullmatch(reads) or FEW.fullmatch(reads)
     if not patterns and reads.removeprefix("best ") not in known:
         raise RunError(
             f"reads = {reads!r}: must be a column, `best COLUMN`, `selected_before, last N`, or"
             " `newcomers, few-shot K`"
         )
+
+
+def factor(reads: str) -> float:
+    """Return what a figure is multiplied with to be shown: fractions become percent."""
+    return 1.0 if reads == VIRTUAL else 100.0
 
 
 def figures(

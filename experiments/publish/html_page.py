@@ -18,6 +18,7 @@ from fedapps.drawing import html
 MARKED = re.compile(r"`([^`]+)`|\*([^*]+)\*")
 PAPERS: dict[str | tuple[str, ...], str] = {  # by the first word of their tables' names
     "benchmark": "All methods compared",
+    "attacks": "Attackers, and robust means",
     ("heart", "watch", "shakespeare"): "Clients that exist, and newcomers",
     "fedbabu": "FedBABU",
     "fedcmd": "FedCMD",

@@ -11,6 +11,7 @@ method on random samples, except for split learning, which needs a server.
 """
 
 import argparse
+import logging
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,10 +103,11 @@ def tried(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[str]:
     A method that cannot train the model says why. Raises `RunError` if the model cannot be built,
     or if a layer gets no gradient.
     """
-    from fedapps.core import config, registry
+    from fedapps.core import config, log, registry
     from fedapps.core.files import write_npz
     from fedapps.engine.rounds import Rounds
     from fedapps.method import rehearse
+    from fedapps.models.layers import UNCUT
     from fedapps.split.strategy import SplitStrategy
     from fedapps.training.workspace import Workspace
 
@@ -114,18 +116,22 @@ def tried(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[str]:
         write_npz(path, _samples(kind, shape))
         keys = f'dataset="{path}" runs-dir="{folder}" device="cpu" partitioner="iid" num-clients=2'
         keys += f' min-samples=2 fraction-train=1.0 local-epochs=1 num-rounds=1 model="{name}"'
-        _demand_gradients(name, Workspace(config.read(config.parse([keys]))))
+        space = Workspace(config.read(config.parse([keys])))
+        _demand_gradients(name, space)
+        if not space.layout.can_be_cut:
+            yield f"{name}: {UNCUT}; that is slower where layers are frozen"
         for method in registry.names():
             strategy = registry.strategy_class(method)
             if issubclass(strategy, SplitStrategy):
                 continue
             settings = config.read(config.parse([keys, f'strategy="{method}" finetune-epochs=1']))
             try:
-                Rounds(strategy(Workspace(settings)))  # as a run does: checks that they fit
-                made = rehearse(strategy, registry.client_class(method), settings)
-                before = {key: value.copy() for key, value in made.strategy.arrays.items()}
-                made.rounds()
-                made.evaluate(client=0)
+                with log.shown_by(logging.NullHandler()):  # lines about a run of one round
+                    Rounds(strategy(Workspace(settings)))  # as a run does: checks that they fit
+                    made = rehearse(strategy, registry.client_class(method), settings)
+                    before = {key: value.copy() for key, value in made.strategy.arrays.items()}
+                    made.rounds()
+                    made.evaluate(client=0)
             except RunError as error:
                 yield f"{name}: {method}: {error}"
                 continue

@@ -87,7 +87,10 @@ def _notes(runs: Sequence[Run], groups: Sequence[Group]) -> Iterator[str]:
         if not len(run.scored):
             why = "none of its rounds was scored" if run.finished else "it has scored no round yet"
             yield f"{run.name} is left out: {why}"
-    yield from _versions([run for group in groups for run in group.runs])
+    used = [run for group in groups for run in group.runs]
+    for what, key in (("data", "dataset"), ("method", "strategy")):
+        yield from _changed(used, what, key)
+    yield from _versions(used)
 
 
 def _why_left_out(run: Run, group: Group) -> str:
@@ -125,6 +128,18 @@ def _listed(values: dict[str, str]) -> str:
     """Write each value with the names that have it, for example `20 (A, B), 10 (C)`."""
     names = {value: [name for name in values if values[name] == value] for value in values.values()}
     return ", ".join(f"{value} ({', '.join(those)})" for value, those in names.items())
+
+
+def _changed(runs: Sequence[Run], what: str, key: str) -> Iterator[str]:
+    """Say which data sets, or methods, of the same name were not the same in all runs."""
+    known: dict[str, dict[str, list[str]]] = {}
+    for run in runs:
+        if found := run.fingerprints.get(what):
+            known.setdefault(str(run.settings[key]), {}).setdefault(found, []).append(run.name)
+    for name, of in known.items():
+        if len(of) > 1:
+            told = " than in ".join(", ".join(names) for names in of.values())
+            yield f"not the same {what}: {name} was other in {told}"
 
 
 def _versions(runs: Sequence[Run]) -> Iterator[str]:

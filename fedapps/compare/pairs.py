@@ -62,6 +62,9 @@ def data_of(group: Group) -> dict[str, object]:
 def _pair(first: Group, second: Group, metric: Metric) -> Pair | None:
     if data_of(first) != data_of(second) or not same_length(first, second):
         return None
+    digests = {run.fingerprints.get("data") for run in (*first.runs, *second.runs)}
+    if len(digests - {None}) > 1:  # of a data set of the same name
+        return None
     figure, tables = metric.personalized, [group.figures() for group in (first, second)]
     if not all(figure in table for table in tables):
         return None

@@ -1,7 +1,7 @@
 """Read run directories, finished or not, and evaluations of them, for a comparison."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.options import parse_option
 from fedapps.core.schema import Scalar
 from fedapps.report import directory
-from fedapps.report.about import task_of
+from fedapps.report.about import Fingerprints, fingerprints_of, task_of
 from fedapps.report.summary import TOTALS, unseen_columns
 from fedapps.tasks import CLASSIFICATION, Metric, Task
 
@@ -35,6 +35,7 @@ class Run:
     rounds: pd.DataFrame
     summary: Mapping[str, Any]
     task: Task = CLASSIFICATION
+    fingerprints: Fingerprints = field(default_factory=dict)
 
     @property
     def metric(self) -> Metric:
@@ -108,7 +109,8 @@ def read(folder: Path) -> Run:
             f"{folder} is not a run directory: rounds.csv, summary.json: {reason}"
         ) from error
     settings, rounds = changes.counting(flat), rounds.astype({"round": int})
-    return Run(folder, folder.name, settings, rounds, summary, task)
+    found = fingerprints_of(folder)
+    return Run(folder, folder.name, settings, rounds, summary, task, found)
 
 
 def found(folders: Iterable[Path]) -> Iterator[Path]:
@@ -155,7 +157,7 @@ def read_evaluation(table: Path) -> Run:
     about = {"finished": True, "versions": run.summary.get("versions", {})}
     summary = about | {"seconds": float(rounds["seconds"].sum())}
     name = f"{run.name}/{table.relative_to(run.folder)}"
-    return Run(table, name, counting, rounds, summary, run.task)
+    return Run(table, name, counting, rounds, summary, run.task, run.fingerprints)
 
 
 def _line(table: Path) -> dict[str, str]:

@@ -2,11 +2,13 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from fedapps.core import config
 from fedapps.core.schema import Scalar, literal
+from fedapps.core.settings import Settings
 
 # Keys that say where and how a run works. Some of them change the last digits (`device`, `presum`,
 # `threads`, `cache-limit`); `cache-limit` also changes how often frozen layers are computed.
@@ -21,6 +23,10 @@ PERSONAL = (
     "evaluate-on", "few-shot", "finetune-epochs", "finetune-lr", "finetune-part",
     "score-without-head",
 )  # fmt: skip
+# Keys that may have other values when a run is resumed: how long it goes on, and what is scored.
+GROWING = frozenset({
+    "evaluate-clients", "evaluate-every", "evaluate-rounds", "num-rounds", "patience",
+})  # fmt: skip
 NAMED = ("strategy", "dataset", "seed")  # every name of a run begins and ends with these
 LONGEST = 100  # characters of a name before its seed: about the limit
 
@@ -81,10 +87,20 @@ def name_of(flat: Mapping[str, Scalar], unique: bool = False) -> str:
     return "-".join([*parts, f"s{flat['seed']}"])
 
 
-def digest(flat: Mapping[str, Scalar]) -> str:
+def digest(flat: Mapping[str, Scalar], without: Iterable[str] = ()) -> str:
     """Return eight hexadecimal digits that identify the settings that a run's results depend on."""
-    text = repr(sorted((key, str(value)) for key, value in counting(flat).items()))
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    found = ((k, str(value)) for k, value in counting(flat).items() if k not in without)
+    return hashlib.sha256(repr(sorted(found)).encode()).hexdigest()[:8]
+
+
+def owner(settings: Settings, client: int) -> str:
+    """Say whose state a client's is; a run keeps its name if it is resumed or gets more clients."""
+    return f"client {client} of run {_run(settings)}"
+
+
+@lru_cache(maxsize=8)
+def _run(settings: Settings) -> str:
+    return digest(dict(settings.flat), GROWING | {"num-clients"})
 
 
 def text_of(changes: Mapping[str, Scalar]) -> str:

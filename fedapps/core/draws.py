@@ -42,7 +42,11 @@ def sample_size(num_clients: int, fraction: float) -> int:
 
 def sample_clients(seed: int, round_: int, num_clients: int, fraction: float) -> list[int]:
     """Draw m clients without replacement; return them in ascending order."""
-    size = sample_size(num_clients, fraction)
+    return sample_some(seed, round_, num_clients, sample_size(num_clients, fraction))
+
+
+def sample_some(seed: int, round_: int, num_clients: int, size: int) -> list[int]:
+    """Draw `size` clients without replacement; return them in ascending order."""
     chosen = generator(seed, "sample", round_).choice(num_clients, size, replace=False)
     return sorted(chosen.tolist())
 
@@ -55,6 +59,13 @@ def sample_poisson(seed: int, round_: int, num_clients: int, fraction: float) ->
     chance = sample_size(num_clients, fraction) / num_clients
     draws = generator(seed, "sample", round_).random(num_clients)
     return np.flatnonzero(draws < chance).tolist()
+
+
+def sample_attackers(seed: int, clients: Sequence[int], share: float) -> frozenset[int]:
+    """Draw which of some clients are attackers: floor(share N + 1e-9) of them, in all rounds."""
+    count = int(share * len(clients) + 1e-9)
+    chosen = generator(seed, "attackers").choice(len(clients), count, replace=False)
+    return frozenset(clients[place] for place in chosen.tolist())
 
 
 def sample_evaluated(seed: int, clients: Sequence[int], count: int) -> list[int]:

@@ -19,6 +19,11 @@ SECTIONS = {
         "Evaluation and personalization",
         "[Results and figures](results-and-figures.md#the-metrics) says what each score means.",
     ),
+    "devices": ("Virtual time", "[Virtual time](time.md) explains these keys."),
+    "server-optimizer": (
+        "The server's mean, and attackers",
+        "[Robust means](robust.md) says what protects against what, and what it costs.",
+    ),
     "device": ("Computing", "[Engines](engines.md) explains where a run computes."),
     "max-failures": (
         "Failures and limits",

@@ -74,7 +74,7 @@ def parse_option(option: str, name: str = NAME) -> Flat:
     Two things that Flower skips silently are refused: words that belong to no pair, and keys that
     occur twice.
     """
-    if option.endswith(".toml"):
+    if option.endswith(".toml") and ("=" not in option or _exists(option)):
         return _read_file(option, name)
     pairs = _PAIR.findall(option)
     rest = " ".join(_PAIR.sub(" ", option).split())

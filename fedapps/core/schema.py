@@ -87,8 +87,13 @@ def kind_of(field: Mapping[str, Any]) -> str:
     return " ".join([names[field["type"]], " and ".join(limits)]).strip()
 
 
-def _spelling(value: object, field: Mapping[str, Any]) -> str:
-    """Return how to write a number that TOML reads as a text: 0.1 for `.1`, 0.05 for `0,05`."""
+def _spelling(value: Scalar, field: Mapping[str, Any]) -> str:
+    """Return how to write a value that TOML reads as another type.
+
+    A number as a text, or the other way round: `"0.2"` for `0.2`; 0.1 for `.1`, 0.05 for `0,05`.
+    """
+    if not isinstance(value, str) and field.get("type") == "string":
+        return f', in quotes: "{literal(value)}"'
     if not isinstance(value, str) or field.get("type") != "number":
         return ""
     try:

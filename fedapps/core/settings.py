@@ -105,6 +105,67 @@ class Settings(DataSettings, frozen=True):
     score_without_head: Annotated[
         bool, doc("also score the body alone, by the nearest class mean (some methods always do)")
     ]
+    devices: Annotated[
+        str,
+        doc('speeds of the clients: a .toml file, lognormal or desktops; "": no virtual time'),
+    ]
+    deadline: Annotated[
+        AtLeastZero, doc("virtual seconds after which a round ends; 0: it waits for everybody")
+    ]
+    late: Annotated[
+        Literal["drop", "later"],
+        doc("an update after the end of its round; later: it counts in a later round"),
+    ]
+    over_selection: Annotated[
+        AtLeastZero, doc("share of clients asked beyond the cohort; the first to answer count")
+    ]
+    dropout: Annotated[
+        BelowOne, doc("probability that a selected client does not answer in a round")
+    ]
+    round_mode: Annotated[
+        Literal["sync", "async"],
+        doc("async: a new model whenever `buffer` updates have come; the other clients go on"),
+    ]
+    buffer: Annotated[
+        NonNegative, doc("number of updates that make a new model (async); 0: half the cohort")
+    ]
+    server_optimizer: Annotated[
+        Literal["none", "momentum", "adam", "adagrad", "yogi"],
+        doc("optimizer that takes the mean of the clients' updates as its gradient"),
+    ]
+    server_lr: Annotated[
+        AtLeastZero, doc("its learning rate; 0: 1 for momentum, 0.01 for the others")
+    ]
+    server_beta1: Annotated[BelowOne, doc("its beta1; for momentum, the momentum beta")]
+    server_beta2: Annotated[BelowOne, doc("beta2 of adam and yogi")]
+    server_tau: Annotated[Positive, doc("tau of adam, adagrad and yogi, added to the denominator")]
+    aggregation: Annotated[
+        Literal[
+            "mean", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "clipped"
+        ],
+        doc("how the server averages updates; all but mean limit what attackers can do"),
+    ]
+    robust_share: Annotated[
+        float,
+        Meta(ge=0, lt=0.5),
+        doc("share of attackers among a round's clients; for trimmed-mean, krum and multi-krum"),
+    ]
+    clip_radius: Annotated[
+        AtLeastZero, doc("clipped: radius around the last step; 0: the median distance from it")
+    ]
+    attack: Annotated[
+        Literal["none", "sign-flip", "label-flip", "scaled", "alie", "inflated-count"],
+        doc("what attackers do in a simulation, to see what it does to the others"),
+    ]
+    attackers: Annotated[
+        BelowOne, doc("share of the clients that are attackers; they are not scored")
+    ]
+    attack_scale: Annotated[
+        Positive, doc("factor of sign-flip and scaled on the update, of inflated-count on n_i")
+    ]
+    attack_z: Annotated[
+        AtLeastZero, doc("alie: standard deviations from the mean; 0: those of the paper's formula")
+    ]
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         doc("processor on which clients compute; auto: a GPU if the process sees one"),

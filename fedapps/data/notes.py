@@ -1,6 +1,6 @@
 """Notes on data sets that are probably a mistake, although a model can be trained on them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from fedapps.data.npz import Array, Rows
 
 LOOKED_AT = 2**22  # bytes that are read, from the beginning of each array of pixels
 SCALED = 16.0  # floats above this are not standardized pixels, but values of bytes
+LARGE = 5.0  # training on numbers above this (root mean square) can diverge with the usual lr
 MOST_LABELS = 10  # a note names at most so many labels
 
 
@@ -70,22 +71,28 @@ def _of_unknown(dataset: Dataset) -> Iterator[str]:
     if len(trained) and (new := np.setdiff1d(tested, trained).tolist()):
         row = int(np.flatnonzero(np.isin(tested, new))[0])
         yield (
-            f"{dataset.name}: labels {_some(new)} occur in the test set only (first in its row"
-            f" {row}): nobody learns them"
+            f"{dataset.name}: labels {_some(new, dataset.names)} occur in the test set only"
+            f" (first in its row {row}): nobody learns them"
         )
 
 
 def _of_floats(dataset: Dataset) -> Iterator[str]:
-    """Tell of floats that look like classes or labels, but are learned as numbers."""
+    """Tell of floats that look like classes or labels, or that are too large to learn well."""
     values = dataset.target_values
-    if dataset.targets.is_whole or not len(values) or (values != np.floor(values)).any():
+    if dataset.targets.is_whole or not len(values):
         return
     low, high = float(values.min()), float(values.max())
-    if low >= 0 and high < MOST_LABELS:
+    if low >= 0 and high < MOST_LABELS and (values == np.floor(values)).all():
         other = "truth values, save booleans" if values.ndim > 1 else "classes, save integers"
         yield (
             f"{dataset.name}: targets are floats from {low:g} to {high:g} without decimals, which"
             f" are learned as numbers; if they are {other}"
+        )
+    elif float(np.square(values, dtype=np.float64).mean()) > LARGE**2:
+        mean, deviation = values.mean(dtype=np.float64), values.std(dtype=np.float64)
+        yield (
+            f"{dataset.name}: targets are from {low:g} to {high:g}, and so large that training can"
+            f" diverge; learn (target - {mean:.3g}) / {deviation or 1.0:.3g}, or lower lr"
         )
 
 
@@ -99,5 +106,6 @@ def _of_labels(dataset: Dataset) -> Iterator[str]:
         )
 
 
-def _some(labels: list[int]) -> str:
-    return ",".join(map(str, labels[:MOST_LABELS])) + ",..." * (len(labels) > MOST_LABELS)
+def _some(labels: list[int], names: Sequence[str] = ()) -> str:
+    called = [names[label] if names else str(label) for label in labels[:MOST_LABELS]]
+    return ",".join(called) + ",..." * (len(labels) > MOST_LABELS)

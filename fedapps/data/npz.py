@@ -25,6 +25,7 @@ KINDS = ("images", "labels", "inputs", "targets", "groups")
 MEMBERS = (*KINDS, *(f"{part}_{kind}" for part in ("train", "val", "test") for kind in KINDS))
 MISSING = 'if it stands for a missing value, missing = "mean" fills it'
 
+BLOCK = 2**23  # bytes that are read at once to pass over all rows
 MOST_VALUES = 2**48  # the largest size of an axis
 
 # The errors that zipfile and numpy raise for a broken file.
@@ -201,6 +202,16 @@ class Rows:
                 f"{'' if self.missing else f' ({MISSING})'}"
             )
         return out
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yield all rows as they are stored, some megabytes at a time."""
+        for number, array in enumerate(self.arrays):
+            step = max(1, BLOCK * array.shape[0] // max(1, _bytes(array.shape, array.dtype)))
+            for first in range(0, array.shape[0], step):
+                rows = np.arange(first, min(first + step, array.shape[0]))
+                out = np.empty((len(rows), *array.shape[1:]), array.dtype)
+                self._fill(out, np.full(len(rows), number), rows)
+                yield out
 
     def _fill(self, out: np.ndarray, array_of: np.ndarray, rows: np.ndarray) -> None:
         """Read rows into `out`; consecutive rows of one array are read at once."""

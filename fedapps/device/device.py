@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedapps import data
 from fedapps.core import log
-from fedapps.core.changes import data_name
+from fedapps.core.changes import data_name, owner
 from fedapps.core.config import DEVICE, defaults
 from fedapps.core.errors import RunError
 from fedapps.core.files import remove_left_over, write_whole
@@ -45,12 +45,14 @@ _making = Lock()  # two workspaces made at the same time would draw from the sam
 class StateRun(msgspec.Struct, frozen=True):
     """File `run.json`: the run that a state belongs to, and the device's client id in that run.
 
-    `run` is the run's random id, because another run can have a directory of the same name.
+    `run` is the run's random id, because another run can have a directory of the same name. `data`
+    is the fingerprint of the device's data; it never leaves the device.
     """
 
     run: str
     client: int
     attempt: int = 0  # how often the run had been resumed
+    data: str = ""
 
     @property
     def name(self) -> str:
@@ -125,8 +127,8 @@ class Device:
         claim(self.state_dir)
         private(folder)
         run = info.run_id or info.run_dir
-        now = StateRun(run, self.client, info.attempt)
-        store = DeviceStore(folder, info.needed, run=now)
+        now = StateRun(run, self.client, info.attempt, space.dataset.digest)
+        store = DeviceStore(folder, info.needed, owner(settings, self.client), run=now)
         before = store.state_run()
         if before == now:
             return store
@@ -142,9 +144,13 @@ class Device:
                     f"this message is from attempt {info.attempt} of the run, which has been"
                     f" resumed since then (attempt {before.attempt})"
                 )
-            store.roll_back(info.resumed)
+            if info.attempt > before.attempt:
+                store.roll_back(info.resumed)
+            if before.data not in ("", now.data):
+                log.warning("client %s: its data have changed since the run began", self.client)
+                store = replace(store, other_data=True)
         else:
-            self._begin(store, settings.client_state)
+            self._begin(replace(store, owner=""), settings.client_state)
         write_whole(folder / "run.json", msgspec.json.encode(now), durable=True)
         return store
 

@@ -156,11 +156,11 @@ def load(path: Path) -> Personalized:
     The model is on the CPU and in eval mode. Raises `RunError` if there is none, or if it cannot be
     read.
     """
-    if path.suffix != ".safetensors":
-        path = path / FILE
+    given, path = path, path if path.suffix == ".safetensors" else path / FILE
     if not path.is_file():
         raise RunError(
-            f"{path}: no such file; a device writes it when a run evaluates it; check the path"
+            f"{given}: no model is there; must be a run directory, a .safetensors file, or the"
+            f" folder of a device, which writes {FILE} when it is evaluated"
         )
     try:
         with safe_open(path, "pt") as file:

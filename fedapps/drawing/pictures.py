@@ -2,6 +2,7 @@
 
 import io
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -193,10 +194,12 @@ def stack(
 def save(figure: Figure, path: Path) -> None:
     """Write a plot as PNG, SVG or PDF, as the suffix says; raises `RunError`.
 
-    The file is written completely or not at all.
+    The file is written completely or not at all. Signs that the font lacks are boxes.
     """
     picture, kind = io.BytesIO(), path.suffix[1:]
-    with mpl.rc_context({key: STYLE[key] for key in ("pdf.fonttype", "svg.hashsalt")}):
+    style = mpl.rc_context({key: STYLE[key] for key in ("pdf.fonttype", "svg.hashsalt")})
+    with style, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph .* missing from")
         figure.savefig(picture, format=kind, metadata=_UNDATED[kind])
     write_whole(path, picture.getvalue())
 

@@ -49,7 +49,7 @@ def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
         columns = columns_of(finished.space.task, directory.names(run))
         some = "evaluate-clients" in changes
         strategy = finished.strategy
-        clients = evaluations.evaluated(strategy) if some else strategy.clients
+        clients = evaluations.evaluated(strategy) if some else evaluations.honest(strategy)
         seen = _scores(finished, clients)
         new = _scores(finished, evaluations.newcomers(strategy))
         _write(path, seen, new, columns, line, settings.evaluate_on)

@@ -1,23 +1,29 @@
 """Check that a strategy, its plans and its aggregated model fit the settings and the model."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from fedapps.core import log, registry
 from fedapps.core.config import DEVICE
-from fedapps.core.draws import sample_evaluated
+from fedapps.core.draws import sample_evaluated, sample_size
 from fedapps.core.errors import RunError
+from fedapps.core.memory import reserve
 from fedapps.core.words import nearest
 from fedapps.method.client import ClientHooks
 from fedapps.method.conversation import Conversation
 from fedapps.method.figures import WITHOUT_HEAD
 from fedapps.method.flower import BaseClient, BaseStrategy
+from fedapps.method.robust import expected_attackers, needed_bytes
 from fedapps.method.strategy import StrategyHooks
 from fedapps.models.layers import UNCUT, Arrays, Layout
 from fedapps.training.plan import Plan
 from fedapps.training.privacy import check_plan
 
+# A method that replaces none of these draws its clients at random, sends all of them the same
+# model, and takes the mean of their updates.
+AVERAGING = ("aggregate", "begin_round", "download", "screen", "select")
 MOST_CHECKED = 100  # clients whose plans are checked
 MISSPELT = 0.8  # a name this similar to that of a hook is probably meant to be the hook
 
@@ -35,6 +41,7 @@ def check_strategy(strategy: BaseStrategy) -> None:
             log.warning("%s.%s is not a hook, did you mean %s?", cls.__name__, name, hook)
     if s.presum and replaced(strategy, ["aggregate"]):
         raise RunError("presum = true: this strategy needs every client's update; use false")
+    _check_mean(strategy)
     if s.server_data and not strategy.sends_its_model:
         raise RunError("server-data: no effect on this strategy; use 0")
     if s.dataset == DEVICE and (strategy.needs_union or s.server_data):
@@ -58,6 +65,45 @@ def check_strategy(strategy: BaseStrategy) -> None:
     if clip and clip.mode == "sample" and not strategy.clips_by_sample:
         raise RunError('clip-mode = "sample": this strategy cannot clip by sample; use "batch"')
     _check_scores(strategy)
+
+
+def _check_mean(strategy: BaseStrategy) -> None:
+    """Refuse keys that act on the mean of the updates where there is no such mean."""
+    s = strategy.settings
+    for key, value, off in (
+        ("server-optimizer", s.server_optimizer, "none"),
+        ("aggregation", s.aggregation, "mean"),
+    ):
+        if value != off and replaced(strategy, ["aggregate"]):
+            raise RunError(
+                f'{key} = "{value}": {s.strategy} does not just average the updates of a round;'
+                f' use "{off}"'
+            )
+    if s.aggregation != "mean":
+        _check_robust(strategy)
+
+
+def _check_robust(strategy: BaseStrategy) -> None:
+    """Refuse a robust mean without every client's update, of too few clients, or too large."""
+    s, clients = strategy.settings, strategy.workspace.population.training
+    key = f'aggregation = "{s.aggregation}"'
+    if s.presum:
+        raise RunError(
+            f"{key}: needs every client's update, and presum = true sends sums; use false"
+        )
+    if s.dp.mode == "central":
+        raise RunError(f'{key}: dp.mode = "central" makes only the plain mean private; use "mean"')
+    count = sample_size(len(clients), s.fraction_train)
+    needed = 2 * expected_attackers(s, count) + 3
+    if s.aggregation in ("krum", "multi-krum") and count < needed:
+        raise RunError(
+            f"{key}: with robust-share = {s.robust_share:g} a round needs {needed} clients or more,"
+            f" but has {count}; use a smaller robust-share or a larger fraction-train"
+        )
+    shapes, upload = strategy.layout.shapes, strategy.plan(s.num_rounds, clients[0]).upload
+    sizes = [math.prod(shapes[name]) for name in strategy.layout.shared(upload)]
+    what = f"{key}, which holds the updates of all {count} clients of a round,"
+    reserve(what, needed_bytes(sizes, count), "use a smaller fraction-train")
 
 
 def _check_cut(strategy: BaseStrategy) -> None:

@@ -1,5 +1,7 @@
 """Who is evaluated after a round, and how: clients that train, and in the end newcomers."""
 
+from collections.abc import Collection, Sequence
+
 from fedapps.core.draws import sample_evaluated
 from fedapps.core.settings import Settings
 from fedapps.method.flower import BaseStrategy
@@ -16,11 +18,22 @@ def is_due(settings: Settings, round_: int) -> bool:
 
 
 def evaluated(strategy: BaseStrategy) -> list[int]:
-    """Return the clients that are there and that the run evaluates."""
-    s, clients = strategy.settings, strategy.workspace.population.training
+    """Return the clients that are there and that the run evaluates; attackers are not scored."""
+    s, space = strategy.settings, strategy.workspace
+    clients = without_attackers(space.population.training, space.attackers)
     there = strategy.clients
     chosen = sample_evaluated(s.seed, clients, s.evaluate_clients)
     return [client for client in chosen if client in there]
+
+
+def honest(strategy: BaseStrategy) -> Sequence[int]:
+    """Return the clients that train, are there, and are no attackers of a simulation."""
+    return without_attackers(strategy.clients, strategy.workspace.attackers)
+
+
+def without_attackers(clients: Sequence[int], attackers: Collection[int]) -> Sequence[int]:
+    """Return the clients that are not among the attackers."""
+    return [client for client in clients if client not in attackers] if attackers else clients
 
 
 def final_phase(strategy: BaseStrategy, round_: int) -> str:
@@ -39,7 +52,7 @@ def plans(strategy: BaseStrategy, round_: int) -> dict[int, Plan]:
     due = is_due(s, round_)
     if not due and round_ not in s.further_rounds:
         return {}
-    clients = strategy.clients if last and strategy.final_phase else evaluated(strategy)
+    clients = honest(strategy) if last and strategy.final_phase else evaluated(strategy)
     found = {client: strategy.evaluation_plan(round_, client) for client in clients}
     if not due:  # scored without personalization
         return {client: plan.without_stages() for client, plan in found.items()}

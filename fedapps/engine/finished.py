@@ -15,12 +15,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from fedapps.core import config, registry
+from fedapps.core import config, log, registry
+from fedapps.core.changes import owner
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.engine import checkpoint, evaluations
+from fedapps.engine.fingerprints import changed, fingerprints
 from fedapps.engine.recovery import Recovery
 from fedapps.engine.store import ClientStore, state_folder
 from fedapps.engine.versions import StateVersions
@@ -28,6 +30,7 @@ from fedapps.method.flower import BaseClient, BaseStrategy
 from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import Arrays, as_sent, put
 from fedapps.report import directory
+from fedapps.report.about import fingerprints_of
 from fedapps.report.directory import MODEL
 from fedapps.training.plan import Plan
 from fedapps.training.workspace import Workspace, workspace
@@ -70,6 +73,8 @@ class FinishedRun:
         settings = settings_of(folder, changes or {})
         space = workspace(settings)
         strategy: BaseStrategy = registry.strategy_class(settings.strategy)(space)
+        for what in changed(fingerprints_of(folder), fingerprints(strategy)):
+            log.warning("%s: not as in the run: %s", folder, what)
         if checkpoint.rounds(folder):
             found = checkpoint.load(folder)
             recovery = Recovery(settings)
@@ -146,7 +151,8 @@ class FinishedRun:
             )
         plan = evaluations.plan_of(self.strategy, self.round, number)
         clients = self.space.settings.num_clients
-        store = ClientStore(state_folder(self.folder, number, clients))
+        folder = state_folder(self.folder, number, clients)
+        store = ClientStore(folder, owner=owner(settings_of(self.folder, {}), number))
         version, state = store.load_version(self.round + 1)
         if lost := self.versions.lost(number, version):
             raise RunError(

@@ -18,18 +18,18 @@ from fedapps.core.flower import NeighboringRelation, SamplingMethod
 from fedapps.core.privacy_settings import PrivacySettings
 from fedapps.core.settings import Settings
 from fedapps.engine.accounting import Mechanism
-from fedapps.engine.checks import replaced
+from fedapps.engine.checks import AVERAGING, replaced
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import SERVER, ClientUpdate
 from fedapps.models.layers import Arrays, Layout
 from fedapps.training.plan import Plan
 from fedapps.training.privacy import check_plan, clipped_difference, postprocess
 
-# Central privacy holds only with the standard versions of these hooks: they draw the clients, send
-# all of them the same model, take the mean, and get only updates from clients. A method's own
-# `screen` would see updates before the noise.
+# Central privacy holds only with the standard versions of these hooks: they average updates of one
+# common model, and get only updates from clients. A method's own `screen` would see updates before
+# the noise.
 ASKS = ("answered", "question")
-RESTS_ON = ("aggregate", *ASKS, "begin_round", "download", "screen", "select")
+RESTS_ON = tuple(sorted((*AVERAGING, *ASKS)))
 LEAST_NOISE = 1e-3  # below it the accountant's arithmetic fails: it gives 0 for no privacy at all
 RELEASES, CLIP_NORM = "dp/releases", "dp/clip-norm"  # names in a strategy's state
 

@@ -15,7 +15,7 @@ from fedapps.engine import best, checkpoint
 from fedapps.engine.checkpoint import Best, Checkpoint, Progress
 from fedapps.engine.failures import FailureCounts
 from fedapps.engine.privacy import RELEASES
-from fedapps.engine.versions import StateVersions
+from fedapps.engine.versions import OTHER_DATA, StateVersions
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate
 from fedapps.report import directory
@@ -105,6 +105,10 @@ class Recovery:
         if lost := self.versions.see(round_, update.client, update.metrics):
             log.warning("round %s: client %s: %s", round_, update.client, lost)
             report.event(round_, update.client, "state-lost", lost)
+        if update.metrics.get(OTHER_DATA) == 1:
+            told = "its data have changed since the run began"
+            log.warning("round %s: client %s: %s", round_, update.client, told)
+            report.event(round_, update.client, "data-changed", told)
 
     def after_round(
         self, round_: int, strategy: BaseStrategy, report: Report, score: float | None

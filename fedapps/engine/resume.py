@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from fedapps.core import config, log
-from fedapps.core.changes import INCIDENTAL
+from fedapps.core.changes import GROWING, INCIDENTAL
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError, without_lines
 from fedapps.core.files import held
@@ -17,23 +17,18 @@ from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar, literal
 from fedapps.core.settings import Settings
 from fedapps.core.words import number
-from fedapps.engine import checkpoint
+from fedapps.engine import checkpoint, fingerprints
 from fedapps.engine.checkpoint import Progress
 from fedapps.engine.recovery import Recovery
 from fedapps.engine.rounds import Rounds
 from fedapps.engine.store import ClientStore, state_folders
 from fedapps.method.flower import BaseStrategy
 from fedapps.report import directory
+from fedapps.report.about import fingerprints_of
 from fedapps.report.report import Report
 
 # Keys that may change when a run is resumed: where it runs and how long, not what it computes.
-FREE = (INCIDENTAL - {"cache-limit", "device", "presum", "threads"}) | {
-    "evaluate-clients",
-    "evaluate-every",
-    "evaluate-rounds",
-    "num-rounds",
-    "patience",
-}
+FREE = (INCIDENTAL - {"cache-limit", "device", "presum", "threads"}) | GROWING
 MOST_LOOKED_AT = 100  # only so many of the newest run directories are searched
 
 
@@ -55,6 +50,7 @@ def restore(folder: Path, rounds: Rounds) -> Progress:
         raise RunError(
             f"num-rounds = {settings.num_rounds}: the run has done {done} rounds; give more"
         )
+    check_fingerprints(folder, rounds.strategy)
     check_dependence(folder, rounds.strategy, done)
     rounds.recovery.restore(folder, found, rounds.strategy)
     checkpoint.roll_back(folder, done)
@@ -154,6 +150,17 @@ def interrupted(report: Report) -> str:
         return f"interrupted after round {done} of {total}; to resume: {how}"
     there = f"model and figures of {number(done, 'round')}" if done else "no results yet"
     return f"interrupted in round {done + 1} of {total}: {report.folder} has {there}"
+
+
+def check_fingerprints(folder: Path, strategy: BaseStrategy) -> None:
+    """Raise `RunError` if the run began with other data, code or initial values."""
+    found = fingerprints.changed(fingerprints_of(folder), fingerprints.fingerprints(strategy))
+    if found:
+        has = "has" if found == [fingerprints.NAMES["method"]] else "have"
+        raise RunError(
+            f"{folder}: {' and '.join(found)} {has} changed since the run began; put back what was"
+            " there, or start a new run"
+        )
 
 
 def check_dependence(folder: Path, strategy: BaseStrategy, done: int) -> None:

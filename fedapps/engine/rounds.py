@@ -7,19 +7,20 @@ from functools import partial
 from itertools import chain
 from logging import INFO, LogRecord
 
-import msgspec
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedapps.core import log
 from fedapps.core.errors import without_lines
-from fedapps.engine import checks, evaluations
+from fedapps.engine import checks, collusion, evaluations, server_data
 from fedapps.engine.checkpoint import needed_after
+from fedapps.engine.clocks import clock
 from fedapps.engine.failures import FailurePolicy, refuse_dead_workers
 from fedapps.engine.metrics import MetricChecks
 from fedapps.engine.privacy import privacy
 from fedapps.engine.questions import ask
 from fedapps.engine.recovery import EarlyStop, Recovery
+from fedapps.engine.server_optimizer import ServerOptimizer
 from fedapps.engine.totals import RoundTotals
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate, Failure, OnePass
@@ -54,6 +55,9 @@ class Rounds:
         self.privacy.check_strategy(strategy)
         checks.check_strategy(strategy)
         checks.check_plans(strategy)
+        self.clock = clock(strategy)
+        self.attackers = collusion.attackers(strategy)
+        self.optimizer = ServerOptimizer(self.settings, self.layout, strategy.state)
         self.checks = MetricChecks(strategy)
         self.totals = RoundTotals()
         self.exchange = Exchange()
@@ -64,9 +68,12 @@ class Rounds:
         strategy, s = self.strategy, self.settings
         self.report, self.nodes = report, nodes
         strategy.event = report.event
+        self.clock.begin()
         self._meet(fleet)
         streaming = StreamingGrid(grid, lambda: self.exchange.given_up_messages())
         if not self.recovery.done:
+            for client in sorted(self.attackers):
+                report.event(0, client, "attacker", s.attack)
             ask(strategy, fleet, streaming, report.folder)
         with strategy.running(), without_lines("flwr", _banner), suppress(EarlyStop):
             strategy.run_rounds(self, streaming, self.recovery.left, s.round_timeout)
@@ -78,9 +85,9 @@ class Rounds:
         round_ += self.recovery.done
         self._see_who_is_there(round_)
         self.totals = RoundTotals()
-        there = self.strategy.clients
-        wanted = checks.check_selected(round_, self.strategy.select(round_), there)
-        selected = self.privacy.select(round_, wanted, there)
+        there = self.clock.there(round_)
+        wanted = checks.check_selected(round_, self.clock.select(round_, there), there)
+        selected = self.clock.reached(round_, self.privacy.select(round_, wanted, there))
         plans = {client: self.strategy.plan(round_, client) for client in selected}
         plans = self.strategy.begin_round(round_, plans)
         for kind, detail in self.privacy.begin(plans).items():
@@ -96,22 +103,29 @@ class Rounds:
         """Aggregate the updates in client order; end the run if too many clients failed."""
         round_ += self.recovery.done
         arrived = self.exchange.updates(replies, self.layout, self.checks.training)
-        counted = self._counted(round_, self._screened(round_, arrived))
-        start = partial(self._uploaded, round_)
-        updates = self.privacy.release(round_, counted, start)
+        sent = collusion.colluding(self.settings, self.attackers, arrived)
+        counted = self._counted(round_, self._screened(round_, sent))
+        in_time = self.clock.counted(round_, counted, partial(self.exchange.traffic, self.layout))
+        start = partial(server_data.uploaded, self.strategy, round_)
+        updates = self.privacy.release(round_, in_time, start)
         first = next(updates, None)
         new: Arrays = {}
         if first is not None:
             new = self.strategy.aggregate(round_, OnePass(chain([first], updates)))
         for _ in updates:  # count also those that `aggregate` did not read, and their failures
             pass
-        down, up = self.strategy.end_round(round_)
-        self.totals.bytes_down += down
-        self.totals.bytes_up += up
+        moved = self.strategy.end_round(round_)
+        self.totals.bytes_down += sum(down for down, _ in moved.values())
+        self.totals.bytes_up += sum(up for _, up in moved.values())
         self._handle_failures(round_, "train")
-        self.strategy.arrays.update(checks.check_aggregate(round_, new, self.layout))
-        self.totals.add(self._train_on_server(round_))
-        self.totals.add(cost_of(self.strategy.after_round, round_, TrainingStats))
+        means = checks.check_aggregate(round_, new, self.layout)
+        self.strategy.arrays.update(self.optimizer.new(self.strategy.arrays, means))
+        spent = server_data.train(self.strategy, round_)
+        after = cost_of(self.strategy.after_round, round_, TrainingStats)
+        self.clock.close(moved, spent.macs + after.macs)
+        self.totals.add(spent)
+        self.totals.add(after)
+        self.totals.virtual_seconds = self.clock.now
 
     def configure_evaluate(self, round_: int) -> list[Message]:
         """Make the evaluation messages of a round; none if the round is not evaluated."""
@@ -143,11 +157,6 @@ class Rounds:
         self.report.round(self.totals.row(round_, self.strategy.phase(round_)))
         score = self.totals.means.personalized
         self.recovery.after_round(round_, self.strategy, self.report, score)
-
-    @property
-    def some_client(self) -> int:
-        """A client that trains, for what the plans of all clients have in common."""
-        return self.strategy.workspace.population.training[0]
 
     # Who is there -------------------------------------------------------------------------
 
@@ -209,8 +218,13 @@ class Rounds:
         payload = sum(self.exchange.payloads[client] for client in later)
         self.totals.bytes_eval -= payload
         self.report.round(self.totals.row(round_, self.strategy.phase(round_)))
-        epsilon = self.totals.epsilon  # fine-tuning releases nothing more
-        return RoundTotals(phase=final, clients=len(later), bytes_eval=payload, epsilon=epsilon)
+        return RoundTotals(
+            phase=final,
+            clients=len(later),
+            bytes_eval=payload,
+            epsilon=self.totals.epsilon,  # fine-tuning releases nothing more
+            virtual_seconds=self.totals.virtual_seconds,
+        )
 
     def _load(self, request: Request) -> float:
         """Estimate a request's cost; training on a sample costs about three evaluations of it."""
@@ -233,7 +247,7 @@ class Rounds:
     def _counted(self, round_: int, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """Pass updates on and count their costs."""
         for update in updates:
-            self.totals.bytes_up += self.exchange.requests[update.client].nbytes_up(self.layout)
+            self.totals.bytes_up += self.exchange.traffic(self.layout, update.client)[1]
             self.recovery.see(round_, update, self.report)
             done: TrainingStats = update.checked
             self.totals.add(done)
@@ -246,30 +260,12 @@ class Rounds:
                 log.info(f"round {round_}: client {update.client} skipped all its batches, {why}")
             yield update
 
-    def _uploaded(self, round_: int) -> Arrays:
-        """Return the server's values of the layers that every client uploads in a round."""
-        keys = self.layout.shared(self.strategy.plan(round_, self.some_client).upload)
-        return {key: self.strategy.arrays[key] for key in keys}
-
-    def _train_on_server(self, round_: int) -> TrainingStats:
-        """With `server-data`, train one epoch on the server's own samples (FedBABU, data sharing).
-
-        Only layers of `server-part` that clients upload are trained.
-        """
-        if not self.settings.server_data:
-            return TrainingStats()
-        strategy, part = self.strategy, self.layout.slice_of(self.settings.server_part)
-        shared = {name.partition(":")[0] for name in strategy.plan(round_, self.some_client).upload}
-        names = tuple(name for name in part if name in shared)
-        stage = msgspec.structs.replace(strategy.stage(round_, names, epochs=1), prox_mu=0.0)
-        samples = strategy.workspace.data.server_samples
-        return strategy.train_here(round_, samples, stage).costs_only()
-
     def _handle_failures(self, round_: int, kind: str) -> None:
         """Log and record failures; end the run if there are too many."""
         failures = sorted(self.exchange.failures, key=lambda failure: failure.client)
         for failure in failures:
-            log.info("round %s: client %s failed: %s", round_, failure.client, failure.cause)
+            called = self.report.columns.called(failure.client)
+            log.info("round %s: client %s failed: %s", round_, called, failure.cause)
             self.report.event(round_, failure.client, "failure", failure.cause)
         failed = {failure.client for failure in failures}
         self.totals.failed |= failed

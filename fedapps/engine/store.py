@@ -25,7 +25,9 @@ from fedapps.core.files import write_whole
 VERSIONS = 2  # at least this many versions of each client's state are kept
 NONE = -1  # version number that stands for "this client has no state"
 EARLIER_RUN = 0  # version number of a state that a device takes over from an earlier run
-_DIGEST = "blake2b"  # key in the file's metadata
+# The key of the metadata: a digest of the tensors, and who wrote them. (The order of several keys
+# would be another in each file.)
+_ABOUT = "blake2b"
 CLIENTS = "clients"  # folder in a run directory: the states of its clients
 FLAT = 10_000  # up to so many clients, their folders lie side by side
 BRANCH = 1000  # otherwise, so many of them lie in a folder, such as clients/41000-41999/41730/
@@ -51,11 +53,14 @@ class ClientStore:
     """The named tensors of one client in `folder`, one safetensors file per version.
 
     If the run is killed now, it may be resumed after round `needed` (`NONE`: it cannot be resumed).
-    The version that it would then start from is kept.
+    The version that it would then start from is kept. Each file says which client of which
+    run, the `owner`, wrote it in which round, so that no other file is taken for it.
     """
 
     folder: Path
     needed: int = NONE
+    owner: str = ""  # unknown
+    other_data: bool = False  # whether the client's data have changed during the run
 
     def load(self, round_: int) -> dict[str, Tensor]:
         """Return the newest intact state written before `round_`; empty if there is none."""
@@ -64,11 +69,12 @@ class ClientStore:
     def load_version(self, round_: int) -> tuple[int, dict[str, Tensor]]:
         """Return the round of the newest intact state before `round_` (or `NONE`), and the state.
 
-        A file that is truncated or altered is skipped; the caller then gets an older version.
+        A file that is truncated or altered, or that another client or round wrote, is skipped; the
+        caller then gets an older version.
         """
         for version in sorted((v for v in self._versions() if v < round_), reverse=True):
             with suppress(OSError, SafetensorError, ValueError):
-                return version, _read(self._path(version))
+                return version, _read(self._path(version), self._written_by(version))
         return NONE, {}
 
     def save(self, round_: int, state: Mapping[str, Tensor]) -> None:
@@ -84,7 +90,7 @@ class ClientStore:
             key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
             for key, value in state.items()
         }
-        about = {_DIGEST: _digest(tensors)}
+        about = {_ABOUT: f"{_digest(tensors)} {self._written_by(round_)}"}
         write_whole(self._path(round_), save(tensors, about), durable=True)
         kept = sorted(v for v in self._versions() if v <= round_)
         oldest = kept[-VERSIONS:][0]
@@ -139,17 +145,29 @@ class ClientStore:
         paths = self.folder.glob("round-*.safetensors")
         return [int(path.stem.removeprefix("round-")) for path in paths]
 
+    def _written_by(self, version: int) -> str:
+        """Return what a version's file says about who wrote it; "" if that is not known.
+
+        A state that was taken over is that of another run.
+        """
+        return f"{self.owner}, round {version}" if self.owner and version != EARLIER_RUN else ""
+
     def _path(self, version: int) -> Path:
         return self.folder / f"round-{version:06d}.safetensors"
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    """Read a version; raises SafetensorError or ValueError if the file was damaged or altered."""
+def _read(path: Path, writer: str) -> dict[str, Tensor]:
+    """Read a version; raises SafetensorError or ValueError if the file was damaged or altered.
+
+    The same holds if it says that somebody else than the `writer` wrote it.
+    """
     with safe_open(path, "pt") as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
-        wanted = (file.metadata() or {}).get(_DIGEST)
-    if wanted not in (None, _digest(tensors)):  # files of earlier versions have none
+        digest, _, told = (file.metadata() or {}).get(_ABOUT, "").partition(" ")
+    if digest not in ("", _digest(tensors)):  # files of earlier versions have nothing of it
         raise ValueError(f"{path} was altered")
+    if writer and told not in ("", writer):
+        raise ValueError(f"{path} was written by {told}")
     return tensors
 
 

@@ -21,6 +21,7 @@ class RoundTotals:
     trained: TrainingStats = field(default_factory=TrainingStats)
     means: Means = field(default_factory=Means)  # means of the evaluation
     epsilon: float | None = None
+    virtual_seconds: float | None = None
 
     def add(self, more: TrainingStats) -> None:
         """Add the sums of one more training."""
@@ -42,5 +43,6 @@ class RoundTotals:
             cost_paper=self.trained.cost_paper,
             seconds=time.monotonic() - self.start,
             epsilon=self.epsilon,
+            virtual_seconds=self.virtual_seconds,
             means=self.means,
         )

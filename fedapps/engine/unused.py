@@ -32,9 +32,34 @@ def told(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
         what = "whose BatchNorms are frozen" if s.adapter_rank else "which has no BatchNorm"
         why = f'with model = "{s.model}", {what}'
         yield from ((key, why) for key in ("bn-local", "bn-stats"))
+    if not strategy.plan(strategy.settings.num_rounds, _some(strategy)).upload:
+        why = f"on {strategy.settings.strategy}, whose clients upload nothing"
+        yield from ((key, why) for key in ("presum", "server-optimizer", "aggregation", "attack"))
     if not strategy.settings.finetune_epochs and not replaced(strategy, ["finetuning"]):
         yield from ((key, "with finetune-epochs = 0") for key in ("finetune-lr", "finetune-part"))
     yield from ((key, f"on {strategy.settings.strategy}") for key in strategy.unused)
+
+
+def _some(strategy: BaseStrategy) -> int:
+    return strategy.workspace.population.training[0]
+
+
+def _of_the_mean(s: Settings) -> Iterator[tuple[str, str]]:
+    """Yield the keys of the server's mean and of attackers that other such keys leave unread."""
+    read = {"none": (), "momentum": ("lr", "beta1"), "adagrad": ("lr", "beta1", "tau")}
+    for key in ("lr", "beta1", "beta2", "tau"):
+        if key not in read.get(s.server_optimizer, ("lr", "beta1", "beta2", "tau")):
+            yield f"server-{key}", f'with server-optimizer = "{s.server_optimizer}"'
+    if s.aggregation not in ("trimmed-mean", "krum", "multi-krum"):
+        yield "robust-share", f'with aggregation = "{s.aggregation}"'
+    if s.aggregation != "clipped":
+        yield "clip-radius", f'with aggregation = "{s.aggregation}"'
+    if not s.attackers:
+        yield "attack", "with attackers = 0"
+    if s.attack not in ("sign-flip", "scaled", "inflated-count"):
+        yield "attack-scale", f'with attack = "{s.attack}"'
+    if s.attack != "alie":
+        yield "attack-z", f'with attack = "{s.attack}"'
 
 
 def _general(s: Settings) -> Iterator[tuple[str, str]]:
@@ -55,6 +80,11 @@ def _general(s: Settings) -> Iterator[tuple[str, str]]:
         yield "evaluate-rounds", f"with num-rounds = {s.num_rounds}"
     if not s.adapter_rank:
         yield from ((key, "with adapter-rank = 0") for key in ("adapter-alpha", "adapter-layers"))
+    if s.round_mode == "sync":
+        yield "buffer", 'with round-mode = "sync"'
+    if s.round_mode == "async" or not (s.deadline or s.over_selection):
+        yield "late", "without deadline or over-selection"
+    yield from _of_the_mean(s)
     if not s.server_data:
         yield "server-part", "with server-data = 0"
     if s.clip_percentile == 100:

@@ -56,6 +56,13 @@ class Conversation:
         """Pass the updates on, but a failure in the place of an update that must not count."""
         yield from updates
 
-    def end_round(self, round_: int) -> tuple[int, int]:
-        """Close what `begin_round` has opened; return the bytes (down, up) that this moved."""
-        return 0, 0
+    def end_round(self, round_: int) -> Mapping[int, tuple[int, int]]:
+        """Close what `begin_round` has opened; return what it moved: bytes (down, up) by client."""
+        return {}
+
+    def together(self, seconds: Mapping[int, float]) -> float:
+        """Return how long the clients of a round take together, on the virtual clock.
+
+        `seconds` has each client's own time. By default, all work at the same time.
+        """
+        return max(seconds.values(), default=0.0)

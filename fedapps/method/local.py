@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import torch
 
+from fedapps.method.attacks import changed_upload
 from fedapps.method.client import ClientHooks
 from fedapps.method.figures import LAST_LOCAL, WITHOUT_HEAD
 from fedapps.method.jobs import Scoring, Training, Work, has_own
@@ -27,13 +28,18 @@ def train_round(client: ClientHooks, plan: Plan, received: Arrays) -> Work[Clien
     """
     _refuse_leak(client, plan)
     receive(client, plan, received)
+    sent = client.layout.shared(plan.upload)
+    attacks = client.client in client.workspace.attackers
+    start = take(client.model, sent) if attacks else {}
     thresholds = _thresholds(client, plan)
     before = cost_of(client.before_training, plan, Costs)
     done = yield Training(client, plan, "train", client.objective("train"), thresholds)
     done.spend(before)
     _keep(client, plan, thresholds)
-    exact = take(client.model, client.layout.shared(plan.upload))
+    exact = take(client.model, sent)
     client.upload = privatize(client.settings, client.layout, plan, client.client, received, exact)
+    if attacks:
+        client.upload = changed_upload(client.settings, start, client.upload)
     done.spend(cost_of(client.after_training, plan, Costs))
     metrics: Metrics = {"train_loss": done.mean_loss, **dataclasses.asdict(done)}
     size = len(client.train_data[1])

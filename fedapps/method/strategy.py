@@ -12,10 +12,10 @@ from typing import ClassVar
 
 from fedapps.core.draws import sample_clients
 from fedapps.core.schema import MethodSettings
-from fedapps.method.aggregation import weighted_mean
 from fedapps.method.conversation import Conversation
 from fedapps.method.figures import EventPlot, Figure
 from fedapps.method.growth import Growing
+from fedapps.method.robust import average
 from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import Arrays
 from fedapps.training.costs import TrainingStats
@@ -86,11 +86,11 @@ class StrategyHooks(Growing, Conversation, ABC):
         return {key: self.arrays[key] for key in self.layout.shared(plan.download)}
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
-        """Return new values of server arrays: by default means with weights n_i.
+        """Return new values of server arrays: by default means with weights n_i (`aggregation`).
 
         Updates come one by one in client order, while later ones may still be on their way.
         """
-        return weighted_mean(updates)[0]
+        return average(self.settings, self.layout, updates, self.arrays, self.state)
 
     def after_round(self, round_: int) -> TrainingStats:
         """Do the server's own computation after aggregation; return what that cost."""

@@ -110,7 +110,7 @@ class _Party:
 
     def _joins(self, job: Job) -> bool:
         """Tell whether a job can be done with those of others; say once that it is, or why not."""
-        why = _why_alone(self.group, job)
+        why = why_alone(self.group, job)
         done = "scored" if isinstance(job, Scoring) else PHASES.get(job.phase, job.phase)
         told = f"clients are {done} one after the other: {why}" if why else "clients work together"
         self.group.tell(told)
@@ -153,7 +153,7 @@ class _Party:
         self.space.model.eval()
 
 
-def _why_alone(group: Group, job: Job) -> str:
+def why_alone(group: Group, job: Job) -> str:
     """Say why a job cannot be done together with those of other clients; "" if it can."""
     hooks = ("score", "predict") if isinstance(job, Scoring) else ("train",)
     for name in hooks:

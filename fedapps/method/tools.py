@@ -15,6 +15,7 @@ from fedapps.core.ids import Ids
 from fedapps.core.memory import reserve
 from fedapps.core.schema import MethodSettings
 from fedapps.core.settings import Settings
+from fedapps.method.attacks import changed_samples
 from fedapps.method.figures import WITHOUT_HEAD
 from fedapps.models.layers import Arrays, Layout, Slice, take
 from fedapps.tasks import Task
@@ -227,7 +228,9 @@ class ClientTools:
     @property
     def train_data(self) -> Samples:
         """This client's training samples: inputs [n, ...], targets [n, ...]."""
-        return self.workspace.samples(self.client, "train")
+        samples = self.workspace.samples(self.client, "train")
+        attacks, classes = self.client in self.workspace.attackers, self.workspace.dataset.classes
+        return changed_samples(self.settings, samples, classes) if attacks else samples
 
     @property
     def test_data(self) -> Samples:

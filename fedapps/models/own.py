@@ -33,18 +33,24 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(name for name in found if not name.startswith("_")))
 
 
+def file_of(name: str) -> Path | None:
+    """Return the file of a model of one's own; None if `name` is neither a file nor a path."""
+    named = _PATH.fullmatch(name)
+    if not named:
+        return APP / FOLDER / f"{name}.py" if name in names() else None
+    path = expanded(named[1], "model")
+    if not path.is_absolute() and ".." in path.parts:
+        raise RunError(f'model = "{name}": must be below the folder of the app, or absolute')
+    return APP / path
+
+
 def spec_of(name: str) -> ModelSpec | None:
     """Return the spec of a model of one's own; None if `name` is neither a file nor a path.
 
     Its `build` is the author's function. Raises `RunError` if the file cannot be used.
     """
-    named = _PATH.fullmatch(name)
-    if not named:
-        return _spec(name, APP / FOLDER / f"{name}.py", "") if name in names() else None
-    path = expanded(named[1], "model")
-    if not path.is_absolute() and ".." in path.parts:
-        raise RunError(f'model = "{name}": must be below the folder of the app, or absolute')
-    return _spec(name, APP / path, named[2] or "")
+    path, named = file_of(name), _PATH.fullmatch(name)
+    return _spec(name, path, (named and named[2]) or "") if path else None
 
 
 def _spec(name: str, path: Path, function: str) -> ModelSpec:

@@ -58,7 +58,8 @@ def spec_of(name: str) -> ModelSpec:
         known = (*MODELS, *own.names())
         close = nearest(name.lower(), known, least=0.0)
         raise ValueError(
-            f"unknown model {name!r}: nearest is {close!r}; allowed: {', '.join(known)}"
+            f"unknown model {name!r}: nearest is {close!r}; allowed: {', '.join(known)}; one of"
+            f' your own is a file in {own.APP / own.FOLDER}, or model = "/path/mine.py"'
         )
     return model
 

@@ -14,19 +14,22 @@ from fedapps.report.summary import versions
 from fedapps.tasks import CLASSIFICATION, TASKS, Task
 
 FILE = "run.json"
+Fingerprints = dict[str, str]  # short digests by what they are of
 
 
-class _Task(msgspec.Struct):
-    """What run.json of any version says about the task."""
+class _Known(msgspec.Struct):
+    """What run.json of any version says about what was learned."""
 
     task: str = CLASSIFICATION.name
+    fingerprints: Fingerprints = {}
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
     """The content of run.json, which is written when a run starts and when it is resumed.
 
     `id` is random. Devices recognize a run by it, because another run can have a directory of the
-    same name. The run was resumed `attempt` times, the last time after round `resumed`.
+    same name. The run was resumed `attempt` times, the last time after round `resumed`. Its
+    `fingerprints` tell whether data, method or model have changed meanwhile.
     """
 
     id: str
@@ -34,14 +37,21 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""
     versions: dict[str, str]
     task: str = CLASSIFICATION.name  # what is learned
+    fingerprints: Fingerprints = {}
     attempt: int = 0
     resumed: int = 0
 
     @classmethod
-    def new(cls, task: Task = CLASSIFICATION) -> "About":
+    def new(cls, task: Task = CLASSIFICATION, fingerprints: Fingerprints | None = None) -> "About":
         """Return the content for a run of a task that starts now."""
-        now, words = datetime.now(UTC).isoformat(timespec="seconds"), command(sys.orig_argv)
-        return cls(id=uuid4().hex, started=now, command=words, versions=versions(), task=task.name)
+        return cls(
+            id=uuid4().hex,
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            command=command(sys.orig_argv),
+            versions=versions(),
+            task=task.name,
+            fingerprints=fingerprints or {},
+        )
 
     @classmethod
     def read(cls, run: Path) -> "About":
@@ -68,11 +78,19 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 def task_of(run: Path) -> Task:
     """Return the task of a run directory; one that does not name it is a classification."""
+    return TASKS.get(_known(run).task, CLASSIFICATION)
+
+
+def fingerprints_of(run: Path) -> Fingerprints:
+    """Return the fingerprints of a run directory; those of earlier versions have none."""
+    return _known(run).fingerprints
+
+
+def _known(run: Path) -> _Known:
     try:
-        name = msgspec.json.decode((run / FILE).read_bytes(), type=_Task).task
+        return msgspec.json.decode((run / FILE).read_bytes(), type=_Known)
     except (OSError, msgspec.DecodeError):
-        return CLASSIFICATION
-    return TASKS.get(name, CLASSIFICATION)
+        return _Known()
 
 
 def command(words: list[str]) -> str:

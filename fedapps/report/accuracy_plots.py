@@ -22,7 +22,8 @@ from fedapps.drawing.pictures import (
 )
 from fedapps.method.figures import Figure
 from fedapps.report.caption import Caption
-from fedapps.report.units import byte_unit, human, human_bytes
+from fedapps.report.columns import VIRTUAL
+from fedapps.report.units import byte_unit, human, human_bytes, time_unit
 from fedapps.tasks import Metric
 
 INITIAL, PERSONALIZED = RED, BLUE
@@ -70,6 +71,16 @@ def draw_communication(
     down, up = human_bytes(last["bytes_down"]), human_bytes(last["bytes_up"])
     macs = human(last["train_macs"])
     legend(axes, f"In all {down} down, {up} up, {macs} multiply-accumulates of training")
+    return picture
+
+
+def draw_time(evaluated: pd.DataFrame, figures: Sequence[Figure], caption: Caption) -> Picture:
+    """Draw the means of the metric over virtual time."""
+    size, unit = time_unit(evaluated[VIRTUAL].iloc[-1])
+    picture, axes = new_axes(f"virtual time ({unit})", _axis(caption))
+    _draw_lines(axes, evaluated, caption, evaluated[VIRTUAL] / size, figures)
+    axes.set_xlim(left=0)
+    legend(axes, f"Mean over {caption.scored}")
     return picture
 
 

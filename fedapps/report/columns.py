@@ -1,4 +1,4 @@
-"""The columns of the tables in a run directory; they are the same in all runs of a task."""
+"""The columns of the tables in a run directory; they depend on the task, and on virtual time."""
 
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -13,6 +13,7 @@ COSTS = ("bytes_down", "bytes_up", "bytes_eval", "train_macs", "cost_paper", "se
 # Over the clients of an evaluation, the last columns of rounds.csv before those of further metrics.
 SPREAD = ("decile_personalized", "least_personalized", "share_hurt")
 SAMPLES = ("client", "class", "num_train")
+VIRTUAL = "virtual_seconds"  # the last column of rounds.csv, in runs with virtual time
 EVENT = ("round", "client", "kind", "detail")
 
 
@@ -26,6 +27,7 @@ class Columns:
     task: Task
     figures: tuple[Figure, ...]  # named for the task
     names: tuple[str, ...] = ()  # of clients 0, 1, ..., if the data name them
+    timed: bool = False  # whether the run has virtual time
 
     def __post_init__(self) -> None:
         for figure in self.figures:
@@ -64,7 +66,7 @@ class Columns:
         for place in (*self._base, ""):
             columns += [place] if place else []
             columns += chain.from_iterable(f.columns for f in self.figures if f.after == place)
-        return (*columns, *self.spread)
+        return (*columns, *self.spread, *([VIRTUAL] if self.timed else []))
 
     @property
     def spread(self) -> tuple[str, ...]:
@@ -87,6 +89,10 @@ class Columns:
         """The columns of classes.csv."""
         return ("class", "num_test", self.lead.initial, self.lead.personalized)
 
+    def called(self, client: int) -> str:
+        """Return the number of a client, with its name if the data name it: `3 (Boston)`."""
+        return f"{client} ({self.names[client]})" if self.names else str(client)
+
     def metric_of(self, column: str) -> Metric | None:
         """Return the metric whose values a column has; None if it has others, such as bytes."""
         return self._metrics.get(column)
@@ -107,18 +113,19 @@ class Columns:
 
 
 @cache
-def columns_of(task: Task, names: tuple[str, ...] = ()) -> Columns:
+def columns_of(task: Task, names: tuple[str, ...] = (), timed: bool = False) -> Columns:
     """Return the columns for a task: with the general figures, then those of all methods, once.
 
-    With the `names` of clients, clients.csv has a column for them. Raises `RunError` if two methods
-    declare different figures with the same name.
+    With the `names` of clients, clients.csv has a column for them; if the run is `timed`,
+    rounds.csv has one for virtual time. Raises `RunError` if two methods declare different figures
+    with the same name.
     """
     known: dict[str, Figure] = {}
     for declared in chain(GENERAL.values(), *map(_figures_of, registry.names())):
         figure = declared.named(task.lead)
         if known.setdefault(figure.name, figure) != figure:
             raise RunError(f"figure {figure.name}: two methods declare it differently; rename one")
-    return Columns(task, tuple(known.values()), names)
+    return Columns(task, tuple(known.values()), names, timed)
 
 
 def _figures_of(method: str) -> tuple[Figure, ...]:

@@ -14,9 +14,14 @@ from fedapps.drawing.pictures import save, styled, title
 from fedapps.drawing.quantiles import MOST
 from fedapps.report import directory
 from fedapps.report.about import task_of
-from fedapps.report.accuracy_plots import draw_communication, draw_scores, evaluated_rounds
+from fedapps.report.accuracy_plots import (
+    draw_communication,
+    draw_scores,
+    draw_time,
+    evaluated_rounds,
+)
 from fedapps.report.caption import Caption
-from fedapps.report.columns import columns_of
+from fedapps.report.columns import VIRTUAL, columns_of
 from fedapps.report.event_plots import draw_categories, read_categories
 from fedapps.report.part_plots import draw_classes, draw_clients, draw_holdings
 
@@ -77,6 +82,8 @@ def _pictures(folder: Path, flat: Mapping[str, Scalar]) -> dict[str, Picture]:
         found[lead.name] = draw_scores(evaluated, figures, caption)
     if len(evaluated) > 1 and evaluated["bytes"].iloc[-1]:
         found["communication"] = draw_communication(evaluated, figures, caption)
+    if len(evaluated) > 1 and VIRTUAL in evaluated:
+        found["virtual-time"] = draw_time(evaluated, figures, caption)
     if len(clients):
         found[f"client-{lead.name}"] = draw_clients(clients, caption, directory.names(folder))
     if (folder / "classes.csv").is_file():

@@ -19,7 +19,7 @@ from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.core.stopping import Stopped
 from fedapps.report import directory
-from fedapps.report.about import About
+from fedapps.report.about import About, Fingerprints
 from fedapps.report.attempts import attempt, cause, said
 from fedapps.report.columns import EVENT, SAMPLES, columns_of
 from fedapps.report.loggers import Loggers
@@ -70,15 +70,16 @@ class Report:
     seconds_before: float = 0.0  # the run's time until it was resumed
     started: float = field(default_factory=time.monotonic)
     task: Task = CLASSIFICATION
+    fingerprints: Fingerprints = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._time_left = TimeLeft(self.settings.num_rounds, self.settings.evaluate_every)
-        self.about = About.new(self.task)
-        self.columns = columns_of(self.task, directory.names(self.folder))
+        self.about = About.new(self.task, self.fingerprints)
+        named, timed = directory.names(self.folder), bool(self.settings.devices)
+        self.columns = columns_of(self.task, named, timed)
         heads = (self.columns.rounds, self.columns.clients, EVENT)
         self._heads = dict(zip(GROWING, heads, strict=True))
-        self._loggers = Loggers(self._logger_failed)
-        self._page = LivePage(self.folder)
+        self._loggers, self._page = Loggers(self._logger_failed), LivePage(self.folder)
         self._live: Mapping[str, np.ndarray] = {}
 
     @classmethod
@@ -90,6 +91,7 @@ class Report:
         flat_config: Mapping[str, Scalar],
         task: Task = CLASSIFICATION,
         names: Sequence[str] = (),
+        fingerprints: Fingerprints | None = None,
     ) -> "Report":
         """Make `<runs-dir>/<run-name>/` with config.toml and the empty tables.
 
@@ -99,7 +101,7 @@ class Report:
         path = expanded(runs_dir, "runs-dir").absolute()
         folder = directory.make(path, run_name, changes.name_of(flat_config))
         directory.write_names(folder, names)
-        report = cls(folder, settings, task=task)
+        report = cls(folder, settings, task=task, fingerprints=fingerprints or {})
         report._configure(flat_config)
         for name, head in report._heads.items():
             directory.start(report.folder / name, [head])
@@ -198,8 +200,7 @@ class Report:
 
     def event(self, round_: int, client: int | str, kind: str, detail: str) -> None:
         """Add a line to events.csv; `client` is "server" for an event of the server."""
-        line = [round_, client, kind, " ".join(str(detail).split())]
-        self._append("events.csv", [line])
+        self._append("events.csv", [[round_, client, kind, " ".join(str(detail).split())]])
 
     def finish(
         self,
@@ -225,8 +226,8 @@ class Report:
         newcomers = directory.lines(unseen) if unseen.exists() else []
         summary = summarize(self.settings, self.rows, self.columns, self.seconds, newcomers)
         summary |= plain(extra) | {"finished": not why} | ({"stopped": why} if why else {})
-        text = json.dumps(summary, indent=2) + "\n"
-        errors += attempt(lambda: self._write(directory.SUMMARY, text))
+        text = json.dumps(summary, indent=2)
+        errors += attempt(lambda: self._write(directory.SUMMARY, f"{text}\n"))
         errors += attempt(lambda: self._loggers.end(None if stopped else summary))
         errors += attempt(self._draw_page) if plots else []
         if not stopped:
@@ -236,9 +237,8 @@ class Report:
 
     def _configure(self, flat_config: Mapping[str, Scalar]) -> None:
         """Write config.toml, which repeats the run, and resume.toml, which resumes it."""
-        config = {**flat_config, "run-name": "", "resume": ""}
-        self._write("config.toml", to_toml(config))
-        self._write("resume.toml", to_toml({**config, "resume": str(self.folder)}))
+        for name, run in (("config.toml", ""), ("resume.toml", str(self.folder))):
+            self._write(name, to_toml({**flat_config, "run-name": "", "resume": run}))
 
     def _remember(self, row: RoundRow) -> None:
         self.rows.append(row)

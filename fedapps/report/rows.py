@@ -80,7 +80,8 @@ class RoundRow:
 
     Bytes count the arrays of all selected clients; those of the evaluation are in `bytes_eval`.
     `cost_paper` counts active parameters x batches. `epsilon` is the privacy that all rounds so far
-    have spent at `dp.delta`, or None without differential privacy.
+    have spent at `dp.delta`, or None without differential privacy. `virtual_seconds` is the virtual
+    time at the end of the round, or None without `devices`.
     """
 
     round: int
@@ -96,6 +97,7 @@ class RoundRow:
     cost_paper: int
     seconds: float
     epsilon: float | None = None
+    virtual_seconds: float | None = None
 
     @classmethod
     def read(cls, line: Mapping[str, str], columns: Columns) -> "RoundRow":

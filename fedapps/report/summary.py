@@ -13,7 +13,7 @@ from rich.table import Table
 from fedapps.core import changes, log, project
 from fedapps.core.settings import Settings
 from fedapps.core.words import number
-from fedapps.report.columns import Columns
+from fedapps.report.columns import VIRTUAL, Columns
 from fedapps.report.console import console, readable
 from fedapps.report.rows import RoundRow
 from fedapps.report.units import duration, human, human_bytes
@@ -137,6 +137,8 @@ def _table_rows(
         human_bytes(summary[f"total_bytes_{name}"]) for name in ("down", "up", "eval")
     )
     seconds, epsilon = summary["seconds"], summary.get("epsilon")
+    virtual = summary.get(VIRTUAL)
+    passed = [] if virtual is None else [("virtual time", duration(virtual))]
     spent = [] if epsilon is None else [("epsilon spent", f"{epsilon:.4g}")]
     given = [f for f in columns.figures if f.label and summary.get(f.name) is not None]
     names = unseen_columns(lead)
@@ -164,6 +166,7 @@ def _table_rows(
         ("training MACs", human(summary["total_train_macs"])),
         ("paper cost", f"{human(summary['total_cost_paper'])} (active parameters x batches)"),
         ("time", duration(seconds)),
+        *passed,
         ("failures", str(summary["total_failures"])),
         *spent,
     ]

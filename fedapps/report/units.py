@@ -34,3 +34,9 @@ def clock(seconds: float) -> str:
 def duration(seconds: float) -> str:
     """Write a duration in a short form: 12.3 s, 4:05, 1:02:03."""
     return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
+
+
+def time_unit(longest: float) -> tuple[float, str]:
+    """Return the seconds and the name of the unit for an axis that ends at `longest` seconds."""
+    units = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
+    return next(((size, name) for size, name in units if longest >= 3 * size), (1.0, "seconds"))

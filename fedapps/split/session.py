@@ -34,7 +34,8 @@ class Session:
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self.tokens = {client: secrets.token_hex(16) for client in rules.shapes}
-        self.bytes_up = self.bytes_down = 0
+        self.bytes_up: Counter[int] = Counter()  # by client
+        self.bytes_down: Counter[int] = Counter()
         self.lost: dict[int, str] = {}
         self.lost_at: dict[int, float] = {}
         self.gone: dict[int, str] = {}
@@ -156,7 +157,7 @@ class Session:
             if result.rejection:
                 self.drop(client, result.rejection)
                 continue
-            self.bytes_down += result.gradient.nbytes
+            self.bytes_down[client] += result.gradient.nbytes
             frame = Frame("gradient", client, loss=result.loss)
             self._streams[client].send(frame, {"gradient": result.gradient})
 
@@ -201,7 +202,7 @@ class Session:
         if client in self.lost:
             return
         tensors = {key: torch.from_numpy(value) for key, value in relay.items()}
-        self.bytes_down += sum(tensor.nbytes for tensor in tensors.values())
+        self.bytes_down[client] += sum(tensor.nbytes for tensor in tensors.values())
         self._begun.add(client)
         self._streams[client].send(Frame("begin", client), tensors)
 
@@ -245,7 +246,7 @@ class Session:
         elif frame.kind == "done":
             self._done.add(client)
             self.relayed[client] = {key: value.numpy() for key, value in tensors.items()}
-            self.bytes_up += sum(tensor.nbytes for tensor in tensors.values())
+            self.bytes_up[client] += sum(tensor.nbytes for tensor in tensors.values())
         elif frame.kind != "data":
             self.drop(client, f"sent {frame.kind} out of turn")
         elif reason := rules.invalid_batch(frame, tensors, self._last.get(client)):
@@ -254,5 +255,5 @@ class Session:
             self._last[client] = frame.step
             place = rules.torch_device
             data, labels = tensors["data"].to(place), tensors["labels"].to(place)
-            self.bytes_up += data.nbytes + labels.nbytes
+            self.bytes_up[client] += data.nbytes + labels.nbytes
             self._waiting[client] = Smashed(client, frame.step, data.requires_grad_(), labels)

@@ -257,16 +257,16 @@ class SplitStrategy(BaseStrategy):
                 reason = f"{DIVERGED}: the server's layers are not finite after the round"
             yield Failure(update.client, reason) if reason is not None else update
 
-    def end_round(self, round_: int) -> tuple[int, int]:
-        """Record refused streams; return the bytes (down, up) that went through the channel."""
+    def end_round(self, round_: int) -> Mapping[int, tuple[int, int]]:
+        """Record refused streams; return the bytes that went through the channel, by client."""
         self.served()
         if (session := self._session) is None:
-            return 0, 0
+            return {}
         self._session = None
         for client, reason in session.refusals():
             log.info("round %s: refused a stream (client %s): %s", round_, client, reason)
             self.event(round_, client, "refused", reason)
-        return session.bytes_down, session.bytes_up
+        return {c: (session.bytes_down[c], session.bytes_up[c]) for c in session.tokens}
 
     # Inside -------------------------------------------------------------------------------
 

@@ -130,14 +130,16 @@ class Trainer:
     def starts(self, size: int, stage: Stage) -> list[int]:
         """Return where the batches of an epoch begin in its order of `size` samples.
 
-        A batch of one sample is left out if a BatchNorm could not normalize it.
+        A batch of one sample is left out if a BatchNorm could not normalize it. If the stage says
+        how many `batches` there are, others are repeated in its place.
         """
-        own = list(range(0, size, self.batch_size))
-        taken = [own[index % len(own)] for index in range(stage.batches or len(own))]
         trained = self.layout.slice(stage.layers)
         needs_two = any(self._sees_one_value(name, trained) for name in self.layout.names)
         least = max(stage.least, 1 + needs_two)
-        return [start for start in taken if min(self.batch_size, size - start) >= least]
+        starts = range(0, size, self.batch_size)
+        own = [start for start in starts if min(self.batch_size, size - start) >= least]
+        count = stage.batches if own and stage.batches else len(own)
+        return [own[index % len(own)] for index in range(count)]
 
     def _batches(self, data: Samples, draw: Draw, first: int, run: StageRun) -> Iterator[Samples]:
         """Yield shuffled batches; skip and count those that are too small to train on."""

@@ -4,6 +4,8 @@ from functools import cached_property, lru_cache
 
 import torch
 
+from fedapps.core.config import DEVICE
+from fedapps.core.draws import sample_attackers
 from fedapps.core.errors import RunError
 from fedapps.core.memory import keep_freed
 from fedapps.core.settings import Settings
@@ -52,6 +54,14 @@ class Workspace:
             losses=self.task.losses,
             border=(-mean / std).flatten().to(self.torch_device),
         )
+
+    @cached_property
+    def attackers(self) -> frozenset[int]:
+        """The clients that are attackers in a simulation; raises `RunError` on devices."""
+        s = self.settings
+        if s.attackers and s.dataset == DEVICE:
+            raise RunError(f"attackers = {s.attackers:g}: only in a simulation, not on devices")
+        return sample_attackers(s.seed, self.population.training, s.attackers)
 
     @cached_property
     def group(self) -> Group:

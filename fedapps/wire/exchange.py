@@ -57,6 +57,10 @@ class Exchange:
         self._allotted = ()
         return messages
 
+    def traffic(self, layout: Layout, client: int) -> tuple[int, int]:
+        """Return the payload of a client's download and of its upload in bytes."""
+        return self.payloads[client], self.requests[client].nbytes_up(layout)
+
     def given_up_messages(self) -> set[str]:
         """Return the ids of messages whose clients have all been given up."""
         why = self.given_up()

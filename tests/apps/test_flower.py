@@ -59,6 +59,14 @@ def test_ray_gives_them_for_every_kind_of_samples_and_targets(both, tmp_path, ki
     both(RUN, LIMITS, kinds.options(tmp_path, kind), f'strategy="{strategy}"', federation=TWO)
 
 
+@pytest.mark.parametrize(
+    "clock", ["deadline=0.1 late=later", THOROUGH("round-mode=async fraction-train=1.0 buffer=2")]
+)
+def test_ray_sees_the_same_virtual_time(both, clock):
+    timed = f'strategy="fedavg" num-rounds=3 devices="lognormal" {clock}'
+    both(RUN, LIMITS, timed, federation=TWO)
+
+
 def test_ray_gives_them_for_a_model_of_ones_own(both, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(kinds.OWN_MODEL)

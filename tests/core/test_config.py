@@ -26,14 +26,19 @@ WORDS = {
     "finetune-part": "full, head, body", "evaluate-on": "test, validation",
     "missing": "refuse, mean, drop",
     "task": "auto, classification, regression, multilabel, tokens",
+    "server-optimizer": "none, momentum, adam, adagrad, yogi",
+    "aggregation": "mean, median, trimmed-mean, krum, multi-krum, geometric-median, clipped",
+    "attack": "none, sign-flip, label-flip, scaled, alie, inflated-count",
     "server-part": "full, body", "client-state": "keep, reset", "device": "auto, cpu, cuda",
-    "dp.mode": "none, central, local", "dp.sampling": "poisson, fixed",
+    "late": "drop, later",
+    "round-mode": "sync, async", "dp.mode": "none, central, local",
+    "dp.sampling": "poisson, fixed",
 }  # fmt: skip
 TEXTS = [
     "dataset", "data-root", "sizes", "classes-per-client", "model", "runs-dir", "run-name",
     "channel-address", "channel-reach", "channel-tls", "input-shape", "class-names", "loggers",
     "evaluate-rounds", "resume", "initial-model", "adapter-layers", "unseen-clients",
-    "target-column", "client-column", "columns",
+    "target-column", "client-column", "columns", "devices",
 ]  # fmt: skip
 FLAGS = [
     "dirichlet-balance", "bn-local", "presum", "score-last", "score-without-head", "dp.adaptive",
@@ -45,13 +50,17 @@ COUNTS = {
     "finetune-epochs": 0, "threads": 1, "cache-limit": 0, "max-failures": -1, "min-available": 1,
     "clip-history": 1, "channel-nodes": 0, "num-classes": 1, "max-samples": 1,
     "checkpoint-every": 0, "patience": 0, "adapter-rank": 0, "few-shot": 0, "window": 0,
-    "window-step": 0,
+    "window-step": 0, "buffer": 0,
 }  # fmt: skip
 POSITIVE = [
     "alpha", "lr", "max-value", "round-timeout", "join-timeout", "step-timeout", "dp.clip-norm",
-    "adapter-alpha",
+    "adapter-alpha", "server-tau", "attack-scale",
 ]  # fmt: skip
-NOT_NEGATIVE = ["weight-decay", "prox-mu", "finetune-lr", "max-norm", "dp.count-noise"]
+NOT_NEGATIVE = [
+    "weight-decay", "prox-mu", "finetune-lr", "max-norm", "dp.count-noise", "server-lr",
+    "clip-radius", "attack-z", "deadline", "over-selection",
+]  # fmt: skip
+BELOW_ONE = ["momentum", "server-beta1", "server-beta2", "attackers", "dropout"]
 FLOATS = {  # what is allowed, values that are not, values at the edge that are
     **dict.fromkeys(POSITIVE, ("float > 0", [0, 0.0, -1, -0.5, INF, NAN], [1e-300, 1e300, 1])),
     "test-fraction": ("float > 0 and < 1", [0, 1, 1.0, -0.1, 1.5, NAN], [1e-9, 0.999]),
@@ -63,7 +72,8 @@ FLOATS = {  # what is allowed, values that are not, values at the edge that are
     "server-data": ("float >= 0 and <= 1", [1.1, -0.1, NAN], [0, 0.5, 1]),
     "dp.target-quantile": ("float >= 0 and <= 1", [1.1, -0.1, NAN], [0, 0.5, 1]),
     "validation-fraction": ("float >= 0 and < 1", [1, 1.0, -0.1, NAN], [0, 0.0, 0.999]),
-    "momentum": ("float >= 0 and < 1", [1, 1.0, -0.1, NAN, INF], [0, 0.0, 0.999]),
+    "robust-share": ("float >= 0 and < 0.5", [0.5, -0.1, NAN], [0, 0.499]),
+    **dict.fromkeys(BELOW_ONE, ("float >= 0 and < 1", [1, 1.0, -0.1, NAN, INF], [0, 0.0, 0.999])),
     **dict.fromkeys(NOT_NEGATIVE, ("float >= 0", [-1e-9, -1, INF, NAN], [0, 0.0, 3])),
 }
 
@@ -143,6 +153,7 @@ def test_a_bad_value_is_refused_in_one_line_and_a_good_one_taken(key):
             config.read(config.defaults() | {key: value})
         rule = "finite" if value in (INF, NAN) else text
         rule += ", written as 0.1" if value == "0.1" else ""
+        rule += f', in quotes: "{shown(value)}"' if rule == "text" else ""
         assert str(caught.value) == f"{key} = {shown(value)}: must be {rule}"
     for value in good:
         others = {}
@@ -236,7 +247,7 @@ def test_only_what_was_set_twice_is_told():
 
 def test_a_bad_value_in_a_methods_table_is_refused():
     bad = {"fedprox.prox-mu = -1": "float >= 0", "local.match-compute = 1": "true or false"}
-    for pair, rule in (bad | {"fedper.personal-layers = 3": "text"}).items():
+    for pair, rule in (bad | {"fedper.personal-layers = 3": 'text, in quotes: "3"'}).items():
         key, value = pair.split(" = ")
         with pytest.raises(RunError, match=rf"{pair.removeprefix('fedprox.')}: must be {rule}$"):
             read(strategy=key.partition(".")[0], **{key: int(value)})

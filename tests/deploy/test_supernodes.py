@@ -233,8 +233,8 @@ def test_a_dishonest_device_costs_itself_only(devices, deployment, tmp_path, mon
     fit = client_app._fit
 
     def fail(space, request, store):
-        update = fit(space, request, store)  # it trains and keeps its layers, and is not heard
-        if request.client in poison:
+        update = yield from fit(space, request, store)
+        if request.client in poison:  # it has trained and kept its layers
             raise RuntimeError("not heard")
         return update
 

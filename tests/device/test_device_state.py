@@ -103,6 +103,21 @@ def test_devices_go_back_with_a_run_that_is_resumed(device_run, nodes, monkeypat
         assert all(np.array_equal(again[key], state[key]) for key in state)
 
 
+def test_a_device_whose_data_change_during_a_run_says_so(device_run, nodes, tmp_path, read_csv):
+    options = 'strategy="fedper" client-state="reset"'
+    folder, own = device_run(options), np.load(nodes[1]["data"])
+    arrays = {key: own[key] for key in own}
+    arrays["train_images"] = arrays["train_images"][::-1]
+    nodes[1]["data"] = str(tmp_path / "new.npz")
+    np.savez(nodes[1]["data"], **arrays)
+    device_run(f'resume="{folder}" num-rounds=4')
+    rows = [row for row in read_csv(folder, "events.csv") if row["kind"] == "data-changed"]
+    assert [(row["round"], row["client"]) for row in rows] == [("3", "1")]
+    assert device_run(options) and not [
+        row for row in read_csv(device_run(options), "events.csv") if row["kind"] == "data-changed"
+    ]
+
+
 def test_methods_and_models_in_one_folder_do_not_mix(device_run, nodes):
     device_run('strategy="fedper"')
     state = Path(nodes[0]["state-dir"])

@@ -103,8 +103,8 @@ def test_without_a_personalized_model_there_is_a_line(command, tmp_path, capsys)
     option = {"predict": ["--input", "x.npz"], "export": ["--output", "x.pt2"]}[command]
     assert main([command, "--state-dir", str(tmp_path), *option]) == 1
     assert capsys.readouterr().err == (
-        f"error: {tmp_path}/personalized.safetensors: no such file; a device writes it when a run "
-        "evaluates it; check the path\n"
+        f"error: {tmp_path}: no model is there; must be a run directory, a .safetensors file, or "
+        "the folder of a device, which writes personalized.safetensors when it is evaluated\n"
     )
 
 

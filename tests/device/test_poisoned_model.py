@@ -12,7 +12,7 @@ def test_devices_that_all_fail_end_the_run(device_run, monkeypatch, read_csv, tm
     fit = client_app._fit
 
     def poison(space, request, *others):
-        update = fit(space, request, *others)
+        update = yield from fit(space, request, *others)
         if request.client == 2:
             for key, value in update.arrays.items():
                 update.arrays[key] = np.full_like(value, 9e5)

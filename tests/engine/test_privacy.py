@@ -563,7 +563,7 @@ def counts_asked(strategy):
     ("central", "question", counts_asked, False),
     ("local", "question", counts_asked, False),
     ("central", "answered", lambda self, answers: None, False),
-    ("central", "end_round", lambda self, round_: (0, 0), True),
+    ("central", "end_round", lambda self, round_: {}, True),
 ])  # fmt: skip
 def test_a_strategy_that_sees_more_than_noisy_updates_is_refused(mode, hook, own, fits, tiny_npz):
     _, space = space_of("cnn", tiny_npz)

@@ -38,6 +38,7 @@ from fedapps.report.page.facts import state_of
 from fedapps.report.page.reading import RunFiles
 from fedapps.report.report import Report
 from fedapps.serial import run_serial
+from fedapps.training.workspace import workspace
 from tests.support import ROOT
 from tests.support.clock import until
 from tests.support.killed import differences
@@ -177,6 +178,56 @@ def test_latest_is_the_newest_unfinished_run_of_the_same_settings(interrupted, s
     assert serial_run("num-rounds=4", 'resume="latest"') == folder
     with pytest.raises(RunError, match="no unfinished run with these settings"):
         serial_run("num-rounds=4", 'resume="latest"')  # now it is finished
+
+
+# Whether the run is still the same ----------------------------------------------------------
+
+
+def test_a_run_does_not_go_on_with_other_pixels(interrupted, make_npz, tmp_path):
+    path = make_npz(tmp_path / "mine.npz")
+    folder = interrupted(f'dataset="{path}"')
+    before, arrays = contents(folder), dict(np.load(path))
+    arrays["test_images"][-1, 0, 0] ^= 1  # a digit of one pixel, in the last sample
+    np.savez(path, **arrays)
+    with pytest.raises(RunError, match=f"^{folder}: the samples have changed since the run began"):
+        resumed(folder)
+    assert contents(folder) == before
+    arrays["test_images"][-1, 0, 0] ^= 1
+    np.savez_compressed(path, **arrays)  # another file, but the same data
+    workspace.cache_clear()  # as in a new process
+    resumed(folder)
+
+
+@pytest.mark.parametrize("code", ["strategies.fedper", "clients.fedper", "models.mine"])
+def test_a_run_does_not_go_on_with_other_code(interrupted, monkeypatch, tmp_path, code):
+    model = tmp_path / "mine.py"
+    build = "Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Linear(5, *outputs.shape))"
+    model.write_text(f"from torch import nn\n\ndef make(inputs, outputs):\n    return nn.{build}\n")
+    folder = interrupted('strategy="fedper"', f'model="{model}:make"')
+    source = Path(sys.modules[code].__file__) if code != "models.mine" else model
+    edited, read = tmp_path / "edited.py", Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(edited if path == source else path))
+    text = source.read_text("utf-8")
+    edited.write_text(f"{text}\nOTHER = 1\n", "utf-8")
+    with pytest.raises(RunError, match=r"code.* ha(s|ve) changed since the run began"):
+        resumed(folder)
+    edited.write_text(f"# only a comment\n{text}", "utf-8")
+    resumed(folder)
+
+
+def test_the_state_of_another_client_or_round_is_not_taken(interrupted, read_csv, serial_run):
+    folder = interrupted('strategy="fedper" fraction-train=1.0')
+    states = folder / "clients"
+    newest = {n: states / str(n) / "round-000002.safetensors" for n in (0, 1, 2)}
+    newest[1].write_bytes(newest[0].read_bytes())  # of another client
+    newest[2].write_bytes(newest[2].with_name("round-000001.safetensors").read_bytes())
+    resumed(folder)
+    rows = [row for row in read_csv(folder, "events.csv") if row["kind"] == "state-lost"]
+    told = "the state of round 2 was expected, but that of round 1 was found"
+    assert [(row["round"], row["client"], row["detail"]) for row in rows] == [
+        ("3", "1", told),
+        ("3", "2", told),
+    ]
 
 
 def test_what_runs_elsewhere_is_neither_offered_nor_gone_on_with(interrupted, serial_run, capsys):

@@ -1,5 +1,7 @@
 """Keys and data that have no effect, or a wrong one, are told: and what is told is true."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -18,12 +20,18 @@ OTHER = {  # values that are not the defaults
     "fedcmd.weighting": "uniform", "alpha": 0.3, "dirichlet-balance": False,
     "sizes": "0.5,0.2,0.2,0.1", "clip-history": 3, "clip-mode": "sample", "bn-local": True,
     "fedfc.oversample-limit": 1, "sflv1.oversample-limit": 1, "sflv2.oversample-limit": 1,
+    "presum": True, "server-lr": 0.5, "server-beta1": 0.5, "server-beta2": 0.5, "server-tau": 0.5,
+    "robust-share": 0.1, "clip-radius": 0.5, "attack-scale": 2.0, "attack-z": 2.0,
     "fedfc.slowest-limit": 1, "server-part": "body", "dp.sampling": "fixed",
 }  # fmt: skip
 QUIET = "dp.noise-multiplier=0.01 dp.clip-norm=0.1"  # noise with which training goes on
 OWN = {  # settings of a method with which more of its keys have no effect
     "fedavg": ['partitioner="iid" finetune-epochs=0 server-data=0.2', f'dp.mode="local" {QUIET}'],
     "local": ["local.match-compute=true"],
+    "fedper": [
+        'server-optimizer="momentum" aggregation="median"',
+        'server-optimizer="adagrad" aggregation="clipped" attack="sign-flip" attackers=0.34',
+    ],
     "perfedavg": ['perfedavg.mode="fo"', "finetune-epochs=0"],
     "perfreezeclip": ['clip-mode="sample" max-norm=0.5 clip-percentile=100'],
     "apfl": ["apfl.adaptive=false"],
@@ -135,4 +143,23 @@ def test_classes_that_nobody_can_learn_are_told(tmp_path):
     np.savez(path, train_images=images, test_images=images, **labels)
     (found,) = notes(load(str(path), ""), "official")
     assert "labels 2 occur in the test set only" in found
+    for part, classes in (("train", "no,yes,no,yes"), ("test", "no,maybe,yes,no")):
+        rows = "".join(f"{i},{name}\n" for i, name in enumerate(classes.split(",")))
+        (tmp_path / f"{part}.csv").write_text("age,ill\n" + rows)
     assert notes(load(str(path), ""), "merged") == []
+    path.unlink()
+    (found,) = notes(load(str(tmp_path), ""), "official")
+    assert "labels maybe occur in the test set only (first in its row 1)" in found
+
+
+def test_targets_that_make_training_diverge_are_told_with_the_cure(tmp_path):
+    path, targets = tmp_path / "own.npz", 40.0 + 7.0 * np.random.default_rng(0).normal(size=50)
+
+    def told(targets):
+        np.savez(path, inputs=np.ones((50, 2)), targets=targets)
+        return notes(load(str(path), ""), "merged")
+
+    (line,) = told(targets)
+    low, high, mean, deviation = map(float, re.findall(r"[0-9]+[.0-9]*", line.partition(": ")[2]))
+    assert told((targets - mean) / deviation) == []
+    np.testing.assert_allclose([low, high], [targets.min(), targets.max()], rtol=1e-5)

@@ -661,10 +661,13 @@ def test_a_beginning_stands_for_all_tables_that_have_it(capsys):
 
 
 def test_unknown_tables_are_named():
-    kinds = "benchmark, fedbabu, fedcmd, fedfc, fedseq, heart, perfreezeclip, shakespeare, watch"
+    kinds = (
+        "attacks, benchmark, fedbabu, fedcmd, fedfc, fedseq, heart, perfreezeclip, shakespeare, "
+        "watch"
+    )
     for unknown, hint in (("nope", "watch$"), ("fedsec", "watch, did you mean fedseq\\?$")):
         told = f"table {unknown}: must be all, the beginning of several names .{kinds}., or one of "
-        with pytest.raises(RunError, match=f"{told}benchmark-cifar10, .*{hint}"):
+        with pytest.raises(RunError, match=f"{told}attacks-digits, .*{hint}"):
             files.pick([unknown])
 
 
@@ -704,7 +707,7 @@ def test_bad_seeds_are_refused_before_any_trial_runs(tmp_path, monkeypatch, caps
 @pytest.mark.parametrize("several", ["all", "benchmark"])
 def test_a_command_for_one_table_refuses_several(several, capsys):
     assert runner.main(["config", several, "fedavg"]) == 1
-    told = f"error: table {several}: must be a single table, one of benchmark-cifar10, "
+    told = f"error: table {several}: must be a single table, one of attacks-digits, "
     assert capsys.readouterr().err.startswith(told)
 
 

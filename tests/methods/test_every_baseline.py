@@ -64,7 +64,19 @@ def test_bytes(small, serial_run, read_rounds, method, down, up, evaluation):
 
 @pytest.mark.parametrize(
     "method",
-    ["ditto", "fedala", "fedap", "fedcmd", "fedfomo", "fedrod", 'perfedavg" perfedavg.mode="hf'],
+    [
+        "ditto",
+        "fedala",
+        "fedap",
+        "fedas",
+        "fedcmd",
+        "feddbe",
+        "fedfomo",
+        "fedproto",
+        "fedrod",
+        "moon",
+        'perfedavg" perfedavg.mode="hf',
+    ],
 )
 def test_train_macs_are_those_that_torch_counts(flat_config, tiny_npz, method):
     """Of all that clients compute in two rounds: what hooks do beside the steps costs, too."""

@@ -13,10 +13,14 @@ from tests.support.methods import needed
 # Methods whose step is more than a loss, or whose clients train over a channel.
 ALONE = {
     "apfl": "the objective has gradients of its own",
+    "feddbe": "the objective has forward of its own",
     "feddyn": "the objective has gradients of its own",
+    "fedproto": "the objective has forward of its own",
+    "moon": "the objective has forward of its own",
     "fedrod": "the objective has forward of its own",
     "perfedavg": "the objective has gradients of its own",
     "pfedme": "the objective has gradients of its own",
+    "scaffold": "the objective has gradients of its own",
     **dict.fromkeys(("fedfc", "sflv1", "sflv2", "splitlearning"), ""),
     "centralized": "",
 }

@@ -123,7 +123,9 @@ def test_a_path_that_does_not_fit_is_refused(mine, name, line):
 
 def test_names_are_looked_for_among_all_models(mine):
     mine()
-    with pytest.raises(ValueError, match=r"nearest is 'mine'.*transformer-tiny, mine$"):
+    with pytest.raises(
+        ValueError, match=r"nearest is 'mine'.*-tiny, mine; one .* in .*/models, or"
+    ):
         models.build("mina", INPUTS, OUTPUTS, seed=0)
     mine(name="cnn")
     with pytest.raises(ValueError, match=r"models/cnn\.py has the name of another model"):
@@ -179,6 +181,7 @@ def test_the_command_lists_and_tries_models_of_ones_own(mine, capsys):
     named = {line.split()[1].rstrip(":") for line in lines}  # other lines are warnings
     split = {"fedfc", "sflv1", "sflv2", "splitlearning"}
     assert {*registry.names()} - split <= named and not split & named
+    assert len(lines) == 1 + len(registry.names()) - len(split)  # what all have in common, once
 
 
 @pytest.mark.parametrize(("text", "words", "line"), [

@@ -1,5 +1,6 @@
 """The pictures of a run: what they show, what they say of it, and that their texts fit."""
 
+import warnings
 from itertools import pairwise
 
 import numpy as np
@@ -306,3 +307,11 @@ def test_no_text_overlaps_another_or_leaves_the_picture(count):
 
 def test_holdings_of_nobody():
     assert part_plots.draw_holdings(np.zeros((3, 2), int))
+
+
+def test_names_in_letters_that_the_font_lacks_give_a_plot_and_no_lines(tmp_path):
+    found = part_plots.draw_clients(scored(2), CAPTION, ("a", "\u75c5\u9662"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        drawing.save(found, tmp_path / "x.png")
+    assert imread(tmp_path / "x.png").std() > 0

@@ -39,6 +39,38 @@ def test_bytes_are_labels_features_and_gradients(serial_run, tiny_npz, read_roun
     assert row["bytes_up"] == sum(weights) + sum(smashed) + 2 * 8 * sum(sizes)
 
 
+@pytest.mark.parametrize(("strategy", "together"), [
+    ('strategy="fedfc" fedfc.cuts="2"', max),
+    ('strategy="splitlearning" splitlearning.cut=2', sum),  # one client after another
+    ('strategy="sflv2" sflv2.cut=2 sflv2.order="client"', sum),
+    ('strategy="sflv2" sflv2.cut=2 sflv2.order="batch"', max),
+])  # fmt: skip
+def test_virtual_time_has_the_bytes_of_the_channel_and_the_work_of_the_server(
+    strategy, together, serial_run, tiny_npz, read_rounds, workspace_of, fits, tmp_path
+):
+    """Weights, features, gradients and labels of each client; the server's MACs are the rest."""
+    speeds = "macs = 1e6\ndown = 2e4\nup = 1e4"
+    (tmp_path / "devices.toml").write_text(
+        f'[[device]]\nname = "one"\n{speeds}\n[server]\nmacs = 1e7'
+    )
+    folder = serial_run(
+        f"{tiny_npz} {strategy} num-clients=3 fraction-train=1.0 num-rounds=1 evaluate-every=0",
+        f'devices="{tmp_path / "devices.toml"}"',
+    )
+    (row,), space = read_rounds(folder), workspace_of(folder)
+    weights = 4 * sum(space.initial[k].size for k in space.layout.keys_of(space.layout.names[:2]))
+    width = int(np.prod(space.trainer.profile.shapes[space.layout.names[2]]))
+    work = {request.client: update.metrics["macs"] for _, _, request, update in fits}
+    seconds = []
+    for client, macs in work.items():
+        samples = len(space.population.share(client).train)
+        down, up = weights + samples * 4 * width, weights + samples * (4 * width + 8)
+        seconds.append(down / 2e4 + macs / 1e6 + up / 1e4)
+    server = (row["train_macs"] - sum(work.values())) / 1e7
+    assert server > 0
+    assert row["virtual_seconds"] == pytest.approx(together(seconds) + server, rel=1e-12)
+
+
 def test_layers_handed_on_are_bytes_of_each_client(serial_run, tiny_npz, read_rounds, workspace_of):
     """Every client receives and sends the layers before the cut; fc1 has 512 outputs."""
     folder = serial_run(

@@ -27,7 +27,7 @@ def make_settings(**changes):
     """Return settings of a run of three rounds on five clients."""
     values = {
         "strategy": "fedrep", "dataset": "digits", "seed": 7, "num_clients": 5, "num_rounds": 3,
-        "evaluate_every": 1, "evaluate_on": "test", "logger_names": (),
+        "evaluate_every": 1, "evaluate_on": "test", "logger_names": (), "devices": "",
     } | changes  # fmt: skip
     known = {key.replace("_", "-"): value for key, value in values.items()}
     flat = FLAT | {key: value for key, value in known.items() if key in FLAT}

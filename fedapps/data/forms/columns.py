@@ -56,11 +56,14 @@ def _texts(values: pd.Series, name: str, where: Where) -> tuple[str, ...]:
         row = int(np.flatnonzero(values.notna())[np.flatnonzero(numbers.isna())[0]])
         raise RunError(f'{where(row)}: column {name} holds "{values.iloc[row]}", not a number')
     texts = tuple(sorted(set(there)))
-    cure = "name the columns to use in the key columns"
+    cure = "name the columns to use in the key columns, or the one of the clients in client-column"
     if len(texts) > MOST_TEXTS:
         raise RunError(f"{where(0)}: column {name} holds {len(texts)} different texts; {cure}")
     if odd := [word for word in (name, *texts) if set(word) & set(",=|")]:
-        raise RunError(f'{where(0)}: column {name}: "{odd[0]}" has a comma, = or |; rename it')
+        row = int((values.astype(str) == odd[0]).argmax())
+        raise RunError(
+            f'{where(row)}: column {name}: "{odd[0]}" has a comma, = or |; rename it, or {cure}'
+        )
     return texts
 
 
@@ -84,6 +87,10 @@ def _features(values: pd.Series, column: Column, where: Where) -> np.ndarray:
     else:
         found = pd.to_numeric(values, errors="coerce").to_numpy(np.float64)[:, None]
         wrong, allowed = there & ~np.isfinite(found[:, 0]), "a finite number"
+        if there.any() and np.isnan(found[there]).all():  # texts that are taken for numbers
+            named = sorted(set(values[there].astype(str)))
+            rule = f"{column.name}={'|'.join(named[:3])}{'|...' * (len(named) > 3)}"
+            allowed += f"; of texts, name the values in columns: {rule}"
     if wrong.any():
         row = int(wrong.argmax())
         raise RunError(

@@ -70,12 +70,12 @@ class Found:
 
     def describe(self, data: Dataset) -> Dataset:
         """Return the data set of these arrays with names of classes and columns."""
-        targets = data.targets
+        targets, told = data.targets, self.told
         if self.names and targets.is_whole and not targets.shape:
             targets = replace(targets, choices=len(self.names))
-        return replace(
-            data, targets=targets, names=self.names, columns=self.columns, told=self.told
-        )
+            numbered = [f"{number} = {name}" for number, name in enumerate(self.names)]
+            told = (*told, f"the classes are {some(numbered)}")
+        return replace(data, targets=targets, names=self.names, columns=self.columns, told=told)
 
 
 def by_part(parts: np.ndarray, groups: np.ndarray, **values: np.ndarray) -> dict[str, np.ndarray]:

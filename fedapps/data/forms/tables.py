@@ -113,6 +113,8 @@ def frame_of(path: Path) -> pd.DataFrame:
             names = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0]
             if names.duplicated().any():
                 raise RunError(f"{path}: column {names[names.duplicated()].iloc[0]} is there twice")
+            if len(names) == 1 and set(";\t") & set(str(names[0])):
+                raise RunError(f"{path}: has no comma in line 1; separate columns by commas")
             frame = pd.read_csv(path, na_values=UNKNOWN, skipinitialspace=True)
         elif path.suffix == ".parquet":
             frame = pd.read_parquet(path)
@@ -123,6 +125,8 @@ def frame_of(path: Path) -> pd.DataFrame:
         raise RunError(f"{path}: needs pyarrow; pip install 'fedapps[parquet]'") from error
     except UnicodeDecodeError as error:
         raise RunError(f"{path}: is not UTF-8; save it as UTF-8") from error
+    except pd.errors.EmptyDataError as error:
+        raise RunError(f"{path}: is empty; must have a line of column names, and rows") from error
     except (OSError, ValueError, TypeError, EOFError) as error:
         raise RunError(f"{path}: cannot be read ({one_line(str(error))})") from error
     if not len(frame):
@@ -170,7 +174,8 @@ def _demand(rows: Rows, name: str, key: str) -> None:
             f" {some(known)}"
         )
     if (empty := rows.frame[name].isna().to_numpy()).any():
-        raise RunError(f"{rows.where(int(empty.argmax()))}: column {name} is empty")
+        cure = 'missing = "drop" leaves such rows out' if key == "target-column" else "fill it"
+        raise RunError(f"{rows.where(int(empty.argmax()))}: column {name} is empty ({key}); {cure}")
 
 
 def _complete(
@@ -245,7 +250,10 @@ def _windows(
         )
     starts = [at for first, last in spans for at in range(first, last - size + 1, step)]
     if not starts:
-        raise RunError(f"window = {size}: no file has so many rows with one label")
+        longest = max(last - first for first, last in spans)
+        raise RunError(
+            f"window = {size}: no file has so many rows with one label; must be at most {longest}"
+        )
     told = [f"{number(len(starts), 'window')} of {number(size, 'row')}"]
     if step < size and not any(file.part for file in rows.files):
         told += [

@@ -8,7 +8,7 @@ from typing import Any
 from fedapps.core import config, words
 from fedapps.core.schema import literal
 from fedapps.report import directory
-from fedapps.report.columns import SPREAD, Columns
+from fedapps.report.columns import SPREAD, VIRTUAL, Columns
 from fedapps.report.page.reading import Row, RunFiles, number
 from fedapps.report.summary import unseen_columns
 from fedapps.report.units import clock, duration, human, human_bytes
@@ -117,6 +117,9 @@ def tiles_of(run: RunFiles) -> list[Tile]:
     note = f"and {human_bytes(evaluation)} to evaluate" if evaluation else "to train"
     found.append(Tile("traffic", human_bytes(traffic), note))
     found.append(Tile("time", duration(_sum(run, "seconds")), "of all rounds"))
+    passed = number(run.rounds[-1], VIRTUAL) if run.rounds else None
+    if passed is not None:
+        found.append(Tile("virtual time", duration(passed), "of all rounds"))
     failures = _sum(run, "failures")
     if failures:
         found.append(Tile("failures", f"{failures:g}", "of clients"))

@@ -18,14 +18,15 @@ from fedapps.drawing.charts import (
 from fedapps.drawing.quantiles import HUNDRED, MOST, percentiles
 from fedapps.drawing.svg import Chart, Series, Tick
 from fedapps.method.figures import EventPlot
+from fedapps.report.columns import VIRTUAL
+from fedapps.report.page.event_charts import COLOURS, declared
 from fedapps.report.page.reading import Row, RunFiles, number
-from fedapps.report.units import byte_unit, human_bytes
+from fedapps.report.units import byte_unit, human_bytes, time_unit
 from fedapps.tasks import Metric
 
 LETTERS = 70  # of the names of clients that fit on an axis; otherwise their numbers stand there
 MOST_CELLS = 60_000  # cells of the chart of samples per client and class
 Known = tuple[Row, float | None, float]  # a row, its initial and its personalized value
-COLOURS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7")
 
 
 def curves(run: RunFiles) -> list[Chart]:
@@ -78,11 +79,12 @@ def classes(run: RunFiles) -> list[Chart]:
 
 
 def costs(run: RunFiles) -> list[Chart]:
-    """Draw the traffic and time of the rounds."""
+    """Draw the traffic and time of the rounds, and the metric over traffic and virtual time."""
     found: list[Chart] = []
     evaluated = run.evaluated(run.rounds)
-    if len(evaluated) > 1 and (traffic := _traffic(run.lead, run.rounds, evaluated)):
-        found.append(traffic)
+    if len(evaluated) > 1:
+        found += _virtual_time(run.lead, evaluated)
+        found += _traffic(run.lead, run.rounds, evaluated)
     names = (("bytes_down", "down"), ("bytes_up", "up"), ("bytes_eval", "evaluation"))
     lines = []
     for (column, label), colour in zip(names, COLOURS, strict=False):
@@ -105,7 +107,7 @@ def events(run: RunFiles, plots: Iterable[EventPlot]) -> list[Chart]:
         chart = Chart("failures", "Clients that failed", "round", "in every round")
         found.append(bar_chart(chart, [Series("", "initial", failures)], "{:g}".format))
     for plot in plots:
-        found += _declared(run.events, plot)
+        found += declared(run.events, plot)
     return found
 
 
@@ -123,17 +125,33 @@ def _head(metric: Metric) -> str:
     return metric.label[0].upper() + metric.label[1:]
 
 
-def _traffic(lead: Metric, rounds: Sequence[Row], evaluated: Sequence[Row]) -> Chart | None:
+def _traffic(lead: Metric, rounds: Sequence[Row], evaluated: Sequence[Row]) -> list[Chart]:
+    """Draw the metric over traffic; nothing if there was none."""
     sent = ((number(r, "bytes_down") or 0.0) + (number(r, "bytes_up") or 0.0) for r in rounds)
     so_far = {id(row): total for row, total in zip(rounds, accumulate(sent), strict=True)}
     if not (total := so_far[id(rounds[-1])]):
-        return None
+        return []
     size, unit = byte_unit(total)
-    title = f"{_head(lead)} by traffic"
-    x_label = f"{unit} of training, up and down"
-    chart = Chart("communication", title, x_label, "mean over clients")
-    lines = _means(lead, evaluated, lambda row: so_far[id(row)] / size)
+    chart = Chart("communication", f"{_head(lead)} by traffic", f"{unit} of training, up and down")
+    return [_spent(chart, lead, evaluated, lambda row: so_far[id(row)] / size)]
+
+
+def _virtual_time(lead: Metric, evaluated: Sequence[Row]) -> list[Chart]:
+    """Draw the metric over virtual time; nothing if the run has none."""
+    if (last := number(evaluated[-1], VIRTUAL)) is None:
+        return []
+    size, unit = time_unit(last)
+    chart = Chart("virtual-time", f"{_head(lead)} by virtual time", f"virtual time in {unit}")
+    return [_spent(chart, lead, evaluated, lambda row: (number(row, VIRTUAL) or 0.0) / size)]
+
+
+def _spent(
+    chart: Chart, lead: Metric, evaluated: Sequence[Row], x: Callable[[Row], float]
+) -> Chart:
+    """Draw the means of the metric over what the rounds have spent."""
+    chart.y_label = "mean over clients"
     ends = {"floor": 0.0, "ceiling": lead.bounds[1], "x_from": 0.0}
+    lines = _means(lead, evaluated, x)
     return line_chart(chart, lines, lead.shown, "{:.3g}".format, **ends, whole_x=False)
 
 
@@ -249,37 +267,6 @@ def _holdings(run: RunFiles) -> Chart | None:
             size[0], lambda i: "\n".join([f"client {run.called(str(i))}", *of.get(i, [])[:25]])
         )
     return chart
-
-
-def _declared(rows: Sequence[Row], plot: EventPlot) -> list[Chart]:
-    """Draw an event plot of a method: counts as bars, mean values as lines, by category."""
-    counts: dict[str, dict[float, float]] = {}
-    values: dict[str, dict[float, list[float]]] = {}
-    for row in rows:
-        category, _, value = row.get("detail", "").partition(" ")
-        round_ = number(row, "round") or 0.0
-        if row.get("kind") == plot.counted:
-            of = counts.setdefault(category, {})
-            of[round_] = of.get(round_, 0.0) + 1
-        elif row.get("kind") == plot.valued and (found := number({"": value}, "")) is not None:
-            values.setdefault(category, {}).setdefault(round_, []).append(found)
-    categories = list(dict.fromkeys([*values, *counts]))
-    colours = dict(zip(categories, COLOURS * len(categories), strict=False))
-    charts: list[Chart] = []
-    if counts:
-        title = plot.count_label.capitalize()
-        chart = Chart(f"{plot.name}-counts", title, "round", "in every round")
-        bars = [Series(name, colours[name], [*of.items()]) for name, of in counts.items()]
-        charts.append(bar_chart(chart, bars, "{:g}".format))
-    if any(len(of) > 1 for of in values.values()):
-        title = plot.value_label.capitalize()
-        chart = Chart(f"{plot.name}-values", title, "round", "in every round")
-        lines = [
-            Series(name, colours[name], [(r, sum(v) / len(v)) for r, v in sorted(of.items())])
-            for name, of in values.items()
-        ]
-        charts.append(line_chart(chart, lines, "{:.3g}".format))
-    return charts
 
 
 def _over_rounds(chart: Chart, run: RunFiles, column: str, floor: float) -> list[Chart]:

@@ -211,14 +211,20 @@ class TestMissing:
 @pytest.mark.parametrize(("change", "form", "message"), [
     ({"age": "x"}, {}, 't.csv: line 5: column age holds "x", not a number'),
     ({"age": np.inf}, {}, 't.csv: line 5: column age holds "inf"; must be a finite number'),
-    ({"ill": np.nan}, {}, "t.csv: line 5: column ill is empty"),
-    ({"who": np.nan}, {"client_column": "who"}, "t.csv: line 5: column who is empty"),
+    ({"ill": np.nan}, {},
+     't.csv: line 5: column ill is empty (target-column); missing = "drop" leaves such rows out'),
+    ({"who": np.nan}, {"client_column": "who"}, "t.csv: line 5: column who is empty (client-col"),
+    ({"sex": np.nan}, {"columns": "age,sex"},
+     't.csv: line 2: column sex holds "f"; must be a finite number; of texts, name the values in'
+     " columns: sex=f|m"),
+    ({"who": "a, b"}, {}, 't.csv: line 5: column who: "a, b" has a comma, = or |; rename it, or'
+     " name the columns to use in the key columns, or the one of the clients in client-column"),
     ({"sex": "d"}, {"columns": "age,sex=f|m"}, 't.csv: line 5: column sex holds "d"; must be f|m'),
     ({"ill": "sick"}, {"names": ("no", "yes")}, "t.csv: line 5: class sick; the run has no, yes"),
     ({}, {"target_column": "il"}, "t.csv: no column il (target-column), did you mean ill?; there"),
     ({}, {"client_column": "ill", "target_column": "ill"}, 'client-column = "ill": is the target'),
     ({}, {"columns": "age,age"}, 'columns = "age,age": must be different names'),
-    ({}, {"window": 100}, "window = 100: no file has so many rows with one label"),
+    ({}, {"window": 100}, "window = 100: no file has so many rows with one label; must be at most"),
     ({}, {"target_column": "age,ill"}, "t.csv: line 2: column ill holds texts; of several targets"),
 ])  # fmt: skip
 def test_what_cannot_be_used_is_named_in_one_line(change, form, message, frame, tmp_path):
@@ -238,6 +244,12 @@ def test_a_column_is_there_once(tmp_path):
         load(str(tmp_path / "t.csv"), "")
     (tmp_path / "t.csv").write_bytes("age,ill\n1,né\n".encode("latin-1"))
     with pytest.raises(RunError, match=r"t.csv: is not UTF-8; save it as UTF-8"):
+        load(str(tmp_path / "t.csv"), "")
+    (tmp_path / "t.csv").write_text("age;ill\n1,5;no\n3;yes\n")
+    with pytest.raises(RunError, match=r"t.csv: has no comma in line 1; separate columns"):
+        load(str(tmp_path / "t.csv"), "")
+    (tmp_path / "t.csv").write_text("")
+    with pytest.raises(RunError, match=r"t.csv: is empty; must have a line of column names"):
         load(str(tmp_path / "t.csv"), "")
 
 

@@ -1,0 +1,151 @@
+"""Compare this project with bare PyTorch, other simulators and itself; write benchmarks/RESULTS.md.
+
+    python -m benchmarks all                          # every comparison, five repeats: some 25 min
+    python -m benchmarks fedavg scale --repeats 3     # some of them
+    python -m benchmarks fedavg --contenders "floor;serial" --quick
+
+Contenders take turns (A B C A B C ...), each in a process of its own, so that all see the same
+machine. A round lasts from the end of the one before to its own end; the median of a run is over
+all rounds but the first and the last. Ratios are of two runs of the same repeat; the page has their
+median, least and largest. The start is all that comes before the end of the first round, less one
+round. `--envs` is the folder in which the environments of other simulators are made and kept.
+"""
+
+import argparse
+import csv
+import os
+import re
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from benchmarks.common import DATA, ROOT
+from benchmarks.results import write
+from benchmarks.workloads import WORKLOADS, Place, Workload, command
+from fedapps.launcher import superlink
+
+STAMP = re.compile(r"^(\d{4}-\S+ [\d:.,]+) (?:INFO )?round (\d+)", re.MULTILINE)
+DID = re.compile(r"^did weights=(\d+) steps=(\d+)$", re.MULTILINE)
+QUICK = 4  # rounds
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was measured: seconds of a round and of the start, megabytes of memory, and the work."""
+
+    round: float
+    start: float
+    memory: float
+    did: tuple[int, int]
+
+
+def measured(words: list[str], runs: Path) -> Run | str:
+    """Run a command; return what was measured, or why it failed.
+
+    Memory is the most that the command's own process had. The work is the number of weights and of
+    SGD steps in a round; of ours, the bytes and costs in its table tell it, if it is FedAvg.
+    """
+    begin = time.time()
+    env = os.environ | {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+    with tempfile.TemporaryFile("w+") as out:
+        process = subprocess.Popen(words, cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT)
+        try:
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        finally:
+            if process.returncode is None:
+                process.kill()
+        out.seek(0)
+        text = out.read()
+    if process.returncode:
+        return (text.strip() or f"it ended with {process.returncode}").splitlines()[-1]
+    folder, did = runs / "bench", DID.search(text)
+    if not did:
+        text = (folder / "log.txt").read_text("utf-8")
+    ends: dict[str, float] = {}
+    for moment, round_ in STAMP.findall(text):
+        ends.setdefault(round_, datetime.fromisoformat(moment).timestamp())
+    one = median(np.diff([*ends.values()])[:-1])
+    work = (int(did[1]), int(did[2])) if did else _work(folder / "rounds.csv")
+    return Run(float(one), ends["1"] - begin - one, used.ru_maxrss / 1e3, work)
+
+
+def _work(table: Path) -> tuple[int, int]:
+    with table.open() as file:
+        row = next(csv.DictReader(file))
+    weights = int(row["bytes_up"]) // 4 // int(row["clients"])
+    return weights, round(int(row["cost_paper"]) / weights)
+
+
+def compare(
+    work: Workload, names: list[str], repeats: int, rounds: int, place: Place
+) -> dict[str, list[Run] | str]:
+    """Let contenders take turns; return the runs of each, or why there are none."""
+    found: dict[str, list[Run] | str] = {name: [] for name in names}
+    did = None
+    for repeat in range(repeats):
+        for name in names:
+            before = found[name]
+            if isinstance(before, str):
+                continue
+            with tempfile.TemporaryDirectory(dir=place.folder) as runs:
+                words = command(name, work, rounds, place, Path(runs))
+                run = words if isinstance(words, str) else measured(words, Path(runs))
+            if isinstance(run, Run) and did not in (None, run.did):
+                run = f"it did not do the same work: weights and steps are {run.did}, not {did}"
+            if isinstance(run, str):
+                found[name] = run
+                print(f"  {name}: {run}", flush=True)
+                continue
+            before.append(run)
+            did = run.did if work.same_work else None
+            print(f"  {repeat + 1} {name}: {run.round:.3f} s, start {run.start:.1f} s", flush=True)
+    return found
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, and write page and picture."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("benchmarks", description=__doc__, formatter_class=formatter)
+    parser.add_argument("workloads", nargs="+", choices=["all", *WORKLOADS])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--contenders", help="only these; separated by ;")
+    parser.add_argument("--quick", action="store_true", help=f"1 repeat of {QUICK} rounds")
+    parser.add_argument("--envs", type=Path, default=Path("~/.cache/fedapps-peers"))
+    parser.add_argument("--data-root", default=DATA)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks", help="folder of the page")
+    options = parser.parse_args(arguments)
+    names = [*WORKLOADS] if "all" in options.workloads else options.workloads
+    known = {contender for name in names for contender in WORKLOADS[name].contenders}
+    wanted = set(options.contenders.split(";")) if options.contenders else known
+    if strange := wanted - known:
+        parser.error(f"--contenders {min(strange)}: must be of {';'.join(sorted(known))}")
+    if options.repeats < 1:
+        parser.error(f"--repeats {options.repeats}: must be at least 1")
+    load, repeats, results = os.getloadavg()[0], 1 if options.quick else options.repeats, {}
+    with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
+        place = Place(Path(folder), options.envs.expanduser(), options.data_root)
+        try:
+            for name in names:
+                work = WORKLOADS[name]
+                chosen = [contender for contender in work.contenders if contender in wanted]
+                rounds = QUICK if options.quick else work.rounds
+                print(f"{name}: {rounds} rounds, {repeats} repeats", flush=True)
+                results[name] = compare(work, chosen, repeats, rounds, place)
+        finally:
+            superlink.stop(place.folder)
+    how = f"python -m benchmarks {' '.join(options.workloads)}"  # without this machine's folders
+    how += " --quick" if options.quick else f" --repeats {repeats}"
+    how += f' --contenders "{options.contenders}"' if options.contenders else ""
+    write(results, options.out, how, repeats, load)
+    print(options.out / "RESULTS.md")
+
+
+if __name__ == "__main__":
+    main()

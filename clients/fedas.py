@@ -1,0 +1,85 @@
+"""FedAS's client: it aligns the received body, and measures how much its model has learned."""
+
+import torch
+from torch import Tensor, nn
+
+from fedapps.method import (
+    BaseClient,
+    Costs,
+    Objective,
+    Plan,
+    Slice,
+    Stage,
+    TrainingStats,
+    features,
+    put,
+    replace,
+    run,
+    take,
+)
+from strategies.fedas import Settings
+
+
+class FedASClient(BaseClient):
+    """It keeps its head, and a copy of the body that it has uploaded last."""
+
+    options: Settings
+
+    def personal(self) -> Slice:
+        """The head never leaves the client."""
+        return self.layout.head
+
+    def before_training(self, plan: Plan) -> Costs:
+        """Align the received body, at the schedule of the round's learning rate."""
+        lr = self.options.align_lr * plan.stages[0].lr / self.settings.lr
+        stage = Stage(layers=self.layout.body, epochs=self.options.align_epochs, lr=lr)
+        return self.align(replace(plan, stages=(stage,)), "align")
+
+    def align(self, plan: Plan, phase: str) -> TrainingStats:
+        """Pull features to the class means of the last own body's; a first time there are none."""
+        body, kept = self.layout.body, self.kept()
+        keys = self.layout.keys_of(body)
+        if not kept or not self.options.align_epochs:
+            return TrainingStats()
+        received, (inputs, labels) = take(self.model, keys), self.train_data
+        put(self.model, {key: kept[key] for key in keys if key in kept})
+        z = features(self.model, inputs, body).flatten(1)
+        put(self.model, received)
+        self.classes = self.workspace.dataset.classes
+        count = torch.bincount(labels, minlength=self.classes).clamp(min=1)
+        total = z.new_zeros(self.classes, z.shape[1]).index_add_(0, labels, z)
+        self.prototypes = total / count[:, None]
+        profile = self.workspace.trainer.profile
+        unrun = -2 * profile.forward_macs(self.layout.head)  # a step that ends before the head
+        done = self.train(plan, phase, Objective(self.apart, forward=self.of_body, macs=unrun))
+        done.spend(Costs(macs=profile.forward_macs(body) * len(labels)))
+        return done
+
+    def of_body(self, model: nn.Module, x: Tensor, layers: Slice) -> Tensor:
+        """Return features [b, width]."""
+        return run(model, x, tuple(n for n in layers if n not in self.layout.head)).flatten(1)
+
+    def apart(self, z: Tensor, labels: Tensor) -> Tensor:
+        """Return the sum over classes of the mean squared distance to the class's prototype."""
+        of_class = torch.bincount(labels, minlength=self.classes)[labels]
+        return ((z - self.prototypes[labels]).square().mean(1) / of_class).sum()
+
+    def after_training(self, plan: Plan) -> Costs:
+        """Send the sum over batches of the squared norm of the loss's gradient, in eval mode."""
+        inputs, labels = self.train_data
+        size, names, trace = self.settings.batch_size, self.layout.names, 0.0
+        weights = [p for p in self.model.parameters() if p.requires_grad]
+        for x, y in zip(inputs.split(size), labels.split(size), strict=True):
+            loss = self.loss(run(self.model, x, names), y)
+            found = torch.autograd.grad(loss, weights)
+            trace += sum(float(g.square().sum()) for g in found)
+        self.sends["fisher/trace"] = torch.tensor([trace]).numpy()
+        return Costs(macs=self.workspace.trainer.profile.step_macs(names, names[0]) * len(labels))
+
+    def personalize(self, plan: Plan) -> TrainingStats:
+        """Align the received body in an evaluation."""
+        return self.align(plan, "finetune")
+
+    def adapt(self, plan: Plan) -> TrainingStats:
+        """Train all layers as in a round."""
+        return self.train(plan, "finetune", self.objective("train"))

@@ -1,0 +1,61 @@
+"""Make the clock of a run, and refuse settings and methods that do not fit."""
+
+from fedapps.core.errors import RunError
+from fedapps.core.memory import reserve
+from fedapps.engine.checks import AVERAGING, replaced
+from fedapps.engine.clock import Clock, VirtualClock
+from fedapps.method.flower import BaseStrategy
+from fedapps.method.tools import CHECKPOINT_COPIES
+
+
+def clock(strategy: BaseStrategy) -> Clock:
+    """Return the clock of a run; raises `RunError` for settings that do not fit."""
+    s = strategy.settings
+    if s.devices:
+        found = VirtualClock(strategy)
+        _check(found)
+        return found
+    without = "needs virtual time; say with `devices` how fast the clients are"
+    for key, value in (
+        ("deadline", s.deadline), ("over-selection", s.over_selection), ("dropout", s.dropout)
+    ):  # fmt: skip
+        if value:
+            raise RunError(f"{key} = {value:g}: {without}")
+    if s.round_mode == "async":
+        raise RunError(f'round-mode = "async": {without}')
+    return Clock(strategy)
+
+
+def _check(clock: VirtualClock) -> None:
+    """Refuse settings and methods that do not fit; raises `RunError`."""
+    strategy, s = clock.strategy, clock.strategy.settings
+    ends = {"deadline": s.deadline, "over-selection": s.over_selection}
+    told = [f"{key} = {value:g}" for key, value in ends.items() if value]
+    if clock.is_async and told:
+        raise RunError(f'{told[0]}: not with round-mode = "async", which has a buffer; use 0')
+    if not (clock.is_async or told):
+        return
+    key = 'round-mode = "async"' if clock.is_async else told[0]
+    what = 'late = "later"' if clock.keeps and not clock.is_async else key
+    if s.presum:
+        raise RunError(f"{key}: needs every client's update; use presum=false")
+    if replaced(strategy, ["begin_round"]):
+        raise RunError(f"{key}: the clients of {s.strategy} work together in a round")
+    if s.over_selection and replaced(strategy, ["select"]):
+        raise RunError(f"{told[-1]}: {s.strategy} selects its clients itself; use 0")
+    if s.dp.mode == "central" and clock.ranks:
+        raise RunError(f'{what}: not with dp.mode = "central", where all that were drawn count')
+    if not clock.keeps:
+        return
+    if own := replaced(strategy, AVERAGING):
+        raise RunError(
+            f"{what}: {s.strategy} does more than average updates of one common model (it replaces"
+            f" {', '.join(own)})"
+        )
+    if clock.is_async and clock.buffer > clock.cohort:
+        most = f"the {clock.cohort} clients that are at work (fraction-train)"
+        raise RunError(f"buffer = {clock.buffer}: must be at most {most}")
+    size = sum(array.nbytes for array in strategy.arrays.values())
+    copies = 1 + CHECKPOINT_COPIES * bool(s.checkpoint_every)
+    less = "use a smaller fraction-train"
+    reserve("updates that are on their way", copies * clock.cohort * size, less)

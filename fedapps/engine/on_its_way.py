@@ -1,0 +1,60 @@
+"""Updates that are on their way to the server when a round ends, and count in a later one."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedapps.method.update import ClientUpdate
+from fedapps.models.layers import Arrays
+
+# Names in a strategy's state. `TABLE` [n, 5] has a row for each update: client, round, finish,
+# num_examples, weight. The arrays of a client's update are under `CHANGES`, client and name.
+TABLE, CHANGES = "clock/on-its-way", "clock/change/"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An update: when it arrives, in virtual seconds, and in which round it was asked for."""
+
+    finish: float
+    round: int
+    update: ClientUpdate
+
+
+@dataclass(frozen=True)
+class OnItsWay:
+    """The updates on their way, in a strategy's `state`, so that a checkpoint keeps them.
+
+    Their arrays are changes of what their clients had downloaded.
+    """
+
+    state: Arrays
+
+    @property
+    def clients(self) -> set[int]:
+        """The clients whose updates are on their way."""
+        return {int(client) for client, *_ in self._table().tolist()}
+
+    def keep(self, answer: Answer, round_: int, downloaded: Arrays) -> None:
+        """Keep an update; one of this round has values, which become changes of `downloaded`."""
+        update = answer.update
+        row = (update.client, answer.round, answer.finish, update.num_examples, update.weight)
+        self.state[TABLE] = np.concatenate([self._table(), [row]])
+        for key, array in update.arrays.items():
+            change = array - downloaded[key] if answer.round == round_ else array
+            self.state[f"{CHANGES}{update.client}/{key}"] = change
+
+    def take(self) -> list[Answer]:
+        """Take all updates out of the state."""
+        state, found = self.state, []
+        for client, round_, finish, samples, weight in self._table().tolist():
+            prefix = f"{CHANGES}{int(client)}/"
+            names = [name for name in state if name.startswith(prefix)]
+            arrays = {name.removeprefix(prefix): state.pop(name) for name in names}
+            update = ClientUpdate(int(client), arrays, int(samples), weight=weight)
+            found.append(Answer(finish, int(round_), update))
+        state.pop(TABLE, None)
+        return found
+
+    def _table(self) -> np.ndarray:
+        return self.state.get(TABLE, np.zeros((0, 5)))

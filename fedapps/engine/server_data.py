@@ -1,0 +1,34 @@
+"""The server's own training after each round, on the samples of `server-data`."""
+
+import msgspec
+
+from fedapps.method.flower import BaseStrategy
+from fedapps.models.layers import Arrays
+from fedapps.training.costs import TrainingStats
+
+
+def train(strategy: BaseStrategy, round_: int) -> TrainingStats:
+    """With `server-data`, train one epoch on the server's own samples (FedBABU, data sharing).
+
+    Only layers of `server-part` that clients upload are trained.
+    """
+    s, layout = strategy.settings, strategy.layout
+    if not s.server_data:
+        return TrainingStats()
+    plan = strategy.plan(round_, _some_client(strategy))
+    shared = {name.partition(":")[0] for name in plan.upload}
+    names = tuple(name for name in layout.slice_of(s.server_part) if name in shared)
+    stage = msgspec.structs.replace(strategy.stage(round_, names, epochs=1), prox_mu=0.0)
+    samples = strategy.workspace.data.server_samples
+    return strategy.train_here(round_, samples, stage).costs_only()
+
+
+def uploaded(strategy: BaseStrategy, round_: int) -> Arrays:
+    """Return the server's values of the layers that every client uploads in a round."""
+    keys = strategy.layout.shared(strategy.plan(round_, _some_client(strategy)).upload)
+    return {key: strategy.arrays[key] for key in keys}
+
+
+def _some_client(strategy: BaseStrategy) -> int:
+    """Return a client that trains, for what the plans of all clients have in common."""
+    return strategy.workspace.population.training[0]

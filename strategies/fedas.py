@@ -1,0 +1,68 @@
+"""FedAS: Yang, Huang, Ye, Bridging Inconsistency in Personalized FL, CVPR 2024."""
+
+from collections.abc import Iterable
+from typing import Annotated
+
+from fedapps.method import (
+    FINETUNING,
+    Arrays,
+    BaseStrategy,
+    ClientUpdate,
+    MethodSettings,
+    NonNegative,
+    Plan,
+    Positive,
+    Stage,
+    doc,
+    replace,
+    weighted_mean,
+)
+
+LEAST = 1e-12  # of a client's weight: if all traces are 0, the mean is a plain one
+
+
+class Settings(MethodSettings, frozen=True):
+    """FedAS's own keys."""
+
+    align_epochs: Annotated[NonNegative, doc("epochs of the alignment of the received body")]
+    align_lr: Annotated[Positive, doc("learning rate of the alignment")]
+
+
+class FedAS(BaseStrategy):
+    """FedPer; clients align the received body with their last one, and informed ones weigh more.
+
+    Symbols: N `num-clients`, T `num-rounds`, E `local-epochs`, eta `lr`; the head stays on the
+    client. Parameter-alignment is in clients/fedas.py, client-synchronization in `aggregate`.
+    docs/papers/fedas.md says what the paper leaves open.
+    A newcomer trains all layers for one round, from the shared body and the initial head.
+    """
+
+    citation = "Yang, Huang, Ye 2024"
+    exchanges = "body, and a weight"
+    needs_classes = True
+    needs_cut = True
+    unused = FINETUNING
+    options: Settings
+
+    def plan(self, round_: int, client: int) -> Plan:
+        """Train all layers and exchange the body, which the client also keeps."""
+        body = self.layout.body
+        plan = self.exchange(round_, body, self.stage(round_, self.layout.names))
+        return replace(plan, also_keep=body, sends={"fisher/trace": (1,)})
+
+    def finetuning(self, round_: int) -> tuple[Stage, ...]:
+        """An evaluation aligns the body; the head does not change."""
+        s, o = self.settings, self.options
+        lr = o.align_lr * s.round_lr(round_) / s.lr
+        return (Stage(layers=self.layout.body, epochs=o.align_epochs, lr=lr),)
+
+    def newcomer_plan(self, round_: int, client: int) -> Plan:
+        """Train as in a round."""
+        return self.alone(self.plan(round_, client))
+
+    def aggregate(self, round_: int, updates: Iterable[ClientUpdate]) -> Arrays:
+        """Average the bodies, weighted by the traces of the clients' Fisher information."""
+        return weighted_mean(
+            replace(update, weight=max(float(update.extras["fisher/trace"][0]), LEAST))
+            for update in updates
+        )[0]

@@ -1,0 +1,134 @@
+"""Attackers of a simulation: what they send, who they are, who is scored, and what is refused."""
+
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fedapps.core import config, registry
+from fedapps.core.draws import sample_attackers
+from fedapps.core.errors import RunError
+from fedapps.engine import collusion
+from fedapps.engine.rounds import Rounds
+from fedapps.method.update import ClientUpdate
+from fedapps.training.run_data import RunData
+from fedapps.training.workspace import Workspace
+
+RUN = 'fraction-train=1.0 num-rounds=1 attackers=0.34 strategy="fedavg"'
+BAD = sorted(sample_attackers(0, range(6), 0.34))
+
+
+def uploads(fits):
+    return {request.client: update.arrays for _, _, request, update in fits}
+
+
+@pytest.mark.parametrize(("attack", "factor"), [("sign-flip", -3.0), ("scaled", 3.0)])
+def test_an_upload_is_changed_on_the_attackers_alone(attack, factor, serial_run, fits):
+    serial_run(RUN)
+    honest, start = uploads(fits), fits[0][2].arrays
+    fits.clear()
+    serial_run(RUN, f'attack="{attack}" attack-scale=3.0')
+    for client, arrays in uploads(fits).items():
+        for key, sent in arrays.items():
+            step = honest[client][key] - start[key]
+            expected = start[key] + (factor if client in BAD else 1.0) * step
+            np.testing.assert_allclose(sent, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_flipped_labels_are_those_of_a_client_with_other_labels(serial_run, fits, monkeypatch):
+    serial_run(RUN, 'attack="label-flip"')
+    flipped = uploads(fits)
+    fits.clear()
+    tensors = RunData.samples
+
+    def other(data, client, subset):
+        inputs, targets = tensors(data, client, subset)
+        return inputs, 9 - targets if client in BAD and subset == "train" else targets
+
+    monkeypatch.setattr(RunData, "samples", other)
+    serial_run(RUN, "cache-limit=2047")  # a workspace of its own
+    for client, arrays in uploads(fits).items():
+        for key, sent in arrays.items():
+            assert (sent == flipped[client][key]).all(), (client, key)
+
+
+def update_of(draws, client):
+    return ClientUpdate(client, {"w": draws.normal(size=(3, 2)).astype("f4")}, 5, weight=5.0)
+
+
+def test_alie_is_the_mean_and_deviation_of_what_attackers_hold(flat_config):
+    draws = np.random.default_rng(0)
+    updates = [update_of(draws, client) for client in range(10)]
+    run = config.read(flat_config('attack="alie" attackers=0.3 attack-z=1.5'))
+    found = [*collusion.colluding(run, frozenset({1, 4, 8}), iter(updates))]
+    held = np.array([updates[client].arrays["w"] for client in (1, 4, 8)], "f8")
+    expected = held.mean(0) - 1.5 * np.sqrt(((held - held.mean(0)) ** 2).mean(0))
+    for before, after in zip(updates, found, strict=True):
+        assert (before.client, before.weight) == (after.client, after.weight)
+        if before.client in (1, 4, 8):
+            np.testing.assert_allclose(after.arrays["w"], expected, rtol=1e-6)
+        else:
+            assert after is before
+
+
+@pytest.mark.parametrize(("count", "bad"), [(50, 12), (25, 5), (20, 4), (10, 2), (7, 3)])
+def test_the_deviation_is_what_the_papers_majority_allows(count, bad):
+    """z such that s honest clients, who with the attackers make a majority, are farther away."""
+    supporters = count // 2 + 1 - bad
+    z = collusion.most_deviation(count, bad)
+    assert z == 0 or NormalDist().cdf(z) * (count - bad) == pytest.approx(count - bad - supporters)
+    assert (z > 0) == (count - bad > 2 * supporters)
+
+
+def test_an_inflated_count_weighs_more_in_the_mean_and_not_in_the_median(serial_run, fits):
+    options = RUN + ' attack="inflated-count" attack-scale=50.0'
+    mean, median = (serial_run(options, f'aggregation="{rule}"') for rule in ("mean", "median"))
+    sent = [fit[3] for fit in fits[:6]]
+    weights = [u.num_examples * (50 if u.client in BAD else 1) for u in sent]
+    for key, array in load_file(mean / "model.safetensors").items():
+        expected = np.average([u.arrays[key].astype("f8") for u in sent], axis=0, weights=weights)
+        np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-7)
+    plain = serial_run(RUN, 'aggregation="median"')
+    names = [folder / "model.safetensors" for folder in (median, plain)]
+    assert names[0].read_bytes() == names[1].read_bytes()
+
+
+def test_attackers_are_marked_and_nobody_scores_them(serial_run, read_csv):
+    folder = serial_run(RUN, 'attack="scaled" strategy="fedseq" fedseq.finetune-epochs=1')
+    marked = [row for row in read_csv(folder, "events.csv") if row["kind"] == "attacker"]
+    assert [(int(row["client"]), row["detail"]) for row in marked] == [(c, "scaled") for c in BAD]
+    scored = {int(row["client"]) for row in read_csv(folder, "clients.csv")}
+    assert scored == {*range(6)} - {*BAD}
+    last = read_csv(folder, "rounds.csv")[-1]
+    values = [float(r["accuracy_personalized"]) for r in read_csv(folder, "clients.csv")]
+    assert float(last["accuracy_personalized"]) == pytest.approx(np.mean(values))
+    assert float(last["decile_personalized"]) == pytest.approx(np.quantile(values, 0.1))
+
+
+@pytest.mark.parametrize("attack", ["alie", "sign-flip", "label-flip", "inflated-count"])
+def test_any_number_of_supernodes_gives_the_same_bytes(attack, serial_run, untimed_rounds):
+    options = f'num-rounds=2 strategy="fedper" attack="{attack}" attack-z=1.0 '
+    rule = 'aggregation="krum" robust-share=0.1'
+    one, three = (serial_run(RUN, options + rule, num_supernodes=n) for n in (1, 3))
+    assert untimed_rounds(one) == untimed_rounds(three)
+    for file in ("model.safetensors", "clients.csv", "events.csv"):
+        assert (one / file).read_bytes() == (three / file).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ('aggregation="median" presum=true', "presum = true sends sums"),
+        ('aggregation="median" dp.mode="central"', "makes only the plain mean private"),
+        ('aggregation="median" strategy="sflv2"', "sflv2 does not just average the updates"),
+        ('aggregation="krum" robust-share=0.2', "needs 3 clients or more, but has 2"),
+        ('attack="alie" attackers=0.2 presum=true', "presum = true sends sums"),
+        ('attack="scaled" attackers=0.2 dataset="device"', "only in a simulation, not on devices"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(options, line, flat_config):
+    settings = config.read(flat_config('strategy="fedavg" num-clients=5', options))
+    with pytest.raises(RunError) as caught:
+        Rounds(registry.strategy_class(settings.strategy)(Workspace(settings)))
+    assert line in str(caught.value) and "\n" not in str(caught.value)

@@ -1,0 +1,61 @@
+"""`python -m benchmarks`: what is timed, what peers train, and one small comparison."""
+
+import sys
+from datetime import datetime, timedelta
+from statistics import median
+
+import pytest
+import torch
+
+from benchmarks.__main__ import Run, main, measured
+from benchmarks.peers import task
+from benchmarks.results import ratios
+from fedapps import models
+
+WEIGHTS = 32 * (3 * 25 + 1) + 64 * (32 * 25 + 1) + 512 * (64 * 25 + 1) + 10 * 513
+
+
+def test_a_round_is_the_median_without_the_first_and_the_last(tmp_path):
+    soon, took = datetime.now() + timedelta(seconds=100), (3, 5, 4, 99)
+    ends = [soon + timedelta(seconds=sum(took[:count])) for count in range(5)]
+    lines = "\n".join(f"{end} round {number}" for number, end in enumerate(ends, 1))
+    program = f"print({lines!r}); print('did weights=7 steps=5')"
+    run = measured([sys.executable, "-c", program], tmp_path)
+    assert run.round == pytest.approx(median(took[:3]))
+    assert 80 < run.start < 100 - run.round  # from the command on, so a little less
+    assert run.did == (7, 5)
+    assert measured([sys.executable, "-c", "raise OSError('no room')"], tmp_path) == (
+        "OSError: no room"
+    )
+
+
+def test_ratios_are_of_the_same_repeat():
+    slow, fast = (
+        [Run(seconds, 0, 0, (0, 0)) for seconds in each] for each in ((2, 9, 8), (1, 3, 2))
+    )
+    assert ratios(slow, fast) == (3, 2, 4)
+
+
+def test_peers_train_our_model():
+    ours, peers = models.build("cnn", (3, 32, 32), 10, seed=3), task.build()
+    values = ours.state_dict().values()
+    peers.load_state_dict(dict(zip(peers.state_dict(), values, strict=True)))
+    x = torch.randn(4, 3, 32, 32)
+    torch.testing.assert_close(peers(x), ours(x))
+
+
+@pytest.mark.slow
+def test_floor_and_serial_do_the_same_work(tmp_path, capfd):
+    main(["fedavg", "--quick", "--contenders", "floor;serial", "--out", str(tmp_path)])
+    page = (tmp_path / "RESULTS.md").read_text("utf-8")
+    assert "could not run" not in page
+    assert f"50 steps a round, {WEIGHTS:,}" in " ".join(page.split())
+    cells = {
+        row.split("|")[1].strip(): row.split("|")[2:5]
+        for row in page.splitlines()
+        if row.startswith("| `")
+    }
+    floor, serial = (list(map(float, cells[f"`{name}`"])) for name in ("floor", "serial"))
+    assert floor[1] == serial[2] == 1
+    assert serial[1] == pytest.approx(serial[0] / floor[0], abs=0.02)
+    assert (tmp_path / "results.png").stat().st_size > 1000

@@ -1,0 +1,1 @@
+"""Every method beside an independent implementation in plain PyTorch (see `harness`)."""

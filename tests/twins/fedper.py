@@ -1,0 +1,22 @@
+"""FedPer: Arivazhagan et al. 2019, Algorithms 1 and 2."""
+
+from tests.twins.common import by_size, fit, rounds, scored, state, under
+from tests.twins.harness import Outcome
+
+SETTINGS = {"momentum": "fedper.personal-layers=conv1,head"}
+
+
+def fedper(world):
+    """All layers are trained together; the personal ones stay, the others are averaged."""
+    own = (world["fedper.personal-layers"] or "head").split(",")
+    shared = [name for name in world.names if name not in own]
+    server, kept = world.initial, {}
+    for t, chosen, lr in rounds(world):
+        sent = {}
+        for i in chosen:
+            model = world.model(server, kept.get(i, {}))
+            fit(world, model, world.names, world.batches("train", t, i, world.s.local_epochs), lr)
+            kept[i], sent[i] = state(model, world.keys(own)), state(model, world.keys(shared))
+        server = server | by_size(world, sent)
+    scores = scored(world, lambda i: world.model(server, kept.get(i, {})))
+    return Outcome(server, under("model/", kept), scores)
