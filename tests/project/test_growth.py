@@ -157,7 +157,7 @@ def test_fedap_draws_once_for_all_plans_of_a_round(many, monkeypatch):
 
 # Memory
 
-GROWING = ("fedap", "fedcmd", "fedfomo", "pfedsim")
+GROWING = ("fedamp", "fedap", "fedcmd", "fedfomo", "pfedsim")
 
 
 @pytest.mark.parametrize("method", GROWING)

@@ -1,0 +1,77 @@
+"""FedEM: Marfoq, Neglia, Bellet, Kameni, Vidal, FMTL under a Mixture of Distributions, 2021."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from fedapps.method import (
+    FINETUNING,
+    Arrays,
+    BaseStrategy,
+    ClientUpdate,
+    Count,
+    MethodSettings,
+    Plan,
+    doc,
+    generator,
+    replace,
+    weighted_mean,
+)
+
+
+class Settings(MethodSettings, frozen=True):
+    """FedEM's own keys."""
+
+    components: Annotated[Count, doc("M: number of component models")]
+
+
+class FedEM(BaseStrategy):
+    """Clients share M component models; each mixes their outputs by weights of its own (Alg. 1).
+
+    Symbols: T `num-clients`, K `num-rounds`, J `local-epochs`, eta `lr`, M `components`.
+    Component 1 is the server's model; the others are in `state`. At first they are the initial
+    model with the entries of each array in another order (with `initial-model`, of the head only),
+    because components that are alike would stay alike (our choice).
+    A newcomer gets all components, and finds its weights by one E-step.
+    State: `c<m>/<key>` for m = 2 .. M.
+    """
+
+    citation = "Marfoq et al. 2021"
+    exchanges = "M models"
+    sends_its_model = False
+    unused = FINETUNING
+    needs_classes = True
+    options: Settings
+
+    def setup(self) -> None:
+        """Make the components from the initial model."""
+        s, layout = self.settings, self.layout
+        mixed = set(layout.keys_of(layout.head if s.initial_model else layout.names))
+        for m in range(2, self.options.components + 1):
+            draws = generator(s.seed, "fedem", m)
+            for key in layout.shared(layout.names):
+                value = self.arrays[key]
+                if key in mixed:
+                    value = draws.permutation(value.ravel()).reshape(value.shape)
+                self.state[f"c{m}/{key}"] = value
+
+    def plan(self, round_: int, client: int) -> Plan:
+        """Train and exchange all layers of all components."""
+        names = self.layout.names
+        shapes = {name: value.shape for name, value in self.state.items()}
+        plan = self.exchange(round_, names, self.stage(round_, names))
+        return replace(plan, receives=shapes, sends=shapes)
+
+    def evaluation_plan(self, round_: int, client: int) -> Plan:
+        """Download all components, and train nothing."""
+        return replace(self.plan(round_, client), stages=(), upload=(), sends={})
+
+    def download(self, round_: int, client: int, plan: Plan) -> Arrays:
+        """Send all components."""
+        return super().download(round_, client, plan) | {n: self.state[n] for n in plan.receives}
+
+    def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
+        """Average each component, with weights n_t (line 13)."""
+        whole = (replace(update, arrays=update.arrays | update.extras) for update in updates)
+        means = weighted_mean(whole)[0]
+        self.state.update({name: means.pop(name) for name in self.state})
+        return means

@@ -1,0 +1,136 @@
+"""FedPAC: Xu, Tong, Huang, Personalized FL with Feature Alignment and Classifier Collaboration."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import numpy as np
+
+from fedapps.method import (
+    Arrays,
+    AtLeastZero,
+    BaseStrategy,
+    ClientUpdate,
+    Count,
+    LastSent,
+    MethodSettings,
+    Plan,
+    Stage,
+    doc,
+    replace,
+)
+
+LEAST = 1e-3  # weights alpha_ij below it are 0, as in the authors' code
+
+
+class Settings(MethodSettings, frozen=True):
+    """FedPAC's own keys."""
+
+    lambda_: Annotated[AtLeastZero, doc("lambda: how strongly features are pulled to centroids")]
+    head_epochs: Annotated[Count, doc("epochs of the head alone, before those of the body")]
+
+
+class FedPAC(BaseStrategy):
+    """The body is averaged, with features near global centroids; heads are mixed (Algorithm 1).
+
+    Symbols: m `num-clients`, T `num-rounds`, E `local-epochs` of the body, eta `lr`.
+    Our choices: both stages have the same learning rate; a class that nobody has in a round keeps
+    its centroid. An evaluation trains the received head, as a round begins.
+    A newcomer trains the mean head for `head-epochs` on the body.
+    State: `last/<key>` [N], the head that each client gets next, `centroids/mean` [C, d],
+    `centroids/known` [C].
+    """
+
+    citation = "Xu et al. 2023"
+    exchanges = "everything; centroids"
+    unused = ("finetune-epochs", "finetune-lr", "finetune-part")
+    by_client = ("last/",)
+    needs_classes = True
+    needs_cut = True
+    options: Settings
+
+    def setup(self) -> None:
+        """Give all clients the initial head; no class has a centroid yet."""
+        self.last = LastSent(self.state)
+        head = {key: self.arrays[key] for key in self.head}
+        self.last.start(head, self.settings.num_clients)
+        space = self.workspace
+        width = int(np.prod(space.trainer.profile.shapes[self.layout.head[0]]))
+        self.state["centroids/mean"] = np.zeros((space.dataset.classes, width), np.float32)
+        self.state["centroids/known"] = np.zeros(space.dataset.classes, np.float32)
+
+    def state_bytes(self) -> int:
+        """The size of every client's head."""
+        return LastSent.nbytes(self.arrays, self.head, self.settings.num_clients)
+
+    def plan(self, round_: int, client: int) -> Plan:
+        """Train the head, then the body; send both, and the statistics of the features."""
+        mean, known = (self.state[f"centroids/{name}"].shape for name in ("mean", "known"))
+        body = self.stage(round_, self.layout.body)
+        plan = self.exchange(round_, self.layout.names, *self.finetuning(round_), body)
+        return replace(
+            plan,
+            receives={"centroids/mean": mean, "centroids/known": known},
+            sends={"first/mean": mean, "first/v": (1,), "own/mean": mean, "own/count": known},
+        )
+
+    def finetuning(self, round_: int) -> tuple[Stage, ...]:
+        """Train the head on the frozen body."""
+        return (self.stage(round_, self.layout.head, self.options.head_epochs),)
+
+    def newcomer_plan(self, round_: int, client: int) -> Plan:
+        """Train the head, but without a learning-rate schedule, which is over."""
+        return replace(super().newcomer_plan(round_, client), stages=self.finetuning(1))
+
+    def download(self, round_: int, client: int, plan: Plan) -> Arrays:
+        """Send the shared body, the client's own mixture of heads and, in training, centroids."""
+        found = super().download(round_, client, plan) | self.last.of(client, self.head)
+        return found | {name: self.state[name] for name in plan.receives}
+
+    def newcomer_download(self, round_: int, client: int, plan: Plan) -> Arrays:
+        """Send the shared body, and the mean of the last round's heads."""
+        return super().download(round_, client, plan)
+
+    def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
+        """Average bodies, and for newcomers heads; update centroids (Eq. 6); mix heads (Eq. 9)."""
+        whole = list(updates)
+        count = np.stack([u.extras["own/count"] for u in whole]).clip(0).astype(np.float64)
+        means = np.stack([u.extras["own/mean"] for u in whole]).astype(np.float64)
+        known = count.sum(0) > 0
+        sums = (count[:, known, None] * means[:, known]).sum(0)
+        self.state["centroids/mean"][known] = sums / count.sum(0)[known, None]
+        self.state["centroids/known"][known] = 1
+        h = (
+            np.stack([u.extras["first/mean"] for u in whole])
+            * (count / count.sum(1, keepdims=True).clip(1))[..., None]
+        )
+        v = np.array([float(u.extras["first/v"][0]) for u in whole])
+        for i, update in enumerate(whole):
+            alpha = head_weights(h.reshape(len(h), -1), v, i)
+            mixed = {
+                key: sum(
+                    a * u.arrays[key].astype(np.float64) for a, u in zip(alpha, whole, strict=True)
+                )
+                for key in self.head
+            }
+            self.last.keep(update.client, mixed)
+        return super().aggregate(round_, iter(whole))
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        """The keys of the head that travel."""
+        return self.layout.shared(self.layout.head)
+
+
+def head_weights(h: np.ndarray, v: np.ndarray, i: int) -> np.ndarray:
+    """Return alpha_i [m]: the least sum_j a_j^2 v_j + ||sum_j a_j (h_i - h_j)||^2 (Eq. 9).
+
+    The a_j are at least 0, and their sum is 1. h is [m, C d]. If (sum - 1)^2 is added in place of
+    the last condition, the least squares with a >= 0 are the same but for a factor.
+    """
+    from scipy.optimize import nnls
+
+    matrix = np.vstack([np.diag(np.sqrt(np.maximum(v, 0))), (h[i] - h).T, np.ones(len(v))])
+    alpha = nnls(matrix, np.eye(len(matrix))[-1])[0]
+    alpha = alpha / alpha.sum()
+    alpha[alpha < LEAST] = 0
+    return alpha / alpha.sum()

@@ -1,0 +1,90 @@
+"""FedAMP: mixtures and proximal training, against float64 and plain autograd."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedapps.core import config
+from fedapps.training.workspace import Workspace
+from strategies.fedamp import FedAMP
+from tests.support.references import LR, assert_close, final, grad, moved, reference
+
+
+def vector(p):
+    return torch.cat([p[key].flatten() for key in sorted(p)])
+
+
+def mixture(mine, theirs, similarity, alpha, sigma, own):
+    """u_i of a client that knows one other model."""
+    a, b = vector(mine), vector(theirs)
+    if similarity == "cosine":
+        xi = 1 - own  # the only other model has all of the attention
+    else:
+        xi = min(1.0, alpha * float(torch.exp(-((a - b) ** 2).sum() / sigma)) / sigma)
+    return {key: (1 - xi) * mine[key] + xi * theirs[key] for key in mine}, xi
+
+
+@pytest.mark.parametrize("similarity", ["distance", "cosine"])
+def test_three_rounds_of_fedamp(small, serial_run, flat_config, fits, similarity):
+    keys = dict(alpha=0.8, sigma=1.5, own=0.3)
+    options = (
+        f'strategy="fedamp" num-rounds=3 fedamp.similarity="{similarity}" fedamp.alpha=0.8 '
+        "fedamp.sigma=1.5 fedamp.own-weight=0.3 fedamp.lambda=0.4"
+    )
+    serial_run(small, options)
+    ref = reference(flat_config, small, options)
+    w, xi = [ref.start, ref.start], 0.0
+    for round_ in (1, 2, 3):
+        new = []
+        for i in (0, 1):
+            u = ref.start
+            if round_ > 1:
+                u, xi = mixture(w[i], w[1 - i], similarity, **keys)
+            mine = u
+            for x, y in ref.batches(i, round_):
+                g = grad(mine, x, y)
+                pull = {key: mine[key] - u[key] for key in mine}
+                mine = moved(moved(mine, g, -LR), pull, -LR * 0.4 / 0.8)
+            new.append(mine)
+        w = new
+    assert 0.05 < xi < 0.95
+    for client in (0, 1):
+        state, update = final(fits, client)
+        assert_close(update.arrays, w[client])
+        assert_close({key: state[f"model/{key}"].numpy() for key in w[client]}, w[client])
+
+
+@pytest.mark.parametrize("similarity", ["distance", "cosine"])
+def test_weights_are_those_of_the_equations(flat_config, small, similarity):
+    options = (
+        f'strategy="fedamp" num-clients=5 min-samples=4 fedamp.similarity="{similarity}" '
+        "fedamp.alpha=3.0 fedamp.sigma=9.0 fedamp.own-weight=0.2"
+    )
+    strategy = FedAMP(Workspace(config.read(flat_config(small, options))))
+    draws = np.random.default_rng(0)
+    w = {}
+    for j in (0, 1, 3, 4):  # client 2 has sent nothing
+        w[j] = {k: (v + draws.normal(size=v.shape) * 0.02 * (1 + j)).astype("f4")
+                for k, v in strategy.arrays.items()}  # fmt: skip
+        strategy.last.keep(j, w[j])
+        strategy.state["sent"][j] = True
+    flat = {j: np.concatenate([w[j][k].ravel() for k in w[j]]).astype(float) for j in w}
+    for i in w:
+        others = [j for j in w if j != i]
+        if similarity == "distance":
+            xi = [3 * np.exp(-((flat[i] - flat[j]) ** 2).sum() / 9) / 9 for j in others]
+            xi = np.array(xi) / max(1, sum(xi))
+        else:
+            norm = {j: np.sqrt((flat[j] ** 2).sum()) for j in w}
+            xi = np.exp([9 * (flat[i] * flat[j]).sum() / norm[i] / norm[j] for j in others])
+            xi = 0.8 * xi / xi.sum()
+        row = strategy.weights(i)
+        np.testing.assert_allclose(row[others], xi, rtol=1e-9)
+        assert row[2] == 0 and (row >= 0).all() and row.sum() == pytest.approx(1)
+        u = strategy.download(2, i, strategy.plan(2, i))
+        for key, value in u.items():
+            expected = sum(row[j] * w[j][key].astype(float) for j in w)
+            np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-7)
+    assert strategy.weights(2)[2] >= 0  # its own is the initial model
+    strategy.state["sent"][:] = False
+    assert strategy.weights(0).tolist() == [1, 0, 0, 0, 0]
