@@ -36,8 +36,8 @@ def told(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
     if not plan.upload:
         why = f"on {strategy.settings.strategy}, whose clients upload nothing"
         keys = ["server-optimizer", "aggregation", "attack"]
-        if not replaced(strategy, ["train_nodes"]):  # clients that share a channel refuse it
-            keys.append("presum")
+        if not plan.sends and not replaced(strategy, ["aggregate", "train_nodes"]):
+            keys.append("presum")  # otherwise it is refused
         yield from ((key, why) for key in keys)
     if not strategy.settings.finetune_epochs and not replaced(strategy, ["finetuning"]):
         yield from ((key, "with finetune-epochs = 0") for key in ("finetune-lr", "finetune-part"))
