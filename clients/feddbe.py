@@ -10,9 +10,12 @@ from strategies.feddbe import Settings
 class Shifted(nn.Module):
     """A model that adds a memory to its features: head(body(x) + memory)."""
 
+    memory: Tensor
+
     def __init__(self, body: nn.Module, head: nn.Module, memory: Tensor) -> None:
         super().__init__()
-        self.body, self.head, self.memory = body, head, memory
+        self.body, self.head = body, head
+        self.register_buffer("memory", memory)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs [b, ...]."""
@@ -25,10 +28,15 @@ class FedDBEClient(BaseClient):
 
     options: Settings
 
+    def setup(self) -> None:
+        """The memory and the running mean are 0."""
+        shape = self.workspace.trainer.profile.shapes.get(self.layout.head[0], ())
+        self.running = torch.zeros(shape, device=self.workspace.torch_device)
+        self.memory = nn.Parameter(self.running)
+
     def before_training(self, plan: Plan) -> Costs:
         """Load zbar^p, at first 0, and zbar^g, unknown in round 1; the running mean is 0."""
-        shape = self.workspace.trainer.profile.shapes[self.layout.head[0]]
-        self.running = torch.zeros(shape, device=self.workspace.torch_device)
+        self.running = torch.zeros_like(self.running)
         kept, mean = self.kept("memory/").get("z"), self.received.get("z/mean")
         self.memory = nn.Parameter(self.running if kept is None else self.running.new_tensor(kept))
         self.aim = None if mean is None else self.running.new_tensor(mean)

@@ -1,5 +1,7 @@
 """FedProto's client: its loss pulls features towards the prototypes of their classes."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -10,21 +12,37 @@ from strategies.fedproto import Settings
 class Nearest(nn.Module):
     """A body that predicts with -||f(x) - C^(j)||^2, the negative distance to prototype j."""
 
-    def __init__(self, body: nn.Module, prototypes: Tensor, known: Tensor) -> None:
+    prototypes: Tensor
+    known: Tensor
+
+    def __init__(self, body: nn.Module, head: nn.Module, prototypes: Tensor, known: Tensor) -> None:
         super().__init__()
-        self.body, self.prototypes, self.known = body, prototypes, known
+        self.body, self.head = body, head
+        self.register_buffer("prototypes", prototypes)
+        self.register_buffer("known", known)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [b, classes]; a class without prototype is as far away as the farthest one."""
-        apart = (self.body(x).flatten(1)[:, None] - self.prototypes).square().sum(2)
-        farthest = apart[:, self.known].amax(1, keepdim=True)
-        return -torch.where(self.known, apart, farthest)
+        """Return [b, classes]; a class without prototype is as far away as the farthest one.
+
+        As long as no class has a prototype, the head predicts.
+        """
+        z = self.body(x)
+        apart = (z.flatten(1)[:, None] - self.prototypes).square().sum(2)
+        farthest = apart.masked_fill(~self.known, -torch.inf).amax(1, keepdim=True)
+        near = -torch.where(self.known, apart, farthest)
+        return torch.where(self.known.any(), near, self.head(z))
 
 
 class FedProtoClient(BaseClient):
     """All layers are personal; it minimizes Equation 7 with E epochs of SGD."""
 
     options: Settings
+
+    def setup(self) -> None:
+        """No class has a prototype yet."""
+        width = math.prod(self.workspace.trainer.profile.shapes.get(self.layout.head[0], ()))
+        self.prototypes = torch.zeros(self.workspace.dataset.classes, width)
+        self.known = torch.zeros(self.workspace.dataset.classes, dtype=torch.bool)
 
     def personal(self) -> Slice:
         """Return all layers: a plan that uploads one is refused."""
@@ -68,9 +86,10 @@ class FedProtoClient(BaseClient):
 
     def module(self) -> nn.Module:
         """The body with the prototypes, or the model with its head."""
-        if self.options.predict == "head" or not self.known.any():
+        if self.options.predict == "head":
             return self.model
-        return Nearest(in_sequence(self.model, self.layout.body), self.prototypes, self.known)
+        body, head = (in_sequence(self.model, s) for s in (self.layout.body, self.layout.head))
+        return Nearest(body, head, self.prototypes, self.known)
 
     def predict(self, inputs: Tensor) -> Tensor:
         """Negative distances to prototypes, or the head's logits."""

@@ -27,7 +27,7 @@ class Settings(MethodSettings, frozen=True):
     similarity: Annotated[
         Literal["distance", "cosine"], doc("of models: distance (FedAMP) or cosine (HeurFedAMP)")
     ]
-    alpha: Annotated[Positive, doc("alpha_k: step of the server; w_i is pulled by lambda / alpha")]
+    step: Annotated[Positive, doc("alpha_k: step of the server; w_i is pulled by lambda / alpha")]
     lambda_: Annotated[AtLeastZero, doc("lambda: how strongly w_i is pulled towards u_i")]
     sigma: Annotated[Positive, doc("sigma: scale of distances, or factor of cosines")]
     own_weight: Annotated[Fraction, doc("xi_ii: weight of the own model (cosine only)")]
@@ -62,7 +62,7 @@ class FedAMP(BaseStrategy):
 
     def plan(self, round_: int, client: int) -> Plan:
         """Download u_i, train w_i, send and keep it; mu of the proximal term is lambda / alpha."""
-        names, mu = self.layout.names, self.options.lambda_ / self.options.alpha
+        names, mu = self.layout.names, self.options.lambda_ / self.options.step
         plan = self.exchange(round_, names, replace(self.stage(round_, names), prox_mu=mu))
         return replace(plan, also_keep=names)
 
@@ -93,7 +93,7 @@ class FedAMP(BaseStrategy):
             row[others] = (1 - o.own_weight) * e / e.sum()
         elif others:
             x = np.array([((w - own) ** 2).sum() for w in them])
-            row[others] = o.alpha * np.exp(-x / o.sigma) / o.sigma
+            row[others] = o.step * np.exp(-x / o.sigma) / o.sigma
             row /= max(1.0, row.sum())
         row[client] = 1 - row.sum()
         return row

@@ -48,7 +48,7 @@ class FedDBE(BaseStrategy):
 
     def setup(self) -> None:
         """There is no consensual mean yet."""
-        shape = self.workspace.trainer.profile.shapes[self.layout.head[0]]
+        shape = self.workspace.trainer.profile.shapes.get(self.layout.head[0], ())
         self.state["z/mean"] = np.zeros(shape, np.float32)
 
     def select(self, round_: int) -> list[int]:

@@ -54,7 +54,7 @@ class FedPAC(BaseStrategy):
         head = {key: self.arrays[key] for key in self.head}
         self.last.start(head, self.settings.num_clients)
         space = self.workspace
-        width = int(np.prod(space.trainer.profile.shapes[self.layout.head[0]]))
+        width = int(np.prod(space.trainer.profile.shapes.get(self.layout.head[0], ())))
         self.state["centroids/mean"] = np.zeros((space.dataset.classes, width), np.float32)
         self.state["centroids/known"] = np.zeros(space.dataset.classes, np.float32)
 

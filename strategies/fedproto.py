@@ -51,7 +51,7 @@ class FedProto(BaseStrategy):
     def setup(self) -> None:
         """No class has a prototype yet."""
         space = self.workspace
-        width = int(np.prod(space.trainer.profile.shapes[self.layout.head[0]]))
+        width = int(np.prod(space.trainer.profile.shapes.get(self.layout.head[0], ())))
         self.state["p/mean"] = np.zeros((space.dataset.classes, width), np.float32)
         self.state["p/count"] = np.zeros(space.dataset.classes, np.float32)
 

@@ -274,10 +274,10 @@ def test_evaluate_scores_a_run_with_other_settings(options, no_plots, capsys, re
     assert cli.main(["evaluate", str(folder), "-c", "lr=0.5"]) == 1
     assert capsys.readouterr().err.startswith("error: lr = 0.5 (the run has 0.05): needs another ")
     own = "lr=0.05"
-    others = "num-rounds=500 evaluate-clients=1 checkpoint-every=0"
+    others = "num-rounds=500 checkpoint-every=0"
     assert cli.main(["evaluate", str(folder), "-c", f"{others} {own}"]) == 1
     refused = capsys.readouterr().err
-    for key, value in (("checkpoint-every", 1), ("evaluate-clients", 0), ("num-rounds", 2)):
+    for key, value in (("checkpoint-every", 1), ("num-rounds", 2)):
         assert re.search(rf"{key} = \d+ \(the run has {value}\)", refused)
     assert "lr = " not in refused
     assert len(read_csv(folder, "evaluations.csv")) == 1

@@ -13,7 +13,13 @@ OPTIONS = (
     "num-clients=3 fraction-train=1.0 num-rounds=3 local-epochs=2 evaluate-every=0 "
     'unseen-clients="2"'
 )
-ALONE = ("local", "fedfomo", "fedem")  # no shared model; other clients' models; components
+ALONE = (
+    "local",
+    "fedfomo",
+    "fedem",
+    "feddbe",
+    "fedproto",
+)  # no shared model; other clients' models; components
 
 
 @pytest.fixture

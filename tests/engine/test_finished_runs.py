@@ -117,8 +117,8 @@ def refusal(*words):
 
 
 def test_predictions_are_an_npz_file_by_name_too():
-    with pytest.raises(RunError, match=r"^--output p\.csv: must end in \.npz$"):
-        call(predict, "nowhere", "--input", "images.npz", "--output", "p.csv")
+    with pytest.raises(RunError, match=r"^--output p\.txt: must end in \.csv or \.npz$"):
+        call(predict, "nowhere", "--input", "images.npz", "--output", "p.txt")
 
 
 def test_what_a_run_does_not_have_is_a_line(tiny_run, tmp_path):
@@ -130,7 +130,7 @@ def test_what_a_run_does_not_have_is_a_line(tiny_run, tmp_path):
     assert refusal(tiny_run('strategy="local" num-rounds=1')).endswith(
         ": local trains no shared model; name a client, for example --client 0"
     )
-    assert refusal(tmp_path / "nowhere").endswith("check the path")
+    assert refusal(tmp_path / "nowhere").startswith(f"{tmp_path / 'nowhere'}: no model is there; ")
     assert refusal() == "name one model: a run directory, a state-dir or a .safetensors file"
 
 

@@ -435,7 +435,7 @@ def test_a_row_runs_after_the_one_that_it_needs(mixed, store, tmp_path, monkeypa
 def test_what_ctrl_c_ends_has_not_failed(table, store, tmp_path, monkeypatch, capsys):
     began, ended, called = threading.Event(), threading.Event(), []
 
-    def die(worker, flat, log, plots):
+    def die(worker, flat, log, plots, at_once):
         called.append(log)
         began.set()
         assert ended.wait(60)
@@ -547,7 +547,7 @@ def toy_training(monkeypatch, while_it_trains):
     """Training that takes no time; returns the names of what is trained and scored."""
     trained, scored = [], []
 
-    def train(worker, flat, log, plots):
+    def train(worker, flat, log, plots, at_once):
         folder = finished_run(flat)
         trained.append(folder.name[:-16])  # without the time
         while_it_trains(flat)

@@ -28,7 +28,7 @@ def mixture(mine, theirs, similarity, alpha, sigma, own):
 def test_three_rounds_of_fedamp(small, serial_run, flat_config, fits, similarity):
     keys = dict(alpha=0.8, sigma=1.5, own=0.3)
     options = (
-        f'strategy="fedamp" num-rounds=3 fedamp.similarity="{similarity}" fedamp.alpha=0.8 '
+        f'strategy="fedamp" num-rounds=3 fedamp.similarity="{similarity}" fedamp.step=0.8 '
         "fedamp.sigma=1.5 fedamp.own-weight=0.3 fedamp.lambda=0.4"
     )
     serial_run(small, options)
@@ -58,7 +58,7 @@ def test_three_rounds_of_fedamp(small, serial_run, flat_config, fits, similarity
 def test_weights_are_those_of_the_equations(flat_config, small, similarity):
     options = (
         f'strategy="fedamp" num-clients=5 min-samples=4 fedamp.similarity="{similarity}" '
-        "fedamp.alpha=3.0 fedamp.sigma=9.0 fedamp.own-weight=0.2"
+        "fedamp.step=3.0 fedamp.sigma=9.0 fedamp.own-weight=0.2"
     )
     strategy = FedAMP(Workspace(config.read(flat_config(small, options))))
     draws = np.random.default_rng(0)

@@ -263,7 +263,7 @@ def test_every_method_trains_adapters_or_says_why_not(method, flat_config, tiny_
     state = space.model.state_dict()
     assert all(torch.equal(state[key], value) for key, value in frozen.items()), "moved"
     moved = [key for key, value in made.strategy.arrays.items() if (value != before[key]).any()]
-    assert moved or method == "local"
+    assert moved or method in ("local", "fedproto")  # no layer travels
     made.make(0).module()
 
 

@@ -127,7 +127,7 @@ def test_a_run_resumes_with_the_same_file_only(serial_run, tiny_npz, weights, re
     run_serial(config.parse([f'resume="{part}" num-rounds=3']), 1)
     assert all(np.array_equal(v, read_model(part)[k]) for k, v in read_model(whole).items())
     weights(fc2__fc__bias=np.ones(84, np.float32))
-    with pytest.raises(RunError, match="the file is not what the run began with"):
+    with pytest.raises(RunError, match="the model's code or initial values have changed since"):
         run_serial(config.parse([f'resume="{part}" num-rounds=4']), 1)
 
 

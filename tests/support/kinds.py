@@ -14,8 +14,13 @@ TASKS = dict.fromkeys(MODELS, "classification") | {
     name: name for name in ("tokens", "regression", "multilabel")
 }
 METHODS = (  # which learn nothing without classes
+    "fedas",
     "fedcmd",
+    "fedem",
+    "fedpac",
+    "fedproto",
     "fedrod",
+    "knnper",
     "fedfc",
     "sflv1",
     "sflv2",

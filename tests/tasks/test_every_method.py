@@ -47,7 +47,7 @@ def test_every_method_learns_or_says_why_not(method, kind, tmp_path, serial_run,
     before = {key: value.copy() for key, value in made.strategy.arrays.items()}
     made.rounds(2)
     moved = [key for key, value in made.strategy.arrays.items() if (value != before[key]).any()]
-    assert moved or method == "local"
+    assert moved or method in ("local", "fedproto")  # no layer travels
     assert all(np.isfinite(value).all() for value in made.strategy.arrays.values())
     told, task = made.evaluate(client=0), TASKS[kinds.TASKS[kind]]
     sizes = task.sizes(made.strategy.workspace.dataset.targets)
