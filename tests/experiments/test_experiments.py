@@ -40,7 +40,7 @@ from fedapps.report.report import Report
 from fedapps.report.summary import versions
 from fedapps.serial import run_serial
 from fedapps.tasks import CLASSIFICATION
-from tests.support.marks import THOROUGH
+from tests.support.marks import LONG, THOROUGH
 
 TINY = (
     'dataset="digits" num-clients=4 min-samples=4 alpha=1.0 num-rounds=3 fraction-train=0.5 '
@@ -911,10 +911,11 @@ def test_a_finished_run_is_collected(table, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [
     ["benchmark-digits", "fedbabu-heads", "fedcmd-layers", "fedseq-datasets"],
-    THOROUGH(["all"], id="all"),
+    THOROUGH(["attacks-digits", "fedfc-timing", "heart", "perfreezeclip-sweep"], id="some"),
+    LONG(["all"], id="all"),
 ])  # fmt: skip
 def test_every_table_runs_at_its_smallest_scale(names, tmp_path):
-    """Each table, with trials of settings and readings, at `smoke`: two minutes on two cores."""
+    """Each table, with trials of settings and readings, at `smoke`: all take four minutes."""
     results = str(tmp_path / "results")
     places = ["--runs-dir", str(tmp_path / "runs")]
     run = ["--results", results, "run", *names, "--scale", "smoke", "--jobs", "2", *places]
