@@ -15,12 +15,17 @@ class WithNeighbours(nn.Module):
     labels: Tensor
 
     def __init__(
-        self, body: nn.Module, head: nn.Module, shape: tuple[int, int], o: Settings
+        self,
+        body: nn.Module,
+        head: nn.Module,
+        shape: tuple[int, int],
+        o: Settings,
+        device: torch.device,
     ) -> None:
         super().__init__()
         self.body, self.head, self.options = body, head, o
-        self.register_buffer("features", torch.zeros(shape))
-        self.register_buffer("labels", torch.full(shape[:1], -1))
+        self.register_buffer("features", torch.zeros(shape, device=device))
+        self.register_buffer("labels", torch.full(shape[:1], -1, device=device))
 
     def forward(self, images: Tensor) -> Tensor:
         """Return log(lambda_m p_knn + (1 - lambda_m) p_model) [b, classes] (Eq. 9)."""
@@ -51,7 +56,8 @@ class KNNPerClient(BaseClient):
         head = in_sequence(self.model, self.layout.head)
         shape = self.workspace.trainer.profile.shapes[self.layout.head[0]]
         size = (self.options.capacity, torch.Size(shape).numel())
-        made = WithNeighbours(body, head, size, self.options).eval()
+        device = self.workspace.torch_device
+        made = WithNeighbours(body, head, size, self.options, device).eval()
         if self.workspace.dataset.num_train:  # not while a model's file is read
             images, labels = self.train_data
             chosen = self.chosen(len(labels))
