@@ -30,7 +30,7 @@ from benchmarks.results import write
 from benchmarks.workloads import WORKLOADS, Place, Workload, command
 from fedapps.launcher import superlink
 
-STAMP = re.compile(r"^(\d{4}-\S+ [\d:.,]+) (?:INFO )?round (\d+)", re.MULTILINE)
+STAMP = re.compile(r"^(\d{4}-\S+ [\d:.,]+) (?:INFO )?round +(\d+)", re.MULTILINE)
 DID = re.compile(r"^did weights=(\d+) steps=(\d+)$", re.MULTILINE)
 QUICK = 4  # rounds
 
