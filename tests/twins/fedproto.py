@@ -31,7 +31,8 @@ def pulling(world, shared):
 
     def loss(model, x, y):
         z = model[:size](x)
-        known = [(f, shared[j]) for f, j in zip(z.flatten(1), y.tolist()) if j in shared]
+        pairs = zip(z.flatten(1), y.tolist(), strict=True)
+        known = [(f, shared[j]) for f, j in pairs if j in shared]
         distance = sum(((f - c) ** 2).mean() for f, c in known) / len(y)
         return cross_entropy(model[size:](z), y) + lam * distance
 

@@ -18,7 +18,10 @@ from tests.twins.common import (
 )
 from tests.twins.harness import Outcome
 
-SETTINGS = {"plain": "moon.mu=5 head-layers=3", "momentum": "moon.temperature=0.2 prox-mu=0.2 max-norm=0.8"}
+SETTINGS = {
+    "plain": "moon.mu=5 head-layers=3",
+    "momentum": "moon.temperature=0.2 prox-mu=0.2 max-norm=0.8",
+}
 
 
 def contrastive(world, received, last):
