@@ -34,9 +34,8 @@ class WithNeighbours(nn.Module):
         far = torch.cdist(
             found.flatten(1), self.features, compute_mode="donot_use_mm_for_euclid_dist"
         )
-        near = (-far.square() / (far.new_tensor(self.features.shape[1] * o.scale))).masked_fill(
-            self.labels < 0, -torch.inf
-        )
+        near = -far.square() / (self.features.shape[1] * o.scale)
+        near = near.masked_fill(self.labels < 0, -torch.inf)
         values, at = near.topk(min(o.k, len(self.labels)), 1)
         votes = torch.zeros_like(model).scatter_add(
             1, self.labels[at].clamp(min=0), softmax(values, 1)

@@ -22,8 +22,7 @@ from tests.support.marks import THOROUGH
 from tests.support.methods import needed
 from tests.support.pretended_gpu import DEVICE, Gpu
 
-# As of 2026-11-25, knnper fails on the pretended GPU: a tensor is on the CPU. To be mended.
-METHODS = tuple(name for name in registry.names() if name != "knnper")
+METHODS = registry.names()
 SOME = {"apfl", "fedala", "fedavg", "fedbabu", "fedcmd", "fedfc", "perfreezeclip", "pfedsim"}
 WITH = {"perfreezeclip": "local-epochs=2"}  # it cannot divide one
 VARIANTS = [

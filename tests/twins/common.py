@@ -39,6 +39,13 @@ def asking(model):
     return [p for p in model.parameters() if p.requires_grad]
 
 
+def features(world, model, x):
+    """Return the body's output, flattened, [n, d]."""
+    for name in world.body:
+        x = model.get_submodule(name)(x)
+    return x.flatten(1)
+
+
 def gradients_of(model, x, y, loss=loss_of):
     return torch.autograd.grad(loss(model, x, y), asking(model))
 
