@@ -71,7 +71,8 @@ def unpack_answers(
     found: dict[int, list[float]] = {}
     failures = []
     for client in asked:  # anything that the reply says about other clients is ignored
-        values = (record_of(reply.content, f"answer-{client}", MetricRecord) or {}).get("values")
+        answer = record_of(reply.content, f"answer-{client}", MetricRecord)
+        values = answer.get("values") if answer else None
         if client in causes:
             failures.append(Failure(client, one_line(causes[client])))
         elif isinstance(values, list) and all(map(math.isfinite, values)):
