@@ -63,11 +63,11 @@ def once(method, tiny_npz, tmp_path_factory):
 def test_same_numbers_on_any_supernodes(method, once, serial_run, tiny_npz, untimed_rounds):
     first, _ = once
     assert [row["round"] for row in training_rows(untimed_rounds(first))] == ["1", "2"]
-    for other in [serial_run(options(method, tiny_npz), num_supernodes=n) for n in (2, 5)]:
-        assert untimed_rounds(other) == untimed_rounds(first)
-        for name in ("clients.csv", "classes.csv", "events.csv", "model.safetensors"):
-            assert (other / name).read_bytes() == (first / name).read_bytes(), name
-        assert states_in(other) == states_in(first)
+    other = serial_run(options(method, tiny_npz), num_supernodes=4)  # with one client or two each
+    assert untimed_rounds(other) == untimed_rounds(first)
+    for name in ("clients.csv", "classes.csv", "events.csv", "model.safetensors"):
+        assert (other / name).read_bytes() == (first / name).read_bytes(), name
+    assert states_in(other) == states_in(first)
 
 
 def test_bytes_frozen_and_personal_parts(once, untimed_rounds):
@@ -97,7 +97,7 @@ def test_bytes_frozen_and_personal_parts(once, untimed_rounds):
 
 
 def test_personal_state_survives_in_the_store(method, serial_run, fits, tiny_npz):
-    folder = serial_run(options(method, tiny_npz), "num-rounds=3 fraction-train=1.0")
+    folder = serial_run(options(method, tiny_npz), "fraction-train=1.0")
     last = {client.client: state for client, state, *_ in fits}
     for client, state in last.items():
         files = sorted((folder / "clients" / str(client)).glob("*.safetensors"))
