@@ -9,6 +9,7 @@ machine. A round lasts from the end of the one before to its own end; the median
 all rounds but the first and the last. Ratios are of two runs of the same repeat; the page has their
 median, least and largest. The start is all that comes before the end of the first round, less one
 round. `--envs` is the folder in which the environments of other simulators are made and kept.
+The page keeps what was measured before and is not measured now.
 """
 
 import argparse
@@ -18,7 +19,6 @@ import re
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from statistics import median
@@ -26,23 +26,13 @@ from statistics import median
 import numpy as np
 
 from benchmarks.common import DATA, ROOT
-from benchmarks.results import write
+from benchmarks.results import Run, here, write
 from benchmarks.workloads import WORKLOADS, Place, Workload, command
 from fedapps.launcher import superlink
 
 STAMP = re.compile(r"^(\d{4}-\S+ [\d:.,]+) (?:INFO )?round +(\d+)", re.MULTILINE)
 DID = re.compile(r"^did weights=(\d+) steps=(\d+)$", re.MULTILINE)
 QUICK = 4  # rounds
-
-
-@dataclass(frozen=True)
-class Run:
-    """What was measured: seconds of a round and of the start, megabytes of memory, and the work."""
-
-    round: float
-    start: float
-    memory: float
-    did: tuple[int, int]
 
 
 def measured(words: list[str], runs: Path) -> Run | str:
@@ -64,16 +54,17 @@ def measured(words: list[str], runs: Path) -> Run | str:
         out.seek(0)
         text = out.read()
     if process.returncode:
-        return (text.strip() or f"it ended with {process.returncode}").splitlines()[-1]
+        told = [line for line in text.splitlines() if any(map(str.isalpha, line))]
+        return told[-1] if told else f"it ended with {process.returncode}"
     folder, did = runs / "bench", DID.search(text)
     if not did:
         text = (folder / "log.txt").read_text("utf-8")
     ends: dict[str, float] = {}
     for moment, round_ in STAMP.findall(text):
         ends.setdefault(round_, datetime.fromisoformat(moment).timestamp())
-    one = median(np.diff([*ends.values()])[:-1])
+    one = float(median(np.diff([*ends.values()])[:-1]))
     work = (int(did[1]), int(did[2])) if did else _work(folder / "rounds.csv")
-    return Run(float(one), ends["1"] - begin - one, used.ru_maxrss / 1e3, work)
+    return Run(one, ends["1"] - begin - one, used.ru_maxrss / 1e3, work)
 
 
 def _work(table: Path) -> tuple[int, int]:
@@ -81,6 +72,12 @@ def _work(table: Path) -> tuple[int, int]:
         row = next(csv.DictReader(file))
     weights = int(row["bytes_up"]) // 4 // int(row["clients"])
     return weights, round(int(row["cost_paper"]) / weights)
+
+
+def _run(name: str, work: Workload, rounds: int, place: Place) -> Run | str:
+    with tempfile.TemporaryDirectory(dir=place.folder) as runs:
+        words = command(name, work, rounds, place, Path(runs))
+        return words if isinstance(words, str) else measured(words, Path(runs))
 
 
 def compare(
@@ -94,9 +91,9 @@ def compare(
             before = found[name]
             if isinstance(before, str):
                 continue
-            with tempfile.TemporaryDirectory(dir=place.folder) as runs:
-                words = command(name, work, rounds, place, Path(runs))
-                run = words if isinstance(words, str) else measured(words, Path(runs))
+            run = _run(name, work, rounds, place)
+            if isinstance(run, str) and before:  # it ran before, so this may be an accident
+                run = _run(name, work, rounds, place)
             if isinstance(run, Run) and did not in (None, run.did):
                 run = f"it did not do the same work: weights and steps are {run.did}, not {did}"
             if isinstance(run, str):
@@ -128,7 +125,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"--contenders {min(strange)}: must be of {';'.join(sorted(known))}")
     if options.repeats < 1:
         parser.error(f"--repeats {options.repeats}: must be at least 1")
-    load, repeats, results = os.getloadavg()[0], 1 if options.quick else options.repeats, {}
+    load, repeats, new = os.getloadavg()[0], 1 if options.quick else options.repeats, {}
     with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
         place = Place(Path(folder), options.envs.expanduser(), options.data_root)
         try:
@@ -137,13 +134,11 @@ def main(arguments: list[str] | None = None) -> None:
                 chosen = [contender for contender in work.contenders if contender in wanted]
                 rounds = QUICK if options.quick else work.rounds
                 print(f"{name}: {rounds} rounds, {repeats} repeats", flush=True)
-                results[name] = compare(work, chosen, repeats, rounds, place)
+                found = compare(work, chosen, repeats, rounds, place)
+                new[name] = here(repeats, load, found)
         finally:
             superlink.stop(place.folder)
-    how = f"python -m benchmarks {' '.join(options.workloads)}"  # without this machine's folders
-    how += " --quick" if options.quick else f" --repeats {repeats}"
-    how += f' --contenders "{options.contenders}"' if options.contenders else ""
-    write(results, options.out, how, repeats, load)
+    write(new, options.out)
     print(options.out / "RESULTS.md")
 
 

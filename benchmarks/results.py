@@ -1,13 +1,18 @@
-"""The page and the picture of what `python -m benchmarks` measured."""
+"""The page and the picture of what `python -m benchmarks` measured, and the file of its figures.
+
+What was measured before stays in the file, so that one comparison can be repeated alone.
+"""
 
 import os
 import platform
 import subprocess
+from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
+import msgspec
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -31,14 +36,8 @@ COLORS = {
 HEAD = """# Results of the benchmarks
 
 This page says how fast this project is: compared with bare PyTorch (`floor`), which computes only
-the training steps; with other simulators; and with itself in other modes. It was written by
-
-```sh
-{how}
-```
-
-on {day}, from {repeats} for each contender, on {cores} cores ({cpu}), with Python {python},
-PyTorch {torch} and Flower {flower}.{busy}
+the training steps; with other simulators; and with itself in other modes. It is written by
+`python -m benchmarks all`, and its figures are in [results.json](results.json).
 
 In each table, `s / round` is the median time of a round after the first one. The next columns are
 ratios of times: below 1 is faster than what the head names. Contenders took turns, and each ratio
@@ -48,9 +47,10 @@ is of two runs of the same turn; ratios are medians, with the least and the larg
 ![How long a round takes, compared with the first contender](results.png)
 """
 BUSY = """
-
 **Other programs ran on this machine at the same time (load {load:.1f} at the beginning), so these
-figures are preliminary.**"""
+figures are preliminary.**
+"""
+BUSY_LOAD = 1.0  # programs that wait for a core, on average over the last minute
 NOTES = """
 All of these take the same number of SGD steps on the same model (checked: {steps} steps a round,
 {weights:,} weights, in PyTorch's channels-last format). They differ in this:
@@ -68,24 +68,63 @@ All of these take the same number of SGD steps on the same model (checked: {step
 """
 
 
-def write(results: dict, folder: Path, how: str, repeats: int, load: float) -> None:
-    """Write RESULTS.md and results.png; `results` has the runs of each workload's contenders."""
-    busy = BUSY.format(load=load) if load > 0.3 else ""
-    facts = {name: version(package) for name, package in (("torch", "torch"), ("flower", "flwr"))}
-    count = f"{repeats} run{'s' * (repeats > 1)}"
-    page = HEAD.format(
-        **facts, how=how, day=date.today(), repeats=count, cores=os.cpu_count(), cpu=_cpu(),
-        python=platform.python_version(), busy=busy,
-    )  # fmt: skip
-    for name, found in results.items():
-        page += f"\n## {name}\n\n{WORKLOADS[name].about}.\n\n{table(WORKLOADS[name], found)}"
-        if name == "fedavg" and (did := [runs[0].did for runs in found.values() if _ran(runs)]):
-            page += NOTES.format(weights=did[0][0], steps=did[0][1])
+@dataclass(frozen=True)
+class Run:
+    """What was measured: seconds of a round and of the start, megabytes of memory, and the work."""
+
+    round: float
+    start: float
+    memory: float | None  # None: only the page of `scale` tells it
+    did: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The runs of a workload's contenders, or why one could not run; on which machine and when."""
+
+    day: str
+    machine: str
+    repeats: int
+    load: float  # of the machine, before it began
+    found: dict[str, list[Run] | str]
+
+
+Comparisons = dict[str, Comparison]
+
+
+def here(repeats: int, load: float, found: dict[str, list[Run] | str]) -> Comparison:
+    """Return what was measured now, on this machine."""
+    machine = f"{os.cpu_count()} cores ({_cpu()}), Python {platform.python_version()}, PyTorch "
+    machine += f"{version('torch')}, Flower {version('flwr')}"
+    return Comparison(f"{date.today()}", machine, repeats, load, found)
+
+
+def write(new: Comparisons, folder: Path) -> None:
+    """Write results.json, RESULTS.md and results.png with the new comparisons and the old ones."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "RESULTS.md").write_text(page, "utf-8")
+    file = folder / "results.json"
+    known = msgspec.json.decode(file.read_bytes(), type=Comparisons) if file.exists() else {}
+    known |= new
+    known = {name: known[name] for name in WORKLOADS if name in known}
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(known), indent=1) + b"\n")
+    (folder / "RESULTS.md").write_text(HEAD + "".join(map(section, known, known.values())), "utf-8")
+    results = {name: each.found for name, each in known.items()}
     if any(bases(WORKLOADS[name], found) for name, found in results.items()):
         with styled():
             save(picture(results), folder / "results.png")
+
+
+def section(name: str, measured: Comparison) -> str:
+    """Return the part of the page about a workload."""
+    work, found = WORKLOADS[name], measured.found
+    count = f"{measured.repeats} run{'s' * (measured.repeats > 1)} for each contender"
+    text = f"\n## {name}\n\n{work.about}.\n\n"
+    text += f"*{measured.day}: {count}, on {measured.machine}.*\n"
+    text += BUSY.format(load=measured.load) if measured.load > BUSY_LOAD else ""
+    text += f"\n{table(work, found)}"
+    if name == "fedavg" and (did := [runs[0].did for runs in found.values() if _ran(runs)]):
+        text += NOTES.format(weights=did[0][0], steps=did[0][1])
+    return text
 
 
 def _ran(runs: list | str) -> bool:
@@ -123,7 +162,7 @@ def table(work: Workload, found: dict) -> str:
             spread = f" ({least:.2f} to {most:.2f})" if len(runs) > 1 and base != name else ""
             cells.append(f"{middle:.2f}{spread}")
         cells.append(f"{median(run.start for run in runs):.1f}")
-        cells.append(f"{max(run.memory for run in runs):.0f}")
+        cells.append(f"{max(run.memory or 0 for run in runs):.0f}")
         rows.append(cells[: len(heads)])
     lines = [f"| {' | '.join(row)} |" for row in rows]
     lines += [f"\n`{name}` could not run: {why}" for name, why in found.items() if not _ran(why)]

@@ -42,6 +42,6 @@ def weighted_mean(updates: Iterable[ClientUpdate]) -> tuple[Arrays, float]:
             if key not in sums:
                 sums[key] = np.zeros(array.shape, np.float64)
                 dtypes[key] = array.dtype
-            sums[key] += update.weight * array.astype(np.float64)
+            sums[key] += np.multiply(array, update.weight, dtype=np.float64)
             weights[key] = weights.get(key, 0.0) + update.weight
     return {key: (sums[key] / weights[key]).astype(dtypes[key]) for key in sums}, total

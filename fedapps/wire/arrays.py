@@ -26,7 +26,7 @@ def pack_arrays(
     packed = {} if packed is None else packed
     for array in arrays.values():
         if id(array) not in packed:
-            packed[id(array)] = Array(np.asarray(array, DTYPE, order="C"))
+            packed[id(array)] = _pack(np.asarray(array, DTYPE, order="C"))
     return ArrayRecord({key: packed[id(array)] for key, array in arrays.items()})
 
 
@@ -50,6 +50,15 @@ def checked_extras(extras: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[
         if "/" not in name or any(size < 0 for size in shape):
             raise BadMessage(f"extra array {name} {shape}: needs a / in its name and sizes >= 0")
     return extras
+
+
+def _pack(values: np.ndarray) -> Array:
+    """Return what `Array(values)` returns, whose npy file is written with two copies fewer."""
+    file = io.BytesIO()
+    header = np.lib.format.header_data_from_array_1_0(values)
+    np.lib.format.write_array_header_1_0(file, header)
+    data = b"".join((file.getvalue(), values.reshape(-1).view(np.uint8).data))
+    return Array(values.dtype.name, values.shape, "numpy.ndarray", data)
 
 
 def _unpack(key: str, array: Array, shape: tuple[int, ...] | None, largest: float) -> np.ndarray:

@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedapps.core.errors import one_line
 from fedapps.method.update import Failure
-from fedapps.wire.checks import FIGURES_BYTES, BadMessage, check_size
+from fedapps.wire.checks import FIGURES_BYTES, BadMessage, check_size, record_of
 from fedapps.wire.replies import pack_failures, read_causes
 
 
@@ -71,7 +71,8 @@ def unpack_answers(
     found: dict[int, list[float]] = {}
     failures = []
     for client in asked:  # anything that the reply says about other clients is ignored
-        values = reply.content.metric_records.get(f"answer-{client}", MetricRecord()).get("values")
+        answer = record_of(reply.content, f"answer-{client}", MetricRecord)
+        values = answer.get("values") if answer else None
         if client in causes:
             failures.append(Failure(client, one_line(causes[client])))
         elif isinstance(values, list) and all(map(math.isfinite, values)):

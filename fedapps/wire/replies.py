@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 import msgspec
-from flwr.app import ConfigRecord, Error, Message, Metadata, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, Metadata, MetricRecord, RecordDict
 
 from fedapps.core import log
 from fedapps.core.errors import one_line
@@ -18,7 +18,7 @@ from fedapps.core.flower import SYSTEM_MESSAGE_TYPE, ErrorCode, make_message
 from fedapps.method.update import ClientUpdate, Failure, Metrics
 from fedapps.models.layers import Layout
 from fedapps.wire.arrays import checked_extras, pack_arrays, unpack_arrays
-from fedapps.wire.checks import LARGEST, BadMessage, check_size
+from fedapps.wire.checks import LARGEST, BadMessage, check_size, record_of
 from fedapps.wire.requests import NodeRequest, Request
 
 # Ray's errors for a process that was ended from outside, usually for lack of memory.
@@ -142,9 +142,9 @@ def _unpack_update(
     largest: float,
 ) -> ClientUpdate:
     """Read one client's part of a reply; `most` is the largest weight of a pre-summed mean."""
-    metrics = content.metric_records.get(f"metrics{suffix}")
-    record = content.array_records.get(f"arrays{suffix}")
-    if metrics is None or record is None:
+    metrics = record_of(content, f"metrics{suffix}", MetricRecord)
+    packed = record_of(content, f"arrays{suffix}", ArrayRecord)
+    if metrics is None or packed is None:
         raise BadMessage("the reply has no result of this client")
     numbers = dict(metrics)
     num_examples = numbers.pop("num-examples", 0)
@@ -157,7 +157,7 @@ def _unpack_update(
     if not (isinstance(weight, float) and 0 <= weight <= (math.inf if most is None else most)):
         raise BadMessage(f"weight = {weight}: must be a sample count, at most {most:g}")
     shapes = {**layout.shapes, **checked_extras(request.plan.sends)}
-    arrays = unpack_arrays(record, shapes, largest)
+    arrays = unpack_arrays(packed, shapes, largest)
     expected = request.plan.up(layout) if weight else ()
     if set(arrays) != set(expected):
         names = ", ".join(sorted(set(arrays).symmetric_difference(expected))[:3])

@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from fedapps.models.layers import Arrays, Layout
 from fedapps.training.plan import Plan
 from fedapps.wire.arrays import DTYPE, NPY_HEADER_BYTES, checked_extras, pack_arrays, unpack_arrays
-from fedapps.wire.checks import FIGURES_BYTES
+from fedapps.wire.checks import FIGURES_BYTES, record_of
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,9 @@ class NodeRequest:
         common = unpack_arrays(content.array_records["arrays"], known[0])
         requests = []
         for client, plan, shapes in zip(header.clients, plans, known, strict=True):
-            own = content.array_records.get(f"arrays-{client}", ArrayRecord())
-            requests.append(Request(client, plan, common | unpack_arrays(own, shapes)))
+            own = record_of(content, f"arrays-{client}", ArrayRecord)
+            arrays = common | (unpack_arrays(own, shapes) if own else {})
+            requests.append(Request(client, plan, arrays))
         return requests
 
 

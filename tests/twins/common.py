@@ -39,8 +39,8 @@ def asking(model):
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def gradients_of(model, x, y):
-    return torch.autograd.grad(loss_of(model, x, y), asking(model))
+def gradients_of(model, x, y, loss=loss_of):
+    return torch.autograd.grad(loss(model, x, y), asking(model))
 
 
 def unfrozen(model, layers):
@@ -73,6 +73,17 @@ def pulled(mu, anchor, gradients=gradients_of):
         return [g + mu * (own[k].detach() - anchor[k]) for k, g in zip(names, found, strict=True)]
 
     return sums
+
+
+def clipped(limit, gradients=gradients_of):
+    """Return gradients whose norm, of all arrays together, is at most `limit` (0: any)."""
+
+    def shorter(model, x, y):
+        found = gradients(model, x, y)
+        norm = float(torch.cat([g.flatten() for g in found]).norm())
+        return [g * min(1.0, limit / norm) for g in found] if limit else found
+
+    return shorter
 
 
 def state(model, keys=None):

@@ -2,7 +2,17 @@
 
 import torch
 
-from tests.twins.common import fit, gradients_of, plainly, pulled, rounds, scored, state, under
+from tests.twins.common import (
+    clipped,
+    fit,
+    gradients_of,
+    plainly,
+    pulled,
+    rounds,
+    scored,
+    state,
+    under,
+)
 from tests.twins.harness import Outcome
 
 SETTINGS = {
@@ -18,14 +28,7 @@ def regularized(world, g, server):
         own = [g[name] for name, _ in model.named_parameters()]
         return [a - b for a, b in zip(gradients_of(model, x, y), own, strict=True)]
 
-    whole = pulled(world["feddyn.strength"], server, linear)
-
-    def clipped(model, x, y):
-        found = whole(model, x, y)
-        norm = float(torch.cat([f.flatten() for f in found]).norm())
-        return [f * min(1.0, world.s.max_norm / norm) for f in found]
-
-    return clipped
+    return clipped(world.s.max_norm, pulled(world["feddyn.strength"], server, linear))
 
 
 def feddyn(world):

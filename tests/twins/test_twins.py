@@ -9,8 +9,7 @@ from tests.twins.harness import SETTINGS, differences, twins
 
 # As of 2026-11-25: their twins are to be written from their pages (docs/papers).
 WAITING = {
-    "fedamp", "fedas", "feddbe", "fedem", "fedpac", "fedproto", "knnper", "moon", "pfedhn",
-    "scaffold",
+    "fedamp", "fedem", "fedpac", "knnper", "pfedhn",
 }  # fmt: skip
 
 

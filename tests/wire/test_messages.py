@@ -18,7 +18,7 @@ from fedapps.models.layers import Layout
 from fedapps.training.channel import Channel
 from fedapps.training.plan import Plan, Stage
 from fedapps.wire import replies
-from fedapps.wire.arrays import unpack_arrays
+from fedapps.wire.arrays import pack_arrays, unpack_arrays
 from fedapps.wire.checks import BadMessage
 from fedapps.wire.exchange import Exchange
 from fedapps.wire.hello import pack_greeting
@@ -272,6 +272,14 @@ def raw(data, shape=(2, 3), dtype="float32", stype="numpy.ndarray"):
 
 def header_of(shape, descr="<f4", fortran=False):
     return str({"descr": descr, "fortran_order": fortran, "shape": shape})
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 2), (2, 0)])
+def test_arrays_are_packed_as_flower_packs_them(shape):
+    values = np.random.default_rng(0).normal(size=shape)
+    ours, flowers = pack_arrays({"a": values})["a"], Array(np.asarray(values, "<f4"))
+    for field in ("data", "dtype", "shape", "stype"):
+        assert getattr(ours, field) == getattr(flowers, field)
 
 
 def with_value(value):

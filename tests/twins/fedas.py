@@ -1,0 +1,76 @@
+"""FedAS: Yang, Huang, Ye 2024, as its authors' code has it (docs/papers/fedas.md)."""
+
+import copy
+
+import torch
+
+from tests.twins.common import (
+    clipped,
+    fit,
+    gradients_of,
+    mean,
+    rounds,
+    scored,
+    state,
+    under,
+    usable,
+)
+from tests.twins.harness import Outcome
+
+SETTINGS = {
+    "plain": "fedas.align-lr=0.3 head-layers=3",
+    "momentum": "fedas.align-lr=0.1 fedas.align-epochs=2 max-norm=0.8",
+}
+
+
+def aligned(world, model, last, i, batches, lr):
+    """Move the body, in place, to the mean features that the last one has for each class."""
+    size, (x, y) = len(world.body), world.data(i)
+    with torch.no_grad():
+        old = world.model(last)[:size](x).flatten(1)
+    p = {c: old[y == c].mean(0) for c in y.unique().tolist()}
+    body = model[:size].train()
+    for x, y in usable(body, batches):
+        f = body(x).flatten(1)
+        loss = sum(((f[y == c] - p[c]) ** 2).mean() for c in y.unique().tolist())
+        gradients = torch.autograd.grad(loss, [*body.parameters()])
+        with torch.no_grad():
+            for w, g in zip(body.parameters(), gradients, strict=True):
+                w -= lr * g
+    return model.eval()
+
+
+def information(world, model, i):
+    """Return the sum of the squared norms of the gradients of batches in stored order."""
+    pieces = zip(*(part.split(world.s.batch_size) for part in world.data(i)), strict=True)
+    return sum(float((g**2).sum()) for x, y in pieces for g in gradients_of(model, x, y))
+
+
+def fedas(world):
+    """FedPer; the received body is aligned first, and the mean is weighted by information."""
+    epochs, rate = world["fedas.align-epochs"], world["fedas.align-lr"]
+    body, head = world.keys(world.body), world.keys(world.head)
+    server, kept = world.initial, {}
+
+    def received(i):
+        return world.model(server, {k: kept[i][k] for k in head} if i in kept else {})
+
+    for t, chosen, lr in rounds(world):
+        sent, weights = {}, {}
+        for i in chosen:
+            model = received(i)
+            if i in kept:
+                batches = world.batches("align", t, i, epochs)
+                aligned(world, model, kept[i], i, batches, rate * lr / world.s.lr)
+            batches = world.batches("train", t, i, world.s.local_epochs)
+            fit(world, model, world.names, batches, lr, clipped(world.s.max_norm))
+            weights[i] = information(world, model, i)
+            kept[i], sent[i] = state(model), state(model, body)
+        server = server | mean(sent, weights)
+
+    def personalized(world, model, i):
+        batches = world.batches("finetune", world.s.num_rounds, i, epochs)
+        made, schedule = copy.deepcopy(model), lr / world.s.lr  # of the last round
+        return aligned(world, made, kept[i], i, batches, rate * schedule) if i in kept else made
+
+    return Outcome(server, under("model/", kept), scored(world, received, personalized))
