@@ -53,6 +53,7 @@ def test_clipping_reaches_every_training(tiny_npz, serial_run, read_model, fits)
     ("feddyn", [ALL] * 3, [ALL] * 3, ALL),
     ("perfedavg", [ALL] * 3, [ALL] * 3, ALL),
     ("ditto", [ALL] * 3, [ALL] * 3, 0),
+    ("pfedhn", [ALL] * 3, [ALL] * 3, ALL),
     ("fedfomo", [0, ALL, ALL], [ALL, ALL + 1, ALL + 1], 0),  # and one affinity
 ])  # fmt: skip
 def test_bytes(small, serial_run, read_rounds, method, down, up, evaluation):
@@ -96,7 +97,9 @@ def test_train_macs_are_those_that_torch_counts(flat_config, tiny_npz, method):
     rehearse(registry.strategy_class(made.strategy), Counted, made).rounds(2)
 
 
-@pytest.mark.parametrize("method", ["feddyn", "fedfomo", "pfedsim", "fedap", "lgfedavg", "fedcmd"])
+@pytest.mark.parametrize(
+    "method", ["feddyn", "fedfomo", "pfedsim", "fedap", "lgfedavg", "fedcmd", "pfedhn"]
+)
 def test_a_new_strategy_goes_on_from_server_state(tiny_npz, serial_run, monkeypatch, method):
     """In every round a new object takes over from what a file holds: nothing changes."""
     base = f'strategy="{method}" num-rounds=4 model="lenet5"'
