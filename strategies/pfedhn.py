@@ -97,7 +97,7 @@ class PFedHN(BaseStrategy):
         total: dict[str, torch.Tensor] = {}
         for update in whole:
             v, sent = torch.from_numpy(self.embedding(update.client)), update.arrays
-            theta, product = vjp(self.theta, v, phi)
+            theta, product = vjp(self.theta, v, phi)[:2]
             dv, dphi = product({key: t - torch.tensor(sent[key]) for key, t in theta.items()})
             self.state[f"v/{update.client}"] = (v - o.embedding_lr * dv).numpy()
             total = {name: d + total[name] if total else d for name, d in dphi.items()}
