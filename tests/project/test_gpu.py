@@ -18,7 +18,7 @@ from fedapps.training.evaluation import score
 from fedapps.training.plan import Clip, Stage
 from fedapps.training.torch_device import pick_torch_device
 from fedapps.training.workspace import Workspace
-from tests.support.marks import THOROUGH
+from tests.support.marks import LONG, THOROUGH
 from tests.support.methods import needed
 from tests.support.pretended_gpu import DEVICE, Gpu
 
@@ -82,10 +82,10 @@ def test_the_pretended_gpu_is_a_device_of_its_own(gpu):
 @pytest.mark.parametrize(
     "options",
     [
-        (pytest.param if method in SOME else THOROUGH)(
+        (pytest.param if method in SOME else (THOROUGH, LONG)[place % 2])(
             f'strategy="{method}" {WITH.get(method) or needed(method)}'
         )
-        for method in METHODS
+        for place, method in enumerate(METHODS)
     ]
     + [*map(THOROUGH, VARIANTS)],
 )
