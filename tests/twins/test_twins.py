@@ -7,9 +7,6 @@ import pytest
 from tests.support import ROOT
 from tests.twins.harness import SETTINGS, differences, twins
 
-# As of 2026-11-25: its twin is to be written from its page.
-WAITING = {"pfedhn"}
-
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("method", twins())
@@ -20,7 +17,7 @@ def test_a_method_equals_its_twin(method, setting, tmp_path):
 
 def test_every_method_has_a_twin_and_a_row_in_the_docs():
     methods = {path.stem for path in (ROOT / "strategies").glob("[a-z]*.py")}
-    assert methods - {*twins()} == WAITING
+    assert methods == {*twins()}
     text = (ROOT / "docs" / "methods.md").read_text("utf-8")
     rows = re.findall(r"^\| `(\w+)` \| (\de-\d\d) \| (\de-\d\d) \|$", text, re.M)
     assert {method for method, *_ in rows} == {*twins()}
