@@ -39,5 +39,6 @@ def absolute(text: str, name: str) -> Path:
     """
     path = expanded(text, name)
     if not path.is_absolute():
-        raise RunError(f'{name} = "{text}": must be absolute or start with ~, for example ~/{text}')
+        there = path.absolute() if path.exists() else f"~/{text}"
+        raise RunError(f'{name} = "{text}": must be absolute or start with ~, for example {there}')
     return path

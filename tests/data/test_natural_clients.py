@@ -41,7 +41,7 @@ def test_each_group_that_is_large_enough_is_a_client_in_the_order_of_numbers(spa
         rows = np.flatnonzero(name == GROUPS).tolist()
         assert members(found.population.share(client)) == rows
     assert found.population.told == (
-        "1 of 4 groups have fewer than min-samples = 8 samples and take no part",
+        "1 of 4 groups have fewer than min-samples = 8 samples and take no part: 2",
     )
 
 

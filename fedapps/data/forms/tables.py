@@ -38,6 +38,8 @@ class Rows:
         """Return the rows that a mask keeps."""
         return Rows(self.frame[keep], self.files, self.file[keep], self.place[keep])
 
+LAST = "the last one, as target-column is not set"
+
 
 def read(files: Sequence[File], form: Form) -> Found:
     """Read tables that belong together: they have the same columns.
@@ -93,6 +95,8 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
         inputs=inputs,
         targets=values[last],
     )
+    if targets and not form.targets:
+        told.append(f"the target is column {targets[0]}: {LAST}")
     return Found(arrays, class_names, columns.written(chosen), tuple(told))
 
 
@@ -160,8 +164,9 @@ def _with_targets(rows: Rows, targets: Sequence[str], form: Form) -> tuple[Rows,
         if there.any() and not there.all():
             told = [f"{(~there).sum()} of {number(len(there), 'row')} have no target, left out"]
             rows = rows.take(there)
+    unset = not form.targets and bool(targets)
     for name in targets:
-        _demand(rows, name, "target-column")
+        _demand(rows, name, LAST if unset else "target-column")
     return rows, told
 
 
@@ -174,7 +179,7 @@ def _demand(rows: Rows, name: str, key: str) -> None:
             f" {some(known)}"
         )
     if (empty := rows.frame[name].isna().to_numpy()).any():
-        cure = 'missing = "drop" leaves such rows out' if key == "target-column" else "fill it"
+        cure = "fill it" if key == "client-column" else 'missing = "drop" leaves such rows out'
         raise RunError(f"{rows.where(int(empty.argmax()))}: column {name} is empty ({key}); {cure}")
 
 

@@ -13,8 +13,9 @@ from fedapps.data.partitioners.dealing import NOBODY
 
 NEEDED = (
     "groups in the .npz, client-column of a table, or a folder with a file or a folder for each"
-    " client"
+    " client (a folder that holds files of samples is a class; it lies in one for its client)"
 )
+TOLD = 5  # names of groups that are no clients
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,10 @@ def clients_of(dataset: Dataset, settings: Settings) -> Found:
         left = left[np.argsort(texts[left].astype(np.int64), kind="stable")]
     owner_of = np.full(len(names), NOBODY)
     owner_of[left] = np.arange(len(left))
-    small = int((~enough).sum())
+    small = texts[~enough].tolist()
     why = (
         f"fewer than min-samples = {settings.min_samples} samples" + " or no test sample" * official
     )
-    told = (f"{small} of {number(len(names), 'group')} have {why} and take no part",)
+    named = ", ".join(small[:TOLD]) + ", ..." * (len(small) > TOLD)
+    told = (f"{len(small)} of {number(len(names), 'group')} have {why} and take no part: {named}",)
     return Found(owner_of[group], tuple(texts[left].tolist()), told if small else ())

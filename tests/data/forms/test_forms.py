@@ -212,7 +212,7 @@ class TestMissing:
     ({"age": "x"}, {}, 't.csv: line 5: column age holds "x", not a number'),
     ({"age": np.inf}, {}, 't.csv: line 5: column age holds "inf"; must be a finite number'),
     ({"ill": np.nan}, {},
-     't.csv: line 5: column ill is empty (target-column); missing = "drop" leaves such rows out'),
+     't.csv: line 5: column ill is empty (the last one, as target-column is not set); missing = '),
     ({"who": np.nan}, {"client_column": "who"}, "t.csv: line 5: column who is empty (client-col"),
     ({"sex": np.nan}, {"columns": "age,sex"},
      't.csv: line 2: column sex holds "f"; must be a finite number; of texts, name the values in'
