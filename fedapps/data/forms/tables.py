@@ -38,6 +38,7 @@ class Rows:
         """Return the rows that a mask keeps."""
         return Rows(self.frame[keep], self.files, self.file[keep], self.place[keep])
 
+
 LAST = "the last one, as target-column is not set"
 
 
