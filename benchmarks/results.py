@@ -162,8 +162,9 @@ def table(work: Workload, found: dict) -> str:
             spread = f" ({least:.2f} to {most:.2f})" if len(runs) > 1 and base != name else ""
             cells.append(f"{middle:.2f}{spread}")
         cells.append(f"{median(run.start for run in runs):.1f}")
-        cells.append(f"{max(run.memory or 0 for run in runs):.0f}")
-        rows.append(cells[: len(heads)])
+        if work is WORKLOADS["scale"]:
+            cells.append(f"{max(run.memory for run in runs):.0f}")
+        rows.append(cells)
     lines = [f"| {' | '.join(row)} |" for row in rows]
     lines += [f"\n`{name}` could not run: {why}" for name, why in found.items() if not _ran(why)]
     return "\n".join(lines) + "\n"

@@ -1,7 +1,9 @@
-"""Words for messages: the most similar name, a number with its noun."""
+"""Words for messages: the most similar name, a number with its noun, the first names of many."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+MOST_NAMED = 5  # a message names at most so many things
 
 
 def nearest(word: str, words: Iterable[str], least: float = 0.6) -> str:
@@ -38,3 +40,8 @@ def span(word: str) -> range:
 def number(count: int, noun: str) -> str:
     """Return `1 client`, `2 clients`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def some(names: Sequence[str]) -> str:
+    """Return the first names, and dots if there are more."""
+    return ", ".join(names[:MOST_NAMED]) + ", ..." * (len(names) > MOST_NAMED)

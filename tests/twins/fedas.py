@@ -6,6 +6,7 @@ import torch
 
 from tests.twins.common import (
     clipped,
+    features,
     fit,
     gradients_of,
     mean,
@@ -25,11 +26,11 @@ SETTINGS = {
 
 def aligned(world, model, last, i, batches, lr):
     """Move the body, in place, to the mean features that the last one has for each class."""
-    size, (x, y) = len(world.body), world.data(i)
+    x, y = world.data(i)
     with torch.no_grad():
-        old = world.model(last)[:size](x).flatten(1)
+        old = features(world, world.model(last), x)
     p = {c: old[y == c].mean(0) for c in y.unique().tolist()}
-    body = model[:size].train()
+    body = model[: len(world.body)].train()
     for x, y in usable(body, batches):
         f = body(x).flatten(1)
         loss = sum(((f[y == c] - p[c]) ** 2).mean() for c in y.unique().tolist())

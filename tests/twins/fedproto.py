@@ -7,6 +7,7 @@ from torch.nn.functional import cross_entropy
 
 from tests.twins.common import (
     clipped,
+    features,
     fit,
     gradients_of,
     mean,
@@ -40,15 +41,15 @@ def pulling(world, shared):
 
 
 @torch.no_grad()
-def features(world, model, i, part):
-    return model[: len(world.body)](world.data(i, part)[0]).flatten(1)
+def fixed(world, model, i, part):
+    return features(world, model, world.data(i, part)[0])
 
 
 def predicted(world, model, shared, i):
     """Return -||f(x) - C^(j)||^2; a class without a prototype gets the smallest of these."""
     if world["fedproto.predict"] == "head":
         return outputs(world, model, i)
-    f = features(world, model, i, "test")
+    f = fixed(world, model, i, "test")
     near = {j: -((f - c) ** 2).sum(1) for j, c in shared.items()}
     lowest = torch.stack([*near.values()]).amin(0)
     classes = len(world.initial[world.keys(world.head)[-1]])
@@ -66,7 +67,7 @@ def fedproto(world):
             rule = clipped(world.s.max_norm, pulled(world.s.prox_mu, state(model), rule))
             batches = world.batches("train", t, i, world.s.local_epochs)
             kept[i] = state(fit(world, model, world.names, batches, lr, rule))
-            f, y = features(world, model, i, "train"), world.data(i)[1]
+            f, y = fixed(world, model, i, "train"), world.data(i)[1]
             for j in y.unique().tolist():
                 found.setdefault(j, {})[i] = {"C": f[y == j].mean(0)}
                 sizes.setdefault(j, {})[i] = 1 if plain else int((y == j).sum())

@@ -8,6 +8,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from tests.twins.common import (
     by_size,
     clipped,
+    features,
     fit,
     gradients_of,
     pulled,
@@ -31,7 +32,7 @@ def contrastive(world, received, last):
     def loss(model, x, y):
         z = model[:size](x)
         with torch.no_grad():
-            fixed = [other[:size](x).flatten(1) for other in (received, last)]
+            fixed = [features(world, other, x) for other in (received, last)]
         similar = torch.stack([cosine_similarity(z.flatten(1), f) for f in fixed], 1)
         con = cross_entropy(similar / tau, torch.zeros_like(y))
         return cross_entropy(model[size:](z), y) + mu * con

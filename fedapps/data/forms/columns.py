@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 
 from fedapps.core.errors import RunError
-from fedapps.data.forms.form import Where, some
+from fedapps.core.words import some
+from fedapps.data.forms.form import Where
 
 MOST_TEXTS = 100  # a column with more different texts holds names or numbers, not categories
 

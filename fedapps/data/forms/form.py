@@ -8,11 +8,11 @@ import numpy as np
 
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
+from fedapps.core.words import some
 from fedapps.data.dataset import Dataset
 
 PARTS = ("train", "val", "test")
 TABLES = (".csv", ".parquet", ".npy")
-MOST_NAMED = 5  # an error names at most so many things
 
 Where = Callable[[int], str]  # says where a row is, for messages: "a.csv: line 7"
 
@@ -108,8 +108,3 @@ def class_numbers(
         if label not in number_of:
             raise RunError(f"{where(row)}: class {label}; the run has {some(names)} (class-names)")
     return np.array([number_of[label] for label in labels.tolist()], np.int64), names
-
-
-def some(names: Sequence[str]) -> str:
-    """Return the first names, and dots if there are more."""
-    return ", ".join(names[:MOST_NAMED]) + ", ..." * (len(names) > MOST_NAMED)

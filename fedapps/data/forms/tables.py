@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from fedapps.core.errors import RunError, one_line
-from fedapps.core.words import did_you_mean, number
+from fedapps.core.words import did_you_mean, number, some
 from fedapps.data.forms import columns
-from fedapps.data.forms.form import File, Form, Found, by_part, class_numbers, some
+from fedapps.data.forms.form import File, Form, Found, by_part, class_numbers
 
 UNKNOWN = ["?"]  # as the archives of the UCI write it; pandas knows NA, NaN, null and empty cells
 

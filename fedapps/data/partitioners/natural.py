@@ -7,7 +7,7 @@ import numpy as np
 from fedapps.core.draws import generator
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
-from fedapps.core.words import number
+from fedapps.core.words import number, some
 from fedapps.data.dataset import Dataset
 from fedapps.data.partitioners.dealing import NOBODY
 
@@ -15,7 +15,6 @@ NEEDED = (
     "groups in the .npz, client-column of a table, or a folder with a file or a folder for each"
     " client (a folder that holds files of samples is a class; it lies in one for its client)"
 )
-TOLD = 5  # names of groups that are no clients
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,7 @@ def clients_of(dataset: Dataset, settings: Settings) -> Found:
     why = (
         f"fewer than min-samples = {settings.min_samples} samples" + " or no test sample" * official
     )
-    named = ", ".join(small[:TOLD]) + ", ..." * (len(small) > TOLD)
-    told = (f"{len(small)} of {number(len(names), 'group')} have {why} and take no part: {named}",)
+    told = (
+        f"{len(small)} of {number(len(names), 'group')} have {why} and take no part: {some(small)}",
+    )
     return Found(owner_of[group], tuple(texts[left].tolist()), told if small else ())
