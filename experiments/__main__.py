@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _announce(work: Runner, jobs: list[Job], later: list[Job]) -> int:
     """Print the rows that would run and how long they would take."""
-    estimate, total, known = Estimate(work.store), 0.0, True
+    estimate, total, known = Estimate(work.store.runs()), 0.0, True
     undone = work.open_groups(jobs)
     trains = {group.trains for group in undone}
     scored = {job for group in undone for job in group.jobs} - trains

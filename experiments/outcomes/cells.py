@@ -48,18 +48,19 @@ class Figure:
         difference = "" if self.difference is None else f"{self.difference:+.2f}"
         return [self.text(), published, difference]
 
-    def text(self, sign: str = "") -> str:
+    def text(self, sign: str = "", digits: int = 2) -> str:
         """The mean, with its interval if there is one; `sign="+"` also marks positive means."""
-        mean = f"{self.mean:{sign}.2f}"
-        return mean if self.half is None else f"{mean} ± {self.half:.2f}"
+        mean = f"{self.mean:{sign}.{digits}f}"
+        return mean if self.half is None else f"{mean} ± {self.half:.{digits}f}"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A cell and its runs, ordered by seed."""
+    """A cell and its runs, ordered by seed; `diverged` are the seeds whose training diverged."""
 
     cell: Cell
     runs: Sequence[Run]
+    diverged: Sequence[int] = ()
 
     def by_seed(self, reading: Reading) -> dict[int, float]:
         """Return a reading in percent (or seconds), for each seed whose run has it."""
@@ -78,6 +79,17 @@ class Outcome:
             if figure := self.figure(reading):
                 yield [*about, words(reading.reads), *figure.texts()]
                 about = ["", ""]
+        if self.diverged:
+            seeds = ",".join(map(str, self.diverged))
+            yield [about[0], seeds, "training diverged", "", "", ""]
+
+    def text(self, reading: Reading) -> str:
+        """Return a reading over the seeds in a few words, such as `87.1 ± 2.3, 1 diverged`."""
+        figure = self.figure(reading)
+        shown = [figure.text(digits=1)] if figure else []
+        if self.diverged:
+            shown.append(f"{len(self.diverged)} diverged" if shown else "diverged")
+        return ", ".join(shown)
 
 
 def words(reads: str) -> str:
@@ -92,8 +104,9 @@ def outcomes(store: Store, table: Table, scale: str) -> Iterator[Outcome]:
     """
     chosen = sorted({run.seed for run in store.runs() if run.scale == scale})
     for cell in settled(store, table, scale):
-        runs = (store.find(cell, seed) for seed in chosen)
-        yield Outcome(cell, [run for run in runs if run])
+        runs = [run for seed in chosen if (run := store.find(cell, seed))]
+        stopped = [run.seed for run in runs if not run.figures]
+        yield Outcome(cell, [run for run in runs if run.figures], stopped)
 
 
 def best_scale(store: Store, table: Table) -> str:

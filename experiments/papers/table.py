@@ -24,6 +24,7 @@ columns has one cell per row. Values in brackets are defaults.
     yardstick, alone        rows with which all others are compared, client by client
     follows, thresholds     a column of rounds.csv to plot over rounds; accuracies in percent
     over                    a key that columns set: rows are plotted over its numbers, too
+    side_by_side            true: the table has a column for each of its columns, not a line
 """
 
 from collections.abc import Mapping, Sequence
@@ -170,6 +171,7 @@ class Table:
     follows: str = ""  # a column of rounds.csv to show for every round
     thresholds: Sequence[int] = ()  # percent: the first round that reaches each is reported
     over: str = ""
+    side_by_side: bool = False
     claims: Sequence[Claim] = ()
     yardstick: str = ""
     alone: str = ""

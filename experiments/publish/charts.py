@@ -91,6 +91,30 @@ def over_columns(table: Table, done: Sequence[Outcome]) -> Iterator[Chart]:
         yield from drawn(table, several, caption, table.over)
 
 
+def of_worst_columns(table: Table, found: Mapping[tuple[str, str], Outcome]) -> Iterator[Chart]:
+    """Yield a chart of each row's figure in the first column, and the worst of its others.
+
+    A column in which the training of any seed diverged counts as 0. `found` is by row and column.
+    """
+    first = next(iter(table.columns))
+    rows = []
+    for row in table.rows:
+        means: dict[str, float] = {}
+        for column in table.columns:
+            outcome = found.get((row.name, column))
+            if outcome and (figure := outcome.figure(row.readings[0])):
+                means[column] = figure.mean
+            if outcome and outcome.diverged:
+                means[column] = 0.0
+        if first in means and len(means) > 1:
+            worst = min(means.keys() - {first}, key=lambda column: (means[column], column))
+            said = f"{row.name}: {first} {means[first]:.1f}, {worst} {means[worst]:.1f}"
+            rows.append(Interval(row.name, means[worst], said, other=means[first]))
+    if rows:
+        title = f"The worst column of each row (dot), and the column {first} (diamond)"
+        yield interval_chart(Chart("", title, "accuracy, %"), rows)
+
+
 def _without(settings: str, key: str) -> str:
     """Return a run-config without the setting of a key."""
     return " ".join(part for part in settings.split() if not part.startswith(f"{key}="))

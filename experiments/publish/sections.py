@@ -69,26 +69,31 @@ class Section:
 def section(store: Store, table: Table) -> Section:
     """Return the section about a table, from its runs at the largest scale that has any."""
     scale = best_scale(store, table)
-    done = [outcome for outcome in outcomes(store, table, scale) if outcome.runs]
+    ran = [o for o in outcomes(store, table, scale) if o.runs or o.diverged]
+    done = [outcome for outcome in ran if outcome.runs]
     total = len(table.cells(scale))
-    ran = f"{len(done)} of {total} rows have run"
+    state = f"{len(ran)} of {total} rows have run"
     part = Section(
         name=table.name,
         title=table.title,
         about=table.about,
         command=f"python -m experiments run {table.name} --scale {scale}",
-        state=f"{ran} at scale {scale}",
+        state=f"{state} at scale {scale}",
         base=table.base_file.name,
         scale=scale,
-        lacks=ran if len(done) < total else "",
+        lacks=state if len(ran) < total else "",
     )
-    if not done:
+    if not ran:
+        return part
+    if table.side_by_side:
+        _side_by_side(part, table, ran)
+        part.claims, part.counts = _judged(store, table)
         return part
     if table.yardstick:
         _compared(part, table, done)
         part.chosen = [*tuning.texts(store, (outcome.cell for outcome in done))]
     if not part.rows:
-        _listed(part, done)
+        _listed(part, ran)
     if later := newcomers.newcomers(done):
         counts = newcomers.sample_counts(later)
         part.newcomers_said = newcomers.sentence(later)
@@ -99,18 +104,40 @@ def section(store: Store, table: Table) -> Section:
     part.figures += [*_curves(store, table, scale), *charts.of_clients(table, done)]
     part.figures += charts.of_newcomers(table, later)
     part.figures += [*charts.over_columns(table, done), *_bytes(done)]
-    judged = [*claims.judged(store, table)]
-    part.claims, part.counts = [*claims.lines(judged)], [*claims.counts(judged)]
+    part.claims, part.counts = _judged(store, table)
     return part
 
 
-def _listed(part: Section, done: list[Outcome]) -> None:
+def _judged(store: Store, table: Table) -> tuple[list[list[str]], list[list[str]]]:
+    """Return the lines about a table's claims, and those that count the verdicts."""
+    judged = [*claims.judged(store, table)]
+    return [*claims.lines(judged)], [*claims.counts(judged)]
+
+
+def _side_by_side(part: Section, table: Table, ran: list[Outcome]) -> None:
+    """Fill in a line for each row and reading, with the columns side by side, and their chart."""
+    part.heads = ["row", "seeds", "reading", *table.columns]
+    found = {(outcome.cell.row.name, outcome.cell.column): outcome for outcome in ran}
+    for row in table.rows:
+        those = [found.get((row.name, column)) for column in table.columns]
+        if not any(those):
+            continue
+        seeds = {seed for o in those if o for seed in (*o.diverged, *(run.seed for run in o.runs))}
+        about = [row.name, ",".join(map(str, sorted(seeds)))]
+        for reading in row.readings:
+            texts = [outcome.text(reading) if outcome else "" for outcome in those]
+            part.rows.append([*about, words(reading.reads), *texts])
+            about = ["", ""]
+    part.figures += charts.of_worst_columns(table, found)
+
+
+def _listed(part: Section, ran: list[Outcome]) -> None:
     """Fill in the readings of each row, next to the published figures."""
     part.heads = [*HEADS, "s/round", "note"]
-    for outcome in done:
-        seconds = sum(run.seconds_per_round for run in outcome.runs) / len(outcome.runs)
+    for outcome in ran:
+        times = [run.seconds_per_round for run in outcome.runs]
         row = outcome.cell.row
-        last = [f"{seconds:.2f}", row.note]
+        last = [f"{sum(times) / len(times):.2f}" if times else "", row.note]
         for line in outcome.lines():
             part.rows.append([*line, *last])
             last = ["", ""]
@@ -118,7 +145,7 @@ def _listed(part: Section, done: list[Outcome]) -> None:
             part.notes[row.name] = row.note
     if not part.notes:
         part.heads, part.rows = part.without("note")
-    part.figures += _held_against(done)
+    part.figures += _held_against([outcome for outcome in ran if outcome.runs])
 
 
 def _held_against(done: list[Outcome]) -> Iterator[Chart]:

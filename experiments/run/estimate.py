@@ -1,16 +1,22 @@
 """Estimate how long a run will take from the runs that are done."""
 
 import statistics
+from collections.abc import Iterable
 
 from experiments.papers.table import Cell
-from experiments.run.store import Config, Run, Store, numeric
+from experiments.run.store import Config, Run, numeric
 
 
 class Estimate:
-    """Estimates from the runs that a store has at the time of the question."""
+    """Estimates from some runs; those whose training diverged do not count."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, runs: Iterable[Run]) -> None:
+        self.runs: dict[str, list[Run]] = {}  # by scale
+        self.of_cell: dict[tuple[str, str, str], list[Run]] = {}  # by scale, table and cell
+        for run in runs:
+            if run.figures:
+                self.runs.setdefault(run.scale, []).append(run)
+                self.of_cell.setdefault((run.scale, run.table, run.cell), []).append(run)
 
     def seconds(self, cell: Cell, seed: int) -> float | None:
         """Return the seconds that a run will take; None if no similar run is known at this scale.
@@ -21,8 +27,8 @@ class Estimate:
         because a longer time means that the run was paused.
         """
         wanted = numeric(cell.config(seed))
-        runs = [run for run in self.store.runs() if run.scale == cell.scale and run.figures]
-        alike = [run for run in runs if (run.table, run.cell) == (cell.table.name, cell.name)]
+        runs = self.runs.get(cell.scale, [])
+        alike = self.of_cell.get((cell.scale, cell.table.name, cell.name), [])
         for agree in (
             lambda run: _agree(run, wanted, "strategy", "dataset", "model"),
             lambda run: run.table == cell.table.name,

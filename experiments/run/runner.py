@@ -12,7 +12,7 @@ from experiments.papers.table import Job
 from experiments.run import rescoring
 from experiments.run.estimate import Estimate
 from experiments.run.screen import Screen
-from experiments.run.store import Run, Store, collect, failed_trial, interrupted
+from experiments.run.store import Run, Store, collect, diverged, interrupted
 from fedapps.compare.workers import Worker, stop
 from fedapps.core import config
 from fedapps.core.errors import DIVERGED, RunError
@@ -88,7 +88,7 @@ class Runner:
             if group.trains:
                 self.left[group.trains] = None
         done = len(jobs) - sum(len(group.jobs) for group in open_groups)
-        self.estimate, self.estimated_from = Estimate(self.store), None
+        self.estimated_from = None
         self.workers = [Worker() for _ in range(self.jobs)]
         threads = [
             threading.Thread(target=self._work, args=(todo, number), daemon=True)
@@ -134,8 +134,8 @@ class Runner:
         """Return the estimate for each job left; they are made anew when the store has new runs."""
         runs = self.store.runs()
         if runs != self.estimated_from:
-            left = [*self.left]
-            self.estimated = {job: self.estimate.seconds(job.cell, job.seed) for job in left}
+            estimate, left = Estimate(runs), [*self.left]
+            self.estimated = {job: estimate.seconds(job.cell, job.seed) for job in left}
             self.estimated_from = runs
         return {job: value for job, value in self.estimated.items() if job in self.left}
 
@@ -212,9 +212,9 @@ class Runner:
                 trained = worker.run(flat, log, plots=False, at_once=at_once)
                 run = collect(job.cell, job.seed, trained, self.reads)
         except RunError as error:
-            if not job.cell.suffix or DIVERGED not in str(error):
+            if DIVERGED not in str(error):
                 raise
-            run = failed_trial(job.cell, job.seed, f"{error}".partition("; see ")[0])
+            run = diverged(job.cell, job.seed, f"{error}".partition("; see ")[0])
         self.store.save(job.cell, run)
         self._tell(job, run, time.monotonic() - start)
         return trained

@@ -224,8 +224,8 @@ def client_columns(lines: Sequence[Mapping[str, str]]) -> dict[str, list[float]]
     return {name: [_number(line[name]) or 0 for line in lines] for name in PER_CLIENT}
 
 
-def failed_trial(cell: Cell, seed: int, cause: str) -> Run:
-    """Return a trial whose training diverged: it has no figures, only a note."""
+def diverged(cell: Cell, seed: int, cause: str) -> Run:
+    """Return a run whose training diverged: it has no figures, only a note."""
     return replace(_nothing_of(cell, seed), note=cause)
 
 

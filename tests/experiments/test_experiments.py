@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from scipy import stats
 
 from experiments import HERE
 from experiments import __main__ as runner
@@ -27,7 +28,7 @@ from experiments.run.dependent import settled, waits
 from experiments.run.estimate import Estimate
 from experiments.run.rescoring import can_be_scored_again
 from experiments.run.runner import Runner, check, groups
-from experiments.run.store import Run, Store, collect, failed_trial, numeric
+from experiments.run.store import Run, Store, collect, diverged, numeric
 from experiments.run.tuning import chosen, trials
 from fedapps.compare.grid import read_seeds
 from fedapps.compare.workers import Worker
@@ -188,27 +189,29 @@ def test_a_cell_lays_row_column_and_scale_over_the_base(table):
 
 def test_a_run_is_estimated_by_those_most_like_it(table, store):
     avg, per = table.cells("smoke")
-    left = Estimate(store)
-    assert left.seconds(avg, 0) is None
+
+    def seconds(cell, seed):
+        return Estimate(store.runs()).seconds(cell, seed)
+
+    assert seconds(avg, 0) is None
     far = replace(run_of(per, 0), table="elsewhere")
     store.save(per, replace(far, config=far.config | {"model": "conv4"}, seconds=45.0))
-    assert left.seconds(avg, 0) is None, "another model tells nothing"
+    assert seconds(avg, 0) is None, "another model tells nothing"
     store.save(per, far)
-    assert left.seconds(avg, 0) == 2 * 3 * 1.0, "the same data and model"
+    assert seconds(avg, 0) == 2 * 3 * 1.0, "the same data and model"
     store.save(per, run_of(per, 0, seconds_per_round=7.0, seconds=24.0))
-    assert left.seconds(avg, 0) == 24.0, "another row of the table, with its evaluation"
+    assert seconds(avg, 0) == 24.0, "another row of the table, with its evaluation"
     store.save(avg, run_of(avg, 0, seconds_per_round=2.0, seconds=9e4))
-    assert left.seconds(avg, 1) == 2 * 3 * 2.0, "the row itself; most of it was a pause"
+    assert seconds(avg, 1) == 2 * 3 * 2.0, "the row itself; most of it was a pause"
     twice = replace(avg, extra=f"local-epochs={2 * avg.config(0)['local-epochs']}")
-    assert left.seconds(twice, 0) == 2 * left.seconds(avg, 1), "as many epochs again"
+    assert seconds(twice, 0) == 2 * seconds(avg, 1), "as many epochs again"
 
 
 def test_a_row_that_takes_long_leaves_the_others_theirs(table, store, tmp_path, monkeypatch):
     jobs = [Job(cell, seed) for seed in (0, 1) for cell in table.cells("smoke")]
     made = Runner(store, tmp_path, "", jobs=2)
     known = dict(zip([(job.cell.name, job.seed) for job in jobs], (60, 30, 90, None), strict=True))
-    made.estimate = Estimate(store)
-    monkeypatch.setattr(made.estimate, "seconds", lambda cell, seed: known[cell.name, seed])
+    monkeypatch.setattr(Estimate, "seconds", lambda _, cell, seed: known[cell.name, seed])
     made.left = dict.fromkeys(jobs)
     made.active = {0: (jobs[0], tmp_path, time.monotonic() - 1000)}
     assert made.remaining() == pytest.approx((30 + 90 + 60) / 2, abs=1)
@@ -221,11 +224,9 @@ def test_a_row_that_takes_long_leaves_the_others_theirs(table, store, tmp_path, 
 def test_estimates_are_made_anew_only_when_there_are_new_runs(table, store, tmp_path, monkeypatch):
     jobs = [Job(cell, 0) for cell in table.cells("smoke")]
     made, asked = Runner(store, tmp_path, ""), []
-    made.left, made.active, made.estimate = dict.fromkeys(jobs), {}, Estimate(store)
-    seconds = made.estimate.seconds
-    monkeypatch.setattr(
-        made.estimate, "seconds", lambda cell, seed: asked.append(cell) or seconds(cell, seed)
-    )
+    made.left, made.active, seconds = dict.fromkeys(jobs), {}, Estimate.seconds
+    counted = lambda self, cell, seed: asked.append(cell) or seconds(self, cell, seed)  # noqa: E731
+    monkeypatch.setattr(Estimate, "seconds", counted)
     assert made.remaining() is made.remaining() is None and len(asked) == 2
     other = table.cells("smoke")[0]
     store.save(other, run_of(other, 1, seconds=12.0, seconds_per_round=4.0))
@@ -341,18 +342,45 @@ def test_rows_run_side_by_side_once_and_one_that_fails_is_named(table, store, tm
     assert made.run(jobs[:2]) == [] and sorted((tmp_path / "runs").iterdir()) == before
 
 
-def test_a_trial_that_diverges_has_run_and_a_row_has_not(table, store, tmp_path, monkeypatch):
+def test_a_run_that_diverges_is_done_and_its_table_says_so(table, store, tmp_path, monkeypatch):
     def diverge(*_, **__):
         raise RunError("round 1: all failed; client 2: training diverged; see FILE")
 
     monkeypatch.setattr(Worker, "run", diverge)
     cell = table.cells("smoke")[0]
-    trial = replace(cell, suffix="~0", extra="lr=9.0")
     made = Runner(store, tmp_path / "runs", "~/fedapps-data")
-    assert made.run([Job(trial, 0), Job(cell, 0)]) == ["t avg@hot s0"]
-    assert store.find(cell, 0) is None
-    kept = Store(store.folder).find(trial, 0)
+    assert made.run([Job(replace(cell, suffix="~0", extra="lr=9.0"), 0), Job(cell, 0)]) == []
+    kept = Store(store.folder).find(cell, 0)
     assert kept.figures == {} and kept.note.endswith("client 2: training diverged")
+    lines = "\n".join(markdown_page.markdown(sections.section(store, table)))
+    assert "| avg@hot | 0 | training diverged |  |" in lines and "1 of 2 rows" in lines
+    store.save(cell, run_of(cell, 1, figures={READ: 0.5}))
+    lines = "\n".join(markdown_page.markdown(sections.section(store, table)))
+    assert "| avg@hot | 1 | " in lines and "|  | 0 | training diverged |  |" in lines
+
+
+def test_columns_side_by_side_and_the_worst_of_them(table, store):
+    """Two rows in three columns; a seed that diverged makes its column the worst."""
+    columns = {"none": "lr=0.1", "hot": "lr=0.2", "odd": "lr=0.3"}
+    wide = replace(table, columns=columns, side_by_side=True)
+    read = ["accuracy_personalized", "accuracy_personalized", READ]
+    for cell in wide.cells("smoke"):
+        value = {"none": 0.9, "hot": 0.4, "odd": 0.6}[cell.column]
+        for seed in (0, 1):
+            figures = {name: value + seed / 50 for name in read}
+            store.save(cell, run_of(cell, seed, figures=figures))
+    odd = next(cell for cell in wide.cells("smoke") if cell.name == "per@odd")
+    store.save(odd, diverged(odd, 1, "training diverged"))
+    part = sections.section(store, wide)
+    half = stats.t.ppf(0.975, 1) * 1.0  # the standard error of two values that differ by 2
+    assert part.heads == ["row", "seeds", "reading", *columns]
+    assert part.rows[1] == [
+        "per", "0,1", "personalized", f"91.0 ± {half:.1f}", f"41.0 ± {half:.1f}",
+        "60.0, 1 diverged",
+    ]  # fmt: skip
+    (chart,) = part.figures
+    told = [hit.title for hit in chart.hits]
+    assert told == ["avg: none 91.0, hot 41.0", "per: none 91.0, odd 0.0"]
 
 
 def test_settings_are_those_of_the_best_trial_and_never_such_that_diverge(table, store):
@@ -362,8 +390,8 @@ def test_settings_are_those_of_the_best_trial_and_never_such_that_diverge(table,
     first = next(rate for trial in trials(cell) if (rate := trial.config(0)["lr"]) in (1.0, 2.0))
     for trial in trials(cell):
         assert chosen(store, cell) is None
-        diverged = failed_trial(trial, 0, "training diverged")
-        store.save(trial, replace(diverged, figures=scores[trial.config(0)["lr"]]))
+        worst = diverged(trial, 0, "training diverged")
+        store.save(trial, replace(worst, figures=scores[trial.config(0)["lr"]]))
     assert chosen(store, cell) == f"lr={first}", "of two that are equally good, always the first"
 
 
@@ -539,7 +567,7 @@ def test_a_training_is_used_again_with_its_result_and_versions(table, store, tmp
     assert groups_with(versions() | {"torch": "1.0"}) == [([other], None), ([later], None)]
     store.path(first.cell, 0).unlink()
     assert groups_with(versions()) == [([first, later], None), ([other], None)]
-    store.save(first.cell, failed_trial(first.cell, 0, "training diverged"))
+    store.save(first.cell, diverged(first.cell, 0, "training diverged"))
     assert groups_with(versions()) == [([other], None), ([later], None)], "no model came of it"
 
 

@@ -22,7 +22,7 @@ from experiments.publish import charts, html_page, sections
 from experiments.publish.markdown_page import markdown
 from experiments.run import tuning
 from experiments.run.dependent import settled
-from experiments.run.store import Run, Store, failed_trial, numeric
+from experiments.run.store import Run, Store, diverged, numeric
 from fedapps.core.errors import RunError
 from tests.support.browser import DARK, LIGHT, measured
 
@@ -117,7 +117,7 @@ def test_a_row_runs_with_the_best_of_its_trials(toy):
 def test_the_settings_that_were_chosen_are_published(toy, tmp_path):
     table, store, _ = toy
     *_, third = tuning.trials(next(c for c in table.cells("cpu") if c.row.name == "better"))
-    store.save(third, failed_trial(third, 0, "training diverged"))
+    store.save(third, diverged(third, 0, "training diverged"))
     lines = [*tuning.texts(store, settled(store, table, "cpu"))]
     row = next(row for row in table.rows if row.name == "better")
     second = " ".join(f"{key}={value}" for key, value in tuning.combinations(row, 3)[1].items())
