@@ -24,9 +24,9 @@ changes. Rows that differ only in how clients are personalized are trained once,
 directory of the first of them exists. Several terminals, or machines that share the folder
 experiments/results, can run the same tables: none runs a row that another one is running.
 
-`report` writes RESULTS.md and the page of results. With --results DIR before the command, finished
-rows are in DIR, and `report` writes its page there, but does not change RESULTS.md, which holds the
-project's own results.
+`report` writes the pages of results. With --results DIR before the command, finished rows are in
+DIR, and `report` writes its HTML page there, but does not change RESULTS.md and docs/results, which
+hold the project's own results.
 """
 
 import argparse
@@ -135,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     listed = commands.add_parser("list", help="list all tables, or the rows of some tables")
     listed.add_argument("tables", nargs="*", metavar="TABLE", help=TABLES)
     _add_rows(listed)
-    report = commands.add_parser("report", help="write RESULTS.md and the page of results")
+    report = commands.add_parser("report", help="write the pages of results")
     report.add_argument(
         "tables", nargs="*", default=["all"], metavar="TABLE", help=f"{TABLES} [all]"
     )

@@ -27,7 +27,7 @@ class PerFreezeClip(BaseStrategy):
     - The history has one norm per step (with `sample`, the mean over the samples). Each stage has
       a history of its own, which continues over rounds and holds up to `clip-history` norms.
     - The final round is the last communication round. gamma E is rounded half up.
-    - The defaults are the values that did best on validation samples (experiments/RESULTS.md).
+    - The defaults are the values that did best on validation samples (docs/results).
       gamma is 0.4 by default. The paper gives the head a larger share and calls that common for
       heterogeneous data, but 0.8 was 4 points worse on validation samples.
 

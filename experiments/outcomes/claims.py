@@ -1,33 +1,42 @@
 """Test the papers' claims on our runs: is one row of a table better than another?
 
-Seeds are paired: the split of the data, the selected clients and the initial model depend on the
-seed alone. So the difference of two rows is taken seed by seed. Its 95 % interval is Student's t
-interval over the seeds; with one seed there is no verdict.
+The verdict is about the difference over paired seeds (`significance.py`); with one seed there is
+none. `p (Holm)` is corrected for the number of lines about a table.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from experiments.outcomes.cells import Figure, Outcome, best_scale, outcomes, words
+from experiments.outcomes.significance import LEVEL, holm, holm_text
 from experiments.papers.table import SCALES, Claim, Table
 from experiments.run.store import Store
 
 SMOKE = SCALES[0]  # only shows that a table runs
 ONE_SEED, UNCLEAR, YES, REVERSE = "one seed", "inconclusive", "yes", "no, the reverse"
 VERDICTS = (YES, REVERSE, UNCLEAR, ONE_SEED)
-HEADS = ("claim", "rows", "verdict", "difference", "published", "seeds")
-COUNTS = ("table", "asked by", *VERDICTS)  # the columns of `counts`
+HEADS = ("claim", "rows", "verdict", "difference", "p (Holm)", "published", "seeds")
+COUNTS = ("table", "asked by", *VERDICTS, "clear after Holm")  # the columns of `counts`
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A claim about two rows. `gap` is their difference, in points, over the seeds of both."""
+    """A claim about two rows. `gap` is their difference, in points, over the seeds of both.
+
+    `corrected` is its p-value, corrected for the number of the table's judgements.
+    """
 
     says: str
     rows: str
     seeds: tuple[int, ...]
     gap: Figure
+    corrected: float | None = None
+
+    @property
+    def clear(self) -> bool:
+        """Whether the difference is clear even after the correction."""
+        return self.corrected is not None and self.corrected <= LEVEL
 
     @property
     def verdict(self) -> str:
@@ -47,16 +56,19 @@ class Judgement:
         """Return the cells of this judgement's line in the table."""
         published = "" if self.gap.published is None else f"{self.gap.published:+.2f}"
         gap, seeds = self.gap.text("+"), str(len(self.seeds))
-        return [self.says, self.rows, self.verdict, gap, published, seeds]
+        corrected = holm_text(self.corrected)
+        return [self.says, self.rows, self.verdict, gap, corrected, published, seeds]
 
 
 def counts(found: Iterable[Judgement]) -> Iterator[list[str]]:
     """Yield a line under `COUNTS`, but for the table, for the paper's claims and for ours."""
     kept = [*found]
     for whose, ours in (("the paper", False), ("us", True)):
-        count = Counter(judgement.verdict for judgement in kept if judgement.ours == ours)
+        those = [judgement for judgement in kept if judgement.ours == ours]
+        count = Counter(judgement.verdict for judgement in those)
+        clear = sum(judgement.clear for judgement in those)
         if count:
-            yield [whose, *(str(count[verdict] or "") for verdict in VERDICTS)]
+            yield [whose, *(str(count[verdict] or "") for verdict in VERDICTS), str(clear or "")]
 
 
 def lines(found: Iterable[Judgement]) -> Iterator[list[str]]:
@@ -68,11 +80,17 @@ def lines(found: Iterable[Judgement]) -> Iterator[list[str]]:
         before = says
 
 
-def judged(store: Store, table: Table) -> Iterator[Judgement]:
-    """Yield a judgement for each claim and column in which both rows have run with the same seed.
+def judged(store: Store, table: Table) -> list[Judgement]:
+    """Return a judgement for each claim and column in which both rows have run with the same seed.
 
     A table is judged at the largest scale at which any of its rows has run, but never at `smoke`.
     """
+    found = [*_judged(store, table)]
+    corrected = holm([judgement.gap for judgement in found])
+    return [replace(one, corrected=value) for one, value in zip(found, corrected, strict=True)]
+
+
+def _judged(store: Store, table: Table) -> Iterator[Judgement]:
     scale = best_scale(store, table)
     if not table.claims or scale == SMOKE:
         return

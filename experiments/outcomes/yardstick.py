@@ -1,39 +1,37 @@
 """Compare methods with a reference (the yardstick), client by client, over paired seeds.
 
-Seeds are paired: the split of the data, the selected clients and the initial model depend on the
-seed alone. So the difference of two methods is taken for each client of each seed. Intervals are
-95 % bootstrap intervals over seeds and, within each seed, over clients.
+Accuracies and differences are means over clients, with Student's 95 % interval over the seeds
+(`significance.py`). Ranks and shares compare the methods for each client of each seed.
 """
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from statistics import median
 
 import numpy as np
 from scipy import stats
 
-from experiments.outcomes.cells import Outcome
+from experiments.outcomes.cells import Figure, Outcome
 from experiments.outcomes.claims import UNCLEAR
-from fedapps.core.draws import generator
+from experiments.outcomes.significance import LEVEL, holm, holm_text
 from fedapps.core.words import number
 
-RESAMPLES = 10_000
 BETTER, WORSE = "better", "worse"  # verdicts, beside `claims.UNCLEAR`
 Accuracies = Sequence[np.ndarray]  # an array over clients for each seed
 
 
 @dataclass(frozen=True)
 class Line:
-    """A method in the comparison. Accuracies and shares are in percent, differences in points."""
+    """A method in the comparison. Accuracies and shares are in percent, differences in points.
+
+    `corrected` is the p-value of the difference, corrected for the number of methods.
+    """
 
     name: str
-    mean: float
-    low: float
-    high: float
+    accuracy: Figure
     decile: float
-    difference: float  # from the yardstick
-    difference_low: float
-    difference_high: float
+    gap: Figure  # the difference from the yardstick
+    corrected: float | None
     rank: float  # mean over clients, 1 is best
     below_alone: float | None  # share of clients that are worse than when they train alone
     below_yardstick: float
@@ -43,25 +41,27 @@ class Line:
     @property
     def verdict(self) -> str:
         """`BETTER` or `WORSE` if the interval excludes zero, else `UNCLEAR`."""
-        if self.difference_low > 0:
-            return BETTER
-        return WORSE if self.difference_high < 0 else UNCLEAR
+        if self.gap.half is None or abs(self.gap.mean) <= self.gap.half:
+            return UNCLEAR
+        return BETTER if self.gap.mean > 0 else WORSE
 
     def texts(self) -> list[str]:
         """Return the cells under `Comparison.heads`."""
+        mean = self.accuracy.mean
         return [
             self.name,
-            f"{self.mean:.1f} ({self.low:.1f} to {self.high:.1f})",
+            self.accuracy.text(digits=1),
             f"{self.decile:.1f}",
-            f"{self.difference:+.1f} ({self.difference_low:+.1f} to {self.difference_high:+.1f})",
+            self.gap.text("+", digits=1),
             self.verdict,
+            holm_text(self.corrected),
             f"{self.rank:.1f}",
             "-" if self.below_alone is None else f"{self.below_alone:.0f} %",
             f"{self.below_yardstick:.0f} %",
             f"{self.megabytes:.1f}",
-            f"{self.mean / self.megabytes:.2f}" if self.megabytes else "-",
+            f"{mean / self.megabytes:.2f}" if self.megabytes else "-",
             f"{self.gigamacs:.1f}",
-            f"{self.mean / self.gigamacs:.2f}" if self.gigamacs else "-",
+            f"{mean / self.gigamacs:.2f}" if self.gigamacs else "-",
         ]
 
 
@@ -83,10 +83,11 @@ class Comparison:
         """The heads of the columns; points per MB and per GMAC are points of accuracy."""
         return [
             "method",
-            "accuracy (95 %)",
+            "accuracy",
             "bottom decile",
-            f"difference from {self.yardstick} (95 %)",
+            f"difference from {self.yardstick}",
             "verdict",
+            "p (Holm)",
             "rank",
             f"worse than {self.alone}",
             f"worse than {self.yardstick}",
@@ -101,7 +102,7 @@ class Comparison:
         for line in self.lines:
             cells = line.texts()
             if line.name == self.yardstick:
-                cells[3:5] = ["", ""]
+                cells[3:6] = ["", "", ""]
             yield cells
 
     def sentence(self) -> str:
@@ -115,8 +116,17 @@ class Comparison:
             f"{len(better)} of {number(len(others), 'method')}. Worse: {len(worse)}. "
             f"Inconclusive: {len(others) - len(better) - len(worse)}."
         )
+        gaps = [line for line in self.lines if line.gap.half is not None and line is not base]
+        if gaps:
+            left = [line.verdict for line in gaps if (line.corrected or 0.0) <= LEVEL]
+            text += (
+                f" After Holm's correction for {number(len(gaps), 'comparison')}: "
+                f"{left.count(BETTER)} better, {left.count(WORSE)} worse. In half of them, only a "
+                f"difference of {median(line.gap.half or 0.0 for line in gaps):.1f} points or more "
+                "would have been clear."
+            )
         costs = [
-            f"{line.name} is better by {line.difference:.1f} points, with "
+            f"{line.name} is better by {line.gap.mean:.1f} points, with "
             f"{_ratio(line.megabytes, base.megabytes)} times the bytes and "
             f"{_ratio(line.gigamacs, base.gigamacs)} times the multiply-accumulates"
             for line in better
@@ -152,62 +162,37 @@ def compare(outcomes: Sequence[Outcome], yardstick: str, alone: str) -> Comparis
         name: [np.array(runs[name][seed].clients[reads[name]]) for seed in seeds] for name in names
     }
     base, single = accuracies[yardstick], accuracies.get(alone)
-    gaps = {name: _less(values, base) for name, values in accuracies.items()}
+    less = {name: _less(values, base) for name, values in accuracies.items()}
+    gaps = {name: _figure(values) for name, values in less.items()}
+    compared = [name for name in names if name != yardstick]
+    corrected = dict(zip(compared, holm([gaps[name] for name in compared]), strict=True))
     table = np.array([np.concatenate(accuracies[name]) for name in names])
     ranks = dict(zip(names, stats.rankdata(-table, axis=0).mean(axis=1), strict=True))
     lines = []
     for name, values in accuracies.items():
         costs = [runs[name][seed].costs for seed in seeds]
         sent = np.mean([cost["bytes_up"] + cost["bytes_down"] for cost in costs])
-        low, high = interval(values)
-        gap_low, gap_high = interval(gaps[name])
         lines.append(
             Line(
                 name=name,
-                mean=100 * _mean(values),
-                low=100 * low,
-                high=100 * high,
+                accuracy=_figure(values),
                 decile=100 * float(np.mean([np.percentile(v, 10) for v in values])),
-                difference=100 * _mean(gaps[name]),
-                difference_low=100 * gap_low,
-                difference_high=100 * gap_high,
+                gap=gaps[name],
+                corrected=corrected.get(name),
                 rank=float(ranks[name]),
                 below_alone=None if single is None else _below(_less(values, single)),
-                below_yardstick=_below(gaps[name]),
+                below_yardstick=_below(less[name]),
                 megabytes=float(sent) / 1e6,
                 gigamacs=float(np.mean([cost["train_macs"] for cost in costs])) / 1e9,
             )
         )
-    best_first = sorted(lines, key=lambda line: -line.mean)
+    best_first = sorted(lines, key=lambda line: -line.accuracy.mean)
     return Comparison(yardstick, alone, best_first, _same_ranks(accuracies.values()))
 
 
-def interval(values: Accuracies) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the mean over seeds of the mean over clients."""
-    drawn, seeds = _draws(tuple(map(len, values)), RESAMPLES)
-    # [seeds, resamples, places]: a seed that is drawn twice has its clients drawn anew each time
-    means = np.array([(counts @ v) / len(v) for counts, v in zip(drawn, values, strict=True)])
-    chosen = np.take_along_axis(means, seeds[None], axis=0)[0]
-    low, high = np.percentile(chosen.mean(axis=1), [2.5, 97.5])
-    return float(low), float(high)
-
-
-@cache
-def _draws(clients: tuple[int, ...], resamples: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """Draw the bootstrap samples for all intervals; `clients` is the number of clients by seed.
-
-    Returns two things. For each seed, how often each client is drawn: uint8 [resamples, places,
-    clients]. And which seed is drawn in each place: [resamples, places]. There are as many places
-    as seeds.
-    """
-    draws, shape = generator(0, "bootstrap"), (resamples, len(clients))
-    counts = []
-    for count in clients:
-        first = count * np.arange(np.prod(shape)).reshape(*shape, 1)
-        drawn = draws.integers(0, count, (*shape, count)) + first
-        many = np.bincount(drawn.ravel(), minlength=count * np.prod(shape))
-        counts.append(many.reshape(*shape, count).astype(np.uint8))
-    return counts, draws.integers(0, len(clients), shape)
+def _figure(values: Accuracies) -> Figure:
+    """Return the mean over clients for each seed, in percent."""
+    return Figure(tuple(100 * float(v.mean()) for v in values), None)
 
 
 def _same_ranks(methods: Collection[Accuracies]) -> float | None:
@@ -229,7 +214,3 @@ def _less(values: Accuracies, base: Accuracies) -> Accuracies:
 def _below(gaps: Accuracies) -> float:
     """Return the share of clients with a negative gap, in percent."""
     return 100 * float((np.concatenate(gaps) < 0).mean())
-
-
-def _mean(values: Accuracies) -> float:
-    return float(np.mean([v.mean() for v in values]))

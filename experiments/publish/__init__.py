@@ -1,1 +1,1 @@
-"""RESULTS.md and the page of results."""
+"""RESULTS.md, the pages in docs/results, and results.html."""

@@ -1,7 +1,12 @@
-"""Write RESULTS.md: each table, and the claims, between its two marks, in Markdown."""
+"""Write the pages of results: each table, and the claims, between its two marks, in Markdown.
+
+RESULTS.md holds the claims and what follows from all tables; the tables are in docs/results.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from os.path import relpath
+from pathlib import Path
 
 from experiments import HERE
 from experiments.outcomes import claims
@@ -15,11 +20,11 @@ from experiments.run.store import Store
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 
-CLAIMS = "#do-the-papers-claims-hold"  # the section that explains verdicts
+CLAIMS = "../../experiments/RESULTS.md#do-the-papers-claims-hold"  # it explains verdicts
 
 
 def markdown(part: Section) -> Iterator[str]:
-    """Yield the lines of a section in RESULTS.md; none if no row of its table has run."""
+    """Yield the lines of a section in docs/results; none if no row of its table has run."""
     if not part.rows:
         return
     yield from (f"## {part.title}", "")
@@ -62,45 +67,72 @@ def _grid(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     yield from (f"| {' | '.join(row)} |" for row in rows)
 
 
-def _claims(store: Store) -> Iterator[str]:
+def _claims(store: Store, pages: "Pages") -> Iterator[str]:
     """Yield a table that counts the verdicts of each table."""
-    found = ((table.title, claims.judged(store, table)) for table in tables().values())
-    lines = ([_link(title), *line] for title, judged in found for line in claims.counts(judged))
+    found = ((table, claims.judged(store, table)) for table in tables().values())
+    lines = (
+        [pages.link(table), *line] for table, judged in found for line in claims.counts(judged)
+    )
     yield from _grid(claims.COUNTS, lines)
 
 
-def _link(heading: str) -> str:
-    """Return a link to a heading of the page, with the anchor that GitHub makes of it."""
-    return f"[{heading}](#{re.sub(r'[^a-z0-9 -]', '', heading.lower()).replace(' ', '-')})"
+class Pages:
+    """The pages of the project's results: RESULTS.md and those in docs/results."""
+
+    def __init__(self) -> None:
+        self.main = HERE / "RESULTS.md"
+        others = sorted((HERE.parent / "docs" / "results").glob("*.md"))
+        self.texts = {path: path.read_text("utf-8") for path in (self.main, *others)}
+
+    def of(self, name: str) -> Path:
+        """Return the page that has the two marks of a name."""
+        begin, end = _marks(name)
+        for path, text in self.texts.items():
+            if begin in text and end in text.partition(begin)[2]:
+                return path
+        raise RunError(f"no page in docs/results has {begin} ... {end}; add these two lines to one")
+
+    def put(self, name: str, lines: Sequence[str]) -> None:
+        """Put lines between the two marks of a name. Without lines, the page stays as it is."""
+        path, (begin, end) = self.of(name), _marks(name)
+        before, _, rest = self.texts[path].partition(begin)
+        after = rest.partition(end)[2]
+        if lines:
+            self.texts[path] = "\n".join([before + begin, *lines, end + after])
+
+    def link(self, table: Table) -> str:
+        """Return a link from RESULTS.md to a table, with the anchor that GitHub makes of it."""
+        anchor = re.sub(r"[^a-z0-9 -]", "", table.title.lower()).replace(" ", "-")
+        return f"[{table.title}]({relpath(self.of(table.name), HERE)}#{anchor})"
+
+    def write(self) -> None:
+        """Write the pages whose text has changed."""
+        for path, text in self.texts.items():
+            if text != path.read_text("utf-8"):
+                write_whole(path, text.encode())
+                print(path)
 
 
-def _replaced(text: str, name: str, lines: Sequence[str]) -> str:
-    """Put lines between the two marks of a name. Without lines, the text stays as it is."""
-    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    before, found, rest = text.partition(begin)
-    _, closed, after = rest.partition(end)
-    if not (found and closed):
-        raise RunError(f"RESULTS.md has no {begin} ... {end}; add these two lines")
-    return "\n".join([before + begin, *lines, end + after]) if lines else text
+def _marks(name: str) -> tuple[str, str]:
+    return f"<!-- {name} -->", f"<!-- end of {name} -->"
 
 
 def report(store: Store, chosen: Iterable[Table]) -> None:
-    """Write some tables, the costs and all claims into RESULTS.md, and the page of all results.
+    """Write some tables, the costs and all claims into their pages, and the page of all results.
 
     The prose around the tables stays, and so does an older table of which no row has run again.
-    RESULTS.md is about the project's own results. For a store in another folder, only the HTML
-    page is written, into that folder.
+    The Markdown pages are about the project's own results. For a store in another folder, only the
+    HTML page is written, into that folder.
     """
     write_csv(store)
     costs = costs_section()
     if store.folder.resolve() == (HERE / "results").resolve():
-        path, page = HERE / "RESULTS.md", HERE / "results.html"
-        text = path.read_text("utf-8")
+        pages, page = Pages(), HERE / "results.html"
         for table in chosen:
-            text = _replaced(text, table.name, [*markdown(section(store, table))])
-        text = _replaced(text, costs.name, [*markdown(costs)])
-        write_whole(path, _replaced(text, "claims", [*_claims(store)]).encode())
-        print(path)
+            pages.put(table.name, [*markdown(section(store, table))])
+        pages.put(costs.name, [*markdown(costs)])
+        pages.put("claims", [*_claims(store, pages)])
+        pages.write()
     else:
         page = store.folder / "results.html"
     html_page.write(store, page, [costs])

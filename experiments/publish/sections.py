@@ -194,12 +194,12 @@ def _compared(part: Section, table: Table, done: list[Outcome]) -> None:
         return
     part.said, part.left_out = found.sentence(), found.left_out(done)
     part.heads, part.rows = found.heads, [*found.rows()]
-    rows = [
-        charts.interval(line.name, line.difference, (line.difference_low, line.difference_high))
-        for line in found.lines
-        if line.name != table.yardstick
-    ]
-    title = f"Difference from {table.yardstick}, client by client, with its 95 % interval"
+    rows = []
+    for line in found.lines:
+        mean, half = line.gap.mean, line.gap.half or 0.0
+        if line.name != table.yardstick:
+            rows.append(charts.interval(line.name, mean, (mean - half, mean + half)))
+    title = f"Difference from {table.yardstick}, with its 95 % interval over seeds"
     part.figures.append(interval_chart(Chart("", title, "points"), rows, zero=True))
 
 

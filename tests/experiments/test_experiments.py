@@ -761,10 +761,13 @@ def test_what_has_run_is_listed(tmp_path, capsys):
 
 
 def test_a_report_of_other_results_leaves_those_of_the_project(tmp_path, monkeypatch, capsys):
-    project, own, (table,) = tmp_path / "project", tmp_path / "own", files.pick(["fedfc-extreme"])
+    project, own = tmp_path / "project" / "experiments", tmp_path / "own"
+    (table,) = files.pick(["fedfc-extreme"])
     shutil.copytree(HERE / "results" / "cpu" / "fedfc-classes", project / "results/cpu/t")
     page = (HERE / "RESULTS.md").read_bytes()
     (project / "RESULTS.md").write_bytes(page)
+    costs_of, docs = tmp_path / "project" / "docs" / "results" / "fedseq.md", HERE.parent / "docs"
+    shutil.copytree(docs / "results", costs_of.parent)
     monkeypatch.setattr(markdown_page, "HERE", project)
     (cell,) = table.cells("cpu", "fedavg@*")
     Store(own).save(cell, run_of(cell, 0))
@@ -773,8 +776,9 @@ def test_a_report_of_other_results_leaves_those_of_the_project(tmp_path, monkeyp
     assert table.title in html.unescape((own / "results.html").read_text("utf-8"))
     assert capsys.readouterr().out.splitlines() == [f"{own}/results.html"]
     assert runner.main(["--results", str(project / "results"), "report"]) == 0
-    written = (project / "RESULTS.md").read_text("utf-8")
-    assert written.encode() != page and (project / "results.html").exists()
+    assert (project / "RESULTS.md").read_bytes() != page, "fewer rows decide fewer claims"
+    assert (project / "results.html").exists()
+    written = costs_of.read_text("utf-8")
     line = "| cost of FedSeq anti | 0,100,200 | 838,880,000,000 | 838,880,000,000 | +0 |"
     assert line in written
     cells = "".join(f"<td>{cell}</td>" for cell in line.strip("| ").split(" | "))

@@ -13,8 +13,8 @@ from scipy import stats
 
 from experiments import HERE, __main__
 from experiments.figures import communication
-from experiments.outcomes import claims, yardstick
-from experiments.outcomes.cells import Outcome, outcomes
+from experiments.outcomes import claims, significance, yardstick
+from experiments.outcomes.cells import Figure, Outcome, outcomes
 from experiments.outcomes.tidy import write_csv
 from experiments.papers import files
 from experiments.papers.table import Cell, Claim, Reading, Row, Scale, Table
@@ -85,7 +85,6 @@ def toy(tmp_path, monkeypatch):
     """(table, store, accuracies of the yardstick by seed)."""
     table, store = make_table(tmp_path, monkeypatch), Store(tmp_path / "results")
     monkeypatch.setattr(html_page, "tables", lambda: {table.name: table})
-    monkeypatch.setattr(yardstick, "RESAMPLES", 1000)
     return table, store, filled(table, store)
 
 
@@ -176,14 +175,17 @@ def test_methods_are_compared_client_by_client(toy):
     found = yardstick.compare(outcomes_of(toy), "fedavg-ft", "local")
     lines = {line.name: line for line in found.lines}
     better, same, local = lines["better"], lines["same"], lines["local"]
-    assert better.mean == pytest.approx(100 * base.mean() + 10)
-    assert better.difference == pytest.approx(10) and better.verdict == "better"
-    assert better.difference_low == pytest.approx(10) == better.difference_high  # all gain alike
-    assert same.verdict == "inconclusive" and same.difference == 0
+    assert better.accuracy.mean == pytest.approx(100 * base.mean() + 10)
+    assert better.gap.mean == pytest.approx(10) and better.verdict == "better"
+    assert better.gap.half == pytest.approx(0, abs=1e-9), "all gain alike"
+    assert same.verdict == "inconclusive" and same.gap.mean == 0
     assert local.verdict == "worse" and local.below_yardstick == 100
     assert better.below_alone == better.below_yardstick == 0
     assert local.below_alone == same.below_yardstick == 0, "as good is not worse"
-    assert better.low < better.mean < better.high and better.megabytes == 3.0
+    by_seed = [100 * values.mean() for values in toy[2].values()]
+    low, high = stats.ttest_1samp(by_seed, 0).confidence_interval()
+    assert lines["fedavg-ft"].accuracy.half == pytest.approx((high - low) / 2)
+    assert better.megabytes == 3.0
     assert better.decile == pytest.approx(
         100 * np.mean([np.percentile(v + 0.1, 10) for v in toy[2].values()])
     )
@@ -191,7 +193,8 @@ def test_methods_are_compared_client_by_client(toy):
     said = found.sentence()
     assert said.startswith("Better than fedavg-ft (beyond the 95 % interval): 1 of 2 methods.")
     assert "better is better by 10.0 points, with 1.00 times the bytes" in said
-    assert "difference from fedavg-ft (95 %)" in found.heads and "worse than local" in found.heads
+    assert "After Holm's correction for 3 comparisons: 1 better, 1 worse." in said
+    assert "difference from fedavg-ft" in found.heads and "worse than local" in found.heads
     rows = {row[0]: dict(zip(found.heads, row, strict=True)) for row in found.rows()}
     assert [*rows] == [line.name for line in found.lines]
     assert rows["better"]["verdict"] == "better" and rows["fedavg-ft"]["verdict"] == ""
@@ -218,7 +221,7 @@ def test_before_anybody_has_trained_alone_the_other_columns_are_there(toy):
     }
     for line in found.lines:
         gap = clients[line.name] - clients["fedavg-ft"]
-        assert line.difference == pytest.approx(100 * gap.mean())
+        assert line.gap.mean == pytest.approx(100 * gap.mean())
         assert line.below_yardstick == pytest.approx(100 * (gap < 0).mean())
         assert dict(zip(found.heads, line.texts(), strict=True))["worse than local"] == "-"
     assert f"of {len(rest) - 1} method" in found.sentence()
@@ -376,9 +379,11 @@ def test_claims_are_held_against_paired_seeds(toy):
         "<all> are better", "", "ours",
     ]  # fmt: skip
     verdicts = claims.COUNTS[2:]
-    assert verdicts == ("yes", "no, the reverse", "inconclusive", "one seed")
+    assert verdicts == ("yes", "no, the reverse", "inconclusive", "one seed", "clear after Holm")
     counts = [*claims.counts([sure, more, less])]
-    assert counts == [["the paper", "2", "", "", ""], ["us", "", "1", "", ""]]
+    assert counts == [["the paper", "2", "", "", "", "2"], ["us", "", "1", "", "", "1"]]
+    alone = stats.ttest_1samp(gaps, 0).pvalue
+    assert less.corrected == pytest.approx(alone), "the third of three: its own"
     assert [*claims.counts([])] == []
     mixed = Row("mixed", 'strategy="local"', "accuracy_initial")
     apart = replace(table, rows=(*table.rows[:1], mixed), claims=(Claim("", "mixed", NAMES[:1]),))
@@ -389,7 +394,7 @@ def test_claims_are_held_against_paired_seeds(toy):
     better = structs.replace(cells["better"].row, published=75.5)
     rows = tuple(better if row.name == "better" else row for row in table.rows)
     (line, _, _) = claims.judged(store, replace(table, rows=rows))
-    assert line.gap.published == 5.5 and line.texts()[4] == "+5.50"
+    assert line.gap.published == 5.5 and line.texts()[5] == "+5.50"
     told = Claim("", "better", ("local", "same"), published={"same": 6.89})
     found = [*claims.judged(store, replace(table, claims=(told,)))]
     assert [line.gap.published for line in found] == [0.0, 6.89], "else that of the rows"
@@ -432,16 +437,27 @@ def test_a_claim_about_a_row_that_there_is_not_is_refused(tmp_path, monkeypatch)
         files.tables()
 
 
-def test_an_interval_covers_the_mean_as_often_as_it_says(monkeypatch):
-    """Of 200 worlds with known mean some 95 % of the intervals must hold it; seeds differ too."""
-    monkeypatch.setattr(yardstick, "RESAMPLES", 1000)
-    draws, held = np.random.default_rng(0), 0
-    for _ in range(200):
-        seeds = draws.normal(0.5, 0.02, 8)
-        values = [draws.normal(seed, 0.1, 40) for seed in seeds]
-        low, high = yardstick.interval(values)
-        held += low <= 0.5 <= high
-    assert 0.9 <= held / 200 <= 0.985
+@pytest.mark.parametrize("seed", range(5))
+def test_a_corrected_value_is_that_of_the_step_down_test(seed):
+    """Holm's test as he wrote it: go through the sorted p-values until one is above a / (m - i)."""
+    draws = np.random.default_rng(seed)
+    gaps = [Figure(tuple(draws.normal(mean, 1.0, 5)), None) for mean in (0, 0, 1, 2, 3, 9)]
+    gaps.insert(2, Figure((4.0,), None))  # one seed
+    plain = {i: stats.ttest_1samp(g.values, 0).pvalue for i, g in enumerate(gaps) if i != 2}
+    corrected = significance.holm(gaps)
+    assert corrected[2] is None
+    for level in (0.001, 0.01, 0.05, 0.2):
+        rejected = set()
+        for place, index in enumerate(sorted(plain, key=plain.__getitem__)):
+            if plain[index] > level / (len(plain) - place):
+                break
+            rejected.add(index)
+        assert {i for i, value in enumerate(corrected) if (value or 2.0) <= level} == rejected
+
+
+def test_equal_differences_are_certain_and_equal_rows_are_not():
+    same, sure = Figure((0.0, 0.0, 0.0), None), Figure((1.5, 1.5, 1.5), None)
+    assert [significance.p_value(figure) for figure in (same, sure)] == [1.0, 0.0]
 
 
 def test_the_page_has_every_table_and_figure_and_no_script(toy, tmp_path):

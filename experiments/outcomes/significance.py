@@ -1,0 +1,47 @@
+"""Whether a difference over the seeds is clear, one at a time and among many.
+
+Seeds are paired: the split of the data, the selected clients and the initial model depend on the
+seed alone. So differences are taken seed by seed. A difference is clear if Student's 95 % interval
+over the seeds does not contain zero. Among many differences some are clear by chance; Holm's
+correction says which of them remain.
+"""
+
+from collections.abc import Sequence
+
+from scipy import stats
+
+from experiments.outcomes.cells import Figure
+
+LEVEL = 0.05
+
+
+def p_value(gap: Figure) -> float | None:
+    """Return the p-value of a difference (Student's t, two-sided); None with one seed."""
+    if len(gap.values) < 2:
+        return None
+    error = float(stats.sem(gap.values))
+    if error == 0:
+        return float(gap.mean == 0)
+    return float(2 * stats.t.sf(abs(gap.mean) / error, len(gap.values) - 1))
+
+
+def holm(gaps: Sequence[Figure]) -> list[float | None]:
+    """Return p-values corrected for the number of differences (Holm 1979); None with one seed.
+
+    If all differences with a corrected value of at most `LEVEL` are called clear, the chance that
+    any of them is not is at most `LEVEL`.
+    """
+    plain = [p_value(gap) for gap in gaps]
+    known = sorted((value, place) for place, value in enumerate(plain) if value is not None)
+    corrected, highest = [*plain], 0.0
+    for rank, (value, place) in enumerate(known):
+        highest = max(highest, min((len(known) - rank) * value, 1.0))
+        corrected[place] = highest
+    return corrected
+
+
+def holm_text(value: float | None) -> str:
+    """Return a corrected p-value for a table; "" with one seed."""
+    if value is None:
+        return ""
+    return f"{value:.3f}" if value >= 0.001 else "< 0.001"
