@@ -56,8 +56,10 @@ class PFedMe(BaseStrategy):
         c = self.settings.lr * self.options.lambda_
         if c >= 2:
             raise RunError(f"lr x pfedme.lambda = {c:g}: must be below 2, or w diverges")
-        if c > 1:
+        if c > 1 + 1e-9:
             log.warning("lr x pfedme.lambda = %g is above 1: w overshoots theta", c)
+        elif c > 1 - 1e-9:
+            log.warning("lr x pfedme.lambda = 1: w becomes theta, as in FedAvg with a proximal term")
 
     @property
     def unused(self) -> tuple[str, ...]:
