@@ -24,9 +24,9 @@ changes. Rows that differ only in how clients are personalized are trained once,
 directory of the first of them exists. Several terminals, or machines that share the folder
 experiments/results, can run the same tables: none runs a row that another one is running.
 
-`report` writes the pages of results. With --results DIR before the command, finished rows are in
-DIR, and `report` writes its HTML page there, but does not change RESULTS.md and docs/results, which
-hold the project's own results.
+`report` writes the pages of results, and moves the results of each table into one file. With
+--results DIR before the command, finished rows are in DIR, and `report` writes its HTML page there,
+but does not change RESULTS.md and docs/results, which hold the project's own results.
 """
 
 import argparse

@@ -120,10 +120,12 @@ def _marks(name: str) -> tuple[str, str]:
 def report(store: Store, chosen: Iterable[Table]) -> None:
     """Write some tables, the costs and all claims into their pages, and the page of all results.
 
+    Results that have a file of their own move into that of their table.
     The prose around the tables stays, and so does an older table of which no row has run again.
     The Markdown pages are about the project's own results. For a store in another folder, only the
     HTML page is written, into that folder.
     """
+    store.pack()
     write_csv(store)
     costs = costs_section()
     if store.folder.resolve() == (HERE / "results").resolve():

@@ -1,4 +1,7 @@
-"""The finished runs: one JSON file per run, with its full config, in results/<scale>/<table>/.
+"""The finished runs, with their full configs: results/<scale>/<table>.jsonl has a line for each.
+
+A run that has just finished is a JSON file of its own in results/<scale>/<table>/. Several
+processes can so add runs at the same time; `pack` moves the files into the table's.
 
 A cell of a table is done if a run of this or another table has its config, that is, the same value
 for every key that can change numbers (`numeric`). So a row whose settings have changed is not done,
@@ -12,7 +15,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from glob import escape, glob
 from pathlib import Path
@@ -97,8 +100,9 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.defaults = config.resolved(config.defaults())
-        self._read: dict[str, Run] = {}  # by path
-        self._changed: dict[str, float] = {}  # times of the tables' folders at the last look
+        self._read: dict[str, Run] = {}  # by path, those of `_lines` by that of their own file
+        self._lines: dict[str, tuple[float, dict[str, Run]]] = {}  # of each packed file, its time
+        self._changed: dict[str, float] = {}  # times of the folders at the last look
         self._alike: dict[tuple[str, int], list[Run]] = {}  # by scale and seed
 
     def runs(self) -> list[Run]:
@@ -109,19 +113,57 @@ class Store:
     def _look(self) -> None:
         """Read the files that are new since the last look."""
         whole = escape(str(self.folder))
-        folders = [found for scale in SCALES for found in glob(f"{whole}/{scale}/*/")]
-        changed = {folder: os.stat(folder).st_mtime for folder in folders}
+        scales = [found for scale in SCALES for found in glob(f"{whole}/{scale}/")]
+        folders = [found for scale in scales for found in glob(f"{escape(scale)}*/")]
+        changed = {folder: os.stat(folder).st_mtime for folder in (*scales, *folders)}
         just_now = max(changed.values(), default=0) > time.time() - CLOCK
         if changed == self._changed and not just_now:
             return
         self._changed = changed
+        files = [file for scale in scales for file in glob(f"{escape(scale)}*.jsonl")]
+        packed = self._packed(files)
         paths = {path for folder in folders for path in glob(f"{escape(folder)}*.json")}
-        for path in paths - self._read.keys():
+        for path in paths - (self._read.keys() - packed.keys()):
             self._read_again(path)
-        self._read = {path: self._read[path] for path in sorted(paths)}
+        own = {path: self._read[path] for path in paths}
+        self._read = dict(sorted((packed | own).items()))
         self._alike = {}
         for run in self._read.values():
             self._alike.setdefault((run.scale, run.seed), []).append(run)
+
+    def _packed(self, files: Sequence[str]) -> dict[str, Run]:
+        """Return the runs in the tables' files, by the path that a file of its own would have."""
+        for file in files:
+            at = os.stat(file).st_mtime
+            if file not in self._lines or self._lines[file][0] != at:
+                lines = Path(file).read_text("utf-8").splitlines()
+                runs = [Run(**json.loads(line)) for line in lines]
+                self._lines[file] = at, {str(self._path_of(run)): run for run in runs}
+        self._lines = {file: self._lines[file] for file in files}
+        return {path: run for _, runs in self._lines.values() for path, run in runs.items()}
+
+    def _path_of(self, run: Run) -> Path:
+        return self.folder / run.scale / run.table / f"{run.cell}-s{run.seed}.json"
+
+    def pack(self) -> None:
+        """Move all runs that have a file of their own into the file of their table.
+
+        Files that another process has written within the last seconds stay for the next time.
+        """
+        self._changed = {}
+        by_table: dict[tuple[str, str], list[Run]] = {}
+        for run in self.runs():
+            by_table.setdefault((run.scale, run.table), []).append(run)
+        for (scale, table), runs in by_table.items():
+            own = [path for run in runs if (path := self._path_of(run)).exists()]
+            if not own or max(path.stat().st_mtime for path in own) > time.time() - CLOCK:
+                continue
+            text = "".join(json.dumps(asdict(run)) + "\n" for run in runs)
+            write_whole(self.folder / scale / f"{table}.jsonl", text.encode())
+            for path in own:
+                path.unlink()
+            with suppress(OSError):  # another process has just added a run
+                own[0].parent.rmdir()
 
     def find(self, cell: Cell, seed: int) -> Run | None:
         """Return a run with a cell's config and seed, if there is one."""
@@ -130,8 +172,12 @@ class Store:
         def fits(run: Run) -> bool:
             return same(run.config, wanted, self.defaults)
 
-        path = self.path(cell, seed)
-        if path.exists() and fits(own := self._read_again(str(path))):
+        path = str(self.path(cell, seed))
+        if os.path.exists(path):
+            self._read_again(path)
+        else:
+            self._look()
+        if (own := self._read.get(path)) and fits(own):
             return own
         self._look()
         return next(filter(fits, self._alike.get((cell.scale, seed), ())), None)

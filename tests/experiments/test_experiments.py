@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import msgspec
@@ -760,10 +760,37 @@ def test_what_has_run_is_listed(tmp_path, capsys):
     assert capsys.readouterr().err.startswith("error: ")
 
 
+def test_packed_runs_are_found_and_a_newer_one_counts(table, store):
+    avg, per = table.cells("smoke")
+    for cell, seed in ((avg, 0), (avg, 1), (per, 0)):
+        store.save(cell, run_of(cell, seed, seconds=10.0 + seed))
+    other, before = Store(store.folder), store.runs()
+    assert other.runs() == before
+    store.pack()
+    assert store.path(avg, 0).exists(), "another process may still be writing beside it"
+    old = time.time() - 60
+    for path in store.folder.glob("smoke/t/*.json"):
+        os.utime(path, (old, old))
+    store.pack()
+    assert [path.name for path in store.folder.rglob("*.json*")] == ["t.jsonl"]
+    lines = (store.folder / "smoke" / "t.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [asdict(run) for run in before]
+    assert store.runs() == other.runs() == Store(store.folder).runs() == before
+    assert other.find(avg, 1) == store.find(avg, 1) == before[1]
+    again = run_of(avg, 1, seconds=99.0)
+    store.save(avg, again)
+    assert other.find(avg, 1) == store.find(avg, 1) == again and len(other.runs()) == 3
+    os.utime(store.path(avg, 1), (old, old))
+    other.pack()
+    assert not store.path(avg, 1).exists()
+    assert store.find(avg, 1) == Store(store.folder).find(avg, 1) == again
+
+
 def test_a_report_of_other_results_leaves_those_of_the_project(tmp_path, monkeypatch, capsys):
     project, own = tmp_path / "project" / "experiments", tmp_path / "own"
     (table,) = files.pick(["fedfc-extreme"])
-    shutil.copytree(HERE / "results" / "cpu" / "fedfc-classes", project / "results/cpu/t")
+    (project / "results" / "cpu").mkdir(parents=True)
+    shutil.copy(HERE / "results" / "cpu" / "fedfc-classes.jsonl", project / "results" / "cpu")
     page = (HERE / "RESULTS.md").read_bytes()
     (project / "RESULTS.md").write_bytes(page)
     costs_of, docs = tmp_path / "project" / "docs" / "results" / "fedseq.md", HERE.parent / "docs"

@@ -505,7 +505,7 @@ def test_a_browser_shows_the_page_without_errors(toy, tmp_path, scheme):
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", [LIGHT, DARK])
 def test_a_browser_shows_a_figure_for_every_table_that_has_results(tmp_path, scheme):
-    stored = {path.parent.name for path in (HERE / "results" / "cpu").glob("*/*.json")}
+    stored = {path.stem for path in (HERE / "results" / "cpu").glob("*.jsonl")}
     path = tmp_path / "results.html"
     html_page.write(Store(HERE / "results"), path)
     for width, seen in measured(path, tmp_path, SEEN, boxes=".scroll", scheme=scheme).items():
