@@ -59,7 +59,7 @@ class PFedMe(BaseStrategy):
         if c > 1 + 1e-9:
             log.warning("lr x pfedme.lambda = %g is above 1: w overshoots theta", c)
         elif c > 1 - 1e-9:
-            log.warning("lr x pfedme.lambda = 1: w becomes theta, as in FedAvg with a proximal term")
+            log.warning("lr x pfedme.lambda = 1: w becomes theta, which is FedAvg with a pull")
 
     @property
     def unused(self) -> tuple[str, ...]:

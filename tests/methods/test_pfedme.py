@@ -220,7 +220,7 @@ def test_a_step_to_theta_or_beyond_is_warned_of(rehearsal, caplog):
     rehearsal("lr=0.1 pfedme.lambda=10.0")
     rehearsal("lr=0.15 pfedme.lambda=10.0")
     assert [r.getMessage() for r in caplog.records] == [
-        "lr x pfedme.lambda = 1: w becomes theta, as in FedAvg with a proximal term",
+        "lr x pfedme.lambda = 1: w becomes theta, which is FedAvg with a pull",
         "lr x pfedme.lambda = 1.5 is above 1: w overshoots theta",
     ]
 
