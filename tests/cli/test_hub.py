@@ -53,10 +53,11 @@ def test_flower_would_publish_it(published, capsys):
     assert "Validation passed" in out and "Skip" not in out
 
 
-def test_git_keeps_the_results_that_the_hub_does_not_get(published):
-    assert not [*(published / "experiments" / "results").rglob("*.json")]
-    row = "experiments/results/cpu/benchmark-digits/a-new-row-s0.json"
-    ignored = subprocess.run(["git", "check-ignore", "--quiet", row], cwd=ROOT)
+@pytest.mark.parametrize("row", ["benchmark-digits/a-new-row-s0.json", "a-new-table.jsonl"])
+def test_git_keeps_the_results_that_the_hub_does_not_get(published, row):
+    assert not [*(published / "experiments" / "results").rglob(f"*{Path(row).suffix}")]
+    path = f"experiments/results/cpu/{row}"
+    ignored = subprocess.run(["git", "check-ignore", "--quiet", path], cwd=ROOT)
     assert ignored.returncode != 0, "git would not add it"
 
 
