@@ -10,6 +10,7 @@
     python -m experiments costs --plot costs.png
     python -m experiments times
     python -m experiments communication fedcmd-cifar10 --plot bytes.png
+    python -m experiments leads --plot leads.png
     python -m experiments curves fedfc-classes --plot rounds.png
     python -m experiments gaussians RUN --clients 0 3 --plot gaussians.png
     python -m experiments classes RUN RUN --plot classes.png
@@ -37,7 +38,7 @@ from pathlib import Path
 from types import ModuleType
 
 from experiments import HERE
-from experiments.figures import classes, communication, costs, curves, gaussians, times
+from experiments.figures import classes, communication, costs, curves, gaussians, leads, times
 from experiments.outcomes.tidy import write_csv
 from experiments.papers import readings
 from experiments.papers.files import having, pick, single, tables
@@ -60,6 +61,7 @@ FIGURES: dict[str, tuple[ModuleType, str]] = {
     "costs": (costs, "FedSeq's Tables 5 and 6, and Fig. 8: cost per round"),
     "times": (times, "FedFC's Section 4.4, and Fig. 9: virtual seconds per round"),
     "communication": (communication, "FedCMD's Fig. 8: the bytes of methods beside FedAvg's"),
+    "leads": (leads, "how far methods are ahead of the yardstick, in several tables"),
     "gaussians": (gaussians, "FedCMD's Fig. 4: the features of each layer"),
     "classes": (classes, "FedCMD's Fig. 6: the accuracies of the classes"),
     "curves": (curves, "plot the accuracy of a table's rows over rounds"),

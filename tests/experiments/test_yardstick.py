@@ -12,7 +12,7 @@ from msgspec import structs
 from scipy import stats
 
 from experiments import HERE, __main__
-from experiments.figures import communication
+from experiments.figures import communication, leads
 from experiments.outcomes import claims, significance, yardstick
 from experiments.outcomes.cells import Figure, Outcome, outcomes
 from experiments.outcomes.tidy import write_csv
@@ -168,6 +168,39 @@ def titles_of(figures):
 def done_of(toy):
     table, store, _ = toy
     return [*outcomes(store, table, "cpu")]
+
+
+def test_leads_are_drawn_where_the_differences_are(toy):
+    table, _, base = toy
+    by_seed = {"local": [], "better": []}
+    for name, means in by_seed.items():
+        runs = {
+            run.seed: run for o in outcomes_of(toy) if o.cell.row.name == name for run in o.runs
+        }
+        means += [
+            100 * float(np.mean(np.array(runs[seed].clients[KIND]) - values))
+            for seed, values in base.items()
+        ]
+    found = {table.name: yardstick.compare(outcomes_of(toy), "fedavg-ft", "local")}
+    methods = leads.by_method(found)
+    assert [*methods] == ["better", "same", "local"], "the yardstick has no line of its own"
+    (axes,) = leads.draw(found, methods).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == [*methods]
+    dots = {
+        int(line.get_ydata()[0]): line for line in axes.get_lines() if line.get_marker() != "None"
+    }
+    mean = np.mean(by_seed["better"])
+    assert mean > leads.HIGH and dots[0].get_xdata()[0] == leads.HIGH, "an arrow at the edge"
+    assert f"{mean:+.0f}" in {text.get_text() for text in axes.texts}
+    assert dots[1].get_xdata()[0] == 0 and dots[1].get_markerfacecolor() == "white"
+    assert dots[2].get_xdata()[0] == pytest.approx(max(np.mean(by_seed["local"]), leads.LOW))
+    assert dots[2].get_color() == leads.RED
+
+
+def test_leads_need_a_table_with_a_yardstick(capsys):
+    assert __main__.main(["leads", "fedseq-cifar100"]) == 1
+    told = "error: table fedseq-cifar100 has no yardstick; benchmark-cifar10, "
+    assert capsys.readouterr().err.startswith(told)
 
 
 def test_methods_are_compared_client_by_client(toy):
