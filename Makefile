@@ -73,7 +73,11 @@ lock: | $(UV)
 	@$(UV) pip compile pyproject.toml --extra dev --universal --python-version 3.11 --upgrade \
 		--no-annotate --no-emit-index-url --custom-compile-command "make lock" \
 		--quiet --output-file requirements.lock
-	@echo "requirements.lock is written; make run and make test install it"
+	@$(UV) pip compile deploy/device-requirements.in --constraint requirements.lock --universal \
+		--python-version 3.11 --no-annotate --no-emit-index-url --custom-compile-command "make lock" \
+		--quiet | grep -vE '^(cuda|nvidia|triton)\b' >deploy/device-requirements.lock
+	@echo "requirements.lock is written; make run and make test install it. Devices install"
+	@echo "deploy/device-requirements.lock: the same versions of fewer packages"
 
 clean: stop
 	rm -rf $(VENV) .flwr .flower-matrix dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

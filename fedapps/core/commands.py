@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from fedapps.core.errors import RunError
+from fedapps.core.errors import RunError, missing
 
 INTERRUPTED = 130  # exit status that shells report after Ctrl-C
 
@@ -54,6 +54,11 @@ def execute(
     except RunError as error:
         sys.stdout.flush()
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:  # a device has not all packages
+        if (error.name or "").startswith("fedapps"):
+            raise
+        print(f"error: {prog}: {missing(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as stop:
         if str(stop):

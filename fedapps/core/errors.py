@@ -26,6 +26,27 @@ def one_line(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in last)
 
 
+_PIP_NAMES = {"PIL": "pillow", "sklearn": "scikit-learn"}  # modules that pip knows by other names
+
+
+def missing(error: ModuleNotFoundError, install: str = "") -> str:
+    """Say which package is missing and how to install it; `install` is what to tell pip."""
+    name = (error.name or "").partition(".")[0]
+    return f"needs {name}; pip install {install or _PIP_NAMES.get(name, name)}"
+
+
+@contextmanager
+def needed(what: str, install: str = "") -> Iterator[None]:
+    """Raise a `RunError` if a package that `what` needs is not installed.
+
+    A device has fewer packages than a simulation needs (`deploy/device-requirements.lock`).
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise RunError(f"{what}: {missing(error, install)}") from error
+
+
 @contextmanager
 def without_lines(logger: str, unwanted: Callable[[LogRecord], bool]) -> Iterator[None]:
     """Keep lines out of the log of a library if `unwanted` is true for them."""

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from fedapps.core.errors import RunError
+from fedapps.core.errors import RunError, needed
 from fedapps.data.contents import check_images, check_pixels, input_spec, shape_of
 from fedapps.data.dataset import Dataset
 from fedapps.data.forms import Form, open_own
@@ -54,7 +54,8 @@ def unlabelled(path: Path, inputs: Spec, columns: str = "", missing: bool = Fals
     """
     word = "images" if inputs.image else "inputs"
     if path.suffix in TABLES and columns:
-        from fedapps.data.forms import tables  # loads pandas
+        with needed(str(path)):
+            from fedapps.data.forms import tables  # loads pandas
 
         arrays = {word: held(path, word, tables.unlabelled(path, columns, inputs.shape))}
     else:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedapps.core.errors import RunError
+from fedapps.core.errors import RunError, needed
 
 GRAY = ("L", "1")
 MOST_PIXELS = 2**24  # of one picture; a small file can claim to have many more
@@ -54,10 +54,10 @@ def pictures_of(files: Sequence[Path], shape: tuple[int, ...] = ()) -> np.ndarra
 
     With a `shape` [C, H, W] that they must have, uint8 [N, H, W, C].
     """
-    from PIL import Image
-
     if shape:
         return stacked((picture_of(file, shape) for file in files), files)
+    with needed(str(files[0])):
+        from PIL import Image
     try:
         with Image.open(files[0]) as image:
             mode = image.mode
@@ -93,8 +93,8 @@ def pixels(image: Any, first_mode: str) -> np.ndarray:
 
 
 def _picture(file: Path, mode: str = "RGB") -> np.ndarray:
-    from PIL import Image
-
+    with needed(str(file)):
+        from PIL import Image
     try:
         with Image.open(file) as image:
             return pixels(image, mode)

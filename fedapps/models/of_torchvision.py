@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from torch import nn
 
+from fedapps.core.errors import needed
 from fedapps.models.blocks import Shape, of_images
 
 _SIZES = attrgetter("out_channels", "kernel_size", "stride", "padding")  # of a convolution
@@ -15,8 +16,8 @@ _SIZES = attrgetter("out_channels", "kernel_size", "stride", "padding")  # of a 
 
 def resnet18(shape: Shape, classes: int) -> nn.Module:
     """ResNet-18 of torchvision. The layers are conv1, block1..block8, fc."""
-    from torchvision.models import resnet18
-
+    with needed('model = "torchvision-resnet18"'):
+        from torchvision.models import resnet18
     model: nn.Module = resnet18(num_classes=classes)
     _for_channels(model, "conv1", shape[0])
     blocks = {f"block{i + 1}": (f"layer{i // 2 + 1}.{i % 2}",) for i in range(8)}
@@ -25,8 +26,8 @@ def resnet18(shape: Shape, classes: int) -> nn.Module:
 
 def mobilenet_v3_small(shape: Shape, classes: int) -> nn.Module:
     """MobileNetV3-small of torchvision. The layers are conv1, block1..block11, conv2, fc1, fc2."""
-    from torchvision.models import mobilenet_v3_small
-
+    with needed('model = "torchvision-mobilenet-v3-small"'):
+        from torchvision.models import mobilenet_v3_small
     model: nn.Module = mobilenet_v3_small(num_classes=classes)
     _for_channels(model.get_submodule("features.0"), "0", shape[0])
     names = ("conv1", *(f"block{i}" for i in range(1, 12)), "conv2")

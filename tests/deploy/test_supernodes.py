@@ -31,6 +31,7 @@ RUN = (
     'finetune-epochs=1 seed=0 threads=1 device="cpu" round-timeout=300.0'
 )
 POISON = ROOT / "tests" / "support" / "poison"
+LEAN = ROOT / "tests" / "support" / "lean"  # a device with the packages of its lock
 PATIENCE = 300.0  # seconds for what takes a few where nothing else runs
 HELD = 64  # bytes of an array that are looked for in what left a device
 
@@ -151,7 +152,7 @@ def held(path):
 def test_supernodes_give_the_numbers_of_the_serial_engine(strategy, devices, deployment, tmp_path):
     """With `score-last` a device keeps its whole model: the body was sent, the head never."""
     start = time.time()
-    devices.start(*range(DEVICES))
+    devices.start(*range(DEVICES), PYTHONPATH=str(LEAN))
     run = [RUN, f'strategy="{strategy}" num-rounds=2 score-last=true runs-dir="{tmp_path}"']
     result = deployment.run(*run, 'run-name="real"')
     assert result.completed, result.error

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from tests.deploy.helpers import DEPLOY
+from tests.support import ROOT
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="2026-11-21: there is no systemd")
@@ -46,3 +47,25 @@ def test_containers_keep_devices_and_the_superlink_apart():
     for service in services.values():
         here = [volume.split(":")[0] for volume in service["volumes"] if volume.startswith("./")]
         assert all((DEPLOY / path).is_file() for path in here)
+
+
+def test_the_images_do_not_run_as_root_and_devices_have_the_smaller_one():
+    text = (DEPLOY / "Dockerfile").read_text("utf-8")
+    stages = dict(re.findall(r"^FROM \S+ AS (\w+)\n(.*?)(?=^FROM|\Z)", text, re.M | re.S))
+    for target in ("device", "server"):
+        (user,) = re.findall(r"^USER (\d+)", stages[target], re.M)
+        assert int(user) > 0
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))["services"]
+    targets = {name: mine["build"]["target"] for name, mine in services.items() if "build" in mine}
+    wards = {f"ward-{number}": "device" for number in (1, 2, 3)}
+    assert targets == {"superlink": "server", "operator": "server"} | wards
+
+
+def test_docker_sees_what_the_images_are_made_of():
+    """Its ignore file keeps all else out."""
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text("utf-8").splitlines()
+    seen = {line[1:] for line in ignored if line.startswith("!")}
+    assert all((ROOT / path).exists() for path in seen)
+    copied = re.findall(r"^COPY (.+) \S+$", (DEPLOY / "Dockerfile").read_text("utf-8"), re.M)
+    files = {word for words in copied for word in words.split() if word[:2] != "--"}
+    assert files - seen == {"."}

@@ -6,7 +6,7 @@ here. A new form needs one file here and a line in `_read`.
 
 from pathlib import Path
 
-from fedapps.core.errors import RunError
+from fedapps.core.errors import RunError, needed
 from fedapps.data.contents import dataset_of, open_npz
 from fedapps.data.dataset import Dataset
 from fedapps.data.forms import folders, hub
@@ -40,7 +40,8 @@ def _read(path: Path, form: Form) -> Found:
     if path.is_dir():
         return folders.read(path, form)
     if path.suffix in TABLES:
-        from fedapps.data.forms import tables  # loads pandas
+        with needed(str(path)):
+            from fedapps.data.forms import tables  # loads pandas
 
         return tables.read([File(path)], form)
     raise RunError(

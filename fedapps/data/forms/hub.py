@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedapps.core.errors import RunError, one_line
+from fedapps.core.errors import RunError, needed, one_line
 from fedapps.data.forms.form import File, Form, Found, by_part
 from fedapps.data.pictures import pixels, stacked
 
@@ -26,10 +26,8 @@ def read(folder: Path, form: Form) -> Found:
     The target is `target-column`, or the only column of class labels. The inputs are pictures or
     arrays, if there is a column of them, and otherwise all other columns, as of a table.
     """
-    try:
+    with needed(str(folder), "'fedapps[hf]'"):
         from datasets import DatasetDict, load_from_disk
-    except ImportError as error:
-        raise RunError(f"{folder}: needs datasets; pip install 'fedapps[hf]'") from error
     found: list[tuple[Any, File]] = []
     for path in _partitions(folder) or [folder]:
         group = path.name.removeprefix(PARTITION) if path != folder else ""

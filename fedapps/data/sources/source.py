@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedapps.core.errors import RunError
+from fedapps.core.errors import RunError, needed
 from fedapps.data.npz import KEYS
 from fedapps.data.spec import Spec
 
@@ -46,7 +46,8 @@ class Source:
                 f'dataset = "{self.name}": needs {self.package}; '
                 f"pip install 'fedapps[{self.name}]'"
             )
-        return self.make(root)
+        with needed(f'dataset = "{self.name}"'):
+            return self.make(root)
 
 
 def named_arrays(*values: np.ndarray) -> Arrays:
@@ -79,6 +80,8 @@ def downloading(name: str, root: Path) -> Iterator[None]:
     """
     try:
         yield
+    except ModuleNotFoundError:
+        raise  # `Source.read` says how to install it
     except Exception as error:
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
         raise RunError(
