@@ -24,6 +24,7 @@ from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.device.device import Device, device_workspace
+from fedapps.device.health import greeting
 from fedapps.engine.failed_clients import DivergedError, record
 from fedapps.engine.store import EARLIER_RUN, NONE, ClientStore, state_folder
 from fedapps.engine.versions import LOADED, OTHER_DATA, SAVED
@@ -52,7 +53,7 @@ def hello(message: Message, context: Context) -> Message:
     """Tell the server which clients this SuperNode can run, and whether it has a GPU."""
     try:
         device = Device.of(context.node_config)
-        answer = device.hello(_read(context)) if device else _anyone(context)
+        answer = greeting(device, _read(context)) if device else _anyone(context)
     except RunError as error:
         answer = Hello(problem=str(error))
     if answer.problem:

@@ -70,7 +70,9 @@ class Rounds:
         strategy.event = report.event
         self.clock.begin()
         self._meet(fleet)
-        streaming = StreamingGrid(grid, lambda: self.exchange.given_up_messages())
+        streaming = StreamingGrid(
+            grid, lambda: self.exchange.given_up_messages(), nodes.lookout.heard
+        )
         if not self.recovery.done:
             for client in sorted(self.attackers):
                 report.event(0, client, "attacker", s.attack)

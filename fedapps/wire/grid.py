@@ -29,7 +29,8 @@ class StreamingGrid(Grid):
 
     Flower's Grid returns all replies at once and sleeps up to 3 s between its polls. Here, replies
     that have not arrived after `timeout` seconds are not waited for; the caller knows whom it
-    asked. `given_up` returns the ids of messages that the caller knows will not be answered.
+    asked. `given_up` returns the ids of messages that the caller knows will not be answered, and
+    `heard` gets each reply when it has come.
 
     Replies are pulled one by one. Flower's Grid drops the whole list if one of them cannot be read,
     and the SuperLink hands out each reply only once, so the others would be lost too. A pull also
@@ -40,9 +41,13 @@ class StreamingGrid(Grid):
     ids); `replies.unpack_reply` checks it.
     """
 
-    def __init__(self, grid: Grid, given_up: Callable[[], set[str]] = set) -> None:
-        self.grid = grid
-        self.given_up = given_up
+    def __init__(
+        self,
+        grid: Grid,
+        given_up: Callable[[], set[str]] = set,
+        heard: Callable[[Message], None] = lambda _: None,
+    ) -> None:
+        self.grid, self.given_up, self.heard = grid, given_up, heard
         self._broken: dict[str, tuple[float, str]] = {}  # by message: since when, and the error
 
     def send_and_receive(
@@ -107,7 +112,9 @@ class StreamingGrid(Grid):
                 own = [unreadable(id_, reason)]
             if own:
                 self._broken.pop(id_, None)
-            yield from own
+            for reply in own:
+                self.heard(reply)
+                yield reply
 
 
 def poll_wait(waited: float, least: float = FIRST_WAIT) -> float:

@@ -8,12 +8,13 @@ from msgspec import Meta
 
 from fedapps.core.errors import one_line
 from fedapps.wire.checks import FIGURES_BYTES, check_size
+from fedapps.wire.health import Health
 
 SampleCount = Annotated[int, Meta(ge=0, lt=2**40)]
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """Record `hello`: what a SuperNode says about itself.
+    """Records `hello` and, from a device, `health`: what a SuperNode says about itself.
 
     `client` is "any" if the SuperNode can run every client of the run's data set. Otherwise it is
     the id of the one client whose data the SuperNode has, and `train`, `test` and `validation` are
@@ -32,6 +33,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     test: SampleCount = 0
     validation: SampleCount = 0
     problem: str = ""
+    health: Health | None = None
 
 
 def pack_greeting(node: int) -> Message:
@@ -41,9 +43,13 @@ def pack_greeting(node: int) -> Message:
 
 def pack_hello(message: Message, hello: Hello) -> Message:
     """Make the answer to a greeting."""
-    return Message(
-        RecordDict({"hello": ConfigRecord(msgspec.to_builtins(hello))}), reply_to=message
-    )
+    figures = msgspec.to_builtins(hello)
+    records = {"hello": figures, "health": figures.pop("health")}
+    content = RecordDict()
+    for name, values in records.items():
+        if values:
+            content[name] = ConfigRecord(values)
+    return Message(content, reply_to=message)
 
 
 def unpack_hello(reply: Message) -> Hello:
@@ -52,7 +58,9 @@ def unpack_hello(reply: Message) -> Hello:
         return Hello(problem=one_line(reply.error.reason or ""))
     try:
         check_size(reply.content, FIGURES_BYTES)
-        hello = msgspec.convert(dict(reply.content.config_records["hello"]), Hello)
+        records = reply.content.config_records
+        health = {"health": dict(records["health"]) if "health" in records else None}
+        hello = msgspec.convert(dict(records["hello"]) | health, Hello)
     except (ValueError, KeyError) as error:
         return Hello(problem=f"its answer is broken: {one_line(str(error))}")
     return msgspec.structs.replace(hello, problem=one_line(hello.problem) if hello.problem else "")

@@ -11,6 +11,7 @@ from flwr.app import Message
 from fedapps.core import log
 from fedapps.core.errors import RunError
 from fedapps.core.words import number
+from fedapps.wire.contacts import Lookout
 from fedapps.wire.fleet import Bound, Fleet
 from fedapps.wire.grid import StreamingGrid, poll_wait
 from fedapps.wire.hello import Hello, pack_greeting, unpack_hello
@@ -18,6 +19,7 @@ from fedapps.wire.hello import Hello, pack_greeting, unpack_hello
 FIRST_LINE = 5.0  # seconds of waiting before a log line; the next when the wait has doubled
 PARTS = ("train", "test", "validation")
 HELLO_WAIT = 60.0  # seconds that a round waits for a newcomer to say who it is
+REFRESH = 600.0  # seconds after which a device is asked again, as its disk fills meanwhile
 GREETINGS = 3  # unanswered greetings, HELLO_WAIT apart, to which an answer still counts
 
 
@@ -66,6 +68,7 @@ class NodeRegistry:
         self.devices, self.simulated = devices, simulated and not devices
         self.max_samples, self.held_out = max_samples, held_out
         self.closed = simulated and bool(devices)  # no further SuperNodes will come
+        self.lookout = Lookout()
         self.complete = False  # whether there have ever been enough
         self._guests: dict[int, Guest] = {}  # by node, ascending
         self._places = itertools.count(1)
@@ -84,6 +87,9 @@ class NodeRegistry:
         """
         start, next_line, enough_since = time.monotonic(), FIRST_LINE, math.inf
         next_recheck = start
+        if self.lookout.folder:
+            met = {node: guest for node, guest in self._guests.items() if guest.hello}
+            self._recheck(node for node, guest in met.items() if start - guest.answered > REFRESH)
         while True:
             self._see(sorted(self.grid.get_node_ids()))
             if time.monotonic() >= next_recheck:
@@ -92,6 +98,7 @@ class NodeRegistry:
                 next_recheck = time.monotonic() + HELLO_WAIT
             self._read(self._greet())
             fleet = self._fleet()
+            self.lookout.look(fleet, self._rejected.values())
             now = time.monotonic()
             unknown = {node: g for node, g in self._guests.items() if not g.hello}
             newcomers = [node for node, g in unknown.items() if now - g.came < self._patience]
@@ -162,6 +169,7 @@ class NodeRegistry:
     def _hear(self, reply: Message, asked_at: float, node: int) -> None:
         """Record what a SuperNode says about itself; a new client id gets the last place."""
         guest, hello = self._guests[node], unpack_hello(reply)
+        self.lookout.greeted(node, hello.health, time.monotonic() - asked_at)
         guest.forget(asked_at)  # answers to earlier greetings are out of date
         if not guest.hello or guest.hello.problem or guest.hello.client != hello.client:
             guest.place = next(self._places)

@@ -1,0 +1,161 @@
+"""File devices.json of a run directory: which device was heard of when, and how it is."""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+from flwr.app import Message
+
+from fedapps.core import log
+from fedapps.core.certificates import given_above
+from fedapps.core.errors import RunError
+from fedapps.core.files import write_whole
+from fedapps.wire import health
+from fedapps.wire.fleet import Fleet
+from fedapps.wire.health import Clock, Health
+
+FILE = "devices.json"
+EVERY = 10.0  # seconds between two writings if nobody has come or gone
+Event = Callable[[int | str, str, str], None]  # of a client or "server": kind and detail
+
+
+class Contact(msgspec.Struct, kw_only=True):
+    """A device. Times are the server's, in seconds since 1970; 0: never.
+
+    It is `there` if it was connected when the server looked last, at the latest before the last
+    round. `answered` is when an answer of it came last; `seen` also counts that it was connected.
+    """
+
+    client: int
+    node: str = ""
+    there: bool = False
+    seen: float = 0.0
+    answered: float = 0.0
+    ahead: float | None = None  # its clock, in seconds, and how far this can be off
+    within: float | None = None
+    health: Health | None = None
+    warnings: dict[str, str] = {}
+
+    @property
+    def clock(self) -> Clock:
+        """Its clock, as it was measured last."""
+        known = self.ahead is not None and self.within is not None
+        return Clock(self.ahead or 0.0, self.within or 0.0) if known else Clock()
+
+
+class Contacts(msgspec.Struct, kw_only=True):
+    """The content of devices.json; `left_out` says for each misfit why it is left out."""
+
+    written: float = 0.0
+    server: Health | None = None
+    warnings: dict[str, str] = {}  # of the server
+    devices: list[Contact] = []
+    left_out: list[str] = []
+
+
+def read(run: Path) -> Contacts | None:
+    """Read devices.json of a run directory; None if it has none that can be read."""
+    try:
+        return msgspec.json.decode((run / FILE).read_bytes(), type=Contacts)
+    except (OSError, ValueError):
+        return None
+
+
+class Lookout:
+    """Keeps devices.json up to date; `event` records what an operator has to know.
+
+    Without a folder it does nothing: the SuperNodes are no devices.
+    """
+
+    def __init__(self, folder: Path | None = None, event: Event = lambda *_: None) -> None:
+        self.folder, self.event = folder, event
+        self._contacts: dict[int, Contact] = {}  # by client
+        self._clients: dict[int, int] = {}  # by node
+        self._told: dict[int, tuple[Health, Clock]] = {}  # by node: answers not yet looked at
+        self._left_out: list[str] = []
+        self._warnings: dict[str, str] = {}  # of the server
+        self._written = -math.inf
+        if folder is None:
+            return
+        names = ("--ssl-certfile", "--ssl-ca-certfile")
+        self._certificates = tuple(given_above(name, names[0]) for name in names)
+        before = read(folder) or Contacts()  # a resumed run goes on with what it knew
+        self._contacts = {known.client: known for known in before.devices}
+        self._warnings = before.warnings
+
+    def greeted(self, node: int, about: Health | None, took: float) -> None:
+        """Note how a SuperNode is: its answer to a greeting that was sent `took` seconds ago."""
+        if about is not None:
+            now = time.time()
+            self._told[node] = about, Clock.of(about.clock, now - took, now)
+
+    def heard(self, reply: Message) -> None:
+        """Note that a reply has come; one that Flower made itself says nothing of the device."""
+        client = self._clients.get(reply.metadata.src_node_id)
+        if client is not None and not reply.has_error():
+            now = time.time()
+            contact = self._contacts[client]
+            contact.answered, contact.seen, contact.there = now, now, True
+            self._write(now)
+
+    def look(self, fleet: Fleet, left_out: Iterable[str]) -> None:
+        """Note which devices are there, and record the events of those that have answered."""
+        if self.folder is None:
+            return
+        now, before = time.time(), (self._clients, self._left_out)
+        self._clients = {bound.node: client for client, bound in fleet.bound.items()}
+        self._left_out = sorted(left_out)
+        told = {node: self._told.pop(node) for node in self._clients.keys() & self._told.keys()}
+        changed = bool(told) or before != (self._clients, self._left_out)
+        server = self._server(now) if changed else None
+        for contact in self._contacts.values():
+            contact.there = contact.client in fleet.bound
+        for node, client in self._clients.items():
+            contact = self._contacts.setdefault(client, Contact(client=client))
+            contact.node, contact.there, contact.seen = str(node), True, now
+            if server and node in told:
+                self._examine(contact, *told[node], server)
+        self._write(now, server)
+
+    def _examine(self, contact: Contact, about: Health, clock: Clock, server: Health) -> None:
+        """Take over what a device has said of itself."""
+        clock = clock.after(contact.clock)
+        contact.answered, contact.health = contact.seen, about
+        contact.ahead, contact.within = clock.ahead, clock.within
+        found = health.problems(about, contact.seen) | health.differences(about, server, clock)
+        self._warn(contact.client, contact.warnings, found)
+        contact.warnings = found
+
+    def _server(self, now: float) -> Health:
+        """Return how the server is."""
+        assert self.folder is not None
+        about = health.of_this_machine(self.folder, self._certificates)
+        found = health.problems(about, now)
+        self._warn("server", self._warnings, found)
+        self._warnings = found
+        return about
+
+    def _warn(self, who: int | str, before: dict[str, str], now: dict[str, str]) -> None:
+        """Record what was not known before."""
+        for kind in sorted(now.keys() - before.keys()):
+            log.warning("%s: %s", who if who == "server" else f"client {who}", now[kind])
+            self.event(who, kind, now[kind])
+
+    def _write(self, now: float, server: Health | None = None) -> None:
+        """Write the file if it is time, or if something has changed (`server` is given then)."""
+        if self.folder is None or (server is None and now - self._written < EVERY):
+            return
+        content = Contacts(
+            written=now,
+            server=server or self._server(now),
+            warnings=self._warnings,
+            devices=[self._contacts[client] for client in sorted(self._contacts)],
+            left_out=self._left_out,
+        )
+        self._written = now
+        try:
+            write_whole(self.folder / FILE, msgspec.json.format(msgspec.json.encode(content)))
+        except RunError as error:  # the tables report a full disk
+            log.debug("%s", error)
