@@ -1,46 +1,166 @@
-"""Show the SuperLink that `fedapps run` uses in the background, and its runs, newest first.
+"""Show how a run is and how its devices are, or the runs of a SuperLink, newest first.
 
-`flwr stop RUN_ID` ends one of the runs; `fedapps stop` ends the SuperLink. For a SuperLink that
-config.toml names, for example that of devices, `flwr ls NAME` shows the runs.
+    fedapps status                      # the SuperLink that `fedapps run` uses in the background
+    fedapps status site                 # the runs and SuperNodes of a SuperLink in config.toml
+    fedapps status ~/fedapps-runs/RUN   # a run: round, devices, failures, what needs attention
+    fedapps status ~/fedapps-runs       # the newest run there
+    fedapps status ~/fedapps-runs --every 5
+
+A run is read from its run directory, so this works on the server, during the run and afterwards.
+
+`flwr stop RUN_ID` ends one of the runs; `fedapps stop` ends the SuperLink in the background.
 """
 
 import argparse
+import json
 import os
 import subprocess
+import sys
 import textwrap
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from fedapps.core.errors import RunError
 from fedapps.core.options import add_home
+from fedapps.core.paths import expanded
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Seen = tuple[object, "list[RenderableType]"]  # what --json prints, and what is shown otherwise
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
+    parser.add_argument(
+        "place",
+        nargs="?",
+        default="",
+        metavar="CONNECTION|RUN",
+        help="name of a SuperLink in config.toml, a run directory, or a folder of them [the "
+        "SuperLink in the background]",
+    )
     add_home(parser)
     parser.add_argument(
         "--limit", type=int, default=10, metavar="N", help="show at most N runs [10]"
     )
+    parser.add_argument(
+        "--every", type=float, default=0.0, metavar="SECONDS", help="show it again and again"
+    )
+    parser.add_argument("--json", action="store_true", help="print it as JSON, in one line")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a line about the SuperLink and a line for each run; raises `RunError`."""
-    from fedapps.launcher.outcome import answer_of, details_of
+    """Print what is asked for; raises `RunError`."""
+    if options.every < 0:
+        raise RunError(f"--every {options.every:g}: must be a number of seconds, 0 or more")
+    if options.json or not options.every or not sys.stdout.isatty():
+        _print(options)
+        while options.every:
+            time.sleep(options.every)
+            _print(options)
+        return 0
+    from rich.console import Group
+    from rich.live import Live
+
+    from fedapps.report.console import console
+
+    with suppress(KeyboardInterrupt), Live(console=console(), auto_refresh=False) as live:
+        while True:
+            live.update(Group(*_look(options)[1]), refresh=True)
+            time.sleep(options.every)
+    return 0
+
+
+def _print(options: argparse.Namespace) -> None:
+    """Show it once."""
+    content, shown = _look(options)
+    if options.json:
+        print(json.dumps(content), flush=True)
+        return
+    from fedapps.report.console import console
+
+    screen = console()
+    for part in shown:
+        screen.print(part, soft_wrap=isinstance(part, str))
+
+
+def _look(options: argparse.Namespace) -> Seen:
+    """Find out about the place that is meant."""
+    place = options.place
+    if not place:
+        return _background(options)
+    import msgspec
+
+    from fedapps.cli.run_status import shown
+    from fedapps.report import status
+
+    if folder := status.find(expanded(place)):
+        found = status.read(folder)
+        return msgspec.to_builtins(found), [*shown(found)]
+    if "/" in place:
+        raise RunError(f"{place}: is no run directory, and there is none in it")
+    return _named(options)
+
+
+def _background(options: argparse.Namespace) -> Seen:
+    """Return the SuperLink in the background and its runs."""
     from fedapps.launcher.superlink import PORT, flower_home, not_running, superlink
 
     home, link = flower_home(options.home), superlink(options.home)
     if link is None:
-        print(f"{not_running(home)}; for one that config.toml names, use flwr ls NAME")
-        return 0
-    print(f"SuperLink of {home}: port {link.port}, process {link.pid}, Flower {link.version}")
+        told = f"{not_running(home)}; for one that config.toml names, use fedapps status NAME"
+        return {"superlink": None, "runs": []}, [told]
+    told = f"SuperLink of {home}: port {link.port}, process {link.pid}, Flower {link.version}"
+    env = {**os.environ, "FLWR_HOME": str(home), PORT: str(link.port)}
+    runs = _asked(link.bin_dir, env, "ls", "--limit", str(options.limit))["runs"]
+    about = {"port": link.port, "process": link.pid, "version": link.version}
+    return {"superlink": about, "runs": runs}, [told, *_runs(runs)]
+
+
+def _named(options: argparse.Namespace) -> Seen:
+    """Return the runs and SuperNodes of a SuperLink that config.toml names."""
+    from fedapps.launcher.superlink import bin_dir, environment
+
+    env, name = environment(options.home, own=False), options.place
+    runs = _asked(bin_dir(), env, "ls", name, "--limit", str(options.limit))["runs"]
+    nodes = _asked(bin_dir(), env, "supernode", "list", name)["nodes"]
+    lines = [f"SuperLink {name}", *_runs(runs), *_supernodes(nodes)]
+    return {"superlink": {"name": name}, "runs": runs, "supernodes": nodes}, [*lines]
+
+
+def _asked(bin_dir: Path, env: Mapping[str, str], *words: str) -> dict[str, Any]:
+    """Return what a command of Flower answers; raises `RunError`."""
+    from fedapps.launcher.outcome import answer_of
+
     answer = subprocess.run(
-        [str(link.bin_dir / "flwr"), "ls", "--format", "json", "--limit", str(options.limit)],
-        env={**os.environ, "FLWR_HOME": str(home), PORT: str(link.port)},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        [str(bin_dir / "flwr"), *words, "--format", "json"],
+        env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
     )  # fmt: skip
-    runs = answer_of(answer.stdout)["runs"]
+    return answer_of(answer.stdout)
+
+
+def _runs(runs: list[dict[str, Any]]) -> Iterator[str]:
+    from fedapps.launcher.outcome import details_of
+
     if not runs:
-        print("no runs yet")
+        yield "no runs yet"
     for run in runs:
         since, seconds = run["pending-at"], float(run["elapsed"])
-        print(f"run {run['run-id']}  {run['status']}  since {since}  {seconds:.0f} s")
+        yield f"run {run['run-id']}  {run['status']}  since {since}  {seconds:.0f} s"
         if error := details_of(run):
-            print("   ", textwrap.shorten(error, 95, placeholder=" ..."))
-    return 0
+            yield f"    {textwrap.shorten(error, 95, placeholder=' ...')}"
+
+
+def _supernodes(nodes: list[dict[str, Any]]) -> Iterator[str]:
+    """Say of each registered SuperNode since when it is online or offline."""
+    since = {"online": "online-at", "offline": "offline-at", "registered": "created-at"}
+    there = [node for node in nodes if node["status"] in since]
+    online = sum(node["status"] == "online" for node in there)
+    yield f"{online} of {len(there)} SuperNodes are online"
+    for node in there:
+        at = node[since[node["status"]]]
+        yield f"SuperNode {node['node-id']:<20}  {node['status']:<10}  since {at}"

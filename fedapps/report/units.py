@@ -36,6 +36,13 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
 
 
+def ago(seconds: float) -> str:
+    """Write how long ago something was, in one unit: 12 s, 5 min, 3 h, 2 days."""
+    units = ((172800.0, 86400.0, "days"), (7200.0, 3600.0, "h"), (120.0, 60.0, "min"))
+    size, name = next(((s, n) for least, s, n in units if seconds >= least), (1.0, "s"))
+    return f"{max(seconds, 0.0) / size:.0f} {name} ago"
+
+
 def time_unit(longest: float) -> tuple[float, str]:
     """Return the seconds and the name of the unit for an axis that ends at `longest` seconds."""
     units = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))

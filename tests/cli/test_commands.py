@@ -249,7 +249,7 @@ def test_status_shows_the_superlink_and_its_runs(link, tmp_path, capsys):
     assert why.startswith("    round 4: long long") and why.endswith(" ...") and len(why) < 100
     assert running == "run 36916  running  since 2026-11-22 03:59:24Z  3 s"
     words, environment = json.loads((tmp_path / "asked").read_text())
-    assert words == ["ls", "--format", "json", "--limit", "7"]
+    assert words == ["ls", "--limit", "7", "--format", "json"]
     assert environment == [str(tmp_path / "home"), "21001"]
 
 
@@ -258,7 +258,9 @@ def test_status_and_stop_without_a_superlink(tmp_path, capsys):
     assert cli.main(["status", "--home", str(tmp_path)]) == 0
     assert cli.main(["stop", "--home", str(tmp_path)]) == 0
     there = f"no SuperLink that `fedapps run` started in {tmp_path} is running"
-    hint = "for one that config.toml names, use flwr ls NAME"  # `fedapps run` may use that one
+    hint = (
+        "for one that config.toml names, use fedapps status NAME"  # `fedapps run` may use that one
+    )
     assert capsys.readouterr().out == f"{there}; {hint}\n{there}\n"
     assert list(tmp_path.iterdir()) == []
 

@@ -13,6 +13,8 @@ from fedapps.report.about import task_of
 from fedapps.report.columns import Columns, columns_of
 from fedapps.report.directory import NAMES
 from fedapps.tasks import CLASSIFICATION, Metric, Task
+from fedapps.wire import contacts
+from fedapps.wire.contacts import Contacts
 
 Row = dict[str, str]
 
@@ -36,22 +38,24 @@ class RunFiles:
     summary: dict[str, Any]
     about: dict[str, Any]  # run.json
     task: Task = CLASSIFICATION
+    contacts: Contacts | None = None  # devices.json
 
     @classmethod
-    def read(cls, folder: Path) -> "RunFiles":
-        """Read a run directory."""
+    def read(cls, folder: Path, clients: bool = True) -> "RunFiles":
+        """Read a run directory; the tables of clients can be long, and be left out."""
         return cls(
             folder,
             _config(folder / "config.toml"),
             _table(folder / "rounds.csv"),
-            _last_evaluation(folder / "clients.csv"),
+            _last_evaluation(folder / "clients.csv") if clients else [],
             {row.get("client", ""): row.get("name", "") for row in _table(folder / NAMES)},
             _table(folder / "classes.csv"),
-            _table(folder / "samples.csv"),
+            _table(folder / "samples.csv") if clients else [],
             _table(folder / "events.csv"),
             _object(folder / "summary.json"),
             _object(folder / "run.json"),
             task_of(folder),
+            contacts.read(folder),
         )
 
     @property

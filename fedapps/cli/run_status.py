@@ -1,0 +1,84 @@
+"""A run's status for the screen: what needs attention comes first, then the table of devices."""
+
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from fedapps.report.devices import HEADS, days_left, names_of, rows_of
+from fedapps.report.units import LINE_WIDTH, ago, human_bytes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from fedapps.report.status import RunStatus
+
+MOST_CAUSES = 5
+
+
+def shown(status: "RunStatus") -> "Iterator[RenderableType]":
+    """Yield lines and a table, at most 100 columns wide."""
+    yield f"run {status.folder}"
+    yield from _lines(_state(status))
+    yield _server(status)
+    known = status.devices
+    if known.written:
+        there, every = sum(d.there for d in known.devices), len(known.devices) + len(status.missing)
+        yield f"devices: {there} of {every} are there, as of {ago(status.now - known.written)}"
+    yield from _attention(status)
+    if known.devices:
+        yield ""
+        yield _table(status)
+
+
+def _state(status: "RunStatus") -> str:
+    words = [f"{status.state}, round {status.round} of {status.rounds}"]
+    if status.started:
+        words.append(f"started {status.started}")
+    if status.score:
+        words.append(status.score)
+    if status.state == "unfinished":
+        words.append("its process was killed: resume it")
+    return "; ".join(words) + (f": {status.detail}" if status.detail else "")
+
+
+def _server(status: "RunStatus") -> str:
+    order = ("fedapps", "flwr", "torch", "python")
+    words = [f"{name} {status.versions[name]}" for name in order if name in status.versions]
+    words.append(f"{human_bytes(status.disk)} free")
+    if (about := status.devices.server) and about.certificate:
+        words.append(f"certificate {days_left(about, status.now)}")
+    return f"server: {', '.join(words)}"
+
+
+def _attention(status: "RunStatus") -> Iterator[str]:
+    """Say who is missing, what will soon stop somebody, and why clients have failed."""
+    gone = [device for device in status.devices.devices if not device.there]
+    for device in sorted(gone, key=lambda device: device.seen):
+        yield f"not there: client {device.client}, last contact {ago(status.now - device.seen)}"
+    if status.missing:
+        yield from _lines(f"never there: clients {names_of(status.missing)}")
+    for reason in status.devices.left_out:
+        yield from _lines(f"left out: {reason}")
+    for who, kind, told in status.warnings:
+        yield from _lines(f"{kind}: {who}: {told}")
+    for cause in status.causes[:MOST_CAUSES]:
+        clients = ", ".join(cause.clients[:10]) + ", ..." * (len(cause.clients) > 10)
+        yield from _lines(f"failed {cause.times} x: clients {clients}: {cause.cause}")
+    if len(status.causes) > MOST_CAUSES:
+        yield f"failed for {len(status.causes) - MOST_CAUSES} other reasons, see events.csv"
+
+
+def _table(status: "RunStatus") -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for head in HEADS:
+        table.add_column(head, overflow="fold")
+    for row in rows_of(status.devices, status.failures, status.now):
+        table.add_row(*row)
+    return table
+
+
+def _lines(text: str) -> list[str]:
+    return textwrap.wrap(text, LINE_WIDTH, subsequent_indent="    ") or [text]

@@ -1,0 +1,58 @@
+"""The devices of a run as rows of a table, for the screen and the page."""
+
+from collections.abc import Mapping, Sequence
+
+from fedapps.report.units import ago, human_bytes
+from fedapps.wire.contacts import Contacts
+from fedapps.wire.health import PACKAGES, Health
+
+HEADS = ("client", "there", "last contact", "failures", "clock", "disk free", "certificate",
+         "versions")  # fmt: skip
+
+
+def rows_of(known: Contacts, failures: Mapping[str, int], now: float) -> list[list[str]]:
+    """Return a row of texts for each device; `failures` counts by client."""
+    return [
+        [
+            str(device.client),
+            "yes" if device.there else "no",
+            ago(now - device.seen) if device.seen else "never",
+            str(failures.get(str(device.client), 0)),
+            "-" if device.ahead is None else f"{device.ahead:+.1f} s",
+            *_machine(device.health, known.server, now),
+        ]
+        for device in known.devices
+    ]
+
+
+def days_left(about: Health, now: float) -> str:
+    """Say for how long the certificates of a machine are still valid."""
+    days = about.days(now)
+    return "-" if days is None else "expired" if days <= 0 else f"{days:.0f} days"
+
+
+def disk_free(about: Health) -> str:
+    """Say how much of a machine's disk is free."""
+    return human_bytes(about.disk) if about.disk >= 0 else "-"
+
+
+def names_of(clients: Sequence[int]) -> str:
+    """Write numbers of clients, consecutive ones as 3-7."""
+    spans: list[list[int]] = []
+    for client in clients:
+        if spans and client == spans[-1][1] + 1:
+            spans[-1][1] = client
+        else:
+            spans.append([client, client])
+    return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in spans)
+
+
+def _machine(about: Health | None, server: Health | None, now: float) -> list[str]:
+    if about is None:
+        return ["-", "-", "-"]
+    other = [
+        f"{name} {theirs or '?'}"
+        for name in PACKAGES
+        if (theirs := getattr(about, name)) != getattr(server, name, "")
+    ]
+    return [disk_free(about), days_left(about, now), ", ".join(other) or "the server's"]

@@ -1,0 +1,134 @@
+"""How a run is now, read from its run directory: for `fedapps status` and for Prometheus."""
+
+import shutil
+import time
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from fedapps.core.errors import RunError
+from fedapps.core.files import held
+from fedapps.report import directory
+from fedapps.report.page.facts import ENDS, state_of, versions
+from fedapps.report.page.reading import Row, RunFiles, number
+from fedapps.report.summary import TOTALS
+from fedapps.wire.contacts import Contacts
+
+FAILURE = "failure"  # kind of the events of failing clients
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """Why clients failed, how often, and which ones, the latest last."""
+
+    cause: str
+    times: int
+    clients: list[str]
+
+
+class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run is at the time `now` (seconds since 1970).
+
+    `state` is running, finished, failed, interrupted or, if its process was killed, unfinished;
+    `detail` says more. `score` is the newest one in words. `figures` has the newest value of each
+    column of rounds.csv, and `totals` the sums over its rows. `failures` counts by client, `events`
+    by kind. `devices` is empty if the clients are no devices with data of their own; `missing` are
+    those that have never been there. `disk` are the free bytes of the run directory.
+    """
+
+    folder: str
+    now: float
+    state: str
+    detail: str
+    started: str
+    round: int
+    rounds: int
+    score: str
+    figures: dict[str, float]
+    totals: dict[str, float]
+    failures: dict[str, int]
+    causes: list[Cause]
+    events: dict[str, int]
+    versions: dict[str, str]
+    disk: int
+    devices: Contacts
+    missing: list[int]
+
+    @property
+    def warnings(self) -> list[tuple[str, str, str]]:
+        """What will soon stop the server or a device: who, kind and a line."""
+        who = {f"client {one.client}": one.warnings for one in self.devices.devices}
+        who = {"server": self.devices.warnings} | who
+        return [(name, kind, told) for name, all_ in who.items() for kind, told in all_.items()]
+
+
+def read(folder: Path) -> RunStatus:
+    """Read how the run in a directory is; raises `RunError` if its files cannot be read."""
+    run, now = RunFiles.read(folder, clients=False), time.time()
+    known = run.contacts or Contacts()
+    running = not (folder / directory.SUMMARY).exists() and _is_locked(folder)
+    state = state_of(run, 0.0 if running else None)
+    failed = [event for event in run.events if event.get("kind") == FAILURE]
+    seen = {device.client for device in known.devices}
+    clients = int(run.config.get("num-clients", 0)) if run.contacts else 0
+    return RunStatus(
+        folder=str(folder),
+        now=now,
+        state=state.word,
+        detail=state.text if state.word in ENDS.values() else "",
+        started=str(run.about.get("started", "")),
+        round=int(number(run.rounds[-1], "round") or 0) if run.rounds else 0,
+        rounds=int(run.config.get("num-rounds", 0)),
+        score=_score(run),
+        figures={
+            name: value
+            for row in run.rounds
+            for name in row
+            if (value := number(row, name)) is not None
+        },
+        totals={name: sum(number(row, name) or 0.0 for row in run.rounds) for name in TOTALS},
+        failures=dict(Counter(event.get("client", "") for event in failed)),
+        causes=_causes(failed),
+        events=dict(Counter(event.get("kind", "") for event in run.events)),
+        versions=dict(versions(run)),
+        disk=shutil.disk_usage(folder).free,
+        devices=known,
+        missing=[client for client in range(clients) if client not in seen],
+    )
+
+
+def find(folder: Path) -> Path | None:
+    """Return the run directory that a folder is, or the newest one in it, or None.
+
+    Raises `RunError` if this user may not look into the folder.
+    """
+    runs = [folder / "config.toml", *folder.glob("*/config.toml")]
+    try:
+        there = {path.parent: path.stat().st_mtime for path in runs if path.is_file()}
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be read ({error.strerror})") from error
+    return folder if folder in there else max(there, key=there.__getitem__, default=None)
+
+
+def _score(run: RunFiles) -> str:
+    """Return the newest mean over the clients of the leading metric, in words."""
+    if not (evaluated := run.evaluated(run.rounds)):
+        return ""
+    last, lead = evaluated[-1], run.lead
+    value = lead.shown(number(last, lead.personalized) or 0.0)
+    return f"{lead.label} {value} (round {last.get('round')})"
+
+
+def _causes(failed: list[Row]) -> list[Cause]:
+    """Count failures by cause, the most frequent first."""
+    clients: dict[str, list[str]] = {}
+    for event in failed:
+        clients.setdefault(event.get("detail", ""), []).append(event.get("client", ""))
+    found = [Cause(cause, len(who), [*dict.fromkeys(who)]) for cause, who in clients.items()]
+    return sorted(found, key=lambda cause: -cause.times)
+
+
+def _is_locked(folder: Path) -> bool:
+    """Tell whether a process works in the run directory."""
+    with held(folder) as free:
+        return not free

@@ -1,0 +1,186 @@
+"""`fedapps status`: of a run directory, and of a SuperLink that config.toml names."""
+
+import json
+import os
+import sys
+import time
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from fedapps import cli
+from fedapps.core.files import held, write_whole
+from fedapps.launcher import superlink
+from fedapps.report import status
+from fedapps.wire import contacts
+from fedapps.wire.contacts import Contact, Contacts
+from fedapps.wire.health import DAY, Health
+from tests.support.made_runs import add_round, begin_run, finished_run
+
+VERSIONS = {"fedapps": "0.1.0", "flwr": "1.41.0", "torch": "2.9.1", "python": "3.11.7"}
+DEVICES = 30
+GONE = (7, 12)  # not seen since yesterday
+
+
+def healthy(now, **other):
+    about = {"clock": now, "disk": 12 * 10**9, "certificate": now + 300 * DAY} | VERSIONS
+    return Health(**about | other)
+
+
+def put_devices(folder, now):
+    """Write devices.json: 30 of 32 devices have been there, and two of them are gone."""
+    devices = [
+        Contact(client=client, node=str(2**63 + client), there=client not in GONE,
+                seen=now - (86400 * 2 if client in GONE else 3), answered=now - 5, ahead=0.25,
+                within=0.5, health=healthy(now))
+        for client in range(DEVICES)
+    ]  # fmt: skip
+    devices[4].warnings = {"clock": "its clock is 100 s behind the server's: set it"}
+    devices[5].health = healthy(now, torch="2.8.0", disk=10**8)
+    devices[6].health = None
+    known = Contacts(written=now - 4, server=healthy(now), devices=devices)
+    known.left_out = ["SuperNode 99, client 3: client-id = 3 is also that of " + "x" * 90]
+    write_whole(folder / contacts.FILE, msgspec.json.encode(known))
+
+
+@pytest.fixture
+def going(tmp_path):
+    """The directory of a run on 32 devices that goes on, with failures of two causes."""
+    report = begin_run(tmp_path, "num-rounds=20", clients=32)
+    for round_ in (1, 2):
+        add_round(report, round_, failures=1)
+    for client, cause in [(7, "no reply in time"), (12, "no reply in time"), (3, "OSError: full")]:
+        report.event(2, client, "failure", cause)
+    report.event(2, 7, "failure", "no reply in time")
+    put_devices(report.folder, time.time())
+    with held(report.folder):
+        yield report.folder
+
+
+def shown(capsys, *words):
+    capsys.readouterr()
+    assert cli.main(["status", *map(str, words)]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_an_operator_sees_who_is_missing_and_why_clients_fail(going, capsys):
+    lines = shown(capsys, going)
+    assert lines[1].startswith("running, round 2 of 20; started 20")
+    assert "accuracy" in lines[1] and "(round 2)" in lines[1]
+    assert lines[2].startswith("server: fedapps 0.") and "certificate 300 days" in lines[2]
+    assert lines[3] == "devices: 28 of 32 are there, as of 4 s ago"
+    assert lines[4:7] == [
+        "not there: client 7, last contact 2 days ago",
+        "not there: client 12, last contact 2 days ago",
+        "never there: clients 30-31",
+    ]
+    assert "left out: SuperNode 99, client 3: client-id = 3 is also" in lines[7]
+    text = "\n".join(lines)
+    assert "clock: client 4: its clock is 100 s behind the server's: set it" in text
+    first = text.index("failed 3 x: clients 7, 12: no reply in time")
+    assert first < text.index("failed 1 x: clients 3: OSError: full")
+    table = lines[-DEVICES:]
+    assert [line.split()[0] for line in table] == [*map(str, range(DEVICES))]
+    cells = " ".join(table[7].split())
+    assert cells == "7 no 2 days ago 2 +0.2 s 12 GB 300 days the server's"
+    assert "torch 2.8.0" in table[5] and "100 MB" in table[5]
+    assert max(map(len, lines)) <= 100
+
+
+def test_json_has_it_all(going, capsys):
+    (line,) = shown(capsys, going, "--json")
+    found = json.loads(line)
+    assert found["state"] == "running" and found["round"] == 2 and found["missing"] == [30, 31]
+    assert found["failures"] == {"7": 2, "12": 1, "3": 1}
+    assert found["devices"]["devices"][7]["node"] == str(2**63 + 7)
+    assert found["figures"]["bytes_down"] == 2_000_000
+    assert found["totals"]["bytes_down"] == 4_000_000
+
+
+def test_a_folder_of_runs_stands_for_the_newest(tmp_path, capsys):
+    for name, age in (("old", 100), ("new", 50)):
+        report = begin_run(tmp_path, name=name)
+        os.utime(report.folder / "config.toml", (time.time() - age,) * 2)
+    assert shown(capsys, tmp_path)[0] == f"run {tmp_path / 'new'}"
+    assert shown(capsys, tmp_path / "old")[1].startswith("unfinished, round 0 of 3; started 2")
+
+
+def test_a_run_that_is_over_says_so(tmp_path, capsys):
+    folder = finished_run(tmp_path, clients=3)
+    with held(folder):  # whoever looks at it now
+        assert shown(capsys, folder)[1].startswith("finished, round 3 of 3; started 2")
+    (folder / "summary.json").unlink()
+    lines = shown(capsys, folder)
+    assert "its process was killed: resume it" in " ".join(" ".join(lines).split())
+
+
+def test_what_is_no_run_is_refused(tmp_path, capsys):
+    for place in (tmp_path, tmp_path / "x"):
+        assert cli.main(["status", str(place)]) == 1
+        assert f"{place}: is no run directory, and there is none in it" in capsys.readouterr().err
+    assert cli.main(["status", "--every", "-1"]) == 1
+    assert "--every -1: must be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_it_is_shown_again_until_ctrl_c(terminal, going, capsys, monkeypatch):
+    waited = []
+
+    def sleep(seconds):
+        waited.append(seconds)
+        if len(waited) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedapps.cli.status.time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    looks, read = [], status.read
+    monkeypatch.setattr(status, "read", lambda folder: looks.append(folder) or read(folder))
+    assert cli.main(["status", str(going), "--every", "2.5"]) == (0 if terminal else 130)
+    assert waited == [2.5] * 3 and looks == [going] * 3
+    out = capsys.readouterr().out
+    assert "devices: 28 of 32 are there" in out
+
+
+LISTED = {
+    "ls": {"success": True, "runs": [{
+        "run-id": "5", "status": "running", "elapsed": 61, "status-details": "N/A",
+        "pending-at": "2026-11-22 03:59:24Z",
+    }]},
+    "supernode": {"success": True, "nodes": [
+        {"node-id": "77", "status": "online", "online-at": "2026-11-22 03:00:00Z"},
+        {"node-id": "78", "status": "offline", "online-at": "2026-11-20 03:00:00Z",
+         "offline-at": "2026-11-21 04:00:00Z"},
+        {"node-id": "79", "status": "registered", "created-at": "2026-11-20 01:00:00Z"},
+        {"node-id": "80", "status": "unregistered", "created-at": "2026-11-20 01:00:00Z"},
+    ]},
+}  # fmt: skip
+
+
+@pytest.fixture
+def flwr(tmp_path, monkeypatch):
+    """The folder of a `flwr` program that answers with LISTED, or an error for another name."""
+    program = tmp_path / "flwr"
+    program.write_text(
+        f"#!{sys.executable}\nimport json, sys\nlisted = {LISTED!r}\n"
+        "error = {'success': False, 'error-message': 'no such SuperLink'}\n"
+        "print('-', json.dumps(listed[sys.argv[1]] if 'site' in sys.argv else error))\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(superlink, "bin_dir", lambda: tmp_path)
+
+
+def test_a_superlink_of_config_toml_shows_its_runs_and_supernodes(flwr, tmp_path, capsys):
+    assert shown(capsys, "site", "--home", tmp_path) == [
+        "SuperLink site",
+        "run 5  running  since 2026-11-22 03:59:24Z  61 s",
+        "1 of 3 SuperNodes are online",
+        "SuperNode 77                    online      since 2026-11-22 03:00:00Z",
+        "SuperNode 78                    offline     since 2026-11-21 04:00:00Z",
+        "SuperNode 79                    registered  since 2026-11-20 01:00:00Z",
+    ]
+    (line,) = shown(capsys, "site", "--home", tmp_path, "--json")
+    assert json.loads(line)["supernodes"] == LISTED["supernode"]["nodes"]
+    assert cli.main(["status", "other", "--home", str(tmp_path)]) == 1
+    assert "no such SuperLink" in capsys.readouterr().err
