@@ -80,7 +80,7 @@ def flat_config(tmp_path, data_root):
 def no_plots(monkeypatch):
     """Runs draw no pictures and write no page, which take longer than a tiny run."""
     monkeypatch.setattr(Report, "_plot", lambda report: None)
-    monkeypatch.setattr(Report, "_draw_page", lambda report, left=None: None)
+    monkeypatch.setattr(Report, "draw_page", lambda report, left=None: None)
 
 
 @pytest.fixture

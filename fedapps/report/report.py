@@ -179,7 +179,7 @@ class Report:
         left = self._time_left.after(row.round)
         log.info("%s", progress_line(row, self.settings.num_rounds, left, self.columns.lead))
         if self._page.is_due():
-            self._draw_page(left)
+            self.draw_page(left)
 
     def evaluation(self, round_: int, results: Sequence[ClientEval]) -> Means:
         """Add an evaluation to clients.csv; return the means for the `RoundRow`."""
@@ -229,7 +229,7 @@ class Report:
         text = json.dumps(summary, indent=2)
         errors += attempt(lambda: self._write(directory.SUMMARY, f"{text}\n"))
         errors += attempt(lambda: self._loggers.end(None if stopped else summary))
-        errors += attempt(self._draw_page) if plots else []
+        errors += attempt(self.draw_page) if plots else []
         if not stopped:
             print_summary(summary, self.settings, self.columns)
         if errors:
@@ -280,7 +280,7 @@ class Report:
     def _write_classes(self) -> None:
         self._write("classes.csv", directory.csv_text(class_table(self.classes, self.columns)))
 
-    def _draw_page(self, left: float | None = None) -> None:
+    def draw_page(self, left: float | None = None) -> None:
         """Write the page of the run; `left` are the expected seconds left, None at its end."""
         try:
             self._write_classes()

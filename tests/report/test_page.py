@@ -1,9 +1,12 @@
 """The page of a run, report.html."""
 
+import math
 import re
+import time
 from argparse import ArgumentParser
 from html.parser import HTMLParser
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,6 +17,8 @@ from fedapps.drawing.svg import steps
 from fedapps.report import page
 from fedapps.report.page import facts, run_charts
 from fedapps.report.page.reading import RunFiles
+from fedapps.server_app import watched
+from fedapps.wire import contacts
 from tests.support.browser import WIDTHS, measured
 from tests.support.made_runs import EVIL, add_round, begin_run, finished_run
 
@@ -301,3 +306,40 @@ def test_the_page_of_natural_clients_counts_nobody_twice(tmp_path, serial_run):
     )
     page.write(folder)
     assert "everybody in the data, natural clients" in (folder / "report.html").read_text()
+
+
+def test_the_page_of_a_running_run_says_when_it_was_made_and_reloads_itself(tmp_path):
+    report = begin_run(tmp_path)
+    add_round(report, 1)
+    for left, told in ((61.0, "round 1 of 3, about 1:01 left"), (math.inf, "round 1 of 3")):
+        text = page.write(report.folder, left).read_text("utf-8")
+        assert '<meta http-equiv="refresh" content="30">' in text
+        found = re.search(rf"{told}. This page was made at (.{{19}}); it reloads itself", text)
+        made = time.mktime(time.strptime(found[1], "%Y-%m-%d %H:%M:%S"))
+        assert 0 <= time.time() - made < 60
+    over = page.write(report.folder).read_text("utf-8")
+    assert "refresh" not in over and "reloads" not in over
+
+
+def test_the_page_has_a_table_of_devices_if_there_are_any(tmp_path):
+    report = begin_run(tmp_path)
+    assert "Devices" not in page.write(report.folder).read_text("utf-8")
+    report.event(1, 3, "failure", "no reply in time")
+    devices = [contacts.Contact(client=3, there=True, seen=time.time() - 7200)]
+    known = contacts.Contacts(written=time.time(), devices=devices, left_out=["<b>nobody"])
+    (report.folder / contacts.FILE).write_bytes(msgspec.json.encode(known))
+    text = page.write(report.folder).read_text("utf-8")
+    (row,) = re.findall(r'<table id="table-devices">.*?<tbody>(.*?)</tbody>', text, re.S)
+    cells = [re.sub(r"<[^>]*>", "", cell).strip() for cell in row.split("</td>")]
+    assert cells[:4] == ["3", "yes", "2 h ago", "1"]
+    assert "&lt;b&gt;nobody" in text and '<a href="#devices">' in text
+
+
+def test_a_run_on_devices_has_its_page_before_the_first_round_ends(tmp_path):
+    own = 'dataset="device" input-shape="1,8,8"'
+    for options, there in ((own, True), ("", False)):
+        report = begin_run(tmp_path, options, name=f"run-{there}")
+        with watched(report, page=True) as lookout:
+            path = report.folder / page.PAGE
+            assert path.exists() == there == (lookout.folder is not None)
+            assert not there or "round 0 of 3. This page was made" in path.read_text("utf-8")

@@ -165,7 +165,7 @@ def check(folder: Path, method: str, kills: int) -> dict[str, object]:
 def tell(check: Callable[[Path, str, int], dict[str, object]]) -> None:
     """Print what a check found, as JSON, for each method of the command line and nothing else."""
     Report._plot = lambda report: None  # pictures and pages take longer than a tiny run
-    Report._draw_page = lambda report, left=None: None
+    Report.draw_page = lambda report, left=None: None
     sys.stdout, out = open(os.devnull, "w"), sys.stdout  # noqa: SIM115 (until the end)
     log.set_level("error")
     folder, number, *methods = sys.argv[1:]

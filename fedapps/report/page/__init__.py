@@ -23,8 +23,9 @@ FIRST = 20.0  # seconds before the first writing, which takes longer than the ot
 def write(folder: Path, left: float | None = None) -> Path:
     """Write the page of a run directory; return its path.
 
-    The run can be of any version of fedapps, and unfinished. `left` are the expected seconds left,
-    or None if the run is over. Raises `RunError` if the page cannot be written.
+    The run can be of any version of fedapps, and unfinished. `left` are the expected seconds left
+    (infinite: unknown), or None if the run is over. Raises `RunError` if the page cannot be
+    written.
     """
     page = render(RunFiles.read(folder), left)
     write_whole(folder / PAGE, page.encode("utf-8", errors="replace"))
@@ -55,9 +56,10 @@ def render(run: RunFiles, left: float | None = None) -> str:
     plots = _plots_of(run)
     drawn = run_charts.events(run, plots)
     kinds = {kind for plot in plots for kind in (plot.counted, plot.valued)} if drawn else set()
+    devices = facts.devices_of(run, time.time())
     different = facts.differences(run.config) if run.config else []
     text: str = _template().render(
-        sections=SECTIONS,
+        sections=[one for one in SECTIONS if one[0] != "devices" or devices.rows],
         title=facts.title_of(run),
         subtitle=facts.subtitle_of(run),
         state=facts.state_of(run, left),
@@ -66,6 +68,7 @@ def render(run: RunFiles, left: float | None = None) -> str:
         rounds=facts.rounds_of(run),
         clients=run_charts.clients(run),
         client_table=facts.evaluation_of(run.clients, "client", run.columns),
+        devices=devices,
         classes=run_charts.classes(run),
         class_table=facts.evaluation_of(run.classes, "class", run.columns),
         no_class=facts.no_class(run),

@@ -1,17 +1,20 @@
 """The words and tables on a run's page: its state, settings, figures and events."""
 
+import math
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedapps.core import config, words
 from fedapps.core.schema import literal
-from fedapps.report import directory
+from fedapps.report import devices, directory
 from fedapps.report.columns import SPREAD, VIRTUAL, Columns
 from fedapps.report.page.reading import Row, RunFiles, number
 from fedapps.report.summary import unseen_columns
 from fedapps.report.units import clock, duration, human, human_bytes
+from fedapps.wire.contacts import Contacts
 
 MOST_EVENTS = 200
 MOST_ROUNDS = 200
@@ -53,12 +56,15 @@ class Table:
 
 
 def state_of(run: RunFiles, left: float | None) -> State:
-    """Say how far a run is; `left` are the expected seconds left, or None if it is not running."""
+    """Say how far a run is.
+
+    `left` are the expected seconds left, infinite if unknown, or None if the run is over.
+    """
     last = run.rounds[-1].get("round", "0") if run.rounds else "0"
     rounds = run.config.get("num-rounds")
     of = f"round {last} of {rounds}" if rounds else f"round {last}"
     if left is not None:
-        return State("running", f"{of}, about {clock(left)} left; reload the page for updates")
+        return State("running", of + (f", about {clock(left)} left" if left < math.inf else ""))
     for event in reversed(run.events):  # when a run is resumed, these events are deleted
         if event.get("kind") in ENDS:
             return State(ENDS[event["kind"]], f"after {of}: {event.get('detail', '')}")
@@ -186,6 +192,14 @@ def events_of(run: RunFiles, drawn: set[str]) -> Table:
     if len(told) < len(run.events):
         notes.append(f"Left out, as they are drawn above: {', '.join(sorted(drawn))}.")
     return Table("events", heads, rows, 4, " ".join(notes))
+
+
+def devices_of(run: RunFiles, now: float) -> Table:
+    """Return the devices with what is known of them at the time `now`; none in a simulation."""
+    known = run.contacts or Contacts()
+    failed = Counter(e.get("client", "") for e in run.events if e.get("kind") == "failure")
+    rows = devices.rows_of(known, failed, now)
+    return Table("devices", devices.HEADS, rows, len(devices.HEADS), "; ".join(known.left_out))
 
 
 def differences(flat: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -102,6 +102,9 @@ _PAGE = """<!doctype html>
 <html lang="en">
 <head>
 {{ head }}
+{% if state.word == "running" %}
+<meta http-equiv="refresh" content="30">
+{% endif %}
 <title>{{ title }}</title>
 <style>{{ style }}</style>
 </head>
@@ -109,7 +112,9 @@ _PAGE = """<!doctype html>
 <header>
 <h1>{{ title }}</h1>
 <p class="soft">{{ subtitle }}</p>
-<p class="state"><span class="badge {{ state.word }}">{{ state.word }}</span>{{ state.text }}</p>
+<p class="state"><span class="badge {{ state.word }}">{{ state.word }}</span>{{ state.text }}
+{%- if state.word == "running" %}. This page was made at {{ written }}; it reloads itself.
+{%- endif %}</p>
 <nav>
 {%- for id, name in sections %}
 <a href="#{{ id }}">{{ name }}</a>
@@ -134,6 +139,11 @@ _PAGE = """<!doctype html>
 {%- if not client_table.rows %}<p class="soft">No client has been evaluated yet.</p>{% endif %}
 {%- if client_table.note %}<p class="soft">{{ client_table.note }}</p>{% endif %}
 {% endcall %}
+{% if devices.rows %}
+{% call section("devices", "Devices") %}
+{{ table(devices) }}
+{% endcall %}
+{% endif %}
 {% call section("classes", "Classes") %}
 {{ charts(classes, class_table) }}
 {%- if not class_table.rows %}<p class="soft">{{ no_class }}</p>{% endif %}
@@ -178,6 +188,7 @@ TEMPLATE = CHART + _MACROS + _PAGE
 SECTIONS = (
     ("curves", "Curves"),
     ("clients", "Clients"),
+    ("devices", "Devices"),
     ("classes", "Classes"),
     ("costs", "Costs"),
     ("events", "Events"),
