@@ -4,6 +4,7 @@ import fedapps.core.quiet  # noqa: F401, before imports that take long
 
 # isort: split
 
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedapps import data
-from fedapps.core import config, log, registry
+from fedapps.core import config, log, prometheus, registry
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
 from fedapps.core.flower import HttpGrid
@@ -31,10 +32,12 @@ from fedapps.engine.failed_clients import FILE
 from fedapps.engine.fingerprints import fingerprints
 from fedapps.engine.rounds import Rounds
 from fedapps.report import directory
+from fedapps.report.exporter import of_run
 from fedapps.report.loggers import check_installed
 from fedapps.report.report import Report
 from fedapps.training.torch_device import GPU_HINT
 from fedapps.training.workspace import Workspace, workspace
+from fedapps.wire.contacts import Lookout
 from fedapps.wire.fleet import Fleet
 from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.nodes import NodeRegistry
@@ -59,6 +62,7 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     check_packages()
     settings = config.read(context.run_config)
     check_installed(settings.logger_names)
+    prometheus.check_installed(settings.metrics_port)
     for note in [*config.foreign_keys(context.run_config), *privacy.warnings(settings)]:
         log.warning("%s", note)
     for note in config.overridden(context.run_config):
@@ -84,8 +88,9 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
         report.follow(strategy.arrays)
         try:
             with log.to_file(report.folder / FILE), stoppable():
-                with report.closing(plots):
+                with report.closing(plots), watched(report, plots) as lookout:
                     nodes = node_registry(grid, space)
+                    nodes.lookout = lookout
                     fleet = meet(nodes, space)
                     rounds.run(grid, report, nodes, fleet)
                 report.finish(strategy.arrays, {"seconds": report.seconds}, plots)
@@ -93,6 +98,24 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
         except KeyboardInterrupt:
             raise KeyboardInterrupt(resume.interrupted(report)) from None
     return report.folder
+
+
+@contextmanager
+def watched(report: Report, page: bool) -> Iterator[Lookout]:
+    """Let an operator follow the run in this context, in files and by Prometheus.
+
+    A run on devices has its `page` from the start, because a round can take hours. Raises
+    `RunError` if the port of `metrics-port` cannot be used.
+    """
+
+    def note(who: int | str, kind: str, detail: str) -> None:  # it is one of the round before
+        report.event(report.rows[-1].round if report.rows else 0, who, kind, detail)
+
+    devices = report.settings.dataset == DEVICE
+    if devices and page:
+        report.draw_page(math.inf)
+    with prometheus.serving(report.settings.metrics_port, of_run(report.folder)):
+        yield Lookout(report.folder if devices else None, note)
 
 
 @contextmanager

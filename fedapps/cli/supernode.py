@@ -19,6 +19,9 @@ options that a device needs:
                                  the device's own key
   --node-config KEYS             'client-id=7 data="/path/train.npz" state-dir="/var/lib/fedapps"'
 
+option that flower-supernode does not have:
+  --metrics-port PORT            serve figures to Prometheus at http://127.0.0.1:PORT/metrics
+
 examples:
   fedapps supernode --insecure --superlink 127.0.0.1:8000 \\
     --node-config 'client-id=0 data="/data/a.npz" state-dir="/tmp/device-0"'

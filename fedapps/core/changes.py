@@ -15,8 +15,8 @@ from fedapps.core.settings import Settings
 INCIDENTAL = frozenset({
     "cache-limit", "channel-address", "channel-nodes", "channel-reach", "channel-tls",
     "checkpoint-every", "data-root", "device", "join-timeout", "keep-best", "loggers",
-    "max-failures", "max-samples", "min-available", "presum", "resume", "round-timeout", "run-name",
-    "runs-dir", "step-timeout", "threads",
+    "max-failures", "max-samples", "metrics-port", "min-available", "presum", "resume",
+    "round-timeout", "run-name", "runs-dir", "step-timeout", "threads",
 })  # fmt: skip
 # How clients are personalized and scored: keys that training does not depend on.
 PERSONAL = (

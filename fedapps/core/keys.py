@@ -42,6 +42,10 @@ SECTIONS = {
         "[Stop, resume, look again](resume.md) explains how to resume a killed run.",
     ),
     "loggers": ("Loggers", "[Results and figures](results-and-figures.md#loggers) has an example."),
+    "metrics-port": (
+        "Prometheus",
+        "[Devices](devices.md#prometheus-and-grafana) says what Prometheus gets, and how.",
+    ),
     "dp": ("Differential privacy", "[Differential privacy](privacy.md) says what is guaranteed."),
     "methods": (
         "Methods",

@@ -234,6 +234,11 @@ class Settings(DataSettings, frozen=True):
     loggers: Annotated[
         str, doc('tensorboard, mlflow, wandb, or several: tensorboard,wandb; "": none')
     ]
+    metrics_port: Annotated[
+        int,
+        Meta(ge=0, lt=2**16),
+        doc("port of 127.0.0.1 on which the server gives Prometheus the run's figures; 0: none"),
+    ]
     dp: PrivacySettings
     method: Annotated[Any, doc("settings of the method, from its own table")] = None
     flat: Annotated[tuple[tuple[str, Any], ...], doc("the run-config that it was read from")] = ()

@@ -1,6 +1,6 @@
 """A SuperNode that answers sooner than Flower's, and exits when it has lost its SuperLink for good.
 
-    python -m fedapps.device.supernode ...   # the options of flower-supernode
+    python -m fedapps.device.supernode ...   # the options of flower-supernode, and --metrics-port
 
 Flower 1.41 sleeps 3 s whenever there is no message, even in the middle of a round, which costs
 about 3 s per message. Here a pause is a tenth of the wait so far, and at most as long as Flower's,
@@ -17,11 +17,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, NoReturn
 
 from fedapps.core import flower
-from fedapps.core.errors import one_line
+from fedapps.core.errors import RunError, one_line
 from fedapps.core.flower import ChangedError, Known, Overlay, leave_as_it_is
+from fedapps.core.prometheus import serving
+from fedapps.device import exporter
 from fedapps.device.warm import shorten_backoff
 
 SHORTEST = 0.05  # seconds
@@ -33,6 +36,9 @@ STARTS = Known(
     {"subprocess": subprocess},
     {r"\bsubprocess\.(\w+)": {"Popen"}, r"\bcommand = (.*)": {'["flower-superexec"]'}},
 )
+
+
+_serving = ExitStack()  # until the process ends
 
 
 class PollingPause:
@@ -76,6 +82,13 @@ def poll_sooner() -> None:
         leave_as_it_is("the SuperNode's SuperExec", str(error), cost)
 
 
+def serve_figures() -> None:
+    """Serve the device's figures to Prometheus if `--metrics-port` says so; raises `RunError`."""
+    port, sys.argv = exporter.without_port(sys.argv)
+    if port:
+        _serving.enter_context(serving(port, exporter.of_device(sys.argv), exporter.PORT))
+
+
 def leave(cause: str) -> NoReturn:
     """End this process with all its threads, through Flower's own exit function if possible."""
     try:
@@ -88,6 +101,10 @@ def leave(cause: str) -> NoReturn:
 def main() -> None:
     """Run a SuperNode; never returns."""
     os.umask(0o077)  # files that it and its processes write are for this user only
+    try:
+        serve_figures()
+    except RunError as error:
+        sys.exit(f"error: {error}")
     shorten_backoff()
     run = flower.command("flower-supernode")
     poll_sooner()
