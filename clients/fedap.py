@@ -22,8 +22,7 @@ class FedAPClient(BaseClient):
         for handle in handles:
             handle.remove()
         self.sends |= {name: moments.statistics() for name, moments in seen.items()}
-        macs = self.workspace.trainer.profile.forward_macs(self.layout.names)
-        return Costs(macs=len(self.train_data[1]) * macs)
+        return self.forward_costs(len(self.train_data[1]), self.layout.names)
 
 
 class ChannelMoments:

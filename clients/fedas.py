@@ -11,7 +11,6 @@ from fedapps.method import (
     Slice,
     Stage,
     TrainingStats,
-    features,
     put,
     replace,
     run,
@@ -41,27 +40,23 @@ class FedASClient(BaseClient):
         keys = self.layout.keys_of(body)
         if not kept or not self.options.align_epochs:
             return TrainingStats()
-        received, (inputs, labels) = take(self.model, keys), self.train_data
+        received = take(self.model, keys)
         put(self.model, {key: kept[key] for key in keys if key in kept})
-        z = features(self.model, inputs, body).flatten(1)
+        _, self.prototypes, _, costs = self.class_features()
         put(self.model, received)
-        self.classes = self.workspace.dataset.classes
-        count = torch.bincount(labels, minlength=self.classes).clamp(min=1)
-        total = z.new_zeros(self.classes, z.shape[1]).index_add_(0, labels, z)
-        self.prototypes = total / count[:, None]
-        profile = self.workspace.trainer.profile
-        unrun = -2 * profile.forward_macs(self.layout.head)  # a step that ends before the head
+        # a step ends before the head
+        unrun = -2 * self.workspace.trainer.profile.forward_macs(self.layout.head)
         done = self.train(plan, phase, Objective(self.apart, forward=self.of_body, macs=unrun))
-        done.spend(Costs(macs=profile.forward_macs(body) * len(labels)))
+        done.spend(costs)
         return done
 
     def of_body(self, model: nn.Module, x: Tensor, layers: Slice) -> Tensor:
         """Return features [b, width]."""
-        return run(model, x, tuple(n for n in layers if n not in self.layout.head)).flatten(1)
+        return self.run_body(model, x, layers).flatten(1)
 
     def apart(self, z: Tensor, labels: Tensor) -> Tensor:
         """Return the sum over classes of the mean squared distance to the class's prototype."""
-        of_class = torch.bincount(labels, minlength=self.classes)[labels]
+        of_class = torch.bincount(labels)[labels]
         return ((z - self.prototypes[labels]).square().mean(1) / of_class).sum()
 
     def after_training(self, plan: Plan) -> Costs:

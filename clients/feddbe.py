@@ -3,19 +3,14 @@
 import torch
 from torch import Tensor, nn
 
-from fedapps.method import BaseClient, Costs, Objective, Plan, Slice, in_sequence, run
+from fedapps.method import BaseClient, Costs, CutModel, Objective, Plan, Slice, run
 from strategies.feddbe import Settings
 
 
-class Shifted(nn.Module):
+class Shifted(CutModel):
     """A model that adds a memory to its features: head(body(x) + memory)."""
 
     memory: Tensor
-
-    def __init__(self, body: nn.Module, head: nn.Module, memory: Tensor) -> None:
-        super().__init__()
-        self.body, self.head = body, head
-        self.register_buffer("memory", memory)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs [b, ...]."""
@@ -30,8 +25,8 @@ class FedDBEClient(BaseClient):
 
     def setup(self) -> None:
         """The memory and the running mean are 0."""
-        shape = self.workspace.trainer.profile.shapes.get(self.layout.head[0], ())
-        self.running = torch.zeros(shape, device=self.workspace.torch_device)
+        space = self.workspace
+        self.running = torch.zeros(space.feature_shape, device=space.torch_device)
         self.memory = nn.Parameter(self.running)
 
     def before_training(self, plan: Plan) -> Costs:
@@ -57,7 +52,7 @@ class FedDBEClient(BaseClient):
 
     def shifted(self, model: nn.Module, x: Tensor, layers: Slice) -> Tensor:
         """Return g(f(x) + zbar^p); note (1 - mu) times the running mean, plus mu mean(f(x))."""
-        z = run(model, x, tuple(name for name in layers if name not in self.layout.head))
+        z = self.run_body(model, x, layers)
         self.mean = torch.lerp(self.running, z.mean(0), self.options.mean_momentum)
         return run(model, z if self.aim is None else z + self.memory, self.layout.head)
 
@@ -82,10 +77,4 @@ class FedDBEClient(BaseClient):
 
     def module(self) -> nn.Module:
         """The model with the memory."""
-        body, head = (in_sequence(self.model, s) for s in (self.layout.body, self.layout.head))
-        return Shifted(body, head, self.memory.detach())
-
-    def predict(self, inputs: Tensor) -> Tensor:
-        """The outputs of g(f(x) + zbar^p)."""
-        outputs: Tensor = self.module()(inputs)
-        return outputs
+        return Shifted(self.model, self.layout, memory=self.memory.detach())

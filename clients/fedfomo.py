@@ -25,8 +25,7 @@ class FedFomoClient(BaseClient):
         for n, value in zip(others, u.astype(np.float32), strict=True):
             self.sends[f"affinity/{n}"] = value[None]
         size = len(self.workspace.samples(self.client, "validation")[1])
-        forward = self.workspace.trainer.profile.forward_macs(self.layout.names)
-        return Costs(macs=(1 + len(others)) * size * forward)
+        return self.forward_costs((1 + len(others)) * size, self.layout.names)
 
     def adapt(self, plan: Plan) -> TrainingStats:
         """Step towards better models, and train, as in a round."""

@@ -7,20 +7,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedapps.method import BaseClient, Costs, Objective, Plan, Slice, in_sequence, put, run, take
+from fedapps.method import BaseClient, Costs, CutModel, Objective, Plan, Slice, put, run, take
 
 
-class TwoHeads(nn.Module):
+class TwoHeads(CutModel):
     """A model that predicts with the sum of two heads' logits."""
 
-    def __init__(self, body: nn.Module, generic: nn.Module, personal: nn.Module) -> None:
-        super().__init__()
-        self.body, self.generic, self.personal = body, generic, personal
+    personal: nn.Sequential
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits [b, classes]."""
         features = self.body(images)
-        logits: Tensor = self.generic(features) + self.personal(features)
+        logits: Tensor = self.head(features) + self.personal(features)
         return logits
 
 
@@ -59,8 +57,7 @@ class FedRODClient(BaseClient):
 
     def both_logits(self, model: nn.Module, x: Tensor, layers: Slice) -> Tensor:
         """Return [2, b, classes]: generic logits, and generic (detached) plus personal logits."""
-        body = tuple(name for name in layers if name not in self.layout.head)
-        features = run(model, x, body)
+        features = self.run_body(model, x, layers)
         generic = run(model, features, self.layout.head)
         return torch.stack([generic, generic.detach() + self.personal_head(features.detach())])
 
@@ -77,11 +74,4 @@ class FedRODClient(BaseClient):
 
     def module(self) -> nn.Module:
         """The body with both heads."""
-        body = in_sequence(self.model, self.layout.body)
-        generic = in_sequence(self.model, self.layout.head)
-        return TwoHeads(body, generic, self.personal_head)
-
-    def predict(self, images: Tensor) -> Tensor:
-        """Generic plus personal logits."""
-        self.personal_head.eval()
-        return self.both_logits(self.model, images, self.layout.names)[1]
+        return TwoHeads(self.model, self.layout, personal=self.personal_head)

@@ -31,10 +31,9 @@ class MOONClient(BaseClient):
 
     def compared(self, model: nn.Module, x: Tensor, layers: Slice) -> Tensor:
         """Return the outputs; note sim(z, z_glob) and sim(z, z_prev), [b, 2]."""
-        body = tuple(name for name in layers if name not in self.layout.head)
         with torch.no_grad():
-            others = [run(other, x, body).flatten(1) for other in self.others]
-        z = run(model, x, body)
+            others = [self.run_body(other, x, layers).flatten(1) for other in self.others]
+        z = self.run_body(model, x, layers)
         self.similar = torch.stack([cosine_similarity(z.flatten(1), o) for o in others], 1)
         return run(model, z, self.layout.head)
 

@@ -30,9 +30,9 @@ from fedapps.engine.store import EARLIER_RUN, NONE, ClientStore, state_folder
 from fedapps.engine.versions import LOADED, OTHER_DATA, SAVED
 from fedapps.method import local, together
 from fedapps.method.aggregation import weighted_mean
+from fedapps.method.client_tools import State
 from fedapps.method.flower import BaseClient
 from fedapps.method.jobs import Work, alone
-from fedapps.method.tools import State
 from fedapps.method.update import ClientUpdate, Failure, Metrics
 from fedapps.models.layers import Arrays
 from fedapps.training.resident import ResidentModel

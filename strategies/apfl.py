@@ -45,6 +45,7 @@ class APFL(BaseStrategy):
     exchanges = "everything"
     figures = (Figure("global", "score of the shared model w", label="global", of_metric=True),)
     clips_by_sample = False
+    newcomers_train = True
     options: Settings
 
     @property
@@ -60,10 +61,6 @@ class APFL(BaseStrategy):
     def evaluation_plan(self, round_: int, client: int) -> Plan:
         """Download w; the client mixes it with v_i and trains nothing."""
         return Plan(round=round_, download=self.layout.names, stages=(), upload=())
-
-    def newcomer_plan(self, round_: int, client: int) -> Plan:
-        """Train w_i, v_i and alpha_i as in a round; v_i starts from w."""
-        return self.alone(self.plan(round_, client))
 
     def aggregate(self, round_: int, updates: Iterable[ClientUpdate]) -> Arrays:
         """Set w to the plain mean over the selected clients."""

@@ -43,16 +43,13 @@ class FedALA(BaseStrategy):
     citation = "Zhang et al. 2023"
     exchanges = "everything"
     unused = FINETUNING
+    newcomers_train = True
     options: Settings
 
     def plan(self, round_: int, client: int) -> Plan:
         """Train and exchange all layers, as in FedAvg."""
         names = self.layout.names
         return self.exchange(round_, names, self.stage(round_, names))
-
-    def newcomer_plan(self, round_: int, client: int) -> Plan:
-        """Train the shared model: a newcomer has no own one to mix it with."""
-        return self.alone(self.plan(round_, client))
 
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
         """Learning W replaces fine-tuning."""

@@ -1,6 +1,5 @@
 """FedAMP: Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021."""
 
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import numpy as np
@@ -9,11 +8,9 @@ from fedapps.method import (
     FINETUNING,
     Arrays,
     AtLeastZero,
-    BaseStrategy,
-    ClientUpdate,
     Fraction,
-    LastSent,
     MethodSettings,
+    Mixing,
     Plan,
     Positive,
     doc,
@@ -33,7 +30,7 @@ class Settings(MethodSettings, frozen=True):
     own_weight: Annotated[Fraction, doc("xi_ii: weight of the own model (cosine only)")]
 
 
-class FedAMP(BaseStrategy):
+class FedAMP(Mixing):
     """Client i trains near u_i, its own mixture of all models; similar ones weigh more (Alg. 1).
 
     Symbols: m `num-clients`, K `num-rounds`, and those of `Settings`.
@@ -47,18 +44,8 @@ class FedAMP(BaseStrategy):
     exchanges = "everything"
     sends_its_model = False
     unused = (*FINETUNING, "prox-mu")
-    by_client = ("last/", "sent")
+    newcomers_train = True
     options: Settings
-
-    def setup(self) -> None:
-        """No client has sent a model."""
-        clients, self.last = self.settings.num_clients, LastSent(self.state)
-        self.last.start({key: self.arrays[key] for key in self.keys}, clients)
-        self.state["sent"] = np.zeros(clients, bool)
-
-    def state_bytes(self) -> int:
-        """The size of every client's last model."""
-        return LastSent.nbytes(self.arrays, self.keys, self.settings.num_clients)
 
     def plan(self, round_: int, client: int) -> Plan:
         """Download u_i, train w_i, send and keep it; mu of the proximal term is lambda / alpha."""
@@ -70,17 +57,9 @@ class FedAMP(BaseStrategy):
         """Download nothing: w_i is on the client."""
         return Plan(round=round_, download=(), stages=(), upload=())
 
-    def newcomer_plan(self, round_: int, client: int) -> Plan:
-        """Train near the mean model."""
-        return self.alone(self.plan(round_, client))
-
     def download(self, round_: int, client: int, plan: Plan) -> Arrays:
         """Send u_i = sum_j xi_ij w_j (Eq. 5)."""
-        return self.last.mixture(self.weights(client), self.keys) if plan.download else {}
-
-    def newcomer_download(self, round_: int, client: int, plan: Plan) -> Arrays:
-        """Send the mean of the last round's models."""
-        return super().download(round_, client, plan)
+        return self.last.mixture(self.weights(client), self.mixed_keys) if plan.download else {}
 
     def weights(self, client: int) -> np.ndarray:
         """Row xi_i [N] (float64): Eq. 6 with A'(x) = exp(-x / sigma) / sigma, or HeurFedAMP's."""
@@ -100,22 +79,6 @@ class FedAMP(BaseStrategy):
 
     def vector(self, client: int) -> np.ndarray:
         """Return all parameters of the model that a client sent last (float64)."""
-        keys = sorted(self.layout.parameters & set(self.keys))
+        keys = sorted(self.layout.parameters & set(self.mixed_keys))
         parts = self.last.of(client, keys).values()
         return np.concatenate([part.ravel() for part in parts]).astype(np.float64)
-
-    def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
-        """Store every model. The server's own model is their mean; only newcomers get it."""
-        return super().aggregate(round_, self.observed(updates))
-
-    def observed(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
-        """Yield the updates, and store their models."""
-        for update in updates:
-            self.last.keep(update.client, update.arrays)
-            self.state["sent"][update.client] = True
-            yield update
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The keys of a model that travel."""
-        return self.layout.shared(self.layout.names)

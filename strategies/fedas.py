@@ -42,6 +42,7 @@ class FedAS(BaseStrategy):
     needs_classes = True
     needs_cut = True
     unused = FINETUNING
+    newcomers_train = True
     options: Settings
 
     def plan(self, round_: int, client: int) -> Plan:
@@ -55,10 +56,6 @@ class FedAS(BaseStrategy):
         s, o = self.settings, self.options
         lr = o.align_lr * s.round_lr(round_) / s.lr
         return (Stage(layers=self.layout.body, epochs=o.align_epochs, lr=lr),)
-
-    def newcomer_plan(self, round_: int, client: int) -> Plan:
-        """Train as in a round."""
-        return self.alone(self.plan(round_, client))
 
     def aggregate(self, round_: int, updates: Iterable[ClientUpdate]) -> Arrays:
         """Average the bodies, weighted by the traces of the clients' Fisher information."""

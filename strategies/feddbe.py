@@ -1,6 +1,6 @@
 """FedDBE: Zhang et al., Eliminating Domain Bias for FL in Representation Space, NeurIPS 2023."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Annotated
 
 import numpy as np
@@ -14,10 +14,8 @@ from fedapps.method import (
     MethodSettings,
     Plan,
     Share,
-    Stage,
     doc,
     replace,
-    weighted_mean,
 )
 
 
@@ -44,12 +42,12 @@ class FedDBE(BaseStrategy):
     needs_cut = True
     clips_by_sample = False
     unused = FINETUNING
+    newcomers_train = True
     options: Settings
 
     def setup(self) -> None:
         """There is no consensual mean yet."""
-        shape = self.workspace.trainer.profile.shapes.get(self.layout.head[0], ())
-        self.state["z/mean"] = np.zeros(shape, np.float32)
+        self.state["z/mean"] = np.zeros(self.workspace.feature_shape, np.float32)
 
     def select(self, round_: int) -> list[int]:
         """Select all clients in round 1."""
@@ -67,23 +65,6 @@ class FedDBE(BaseStrategy):
             return replace(alone, upload=(), sends=mean)
         return replace(self.exchange(round_, names, self.stage(round_, names)), receives=mean)
 
-    def download(self, round_: int, client: int, plan: Plan) -> Arrays:
-        """Send the model and, in training, the consensual mean."""
-        mean = {name: self.state[name] for name in plan.receives}
-        return super().download(round_, client, plan) | mean
-
-    def newcomer_plan(self, round_: int, client: int) -> Plan:
-        """Train as in a round."""
-        return self.alone(self.plan(round_, client))
-
-    def finetuning(self, round_: int) -> tuple[Stage, ...]:
-        """No stages: the client's vector is the personalization."""
-        return ()
-
-    def aggregate(self, round_: int, updates: Iterable[ClientUpdate]) -> Arrays:
+    def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
         """Average the models, or in round 1 the clients' means, with weights n_i."""
-        if round_ > 1:
-            return weighted_mean(updates)[0]
-        means = (replace(update, arrays=update.extras) for update in updates)
-        self.state["z/mean"] = weighted_mean(means)[0]["z/mean"].astype(np.float32)
-        return {}
+        return self.averaged(updates)

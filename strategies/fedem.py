@@ -14,7 +14,6 @@ from fedapps.method import (
     doc,
     generator,
     replace,
-    weighted_mean,
 )
 
 
@@ -32,7 +31,7 @@ class FedEM(BaseStrategy):
     model with the entries of each array in another order (with `initial-model`, of the head only),
     because components that are alike would stay alike (our choice).
     A newcomer gets all components, and finds its weights by one E-step.
-    State: `c<m>/<key>` for m = 2 .. M.
+    State: `c/<m>/<key>` for m = 2 .. M.
     """
 
     citation = "Marfoq et al. 2021"
@@ -52,26 +51,17 @@ class FedEM(BaseStrategy):
                 value = self.arrays[key]
                 if key in mixed:
                     value = draws.permutation(value.ravel()).reshape(value.shape)
-                self.state[f"c{m}/{key}"] = value
+                self.state[f"c/{m}/{key}"] = value
 
     def plan(self, round_: int, client: int) -> Plan:
         """Train and exchange all layers of all components."""
         names = self.layout.names
-        shapes = {name: value.shape for name, value in self.state.items()}
-        plan = self.exchange(round_, names, self.stage(round_, names))
-        return replace(plan, receives=shapes, sends=shapes)
+        return self.both_ways(self.exchange(round_, names, self.stage(round_, names)), "c/")
 
     def evaluation_plan(self, round_: int, client: int) -> Plan:
         """Download all components, and train nothing."""
         return replace(self.plan(round_, client), stages=(), upload=(), sends={})
 
-    def download(self, round_: int, client: int, plan: Plan) -> Arrays:
-        """Send all components."""
-        return super().download(round_, client, plan) | {n: self.state[n] for n in plan.receives}
-
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
         """Average each component, with weights n_t (line 13)."""
-        whole = (replace(update, arrays=update.arrays | update.extras) for update in updates)
-        means = weighted_mean(whole)[0]
-        self.state.update({name: means.pop(name) for name in self.state})
-        return means
+        return self.averaged(updates)

@@ -1,6 +1,5 @@
 """FedFomo: Zhang et al., Personalized FL with First Order Model Optimization, ICLR 2021."""
 
-from collections.abc import Iterator
 from typing import Annotated
 
 import numpy as np
@@ -8,15 +7,13 @@ import numpy as np
 from fedapps.method import (
     FINETUNING,
     Arrays,
-    BaseStrategy,
     BelowOne,
     ClientUpdate,
-    LastSent,
     MethodSettings,
+    Mixing,
     NonNegative,
     Plan,
     RunError,
-    Stage,
     doc,
     generator,
     log,
@@ -35,7 +32,7 @@ class Settings(MethodSettings, frozen=True):
     epsilon_decay: Annotated[BelowOne, doc("decrease of this probability in each round")]
 
 
-class FedFomo(BaseStrategy):
+class FedFomo(Mixing):
     """Each client gets up to M other models, and steps towards the better ones.
 
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`, B `batch-size`,
@@ -52,20 +49,18 @@ class FedFomo(BaseStrategy):
     exchanges = "all; M models down"
     sends_its_model = False
     unused = FINETUNING
-    by_client = ("affinity", "last/", "sent")
+    newcomers_train = True
+    by_client = (*Mixing.by_client, "affinity")
     options: Settings
 
     def setup(self) -> None:
-        """Set every client's last model to the initial one, and all affinities to 0."""
+        """All affinities are 0."""
         if not self.options.models:
             log.warning("fedfomo: models = 0, so every client trains alone")
         if not self.settings.validation_fraction:
             raise RunError("fedfomo needs a validation part: validation-fraction > 0, as 0.2")
-        clients = self.settings.num_clients
-        self.last = LastSent(self.state)
-        self.last.start({key: self.arrays[key] for key in self.keys}, clients)
-        self.state["affinity"] = np.zeros((clients, clients))
-        self.state["sent"] = np.zeros(clients, bool)
+        super().setup()
+        self.state["affinity"] = np.zeros((self.settings.num_clients,) * 2)
 
     def grow(self, before: int) -> None:
         """Let nobody know anything of new clients."""
@@ -75,13 +70,12 @@ class FedFomo(BaseStrategy):
 
     def state_bytes(self) -> int:
         """The size of every client's last model and of all affinities."""
-        clients = self.settings.num_clients
-        return LastSent.nbytes(self.arrays, self.keys, clients) + 8 * clients**2
+        return super().state_bytes() + 8 * self.settings.num_clients**2
 
     def plan(self, round_: int, client: int) -> Plan:
         """Receive other clients' models, train the own model, send it and the affinities u_n."""
         names, others = self.layout.names, self.others(round_, client)
-        shapes = {f"{n}/{key}": self.layout.shapes[key] for n in others for key in self.keys}
+        shapes = {f"{n}/{key}": self.layout.shapes[key] for n in others for key in self.mixed_keys}
         return Plan(
             round=round_,
             download=(),
@@ -91,14 +85,6 @@ class FedFomo(BaseStrategy):
             receives=shapes,
             sends={f"affinity/{n}": (1,) for n in others},
         )
-
-    def newcomer_plan(self, round_: int, client: int) -> Plan:
-        """Get M models, step towards the better ones, and train."""
-        return self.alone(self.plan(round_, client))
-
-    def finetuning(self, round_: int) -> tuple[Stage, ...]:
-        """No stages: the client's model is personal already."""
-        return ()
 
     def others(self, round_: int, client: int) -> list[int]:
         """The M clients of highest affinity; with chance epsilon - decay (t - 1) random ones."""
@@ -116,21 +102,12 @@ class FedFomo(BaseStrategy):
         parts = ((name, *name.split("/", 1)) for name in plan.receives)
         return {name: self.last.of(int(other), [key])[key] for name, other, key in parts}
 
-    def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
-        """p_i += u_i; store every model. The server's own model is their mean and is not sent."""
-        return super().aggregate(round_, self.observed(updates))
+    def newcomer_download(self, round_: int, client: int, plan: Plan) -> Arrays:
+        """Send models, as in a round."""
+        return self.download(round_, client, plan)
 
-    def observed(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
-        """Yield the updates, and store what the next rounds need."""
-        for update in updates:
-            for name, u in update.extras.items():
-                other = int(name.removeprefix("affinity/"))
-                self.state["affinity"][update.client, other] += u[0]
-            self.last.keep(update.client, update.arrays)
-            self.state["sent"][update.client] = True
-            yield update
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The keys of a model that travel."""
-        return self.layout.shared(self.layout.names)
+    def observe(self, update: ClientUpdate) -> None:
+        """p_i += u_i; store the model."""
+        super().observe(update)
+        for name, u in update.extras.items():
+            self.state["affinity"][update.client, int(name.removeprefix("affinity/"))] += u[0]

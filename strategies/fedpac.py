@@ -6,14 +6,15 @@ from typing import Annotated
 import numpy as np
 
 from fedapps.method import (
+    FINETUNING,
     Arrays,
     AtLeastZero,
-    BaseStrategy,
     ClientUpdate,
     Count,
-    LastSent,
     MethodSettings,
+    Mixing,
     Plan,
+    Prototypes,
     Stage,
     doc,
     replace,
@@ -29,49 +30,41 @@ class Settings(MethodSettings, frozen=True):
     head_epochs: Annotated[Count, doc("epochs of the head alone, before those of the body")]
 
 
-class FedPAC(BaseStrategy):
+class FedPAC(Mixing):
     """The body is averaged, with features near global centroids; heads are mixed (Algorithm 1).
 
     Symbols: m `num-clients`, T `num-rounds`, E `local-epochs` of the body, eta `lr`.
     Our choices: both stages have the same learning rate; a class that nobody has in a round keeps
     its centroid. An evaluation trains the received head, as a round begins.
     A newcomer trains the mean head for `head-epochs` on the body.
-    State: `last/<key>` [N], the head that each client gets next, `centroids/mean` [C, d],
-    `centroids/known` [C].
+    State: `last/<key>` [N], the head that each client gets next, `sent` [N], `centroids/mean`
+    [C, d], `centroids/count` [C].
     """
 
     citation = "Xu et al. 2023"
     exchanges = "everything; centroids"
-    unused = ("finetune-epochs", "finetune-lr", "finetune-part")
-    by_client = ("last/",)
+    unused = FINETUNING
     needs_classes = True
     needs_cut = True
     options: Settings
 
     def setup(self) -> None:
         """Give all clients the initial head; no class has a centroid yet."""
-        self.last = LastSent(self.state)
-        head = {key: self.arrays[key] for key in self.head}
-        self.last.start(head, self.settings.num_clients)
-        space = self.workspace
-        width = int(np.prod(space.trainer.profile.shapes.get(self.layout.head[0], ())))
-        self.state["centroids/mean"] = np.zeros((space.dataset.classes, width), np.float32)
-        self.state["centroids/known"] = np.zeros(space.dataset.classes, np.float32)
+        super().setup()
+        self.centroids = Prototypes(self, "centroids")
 
-    def state_bytes(self) -> int:
-        """The size of every client's head."""
-        return LastSent.nbytes(self.arrays, self.head, self.settings.num_clients)
+    @property
+    def mixed_keys(self) -> tuple[str, ...]:
+        """The keys of the head that travel."""
+        return self.layout.shared(self.layout.head)
 
     def plan(self, round_: int, client: int) -> Plan:
         """Train the head, then the body; send both, and the statistics of the features."""
-        mean, known = (self.state[f"centroids/{name}"].shape for name in ("mean", "known"))
-        body = self.stage(round_, self.layout.body)
-        plan = self.exchange(round_, self.layout.names, *self.finetuning(round_), body)
-        return replace(
-            plan,
-            receives={"centroids/mean": mean, "centroids/known": known},
-            sends={"first/mean": mean, "first/v": (1,), "own/mean": mean, "own/count": known},
-        )
+        names, body = self.layout.names, self.stage(round_, self.layout.body)
+        plan = self.exchange(round_, names, *self.finetuning(round_), body)
+        mean, count = self.centroids.shapes.values()
+        sends = {"first/mean": mean, "first/v": (1,), "own/mean": mean, "own/count": count}
+        return replace(plan, receives=self.centroids.shapes, sends=sends)
 
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
         """Train the head on the frozen body."""
@@ -83,42 +76,21 @@ class FedPAC(BaseStrategy):
 
     def download(self, round_: int, client: int, plan: Plan) -> Arrays:
         """Send the shared body, the client's own mixture of heads and, in training, centroids."""
-        found = super().download(round_, client, plan) | self.last.of(client, self.head)
-        return found | {name: self.state[name] for name in plan.receives}
-
-    def newcomer_download(self, round_: int, client: int, plan: Plan) -> Arrays:
-        """Send the shared body, and the mean of the last round's heads."""
-        return super().download(round_, client, plan)
+        return super().download(round_, client, plan) | self.last.of(client, self.mixed_keys)
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
         """Average bodies, and for newcomers heads; update centroids (Eq. 6); mix heads (Eq. 9)."""
         whole = list(updates)
         count = np.stack([u.extras["own/count"] for u in whole]).clip(0).astype(np.float64)
-        means = np.stack([u.extras["own/mean"] for u in whole]).astype(np.float64)
-        known = count.sum(0) > 0
-        sums = (count[:, known, None] * means[:, known]).sum(0)
-        self.state["centroids/mean"][known] = sums / count.sum(0)[known, None]
-        self.state["centroids/known"][known] = 1
-        h = (
-            np.stack([u.extras["first/mean"] for u in whole])
-            * (count / count.sum(1, keepdims=True).clip(1))[..., None]
-        )
+        own = [u.extras["own/mean"] for u in whole]
+        self.centroids.average(zip(own, count, strict=True))
+        p = count / count.sum(1, keepdims=True).clip(1)
+        h = np.stack([u.extras["first/mean"] for u in whole]) * p[..., None]
         v = np.array([float(u.extras["first/v"][0]) for u in whole])
-        for i, update in enumerate(whole):
-            alpha = head_weights(h.reshape(len(h), -1), v, i)
-            mixed = {
-                key: sum(
-                    a * u.arrays[key].astype(np.float64) for a, u in zip(alpha, whole, strict=True)
-                )
-                for key in self.head
-            }
-            self.last.keep(update.client, mixed)
-        return super().aggregate(round_, iter(whole))
-
-    @property
-    def head(self) -> tuple[str, ...]:
-        """The keys of the head that travel."""
-        return self.layout.shared(self.layout.head)
+        alpha = [head_weights(h.reshape(len(h), -1), v, i) for i in range(len(h))]
+        means = super().aggregate(round_, iter(whole))
+        self.last.mix([u.client for u in whole], np.stack(alpha), self.mixed_keys)
+        return means
 
 
 def head_weights(h: np.ndarray, v: np.ndarray, i: int) -> np.ndarray:

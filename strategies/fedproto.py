@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
-import numpy as np
-
 from fedapps.method import (
     FINETUNING,
     Arrays,
@@ -13,6 +11,7 @@ from fedapps.method import (
     ClientUpdate,
     MethodSettings,
     Plan,
+    Prototypes,
     doc,
     replace,
 )
@@ -46,44 +45,24 @@ class FedProto(BaseStrategy):
     needs_cut = True
     sends_its_model = False
     unused = FINETUNING
+    newcomers_train = True
     options: Settings
 
     def setup(self) -> None:
         """No class has a prototype yet."""
-        space = self.workspace
-        width = int(np.prod(space.trainer.profile.shapes.get(self.layout.head[0], ())))
-        self.state["p/mean"] = np.zeros((space.dataset.classes, width), np.float32)
-        self.state["p/count"] = np.zeros(space.dataset.classes, np.float32)
+        self.prototypes = Prototypes(self, "p")
 
     def plan(self, round_: int, client: int) -> Plan:
         """Train all layers, and exchange prototypes only."""
         plan = self.exchange(round_, (), self.stage(round_, self.layout.names))
-        shapes = {name: self.state[name].shape for name in ("p/mean", "p/count")}
-        return replace(plan, receives=shapes, sends=shapes)
-
-    def download(self, round_: int, client: int, plan: Plan) -> Arrays:
-        """Send the prototypes."""
-        return {name: self.state[name] for name in plan.receives}
+        return self.both_ways(plan, "p/")
 
     def evaluation_plan(self, round_: int, client: int) -> Plan:
         """Score the client's own model, with the prototypes, as it is."""
         return replace(self.plan(round_, client), stages=(), sends={})
 
-    def newcomer_plan(self, round_: int, client: int) -> Plan:
-        """Train as in a round."""
-        return self.alone(self.plan(round_, client))
-
     def aggregate(self, round_: int, updates: Iterable[ClientUpdate]) -> Arrays:
         """Average the prototypes of each class (Equation 6); the model does not change."""
-        total = np.zeros(self.state["p/mean"].shape)
-        counts, weights = np.zeros((2, len(total)))
-        for update in updates:
-            count = update.extras["p/count"]
-            weight = count if self.options.weighting == "samples" else (count > 0).astype(float)
-            total += update.extras["p/mean"] * weight[:, None]
-            weights += weight
-            counts += count
-        seen = weights > 0  # a class without samples in this round keeps its prototype
-        self.state["p/mean"][seen] = total[seen] / weights[seen, None]
-        self.state["p/count"][seen] = counts[seen]
+        sent = ((update.extras["p/mean"], update.extras["p/count"]) for update in updates)
+        self.prototypes.average(sent, plain=self.options.weighting == "plain")
         return {}

@@ -1,6 +1,6 @@
 """FedROD: Chen, Chao, On Bridging Generic and Personalized FL for Image Classification, 2022."""
 
-from fedapps.method import FINETUNING, BaseStrategy, Plan, Stage, replace
+from fedapps.method import FINETUNING, BaseStrategy, Plan, replace
 
 
 class FedROD(BaseStrategy):
@@ -29,7 +29,3 @@ class FedROD(BaseStrategy):
     def newcomer_plan(self, round_: int, client: int) -> Plan:
         """Train the personal head alone, which is no part of the model."""
         return replace(self.alone(self.plan(round_, client)), stages=(self.stage(1, ()),))
-
-    def finetuning(self, round_: int) -> tuple[Stage, ...]:
-        """No stages: the personal head is the personalization."""
-        return ()

@@ -45,7 +45,3 @@ class KNNPer(BaseStrategy):
         """Train and exchange all layers, as in FedAvg."""
         names = self.layout.names
         return self.exchange(round_, names, self.stage(round_, names))
-
-    def finetuning(self, round_: int) -> tuple[()]:
-        """Train nothing: the datastore is all that is personal."""
-        return ()

@@ -51,6 +51,7 @@ class PFedHN(BaseStrategy):
     exchanges = "a model made for each client"
     sends_its_model = False
     unused = FINETUNING
+    newcomers_train = True
     options: Settings
 
     def setup(self) -> None:
@@ -74,14 +75,6 @@ class PFedHN(BaseStrategy):
         """Train all layers from theta_i, and send them; with pFedHN-PC, all but the head."""
         made = self.layout.body if self.options.personal_head else self.layout.names
         return self.exchange(round_, made, self.stage(round_, self.layout.names))
-
-    def finetuning(self, round_: int) -> tuple[()]:
-        """Train nothing: theta_i is personal already."""
-        return ()
-
-    def newcomer_plan(self, round_: int, client: int) -> Plan:
-        """Train for one round."""
-        return self.alone(self.plan(round_, client))
 
     def download(self, round_: int, client: int, plan: Plan) -> Arrays:
         """Send theta_i = h(v_i; phi) (line 3), and the mean BatchNorm statistics."""

@@ -49,6 +49,7 @@ class PFedMe(BaseStrategy):
     exchanges = "everything"
     clips_by_sample = False
     figures = (Figure("global", "score of the shared model w", label="global", of_metric=True),)
+    newcomers_train = True
     options: Settings
 
     def setup(self) -> None:
@@ -86,7 +87,3 @@ class PFedMe(BaseStrategy):
     def evaluation_plan(self, round_: int, client: int) -> Plan:
         """No fine-tuning: theta_i is on the client; w is downloaded for its own figure."""
         return Plan(round=round_, download=self.layout.names, stages=(), upload=())
-
-    def newcomer_plan(self, round_: int, client: int) -> Plan:
-        """Train theta_i as in a round, from w."""
-        return self.alone(self.plan(round_, client))

@@ -15,7 +15,6 @@ from fedapps.method import (
     Positive,
     doc,
     plain_mean,
-    replace,
 )
 
 
@@ -54,14 +53,7 @@ class Scaffold(BaseStrategy):
     def plan(self, round_: int, client: int) -> Plan:
         """Train and exchange everything; c travels down, and the change of c_i travels up."""
         names = self.layout.names
-        shapes = {name: c.shape for name, c in self.state.items() if name.startswith("c/")}
-        plan = self.exchange(round_, names, self.stage(round_, names))
-        return replace(plan, receives=shapes, sends=shapes)
-
-    def download(self, round_: int, client: int, plan: Plan) -> Arrays:
-        """Send x and, except in an evaluation, c."""
-        c = {name: self.state[name].astype(np.float32) for name in plan.receives}
-        return super().download(round_, client, plan) | c
+        return self.both_ways(self.exchange(round_, names, self.stage(round_, names)), "c/")
 
     def aggregate(self, round_: int, updates: Iterable[ClientUpdate]) -> Arrays:
         """x += eta_g mean_S (y_i - x), and c += (1/N) sum_S (c_i+ - c_i) (lines 16 and 17)."""

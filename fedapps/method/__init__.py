@@ -34,12 +34,15 @@ The others, by what they are for:
 
 - types of keys: `Count`, `NonNegative`, `Positive`, `AtLeastZero`, `Fraction`, `Share`, `BelowOne`;
 - checks of keys: `RunError` refuses a value, `clients_named` reads a list of clients;
-- anywhere: `log`, random numbers (`generator`), and `rehearse` to try a pair of classes;
-- aggregation: `weighted_mean`, `plain_mean`, a mixture for each client (`LastSent`), and the base
-  class `WarmUp` of methods that begin with FedAvg;
+- anywhere: `log`, random numbers (`generator`), arrays `under` a prefix, and `rehearse` to try a
+  pair of classes;
+- aggregation: `weighted_mean`, `plain_mean`, mean features of each class (`Prototypes`), a mixture
+  for each client (`LastSent`), and the base classes `Mixing` of methods that send one, and `WarmUp`
+  of methods that begin with FedAvg;
 - more training: what it did (`TrainingStats`); inner steps with `descend`, `pull`, `restored`,
   `swapped`;
-- parts of the model, and scores: `run`, `features`, `in_sequence`, `chunks`, `score`;
+- parts of the model: `run`, `features`, `in_sequence`, `chunks`; modules to predict with
+  (`Predictor`, and `CutModel` of body and head);
 - results of the method's own: `Figure`, `WITHOUT_HEAD`, `EventPlot`;
 - more than plans: a `Question` to all clients; a `Failure` in place of an update; `SERVER`, the
   client of an update that the server makes.
@@ -64,10 +67,12 @@ from fedapps.method.aggregation import plain_mean, weighted_mean
 from fedapps.method.conversation import Question
 from fedapps.method.figures import WITHOUT_HEAD, EventPlot, Figure
 from fedapps.method.flower import BaseClient, BaseStrategy
+from fedapps.method.mixing import Mixing
 from fedapps.method.mixtures import LastSent
+from fedapps.method.on_features import CutModel, Predictor, Prototypes
 from fedapps.method.rehearsal import rehearse
 from fedapps.method.strategy import FINETUNING
-from fedapps.method.update import SERVER, ClientUpdate, Failure, replace
+from fedapps.method.update import SERVER, ClientUpdate, Failure, replace, under
 from fedapps.method.warmup import WarmUp
 from fedapps.models.layers import Arrays, Slice, in_sequence, put, run, take
 from fedapps.training.batches import Samples, chunks
@@ -87,13 +92,13 @@ __all__ = [  # noqa: RUF022, in the order of the docstring
     # checks of keys
     "RunError", "clients_named",
     # anywhere
-    "log", "generator", "rehearse",
+    "log", "generator", "under", "rehearse",
     # aggregation
-    "weighted_mean", "plain_mean", "LastSent", "WarmUp",
+    "weighted_mean", "plain_mean", "Prototypes", "LastSent", "Mixing", "WarmUp",
     # more training
     "TrainingStats", "descend", "pull", "restored", "swapped",
     # parts of the model, and scores
-    "run", "features", "in_sequence", "chunks",
+    "run", "features", "in_sequence", "chunks", "Predictor", "CutModel",
     # results of the method's own
     "Figure", "WITHOUT_HEAD", "EventPlot",
     # more than plans

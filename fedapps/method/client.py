@@ -3,8 +3,8 @@
 from torch import Tensor, nn
 
 from fedapps.core.schema import MethodSettings
-from fedapps.method.tools import ClientTools
-from fedapps.models.layers import Arrays, Slice, run, take
+from fedapps.method.client_tools import ClientTools
+from fedapps.models.layers import Arrays, Slice, take
 from fedapps.training.costs import Costs, TrainingStats
 from fedapps.training.objective import Objective
 from fedapps.training.plan import Plan
@@ -100,11 +100,12 @@ class ClientHooks(ClientTools):
         return self.personalize(plan)
 
     def predict(self, inputs: Tensor) -> Tensor:
-        """Return the outputs [b, ...] of the model in eval mode; for classes, logits."""
-        return run(self.model, inputs, self.layout.names)
+        """Return the outputs [b, ...] of `module` in eval mode; for classes, logits."""
+        outputs: Tensor = self.module()(inputs)
+        return outputs
 
     def module(self) -> nn.Module:
-        """Return the model to use after a run: normalized inputs to the outputs of `predict`."""
+        """Return the model to predict with, also after a run: inputs (normalized) to outputs."""
         return self.model
 
     def extra_scores(self) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Per-client aggregation: each client receives its own mixture of what all clients last sent."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -38,6 +38,14 @@ class LastSent:
         """Return sum_j w_j a_j (float32) for weights w (float64 [N]); the sums are in float64."""
         chosen = np.flatnonzero(weights)
         return {key: self._sum(weights, chosen, PREFIX + key) for key in keys}
+
+    def mix(self, clients: Sequence[int], weights: np.ndarray, keys: Sequence[str]) -> None:
+        """Replace what each of m clients sent by its mixture of them; a row of weights [m, m]."""
+        rows = np.zeros((len(clients), len(self.state[PREFIX + keys[0]])))
+        rows[:, clients] = weights
+        mixed = [self.mixture(row, keys) for row in rows]
+        for client, arrays in zip(clients, mixed, strict=True):
+            self.keep(client, arrays)
 
     def _sum(self, weights: np.ndarray, chosen: np.ndarray, name: str) -> np.ndarray:
         stacked = self.state[name]

@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar
 
+import numpy as np
+
 from fedapps.core.draws import sample_clients
 from fedapps.core.schema import MethodSettings
 from fedapps.method.conversation import Conversation
@@ -56,6 +58,7 @@ class StrategyHooks(Growing, Conversation, ABC):
     needs_norms: ClassVar[bool] = False  # whether models without BatchNorm are refused
     needs_classes: ClassVar[bool] = False  # whether tasks other than classification are refused
     needs_cut: ClassVar[bool] = False  # whether models whose layers cannot run alone are refused
+    newcomers_train: ClassVar[bool] = False  # whether a newcomer trains for a round, like others
 
     options: MethodSettings
 
@@ -82,8 +85,9 @@ class StrategyHooks(Growing, Conversation, ABC):
         return [there[index] for index in chosen]
 
     def download(self, round_: int, client: int, plan: Plan) -> Arrays:
-        """Return the arrays that `client` receives: those of the plan's download slice."""
-        return {key: self.arrays[key] for key in self.layout.shared(plan.download)}
+        """Return what the plan names: arrays of its slice and, of `state`, what it receives."""
+        arrays = {key: self.arrays[key] for key in self.layout.shared(plan.download)}
+        return arrays | {name: np.asarray(self.state[name], np.float32) for name in plan.receives}
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
         """Return new values of server arrays: by default means with weights n_i (`aggregation`).
@@ -110,6 +114,8 @@ class StrategyHooks(Growing, Conversation, ABC):
 
         By default as in an evaluation; before, layers that stay on clients are trained if need be.
         """
+        if self.newcomers_train:
+            return self.alone(self.plan(round_, client))
         return self.own_first(self.plan(round_, client), self.evaluation_plan(round_, client))
 
     def newcomer_download(self, round_: int, client: int, plan: Plan) -> Arrays:
@@ -117,16 +123,6 @@ class StrategyHooks(Growing, Conversation, ABC):
         return self.download(round_, client, plan)
 
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
-        """Return the stages of personalization, by default F epochs of `finetune-part`."""
-        s = self.settings
-        if not s.finetune_epochs:
-            return ()
-        stage = Stage(
-            layers=self.layout.slice_of(s.finetune_part),
-            epochs=s.finetune_epochs,
-            lr=s.finetune_rate,
-            optimizer=s.optimizer,
-            momentum=s.momentum,
-            weight_decay=s.weight_decay,
-        )
-        return (stage,)
+        """Return the stages of personalization: fine-tuning, unless its keys are `unused`."""
+        unused = "finetune-epochs" in self.unused or not self.settings.finetune_epochs
+        return () if unused else (self.finetuning_stage(),)

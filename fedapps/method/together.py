@@ -155,7 +155,7 @@ class _Party:
 
 def why_alone(group: Group, job: Job) -> str:
     """Say why a job cannot be done together with those of other clients; "" if it can."""
-    hooks = ("score", "predict") if isinstance(job, Scoring) else ("train",)
+    hooks = ("score", "predict", "module") if isinstance(job, Scoring) else ("train",)
     for name in hooks:
         if has_own(job.client, name):
             return f"the client has `{name}` of its own"

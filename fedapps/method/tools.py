@@ -1,13 +1,10 @@
-"""What the hooks of a strategy and of a client can use."""
+"""What the hooks of a strategy can use."""
 
-from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
-import torch
-from torch import Tensor, nn
 
 from fedapps.core import registry
 from fedapps.core.config import DEVICE
@@ -15,20 +12,16 @@ from fedapps.core.ids import Ids
 from fedapps.core.memory import reserve
 from fedapps.core.schema import MethodSettings
 from fedapps.core.settings import Settings
-from fedapps.method.attacks import changed_samples
-from fedapps.method.figures import WITHOUT_HEAD
-from fedapps.models.layers import Arrays, Layout, Slice, take
+from fedapps.method.aggregation import weighted_mean
+from fedapps.method.update import ClientUpdate
+from fedapps.models.layers import Arrays, Slice, take
 from fedapps.tasks import Task
 from fedapps.training.batches import Samples
-from fedapps.training.clipping import Thresholds
 from fedapps.training.costs import TrainingStats
 from fedapps.training.draw import Draw
-from fedapps.training.evaluation import Score, nearest_template, score
-from fedapps.training.objective import Objective
 from fedapps.training.plan import Clip, Plan, Stage
 from fedapps.training.workspace import Workspace
 
-State = dict[str, Tensor]
 Devices = dict[int, Mapping[str, int]]  # by client with its own data: sample counts of its subsets
 CHECKPOINT_COPIES = 2  # copies of the state in memory while engine/checkpoint.py writes it
 
@@ -116,6 +109,19 @@ class StrategyTools:
         """Return the most common plan: download a slice, run the stages, upload the same slice."""
         return Plan(round=round_, download=shared, stages=stages, upload=shared)
 
+    def both_ways(self, plan: Plan, prefix: str) -> Plan:
+        """Return the plan; with it, the arrays in `state` under a prefix travel down and up."""
+        found = self.state.items()
+        shapes = {name: value.shape for name, value in found if name.startswith(prefix)}
+        return msgspec.structs.replace(plan, receives=shapes, sends=shapes)
+
+    def averaged(self, updates: Iterable[ClientUpdate]) -> Arrays:
+        """Return means with weights n_i; those of what else clients sent replace it in `state`."""
+        whole = (dataclasses.replace(u, arrays=u.arrays | u.extras) for u in updates)
+        means, _ = weighted_mean(whole)
+        self.state.update({name: means.pop(name) for name in [*means] if name in self.state})
+        return means
+
     def stage(self, round_: int, layers: Slice, epochs: int | None = None) -> Stage:
         """Return a stage with the settings of the run: local epochs, learning rate and so on."""
         s = self.settings
@@ -128,6 +134,18 @@ class StrategyTools:
             weight_decay=s.weight_decay,
             prox_mu=s.prox_mu,
             clip=self.clip(),
+        )
+
+    def finetuning_stage(self) -> Stage:
+        """Return the stage of fine-tuning: F epochs of `finetune-part`."""
+        s = self.settings
+        return Stage(
+            layers=self.layout.slice_of(s.finetune_part),
+            epochs=s.finetune_epochs,
+            lr=s.finetune_rate,
+            optimizer=s.optimizer,
+            momentum=s.momentum,
+            weight_decay=s.weight_decay,
         )
 
     def alone(self, plan: Plan) -> Plan:
@@ -187,113 +205,3 @@ class StrategyTools:
 
 def ignore_event(round_: int, client: int | str, kind: str, detail: str) -> None:
     """Do nothing: outside of a run, there is no events.csv to write to."""
-
-
-class ClientTools:
-    """A client's side in one round; `ClientHooks` explains each of its attributes."""
-
-    options: MethodSettings
-
-    def __init__(
-        self, workspace: Workspace, client: int, state: State, settings: Settings | None = None
-    ) -> None:
-        self.workspace = workspace
-        self.client = client
-        self.state = state
-        self.settings = settings or workspace.settings
-        self.options = self.settings.method
-        self.received: Arrays = {}
-        self.upload: Arrays = {}
-        self.sends: Arrays = {}
-        self.setup()
-
-    def setup(self) -> None:
-        """Do the method's own setup, when everything above is set."""
-
-    @property
-    def model(self) -> nn.Module:
-        """The model of this process, which its clients use one after the other."""
-        return self.workspace.model
-
-    @property
-    def layout(self) -> Layout:
-        """The layers and slices of the model."""
-        return self.workspace.layout
-
-    @property
-    def task(self) -> Task:
-        """What is learned."""
-        return self.workspace.task
-
-    @property
-    def train_data(self) -> Samples:
-        """This client's training samples: inputs [n, ...], targets [n, ...]."""
-        samples = self.workspace.samples(self.client, "train")
-        attacks, classes = self.client in self.workspace.attackers, self.workspace.dataset.classes
-        return changed_samples(self.settings, samples, classes) if attacks else samples
-
-    @property
-    def test_data(self) -> Samples:
-        """The samples on which this client is scored (`evaluate-on`)."""
-        return self.workspace.samples(self.client, self.settings.evaluate_on)
-
-    def train(
-        self,
-        plan: Plan,
-        phase: str,
-        objective: Objective,
-        thresholds: Thresholds | None = None,
-        data: Samples | None = None,
-    ) -> TrainingStats:
-        """Train the model on the plan's stages; random numbers depend on the word `phase`.
-
-        The samples are `data`: by default, all training samples of this client.
-        """
-        if not isinstance(objective, Objective):
-            raise TypeError(
-                f"the objective of {phase} is {objective!r}: must be an Objective, which the hook "
-                "objective returns for each phase"
-            )
-        draw = Draw(self.settings.seed, phase, plan.round, self.client)
-        cache_key = self.client if data is None else None  # features of `data` are not cached
-        samples = self.train_data if data is None else data
-        return self.workspace.trainer.train(
-            samples, plan.stages, draw, objective, thresholds, cache_key=cache_key
-        )
-
-    @abstractmethod
-    def predict(self, inputs: Tensor) -> Tensor:
-        """Return the outputs of the model for a batch."""
-
-    def score(self, samples: Samples) -> Score:
-        """Score what `predict` returns for samples; put the model into eval mode before."""
-        return score(self.predict, samples, self.task)
-
-    def kept(self, prefix: str = "model/") -> Arrays:
-        """Return the arrays that this client keeps under a prefix (`model/`: of its model)."""
-        names = (name for name in self.state if name.startswith(prefix))
-        return {name.removeprefix(prefix): self.state[name].numpy() for name in names}
-
-    def remember(self, prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
-        """Keep copies of arrays under a prefix; they are there again in the client's next round."""
-        for key, value in arrays.items():
-            self.state[prefix + key] = torch.from_numpy(np.array(value))
-
-    def without_head(self) -> dict[str, float]:
-        """Return the figure `WITHOUT_HEAD` of the model as it is.
-
-        There is none without classes, or if the model cannot be cut.
-        """
-        if not (self.layout.can_be_cut and self.task.has_classes):
-            return {}
-        data = self.train_data, self.test_data
-        return {WITHOUT_HEAD.name: nearest_template(self.model, self.layout.body, *data)}
-
-    def other(self, name: str) -> Any:
-        """Return the client of another method for the same round, to use its hooks.
-
-        It shares model, data and state with this client. What is received and sent is this client's
-        alone.
-        """
-        make = registry.client_class(name)
-        return make(self.workspace, self.client, self.state, self.settings.of(name))

@@ -1,7 +1,7 @@
 """What a client's work gives to aggregation: an update, or a failure and its cause."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -77,3 +77,8 @@ def replace(item: Item, **changes: Any) -> Item:
     if isinstance(item, msgspec.Struct):
         return msgspec.structs.replace(item, **changes)
     return dataclasses.replace(item, **changes)  # type: ignore[type-var]
+
+
+def under(arrays: Mapping[str, Item], prefix: str) -> dict[str, Item]:
+    """Return the entries whose names begin with a prefix, under their names without it."""
+    return {n.removeprefix(prefix): item for n, item in arrays.items() if n.startswith(prefix)}

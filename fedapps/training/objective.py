@@ -39,6 +39,8 @@ class Objective:
     4. `after_step(model)` runs without gradients, unless the step was rejected. It may change what
        was trained (a clamp, a projection) or take note of it (a running average).
 
+    With `weights` [n], each training sample's loss, that of the task, is multiplied by its weight.
+
     `start` names the layer at which `parameters` come in, if that is before the first trained
     layer: the layers before it run once and are cached. "" means the first trained layer, or the
     model's first layer if no layer is trained.
@@ -62,6 +64,7 @@ class Objective:
     start: str = ""
     anchor: Mapping[str, Tensor] | None = None
     after_step: Callable[[nn.Module], object] | None = None
+    weights: Tensor | None = None
 
 
 PLAIN = Objective()

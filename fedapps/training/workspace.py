@@ -55,6 +55,11 @@ class Workspace:
             border=(-mean / std).flatten().to(self.torch_device),
         )
 
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        """The shape of a sample's features, which the head gets; () if the model cannot be cut."""
+        return self.trainer.profile.shapes.get(self.layout.head[0], ())
+
     @cached_property
     def attackers(self) -> frozenset[int]:
         """The clients that are attackers in a simulation; raises `RunError` on devices."""

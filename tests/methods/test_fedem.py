@@ -10,6 +10,7 @@ from fedapps.core.draws import generator
 from fedapps.device import personalized
 from fedapps.method import rehearse
 from fedapps.method.local import receive
+from fedapps.models.layers import as_sent
 from fedapps.training.draw import Draw
 from strategies.fedem import FedEM
 from tests.support.references import BATCH, assert_close, final, grad, logits, reference, sgd
@@ -63,10 +64,10 @@ def test_three_rounds_of_fedem(small, serial_run, flat_config, fits, strategy, r
         np.testing.assert_allclose(state["em/pi"], pi[i], atol=1e-5)
         assert_close(update.arrays, trained[i][0])
         for m in (2, 3):
-            sent = {k: update.extras[f"c{m}/{k}"] for k in trained[i][m - 1]}
+            sent = {k: update.extras[f"c/{m}/{k}"] for k in trained[i][m - 1]}
             assert_close(sent, trained[i][m - 1])
     for m in (2, 3):
-        now = {k: strategy[-1].state[f"c{m}/{k}"] for k in components[m - 1]}
+        now = {k: strategy[-1].state[f"c/{m}/{k}"] for k in components[m - 1]}
         assert_close(now, components[m - 1])
     rows = [row for row in read_csv(folder, "clients.csv") if row["round"] == "3"]
     for row in rows:
@@ -92,3 +93,18 @@ def test_a_written_model_is_the_mixture(small, flat_config, tmp_path):
         torch.testing.assert_close(loaded.module(images), expected)
         torch.testing.assert_close(expected.exp().sum(1), torch.ones(len(images)))
     assert len({float(part.fc2.fc.weight.sum()) for part in loaded.module.components}) == 3
+
+
+def test_a_newcomer_first_trains_batchnorm_statistics_that_stay_on_clients():
+    keys = 'strategy="fedem" model="lenet5" bn-stats="local" num-clients=4 unseen-clients="3"'
+    run = rehearse(FedEM, FedEMClient, f"{keys} local-epochs=1 fedem.components=2")
+    run.rounds(1)
+    plan = run.strategy.newcomer_plan(1, 3)
+    assert plan.stages and plan.receives
+    client = run.make(3)
+    before = client.module().state_dict()
+    told = client.evaluate_round(plan, as_sent(run.strategy.newcomer_download(1, 3, plan))).metrics
+    assert told["finetune_batches"] > 0 and np.isfinite(told["loss"])
+    moved = {k for k, v in client.module().state_dict().items() if not torch.equal(v, before[k])}
+    norms = {k for k in moved if k.startswith("components.0.") and "running_" in k}
+    assert norms  # those of the first component, which is the run's model

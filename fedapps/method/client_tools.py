@@ -1,0 +1,176 @@
+"""What the hooks of a client can use."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedapps.core import registry
+from fedapps.core.schema import MethodSettings
+from fedapps.core.settings import Settings
+from fedapps.method.attacks import changed_samples
+from fedapps.method.figures import WITHOUT_HEAD
+from fedapps.method.on_features import ClassFeatures
+from fedapps.method.update import under
+from fedapps.models.layers import Arrays, Layout, Slice, run
+from fedapps.tasks import Task
+from fedapps.training.batches import Samples
+from fedapps.training.clipping import Thresholds
+from fedapps.training.costs import Costs, TrainingStats
+from fedapps.training.draw import Draw
+from fedapps.training.evaluation import Score, nearest_template, score
+from fedapps.training.features import features
+from fedapps.training.objective import Objective
+from fedapps.training.plan import Plan
+from fedapps.training.weighting import by_weight
+from fedapps.training.workspace import Workspace
+
+State = dict[str, Tensor]
+
+
+class ClientTools:
+    """A client's side in one round; `ClientHooks` explains each of its attributes."""
+
+    options: MethodSettings
+
+    def __init__(
+        self, workspace: Workspace, client: int, state: State, settings: Settings | None = None
+    ) -> None:
+        self.workspace = workspace
+        self.client = client
+        self.state = state
+        self.settings = settings or workspace.settings
+        self.options = self.settings.method
+        self.received: Arrays = {}
+        self.upload: Arrays = {}
+        self.sends: Arrays = {}
+        self.setup()
+
+    def setup(self) -> None:
+        """Do the method's own setup, when everything above is set."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The model of this process, which its clients use one after the other."""
+        return self.workspace.model
+
+    @property
+    def layout(self) -> Layout:
+        """The layers and slices of the model."""
+        return self.workspace.layout
+
+    @property
+    def task(self) -> Task:
+        """What is learned."""
+        return self.workspace.task
+
+    @property
+    def train_data(self) -> Samples:
+        """This client's training samples: inputs [n, ...], targets [n, ...]."""
+        samples = self.workspace.samples(self.client, "train")
+        attacks, classes = self.client in self.workspace.attackers, self.workspace.dataset.classes
+        return changed_samples(self.settings, samples, classes) if attacks else samples
+
+    @property
+    def test_data(self) -> Samples:
+        """The samples on which this client is scored (`evaluate-on`)."""
+        return self.workspace.samples(self.client, self.settings.evaluate_on)
+
+    def train(
+        self,
+        plan: Plan,
+        phase: str,
+        objective: Objective,
+        thresholds: Thresholds | None = None,
+        data: Samples | None = None,
+    ) -> TrainingStats:
+        """Train the model on the plan's stages; random numbers depend on the word `phase`.
+
+        The samples are `data`: by default, all training samples of this client.
+        """
+        if not isinstance(objective, Objective):
+            raise TypeError(
+                f"the objective of {phase} is {objective!r}: must be an Objective, which the hook "
+                "objective returns for each phase"
+            )
+        draw = Draw(self.settings.seed, phase, plan.round, self.client)
+        cache_key = self.client if data is None else None  # features of `data` are not cached
+        samples = self.train_data if data is None else data
+        objective, samples = by_weight(objective, samples, self.task.losses)
+        return self.workspace.trainer.train(
+            samples, plan.stages, draw, objective, thresholds, cache_key=cache_key
+        )
+
+    @abstractmethod
+    def predict(self, inputs: Tensor) -> Tensor:
+        """Return the outputs of the model for a batch."""
+
+    def score(self, samples: Samples, predict: Callable[[Tensor], Tensor] | None = None) -> Score:
+        """Score what `predict` returns for samples (None: the hook); in eval mode."""
+        return score(predict or self.predict, samples, self.task)
+
+    def run_body(self, model: nn.Module, x: Tensor, layers: Slice) -> Tensor:
+        """Return the features of a batch in a step, of which `layers` remain to be run."""
+        return run(model, x, tuple(name for name in layers if name not in self.layout.head))
+
+    def with_features(self, loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Objective:
+        """Return an objective whose loss also gets the features [b, d] of outputs and targets."""
+        noted = torch.empty(0)
+
+        def forward(model: nn.Module, x: Tensor, layers: Slice) -> Tensor:
+            nonlocal noted
+            noted = self.run_body(model, x, layers)
+            return run(model, noted, self.layout.head)
+
+        def on_batch(outputs: Tensor, targets: Tensor) -> Tensor:
+            return loss(outputs, targets, noted.flatten(1))
+
+        return Objective(on_batch, forward=forward)
+
+    def class_features(self) -> ClassFeatures:
+        """Return the features of all training samples, in eval mode, and their means by class."""
+        inputs, labels = self.train_data
+        z = features(self.model, inputs, self.layout.body).flatten(1)
+        count = torch.bincount(labels, minlength=self.workspace.dataset.classes).to(z.dtype)
+        total = z.new_zeros(len(count), z.shape[1]).index_add_(0, labels, z)
+        mean = total / count.clamp(min=1)[:, None]
+        return ClassFeatures(z, mean, count, self.forward_costs(len(z), self.layout.body))
+
+    def forward_costs(self, samples: int, layers: Slice) -> Costs:
+        """Return what it costs to run layers on so many samples, without gradients."""
+        return Costs(macs=samples * self.workspace.trainer.profile.forward_macs(layers))
+
+    def tensor(self, name: str) -> Tensor:
+        """Return an array that was received, as a tensor on the device of the model."""
+        return torch.tensor(self.received[name], device=self.workspace.torch_device)
+
+    def kept(self, prefix: str = "model/") -> Arrays:
+        """Return the arrays that this client keeps under a prefix (`model/`: of its model)."""
+        return {key: value.numpy() for key, value in under(self.state, prefix).items()}
+
+    def remember(self, prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
+        """Keep copies of arrays under a prefix; they are there again in the client's next round."""
+        for key, value in arrays.items():
+            self.state[prefix + key] = torch.from_numpy(np.array(value))
+
+    def without_head(self) -> dict[str, float]:
+        """Return the figure `WITHOUT_HEAD` of the model as it is.
+
+        There is none without classes, or if the model cannot be cut.
+        """
+        if not (self.layout.can_be_cut and self.task.has_classes):
+            return {}
+        data = self.train_data, self.test_data
+        return {WITHOUT_HEAD.name: nearest_template(self.model, self.layout.body, *data)}
+
+    def other(self, name: str) -> Any:
+        """Return the client of another method for the same round, to use its hooks.
+
+        It shares model, data and state with this client. What is received and sent is this client's
+        alone.
+        """
+        make = registry.client_class(name)
+        return make(self.workspace, self.client, self.state, self.settings.of(name))

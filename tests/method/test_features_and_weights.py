@@ -1,0 +1,179 @@
+"""Tools for methods that look at features, weight samples, or keep what clients sent."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fedapps.method import (
+    BaseClient,
+    BaseStrategy,
+    CutModel,
+    LastSent,
+    Objective,
+    Predictor,
+    Prototypes,
+    rehearse,
+    under,
+)
+from fedapps.training.draw import Draw
+
+RUN = 'strategy="fedavg" model="mlp" num-clients=4 local-epochs=1 batch-size=8 lr=0.1'
+
+
+class Alone(BaseStrategy):
+    """It trains the layers `trained`, and what it keeps in `state` travels both ways."""
+
+    trained = ("fc1", "fc2", "fc3")
+
+    def setup(self):
+        self.state["s/a"] = np.arange(3, dtype=np.float64)
+        self.state["t/b"] = np.zeros(2)
+
+    def plan(self, round_, client):
+        names = self.layout.names
+        return self.both_ways(self.exchange(round_, names, self.stage(round_, self.trained)), "s/")
+
+    def aggregate(self, round_, updates):
+        return self.averaged(updates)
+
+
+class Head(Alone):
+    trained = ("fc3",)
+
+
+class Weighted(BaseClient):
+    def setup(self):
+        n = len(self.train_data[1])
+        self.weights = torch.linspace(0, 2, n)
+
+    def objective(self, phase):
+        return Objective(weights=self.weights)
+
+    def after_training(self, plan):
+        assert self.tensor("s/a").dtype == torch.float32
+        self.sends["s/a"] = self.received["s/a"] + self.client
+        return super().after_training(plan)
+
+
+def test_weights_of_samples_multiply_their_losses():
+    run = rehearse(Alone, Weighted, RUN)
+    client = run.make(0)
+    x, y = client.train_data
+    plan = run.strategy.plan(1, 0)
+    update = run.train(0, plan)
+    net = nn.Sequential(nn.Flatten(), *(nn.Linear(i, o) for i, o in sizes(run)))
+    fill(net, run)
+    for chosen in Draw(run.strategy.settings.seed, "train", 1, 0).order(0, len(y)).split(8):
+        losses = cross_entropy(forward(net, x[chosen]), y[chosen], reduction="none")
+        loss = (losses * client.weights[chosen]).mean()
+        for p, g in zip(
+            net.parameters(), torch.autograd.grad(loss, [*net.parameters()]), strict=True
+        ):
+            p.data -= 0.1 * g
+    for value, p in zip(update.arrays.values(), net.parameters(), strict=True):
+        np.testing.assert_allclose(value, p.detach(), atol=1e-6)
+
+
+def sizes(run):
+    return [value.shape[::-1] for value in run.strategy.arrays.values() if value.ndim == 2]
+
+
+def fill(net, run):
+    for p, value in zip(net.parameters(), run.strategy.arrays.values(), strict=True):
+        p.data = torch.from_numpy(value.copy())
+
+
+def forward(net, x):
+    z = net[0](x)
+    for layer in net[1:-1]:
+        z = layer(z).relu()
+    return net[-1](z)
+
+
+def test_what_is_in_the_state_travels_down_and_its_mean_comes_back():
+    run = rehearse(Alone, Weighted, RUN)
+    plan = run.strategy.plan(1, 2)
+    assert plan.receives == plan.sends == {"s/a": (3,)}
+    sizes = {client: run.make(client).train_data[1].shape[0] for client in range(4)}
+    run.rounds(1)
+    chosen = run.strategy.select(1)
+    mean = sum(sizes[c] * c for c in chosen) / sum(sizes[c] for c in chosen)
+    np.testing.assert_allclose(run.strategy.state["s/a"], np.arange(3) + mean, rtol=1e-6)
+    assert run.strategy.state["t/b"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("strategy", [Alone, Head])  # Head: the body runs once and is cached
+def test_a_loss_on_features_gets_those_of_the_batch(strategy):
+    seen = []
+
+    class Looking(Weighted):
+        def objective(self, phase):
+            return self.with_features(self.looked)
+
+        def looked(self, outputs, targets, z):
+            head = self.model.fc3
+            seen.append(torch.equal(head(z), outputs) and z.shape == (len(targets), 32))
+            return self.loss(outputs, targets)
+
+    run = rehearse(strategy, Looking, RUN)
+    run.train(1, run.strategy.plan(1, 1))
+    assert seen and all(seen)
+
+
+def test_class_features_are_the_bodys_outputs_and_their_means():
+    run = rehearse(Alone, Weighted, RUN)
+    client = run.make(3)
+    x, y = client.train_data
+    z, means, counts, costs = client.class_features()
+    with torch.no_grad():
+        expected = nn.Sequential(*client.model)[:-1](x).flatten(1)
+    torch.testing.assert_close(z, expected)
+    assert counts.tolist() == [int((y == k).sum()) for k in range(10)]
+    for k in range(10):
+        mean = expected[y == k].mean(0) if counts[k] else torch.zeros(expected.shape[1])
+        torch.testing.assert_close(means[k], mean)
+    weights = [shape[0] * shape[1] for shape in sizes(run)]
+    assert costs.macs == len(y) * sum(weights[:-1])
+
+
+def test_prototypes_are_means_of_those_who_have_the_class():
+    strategy = rehearse(Alone, Weighted, RUN).strategy
+    kept = Prototypes(strategy, "p")
+    (name, shape), (_, classes) = kept.shapes.items()
+    assert (name, classes) == ("p/mean", (10,)) and shape[0] == 10
+    one, two = np.ones(shape), np.full(shape, 4.0)
+    first, second = np.eye(10)[0] * 3, np.eye(10)[0] + np.eye(10)[7]
+    kept.average([(one, first), (two, second)])
+    mean, count = strategy.state["p/mean"], strategy.state["p/count"]
+    assert mean[0, 0] == (3 * 1 + 4) / 4 and mean[7, 0] == 4 and not mean[1:7].any()
+    assert count.tolist() == [4, 0, 0, 0, 0, 0, 0, 1, 0, 0]
+    kept.average([(one, first), (two, first)], plain=True)
+    assert mean[0, 0] == 2.5 and mean[7, 0] == 4 and count[[0, 7]].tolist() == [6, 1]
+
+
+def test_clients_get_mixtures_of_what_they_sent_in_this_round():
+    last = LastSent({})
+    last.start({"a": np.zeros(2, np.float32)}, 4)
+    for client in (1, 3):
+        last.keep(client, {"a": np.full(2, client, np.float32)})
+    last.mix([1, 3], np.array([[0.25, 0.75], [1.0, 0.0]]), ["a"])
+    assert last.state["last/a"].tolist() == [[0, 0], [2.5, 2.5], [0, 0], [1, 1]]
+
+
+def test_a_predictor_has_its_parts_under_their_names():
+    run = rehearse(Alone, Weighted, RUN)
+    model, layout = run.make(0).model, run.strategy.layout
+    made = CutModel(model, layout, memory=torch.ones(2), more=nn.Linear(2, 2))
+    assert {"memory", "more.weight", "more.bias"} < {*made.state_dict()}
+    x = run.make(0).train_data[0]
+    torch.testing.assert_close(made.head(made.body(x)), model.eval()(x))
+    assert not made.training
+    both = Predictor(parts=[nn.Linear(1, 1), nn.Linear(1, 1)])
+    assert isinstance(both.parts, nn.ModuleList) and len([*both.parameters()]) == 4
+
+
+def test_under_a_prefix():
+    arrays = {"c/a": 1, "c/b": 2, "d/a": 3}
+    assert under(arrays, "c/") == {"a": 1, "b": 2}
