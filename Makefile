@@ -47,9 +47,11 @@ stop:
 	@if [ -x $(PY) ] && [ -e $(LOCKED) ]; then $(PY) -m fedapps stop --home "$(HOME_DIR)"; \
 	else echo "nothing is installed, so nothing runs"; fi
 
+# A file's tests run in one worker, which makes what they share once, and starts one run on Ray at
+# a time; files come in the order of their names, not the long ones last.
 test: $(READY)
 	@FLWR_TELEMETRY_ENABLED=0 RAY_USAGE_STATS_ENABLED=0 \
-		$(PY) -m pytest -n 2 --dist loadgroup $(ARGS)
+		$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # FLOWERS='newest nightly' leaves out the locked version.
 flower-matrix: $(READY)

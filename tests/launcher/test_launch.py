@@ -431,7 +431,6 @@ def test_stop_ends_the_family_and_nothing_else(tmp_path, monkeypatch, ignores):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("ray")  # one run on Ray at a time
 class TestReal:
     def test_completed_failed_and_refused_runs(self, home):
         ended = launch.launch(EMPTY_APP, federation_config=FEDERATION, home=home)

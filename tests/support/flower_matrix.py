@@ -111,7 +111,7 @@ def try_version(name: str, uv: str) -> Row:
         return Row(name, wanted, installed, "none")
     python = FOLDER / name / "bin" / "python"
     tests = [ROOT / "tests" / test for test in TESTS]
-    _, told = call(log, python, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", *tests)
+    _, told = call(log, python, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", *tests)
     return Row(name, wanted, installed, told[-1].strip("= "))
 
 
