@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 from fedapps.core import config
 from fedapps.data.sources.digits import DIGITS
 from fedapps.launcher import superlink
+from fedapps.report import report
 from fedapps.report.report import Report
 from fedapps.serial import run_serial
 from fedapps.split import channel, session
@@ -78,9 +79,10 @@ def flat_config(tmp_path, data_root):
 
 @pytest.fixture
 def no_plots(monkeypatch):
-    """Runs draw no pictures and write no page, which take longer than a tiny run."""
+    """Runs draw no pictures, no page and no last table, which take longer than a tiny run."""
     monkeypatch.setattr(Report, "_plot", lambda report: None)
     monkeypatch.setattr(Report, "draw_page", lambda report, left=None: None)
+    monkeypatch.setattr(report, "print_summary", lambda *summary: None)
 
 
 @pytest.fixture

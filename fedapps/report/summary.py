@@ -3,6 +3,7 @@
 import math
 import platform
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib import metadata
 from typing import Any
 
@@ -91,6 +92,7 @@ def best_rounds(
     return best
 
 
+@cache  # packages say theirs in long files
 def versions() -> dict[str, str]:
     """Return the versions of Python and packages that a result depends on."""
     packages = {name: metadata.version(name) for name in ("torch", "flwr", "numpy")}

@@ -149,7 +149,7 @@ def test_the_scan_finds_a_name_in_code_but_not_in_prose(tmp_path):
     assert {w: n for w, n in found.items() if w.startswith(("fed", "sfl"))} == known
 
 
-@pytest.mark.parametrize("path", sorted(FEDAPPS.rglob("*.py")), ids=lambda path: path.name)
-def test_no_file_of_fedapps_names_a_method(path):
-    names = set(registry.names()) - SHARED_WORDS
-    assert [(line, word) for line, word in code_words(path) if word in names] == []
+def test_no_file_of_fedapps_names_a_method():
+    names, files = set(registry.names()) - SHARED_WORDS, sorted(FEDAPPS.rglob("*.py"))
+    found = [(file, *place) for file in files for place in code_words(file) if place[1] in names]
+    assert len(files) > 200 and found == []

@@ -27,7 +27,8 @@ def test_all_clients_fail_is_one_line(tiny_npz, serial_run, monkeypatch, method)
 @pytest.mark.parametrize("option", ["bn-local=true", 'bn-stats="local"', 'bn-stats="batch"'])
 @pytest.mark.parametrize("method", ["ditto", "feddyn", "fedrod", "perfedavg", "fedfomo", "pfedsim"])
 def test_batchnorm_settings_go_with_every_method(tiny_npz, serial_run, read_rounds, method, option):
-    rows = read_rounds(serial_run(tiny_npz, f'strategy="{method}" model="lenet5" {option}'))
+    options = f'strategy="{method}" model="lenet5" evaluate-every=0 {option}'
+    rows = read_rounds(serial_run(tiny_npz, options))
     assert [row["failures"] for row in rows] == [0, 0]
 
 
@@ -82,7 +83,7 @@ def test_bytes(small, serial_run, read_rounds, method, down, up, evaluation):
 def test_train_macs_are_those_that_torch_counts(flat_config, tiny_npz, method):
     """Of all that clients compute in two rounds: what hooks do beside the steps costs, too."""
     options = f'strategy="{method}" model="lenet5" num-clients=2 fraction-train=1.0 num-rounds=2'
-    made = config.read(flat_config(tiny_npz, options))
+    made = config.read(flat_config(tiny_npz, options, "batch-size=32"))  # two, the last smaller
     original = registry.client_class(made.strategy)
 
     class Counted(original):
@@ -102,7 +103,7 @@ def test_train_macs_are_those_that_torch_counts(flat_config, tiny_npz, method):
 )
 def test_a_new_strategy_goes_on_from_server_state(tiny_npz, serial_run, monkeypatch, method):
     """In every round a new object takes over from what a file holds: nothing changes."""
-    base = f'strategy="{method}" num-rounds=4 model="lenet5"'
+    base = f'strategy="{method}" num-rounds=4 evaluate-every=0 model="lenet5"'
     plain = serial_run(tiny_npz, base)
     configure = BaseStrategy.configure_train
 

@@ -21,7 +21,7 @@ METHODS = registry.names()
 
 
 def options(method: str, tiny: str) -> str:
-    return f'{tiny} strategy="{method}" local-epochs=2 {needed(method)}'
+    return f'{tiny} strategy="{method}" local-epochs=2 evaluate-every=0 {needed(method)}'
 
 
 def training_rows(rounds: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -96,8 +96,8 @@ def test_bytes_frozen_and_personal_parts(once, untimed_rounds):
                 np.testing.assert_array_equal(update.arrays[key], request.arrays[key])
 
 
-def test_personal_state_survives_in_the_store(method, serial_run, fits, tiny_npz):
-    folder = serial_run(options(method, tiny_npz), "fraction-train=1.0")
+def test_personal_state_survives_in_the_store(once):
+    folder, fits = once
     last = {client.client: state for client, state, *_ in fits}
     for client, state in last.items():
         files = sorted((folder / "clients" / str(client)).glob("*.safetensors"))

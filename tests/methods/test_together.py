@@ -27,7 +27,7 @@ ALONE = {
     "centralized": "",
 }
 COSTS = ("train_macs", "cost_paper", "bytes_up", "bytes_down", "failures")
-OPTIONS = "fraction-train=0.84 local-epochs=2 momentum=0.5 lr=0.01"
+OPTIONS = "fraction-train=0.84 evaluate-every=0 local-epochs=2 momentum=0.5 lr=0.01"
 
 
 def states(folder: Path) -> dict[str, np.ndarray]:
