@@ -63,6 +63,20 @@ def write_npz(path: Path, arrays: Mapping[str, "np.ndarray"]) -> None:
     write_whole(path, fill)
 
 
+def stamp(path: Path) -> tuple[object, ...]:
+    """Return what is another if a file, or any file in a folder, has been replaced or changed.
+
+    It is empty if there is nothing that can be read.
+    """
+    try:
+        about = path.stat()
+        inside = sorted(path.iterdir()) if path.is_dir() else []
+    except OSError:
+        return ()
+    mine = (path.name, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+    return *mine, *map(stamp, inside)
+
+
 def remove_left_over(folder: Path) -> None:
     """Remove the temporary files that killed processes left behind, in a folder and below."""
     import psutil  # most users of this module do not need it

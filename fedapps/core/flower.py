@@ -11,14 +11,17 @@ the module is still the one that we know (`Known.load`). If it is not, the code 
 it is and says so (`leave_as_it_is`).
 """
 
+import ast
 import functools
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +122,7 @@ class Known:
     holds: Mapping[str, ModuleType]  # modules that it imports, by their names in it
     finds: Mapping[str, set[str]]  # for each pattern, all matches in its source
     parameters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by function
+    has: tuple[str, ...] = ()  # what else is used of it
 
     def load(self) -> ModuleType:
         """Return the module; raises `ChangedError` if it is not as we know it."""
@@ -128,6 +132,8 @@ class Known:
             found = {name: getattr(module, name) for name in self.holds}
             functions = {name: operator.attrgetter(name)(module) for name in self.parameters}
             parameters = {name: tuple(_parameters(f)) for name, f in functions.items()}
+            for name in self.has:
+                operator.attrgetter(name)(module)
         except (ImportError, AttributeError, OSError, TypeError, ValueError) as error:
             raise ChangedError(f"{self.module}: {error}") from error
         for name, expected in self.holds.items():
@@ -140,6 +146,20 @@ class Known:
             if (new := set(re.findall(pattern, source))) != texts:
                 raise ChangedError(f"{self.module} has {sorted(new)}, not {sorted(texts)}")
         return module
+
+
+def check_source(module: str, parameters: Mapping[str, tuple[str, ...]]) -> None:
+    """Check functions of a module without loading it; raises `ChangedError`."""
+    try:
+        spec = importlib.util.find_spec(module)
+        tree = ast.parse(Path(str(spec and spec.origin)).read_text("utf-8"))
+    except (ImportError, OSError, ValueError, SyntaxError) as error:
+        raise ChangedError(f"{module}: {error}") from error
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    found = {node.name: tuple(arg.arg for arg in node.args.args) for node in functions}
+    for name, known in parameters.items():
+        if found.get(name) != known:
+            raise ChangedError(f"{module}.{name} takes {found.get(name)}, not {known}")
 
 
 class Overlay:

@@ -23,7 +23,7 @@ from fedapps.core import log
 from fedapps.core.changes import data_name, owner
 from fedapps.core.config import DEVICE, defaults
 from fedapps.core.errors import RunError
-from fedapps.core.files import remove_left_over, write_whole
+from fedapps.core.files import remove_left_over, stamp, write_whole
 from fedapps.core.paths import absolute
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
@@ -40,6 +40,7 @@ KEYS = ("client-id", "data", "state-dir")
 EXAMPLE = """--node-config 'client-id=7 data="/path/train.npz" state-dir="/path/state"'"""
 _STATE = re.compile(r"\w+-.+-[0-9a-f]{8}")  # strategy, model, layers: see `Device.store`
 _making = Lock()  # two workspaces made at the same time would draw from the same generator
+_stamps = dict["Device", tuple[object, ...]]()  # of the data from which workspaces were made
 
 
 class StateRun(msgspec.Struct, frozen=True):
@@ -233,9 +234,16 @@ def _make_workspace(settings: Settings, device: Device) -> Workspace:
 
 
 def device_workspace(settings: Settings, device: Device) -> Workspace:
-    """Return a device's workspace with its own data; raises `RunError` if the data does not fit."""
+    """Return a device's workspace with its own data; raises `RunError` if the data does not fit.
+
+    It is made anew if the data have changed since the last time.
+    """
     torch.set_num_threads(settings.threads)
     with _making:
+        now = stamp(device.data)
+        if _stamps.setdefault(device, now) != now:
+            _make_workspace.cache_clear()  # old data would only take memory
+            _stamps[device] = now
         return _make_workspace(settings, device)
 
 

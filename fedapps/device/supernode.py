@@ -4,8 +4,8 @@
 
 Flower 1.41 sleeps 3 s whenever there is no message, even in the middle of a round, which costs
 about 3 s per message. Here a pause is a tenth of the wait so far, and at most as long as Flower's,
-so that an idle device polls as rarely as with Flower. Each message's process also starts with the
-libraries loaded, see `superexec.py`.
+so that an idle device polls as rarely as with Flower. Messages are answered by a process that
+stays, see `answering.py`.
 
 After an error at which Flower does not retry, such as an expired certificate or a server error,
 `flower-supernode` leaves its loop. But its process stays and does nothing, because the thread that
@@ -13,28 +13,23 @@ serves its own port still runs, so a supervisor would not restart it. This Super
 """
 
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from fedapps.core import flower
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.flower import ChangedError, Known, Overlay, leave_as_it_is
 from fedapps.core.prometheus import serving
 from fedapps.device import exporter
+from fedapps.device.answering import LOOP, answer_here
 from fedapps.device.warm import shorten_backoff
 
 SHORTEST = 0.05  # seconds
-SUPEREXEC = (sys.executable, "-m", "fedapps.device.superexec")
-LOOP = "flwr.supernode.start_client_internal"
-PAUSES = Known(LOOP, {"time": time}, {r"\btime\.(\w+\([\d.]*\))": {"sleep(3)", "sleep(0.5)"}})
-STARTS = Known(
-    LOOP,
-    {"subprocess": subprocess},
-    {r"\bsubprocess\.(\w+)": {"Popen"}, r"\bcommand = (.*)": {'["flower-superexec"]'}},
+PAUSES = Known(
+    LOOP.module, {"time": time}, {r"\btime\.(\w+\([\d.]*\))": {"sleep(3)", "sleep(0.5)"}}
 )
 
 
@@ -45,41 +40,33 @@ class PollingPause:
     """Replaces the `sleep` of Flower's loop: a pause is a tenth of the wait so far.
 
     The length of the loop's pause tells what it waits for: 3 s for a message, 0.5 s for the app's
-    reply. Each of the two has its own wait.
+    reply. Each of the two has its own wait. `rest` is called before each pause and returns when the
+    last message was answered, if not by Flower, so that a new wait began.
     """
 
-    def __init__(self) -> None:
-        self.pause, self.since = 0.0, 0.0
+    def __init__(self, rest: Callable[[], float] = lambda: 0.0) -> None:
+        self.pause, self.since, self.rest = 0.0, 0.0, rest
 
     def sleep(self, pause: float) -> None:
         """Sleep for at most `pause` seconds, and for less at first."""
-        now = time.monotonic()
+        answered, now = self.rest(), time.monotonic()
         if pause != self.pause:
             self.pause, self.since = pause, now
+        self.since = max(self.since, answered)
         time.sleep(min(pause, max(SHORTEST, (now - self.since) / 10)))
 
 
-def start_superexec(command: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
-    """Start a process like `Popen`, but our SuperExec (with the same options) for Flower's."""
-    if command[0] == "flower-superexec":
-        command = [*SUPEREXEC, *command[1:]]
-    return subprocess.Popen(command, **options)
-
-
-def poll_sooner() -> None:
-    """Make Flower's loop pause less and start our SuperExec.
+def answer_sooner() -> None:
+    """Make Flower's loop pause less, and let one process answer all messages.
 
     If Flower's code is not as expected, it is left unchanged, with a log line.
     """
+    answering = answer_here()
+    pause = PollingPause(answering.process.end_idle) if answering else PollingPause()
     try:
-        vars(PAUSES.load())["time"] = Overlay(time, sleep=PollingPause().sleep)
+        vars(PAUSES.load())["time"] = Overlay(time, sleep=pause.sleep)
     except ChangedError as error:
         leave_as_it_is("the SuperNode's wait", str(error), "a message may take 3 s longer")
-    try:
-        vars(STARTS.load())["subprocess"] = Overlay(subprocess, Popen=start_superexec)
-    except ChangedError as error:
-        cost = "each message is a new process that loads the libraries, which takes seconds"
-        leave_as_it_is("the SuperNode's SuperExec", str(error), cost)
 
 
 def serve_figures() -> None:
@@ -107,7 +94,7 @@ def main() -> None:
         sys.exit(f"error: {error}")
     shorten_backoff()
     run = flower.command("flower-supernode")
-    poll_sooner()
+    answer_sooner()
     try:
         run()
     except Exception as error:  # for example a bad certificate file; threads would go on

@@ -1,30 +1,215 @@
-"""The warm process: it loads the libraries and forks itself for each message, see `superexec.py`.
+"""The process in which a SuperNode's messages are answered, see `answering.py`.
 
 It is run as a file, `python -P fedapps/device/warm.py FD`. Nothing of fedapps may be loaded in it,
 because each message brings the app to run and imports the `fedapps` of that app. So this module
-does not even import `fedapps.core.flower`, and checks itself whether Flower is as it expects.
+does not even import `fedapps.core.flower`; `answering.py` checks whether Flower is as it expects.
 
-It writes a byte to the file descriptor FD when the libraries are loaded. Then each line of its
-input is a `flwr-clientapp` command, as a JSON list of words. It ends when its input ends.
+It loads the libraries and then answers what comes through the socket FD. What happens to a message
+depends on its app. If pyproject.toml of the app says
+
+    [tool.fedapps]
+    one-process = true
+
+then its ClientApp answers all messages of a run as it would if each came to a new process, as it
+has to in Flower's simulation, too. It is loaded into this process, which from then on belongs to
+this run of this app. Of any other app nothing is known, so each of its messages gets a fork of this
+process, which loads the app.
 """
 
 import gc
-import json
 import os
+import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+import tomllib
 from contextlib import suppress
-from importlib import import_module, metadata
+from importlib import import_module
+from logging import ERROR
+from multiprocessing.connection import Connection
+from pathlib import Path
 from threading import Thread
+from typing import Any
 
+import msgspec
 import numpy as np
 
-LIBRARIES = ("flwr.clientapp", "msgspec", "numpy.random", "safetensors.torch", "torch")
+LIBRARIES = ("flwr.clientapp", "numpy.random", "safetensors.torch", "torch")
+CLIENTAPP = "flwr.supernode.runtime.run_clientapp"  # what Flower's process for a message does
 PULLS = "flwr.supercore.inflatable.inflatable_utils"
 INITIAL_BACKOFF = 0.02  # seconds
 GRACE = 30.0  # seconds that a process has left after the one that started it has ended
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A message: what the SuperNode answers to calls of its API, by call, and all objects by id."""
+
+    answers: dict[str, bytes]
+    objects: dict[str, bytes]
+
+
+class Said(msgspec.Struct, frozen=True):
+    """The reply: the calls (and their requests) with which Flower's process would send it.
+
+    `stays` says that the process keeps the app and belongs to the run from now on. `problem` says
+    why there is no reply.
+    """
+
+    calls: list[tuple[str, bytes]] = []
+    stays: bool = False
+    problem: str = ""
+
+
+class Api:
+    """Stands for Flower's client of the SuperNode's API, in a process that has all it can ask for.
+
+    It answers calls from a message, and keeps those that say something in `calls`.
+    """
+
+    def __init__(self, flower: Any, asked: Asked) -> None:
+        self.flower, self.asked = flower, asked
+        self.calls: list[tuple[str, bytes]] = []
+
+    def PullTaskInput(self, _: Any) -> Any:
+        return self.flower.PullTaskInputResponse.FromString(self.asked.answers["PullTaskInput"])
+
+    def PullMessages(self, _: Any) -> Any:
+        return self.flower.PullAppMessagesResponse.FromString(self.asked.answers["PullMessages"])
+
+    def PullObject(self, request: Any) -> Any:
+        content = self.asked.objects[request.object_id]
+        answer = import_module("flwr.proto.message_pb2").PullObjectResponse
+        return answer(object_found=True, object_available=True, object_content=content)
+
+    def ConfirmMessageReceived(self, _: Any) -> None:
+        """Do nothing: the SuperNode knows."""
+
+    def PushMessages(self, request: Any) -> Any:
+        self.calls.append(("PushMessages", request.SerializeToString()))
+        found, trees = set[str](), [*request.message_object_trees]
+        while trees:
+            tree = trees.pop()
+            found.add(tree.object_id)
+            trees += tree.children
+        answer = import_module("flwr.proto.runtime_pb2").PushAppMessagesResponse
+        return answer(objects_to_push=found)
+
+    def PushObject(self, request: Any) -> Any:
+        self.calls.append(("PushObject", request.SerializeToString()))
+        return import_module("flwr.proto.message_pb2").PushObjectResponse(stored=True)
+
+    def PushTaskOutput(self, request: Any) -> None:
+        self.calls.append(("PushTaskOutput", request.SerializeToString()))
+
+
+class Process:
+    """This process: it answers messages itself, or in forks."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.flower = import_module(CLIENTAPP)
+        self.belongs = False  # to a run
+        self.app: Any = None  # the app of this run, once it is loaded
+
+    def serve(self) -> None:
+        """Answer messages until the SuperNode hangs up."""
+        with suppress(EOFError, ConnectionError):
+            while self.goes_on_after(self.connection.recv_bytes()):
+                pass
+
+    def goes_on_after(self, data: bytes) -> bool:
+        """Answer a message, here or in a fork; return False in the fork, which ends then."""
+        api = Api(self.flower, msgspec.msgpack.decode(data, type=Asked))
+        if not self.belongs and not self.stays(api):
+            return self.forked(api)
+        if not self.belongs:
+            self.belongs = True
+            end_with_peer(self.connection)
+        self.answer(api)
+        return True
+
+    def stays(self, api: Api) -> bool:
+        """Tell whether the app of a message can answer all messages of its run in one process."""
+        try:
+            folder = self.install(api.PullTaskInput(None))
+            project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))
+            return project["tool"]["fedapps"]["one-process"] is True
+        except Exception:  # if it is an error, it will be the same when the message is answered
+            return False
+
+    def install(self, given: Any) -> Path:
+        """Install the app of a message, as Flower does, unless it is there; return its folder."""
+        run, fab = given.run, given.fab
+        folder: Path = self.flower.get_project_dir(run.fab_id, run.fab_version, fab.hash_str)
+        if not folder.exists():
+            self.flower.install_from_fab(fab.content, skip_prompt=True)
+        return folder
+
+    def answer(self, api: Api) -> None:
+        """Answer a message with its app, and say so."""
+        flower = self.flower
+        message, context, run, fab = flower.pull_task_input(api)
+        status, details = flower.SubStatus.COMPLETED, ""
+        try:
+            if self.app is None:
+                self.install(api.PullTaskInput(None))
+                load = flower.get_load_client_app_fn("", app_path=None, multi_app=True)
+                self.app = load(run.fab_id, run.fab_version, fab.hash_str)
+            reply = self.app(message=message, context=context)
+        except Exception as error:
+            flower.log(ERROR, "ClientApp raised an exception", exc_info=error)
+            code, details = flower.ErrorCode.CLIENT_APP_RAISED_EXCEPTION, repr(error)
+            if isinstance(error, flower.LoadClientAppError):
+                code = flower.ErrorCode.LOAD_CLIENT_APP_EXCEPTION
+            status = flower.SubStatus.FAILED
+            reply = flower.Message(flower.Error(code, details), reply_to=message)
+        flower.push_message(api, reply, context)
+        flower.push_task_output(api, context, status, details)
+        self.say(Said(api.calls, self.belongs))
+
+    def say(self, said: Said) -> None:
+        """Send a reply to the SuperNode."""
+        self.connection.send_bytes(msgspec.msgpack.encode(said))
+
+    def forked(self, api: Api) -> bool:
+        """Have a fork answer a message; return False in the fork."""
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):  # forks that have ended since
+                pass
+        reads, writes = os.pipe()
+        if not (pid := os.fork()):
+            os.close(reads)
+            np.random.seed()  # as in a new process; Python's `random` does so itself in a fork
+            end_with_peer(self.connection)
+            self.answer(api)
+            os.write(writes, b"+")
+            os.close(writes)
+            return False
+        os.close(writes)
+        if not os.read(reads, 1):  # it has ended, or crashed
+            self.say(Said(problem=ended(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))))
+        os.close(reads)
+        return True
+
+
+def ended(status: int) -> str:
+    """Say how a process has ended; `status` is negative for a signal."""
+    if status == -signal.SIGKILL:
+        return "its process was killed (SIGKILL), usually because memory ran out"
+    how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+    return f"its process ended ({how}) before it had answered"
+
+
+def end_with_peer(connection: Connection) -> None:
+    """End this process when the SuperNode hangs up or ends, also in the middle of a message."""
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(connection.fileno(), 0)  # no event but that the peer has hung up
+        poll.poll()
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def shorten_backoff() -> None:
@@ -72,53 +257,17 @@ def end_with_parent(words: list[str]) -> None:
     Thread(target=watch, daemon=True).start()
 
 
-def clientapp() -> Callable[[], None] | None:
-    """Return the function of the command `flwr-clientapp`; print a note if there is none."""
-    try:
-        (entry,) = metadata.entry_points(group="console_scripts", name="flwr-clientapp")
-        function: Callable[[], None] = entry.load()
-    except (ImportError, AttributeError, ValueError) as error:
-        print(
-            f"note: Flower's flwr-clientapp cannot be loaded ({type(error).__name__}: {error}); "
-            "each message is a new process that loads the libraries, which takes seconds",
-            flush=True,
-        )
-        return None
-    return function
-
-
 def main() -> None:
-    """Fork for each line of the input, or start Flower's own command if there is no function."""
-    loaded = int(sys.argv[1])
-    function = clientapp()
-    if function is not None:
-        shorten_backoff()
+    """Load the libraries, and answer messages."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the SuperNode
+    try:
         for name in LIBRARIES:
             import_module(name)
+        process = Process(Connection(int(sys.argv[1])))
+    except (ImportError, MemoryError, OSError) as error:  # OSError: no memory for a library
+        sys.exit(f"error: the libraries cannot be loaded: {type(error).__name__}: {error}")
     gc.freeze()  # otherwise each fork would collect, and so copy, all of this when it ends: 0.7 s
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the process that started it
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for forks
-    with suppress(BrokenPipeError), open(loaded, "wb", buffering=0) as tell:
-        tell.write(b"+")
-    # Not sys.stdin, which reads ahead: a fork would find the commands of others in its buffer.
-    with open(0, "rb", buffering=0, closefd=False) as lines:
-        for line in lines:
-            if os.fork() == 0:
-                run(json.loads(line), function)
-                return
-
-
-def run(command: list[str], function: Callable[[], None] | None) -> None:
-    """Run `flwr-clientapp` for a message in this process, which is a fork."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    if function is None:
-        os.execvp(command[0], command)
-    np.random.seed()  # as in a new process; Python's `random` reseeds itself in a fork
-    sys.argv = command
-    end_with_parent(command)
-    function()
+    process.serve()
 
 
 if __name__ == "__main__":

@@ -13,8 +13,10 @@ from flwr.app import Message, RecordDict
 from fedapps.core import flower
 from fedapps.core.errors import RunError
 from fedapps.core.flower import ChangedError, Known, Overlay
-from fedapps.device import superexec, supernode, warm
+from fedapps.device import answering, supernode, warm
 from fedapps.wire import serial_grid as serial
+
+LOOP = answering.LOOP.module
 
 
 @pytest.fixture(autouse=True)
@@ -27,16 +29,13 @@ def notes(capsys):
 @pytest.fixture
 def loop(monkeypatch):
     """Flower's loop of a SuperNode, which is restored after the test."""
-    return restored(monkeypatch, supernode.LOOP, "time", "subprocess")
+    return restored(monkeypatch, LOOP, "time", "subprocess", "_push_messages")
 
 
 @pytest.fixture
-def executor(monkeypatch):
-    """Flower's executor of a SuperExec, which is restored after the test."""
-    module = restored(monkeypatch, superexec.EXECUTOR.module, "subprocess")
-    kind = module.SubprocessExecutor
-    monkeypatch.setattr(kind, "reconcile", kind.reconcile)
-    return module
+def command(monkeypatch):
+    """Flower's command of a SuperNode, which is restored after the test."""
+    return restored(monkeypatch, answering.COMMAND.module, "_start_supernode_http_api")
 
 
 def restored(monkeypatch, name, *attributes):
@@ -64,15 +63,15 @@ def test_a_stand_in_has_all_else_of_its_module():
 
 @pytest.mark.parametrize(("known", "line"), [
     (Known("flwr.nowhere", {}, {}), "flwr.nowhere: No module named 'flwr.nowhere'"),
-    (Known(supernode.LOOP, {"datetime": time}, {}), "has no attribute 'datetime'"),
-    (Known(supernode.LOOP, {"os": time}, {}), f"{supernode.LOOP}.os is not the module os"),
+    (Known(LOOP, {"datetime": time}, {}), "has no attribute 'datetime'"),
+    (Known(LOOP, {"os": time}, {}), f"{LOOP}.os is not the module os"),
     (
-        Known(supernode.LOOP, {}, {r"\btime\.(\w+)": {"nap"}}),
-        f"{supernode.LOOP} has ['sleep'], not ['nap']",
+        Known(LOOP, {}, {r"\btime\.(\w+)": {"nap"}}),
+        f"{LOOP} has ['sleep'], not ['nap']",
     ),
-    (Known(supernode.LOOP, {}, {}, {"gone": ()}), "has no attribute 'gone'"),
+    (Known(LOOP, {}, {}, {"gone": ()}), "has no attribute 'gone'"),
     (
-        Known(supernode.LOOP, {}, {}, {"_insert_message": ("message",)}),
+        Known(LOOP, {}, {}, {"_insert_message": ("message",)}),
         "_insert_message takes ('msg', 'state', 'store'), not ('message',)",
     ),
 ])  # fmt: skip
@@ -88,12 +87,13 @@ def test_a_note_is_said_once(notes):
     assert notes() == [f"note: Flower {flower.version()}: a is left as it is, because b; c"]
 
 
-def test_this_flowers_loop_is_the_one_that_we_know(loop, notes):
-    supernode.poll_sooner()
+def test_this_flowers_loop_is_the_one_that_we_know(loop, command, notes):
+    supernode.answer_sooner()
     assert loop.time.sleep.__func__ is supernode.PollingPause.sleep
     assert loop.time.monotonic is time.monotonic
-    assert loop.subprocess.Popen is supernode.start_superexec
+    assert loop.subprocess.Popen.__func__ is answering.Answering.start_superexec
     assert loop.subprocess.DEVNULL is subprocess.DEVNULL
+    assert loop._push_messages.__func__ is answering.Answering.answer_and_push
     assert notes() == []
 
 
@@ -101,41 +101,93 @@ def test_this_flowers_loop_is_the_one_that_we_know(loop, notes):
     ("old", "new"),
     [("time.sleep(3)", "time.sleep(1)"), ("time.sleep(3)", "event.wait(3)"), (None, None)],
 )
-def test_a_loop_that_waits_in_another_way_keeps_it(loop, notes, monkeypatch, old, new):
+def test_a_loop_that_waits_in_another_way_keeps_it(loop, command, notes, monkeypatch, old, new):
     if old:
         change_source(monkeypatch, loop, old, new)
     else:
         monkeypatch.setattr(loop, "time", SimpleNamespace())
     was = loop.time
-    supernode.poll_sooner()
+    supernode.answer_sooner()
     assert loop.time is was
-    assert loop.subprocess.Popen is supernode.start_superexec  # that is as it was
+    assert loop._push_messages.__func__ is answering.Answering.answer_and_push  # as it was
     (line,) = notes()
     assert "the SuperNode's wait is left as it is" in line and line.endswith("take 3 s longer")
 
 
-@pytest.mark.parametrize(("old", "new"), [
-    ('["flower-superexec"]', '["flower-executor"]'),
-    ("subprocess.Popen", "subprocess.run"),
-    (None, None),
+@pytest.mark.parametrize("change", [
+    "other SuperExec", "other start", "no start", "names", "parameters", "api", "port", "app",
 ])  # fmt: skip
-def test_a_loop_that_starts_something_else_starts_it(loop, notes, monkeypatch, old, new):
-    if old:
-        change_source(monkeypatch, loop, old, new)
-    else:
+def test_a_supernode_that_answers_in_another_way_does_so(
+    loop, command, notes, monkeypatch, tmp_path, change
+):
+    if change == "other SuperExec":
+        change_source(monkeypatch, loop, '["flower-superexec"]', '["flower-executor"]')
+    elif change == "other start":
+        change_source(monkeypatch, loop, "subprocess.Popen", "subprocess.run")
+    elif change == "no start":
         monkeypatch.delattr(loop, "subprocess")
-    was = vars(loop).get("subprocess")
-    supernode.poll_sooner()
-    assert vars(loop).get("subprocess") is was
+    elif change == "names":
+        monkeypatch.delattr(loop, "Error")
+    elif change == "parameters":
+        monkeypatch.setattr(loop, "_push_messages", lambda state, send: None)
+    elif change == "api":
+        monkeypatch.delattr(importlib.import_module(answering.API.module), "PushObjectRequest")
+    elif change == "port":
+        change_source(monkeypatch, command, "http_server.should_exit", "http_server.ends")
+    else:
+        monkeypatch.setattr(warm, "CLIENTAPP", "flwr.supernode.runtime")
+    was = vars(loop).get("subprocess"), loop._push_messages, command._start_supernode_http_api
+    supernode.answer_sooner()
+    assert was == (
+        vars(loop).get("subprocess"), loop._push_messages, command._start_supernode_http_api
+    )  # fmt: skip
     assert loop.time.sleep.__func__ is supernode.PollingPause.sleep
     (line,) = notes()
-    assert "the SuperNode's SuperExec is left as it is" in line
+    assert "how the SuperNode answers is left as it is" in line
+    assert line.endswith("which takes seconds")
 
 
-def test_another_process_than_the_superexec_is_started_as_it_is():
-    words = [sys.executable, "-c", "print('as it is')"]
-    process = supernode.start_superexec(words, stdout=subprocess.PIPE, text=True)
-    assert process.communicate() == ("as it is\n", None)
+def test_what_the_process_of_messages_calls_is_looked_up_in_its_source():
+    flower.check_source(warm.CLIENTAPP, answering.CLIENTAPP)
+    for module, known, line in [
+        ("flwr.nowhere.at_all", {}, "No module named 'flwr.nowhere'"),
+        (warm.CLIENTAPP, {"push_message": ("client",)}, "'message', 'context'), not ('client',)"),
+        (warm.CLIENTAPP, {"gone": ()}, ".gone takes None, not ()"),
+    ]:
+        with pytest.raises(ChangedError) as caught:
+            flower.check_source(module, known)
+        assert line in str(caught.value)
+
+
+@pytest.mark.parametrize("words", [
+    [sys.executable, "-c", "print('as it is')"],
+    ["flower-superexec", answering.INSTALL, "--help"],
+])  # fmt: skip
+def test_what_has_to_be_a_process_of_its_own_is_started_as_it_is(loop, words):
+    made = answering.Answering(loop, None)
+    process = made.start_superexec(words, stdout=subprocess.PIPE, text=True)
+    said, _ = process.communicate()
+    assert said == "as it is\n" or "Run Flower SuperExec." in said
+    assert not made.active
+    assert made.start_superexec(["flower-superexec", "--insecure"]) is None and made.active
+
+
+@pytest.mark.parametrize(("isolation", "install", "serves"), [
+    ("subprocess", False, False), ("subprocess", True, True), ("process", False, True),
+])  # fmt: skip
+def test_a_port_is_served_only_if_other_processes_answer(
+    loop, command, monkeypatch, isolation, install, serves
+):
+    monkeypatch.setattr(command, "_start_supernode_http_api", lambda config, state_factory: "both")
+    supernode.answer_sooner()
+    config = SimpleNamespace(isolation=isolation, runtime_dependency_install=install)
+    served = command._start_supernode_http_api(config, None)
+    assert (served == "both") == serves
+    if not serves:
+        server, thread = served
+        server.should_exit = server.force_exit = True
+        thread.join()
+        assert not thread.is_alive()
 
 
 def test_a_supernode_ends_though_flower_does_not_know_how(monkeypatch, capsys):
@@ -144,38 +196,6 @@ def test_a_supernode_ends_though_flower_does_not_know_how(monkeypatch, capsys):
     monkeypatch.setitem(vars(flower), "flwr_exit", lambda: None)  # takes no code and no text
     supernode.leave("Lost the SuperLink.")
     assert ends == [1] and capsys.readouterr().out == "error: Lost the SuperLink.\n"
-
-
-def test_this_flowers_executor_is_the_one_that_we_know(executor, notes):
-    forks, rests, asked = superexec.Forks(), [], []
-    forks.end_idle = lambda: rests.append(1)
-    executor.SubprocessExecutor.reconcile = lambda self: asked.append(self)
-    superexec.start_messages_as_forks(forks)
-    assert executor.subprocess.Popen == forks.start
-    assert executor.subprocess.PIPE is subprocess.PIPE
-    one = executor.SubprocessExecutor()
-    one.reconcile()
-    assert (rests, asked) == ([1], [one])  # what Flower does there, it still does
-    assert notes() == []
-
-
-@pytest.mark.parametrize("change", ["source", "parameters", "class", "module"])
-def test_an_executor_that_is_another_one_is_left_as_it_is(executor, notes, monkeypatch, change):
-    kind = executor.SubprocessExecutor
-    if change == "source":
-        change_source(monkeypatch, executor, "subprocess.Popen(args)", "subprocess.run(args)")
-        change_source(monkeypatch, executor, "--allow-runtime-dependency", "--install")
-    elif change == "parameters":
-        monkeypatch.setattr(kind, "reconcile", lambda self, now: None)
-    elif change == "class":
-        monkeypatch.delattr(executor, "SubprocessExecutor")
-    else:
-        monkeypatch.setattr(executor, "subprocess", SimpleNamespace())
-    was, reconcile = executor.subprocess, kind.reconcile
-    superexec.start_messages_as_forks(superexec.Forks())
-    assert executor.subprocess is was and kind.reconcile is reconcile
-    (line,) = notes()
-    assert "SuperExec is left as it is" in line and line.endswith("which takes seconds")
 
 
 @pytest.mark.parametrize("change", ["name", "default", "word", "kind", "module"])
@@ -200,22 +220,6 @@ def test_pulls_that_wait_in_another_way_are_left_as_they_are(notes, monkeypatch,
     assert both["pull_objects"].__kwdefaults__ == was
     (line,) = notes()
     assert "left as it is" in line and line.endswith("take a second longer")
-
-
-@pytest.mark.parametrize("change", ["command", "function"])
-def test_messages_without_flowers_function_are_processes_of_their_own(monkeypatch, notes, change):
-    def load():
-        raise AttributeError("no flwr_clientapp")
-
-    entries = [SimpleNamespace(load=load)] if change == "function" else []
-    monkeypatch.setattr(warm.metadata, "entry_points", lambda **_: entries)
-    assert warm.clientapp() is None
-    (line,) = notes()
-    assert "flwr-clientapp cannot be loaded" in line and line.endswith("which takes seconds")
-    code = "import sys; from fedapps.device import warm; warm.run(sys.argv[1:], None)"
-    words = [sys.executable, "-c", "import sys; print(sys.argv[1:], repr(sys.stdin.read()))", "t"]
-    done = subprocess.run([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stdout) == (0, "['t'] ''\n")
 
 
 @pytest.fixture

@@ -41,6 +41,19 @@ def test_a_supernode_looks_again_after_a_tenth_of_its_wait(monkeypatch):
     assert slept[-1] == 0.5
 
 
+def test_a_new_wait_begins_when_a_message_has_been_answered(monkeypatch):
+    clock, slept, answered = [1000.0], [], [0.0]
+    own = SimpleNamespace(monotonic=lambda: clock[0], sleep=slept.append)
+    monkeypatch.setattr(supernode, "time", own)
+    polling = supernode.PollingPause(lambda: answered[0])
+    polling.sleep(3.0)
+    clock[0] = 1020.0
+    polling.sleep(3.0)
+    answered[0] = 1019.9
+    polling.sleep(3.0)
+    assert slept == [supernode.SHORTEST, 2.0, supernode.SHORTEST]
+
+
 @pytest.mark.parametrize("name", ["pull_objects", "pull_and_inflate_object_from_tree"])
 def test_arrays_that_are_on_their_way_are_asked_for_again_soon(monkeypatch, name):
     """Not a second later, as Flower does by default."""
@@ -116,11 +129,3 @@ def test_a_supernode_that_lost_its_superlink_ends(tmp_path):
     done, said = supernode_process(tmp_path, "stay()")
     assert done.returncode == 1
     assert "Lost the SuperLink." in said
-
-
-def test_a_supernode_starts_our_superexec(tmp_path):
-    start = f'loop = importlib.import_module("{supernode.LOOP}");'
-    start += ' loop.subprocess.Popen(["flower-superexec", "--help"]).wait()'
-    _, said = supernode_process(tmp_path, start)
-    assert "Run Flower SuperExec." in said and "--runtime-api-address" in said
-    assert "usage: flower-superexec" not in said

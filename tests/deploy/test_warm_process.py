@@ -1,204 +1,218 @@
-"""The process that forks itself for each message, and the SuperExec that asks it to."""
+"""The process in which a SuperNode's messages are answered, and the SuperNode that hands them over.
 
-import json
+Messages take Flower's own way into a SuperNode and out of it (tests/support/node.py).
+"""
+
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 
+import numpy as np
+import psutil
 import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from fedapps.device import answering, warm
+from tests.deploy.helpers import PATIENCE
+from tests.support import ROOT
+from tests.support.node import Node, fab_of
+
+# What a message finds in its process.
+FACTS = """
+import random, signal
+import numpy as np
+COUNT = []
+
+def tell(asked, context):
+    COUNT.append(1)
+    return {
+        "pid": os.getpid(), "parent": os.getppid(), "count": len(COUNT), "run": context.run_id,
+        "modules": sorted(sys.modules), "path": sys.path, "stdin": sys.stdin.read(),
+        "interrupt": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+        "random": [random.random(), np.random.rand()], "config": context.node_config,
+    }
+"""
+# Keeps something where Flower lets an app keep it; the number comes from a module of its own.
+KEEPS = """
+import part
+
+def tell(asked, context):
+    kept = context.state.config_records.setdefault("kept", ConfigRecord({"sum": 0}))
+    kept["sum"] += part.STEP
+    part.SEEN.append(kept["sum"])
+    return {"sum": kept["sum"], "seen": part.SEEN, "step": part.STEP, "pid": os.getpid()}
+"""
+
+
+# To load torch takes most of the time, and makes no difference to most tests.
+LIGHT = """
 from fedapps.device import warm
-from tests.deploy.helpers import DEPLOY, PATIENCE, flower
-
-# A message's process tells what it is like, instead of asking a SuperNode for the message.
-TELL = """if True:
-    import atexit, fcntl, json, multiprocessing, random, signal, sys
-    from flwr.supernode import cli
-
-    def tell():
-        facts = {"argv": sys.argv, "modules": sorted(sys.modules), "stdin": sys.stdin.read()}
-        facts["signals"] = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGCHLD)]
-        facts["start"] = multiprocessing.get_start_method()
-        facts["random"] = [random.random(), __import__("numpy").random.rand()]
-        import fedapps.client_app
-        facts["app"] = sorted(sys.modules)
-        atexit.register(say, json.dumps(facts, default=str))
-
-    def say(line):
-        with open(__file__) as mine:  # a pipe mixes long lines of two processes
-            fcntl.flock(mine, fcntl.LOCK_EX)
-            print(line, flush=True)
-
-    cli.flwr_clientapp = tell
+warm.LIBRARIES = ("flwr.clientapp",)
+for name in [name for name in sys.modules if name.partition(".")[0] == "fedapps"]:
+    del sys.modules[name]
+warm.main()
 """
-LAUNCH = """if True:
-    import importlib, os, select, signal, sys
-    from flwr.supercore.constant import TaskType
-    from flwr.supercore.superexec.executor import ExecutionSpec, SubprocessExecutor
-    from fedapps.device import superexec
 
-    spec = ExecutionSpec(task_type=TaskType.CLIENT_APP, **SPEC)
-    executor = SubprocessExecutor()
-    superexec.flower.command = lambda name: lambda: None
-    superexec.main()
-    forks = importlib.import_module(superexec.EXECUTOR.module).subprocess.Popen.__self__
 
-    def wait_for_libraries():
-        forks.warm = forks.warm or forks._begin()
-        select.select([forks.loading], [], [])
-
-"""
-# Loads the libraries when there is a certain file.
-HELD = """
-import os, runpy, sys, time
-_, gate, *sys.argv = sys.argv
-while not os.path.exists(gate):
-    time.sleep(0.01)
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-SPEC = {"runtime_api_address": "127.0.0.1:1", "token": "t", "task_id": 1, "insecure": True}
-SPEC |= {"root_certificates_path": None, "parent_pid": 1, "runtime_dependency_install": False}
-SPEC |= {"suppress_output": False}
-WORDS = ["--runtime-api-address", "127.0.0.1:1", "--token", "t", "--insecure", "--parent-pid", "1"]
+@pytest.fixture(autouse=True)
+def home(request, tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+    if "whole" not in request.fixturenames:
+        code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{LIGHT}"
+        monkeypatch.setattr(answering, "WARM", (sys.executable, "-P", "-c", code))
 
 
 @pytest.fixture
-def messages(tmp_path):
-    """Run code that lets Flower's executor in our SuperExec launch messages; returns what was said.
-
-    First what the SuperExec printed, then what all processes of messages told.
-    """
-    (tmp_path / "sitecustomize.py").write_text(TELL)
-    paths = os.pathsep.join([str(tmp_path), str(DEPLOY.parent)])
-
-    def run(code, **spec):
-        code = LAUNCH.replace("**SPEC", f"**{SPEC | spec!r}") + textwrap.indent(code, "    ")
-        done = subprocess.run(
-            [sys.executable, "-c", code], timeout=PATIENCE, capture_output=True, text=True,
-            env=os.environ | flower(tmp_path) | {"PYTHONPATH": paths},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        said = [json.loads(line) for line in done.stdout.splitlines()]
-        return sorted(said, key=lambda it: isinstance(it, dict))
-
-    return run
+def whole():
+    """The process is the one that a device has."""
 
 
-def test_messages_get_forks_with_the_libraries_and_without_an_app(messages):
-    code = """
-wait_for_libraries()
-pid = forks.warm.pid
-executor.launch(spec)
-executor.launch(spec)
-print(+(forks.warm.pid == pid))
-"""
-    same, *told = messages(code)
-    assert same and len(told) == 2
-    for facts in told:
-        assert facts["argv"] == ["flwr-clientapp", *WORDS]
-        libraries, app = set(facts["modules"]), set(facts["app"])
-        assert set(warm.LIBRARIES) <= libraries
-        tops = {name.partition(".")[0] for name in libraries} | set(sys.stdlib_module_names)
-        new = {name.partition(".")[0] for name in app} - tops
-        # The app finds all libraries loaded, and nothing of another app; methods come later.
-        assert {name for name in new if name[0] != "_"} == {"fedapps"}
+@pytest.fixture
+def node():
+    made = Node()
+    yield made
+    made.process.end()
 
 
-def test_a_message_does_not_wait_for_the_libraries_to_be_loaded(messages, tmp_path):
-    """Only a process that is there says that it lives; Flower gives up the others."""
-    code = f"""
-gate = {str(tmp_path / "gate")!r}
-superexec.WARM = (sys.executable, "-c", {HELD!r}, gate, superexec.WARM[-1])
-try:
-    executor.launch(spec)
-    print(+forks.loaded())
-    ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-    print(+(ended.si_pid == forks.warm.pid))
-finally:
-    open(gate, "w").close()
-wait_for_libraries()
-executor.launch(spec)
-"""
-    loaded, ended, *told = messages(code)
-    assert (loaded, ended) == (0, 0)
-    assert [facts["argv"][1:] for facts in told] == [WORDS] * 2
-    assert ["torch" in facts["modules"] for facts in told] == [False, True]
+def test_one_process_answers_the_messages_of_a_run_and_has_nothing_of_another(node, whole):
+    fab = fab_of(FACTS)
+    first, second, other = (node.ask(fab, run) for run in (7, 7, 8))
+    assert (first["count"], second["count"], other["count"]) == (1, 2, 1)
+    assert first["pid"] == second["pid"] != other["pid"]
+    assert not psutil.pid_exists(first["pid"])
+    assert [facts["run"] for facts in (first, second, other)] == [7, 7, 8]
+    for facts in (first, other):
+        assert set(warm.LIBRARIES) <= set(facts["modules"])
+        assert "fedapps" not in facts["modules"]  # the app brings its own
+        assert facts["stdin"] == "" and facts["interrupt"]
+        assert facts["config"] == {"client-id": 1}
+        assert not [path for path in facts["path"] if path.endswith("fedapps/device")]
 
 
-def test_a_fork_is_like_a_new_process(messages):
-    """Its handlers at exit run, too, as it is there that it tells."""
-    first, second = messages("wait_for_libraries()" + "\nexecutor.launch(spec)" * 2)
+def test_an_app_that_says_nothing_has_a_new_process_for_each_message(node):
+    fab = fab_of(FACTS, stays=False)
+    first, second, other = (node.ask(fab, run) for run in (7, 7, 8))
+    assert (first["count"], second["count"], other["count"]) == (1, 1, 1)
+    assert len({facts["pid"] for facts in (first, second, other)}) == 3
+    assert first["parent"] == second["parent"] == other["parent"]  # forks of the same one
     assert not set(first["random"]) & set(second["random"])
-    for facts in (first, second):
-        assert facts["start"] == "fork"
-        assert "default_int_handler" in facts["signals"][0]
-        assert facts["signals"][1] == signal.SIG_DFL
-        assert facts["stdin"] == ""
+    assert {facts["stdin"] for facts in (first, second, other)} == {""}
 
 
-@pytest.mark.thorough
-def test_a_process_that_is_to_install_the_app_is_started_as_flower_does(messages):
-    code = "executor.launch(spec); print(+(forks.warm is None))"
-    without, facts = messages(code, runtime_dependency_install=True)
-    assert without == 1
-    assert "torch" not in facts["modules"]
-    assert facts["argv"][1:] == [*WORDS, "--allow-runtime-dependency-installation"]
+@pytest.mark.parametrize("stays", [True, False])
+def test_apps_with_the_same_names_and_runs_of_one_see_nothing_of_each_other(node, stays):
+    """Their messages come in turn; each run has its own state, and each app its own modules."""
+    one, two = (fab_of(KEEPS, stays, part=f"STEP = {n}\nSEEN = []\n") for n in (1, 100))
+    told = [node.ask(fab, run) for fab, run in [(one, 1), (two, 2), (one, 3), (two, 2), (one, 1)]]
+    assert [facts["sum"] for facts in told] == [1, 100, 1, 200, 2]
+    assert [facts["step"] for facts in told] == [1, 100, 1, 100, 1]
+    assert [facts["seen"] for facts in told] == [[1], [100], [1], [200], [2]]
 
 
-@pytest.mark.thorough
-def test_what_is_forked_is_started_again_if_it_was_killed(messages):
-    """By a kernel that is short of memory, say; once before that is seen, and once after."""
-    code = """
-wait_for_libraries()
-warm, forks.warm.poll = forks.warm, lambda: None
-os.kill(warm.pid, signal.SIGKILL)
-os.waitid(os.P_PID, warm.pid, os.WEXITED | os.WNOWAIT)
-executor.launch(spec)
-del warm.poll
-executor.launch(spec)
-wait_for_libraries()
-executor.launch(spec)
-"""
-    told = messages(code)
-    assert sorted("torch" in facts["modules"] for facts in told) == [False, False, True]
+def test_arrays_come_and_go_as_they_are(node):
+    code = "def again(message, context): return Message(message.content, reply_to=message)\n"
+    fab = fab_of(code + 'app._registered_funcs["query.default"] = again\n')
+    values = np.random.default_rng(0).standard_normal((300, 1000))
+    config = ConfigRecord({"a": 1, "b": [0.1], "c": b"\0", "d": "x", "e": True})
+    sent = RecordDict({"arrays": ArrayRecord({"w": Array(values), "none": Array(values[:0])})})
+    sent["config"] = config
+    for _ in range(2):
+        content = node.reply(fab, 1, sent).content
+        assert np.array_equal(content["arrays"]["w"].numpy(), values)
+        assert content["arrays"]["none"].numpy().shape == (0, 1000)
+        assert content["config"] == config
 
 
-@pytest.mark.thorough
-def test_what_is_forked_rests_when_no_message_comes_and_its_forks_go_on(messages):
-    code = """
-wait_for_libraries()
-executor.launch(spec)
-executor.reconcile()
-print(+(forks.warm is None))
-superexec.IDLE = 0
-executor.reconcile()
-print(+(forks.warm is None))
-wait_for_libraries()
-executor.launch(spec)
-"""
-    before, after, *told = messages(code)
-    assert (before, after) == (0, 1)
-    assert ["torch" in facts["modules"] for facts in told] == [True, True]
+@pytest.mark.parametrize("stays", [True, False])
+@pytest.mark.parametrize(("tell", "line"), [
+    ("def tell(*_): raise ValueError('no, thanks')", "ValueError('no, thanks')"),
+    ("def tell(*_): os._exit(3)", "its process ended (exit status 3) before it had answered"),
+    ("def tell(*_): os.kill(os.getpid(), 9)", "usually because memory ran out"),
+    ("import nowhere", "No module named 'nowhere'"),
+    ("app = 1", "LoadClientAppError"),
+])  # fmt: skip
+def test_what_fails_is_an_error_of_this_message_alone(node, stays, tell, line, capfd):
+    assert line in node.ask(fab_of(tell, stays))
+    ended = "process" in line or "memory" in line
+    said = [s for s in capfd.readouterr().out.splitlines() if s.startswith("error: ")]
+    assert len(said) == ended and all(line in s for s in said)
+    assert node.ask(fab_of(FACTS, stays), run=2)["count"] == 1
 
 
-@pytest.mark.parametrize("starts", ["warm.run(words, stay)", "warm.end_with_parent(words); stay()"])
-def test_what_is_blocked_ends_when_nobody_is_left_who_started_it(starts):
+def test_a_process_that_was_killed_or_has_rested_is_started_again(node, monkeypatch):
+    fab = fab_of(FACTS)
+    pid = node.ask(fab)["pid"]
+    os.kill(pid, signal.SIGKILL)  # by a kernel that is short of memory, say
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    again = node.ask(fab)["pid"]
+    assert node.process.end_idle() and psutil.pid_exists(again)
+    monkeypatch.setattr(answering, "IDLE", 0.0)
+    node.process.end_idle()
+    assert not psutil.pid_exists(again)
+    assert node.ask(fab)["count"] == 1
+
+
+def test_flower_hears_of_a_message_that_takes_long(node, monkeypatch):
+    beats = []
+    monkeypatch.setattr(answering, "BEAT", 0.01)
+    monkeypatch.setattr(node.state, "acknowledge_task_heartbeat", beats.append)
+    node.ask(fab_of(FACTS))  # it takes long to load the libraries
+    (task,) = node.state.get_tasks()
+    assert set(beats) == {task.task_id} and len(beats) > 1
+
+
+def test_without_libraries_it_ends_with_one_line(node, whole, tmp_path, monkeypatch, capfd):
+    (tmp_path / "safetensors").mkdir()
+    (tmp_path / "safetensors" / "__init__.py").write_text("raise MemoryError('no more')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert "exit status 1" in node.ask(fab_of(FACTS))
+    assert "error: the libraries cannot be loaded: MemoryError: no more" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_message_ends_with_its_supernode(stays, tmp_path):
+    """Whatever ends the SuperNode, also while the app waits for something that never comes."""
+    blocked = tmp_path / "blocked"
+    code = f"""if True:
+        from tests.support.node import Node, fab_of
+        tell = '''def tell(*_):
+            import threading
+            with open({str(blocked)!r} + "-", "w") as file:
+                print(os.getpid(), file=file, flush=True)
+            os.rename(file.name, {str(blocked)!r})
+            threading.Event().wait()
+        '''
+        Node().ask(fab_of(tell, {stays}))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    supernode = subprocess.Popen(command, cwd=ROOT)
+    try:
+        end = time.monotonic() + PATIENCE
+        while not blocked.exists():
+            assert supernode.poll() is None and time.monotonic() < end
+            threading.Event().wait(0.05)
+        process = psutil.Process(int(blocked.read_text()))
+    finally:
+        supernode.kill()
+        supernode.wait()
+    process.wait(PATIENCE)
+
+
+def test_what_is_blocked_ends_when_nobody_is_left_who_started_it():
     """Flower's signal does not reach a main thread that waits for another one."""
     parent = subprocess.Popen(["sleep", "1000"])
     program = f"""if True:
         import threading
-        from flwr.supercore.app_utils import start_parent_process_monitor
         from fedapps.device import warm
 
-        def stay():
-            start_parent_process_monitor({parent.pid})
-            print("on", flush=True)
-            threading.Event().wait()
-
-        warm.GRACE, words = 0.5, ["x", "--token", "t", "--parent-pid", "{parent.pid}"]
-        {starts}
+        warm.GRACE = 0.5
+        warm.end_with_parent(["x", "--token", "t", "--parent-pid", "{parent.pid}"])
+        print("on", flush=True)
+        threading.Event().wait()
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
     blocked = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -1,0 +1,238 @@
+"""A SuperNode answers its messages with one process that stays, instead of Flower's SuperExec.
+
+Flower's SuperNode starts a SuperExec, which asks it for messages over HTTP and starts a process for
+each. This process loads the libraries and the app, which takes seconds, and asks the SuperNode over
+HTTP for each part of the message. Here the SuperNode itself hands a message over, as one record, to
+a process that has the libraries loaded (`warm.py`), and that keeps the app of a run if this app
+allows it. So a device has two processes in the place of three or four, no port, and the second
+process ends when no message has come for a while.
+
+What belongs to a message is asked and told through the same functions of Flower that serve the
+SuperNode's API.
+"""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from threading import Thread
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from fedapps.core import log
+from fedapps.core.flower import ChangedError, Known, Overlay, check_source, leave_as_it_is
+from fedapps.device import warm
+from fedapps.device.warm import Asked, Said
+
+WARM = (sys.executable, "-P", str(Path(warm.__file__)))
+INSTALL = "--allow-runtime-dependency-installation"  # gives each message its own environment
+BEAT = 10.0  # seconds until Flower is told that a message is still worked on; it waits for 60
+IDLE = 120.0  # seconds without a message after which the process ends, to free memory
+LOOP = Known(
+    "flwr.supernode.start_client_internal",
+    {"subprocess": subprocess},
+    {r"\bsubprocess\.(\w+)": {"Popen"}, r"\bcommand = (.*)": {'["flower-superexec"]'}},
+    {
+        "_push_messages": ("state", "object_store", "send", "push_object"),
+        "_insert_message": ("msg", "state", "store"),
+        "iterate_object_tree": ("tree",),
+    },
+    ("Error", "ErrorCode.CLIENT_APP_CRASHED", "Message", "SubStatus.FAILED", "TaskType.CLIENT_APP"),
+)
+COMMAND = Known(
+    "flwr.supernode.cli.flower_supernode",
+    {},
+    {r"\bhttp_(?:server|thread)\.(\w+)": {"should_exit", "join", "is_alive", "force_exit"}},
+    {"_start_supernode_http_api": ("config", "state_factory")},
+)
+_CALL = ("request", "state", "task")
+PULLS = {"pull_task_input", "pull_messages", "pull_object", "confirm_message_received"}
+PUSHES = {
+    "PushMessages": ("push_messages", "PushAppMessagesRequest"),
+    "PushObject": ("push_object", "PushObjectRequest"),
+    "PushTaskOutput": ("push_task_output", "PushTaskOutputRequest"),
+}
+API = Known(  # what serves the SuperNode's API
+    "flwr.supernode.servicer.runtime.runtime_handlers",
+    {},
+    {},
+    {
+        "acquire_task": ("request", "state"),
+        **dict.fromkeys([*PULLS, *(name for name, _ in PUSHES.values())], _CALL),
+        "message_from_proto": ("message_proto",),
+    },
+    (
+        *("AcquireTaskRequest", "PullTaskInputRequest", "PullAppMessagesRequest"),
+        *("PullObjectRequest", "ConfirmMessageReceivedRequest"),
+        *(request for _, request in PUSHES.values()),
+    ),
+)
+# What warm.py calls; here that module is only read, because to load it takes time and memory.
+CLIENTAPP = {
+    "pull_task_input": ("client",),
+    "push_message": ("client", "message", "context"),
+    "push_task_output": ("client", "context", "sub_status", "details"),
+}
+
+
+class Process:
+    """The process that answers messages; it is there from the first message on, or again."""
+
+    def __init__(self) -> None:
+        self.run = ""  # of which it keeps the app
+        self.used = 0.0  # when the last message was answered
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+
+    def ask(self, asked: Asked, run: str, beat: Callable[[], object]) -> Said:
+        """Have a message of a run answered, with a call of `beat` every `BEAT` seconds.
+
+        Raises EOFError with the cause if the process has ended before it had answered.
+        """
+        if self.run not in ("", run) or (self._process and self._process.poll() is not None):
+            self.end()  # nothing of another run may be seen
+        connection = self._connection or self._start()
+        try:
+            connection.send_bytes(msgspec.msgpack.encode(asked))
+            while not connection.poll(BEAT):
+                beat()
+            said = msgspec.msgpack.decode(connection.recv_bytes(), type=Said)
+        except (EOFError, ConnectionError):
+            raise EOFError(self.end()) from None
+        finally:
+            self.used = time.monotonic()
+        if said.stays:
+            self.run = run
+        return said
+
+    def end_idle(self) -> float:
+        """End the process if it has been idle for long; return when it was last used."""
+        if self._process and time.monotonic() - self.used > IDLE:
+            self.end()
+        return self.used
+
+    def end(self) -> str:
+        """End the process, which ends by itself when nobody is connected; return how it ended."""
+        if self._connection:
+            self._connection.close()
+        status = self._process.wait() if self._process else 0
+        self._process, self._connection, self.run = None, None, ""
+        return warm.ended(status)
+
+    def _start(self) -> Connection:
+        mine, theirs = socket.socketpair()
+        with theirs:
+            words, passed = (*WARM, str(theirs.fileno())), [theirs.fileno()]
+            self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=passed)
+        self._connection = Connection(mine.detach())
+        return self._connection
+
+
+class Answering:
+    """Answers the messages of a SuperNode; `loop` and `api` are the modules of Flower for that."""
+
+    def __init__(self, loop: ModuleType, api: ModuleType) -> None:
+        self.loop, self.api = loop, api
+        self.process = Process()
+        self.active = False  # else Flower's SuperExec starts the processes of messages
+        self._push = loop._push_messages
+
+    def start_superexec(self, command: Sequence[str], **options: Any) -> object:
+        """Stand for `Popen`: start a process, but no SuperExec if this object can do its work."""
+        self.active = command[0] == "flower-superexec" and INSTALL not in command
+        return None if self.active else subprocess.Popen(command, **options)
+
+    def answer_and_push(self, state: Any, object_store: Any, send: Any, push_object: Any) -> None:
+        """Stand for Flower's function that waits for the reply to a message, and sends it."""
+        if self.active:
+            self.answer(state)
+        self._push(state=state, object_store=object_store, send=send, push_object=push_object)
+
+    def answer(self, state: Any) -> None:
+        """Have the message that has come answered; keep the reply in the SuperNode's state."""
+        api, types = self.api, [*self.loop.TaskType]
+        task = api.acquire_task(api.AcquireTaskRequest(supported_task_types=types), state).task
+        if not task.task_id:  # the SuperNode has replied by itself
+            return
+        known = api.pull_task_input(api.PullTaskInputRequest(), state, task)
+        pulled = api.pull_messages(api.PullAppMessagesRequest(), state, task)
+        message, (tree,) = pulled.messages_list[0], pulled.message_object_trees
+        run = f"{task.run_id} {task.fab_hash}"
+        if run == self.process.run:
+            known.fab.content = b""  # it has the app
+        objects = {}
+        for part in self.loop.iterate_object_tree(tree):
+            request = api.PullObjectRequest(object_id=part.object_id)
+            objects[part.object_id] = api.pull_object(request, state, task).object_content
+        received = api.ConfirmMessageReceivedRequest(message_object_id=tree.object_id)
+        api.confirm_message_received(received, state, task)
+        given = {"PullTaskInput": known, "PullMessages": pulled}
+        asked = Asked({name: it.SerializeToString() for name, it in given.items()}, objects)
+        try:
+            if task.type != self.loop.TaskType.CLIENT_APP:
+                raise EOFError(f"{task.type} needs flower-supernode")
+            beat = lambda: state.acknowledge_task_heartbeat(task.task_id)  # noqa: E731
+            said = self.process.ask(asked, run, beat)
+            problem = said.problem
+        except EOFError as error:
+            problem = str(error)
+        if problem:
+            self.refuse(message, problem, state, task)
+        else:
+            self.tell(said, state, task)
+
+    def tell(self, said: Said, state: Any, task: Any) -> None:
+        """Put a reply into the SuperNode's state."""
+        session = ""
+        for name, data in said.calls:
+            function, request_class = (getattr(self.api, name) for name in PUSHES[name])
+            request = request_class.FromString(data)
+            if name == "PushObject":
+                request.session_id = session
+            answer = function(request, state, task)
+            if name == "PushMessages":
+                session = answer.session_id
+
+    def refuse(self, message: Any, problem: str, state: Any, task: Any) -> None:
+        """Reply that a message cannot be answered, and log it."""
+        log.error("a message is not answered: %s", problem)
+        loop, about = self.loop, message.metadata.message_id
+        error = loop.Error(loop.ErrorCode.CLIENT_APP_CRASHED, problem)
+        reply = loop.Message(error, reply_to=self.api.message_from_proto(message))
+        state.record_message_processing_end(message_id=about)
+        loop._insert_message(reply, state, state.object_store)
+        state.finish_task(task.task_id, loop.SubStatus.FAILED, problem)
+
+
+def answer_here() -> Answering | None:
+    """Let this process, which is to become a SuperNode, answer messages without a SuperExec.
+
+    If Flower's code is not as expected, it is left unchanged, with a log line.
+    """
+    try:
+        loop, api, command = LOOP.load(), API.load(), COMMAND.load()
+        check_source(warm.CLIENTAPP, CLIENTAPP)
+    except ChangedError as error:
+        cost = "each message is a new process that loads the libraries, which takes seconds"
+        leave_as_it_is("how the SuperNode answers", str(error), cost)
+        return None
+    answering = Answering(loop, api)
+    vars(loop)["subprocess"] = Overlay(subprocess, Popen=answering.start_superexec)
+    vars(loop)["_push_messages"] = answering.answer_and_push
+    serve = command._start_supernode_http_api
+
+    def serve_if_needed(config: Any, state_factory: Any) -> tuple[Any, Thread]:
+        if config.isolation != "subprocess" or config.runtime_dependency_install:
+            started: tuple[Any, Thread] = serve(config, state_factory)
+            return started
+        thread = Thread()
+        thread.start()
+        return SimpleNamespace(should_exit=False, force_exit=False), thread
+
+    vars(command)["_start_supernode_http_api"] = serve_if_needed
+    return answering
