@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import os
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.flower import ChangedError, Known, Overlay
 from fedapps.device import answering, supernode, warm
 from fedapps.wire import serial_grid as serial
+from tests.deploy.helpers import HERE
 
 LOOP = answering.LOOP.module
 
@@ -165,7 +167,7 @@ def test_what_the_process_of_messages_calls_is_looked_up_in_its_source():
 ])  # fmt: skip
 def test_what_has_to_be_a_process_of_its_own_is_started_as_it_is(loop, words):
     made = answering.Answering(loop, None)
-    process = made.start_superexec(words, stdout=subprocess.PIPE, text=True)
+    process = made.start_superexec(words, stdout=subprocess.PIPE, text=True, env=os.environ | HERE)
     said, _ = process.communicate()
     assert said == "as it is\n" or "Run Flower SuperExec." in said
     assert not made.active
