@@ -6,14 +6,14 @@ import fedapps.core.quiet  # noqa: F401, before imports that take long
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 import torch
-from flwr.app import Context, Message, MetricRecord
+from flwr.app import ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 
 from fedapps.core import log, registry
@@ -25,26 +25,27 @@ from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.device.device import Device, device_workspace
 from fedapps.device.health import greeting
-from fedapps.engine.failed_clients import DivergedError, record
+from fedapps.engine.failed_clients import DivergedError, diverged, record
+from fedapps.engine.masking import masked, step_answer
 from fedapps.engine.store import EARLIER_RUN, NONE, ClientStore, state_folder
 from fedapps.engine.versions import LOADED, OTHER_DATA, SAVED
 from fedapps.method import local, together
-from fedapps.method.aggregation import weighted_mean
+from fedapps.method.aggregation import presummed
 from fedapps.method.client_tools import State
 from fedapps.method.flower import BaseClient
 from fedapps.method.jobs import Work, alone
 from fedapps.method.update import ClientUpdate, Failure, Metrics
-from fedapps.models.layers import Arrays
 from fedapps.training.resident import ResidentModel
 from fedapps.training.workspace import Workspace, workspace
-from fedapps.wire.checks import LARGEST, invalid_loss, invalid_values
 from fedapps.wire.hello import Hello, pack_hello
 from fedapps.wire.questions import pack_answer, pack_answers, read_question
 from fedapps.wire.replies import pack_metrics, pack_reply
-from fedapps.wire.requests import Request, RequestHeader, read_request
+from fedapps.wire.requests import Request, RequestHeader, RoundInfo, read_request
+from fedapps.wire.steps import read_step
 
 Hook = Callable[[Workspace, Request, ClientStore], Work[ClientUpdate]]
 Result = ClientUpdate | Failure
+T = TypeVar("T")
 app = ClientApp()
 
 
@@ -80,20 +81,45 @@ def ask(message: Message, context: Context) -> Message:
     local privacy, because answers have no noise, and the client does not trust the server.
     """
     asked = read_question(message)
-    answers: dict[int, MetricRecord] = {}
-    failures: list[Failure] = []
     space, _ = _place(context)
     if space.settings.dp.mode == "local":
         raise RunError(f'dp.mode = "local": {asked.question}: answers get no noise; use "none"')
     make = registry.client_class(space.settings.strategy)
-    for client in asked.clients:
+
+    def answer(client: int) -> MetricRecord:
+        space.reset({})
+        return pack_answer(make(space, client, {}).answer(asked.question))
+
+    answered = _each(asked.clients, answer, asked.question, context, asked.run_dir)
+    return pack_answers(message, *answered)
+
+
+@app.query("step")
+def step(message: Message, context: Context) -> Message:
+    """Do a step of a secure sum for every client that the message names."""
+    asked, given = read_step(message)
+    space, device = _place(context)
+
+    def answer(client: int) -> ConfigRecord:
+        return step_answer(_store(space, device, asked, client), asked, client, given[client])
+
+    what = f"round {asked.round}, secure sum, {asked.step}"
+    return pack_answers(message, *_each(asked.clients, answer, what, context, asked.run_dir))
+
+
+def _each(
+    clients: Sequence[int], work: Callable[[int], T], what: str, context: Context, run_dir: str
+) -> tuple[dict[int, T], list[Failure]]:
+    """Return the answer of each client, and the failures: an error fails only its client."""
+    answers: dict[int, T] = {}
+    failures: list[Failure] = []
+    for client in clients:
         try:
-            space.reset({})
-            answers[client] = pack_answer(make(space, client, {}).answer(asked.question))
-        except Exception as error:  # any error fails only this client
-            where = f"client {client}, {asked.question}"
-            failures.append(Failure(client, _recorded(error, where, context, asked.run_dir)))
-    return pack_answers(message, answers, failures)
+            answers[client] = work(client)
+        except Exception as error:
+            cause = _recorded(error, f"client {client}, {what}", context, run_dir)
+            failures.append(Failure(client, cause))
+    return answers, failures
 
 
 @app.train()
@@ -126,7 +152,7 @@ def _serve(message: Message, context: Context, hook: Hook) -> Message:
         try:
             torch.set_num_threads(own.settings.threads)  # PyTorch keeps this setting per thread
             _check_initial_model(info, space.resident)
-            store = device.store(space, info) if device else _store(space, info, request.client)
+            store = _store(space, device, info, request.client)
             update = yield from hook(own, request, store)
             pack_metrics(update, info.presum)  # if Flower refuses it, only this client fails
             return update
@@ -148,8 +174,10 @@ def _serve(message: Message, context: Context, hook: Hook) -> Message:
     return pack_reply(asked, sent, failures)
 
 
-def _store(space: Workspace, info: RequestHeader, client: int) -> ClientStore:
-    """Return the store of a client in the run directory."""
+def _store(space: Workspace, device: Device | None, info: RoundInfo, client: int) -> ClientStore:
+    """Return the store of a client: that of the device, or one in the run directory."""
+    if device:
+        return device.store(space, info)
     folder = state_folder(Path(info.run_dir), client, space.settings.num_clients)
     return ClientStore(folder, info.needed, owner(space.settings, client))
 
@@ -209,28 +237,13 @@ def _fit(space: Workspace, request: Request, store: ClientStore) -> Work[ClientU
     client = _client(space, request, version, before)
     update = yield from together.round_of(client, "train_round", request.plan, request.arrays)
     kept = {key: value.numpy() for key, value in client.state.items()}
-    if problem := _diverged(space, update.arrays | update.extras, kept, update.metrics):
+    if problem := diverged(space, update.arrays | update.extras, kept, update.metrics):
         raise DivergedError(f"{DIVERGED}: {problem}{store.advice(request.plan.round)}")
     if before or client.state:  # even if it looks unchanged: it can change in place
         store.save(request.plan.round, client.state)
     told = state_told(update, version, saved=bool(before or client.state))
-    return dataclasses.replace(told, metrics=told.metrics | {OTHER_DATA: int(store.other_data)})
-
-
-def _diverged(space: Workspace, sent: Arrays, kept: Arrays, metrics: Mapping) -> str:
-    """Say what in an update or state is not finite or too large; empty if nothing.
-
-    The server would refuse such an update, and it would spoil a pre-summed mean or later rounds. In
-    the state, arrays with names of model arrays are limited by `max-value`; others, such as
-    gradient norms, need only be finite.
-    """
-    limit = space.settings.max_value
-    for key, array in chain(kept.items(), sent.items()):
-        model = key in sent or key.partition("/")[2] in space.layout.shapes
-        if problem := invalid_values(array, limit if model else LARGEST):
-            return f"{key} is {problem}"
-    loss, samples = metrics.get("loss", 0.0), metrics.get("samples", 0)
-    return invalid_loss(loss, samples, limit) if isinstance(loss, float) else ""
+    told = dataclasses.replace(told, metrics=told.metrics | {OTHER_DATA: int(store.other_data)})
+    return masked(told, request, space.layout, store) if space.settings.secure_sum else told
 
 
 def _evaluate(space: Workspace, request: Request, store: ClientStore) -> Work[ClientUpdate]:
@@ -256,25 +269,6 @@ def _client(space: Workspace, request: Request, version: int, state: State) -> B
     if version == EARLIER_RUN:
         local.begin(client)
     return client
-
-
-def presummed(updates: list[ClientUpdate]) -> list[ClientUpdate]:
-    """Replace the updates of one SuperNode by their mean, which the first update carries for all.
-
-    Raises `RunError` if the updates have different arrays: each array's mean would then have the
-    weight of all updates, and the result would depend on which SuperNode runs which client.
-    """
-    if not updates:
-        return []
-    for update in updates:
-        if update.arrays.keys() != updates[0].arrays.keys():
-            raise RunError(
-                f"presum = true: clients {updates[0].client} and {update.client} upload different "
-                "layers; use false"
-            )
-    mean, total = weighted_mean(updates)
-    silent = [dataclasses.replace(update, arrays={}, weight=0.0) for update in updates[1:]]
-    return [dataclasses.replace(updates[0], arrays=mean, weight=total), *silent]
 
 
 def _place(context: Context) -> tuple[Workspace, Device | None]:

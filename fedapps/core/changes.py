@@ -11,12 +11,13 @@ from fedapps.core.schema import Scalar, literal
 from fedapps.core.settings import Settings
 
 # Keys that say where and how a run works. Some of them change the last digits (`device`, `presum`,
-# `threads`, `cache-limit`); `cache-limit` also changes how often frozen layers are computed.
+# `secure-sum`, `threads`, `cache-limit`); `cache-limit` also changes how often frozen layers are
+# computed.
 INCIDENTAL = frozenset({
     "cache-limit", "channel-address", "channel-nodes", "channel-reach", "channel-tls",
     "checkpoint-every", "data-root", "device", "join-timeout", "keep-best", "loggers",
     "max-failures", "max-samples", "metrics-port", "min-available", "presum", "resume",
-    "round-timeout", "run-name", "runs-dir", "step-timeout", "threads",
+    "round-timeout", "run-name", "runs-dir", "secure-sum", "step-timeout", "threads",
 })  # fmt: skip
 # How clients are personalized and scored: keys that training does not depend on.
 PERSONAL = (

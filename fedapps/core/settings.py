@@ -187,6 +187,9 @@ class Settings(DataSettings, frozen=True):
         bool,
         doc("a SuperNode sends one mean over its clients; this changes the last digit of results"),
     ]
+    secure_sum: Annotated[
+        bool, doc("clients mask their updates, so that the server sees only the sum of a round")
+    ]
     max_failures: Annotated[
         int,
         Meta(ge=-1),

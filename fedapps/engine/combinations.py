@@ -24,6 +24,7 @@ COLUMNS: dict[str, dict[str, Scalar]] = {
     "dp central": {"dp.mode": "central"},
     "dp local": {"dp.mode": "local"},
     "presum": {"presum": True},
+    "secure-sum": {"secure-sum": True},
     "server-data": {"server-data": 0.1},
     "adapters": {"adapter-rank": 2},
     "server-optimizer": {"server-optimizer": "adam"},

@@ -5,13 +5,17 @@ log.txt of its state-dir.
 """
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 
 from fedapps.core import log
 from fedapps.core.errors import RunError
+from fedapps.models.layers import Arrays
+from fedapps.training.workspace import Workspace
+from fedapps.wire.checks import LARGEST, invalid_loss, invalid_values
 
 FILE = "log.txt"
 MOST_BYTES = 2**25  # a log that is larger gets no more tracebacks
@@ -53,6 +57,22 @@ def record(folder: Path, where: str, error: Exception) -> None:
     if isinstance(error, RunError):
         raise RunError(f"{where}: {error}") from error
     raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def diverged(space: Workspace, sent: Arrays, kept: Arrays, metrics: Mapping) -> str:
+    """Say what in an update or state is not finite or too large; empty if nothing.
+
+    The server would refuse such an update, and it would spoil a pre-summed mean or later rounds. In
+    the state, arrays with names of model arrays are limited by `max-value`; others, such as
+    gradient norms, need only be finite.
+    """
+    limit = space.settings.max_value
+    for key, array in chain(kept.items(), sent.items()):
+        model = key in sent or key.partition("/")[2] in space.layout.shapes
+        if problem := invalid_values(array, limit if model else LARGEST):
+            return f"{key} is {problem}"
+    loss, samples = metrics.get("loss", 0.0), metrics.get("samples", 0)
+    return invalid_loss(loss, samples, limit) if isinstance(loss, float) else ""
 
 
 def _append(folder: Path, where: str, error: Exception) -> None:

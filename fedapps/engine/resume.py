@@ -28,7 +28,7 @@ from fedapps.report.about import fingerprints_of
 from fedapps.report.report import Report
 
 # Keys that may change when a run is resumed: where it runs and how long, not what it computes.
-FREE = (INCIDENTAL - {"cache-limit", "device", "presum", "threads"}) | GROWING
+FREE = (INCIDENTAL - {"cache-limit", "device", "presum", "secure-sum", "threads"}) | GROWING
 MOST_LOOKED_AT = 100  # only so many of the newest run directories are searched
 
 

@@ -21,6 +21,7 @@ from fedapps.engine.privacy import privacy
 from fedapps.engine.questions import ask
 from fedapps.engine.recovery import EarlyStop, Recovery
 from fedapps.engine.server_optimizer import ServerOptimizer
+from fedapps.engine.summing import summing
 from fedapps.engine.totals import RoundTotals
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate, Failure, OnePass
@@ -56,6 +57,7 @@ class Rounds:
         checks.check_strategy(strategy)
         checks.check_plans(strategy)
         self.clock = clock(strategy)
+        self.summing = summing(strategy)
         self.attackers = collusion.attackers(strategy)
         self.optimizer = ServerOptimizer(self.settings, self.layout, strategy.state)
         self.checks = MetricChecks(strategy)
@@ -73,6 +75,7 @@ class Rounds:
         streaming = StreamingGrid(
             grid, lambda: self.exchange.given_up_messages(), nodes.lookout.heard
         )
+        self.summing.grid = streaming
         if not self.recovery.done:
             for client in sorted(self.attackers):
                 report.event(0, client, "attacker", s.attack)
@@ -95,8 +98,10 @@ class Rounds:
         for kind, detail in self.privacy.begin(plans).items():
             self.report.event(round_, "server", kind, detail)
         self.recovery.before_sending(self.report, self.strategy)
-        messages = self._send(round_, plans, "train")
         self.totals.clients = len(plans)
+        ready = self.summing.begin(round_, plans, self._info(round_, "train"), self.fleet)
+        messages = self._send(round_, ready, "train")
+        self.exchange.failures += self.summing.failures
         self.totals.epsilon = self.privacy.epsilon()
         self.totals.bytes_down = self.exchange.nbytes
         return messages
@@ -109,14 +114,15 @@ class Rounds:
         counted = self._counted(round_, self._screened(round_, sent))
         in_time = self.clock.counted(round_, counted, partial(self.exchange.traffic, self.layout))
         start = partial(server_data.uploaded, self.strategy, round_)
-        updates = self.privacy.release(round_, in_time, start)
+        summed = self.summing.release(round_, in_time, self.exchange.failures)
+        updates = self.privacy.release(round_, summed, start)
         first = next(updates, None)
         new: Arrays = {}
         if first is not None:
             new = self.strategy.aggregate(round_, OnePass(chain([first], updates)))
         for _ in updates:  # count also those that `aggregate` did not read, and their failures
             pass
-        moved = self.strategy.end_round(round_)
+        moved = {**self.strategy.end_round(round_), **self.summing.moved}
         self.totals.bytes_down += sum(down for down, _ in moved.values())
         self.totals.bytes_up += sum(up for _, up in moved.values())
         self._handle_failures(round_, "train")
@@ -188,7 +194,8 @@ class Rounds:
         for client, plan in plans.items():
             given = evaluations.download(strategy, round_, client, plan)
             arrays = checks.check_download(round_, given, plan, self.layout)
-            requests.append(Request(client, plan, arrays, strategy.count(client, subset)))
+            boxes = self.summing.boxes.get(client, b"") if kind == "train" else b""
+            requests.append(Request(client, plan, arrays, strategy.count(client, subset), boxes))
         loads = [self._load(request) for request in requests]
         places = self.fleet.nodes
         if kind == "train":
@@ -274,7 +281,7 @@ class Rounds:
         self.nodes.recheck(failed, self.fleet)
         if self.fleet.workers:  # in a simulation, the next worker would die for the same reason
             refuse_dead_workers(round_, failures)
-        asked, devices = len(self.exchange.requests), bool(self.fleet.bound)
+        asked, devices = len({*self.exchange.requests} | failed), bool(self.fleet.bound)
         policy = FailurePolicy(self.settings, self.recovery.failures)
         policy.apply(round_, kind, failures, asked, len(self.totals.failed), devices)
 

@@ -84,7 +84,7 @@ class ClientStore:
         versions stay: a SuperNode that answers too late must not undo newer work. Raises `RunError`
         if the state cannot be written.
         """
-        self._make()
+        self.make()
         # safetensors refuses tensors that have strides or share memory.
         tensors = {
             key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -129,7 +129,7 @@ class ClientStore:
     def save_personalized(self, client: Any) -> None:
         """Save the model of a client that has just been personalized; only devices do so."""
 
-    def _make(self) -> None:
+    def make(self) -> Path:
         """Make the folder in the run directory; raises `RunError` if that does not exist."""
         above = 2 if self.folder.parents[1].name == CLIENTS else 1  # folders between the two
         run = self.folder.parents[above]
@@ -140,6 +140,7 @@ class ClientStore:
             )
         for folder in (*reversed(self.folder.parents[:above]), self.folder):
             folder.mkdir(mode=0o700, exist_ok=True)  # personal layers are private
+        return self.folder
 
     def _versions(self) -> list[int]:
         paths = self.folder.glob("round-*.safetensors")

@@ -1,9 +1,11 @@
 """Aggregation rules: means of client updates, in float64 and in the order of the updates."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
+from fedapps.core.errors import RunError
 from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import Arrays
 
@@ -45,3 +47,22 @@ def weighted_mean(updates: Iterable[ClientUpdate]) -> tuple[Arrays, float]:
             sums[key] += np.multiply(array, update.weight, dtype=np.float64)
             weights[key] = weights.get(key, 0.0) + update.weight
     return {key: (sums[key] / weights[key]).astype(dtypes[key]) for key in sums}, total
+
+
+def presummed(updates: list[ClientUpdate]) -> list[ClientUpdate]:
+    """Replace the updates of one SuperNode by their mean, which the first update carries for all.
+
+    Raises `RunError` if the updates have different arrays: each array's mean would then have the
+    weight of all updates, and the result would depend on which SuperNode runs which client.
+    """
+    if not updates:
+        return []
+    for update in updates:
+        if update.arrays.keys() != updates[0].arrays.keys():
+            raise RunError(
+                f"presum = true: clients {updates[0].client} and {update.client} upload different "
+                "layers; use false"
+            )
+    mean, total = weighted_mean(updates)
+    silent = [replace(update, arrays={}, weight=0.0) for update in updates[1:]]
+    return [replace(updates[0], arrays=mean, weight=total), *silent]

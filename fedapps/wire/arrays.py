@@ -12,21 +12,22 @@ from fedapps.models.layers import Arrays
 from fedapps.wire.checks import LARGEST, BadMessage, invalid_values
 
 DTYPE = np.dtype("<f4")
+MASKED = "masked/sum"  # what a client uploads for a secure sum, in place of all arrays
 NPY_HEADER_BYTES = 256  # upper limit of the size of an array's npy header
 
 
 def pack_arrays(
     arrays: Mapping[str, np.ndarray], packed: dict[int, Array] | None = None
 ) -> ArrayRecord:
-    """Return arrays of any float type as a record of float32 arrays.
+    """Return arrays of any float type as a record of float32 arrays (`MASKED`: of integers).
 
     `packed` holds packed arrays by the `id` of the original, so that an array that goes into
     several messages is packed only once.
     """
     packed = {} if packed is None else packed
-    for array in arrays.values():
+    for key, array in arrays.items():
         if id(array) not in packed:
-            packed[id(array)] = _pack(np.asarray(array, DTYPE, order="C"))
+            packed[id(array)] = _pack(np.asarray(array, dtype_of(key), order="C"))
     return ArrayRecord({key: packed[id(array)] for key, array in arrays.items()})
 
 
@@ -35,8 +36,8 @@ def unpack_arrays(
 ) -> Arrays:
     """Check and read an array record; the arrays are views of the message, not copies.
 
-    Raises `BadMessage` if a name, dtype (float32), shape or size is not as expected, or if a value
-    is not finite or its magnitude is above `largest`.
+    Raises `BadMessage` if a name, dtype (`dtype_of`), shape or size is not as expected, or if a
+    value is not finite or its magnitude is above `largest`.
     """
     return {key: _unpack(key, array, shapes.get(key), largest) for key, array in record.items()}
 
@@ -52,6 +53,11 @@ def checked_extras(extras: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[
     return extras
 
 
+def dtype_of(key: str) -> np.dtype:
+    """Return the dtype in which an array travels."""
+    return np.dtype("<u8") if key == MASKED else DTYPE
+
+
 def _pack(values: np.ndarray) -> Array:
     """Return what `Array(values)` returns, whose npy file is written with two copies fewer."""
     file = io.BytesIO()
@@ -64,22 +70,23 @@ def _pack(values: np.ndarray) -> Array:
 def _unpack(key: str, array: Array, shape: tuple[int, ...] | None, largest: float) -> np.ndarray:
     if shape is None:
         raise BadMessage(f"unknown array {key}")
-    size = DTYPE.itemsize * int(np.prod(shape, dtype=np.int64))
+    kind = dtype_of(key)
+    size = kind.itemsize * int(np.prod(shape, dtype=np.int64))
     if array.stype != "numpy.ndarray":
         raise BadMessage(f"{key} comes as {array.stype}: expected numpy.ndarray")
     if not size < len(array.data) <= size + NPY_HEADER_BYTES:
         raise BadMessage(f"{len(array.data)} bytes for {key}: expected {size} and a header")
     found, fortran, dtype, start = _npy_header(key, array.data)
-    if (found, fortran, dtype) != (shape, False, DTYPE):
+    if (found, fortran, dtype) != (shape, False, kind):
         order = " in Fortran order" if fortran else ""
-        raise BadMessage(f"{key} as {dtype}{_told(found)}{order}: expected float32{shape}")
-    if (array.dtype, array.shape) != (DTYPE.name, shape):  # Flower's own fields, not the header's
+        raise BadMessage(f"{key} as {dtype}{_told(found)}{order}: expected {kind}{shape}")
+    if (array.dtype, array.shape) != (kind.name, shape):  # Flower's own fields, not the header's
         told = f"{array.dtype[:20]}{array.shape[:5]}"
-        raise BadMessage(f"{key} is called {told}: expected float32{shape}")
+        raise BadMessage(f"{key} is called {told}: expected {kind}{shape}")
     if len(array.data) - start != size:
         raise BadMessage(f"{len(array.data) - start} bytes of values for {key}: expected {size}")
-    values = np.frombuffer(array.data, DTYPE, offset=start).reshape(shape)
-    if problem := invalid_values(values, largest):
+    values = np.frombuffer(array.data, kind, offset=start).reshape(shape)
+    if kind == DTYPE and (problem := invalid_values(values, largest)):
         raise BadMessage(f"values in {key} are {problem}")
     return values
 

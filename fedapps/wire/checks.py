@@ -4,10 +4,10 @@ import math
 from typing import TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 FIGURES_BYTES = 2**20  # limit of a client's reply without its arrays: names, figures, causes
-Kind = TypeVar("Kind", ArrayRecord, MetricRecord)
+Kind = TypeVar("Kind", ArrayRecord, ConfigRecord, MetricRecord)
 LARGEST = float(np.finfo(np.float32).max)  # as a limit of values, it only means "finite"
 
 

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from flwr.app import Array, Message, Metadata
 
@@ -15,6 +16,8 @@ from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.questions import pack_question, unpack_answers
 from fedapps.wire.replies import unpack_reply
 from fedapps.wire.requests import Request, RoundInfo, pack_requests
+
+Answer = TypeVar("Answer")
 
 
 class Exchange:
@@ -123,14 +126,27 @@ def ask_clients(
     at most `timeout` seconds.
     """
     messages = [pack_question(clients, node, question, run_dir) for node, clients in hosts]
+    return answers_to(grid, messages, [clients for _, clients in hosts], timeout, unpack_answers)
+
+
+def answers_to(
+    grid: StreamingGrid,
+    messages: Sequence[Message],
+    asked: Sequence[Sequence[int]],
+    timeout: float,
+    unpack: Callable[[Sequence[int], Message], tuple[dict[int, Answer], list[Failure]]],
+) -> tuple[dict[int, Answer], list[Failure]]:
+    """Send messages, each about the clients `asked` in it; return what `unpack` reads in replies.
+
+    A client whose message is not answered within `timeout` seconds is a failure.
+    """
     replies = grid.send_and_receive(messages, timeout=timeout)
-    asked = [clients for _, clients in hosts]
     sent = {m.metadata.message_id: part for m, part in zip(messages, asked, strict=True)}
-    answers: dict[int, list[float]] = {}
+    answers: dict[int, Answer] = {}
     failures: list[Failure] = []
     for reply in replies:
         part = sent.pop(reply.metadata.reply_to_message_id, [])
-        given, failed = unpack_answers(part, reply)
+        given, failed = unpack(part, reply)
         answers |= given
         failures += failed
     failures += [Failure(c, "no reply in time") for part in sent.values() for c in part]

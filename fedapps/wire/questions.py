@@ -6,15 +6,18 @@ lists the ids of the clients that are asked. The reply has a record for each cli
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedapps.core.errors import one_line
 from fedapps.method.update import Failure
-from fedapps.wire.checks import FIGURES_BYTES, BadMessage, check_size, record_of
+from fedapps.wire.checks import FIGURES_BYTES, BadMessage, Kind, check_size, record_of
 from fedapps.wire.replies import pack_failures, read_causes
+
+T = TypeVar("T")
 
 
 class QuestionHeader(msgspec.Struct, frozen=True, rename="kebab"):
@@ -44,7 +47,9 @@ def pack_answer(values: list[float]) -> MetricRecord:
 
 
 def pack_answers(
-    message: Message, answers: Mapping[int, MetricRecord], failures: Iterable[Failure] = ()
+    message: Message,
+    answers: Mapping[int, MetricRecord | ConfigRecord],
+    failures: Iterable[Failure] = (),
 ) -> Message:
     """Make the reply to a question: an answer or a failure for each client."""
     content = RecordDict({f"answer-{client}": record for client, record in answers.items()})
@@ -60,6 +65,23 @@ def unpack_answers(
 
     The numbers are finite; the caller checks how many there are and in what range.
     """
+
+    def numbers(record: MetricRecord) -> list[float]:
+        values = record["values"]
+        if not (isinstance(values, list) and all(map(math.isfinite, values))):
+            raise ValueError
+        return [float(value) for value in values]
+
+    return unpack_each(asked, reply, MetricRecord, numbers, "a list of finite numbers")
+
+
+def unpack_each(
+    asked: Sequence[int], reply: Message, kind: type[Kind], read: Callable[[Kind], T], what: str
+) -> tuple[dict[int, T], list[Failure]]:
+    """Read the records `answer-7` of the clients `asked`; those without `what` are failures.
+
+    `read` returns what a record says, or raises KeyError or ValueError.
+    """
     if reply.has_error():
         cause = one_line(reply.error.reason or "")
         return {}, [Failure(client, cause) for client in asked]
@@ -68,15 +90,15 @@ def unpack_answers(
         causes = read_causes(reply.content, {*asked})
     except BadMessage as error:
         return {}, [Failure(client, one_line(str(error))) for client in asked]
-    found: dict[int, list[float]] = {}
+    found: dict[int, T] = {}
     failures = []
     for client in asked:  # anything that the reply says about other clients is ignored
-        answer = record_of(reply.content, f"answer-{client}", MetricRecord)
-        values = answer.get("values") if answer else None
+        answer = record_of(reply.content, f"answer-{client}", kind)
         if client in causes:
             failures.append(Failure(client, one_line(causes[client])))
-        elif isinstance(values, list) and all(map(math.isfinite, values)):
-            found[client] = [float(value) for value in values]
-        else:
-            failures.append(Failure(client, "its answer is not a list of finite numbers"))
+            continue
+        try:
+            found[client] = read(kind() if answer is None else answer)
+        except (KeyError, ValueError):
+            failures.append(Failure(client, f"its answer is not {what}"))
     return found, failures

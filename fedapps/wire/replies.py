@@ -156,9 +156,9 @@ def _unpack_update(
     weight = float(num_examples) if most is None else numbers.pop("weight", None)
     if not (isinstance(weight, float) and 0 <= weight <= (math.inf if most is None else most)):
         raise BadMessage(f"weight = {weight}: must be a sample count, at most {most:g}")
-    shapes = {**layout.shapes, **checked_extras(request.plan.sends)}
+    shapes = {**layout.shapes, **checked_extras(request.plan.sends), **request.shapes_up(layout)}
     arrays = unpack_arrays(packed, shapes, largest)
-    expected = request.plan.up(layout) if weight else ()
+    expected = request.shapes_up(layout) if weight else ()
     if set(arrays) != set(expected):
         names = ", ".join(sorted(set(arrays).symmetric_difference(expected))[:3])
         raise BadMessage(f"arrays missing or not asked for: {names}")

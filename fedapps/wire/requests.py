@@ -2,19 +2,29 @@
 
 The message has the ids of the clients to run, a plan for each, the arrays that all of them get
 (record `arrays`) and the arrays that only one client gets (record `arrays-7` for client 7). With a
-single client it is Flower's ordinary train message with `arrays` and `config`.
+single client it is Flower's ordinary train message with `arrays` and `config`. In a secure sum a
+client also gets what others have sealed for it (record `boxes-7`).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedapps.models.layers import Arrays, Layout
+from fedapps.secure.masks import length
 from fedapps.training.plan import Plan
-from fedapps.wire.arrays import DTYPE, NPY_HEADER_BYTES, checked_extras, pack_arrays, unpack_arrays
+from fedapps.wire.arrays import (
+    DTYPE,
+    MASKED,
+    NPY_HEADER_BYTES,
+    checked_extras,
+    dtype_of,
+    pack_arrays,
+    unpack_arrays,
+)
 from fedapps.wire.checks import FIGURES_BYTES, record_of
 
 
@@ -23,13 +33,14 @@ class Request:
     """One client's work in one round: its plan, and the arrays that it downloads, by name.
 
     `samples` is the largest number of samples that the client may claim in its reply. It is not
-    sent.
+    sent. With `boxes`, the client uploads a masked vector in place of arrays (`fedapps.secure`).
     """
 
     client: int
     plan: Plan
     arrays: Arrays
     samples: int = 2**40
+    boxes: bytes = b""
 
     @property
     def nbytes(self) -> int:
@@ -38,13 +49,18 @@ class Request:
 
     def nbytes_up(self, layout: Layout) -> int:
         """Return the payload of the upload in bytes."""
-        shapes = {**layout.shapes, **self.plan.sends}
-        sizes = (np.prod(shapes[name], dtype=np.int64) for name in self.plan.up(layout))
-        return DTYPE.itemsize * int(sum(sizes))
+        sizes = {name: math.prod(shape) for name, shape in self.shapes_up(layout).items()}
+        return sum(dtype_of(name).itemsize * size for name, size in sizes.items())
+
+    def shapes_up(self, layout: Layout) -> dict[str, tuple[int, ...]]:
+        """Return the names and shapes of the arrays of the upload, in order."""
+        known = {**layout.shapes, **self.plan.sends}
+        shapes = {name: known[name] for name in self.plan.up(layout)}
+        return {MASKED: (length(shapes.values()),)} if self.boxes else shapes
 
     def most_bytes(self, layout: Layout) -> int:
         """Return the largest size in bytes that this client's part of a reply may have."""
-        headers = sum(NPY_HEADER_BYTES + len(name) for name in self.plan.up(layout))
+        headers = sum(NPY_HEADER_BYTES + len(name) for name in self.shapes_up(layout))
         return self.nbytes_up(layout) + headers + FIGURES_BYTES
 
 
@@ -94,7 +110,9 @@ class NodeRequest:
         for client, plan, shapes in zip(header.clients, plans, known, strict=True):
             own = record_of(content, f"arrays-{client}", ArrayRecord)
             arrays = common | (unpack_arrays(own, shapes) if own else {})
-            requests.append(Request(client, plan, arrays))
+            boxes = record_of(content, f"boxes-{client}", ConfigRecord)
+            sealed = msgspec.convert(boxes["boxes"], bytes) if boxes else b""
+            requests.append(Request(client, plan, arrays, boxes=sealed))
         return requests
 
 
@@ -116,6 +134,8 @@ def pack_requests(
         own = {key: value for key, value in request.arrays.items() if key not in common}
         if own:
             content[f"arrays-{request.client}"] = pack_arrays(own)
+        if request.boxes:
+            content[f"boxes-{request.client}"] = ConfigRecord({"boxes": request.boxes})
     header = RequestHeader(
         **msgspec.structs.asdict(info),
         clients=[request.client for request in requests],

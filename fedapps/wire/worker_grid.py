@@ -15,7 +15,11 @@ from fedapps.wire.replies import unreadable
 from fedapps.wire.requests import is_concurrent
 from fedapps.wire.serial_grid import SerialGrid, give_id
 
-SHARED = ("train", "evaluate")  # types of messages that workers get; others cost too little
+SHARED = (
+    "train",
+    "evaluate",
+    "query.step",
+)  # types of messages that workers get; others cost too little
 LONGEST_WAIT = 30.0  # seconds; then the rounds look whether `round-timeout` is over
 
 

@@ -12,6 +12,7 @@ from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.engine.checks import check_plans
 from fedapps.engine.store import ClientStore
+from fedapps.method import aggregation
 from fedapps.method.flower import BaseClient
 from fedapps.method.update import ClientUpdate, Failure, replace
 from fedapps.models.layers import take
@@ -195,13 +196,13 @@ def test_with_presum_one_client_of_a_supernode_carries_the_mean():
         ClientUpdate(4, {"w": np.array([1.0, 5.0], np.float32)}, 10, {"loss": 1}, 10.0),
         ClientUpdate(7, {"w": np.array([4.0, 8.0], np.float32)}, 20, {"loss": 2}, 20.0),
     ]
-    first, second = client_app.presummed(updates)
+    first, second = aggregation.presummed(updates)
     told = (first.client, first.num_examples, first.metrics, first.weight)
     assert told == (4, 10, {"loss": 1}, 30)
     assert first.arrays["w"].tolist() == [3.0, 7.0]
     assert (second.client, second.num_examples, second.metrics) == (7, 20, {"loss": 2})
     assert (second.arrays, second.weight) == ({}, 0.0)
-    assert client_app.presummed([]) == []
+    assert aggregation.presummed([]) == []
 
 
 def test_presum_is_refused_where_clients_upload_different_layers(flat_config, monkeypatch):
@@ -256,7 +257,7 @@ def test_presummed_raises_where_an_array_is_missing():
     text = "^presum = true: clients 4 and 7 upload different layers; use false$"
     for order in (updates, updates[::-1]):
         with pytest.raises(RunError, match=text if order is updates else "clients 7 and 4"):
-            client_app.presummed(order)
+            aggregation.presummed(order)
 
 
 @pytest.fixture

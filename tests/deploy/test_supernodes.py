@@ -31,6 +31,7 @@ RUN = (
     'finetune-epochs=1 seed=0 threads=1 device="cpu" round-timeout=300.0'
 )
 POISON = ROOT / "tests" / "support" / "poison"
+HALTING = ROOT / "tests" / "support" / "halting"
 LEAN = ROOT / "tests" / "support" / "lean"  # a device with the packages of its lock
 PATIENCE = 300.0  # seconds for what takes a few where nothing else runs
 HELD = 64  # bytes of an array that are looked for in what left a device
@@ -125,6 +126,13 @@ def events(folder: Path) -> dict[int, str]:
     return {int(row["client"]): row["detail"] for row in rows}
 
 
+def kinds_of(folder: Path, client: int) -> set[str]:
+    """What kinds of events of a client there are in round 2."""
+    with (folder / "events.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["round"] == "2"]
+    return {row["kind"] for row in rows if row["client"] == str(client)}
+
+
 def wait_for(condition, what):
     start = time.monotonic()
     while not condition():
@@ -213,6 +221,51 @@ def test_a_killed_supernode_comes_back_with_its_state(devices, deployment, tmp_p
             kept, expected = load_file(path), load_file(other)
             assert kept.keys() == expected.keys()
             assert all(np.array_equal(kept[key], expected[key]) for key in expected), (client, name)
+
+
+@pytest.mark.parametrize("halt", ["train", "unmask"])
+def test_a_secure_sum_does_without_a_killed_supernode(
+    halt, devices, deployment, tmp_path, monkeypatch
+):
+    """The power of device 3 is cut in round 2, before its upload or after it."""
+    lost, there = 3, tmp_path / "halted"
+    run = [RUN, f'strategy="fedper" num-rounds=2 evaluate-every=0 runs-dir="{tmp_path}"']
+    run.append("secure-sum=true num-clients=4 min-available=4 round-timeout=120.0")
+    devices.start(0, 1, 2)
+    devices.start(lost, PYTHONPATH=str(HALTING), HALT=f"{halt} 2 {there}")
+
+    def cut():
+        wait_for(there.exists, "it has not halted")
+        deployment.kill(devices.name(lost))
+
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(cut)
+        result = deployment.run(*run, 'run-name="real"')
+        done.result()
+    assert result.completed, result.error
+
+    step, fit = client_app.step_answer, client_app._fit
+
+    def fail_step(store, asked, client, given):
+        if (halt, asked.step, asked.round, client) == ("unmask", "unmask", 2, lost):
+            raise RuntimeError("no power")
+        return step(store, asked, client, given)
+
+    def fail_fit(space, request, store):
+        if (halt, request.plan.round, request.client) == ("train", 2, lost):
+            raise RuntimeError("no power")
+        return fit(space, request, store)
+
+    monkeypatch.setattr(client_app, "step_answer", fail_step)
+    monkeypatch.setattr(client_app, "_fit", fail_fit)
+    mine = devices.serial(range(4), *run, 'run-name="serial"')
+    kinds = {folder: kinds_of(folder, lost) for folder in (tmp_path / "real", mine)}
+    assert kinds[mine] == {"train": {"failure"}, "unmask": {"unanswered"}}[halt]
+    assert kinds[tmp_path / "real"] >= kinds[mine]  # it is also missing in the evaluation
+    one, other = (load_file(folder / "model.safetensors") for folder in kinds)
+    assert one.keys() == other.keys() and all((one[key] == other[key]).all() for key in one)
+    kept = {c for c in range(4) if [*devices.state(c).rglob("secure-sum.bin")]}
+    assert kept <= {lost}, "secrets of a round that is over"
 
 
 def test_a_dishonest_device_costs_itself_only(devices, deployment, tmp_path, monkeypatch):

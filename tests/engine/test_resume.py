@@ -60,7 +60,7 @@ def outcomes(program, folder, number, methods):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kills", "methods"),
-    [(3, ["fedper", "fedcmd", "feddyn", "fedfc"])]
+    [(3, ["fedper", "fedcmd", "feddyn", "fedfc", "fedper@secure"])]
     + [THOROUGH(3, METHODS[::4], id="3-some")]
     + [
         THOROUGH(3, [one], id=f"3-{one}")

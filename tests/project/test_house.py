@@ -17,6 +17,7 @@ FLOORS = (
     "models",
     "training",
     "method",
+    "secure",
     "wire",
     "drawing",
     "report",

@@ -2,11 +2,11 @@
 
     python -m tests.support.killed FOLDER KILLS METHOD[@KIND]...
 
-For each method, on images or on a kind of tests.support.kinds, one run goes through, and one is
-killed with SIGKILL, so many times, just before a file operation below its directory or a training,
-and resumed each time. What is printed is a line of JSON for each method: what differs ([]: nothing)
-and where it was killed. It is a process of its own because it forks, which a process that has used
-gRPC or Ray must not.
+For each method, on images (@secure: with secure sums) or on a kind of tests.support.kinds, one run
+goes through, and one is killed with SIGKILL, so many times, just before a file operation below its
+directory or a training, and resumed each time. What is printed is a line of JSON for each method:
+what differs ([]: nothing) and where it was killed. It is a process of its own because it forks,
+which a process that has used gRPC or Ray must not.
 """
 
 import csv
@@ -40,6 +40,7 @@ OWN = {
     "lgfedavg": "lgfedavg.warmup-rounds=3",
     "perfreezeclip": "local-epochs=2",  # frozen in one, not in the other
 }
+SECURE = " secure-sum=true fraction-train=1.0"
 TABLES = ("rounds.csv", "clients.csv", "classes.csv", "events.csv")
 FILE_EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.truncate", "os.link")
 
@@ -141,7 +142,8 @@ def stored(run: Path) -> list[Path]:
 def check(folder: Path, method: str, kills: int) -> dict[str, object]:
     """Run one method through, and once with kills; return what differs and where it was killed."""
     draws, (name, _, kind) = random.Random(method), method.partition("@")
-    samples = kinds.options(folder, kind) if kind else f'dataset="{data(folder)}"'
+    samples = kinds.options(folder, kind) if kind in kinds.MODELS else f'dataset="{data(folder)}"'
+    samples += SECURE if kind == "secure" else ""
     options = [BASE, samples, f'runs-dir="{folder}" strategy="{name}"', OWN.get(name, "")]
     whole, killed = (folder / (name + kind + end) for end in ("", "-killed"))
     instants = in_child([*options, f'run-name="{whole.name}"'], whole)

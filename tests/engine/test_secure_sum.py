@@ -1,0 +1,350 @@
+"""Runs with `secure-sum`: the numbers of the plain sum on every engine, and who may be missing."""
+
+import os
+import sys
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from flwr.app import Array, ConfigRecord
+
+from fedapps import client_app
+from fedapps.core import config
+from fedapps.core.errors import RunError
+from fedapps.core.schema import literal
+from fedapps.engine import masking
+from fedapps.method.flower import BaseClient
+from fedapps.secure.client import FILE, SumClient
+from fedapps.serial import run_serial
+from fedapps.wire.arrays import MASKED
+from fedapps.wire.serial_grid import SerialGrid
+from tests.support.killed import differences
+
+CLIENTS = 6
+RUN = f'strategy="fedavg" secure-sum=true num-clients={CLIENTS} fraction-train=1.0 num-rounds=2'
+
+
+@pytest.fixture
+def run(flat_config, tiny_npz, no_plots):
+    """Return run(*options, **arguments) -> run directory; clients that fail do not end the run."""
+
+    def run(*options, **arguments):
+        return run_serial(flat_config(tiny_npz, RUN, *options), **arguments)
+
+    return run
+
+
+@pytest.fixture
+def uploads(monkeypatch):
+    """What clients would upload without masks, by round and client: (arrays, sample count)."""
+    seen = {}
+
+    def masked(update, request, layout, store):
+        seen[request.plan.round, request.client] = dict(update.arrays), update.num_examples
+        return masking.masked(update, request, layout, store)
+
+    monkeypatch.setattr(client_app, "masked", masked)
+    return seen
+
+
+def plain_mean(uploads, round_, without=()):
+    """The mean of a round's uploads in fixed point: exact sums of numbers rounded to 2^-24."""
+    those = [own for (r, client), own in uploads.items() if r == round_ and client not in without]
+    weight = sum(count for _, count in those)
+
+    def mean(key):
+        columns = zip(*(arrays[key].ravel().tolist() for arrays, _ in those), strict=True)
+        sums = [
+            sum(round(Fraction(v) * n * 2**24) for v, (_, n) in zip(values, those, strict=True))
+            for values in columns
+        ]
+        values = np.array([np.float32(float(total) / (2.0**24 * weight)) for total in sums])
+        return values.reshape(those[0][0][key].shape)
+
+    return {key: mean(key) for key in those[0][0]}
+
+
+def is_mean(model, mean):
+    assert mean
+    for key, values in mean.items():
+        assert model[key].dtype == np.float32 and (model[key] == values).all(), key
+
+
+def failing(monkeypatch, steps):
+    """Let steps fail in round 2: {name of a step, or "train": clients}."""
+    answer, train = SumClient.answer, BaseClient.train_round
+
+    def check(client, round_, step):
+        if round_ == 2 and client in steps.get(step, ()):
+            raise OSError(f"no {step}")
+
+    def failing_answer(own, step, request):
+        check(own.client, own.round, step)
+        return answer(own, step, request)
+
+    def failing_train(own, plan, received):
+        check(own.client, plan.round, "train")
+        return train(own, plan, received)
+
+    monkeypatch.setattr(SumClient, "answer", failing_answer)
+    monkeypatch.setattr(BaseClient, "train_round", failing_train)
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedper", "fedbn"])
+def test_a_run_has_the_numbers_of_the_plain_sum(strategy, run, uploads, read_model, read_rounds):
+    """And nearly those of floating-point sums; no secret is left."""
+    folder = run(f'strategy="{strategy}" model="lenet5"')
+    is_mean(read_model(folder), plain_mean(uploads, 2))
+    assert len(uploads) == 2 * CLIENTS
+    plain = run(f'strategy="{strategy}" model="lenet5" secure-sum=false')
+    for key, values in read_model(plain).items():
+        np.testing.assert_allclose(read_model(folder)[key], values, rtol=1e-4, atol=1e-5)
+    assert not [*folder.rglob(f"*{FILE}*")] and not [*folder.rglob("*.tmp")]
+    states = {path.parent.name for path in folder.glob("clients/*/*")}
+    assert states == ({*map(str, range(CLIENTS))} if strategy != "fedavg" else set())
+    entries = 1 + sum(values.size for values in uploads[2, 0][0].values())
+    for row, other in zip(read_rounds(folder), read_rounds(plain), strict=True):
+        keys, box, share = 64 + 16, 148 + 3, 66 + 3  # in msgpack, with names
+        more = CLIENTS * (keys + CLIENTS * (box + share))
+        assert 0 < row["bytes_up"] - 8 * CLIENTS * entries <= more
+        assert row["bytes_down"] - other["bytes_down"] > 0
+
+
+def test_what_the_server_gets_is_not_what_a_client_uploads(run, uploads, monkeypatch):
+    """Each vector is a random one: it has the first bit in half of its entries, not in few."""
+    seen, pull = [], SerialGrid.pull_messages
+
+    def watched(grid, message_ids):
+        replies = pull(grid, message_ids)
+        for reply in replies:
+            if reply.metadata.message_type == "train":
+                seen.extend(record for record in reply.content.array_records.values())
+        return replies
+
+    monkeypatch.setattr(SerialGrid, "pull_messages", watched)
+    run("num-rounds=1")
+    assert len(seen) == CLIENTS
+    for record in seen:
+        assert [*record] == [MASKED]
+        words = record[MASKED].numpy()
+        assert words.dtype == np.uint64 and len({*words.tolist()}) == len(words)
+        assert abs((words >> np.uint64(63)).mean() - 0.5) < 0.1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")
+def test_all_engines_give_the_same_bytes(run):
+    whole = run('strategy="fedper"')
+    for arguments in ({"workers": 2}, {"num_supernodes": 3}, {"workers": 2, "num_supernodes": 5}):
+        assert differences(whole, run('strategy="fedper"', **arguments)) == []
+
+
+def test_devices_keep_their_secrets_in_their_own_folder(
+    flat_config, no_plots, tmp_path, make_npz, monkeypatch, uploads, read_model, read_csv
+):
+    nodes = []
+    for client in range(4):
+        own = make_npz(tmp_path / f"{client}.npz", train=40 + client, seed=client)
+        state = tmp_path / f"state-{client}"
+        nodes.append({"client-id": client, "data": str(own), "state-dir": str(state)})
+    failing(monkeypatch, {"train": [3]})
+    options = 'dataset="device" input-shape="1,8,8" num-classes=3 batch-size=8 num-clients=4'
+    folder = run_serial(flat_config(RUN, options), node_configs=nodes)
+    is_mean(read_model(folder), plain_mean(uploads, 2, without=[3]))
+    left = [path for path in tmp_path.rglob(f"*{FILE}*")]
+    assert [path.relative_to(tmp_path).parts[0] for path in left] == ["state-3"]
+    assert left[0].parent.stat().st_mode & 0o077 == 0
+    assert [row["client"] for row in read_csv(folder, "events.csv")] == ["3"]
+
+
+# Who is missing -----------------------------------------------------------------------------
+
+MISSING = {
+    "keys": {"keys": [0, 5]},
+    "shares": {"shares": [4]},
+    "training": {"train": [1, 2]},
+    "unmasking": {"unmask": [0, 3]},
+    "two steps": {"train": [1], "unmask": [0]},
+}
+
+
+@pytest.mark.parametrize("steps", MISSING.values(), ids=MISSING)
+def test_up_to_a_third_may_be_missing(steps, run, uploads, monkeypatch, read_model, read_csv):
+    """Those that have uploaded count; the others are failures of the round."""
+    failing(monkeypatch, steps)
+    folder = run("evaluate-every=0")
+    gone = sorted(c for step, clients in steps.items() if step != "unmask" for c in clients)
+    is_mean(read_model(folder), plain_mean(uploads, 2, without=gone))
+    events = read_csv(folder, "events.csv")
+    kinds = {"failure": gone, "unanswered": steps.get("unmask", [])}
+    for kind, clients in kinds.items():
+        rows = [row for row in events if row["kind"] == kind]
+        assert [int(row["client"]) for row in rows] == clients
+        assert all(row["round"] == "2" and "OSError: no " in row["detail"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("steps", "cause"),
+    [
+        ({"keys": range(4)}, "client 0: secure sum, keys: OSError: no keys"),
+        ({"shares": [0, 1, 2]}, "client 0: secure sum, shares: OSError: no shares"),
+        ({"train": [1, 3, 5]}, "client 0: secure sum: 3 clients are left, and it needs 4"),
+        ({"unmask": [1, 3, 5]}, "client 0: secure sum: 3 clients are left, and it needs 4"),
+    ],
+    ids=["keys", "shares", "training", "unmasking"],
+)
+def test_a_run_ends_if_more_are_missing(steps, cause, run, monkeypatch):
+    failing(monkeypatch, steps)
+    with pytest.raises(RunError, match=f"round 2: 6 of 6 clients failed .*{cause}"):
+        run()
+
+
+def test_a_round_without_a_sum_changes_nothing_on_devices(
+    flat_config, no_plots, tmp_path, make_npz, monkeypatch, uploads, read_model, read_rounds
+):
+    """Three times in a row, all devices may fail."""
+    nodes = [
+        {
+            "client-id": client,
+            "data": str(make_npz(tmp_path / f"{client}.npz", seed=client)),
+            "state-dir": str(tmp_path / f"state-{client}"),
+        }
+        for client in range(3)
+    ]
+    failing(monkeypatch, {"shares": [1]})
+    options = 'dataset="device" input-shape="1,8,8" num-classes=3 batch-size=8 num-clients=3'
+    folder = run_serial(flat_config(RUN, options), node_configs=nodes)
+    assert [row["failures"] for row in read_rounds(folder)] == [0, 3]
+    is_mean(read_model(folder), plain_mean(uploads, 1))
+
+
+# Who lies -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lying(run, monkeypatch):
+    """Return run(type, change, *options): `change` alters all replies of a message type."""
+
+    def lying_run(kind, change, *options):
+        pull = SerialGrid.pull_messages
+
+        def altered(grid, message_ids):
+            replies = pull(grid, message_ids)
+            for reply in replies:
+                if reply.metadata.message_type == kind:
+                    change(reply.content)
+            return replies
+
+        monkeypatch.setattr(SerialGrid, "pull_messages", altered)
+        return run("num-rounds=1 evaluate-every=0", *options)
+
+    return lying_run
+
+
+def vector(change):
+    """Alter what client 2 uploads: its integers."""
+
+    def altered(content):
+        record = content["arrays-2"]
+        record[MASKED] = Array(change(record[MASKED].numpy().copy()))
+
+    return altered
+
+
+BAD_VECTORS = {
+    "too short": (lambda v: v[:-1], "expected"),
+    "too long": (lambda v: np.append(v, v), "expected"),
+    "float32": (lambda v: v.astype(np.float32), "expected"),
+    "int64": (lambda v: v.view(np.int64), "expected uint64"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_VECTORS)
+def test_a_vector_of_another_kind_costs_its_client(name, lying, uploads, read_csv, read_model):
+    change, cause = BAD_VECTORS[name]
+    folder = lying("train", vector(change))
+    (event,) = read_csv(folder, "events.csv")
+    assert event["client"] == "2" and cause in event["detail"]
+    is_mean(read_model(folder), plain_mean(uploads, 1, without=[2]))
+
+
+def larger(words):
+    words[1] += np.uint64(2**62)
+    return words
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (
+            lambda words: words + np.uint64(2**40),
+            r"masks are left \(a weight of .*\): a client lies",
+        ),
+        (larger, r"the mean of .* is as large as .*at most 1e\+06"),
+    ],
+)
+def test_a_sum_that_cannot_be_one_ends_the_run(change, why, lying):
+    with pytest.raises(RunError, match=why):
+        lying("train", vector(change))
+
+
+@pytest.mark.parametrize("bytes_", [b"", b"\x00", [1.0], "text"])
+def test_a_broken_answer_costs_its_client(bytes_, lying, uploads, read_csv, read_model):
+    def change(content):
+        content["answer-2"] = ConfigRecord({"bytes": bytes_})
+
+    folder = lying("query.step", change)
+    (event,) = read_csv(folder, "events.csv")
+    assert event["client"] == "2" and event["detail"].startswith("secure sum, keys: its answer")
+    is_mean(read_model(folder), plain_mean(uploads, 1, without=[2]))
+
+
+# What does not fit --------------------------------------------------------------------------
+
+REFUSED = {
+    'strategy="scaffold"': "this strategy needs more than the mean of the updates",
+    'strategy="fedamp"': "this strategy needs more than the mean of the updates",
+    'strategy="local"': "clients upload nothing",
+    'aggregation="median"': "aggregation = median needs every client's update; use",
+    "presum=true": "presum = true needs every client's update; use presum=false",
+    'dp.mode="central"': "dp.mode = central needs every client's update; use dp.mode=none",
+    'attack="alie" attackers=0.2': "attack = alie needs",
+    'round-mode="async" devices="lognormal"': "round-mode = async needs",
+    'deadline=1.0 devices="lognormal"': "deadline = 1 needs",
+    'over-selection=0.5 devices="lognormal"': "over-selection = 0.5 needs",
+    "fraction-train=0.4": "a round has 2 clients (fraction-train), and it needs 3 to 500",
+}
+
+
+@pytest.mark.parametrize("options", REFUSED)
+def test_what_needs_single_updates_is_refused(options, run):
+    with pytest.raises(RunError) as refused:
+        run(options)
+    assert str(refused.value).startswith(f"secure-sum = true: {REFUSED[options]}")
+
+
+def test_values_that_could_overflow_are_refused(run):
+    with pytest.raises(RunError, match=r"^max-value = 1e\+12: with secure-sum it must be below"):
+        run("max-value=1e12")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        'dp.mode="local" dp.clip-norm=1.0 dp.noise-multiplier=0.5',
+        'server-optimizer="adam" server-lr=0.01',
+        'attack="sign-flip" attackers=0.2 attack-scale=1.0',
+        'devices="lognormal"',
+        'unseen-clients="0.15" num-clients=7',
+    ],
+)
+def test_what_needs_no_single_update_has_the_numbers_of_a_plain_run(options, run, read_model):
+    found, plain = (read_model(run(options, f"secure-sum={literal(on)}")) for on in (True, False))
+    for key, values in plain.items():
+        np.testing.assert_allclose(found[key], values, rtol=1e-3, atol=1e-4)
+
+
+def test_a_run_is_resumed_with_the_same_key_only(run):
+    folder = run()
+    with pytest.raises(RunError, match="secure-sum"):
+        run_serial(config.parse([f'resume="{folder}" num-rounds=3 secure-sum=false']))
+    assert os.path.isdir(run_serial(config.parse([f'resume="{folder}" num-rounds=3'])))
