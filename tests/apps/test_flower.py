@@ -10,7 +10,7 @@ from tests.support import ROOT, kinds
 from tests.support.killed import differences
 from tests.support.marks import LONG, THOROUGH
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # one run on Ray at a time
+pytestmark = pytest.mark.slow
 
 BASE = "num-clients=6 num-rounds=2 local-epochs=1 batch-size=32 finetune-epochs=1"
 TWO = "num-supernodes=2 client-resources-num-cpus=1"
@@ -45,10 +45,15 @@ def both(home, tmp_path, outcome):
 
 
 @pytest.mark.parametrize(("nodes", "cpus"), [(2, 1), LONG(1, 2), LONG(5, 1)])
-def test_ray_gives_the_numbers_of_the_serial_engine(both, nodes, cpus):
-    """2 SuperNodes on two actors (where there are 2 cores), 1 on one actor, 5 on two actors."""
-    cpus = min(cpus, os.cpu_count() or 1)
-    both(RUN, federation=f"num-supernodes={nodes} client-resources-num-cpus={cpus}")
+def test_ray_gives_the_numbers_of_the_serial_engine(both, tmp_path, nodes, cpus):
+    """2 SuperNodes on two actors (where there are 2 cores), 1 on one actor, 5 on two actors.
+
+    The model is one's own, a file outside the app.
+    """
+    path, cpus = tmp_path / "mine.py", min(cpus, os.cpu_count() or 1)
+    path.write_text(kinds.OWN_MODEL)
+    federation = f"num-supernodes={nodes} client-resources-num-cpus={cpus}"
+    both(RUN, LIMITS, f'model="{path}:make"', federation=federation)
 
 
 KINDS = [pair if pair[0] == "tokens" else THOROUGH(*pair) for pair in kinds.SOME.items()]
@@ -65,12 +70,6 @@ def test_ray_gives_them_for_every_kind_of_samples_and_targets(both, tmp_path, ki
 def test_ray_sees_the_same_virtual_time(both, clock):
     timed = f'strategy="fedavg" num-rounds=3 devices="lognormal" {clock}'
     both(RUN, LIMITS, timed, federation=TWO)
-
-
-def test_ray_gives_them_for_a_model_of_ones_own(both, tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text(kinds.OWN_MODEL)
-    both(RUN, LIMITS, f'model="{path}:make"', federation=TWO)
 
 
 @pytest.mark.thorough
