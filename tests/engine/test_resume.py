@@ -90,6 +90,12 @@ def test_a_run_whose_disk_was_full_is_as_if_it_had_not_been(share, methods, tmp_
 
 
 @pytest.fixture
+def flat_config(flat_config, tiny_npz):
+    """The tiny run-config on less data."""
+    return lambda *run_config: flat_config(tiny_npz, *run_config)
+
+
+@pytest.fixture
 def interrupted(serial_run, monkeypatch):
     """Return interrupted(*run_config): the directory of a run of 4 rounds as after the second.
 
