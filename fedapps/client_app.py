@@ -23,6 +23,7 @@ from fedapps.core.errors import DIVERGED, RunError, one_line
 from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
+from fedapps.device import spending
 from fedapps.device.device import Device, device_workspace
 from fedapps.device.health import greeting
 from fedapps.engine.failed_clients import DivergedError, diverged, record
@@ -37,7 +38,7 @@ from fedapps.method.jobs import Work, alone
 from fedapps.method.update import ClientUpdate, Failure, Metrics
 from fedapps.training.resident import ResidentModel
 from fedapps.training.workspace import Workspace, workspace
-from fedapps.wire.hello import Hello, pack_hello
+from fedapps.wire.hello import Hello, pack_hello, read_greeting
 from fedapps.wire.questions import pack_answer, pack_answers, read_question
 from fedapps.wire.replies import pack_metrics, pack_reply
 from fedapps.wire.requests import Request, RequestHeader, RoundInfo, read_request
@@ -54,7 +55,8 @@ def hello(message: Message, context: Context) -> Message:
     """Tell the server which clients this SuperNode can run, and whether it has a GPU."""
     try:
         device = Device.of(context.node_config)
-        answer = greeting(device, _read(context)) if device else _anyone(context)
+        settings, model = _read(context), read_greeting(message)
+        answer = greeting(device, settings, model) if device else _anyone(context)
     except RunError as error:
         answer = Hello(problem=str(error))
     if answer.problem:
@@ -152,6 +154,8 @@ def _serve(message: Message, context: Context, hook: Hook) -> Message:
         try:
             torch.set_num_threads(own.settings.threads)  # PyTorch keeps this setting per thread
             _check_initial_model(info, space.resident)
+            if device and hook is _fit:
+                spending.count(space.settings.dp, device.state_dir, device.budget)
             store = _store(space, device, info, request.client)
             update = yield from hook(own, request, store)
             pack_metrics(update, info.presum)  # if Flower refuses it, only this client fails

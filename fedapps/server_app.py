@@ -19,16 +19,20 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedapps import data
-from fedapps.core import config, log, prometheus, registry
+from fedapps.core import config, log, prometheus, registry, signing
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
 from fedapps.core.flower import HttpGrid
 from fedapps.core.flower import log as flower_log
+from fedapps.core.paths import absolute
 from fedapps.core.schema import Scalar
+from fedapps.core.settings import Settings
+from fedapps.core.signing import SignedModel
 from fedapps.core.stopping import stoppable
 from fedapps.device.warm import end_with_parent, shorten_backoff
 from fedapps.engine import privacy, resume, unused
 from fedapps.engine.failed_clients import FILE
+from fedapps.engine.federation import Federation
 from fedapps.engine.fingerprints import fingerprints
 from fedapps.engine.rounds import Rounds
 from fedapps.report import directory
@@ -80,9 +84,10 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     registry.client_class(settings.strategy)  # a missing client module ends the run here
     strategy = strategy_class(space)
     rounds = Rounds(strategy)  # checks the strategy, before there is a run directory
+    federation = Federation(rounds)  # and this the budget of privacy
     for note in unused.notes(strategy):
         log.warning("%s", note)
-    with _reporting(rounds, context.run_config) as report:
+    with _reporting(rounds, context.run_config) as report, federation.recorded(report):
         if held is not None and space.task.has_classes:
             report.hold(listed, held)
         report.follow(strategy.arrays)
@@ -93,7 +98,8 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
                     nodes.lookout = lookout
                     fleet = meet(nodes, space)
                     rounds.run(grid, report, nodes, fleet)
-                report.finish(strategy.arrays, {"seconds": report.seconds}, plots)
+                told = {"seconds": report.seconds} | federation.figures(report)
+                report.finish(strategy.arrays, told, plots)
                 rounds.recovery.tell_best(report.folder)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(resume.interrupted(report)) from None
@@ -150,7 +156,17 @@ def node_registry(grid: Grid, space: Workspace) -> NodeRegistry:
         shorten_backoff()
     streaming, limit = StreamingGrid(grid), s.max_samples
     out = space.population.held_out if devices else ()
-    return NodeRegistry(streaming, s.min_available, s.round_timeout, devices, simulated, limit, out)
+    start = initial_model(s) if devices and s.initial_model else None
+    return NodeRegistry(
+        streaming, s.min_available, s.round_timeout, devices, simulated, limit, out, start
+    )
+
+
+def initial_model(s: Settings) -> SignedModel:
+    """Read the model that devices are to get; raises `RunError` if its manifest says another."""
+    found = signing.read(absolute(s.initial_model, "initial-model"))
+    signing.check(found, None, f'initial-model = "{s.initial_model}"')
+    return found
 
 
 def meet(there: NodeRegistry, space: Workspace) -> Fleet:

@@ -15,9 +15,10 @@ from fedapps.core.settings import Settings
 # computed.
 INCIDENTAL = frozenset({
     "cache-limit", "channel-address", "channel-nodes", "channel-reach", "channel-tls",
-    "checkpoint-every", "data-root", "device", "join-timeout", "keep-best", "loggers",
-    "max-failures", "max-samples", "metrics-port", "min-available", "presum", "resume",
-    "round-timeout", "run-name", "runs-dir", "secure-sum", "step-timeout", "threads",
+    "checkpoint-every", "data-root", "device", "dp.budget", "federation", "join-timeout",
+    "keep-best", "loggers", "max-failures", "max-samples", "metrics-port", "min-available",
+    "presum", "resume", "round-timeout", "run-name", "runs-dir", "secure-sum", "step-timeout",
+    "threads",
 })  # fmt: skip
 # How clients are personalized and scored: keys that training does not depend on.
 PERSONAL = (

@@ -193,6 +193,8 @@ def _check(settings: Settings) -> None:
     absolute(settings.data_root, "data-root")
     if settings.initial_model:
         absolute(settings.initial_model, "initial-model")
+    if settings.federation:
+        absolute(settings.federation, "federation")
     if settings.channel_tls:
         absolute(settings.channel_tls, "channel-tls")
     _ = settings.logger_names  # reading it checks it, like the next two

@@ -33,6 +33,10 @@ class PrivacySettings(MethodSettings, frozen=True):
     delta: Annotated[
         OpenFraction, doc("the delta for which epsilon is computed; below 1 / num-clients")
     ]
+    budget: Annotated[
+        AtLeastZero,
+        doc("largest epsilon that a run may reach, with all earlier runs of `federation`; 0: any"),
+    ]
     sampling: Annotated[
         Literal["poisson", "fixed"],
         doc(

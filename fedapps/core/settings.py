@@ -221,6 +221,9 @@ class Settings(DataSettings, frozen=True):
     min_available: Annotated[Count, doc("SuperNodes that must be connected before each round")]
     runs_dir: Annotated[str, doc("folder of the run directories, absolute or with `~`")]
     run_name: Annotated[str, doc('name of the run directory; "": strategy, data, seed and time')]
+    federation: Annotated[
+        str, doc('folder that records models and epsilon of all runs of a federation; "": none')
+    ]
     checkpoint_every: Annotated[
         NonNegative, doc("checkpoint after every n-th round, to resume a killed run; 0: never")
     ]

@@ -27,7 +27,8 @@ from fedapps.core.files import remove_left_over, stamp, write_whole
 from fedapps.core.paths import absolute
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
-from fedapps.device import personalized
+from fedapps.core.signing import SignedModel
+from fedapps.device import initial, personalized, spending
 from fedapps.engine.store import EARLIER_RUN, ClientStore
 from fedapps.method.flower import BaseClient
 from fedapps.tasks import specs_of_devices
@@ -40,7 +41,7 @@ KEYS = ("client-id", "data", "state-dir")
 EXAMPLE = """--node-config 'client-id=7 data="/path/train.npz" state-dir="/path/state"'"""
 _STATE = re.compile(r"\w+-.+-[0-9a-f]{8}")  # strategy, model, layers: see `Device.store`
 _making = Lock()  # two workspaces made at the same time would draw from the same generator
-_stamps = dict["Device", tuple[object, ...]]()  # of the data from which workspaces were made
+_stamps = dict["Device", tuple[object, ...]]()  # of the files from which workspaces were made
 
 
 class StateRun(msgspec.Struct, frozen=True):
@@ -63,11 +64,17 @@ class StateRun(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Device:
-    """The node-config of a SuperNode with data of its own."""
+    """The node-config of a SuperNode with data of its own.
+
+    With a `model_key`, it starts only from initial models that are signed with this key. With a
+    `budget`, it sends no update that would make its epsilon of all runs larger.
+    """
 
     client: int
     data: Path
     state_dir: Path
+    model_key: Path | None = None
+    budget: float = 0.0
 
     @classmethod
     def of(cls, node_config: Mapping[str, Scalar]) -> "Device | None":
@@ -80,10 +87,15 @@ class Device:
         client = node_config["client-id"]
         if type(client) is not int or client < 0:
             raise RunError(f'node-config: client-id = "{client}": must be an integer >= 0')
-        return cls(client, _folder(node_config, "data"), _folder(node_config, "state-dir"))
+        model_key = _folder(node_config, "model-key") if "model-key" in node_config else None
+        own, state = _folder(node_config, "data"), _folder(node_config, "state-dir")
+        return cls(client, own, state, model_key, spending.budget_of(node_config))
 
-    def hello(self, settings: Settings) -> Hello:
-        """Say which client this is and how many samples it has, or why it cannot take part."""
+    def hello(self, settings: Settings, model: SignedModel | None = None) -> Hello:
+        """Say which client this is and how many samples it has, or why it cannot take part.
+
+        The initial `model` of the run is kept for its messages.
+        """
         try:
             if settings.dataset != DEVICE:
                 raise RunError(
@@ -96,6 +108,8 @@ class Device:
                     " (num-clients)"
                 )
             claim(self.state_dir)
+            initial.keep(settings, model, self.state_dir, self.model_key)
+            spending.check(settings.dp, self.state_dir, self.budget)
             share = device_workspace(settings, self).population.share(self.client)
         except RunError as error:
             return Hello(client=self.client, problem=str(error))
@@ -230,17 +244,18 @@ def not_finite(module: nn.Module) -> str:
 def _make_workspace(settings: Settings, device: Device) -> Workspace:
     form = data.Form.of(settings, settings.names)
     own = data.of_device(device.data, *specs_of_devices(settings), form)
-    return Workspace(settings, RunData(settings, own, device.client))
+    run = initial.own(settings, device.state_dir)
+    return Workspace(run, RunData(run, own, device.client))
 
 
 def device_workspace(settings: Settings, device: Device) -> Workspace:
     """Return a device's workspace with its own data; raises `RunError` if the data does not fit.
 
-    It is made anew if the data have changed since the last time.
+    It is made anew if the data, or the initial model, have changed since the last time.
     """
     torch.set_num_threads(settings.threads)
     with _making:
-        now = stamp(device.data)
+        now = stamp(device.data), stamp(device.state_dir / initial.FILE)
         if _stamps.setdefault(device, now) != now:
             _make_workspace.cache_clear()  # old data would only take memory
             _stamps[device] = now

@@ -17,7 +17,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.flower import NeighboringRelation, SamplingMethod
 from fedapps.core.privacy_settings import PrivacySettings
 from fedapps.core.settings import Settings
-from fedapps.engine.accounting import Mechanism
+from fedapps.engine.accounting import Mechanism, alone
 from fedapps.engine.checks import AVERAGING, replaced
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import SERVER, ClientUpdate
@@ -33,7 +33,6 @@ RESTS_ON = tuple(sorted((*AVERAGING, *ASKS)))
 LEAST_NOISE = 1e-3  # below it the accountant's arithmetic fails: it gives 0 for no privacy at all
 RELEASES, CLIP_NORM = "dp/releases", "dp/clip-norm"  # names in a strategy's state
 
-
 Updates = Iterator[ClientUpdate]
 Reference = Callable[[], Mapping[str, np.ndarray]]  # returns what all clients downloaded
 
@@ -43,6 +42,8 @@ class PrivacyMode:
 
     `state` is the strategy's state: a mode stores there what it needs from round to round.
     """
+
+    mechanism: Mechanism | None = None  # what a round releases, as the accountant sees it
 
     def __init__(
         self, settings: Settings, layout: Layout, state: Arrays, clients: Sequence[int] = ()
@@ -70,6 +71,10 @@ class PrivacyMode:
         `reference` returns the arrays that all clients downloaded.
         """
         return updates
+
+    def releases(self) -> int:
+        """Return the number of releases so far; of a client with the most, if they differ."""
+        return 0
 
     def epsilon(self) -> float | None:
         """Return the epsilon spent up to and including this round; None without privacy."""
@@ -114,9 +119,13 @@ class DifferentialPrivacy(PrivacyMode):
             check_plan(self.settings, self.layout, plan)
         return {}
 
+    def releases(self) -> int:
+        """Return the largest count in the state."""
+        return int(np.max(self.state[RELEASES]))
+
     def epsilon(self) -> float:
-        """Return epsilon for the releases in the state (the largest count of any client)."""
-        return self.mechanism.epsilon(int(np.max(self.state[RELEASES])), self.dp.delta)
+        """Return epsilon for the releases so far."""
+        return self.mechanism.epsilon(self.releases(), self.dp.delta)
 
 
 class Central(DifferentialPrivacy):
@@ -224,8 +233,7 @@ class Local(DifferentialPrivacy):
         super().__init__(settings, layout, state, clients)
         if self.dp.adaptive:
             raise RunError('dp.adaptive = true: only with dp.mode = "central"')
-        alone = (SamplingMethod.NO_AMPLIFICATION, NeighboringRelation.ADD_OR_REMOVE_ONE)
-        self.mechanism = Mechanism(self.dp.noise_multiplier / 2, 1, 1, *alone)
+        self.mechanism = alone(self.dp.noise_multiplier)
         self.mechanism.accountant(self.dp.delta)
         self.state[RELEASES] = np.zeros(settings.num_clients, np.int64)
 
@@ -279,7 +287,7 @@ def adaptive_noise(dp: PrivacySettings, expected: int) -> tuple[float, float]:
 def warnings(settings: Settings) -> list[str]:
     """Return a warning if the settings look private but give no privacy."""
     dp, known, flat = settings.dp, defaults(), dict(settings.flat)
-    changed = [key for key in flat if key.startswith("dp.") and flat[key] != known[key]]
+    changed = [k for k in flat if k[:3] == "dp." and k != "dp.budget" and flat[k] != known[k]]
     if dp.mode == "none":
         return [f'{key} = {flat[key]} has no effect with dp.mode = "none"' for key in changed]
     if not dp.noise_multiplier:

@@ -57,7 +57,7 @@ def _read(path: Path) -> tuple[Arrays, str]:
         content = path.read_bytes()
         arrays = safetensors.numpy.load(content)
     except FileNotFoundError as error:
-        told = "is not there; each process, and each device, needs it at this path"
+        told = "is not there; each process needs it at this path (devices get it from the server)"
         raise RunError(f'initial-model = "{path}": {told}') from error
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         reason = one_line(str(error))

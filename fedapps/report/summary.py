@@ -138,10 +138,9 @@ def _table_rows(
     down, up, evaluation = (
         human_bytes(summary[f"total_bytes_{name}"]) for name in ("down", "up", "eval")
     )
-    seconds, epsilon = summary["seconds"], summary.get("epsilon")
+    seconds = summary["seconds"]
     virtual = summary.get(VIRTUAL)
     passed = [] if virtual is None else [("virtual time", duration(virtual))]
-    spent = [] if epsilon is None else [("epsilon spent", f"{epsilon:.4g}")]
     given = [f for f in columns.figures if f.label and summary.get(f.name) is not None]
     names = unseen_columns(lead)
     count, before, after, apart = (summary.get(names[0]), *map(shown, names[1:]))
@@ -170,5 +169,16 @@ def _table_rows(
         ("time", duration(seconds)),
         *passed,
         ("failures", str(summary["total_failures"])),
-        *spent,
+        *_spent(summary),
     ]
+
+
+def _spent(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return lines about privacy, if there is any: epsilon of the run and of its federation."""
+    found, rows = (summary.get("epsilon"), summary.get("epsilon_of_federation")), []
+    if found[0] is not None:
+        rows.append(("epsilon spent", f"{found[0]:.4g}"))
+    if found[1] is not None:
+        runs = number(summary["runs_of_federation"], "run")
+        rows.append(("epsilon of the federation", f"{found[1]:.4g} in {runs}"))
+    return rows

@@ -1,16 +1,29 @@
-"""The greeting: the server asks a SuperNode who it is, and the SuperNode answers with a `Hello`."""
+"""The greeting: the server asks a SuperNode who it is, and the SuperNode answers with a `Hello`.
+
+If a run on devices starts from given weights, the greeting brings them: record `initial-model`,
+with the bytes of the file, and their manifest and signature in the record `config`.
+"""
 
 from typing import Annotated, Literal
 
 import msgspec
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from msgspec import Meta
 
-from fedapps.core.errors import one_line
-from fedapps.wire.checks import FIGURES_BYTES, check_size
+from fedapps.core.errors import RunError, one_line
+from fedapps.core.signing import SignedModel
+from fedapps.wire.checks import FIGURES_BYTES, check_size, record_of
 from fedapps.wire.health import Health
 
 SampleCount = Annotated[int, Meta(ge=0, lt=2**40)]
+INITIAL, BYTES = "initial-model", "bytes"  # a record, and the kind of its one array
+
+
+class Vouchers(msgspec.Struct, frozen=True):
+    """Record `config` of a greeting: what vouches for the initial model; empty if nothing does."""
+
+    manifest: Annotated[bytes, Meta(max_length=FIGURES_BYTES)] = b""
+    signature: Annotated[bytes, Meta(max_length=64)] = b""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,9 +49,33 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     health: Health | None = None
 
 
-def pack_greeting(node: int) -> Message:
-    """Make the message that asks a SuperNode who it is."""
-    return Message(RecordDict({"config": ConfigRecord()}), node, "query.hello")
+def pack_greeting(node: int, model: SignedModel | None = None) -> Message:
+    """Make the message that asks a SuperNode who it is, and brings it the initial model."""
+    content = RecordDict({"config": ConfigRecord()})
+    if model is not None:
+        vouchers = Vouchers(model.manifest, model.signature)
+        content["config"] = ConfigRecord(msgspec.structs.asdict(vouchers))
+        file = Array("uint8", (len(model.content),), BYTES, model.content)
+        content[INITIAL] = ArrayRecord({"file": file})
+    return Message(content, node, "query.hello")
+
+
+def read_greeting(message: Message) -> SignedModel | None:
+    """Return the initial model that a greeting brings, if any; raises `RunError` if it is broken.
+
+    Nothing vouches for it yet.
+    """
+    record = record_of(message.content, INITIAL, ArrayRecord)
+    if record is None:
+        return None
+    try:
+        found = msgspec.convert(dict(message.content.config_records["config"]), Vouchers)
+        file = record["file"]
+    except (ValueError, KeyError) as error:
+        raise RunError(f"the greeting is broken: {one_line(str(error))}") from error
+    if file.stype != BYTES:
+        raise RunError(f"the greeting is broken: its model comes as {one_line(file.stype)}")
+    return SignedModel(file.data, found.manifest, found.signature)
 
 
 def pack_hello(message: Message, hello: Hello) -> Message:

@@ -10,6 +10,7 @@ from flwr.app import Message
 
 from fedapps.core import log
 from fedapps.core.errors import RunError
+from fedapps.core.signing import SignedModel
 from fedapps.core.words import number
 from fedapps.wire.contacts import Lookout
 from fedapps.wire.fleet import Bound, Fleet
@@ -50,8 +51,9 @@ class NodeRegistry:
     `devices` is the number of clients if each of them is a device with data of its own, else 0.
     A device may have at most `max_samples` in each subset; one whose client is `held_out` does not
     count as available, because it does not train. `simulated` says that the SuperNodes are
-    those of Flower's simulation, so that what they say about it can be trusted. A SuperNode that
-    does not fit the run is left out, with a log line.
+    those of Flower's simulation, so that what they say about it can be trusted. Greetings bring the
+    `initial` model to those that may not have it yet. A SuperNode that does not fit the run is left
+    out, with a log line and an event.
     """
 
     def __init__(
@@ -63,7 +65,9 @@ class NodeRegistry:
         simulated: bool = True,
         max_samples: int = 2**40,
         held_out: Collection[int] = (),
+        initial: SignedModel | None = None,
     ) -> None:
+        self.initial = initial
         self.grid, self.at_least, self.timeout = grid, at_least, timeout
         self.devices, self.simulated = devices, simulated and not devices
         self.max_samples, self.held_out = max_samples, held_out
@@ -153,7 +157,10 @@ class NodeRegistry:
         """Greet those that are due; return their nodes by the id of the greeting."""
         now = time.monotonic()
         due = [node for node, guest in self._guests.items() if guest.is_due(now)]
-        ids = list(self.grid.push_messages([pack_greeting(node) for node in due])) if due else []
+        answers = {node: self._guests[node].hello for node in due}
+        has_it = {node for node, hello in answers.items() if hello and not hello.problem}
+        greetings = [pack_greeting(n, None if n in has_it else self.initial) for n in due]
+        ids = list(self.grid.push_messages(greetings)) if due else []
         sent = {message: node for node, message in zip(due, ids, strict=True) if message}
         for message, node in sent.items():  # the other nodes could not be reached
             self._guests[node].asked[message] = now
@@ -229,6 +236,8 @@ class NodeRegistry:
         self._rejected[node] = reason = f"SuperNode {node}{client}: {problem}"
         if reason not in self._reported:
             log.info("left out: %s", reason)
+            who = "server" if hello.client == "any" else hello.client
+            self.lookout.event(who, "left-out", reason)
         self._reported.add(reason)
 
     def _too_few(self, fleet: Fleet, unknown: list[int]) -> str:

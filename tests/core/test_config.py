@@ -38,7 +38,7 @@ TEXTS = [
     "dataset", "data-root", "sizes", "classes-per-client", "model", "runs-dir", "run-name",
     "channel-address", "channel-reach", "channel-tls", "input-shape", "class-names", "loggers",
     "evaluate-rounds", "resume", "initial-model", "adapter-layers", "unseen-clients",
-    "target-column", "client-column", "columns", "devices",
+    "target-column", "client-column", "columns", "devices", "federation",
 ]  # fmt: skip
 FLAGS = [
     "dirichlet-balance", "bn-local", "presum", "score-last", "score-without-head", "dp.adaptive",
@@ -58,7 +58,7 @@ POSITIVE = [
 ]  # fmt: skip
 NOT_NEGATIVE = [
     "weight-decay", "prox-mu", "finetune-lr", "max-norm", "dp.count-noise", "server-lr",
-    "clip-radius", "attack-z", "deadline", "over-selection",
+    "clip-radius", "attack-z", "deadline", "over-selection", "dp.budget",
 ]  # fmt: skip
 BELOW_ONE = ["momentum", "server-beta1", "server-beta2", "attackers", "dropout"]
 FLOATS = {  # what is allowed, values that are not, values at the edge that are

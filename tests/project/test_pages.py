@@ -33,11 +33,11 @@ PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md")])
 LINKING = sorted({*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("[!.]*/*.md")})
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.M | re.S)
 NOT_KEYS = {  # words with a hyphen that stand as code in the pages
-    *("client-id", "state-dir", "sex"),  # a node-config's
+    *("client-id", "state-dir", "model-key", "dp-budget", "sex"),  # a node-config's
     *("num-supernodes", "client-resources-num-cpus", "client-resources-num-gpus"),  # Flower's
     *("tiny-imagenet", "tiny-imagenet-200", "crop-flip", "train-warmup", "dp-accounting"),
     *("clip-norm", "personal-layer", "plot-failed", "client-accuracy"),
-    *("state-lost", "data-changed", "virtual-time"),
+    *("state-lost", "data-changed", "virtual-time", "left-out"),
     *("run-failed", "page-failed", "logger-failed"),  # events and plots
     *("sign-flip", "label-flip", "inflated-count"),  # values of attack, and of aggregation:
     *("trimmed-mean", "multi-krum", "geometric-median"),

@@ -1,0 +1,215 @@
+"""Run once more, from the model of the last run: every night, with whatever data the devices have.
+
+A federation is a folder with its runs, their models, and a ledger of what they have cost in
+privacy. Each run starts from the model of the last one that has finished. With --key, the model is
+signed as soon as it is there, and a later run starts from a signed model only.
+
+    fedapps nightly --connection site -c nightly.toml    # a run on the devices of a SuperLink
+    fedapps nightly -c nightly.toml --node-config ...    # on devices in this process
+    fedapps nightly --history                            # all runs, and epsilon
+    fedapps nightly --roll-back                          # the next run starts one model earlier
+
+    fedapps nightly --make-key model.key                 # and model.pub, for the devices
+    fedapps nightly --sign weights.safetensors --key model.key
+"""
+
+import argparse
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedapps import launch
+from fedapps.core.errors import RunError
+from fedapps.core.options import LATEST, chosen, parse_option
+from fedapps.core.paths import expanded
+
+if TYPE_CHECKING:
+    from fedapps.engine.ledger import Ledger, Night
+
+FOLDER = "federation"  # in runs-dir
+
+
+def path(text: str) -> Path:
+    """Return an absolute path."""
+    return expanded(text).absolute()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `fedapps run`, and the command's own."""
+    launch.add_arguments(parser)
+    parser.add_argument(
+        "--folder", type=path, help="folder of the federation [federation in runs-dir]"
+    )
+    parser.add_argument(
+        "--key", type=path, help="private key that signs the model of this run (--make-key)"
+    )
+    parser.add_argument(
+        "--node-config",
+        action="append",
+        default=[],
+        metavar="KEYS",
+        help="run on devices in this process, as fedapps serial does; once for each device",
+    )
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--history", action="store_true", help="list the runs, without a new one")
+    instead.add_argument(
+        "--roll-back",
+        nargs="?",
+        const="",
+        metavar="RUN",
+        help="let the next run start from the model of RUN; without RUN, from the model that the "
+        "last run has started from",
+    )
+    instead.add_argument("--make-key", type=path, metavar="FILE", help="make a key to sign with")
+    instead.add_argument(
+        "--sign", type=path, metavar="MODEL", help="sign a model, or that of a run, with --key"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what the options say; return the exit status. Raises `RunError`."""
+    from fedapps.core import config, signing
+    from fedapps.report.directory import MODEL
+
+    if options.make_key:
+        print(f"{signing.make_key(options.make_key)} is for the devices (model-key)")
+        return 0
+    if options.sign:
+        if options.key is None:
+            raise RunError("--sign: needs a key; use --key FILE")
+        model = options.sign / MODEL if options.sign.is_dir() else options.sign
+        signing.sign(model, options.key)
+        print(f"signed: {model}")
+        return 0
+    values = config.parse(chosen(options))
+    folder = options.folder or path(str(values["federation"] or f"{values['runs-dir']}/{FOLDER}"))
+    if options.history:
+        return _show(folder)
+    if options.roll_back is not None:
+        return _roll_back(folder, options.roll_back)
+    return _night(options, folder, values)
+
+
+def _night(options: argparse.Namespace, folder: Path, values: Mapping[str, Any]) -> int:
+    """Make one run of the federation, alone, and sign its model; return the exit status."""
+    from fedapps.core import signing
+    from fedapps.core.files import held, writing
+    from fedapps.core.schema import literal
+    from fedapps.engine import ledger
+    from fedapps.report.directory import MODEL
+
+    with writing(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with held(folder) as free:
+        if not free:
+            raise RunError(f"{folder}: another run of this federation is going on; wait for it")
+        book = ledger.read(folder)
+        before = {night.run for night in book.runs if night.finished}
+        if values["resume"] == LATEST:
+            if not book.runs or book.runs[-1].finished:
+                raise RunError(f"--resume: the last run of {folder} has finished; start a new one")
+            options.resume = str(folder / book.runs[-1].folder)
+        elif not values["resume"]:
+            names = (f"run-{number:04}" for number in count(len(book.runs) + 1))
+            name = next(name for name in names if not (folder / name).exists())
+            keys = {"federation": str(folder), "runs-dir": str(folder), "run-name": name}
+            if start := book.run(book.start):
+                keys["initial-model"] = str(_model(folder, start, options.key))
+            told = " ".join(f"{key}={literal(value)}" for key, value in keys.items())
+            options.run_config.append(told)
+        status = _serial(options) if options.node_config else launch.run(options)
+        for night in ledger.read(folder).runs:
+            if options.key and night.finished and night.run not in before:
+                signing.sign(folder / night.folder / MODEL, options.key)
+    return status
+
+
+def _serial(options: argparse.Namespace) -> int:
+    """Run on devices in this process."""
+    from fedapps import serial
+    from fedapps.core import config
+
+    nodes = [parse_option(text, "--node-config") for text in options.node_config]
+    values = serial.absolute(config.parse(chosen(options)))
+    print(serial.run_serial(values, node_configs=nodes))
+    return 0
+
+
+def _model(folder: Path, night: "Night", key: Path | None) -> Path:
+    """Return a run's model if it is what its manifest says; raises `RunError` if it is not."""
+    from fedapps.core import signing
+    from fedapps.report.directory import MODEL
+
+    model = folder / night.folder / MODEL
+    try:
+        signing.check(signing.read(model), key, str(model))
+    except RunError as error:
+        raise RunError(
+            f"{error}; go on from an earlier model with --roll-back, or, if you trust this one,"
+            " --sign it"
+        ) from error
+    return model
+
+
+def _roll_back(folder: Path, called: str) -> int:
+    """Choose the model that the next run starts from."""
+    from fedapps.engine import ledger
+
+    with ledger.editing(folder) as book:
+        current = book.run(book.start)
+        if called:
+            name = Path(called).name
+            finished = {Path(n.folder).name: n for n in book.runs if n.finished}
+            if name not in finished:
+                known = ", ".join(finished) or "none"
+                raise RunError(f"--roll-back {called}: must be a finished run of {folder}: {known}")
+            target: Night | None = finished[name]
+        elif current is None:
+            raise RunError(f"--roll-back: the next run of {folder} starts from the seed already")
+        else:
+            target = book.run(current.parent)
+        if target:
+            _model(folder, target, None)
+        book.start = target.run if target else ""
+        print(_next(book))
+    return 0
+
+
+def _show(folder: Path) -> int:
+    """Print the runs of a federation, oldest first, and the epsilon of each and of all so far."""
+    from fedapps.cli.tables import Column, show
+    from fedapps.core import signing
+    from fedapps.engine import ledger
+    from fedapps.report.directory import MODEL
+
+    book, rows = ledger.read(folder), []
+    if not book.runs:
+        print(f"no runs yet in {folder}")
+        return 0
+    for number, night in enumerate(book.runs, 1):
+        signature = (folder / night.folder / MODEL).with_suffix(signing.SIGNATURE)
+        total = ledger.epsilon(book.runs[:number], night.delta)
+        state = "signed" if signature.exists() else "unsigned"
+        parent = book.run(night.parent)
+        rows.append([
+            Path(night.folder).name, night.started[:16].replace("T", " "), night.strategy,
+            str(night.round), Path(parent.folder).name if parent else "-",
+            _said(night.epsilon), _said(total), state if night.finished else "not finished",
+        ])  # fmt: skip
+    titles = ("run", "began (UTC)", "method", "rounds", "from", "epsilon", "all so far", "model")
+    show([Column(title) for title in titles], rows)
+    print(_next(book))
+    return 0
+
+
+def _said(epsilon: float | None) -> str:
+    """Write an epsilon: `-` if there is no privacy, `inf` if it has no limit."""
+    return "-" if epsilon is None else f"{epsilon:.4g}"
+
+
+def _next(book: "Ledger") -> str:
+    start = book.run(book.start)
+    if start is None:
+        return "the next run starts from the seed, or from initial-model"
+    return f"the next run starts from the model of {Path(start.folder).name}, round {start.round}"

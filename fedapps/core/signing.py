@@ -1,0 +1,160 @@
+"""Signed models: a manifest says what a model is, and an Ed25519 signature vouches for it.
+
+Beside `model.safetensors` are `model.manifest.json` and, if the model is signed, its signature
+`model.manifest.sig`: 64 bytes, of the bytes of the manifest. OpenSSL can check it, too:
+
+    openssl pkeyutl -verify -pubin -inkey model.pub -rawin \\
+        -in model.manifest.json -sigfile model.manifest.sig
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from msgspec import Meta
+
+from fedapps.core.errors import RunError
+from fedapps.core.files import write_whole, writing
+
+PUBLIC = ".pub"  # suffix of the public key's file, beside the private one
+MANIFEST, SIGNATURE = ".manifest.json", ".manifest.sig"  # instead of the model's suffix
+_UNREADABLE = (OSError, ValueError, TypeError, UnsupportedAlgorithm)
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model is. `epsilon` is that of all runs so far; None if it has no limit, or no noise.
+
+    A model that comes from elsewhere has a `sha256`, and nothing else is known of it.
+    """
+
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    run: str = ""
+    strategy: str = ""
+    round: int = 0
+    epsilon: float | None = None
+    delta: float | None = None
+    fingerprints: dict[str, str] = {}
+    versions: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class SignedModel:
+    """The bytes of a model's file, of its manifest and of its signature; these two can be empty."""
+
+    content: bytes
+    manifest: bytes = b""
+    signature: bytes = b""
+
+
+def digest(content: bytes) -> str:
+    """Return the SHA-256 of a file's bytes, in hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def read(path: Path) -> SignedModel:
+    """Read a model with what lies beside it; raises `RunError` if the model cannot be read."""
+    try:
+        content = path.read_bytes()
+        others = [path.with_suffix(suffix) for suffix in (MANIFEST, SIGNATURE)]
+        return SignedModel(content, *(o.read_bytes() if o.exists() else b"" for o in others))
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def check(model: SignedModel, key: Path | None, what: str) -> None:
+    """Raise `RunError`, beginning with `what`, if a model is not what its manifest says.
+
+    With a `key`, public or private, the manifest has to be there, and to be signed with it.
+    """
+    if key is not None:
+        if not model.signature:
+            raise RunError(f"{what}: it is not signed, but must be, with the key of {key}")
+        try:
+            _public(key).verify(model.signature, model.manifest)
+        except InvalidSignature as error:
+            raise RunError(
+                f"{what}: its manifest was altered, or not signed with the key of {key}"
+            ) from error
+    if not model.manifest:
+        return
+    try:
+        expected = msgspec.json.decode(model.manifest, type=Manifest).sha256
+    except msgspec.DecodeError as error:
+        raise RunError(f"{what}: its manifest cannot be read ({error})") from error
+    if (found := digest(model.content)) != expected:
+        raise RunError(
+            f"{what}: it was altered; its SHA-256 is {found[:16]}..., and its manifest says"
+            f" {expected[:16]}..."
+        )
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    """Write the manifest of the model at `path`, whose signature is void from now on."""
+    with writing(path.with_suffix(SIGNATURE)):
+        path.with_suffix(SIGNATURE).unlink(missing_ok=True)
+    content = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+    write_whole(path.with_suffix(MANIFEST), content, durable=True)
+
+
+def sign(path: Path, key: Path) -> None:
+    """Sign the model at `path` with a private key; one without a manifest gets one.
+
+    Raises `RunError` if the model has been altered since its manifest was written.
+    """
+    private = _private(key)
+    if not path.with_suffix(MANIFEST).exists():
+        write_manifest(path, Manifest(sha256=digest(read(path).content)))
+    model = read(path)
+    check(model, None, str(path))
+    write_whole(path.with_suffix(SIGNATURE), private.sign(model.manifest), durable=True)
+
+
+def make_key(path: Path) -> Path:
+    """Write a new private key, which only this user can read; return the file of its public key.
+
+    Raises `RunError` if the private key exists, or cannot be written.
+    """
+    private, pem, raw = Ed25519PrivateKey.generate(), serialization.Encoding.PEM, os.O_EXCL
+    secret = private.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    with writing(path), open(os.open(path, os.O_WRONLY | os.O_CREAT | raw, 0o600), "wb") as file:
+        file.write(secret)
+    public = path.with_suffix(PUBLIC)
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    write_whole(public, private.public_key().public_bytes(pem, form))
+    return public
+
+
+def _private(path: Path) -> Ed25519PrivateKey:
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except _UNREADABLE as error:
+        raise RunError(f"{path}: cannot be read as a private key ({_reason(error)})") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise RunError(f"{path}: must be an Ed25519 key; fedapps nightly --make-key makes one")
+    return key
+
+
+def _public(path: Path) -> Ed25519PublicKey:
+    """Read a public key, or the public part of a private one."""
+    try:
+        pem = path.read_bytes()
+        if b"PRIVATE KEY" in pem:
+            return _private(path).public_key()
+        key = serialization.load_pem_public_key(pem)
+    except _UNREADABLE as error:
+        raise RunError(f"{path}: cannot be read as a public key ({_reason(error)})") from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise RunError(f"{path}: must be an Ed25519 key; fedapps nightly --make-key makes one")
+    return key
+
+
+def _reason(error: Exception) -> str:
+    return str(error.strerror) if isinstance(error, OSError) else str(error).partition("(")[0]

@@ -1,0 +1,96 @@
+"""A device's own count of privacy: how many updates have left it, with how much noise, in all runs.
+
+It is the file `privacy.json` in `state-dir`. Its epsilon compares the device with one that has any
+other data, and does not rest on what the server says of its sampling: it holds even if everybody
+knows in which rounds the device took part. So with central privacy it is larger than the server's.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from fedapps.core import log
+from fedapps.core.errors import RunError
+from fedapps.core.files import in_turn, write_whole
+from fedapps.core.privacy_settings import PrivacySettings
+from fedapps.core.schema import Scalar
+
+FILE = "privacy.json"
+
+
+class Spent(msgspec.Struct):
+    """The number of updates by their noise multiplier z."""
+
+    updates: dict[str, int] = {}
+
+
+def budget_of(node_config: Mapping[str, Scalar]) -> float:
+    """Return `dp-budget` of a node-config; 0 is none. Raises `RunError`."""
+    given = node_config.get("dp-budget", 0.0)
+    if isinstance(given, bool | str) or not 0 <= given < float("inf"):
+        raise RunError(f'node-config: dp-budget = "{given}": must be a number >= 0')
+    return float(given)
+
+
+def read(state_dir: Path) -> Spent:
+    """Return what a device has counted; raises `RunError` if that cannot be read."""
+    path = state_dir / FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Spent)
+    except FileNotFoundError:
+        return Spent()
+    except (OSError, msgspec.DecodeError) as error:
+        raise RunError(f"{path}: cannot be read ({error}); epsilon is unknown") from error
+
+
+def epsilon(spent: Spent, delta: float) -> float:
+    """Return the epsilon of all these updates together.
+
+    An update with other data can change by 2 S, so its RDP is order / (2 (z/2)^2); that of several
+    adds up. This needs no accountant, whose packages a device may not have.
+    """
+    if not spent.updates:
+        return 0.0
+    if not all(map(float, spent.updates)):
+        return math.inf
+    rho = sum(2 * count / float(noise) ** 2 for noise, count in spent.updates.items())
+    orders = 1 + np.logspace(-4, 6, 10_000)
+    # Canonne, Kamath, Steinke: The Discrete Gaussian for Differential Privacy, Proposition 12
+    more = np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
+    return max(float((rho * orders + more).min()), 0.0)
+
+
+def check(dp: PrivacySettings, state_dir: Path, budget: float) -> None:
+    """Raise `RunError` if one more update would exceed the budget."""
+    if not budget:
+        return
+    if dp.mode == "none" or not dp.noise_multiplier:
+        raise RunError(
+            f"dp-budget = {budget:g}: the run has no noise, so its epsilon has no limit; it needs"
+            ' dp.mode = "central" or "local" and dp.noise-multiplier above 0'
+        )
+    spent = read(state_dir)
+    before, after = epsilon(spent, dp.delta), epsilon(_with_one_more(spent, dp), dp.delta)
+    if after > budget:
+        raise RunError(
+            f"dp-budget = {budget:g}: this device has spent an epsilon of {before:.4g}, and one"
+            f" more round would make it {after:.4g} (delta {dp.delta:g})"
+        )
+    log.info("epsilon spent here: %.4g of %g (dp-budget)", before, budget)
+
+
+def count(dp: PrivacySettings, state_dir: Path, budget: float) -> None:
+    """Count an update that is about to be made; raises `RunError` if it would exceed the budget."""
+    with in_turn(state_dir):
+        check(dp, state_dir, budget)
+        if dp.mode != "none":
+            content = msgspec.json.encode(_with_one_more(read(state_dir), dp))
+            write_whole(state_dir / FILE, content, durable=True)
+
+
+def _with_one_more(spent: Spent, dp: PrivacySettings) -> Spent:
+    noise = repr(dp.noise_multiplier)
+    return Spent(spent.updates | {noise: spent.updates.get(noise, 0) + 1})

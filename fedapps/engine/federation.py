@@ -1,0 +1,114 @@
+"""What a run enters into the ledger of its federation, and the manifest of its model.
+
+Without the key `federation` there is no ledger, and only `dp.budget` is checked, for the run alone.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from fedapps.core import signing
+from fedapps.core.errors import RunError
+from fedapps.core.paths import absolute, expanded
+from fedapps.core.signing import Manifest
+from fedapps.engine import ledger
+from fedapps.engine.ledger import Ledger, Night, check_budget
+from fedapps.engine.rounds import Rounds
+from fedapps.report import directory
+from fedapps.report.report import Report
+
+
+class Federation:
+    """The federation of a run; raises `RunError` if the run could exceed `dp.budget`."""
+
+    night: Night  # what the ledger says about this run
+
+    def __init__(self, rounds: Rounds) -> None:
+        self.rounds, self.settings = rounds, rounds.settings
+        named = self.settings.federation
+        self.folder = absolute(named, "federation") if named else None
+        if self.folder and self.settings.adapter_rank:
+            raise RunError(
+                f"adapter-rank = {self.settings.adapter_rank}: no later run of a federation can"
+                " start from adapters; use 0"
+            )
+        if not self.settings.resume:  # what a resumed run has done already is not known yet
+            self._enter(Ledger() if self.folder is None else ledger.read(self.folder))
+
+    @contextmanager
+    def recorded(self, report: Report) -> Iterator[None]:
+        """Enter the run before it begins; at its end, enter what it did and describe its model."""
+        if self.folder is None:
+            self._enter(Ledger(), report)
+            yield
+            return
+        with ledger.editing(self.folder) as book:
+            self._enter(book, report)
+        finished = False
+        try:
+            yield
+            finished = True
+        finally:
+            with ledger.editing(self.folder) as book:
+                book.enter(self._now(report, finished))
+                if finished:
+                    book.start = self.night.run
+        self._describe(report)
+
+    def figures(self, report: Report) -> dict[str, Any]:
+        """Return what the summary of the run says about all runs of its federation."""
+        if self.folder is None:
+            return {}
+        runs = [*ledger.read(self.folder).others(self.night.run), self._now(report)]
+        total = ledger.epsilon(runs, self.settings.dp.delta)
+        return {"runs_of_federation": len(runs), "epsilon_of_federation": total}
+
+    def _enter(self, book: Ledger, report: Report | None = None) -> None:
+        """Enter this run into the ledger with all that it can still release; check the budget."""
+        s, privacy, recovery = self.settings, self.rounds.privacy, self.rounds.recovery
+        parent = where = ""
+        if self.folder is not None and report is not None:
+            own = report.folder
+            where = own.name if own.parent == self.folder else str(own)
+            if s.initial_model:
+                parent = book.holder(expanded(s.initial_model), self.folder)
+        self.night = Night(
+            run=report.about.id if report else "",
+            folder=where,
+            started=report.about.started if report else "",
+            strategy=s.strategy,
+            parent=parent,
+            round=recovery.done,
+            mechanism=privacy.mechanism,
+            releases=(privacy.releases() if privacy.mechanism else recovery.done) + recovery.left,
+            delta=s.dp.delta,
+        )
+        check_budget(s.dp, book.others(self.night.run), self.night)
+        book.enter(self.night)
+
+    def _now(self, report: Report, finished: bool = False) -> Night:
+        """Return what this run has done up to now."""
+        done = report.rows[-1].round if report.rows else 0
+        releases = self.rounds.privacy.releases() if self.night.mechanism else done
+        changes = {"round": done, "releases": releases, "finished": finished}
+        return msgspec.structs.replace(self.night, **changes)
+
+    def _describe(self, report: Report) -> None:
+        """Write the manifest of the run's model."""
+        path, about, delta = report.folder / directory.MODEL, report.about, self.settings.dp.delta
+        total = self.figures(report)["epsilon_of_federation"]
+        known = total is not None and math.isfinite(total)
+        manifest = Manifest(
+            sha256=signing.digest(signing.read(path).content),
+            run=about.id,
+            strategy=self.settings.strategy,
+            round=self._now(report).round,
+            epsilon=total if known else None,
+            delta=delta if known else None,
+            fingerprints=about.fingerprints,
+            versions=about.versions,
+        )
+        signing.write_manifest(path, manifest)

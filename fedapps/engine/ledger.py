@@ -1,0 +1,136 @@
+"""The ledger of a federation: all its runs, the epsilon that they have spent, and the next start.
+
+It is the file `ledger.json` in the folder of the federation (key `federation`). A run is entered
+before any client hears of it, with all releases that it could make; so a run that is killed counts
+as if it had made them.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from fedapps.core.errors import RunError
+from fedapps.core.files import in_turn, write_whole, writing
+from fedapps.core.privacy_settings import PrivacySettings
+from fedapps.engine.accounting import Mechanism, composed
+from fedapps.report import directory
+
+FILE = "ledger.json"
+
+
+class Night(msgspec.Struct, frozen=True, kw_only=True):
+    """A run in the ledger, of id `run`, which has its directory `folder`.
+
+    It began with the model of the run `parent`, or of none. It has made so many `releases` of its
+    `mechanism`; a run without privacy has none, and its rounds are releases. `delta` is that of its
+    settings, `round` its last round.
+    """
+
+    run: str
+    folder: str
+    started: str
+    strategy: str
+    parent: str = ""
+    round: int = 0
+    finished: bool = False
+    mechanism: Mechanism | None = None
+    releases: int = 0
+    delta: float
+
+    @property
+    def epsilon(self) -> float | None:
+        """The epsilon of this run alone; None without privacy."""
+        return None if self.mechanism is None else epsilon([self], self.delta)
+
+
+class Ledger(msgspec.Struct, kw_only=True):
+    """All runs of a federation, oldest first; the next one starts from the model of `start`."""
+
+    runs: list[Night] = []
+    start: str = ""
+
+    def run(self, run: str) -> Night | None:
+        """Return the run with this id, if there is one."""
+        return next((night for night in self.runs if night.run == run), None)
+
+    def others(self, run: str) -> list[Night]:
+        """Return all runs but the one with this id."""
+        return [night for night in self.runs if night.run != run]
+
+    def enter(self, night: Night) -> None:
+        """Add a run, or replace what is known of it."""
+        known = [other.run for other in self.runs]
+        if night.run in known:
+            self.runs[known.index(night.run)] = night
+        else:
+            self.runs.append(night)
+
+    def holder(self, model: Path, federation: Path) -> str:
+        """Return the id of the run whose model this file is; empty if it is none of them."""
+        found = (n.run for n in self.runs if federation / n.folder / directory.MODEL == model)
+        return next(found, "")
+
+
+def read(federation: Path) -> Ledger:
+    """Read the ledger of a federation, which is empty at first; raises `RunError`."""
+    path = federation / FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Ledger)
+    except FileNotFoundError:
+        return Ledger()
+    except (OSError, msgspec.DecodeError) as error:
+        raise RunError(f"{path}: cannot be read ({error}); epsilon is unknown") from error
+
+
+@contextmanager
+def editing(federation: Path) -> Iterator[Ledger]:
+    """Read the ledger, and write it whole at the end of this context; other processes wait.
+
+    Nothing is written after an error. Raises `RunError`.
+    """
+    with writing(federation):
+        federation.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with in_turn(federation / f".{FILE}.lock"):
+        ledger = read(federation)
+        yield ledger
+        content = msgspec.json.format(msgspec.json.encode(ledger), indent=2) + b"\n"
+        write_whole(federation / FILE, content, durable=True)
+
+
+def epsilon(runs: Sequence[Night], delta: float) -> float | None:
+    """Return epsilon of all these runs together; None if none of them has privacy.
+
+    It is infinite if only some of them have. Raises `RunError` if their kinds do not add up.
+    """
+    if all(night.mechanism is None for night in runs):
+        return None
+    if any(night.mechanism is None and night.releases for night in runs):
+        return math.inf
+    return composed([(n.mechanism, n.releases) for n in runs if n.mechanism is not None], delta)
+
+
+def check_budget(dp: PrivacySettings, earlier: Sequence[Night], night: Night) -> None:
+    """Raise `RunError` if epsilon could exceed `dp.budget` with this run, or has no sum."""
+    total = epsilon([*earlier, night], dp.delta)
+    if not dp.budget or (total is not None and total <= dp.budget):
+        return
+    if night.mechanism is None or not night.mechanism.noise:
+        raise RunError(
+            f'dp.budget = {dp.budget:g}: without noise epsilon has no limit; use dp.mode="central"'
+            ' or "local" and dp.noise-multiplier above 0, or dp.budget=0'
+        )
+    if plain := [n for n in earlier if n.mechanism is None and n.releases]:
+        raise RunError(
+            f"dp.budget = {dp.budget:g}: epsilon has no limit any more, because the run"
+            f" {plain[0].folder} had no differential privacy; begin another federation, with data"
+            " that it has not used"
+        )
+    spent = epsilon(earlier, dp.delta) or 0.0
+    raise RunError(
+        f"dp.budget = {dp.budget:g}: the earlier runs ({len(earlier)}) have spent an epsilon of"
+        f" {spent:.4g}, and {night.releases} more rounds would make it {total:.4g} (delta"
+        f" {dp.delta:g}); use fewer rounds, more noise, or a smaller fraction-train"
+    )

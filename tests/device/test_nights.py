@@ -1,0 +1,169 @@
+"""`fedapps nightly` on devices in this process: each run goes on from the model of the last one."""
+
+import json
+from argparse import ArgumentParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives import serialization
+from safetensors.numpy import load_file
+
+from fedapps import cli, launch
+from fedapps.cli import nightly
+from fedapps.core import config
+from fedapps.core.files import held
+from fedapps.engine import ledger
+from fedapps.engine.accounting import alone
+from tests.device.helpers import RUN
+from tests.support.tiny import BASE
+
+KEYS = f'{RUN} strategy="fedavg" model="lenet5" local-epochs=1 num-rounds=1'
+
+
+@pytest.fixture
+def night(no_plots, nodes, tmp_path, capsys):
+    """Return night(*words, keys=) -> (status, what was printed, complaint) of the command."""
+
+    def night(*words, keys="", new=True):
+        words = ["--folder", tmp_path / "federation", *words]
+        if new:
+            for node in nodes:
+                told = " ".join(f'{k}="{v}"' if k != "client-id" else f"{k}={v}" for k, v in
+                                node.items())  # fmt: skip
+                words += ["--node-config", told]
+            words += ["-c", BASE, "-c", KEYS, "-c", keys]
+        status = cli.main(["nightly", *map(str, words)])
+        told = capsys.readouterr()
+        return status, told.out, told.err
+
+    return night
+
+
+@pytest.fixture
+def key(tmp_path):
+    assert cli.main(["nightly", "--make-key", str(tmp_path / "model.key")]) == 0
+    return tmp_path / "model.key"
+
+
+def model(tmp_path, number):
+    return tmp_path / "federation" / f"run-{number:04}" / "model.safetensors"
+
+
+def verified(path, public):
+    """Check a signature with `cryptography` itself."""
+    manifest, signature = (path.with_suffix(f".manifest.{kind}") for kind in ("json", "sig"))
+    loaded = serialization.load_pem_public_key(public.read_bytes())
+    loaded.verify(signature.read_bytes(), manifest.read_bytes())
+    return json.loads(manifest.read_bytes())
+
+
+def starts_from(nodes, path):
+    own = [Path(node["state-dir"]) / "initial-model.safetensors" for node in nodes]
+    return all(file.read_bytes() == path.read_bytes() for file in own)
+
+
+def test_nights(night, key, nodes, tmp_path, make_npz, read_csv, fits):
+    """Three nights with new data, a roll back, and an altered model."""
+    changing = make_npz(tmp_path / "mine.npz", train=48)
+    nodes[1] |= {"data": str(changing), "model-key": str(key.with_suffix(".pub"))}
+    private = f'dp.mode="local" dp.clip-norm=0.01 dp.delta={1e-5}'
+    trained = []
+    for number, size in ((1, 48), (2, 64), (3, 80)):
+        make_npz(changing, train=size)
+        fits.clear()
+        status, out, err = night("--key", key, keys=private)
+        assert (status, err) == (0, "")
+        assert f"/run-{number:04}" in out.splitlines()[-1]
+        found = verified(model(tmp_path, number), key.with_suffix(".pub"))
+        assert found["epsilon"] == pytest.approx(alone(1.0).epsilon(number, 1e-5))
+        trained.append({c.client: update.num_examples for c, _, _, update in fits}[1])
+        if number > 1:
+            assert starts_from(nodes, model(tmp_path, number - 1))
+            before = load_file(model(tmp_path, number - 1))
+            for name, value in fits[0][0].workspace.initial.items():
+                np.testing.assert_array_equal(value, before[name])
+    assert trained == [48, 64, 80]
+
+    status, out, _ = night("--history", new=False)
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == ["run-0001", "run-0002", "run-0003"]
+    assert f"{alone(1.0).epsilon(3, 1e-5):.4g}" in lines[3] and lines[3].split()[-1] == "signed"
+    assert lines[-1] == "the next run starts from the model of run-0003, round 1"
+
+    _, out, _ = night("--roll-back", new=False)
+    assert out == "the next run starts from the model of run-0002, round 1\n"
+    _, out, _ = night("--roll-back", "run-0001", new=False)
+    assert out == "the next run starts from the model of run-0001, round 1\n"
+    status, *_ = night("--key", key, keys=private)
+    assert status == 0 and starts_from(nodes, model(tmp_path, 1))
+    nights = ledger.read(tmp_path / "federation").runs
+    assert [n.parent for n in nights] == ["", nights[0].run, nights[1].run, nights[0].run]
+
+    path = model(tmp_path, 4)
+    path.write_bytes(model(tmp_path, 3).read_bytes())
+    status, _, err = night("--key", key, keys=private)
+    assert status == 1 and err.startswith(f"error: {path}: it was altered; its SHA-256 is ")
+    assert "go on from an earlier model with --roll-back" in err and err.count("\n") == 1
+    assert len(ledger.read(tmp_path / "federation").runs) == 4
+
+
+def test_the_first_night_can_be_rolled_back_to_the_seed(night, nodes, tmp_path):
+    assert night("--history", new=False)[1] == f"no runs yet in {tmp_path / 'federation'}\n"
+    assert night()[0] == 0
+    status, out, _ = night("--roll-back", new=False)
+    assert (status, out) == (0, "the next run starts from the seed, or from initial-model\n")
+    status, _, err = night("--roll-back", new=False)
+    assert status == 1 and "starts from the seed already" in err
+    status, _, err = night("--roll-back", "run-0007", new=False)
+    assert status == 1 and "must be a finished run of" in err and err.endswith("run-0001\n")
+    assert night()[0] == 0
+    assert model(tmp_path, 2).read_bytes() == model(tmp_path, 1).read_bytes()  # the same run
+    assert "unsigned" in night("--history", new=False)[1]
+
+
+def test_with_a_key_an_unsigned_model_is_no_start_until_somebody_signs_it(night, key, tmp_path):
+    assert night()[0] == 0
+    status, _, err = night("--key", key)
+    assert status == 1 and "it is not signed, but must be, with the key of" in err
+    folder = model(tmp_path, 1).parent
+    status, _, err = night("--sign", folder, new=False)
+    assert status == 1 and err == "error: --sign: needs a key; use --key FILE\n"
+    assert night("--sign", folder, "--key", key, new=False)[0] == 0
+    verified(model(tmp_path, 1), key.with_suffix(".pub"))
+    assert night("--key", key)[0] == 0
+
+
+def test_a_budget_ends_the_nights_in_one_line(night, tmp_path):
+    budget = alone(1.0).epsilon(2, 1e-5) + 1e-6
+    private = f'dp.mode="local" dp.clip-norm=0.01 dp.delta={1e-5} dp.budget={budget}'
+    assert [night(keys=private)[0] for _ in range(2)] == [0, 0]
+    status, _, err = night(keys=private)
+    assert status == 1 and err.count("\n") == 1
+    assert err.startswith(f"error: dp.budget = {budget:g}: the earlier runs (2) have spent")
+    assert not model(tmp_path, 3).parent.exists()
+    night("--roll-back", "run-0001", new=False)  # what was spent stays spent
+    assert night(keys=private)[0] == 1
+
+
+def test_two_nights_at_once_are_one_too_many(night, tmp_path):
+    (tmp_path / "federation").mkdir()
+    with held(tmp_path / "federation"):
+        status, _, err = night()
+    assert status == 1 and "another run of this federation is going on" in err
+
+
+def test_other_engines_get_the_same_keys(monkeypatch, tmp_path):
+    """As `fedapps run` does; here nobody answers."""
+    asked = []
+    monkeypatch.setattr(launch, "run", lambda options: asked.append(options) or 1)
+    parser = ArgumentParser()
+    nightly.add_arguments(parser)
+    words = ["--connection", "site", "-c", f'runs-dir="{tmp_path}" num-rounds=7']
+    assert nightly.run(parser.parse_args(words)) == 1
+    (options,) = asked
+    values = config.parse(options.run_config)
+    assert options.connection == "site" and values["num-rounds"] == 7
+    folder = f"{tmp_path}/federation"
+    assert (values["federation"], values["runs-dir"]) == (folder, folder)
+    assert (values["run-name"], values["initial-model"]) == ("run-0001", "")

@@ -1,0 +1,104 @@
+"""A device counts its own updates, and keeps to its own budget."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from fedapps.core import config
+from fedapps.core.errors import RunError
+from fedapps.device import spending
+from fedapps.device.device import Device
+from fedapps.engine.accounting import alone, composed
+
+DELTA = 1e-5
+RUN = (
+    'strategy="fedavg" model="lenet5" local-epochs=1 dp.mode="local" dp.clip-norm=0.01 '
+    f"dp.delta={DELTA}"
+)
+
+
+def counts(nodes):
+    paths = [Path(node["state-dir"]) / "privacy.json" for node in nodes]
+    return [json.loads(path.read_text())["updates"] if path.exists() else {} for path in paths]
+
+
+def left_out(read_csv, folder):
+    events = read_csv(folder, "events.csv")
+    return {row["client"]: row["detail"] for row in events if row["kind"] == "left-out"}
+
+
+@pytest.mark.parametrize("mode", ["local", "central"])
+def test_updates_of_all_runs_are_counted_by_their_noise(device_run, nodes, mode):
+    """In a central run of one round with Poisson sampling, only those that are asked count."""
+    run = RUN, f'dp.mode="{mode}" dp.sampling="fixed"'
+    device_run(*run, "num-rounds=2")
+    assert counts(nodes) == [{"1.0": 2}] * 3
+    device_run(*run, "num-rounds=1 dp.noise-multiplier=4.0")
+    assert counts(nodes) == [{"1.0": 2, "4.0": 1}] * 3
+    device_run(*run, 'num-rounds=1 dp.mode="none"')
+    assert counts(nodes) == [{"1.0": 2, "4.0": 1}] * 3
+
+
+def test_a_device_refuses_itself_beyond_its_budget(device_run, nodes, read_csv, capsys):
+    """It has two updates left when the run begins, of three rounds."""
+    nodes[1]["dp-budget"] = budget = alone(1.0).epsilon(3, DELTA) + 1e-6
+    device_run(RUN, "num-rounds=1")
+    folder = device_run(RUN, "num-rounds=3")
+    assert counts(nodes) == [{"1.0": 4}, {"1.0": 3}, {"1.0": 4}]
+    (failure,) = [row for row in read_csv(folder, "events.csv") if row["kind"] == "failure"]
+    assert (failure["round"], failure["client"]) == ("3", "1")
+    line = failure["detail"].removeprefix("RunError: ")
+    pattern = (
+        rf"dp-budget = {budget:g}: this device has spent an epsilon of (\S+), and one more round"
+        r" would make it (\S+) \(delta 1e-05\)"
+    )
+    told = [float(number) for number in re.fullmatch(pattern, line).groups()]
+    assert told == pytest.approx([alone(1.0).epsilon(n, DELTA) for n in (3, 4)], rel=5e-3)
+
+    capsys.readouterr()
+    folder = device_run(RUN, "num-rounds=1")
+    (detail,) = left_out(read_csv, folder).values()
+    assert detail == f"SuperNode 2, client 1: {line}"
+    assert f"left out: {line}" in capsys.readouterr().out
+    assert {row["client"] for row in read_csv(folder, "clients.csv")} == {"0", "2"}
+    assert counts(nodes)[1] == {"1.0": 3}
+
+
+@pytest.mark.parametrize("updates", [{"1.0": 3}, {"0.5": 1, "8.0": 100}, {"50.0": 7}])
+def test_epsilon_is_that_of_the_accountant(updates):
+    """Which has fewer orders, so that it finds a little more."""
+    parts = [(alone(float(noise)), count) for noise, count in updates.items()]
+    found = spending.epsilon(spending.Spent(updates), DELTA)
+    assert found <= composed(parts, DELTA) and found == pytest.approx(
+        composed(parts, DELTA), rel=2e-2
+    )
+
+
+def test_epsilon_of_nothing_and_of_no_noise():
+    assert spending.epsilon(spending.Spent(), DELTA) == 0.0
+    assert spending.epsilon(spending.Spent({"0.0": 1, "1.0": 1}), DELTA) == float("inf")
+
+
+@pytest.mark.parametrize("options", ['dp.mode="none"', "dp.noise-multiplier=0.0"])
+def test_with_a_budget_there_must_be_noise(device_run, nodes, read_csv, options):
+    nodes[0]["dp-budget"] = 1000
+    found = left_out(read_csv, device_run(RUN, options, "num-rounds=1"))
+    assert "dp-budget = 1000: the run has no noise" in found["0"] and found.keys() == {"0"}
+
+
+@pytest.mark.parametrize("given", ["8", True, -1, float("inf"), float("nan")])
+def test_a_budget_is_a_number(given):
+    node = {"client-id": 0, "data": "/a", "state-dir": "/b"}
+    with pytest.raises(RunError, match=f'^node-config: dp-budget = "{given}": must be a number'):
+        Device.of(node | {"dp-budget": given})
+    assert Device.of(node | {"dp-budget": 8}).budget == 8.0
+
+
+def test_a_count_that_cannot_be_read_is_no_zero(tmp_path):
+    (tmp_path / "privacy.json").write_text("{")
+    dp = config.read(config.parse([RUN, 'dataset="device"'])).dp
+    for act in (spending.check, spending.count):
+        with pytest.raises(RunError, match=r"cannot be read .* epsilon is unknown"):
+            act(dp, tmp_path, 8.0)

@@ -1,0 +1,148 @@
+"""What a device takes anew at the start of each run: its data, and the initial model."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from safetensors.numpy import load_file, save_file
+
+from fedapps.core import signing
+from fedapps.core.errors import RunError
+from fedapps.training.workspace import workspace
+from fedapps.wire.hello import pack_greeting, read_greeting
+from tests.device.helpers import DEVICES
+
+RUN = 'strategy="fedavg" model="lenet5" num-rounds=1 local-epochs=1'
+
+
+def train_losses(read_csv, folder):
+    return [row["train_loss"] for row in read_csv(folder, "rounds.csv")]
+
+
+def sizes(read_csv, folder):
+    return {row["client"]: int(row["num_train"]) for row in read_csv(folder, "clients.csv")}
+
+
+def test_data_are_opened_anew_at_the_start_of_each_run(device_run, nodes, make_npz, read_csv):
+    """Also by a process that goes on, whose settings are the same."""
+    make_npz(Path(nodes[1]["data"]).with_name("changing.npz"), train=48, seed=1)
+    nodes[1]["data"] = str(Path(nodes[1]["data"]).with_name("changing.npz"))
+    first = device_run(RUN)
+    again = device_run(RUN)
+    make_npz(Path(nodes[1]["data"]), train=80, seed=2)
+    second = device_run(RUN)
+    before, same, after = (sizes(read_csv, folder) for folder in (first, again, second))
+    assert before == same and (before["1"], after["1"]) == (48, 80)
+    assert {c: n for c, n in before.items() if c != "1"} == {
+        c: n for c, n in after.items() if c != "1"
+    }
+    assert train_losses(read_csv, first) == train_losses(read_csv, again)
+    assert train_losses(read_csv, first) != train_losses(read_csv, second)
+
+
+@pytest.fixture
+def night(device_run, tmp_path):
+    """The model of a run, its key, and where the next run finds it."""
+    folder = device_run(RUN)
+    path = tmp_path / "given" / "model.safetensors"
+    path.parent.mkdir()
+    path.write_bytes((folder / "model.safetensors").read_bytes())
+    signing.make_key(tmp_path / "model.key")
+    return path
+
+
+def left_out(read_csv, folder):
+    events = read_csv(folder, "events.csv")
+    return {row["client"]: row["detail"] for row in events if row["kind"] == "left-out"}
+
+
+def test_devices_get_the_initial_model_from_the_server(device_run, nodes, night, fits):
+    """With a learning rate of nothing a device ends where the model began."""
+    fits.clear()
+    device_run(RUN, f'initial-model="{night}" lr=1e-30')
+    given = load_file(night)
+    assert len(fits) == DEVICES
+    for client, *_ in fits:
+        own = Path(nodes[client.client]["state-dir"]) / "initial-model.safetensors"
+        assert client.workspace.settings.initial_model == str(own)
+        assert own.read_bytes() == night.read_bytes()
+        for key, value in client.workspace.initial.items():
+            np.testing.assert_array_equal(value, given[key])
+
+
+def test_a_device_with_a_key_takes_only_signed_models(
+    device_run, nodes, night, tmp_path, read_csv, capsys
+):
+    for node in nodes[:2]:
+        node["model-key"] = str(tmp_path / "model.pub")
+    run = RUN, f'initial-model="{night}"'
+    folder = device_run(*run)
+    refused = left_out(read_csv, folder)
+    assert refused.keys() == {"0", "1"}
+    assert all("initial-model: it is not signed" in detail for detail in refused.values())
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("left out: initial-model: it is not") for line in lines)
+    assert not (Path(nodes[0]["state-dir"]) / "initial-model.safetensors").exists()
+
+    signing.sign(night, tmp_path / "model.key")
+    assert left_out(read_csv, device_run(*run)) == {}
+
+    signing.make_key(tmp_path / "other.key")
+    nodes[1]["model-key"] = str(tmp_path / "other.pub")
+    (detail,) = left_out(read_csv, device_run(*run)).values()
+    assert f"not signed with the key of {tmp_path / 'other.pub'}" in detail
+
+    arrays = load_file(night)
+    save_file({key: value * np.float32(1.01) for key, value in arrays.items()}, night)
+    with pytest.raises(RunError, match=f'^initial-model = "{night}": it was altered; its SHA-256'):
+        device_run(*run)  # the server itself sees this
+    workspace.cache_clear()  # as in a new process
+    forged = signing.Manifest(sha256=signing.digest(night.read_bytes()))
+    signature = night.with_suffix(".manifest.sig").read_bytes()
+    signing.write_manifest(night, forged)
+    night.with_suffix(".manifest.sig").write_bytes(signature)
+    refused = left_out(read_csv, device_run(*run))
+    assert refused.keys() == {"0", "1"}  # but device 2 has no key, and takes what it gets
+    assert all("its manifest was altered, or not signed" in line for line in refused.values())
+
+
+def test_a_run_from_the_seed_needs_no_signature(device_run, nodes, tmp_path, read_csv):
+    signing.make_key(tmp_path / "model.key")
+    for node in nodes:
+        node["model-key"] = str(tmp_path / "model.pub")
+    assert left_out(read_csv, device_run(RUN)) == {}
+
+
+def test_a_key_that_cannot_be_used_is_said_by_the_device(device_run, nodes, night, read_csv):
+    nodes[0]["model-key"] = "model.pub"
+    signing.sign(night, night.parent.parent / "model.key")
+    nodes[1]["model-key"] = "/gone/model.pub"
+    found = left_out(read_csv, device_run(RUN, f'initial-model="{night}"'))
+    assert "must be absolute" in found["server"]  # it does not even say which client it is
+    assert "/gone/model.pub: cannot be read as a public key (No such file" in found["1"]
+
+
+def greeting(change):
+    message = pack_greeting(5, signing.SignedModel(b"weights", b"{}", b"s" * 64))
+    change(message.content)
+    return message
+
+
+def test_a_greeting_brings_the_model_as_it_is():
+    assert read_greeting(pack_greeting(5)) is None
+    model = signing.SignedModel(b"weights", b"{}", b"s" * 64)
+    assert read_greeting(pack_greeting(5, model)) == model
+    assert isinstance(pack_greeting(5, model), Message)
+
+
+@pytest.mark.parametrize("change", [
+    lambda content: content["config"].update(signature=b"s" * 65),
+    lambda content: content["config"].update(manifest=b"m" * (2**20 + 1)),
+    lambda content: content["config"].update(manifest=7),
+    lambda content: content["initial-model"].clear(),
+    lambda content: setattr(content["initial-model"]["file"], "stype", "numpy.ndarray"),
+])  # fmt: skip
+def test_a_broken_greeting_is_one_line(change):
+    with pytest.raises(RunError, match=r"^the greeting is broken: "):
+        read_greeting(greeting(change))

@@ -1,0 +1,233 @@
+"""The ledger of a federation: how epsilon adds up over runs, and what a budget refuses."""
+
+import hashlib
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.special import gammaln, logsumexp
+
+from fedapps.core import config
+from fedapps.core.errors import RunError
+from fedapps.core.flower import NeighboringRelation, SamplingMethod
+from fedapps.engine import ledger
+from fedapps.engine.accounting import Mechanism, alone, composed
+from fedapps.engine.ledger import Ledger, Night, check_budget
+from fedapps.engine.rounds import Rounds
+from tests.support import ROOT
+
+DELTA = 1e-5
+ORDERS = np.concatenate([np.linspace(1.01, 10, 900), np.linspace(10, 600, 5901)])
+DP = (
+    'strategy="fedavg" model="lenet5" dp.mode="central" dp.noise-multiplier=2.0 dp.clip-norm=0.01 '
+    "num-rounds=2 evaluate-every=0"
+)
+
+
+def poisson(z, sampled, population):
+    how = SamplingMethod.POISSON, NeighboringRelation.ADD_OR_REMOVE_ONE
+    return Mechanism(z, sampled, population, *how)
+
+
+def to_epsilon(orders, rdp, delta):
+    """Canonne, Kamath, Steinke 2020, Proposition 12."""
+    more = np.log1p(-1 / orders) - (np.log(delta) + np.log(orders)) / (orders - 1)
+    return float((rdp + more).min())
+
+
+def sampled_gaussian(q, z, orders):
+    """Mironov, Talwar, Zhang 2019, for whole orders."""
+    found = []
+    for order in orders:
+        k = np.arange(order + 1)
+        logs = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
+        logs += k * np.log(q) + (order - k) * np.log1p(-q) + k * (k - 1) / (2 * z**2)
+        found.append(logsumexp(logs) / (order - 1))
+    return np.array(found)
+
+
+def test_runs_without_sampling_are_one_gaussian():
+    """RDP of a Gaussian is order / (2 noise^2); here the noise is z / 2."""
+    nights = [(2.0, 10), (3.0, 5), (8.0, 40)]
+    rdp = sum(count * ORDERS / (2 * (z / 2) ** 2) for z, count in nights)
+    found = composed([(alone(z), count) for z, count in nights], DELTA)
+    assert found == pytest.approx(to_epsilon(ORDERS, rdp, DELTA), rel=2e-3)
+    together = sum(count / z**2 for z, count in nights) ** -0.5
+    assert found == pytest.approx(alone(together).epsilon(1, DELTA), rel=1e-9)
+    assert found < 0.75 * sum(alone(z).epsilon(count, DELTA) for z, count in nights)
+
+
+def test_runs_with_sampling_from_other_numbers_of_clients_add_up_at_each_order():
+    nights = [(1.5, 3, 30, 20), (2.0, 7, 70, 10), (1.2, 3, 31, 5)]
+    orders = np.arange(2, 200)
+    rdp = sum(count * sampled_gaussian(m / n, z, orders) for z, m, n, count in nights)
+    found = composed([(poisson(z, m, n), count) for z, m, n, count in nights], DELTA)
+    assert found == pytest.approx(to_epsilon(orders, rdp, DELTA), rel=1e-2)
+    one = composed([(poisson(1.5, 3, 30), 12), (poisson(1.5, 30, 300), 8)], DELTA)
+    assert one == poisson(1.5, 3, 30).epsilon(20, DELTA)  # only the share counts
+
+
+def test_the_example_of_the_page():
+    ten, hundred = (alone(8.0).epsilon(count, DELTA) for count in (10, 100))
+    page = (ROOT / "docs" / "privacy.md").read_text("utf-8")
+    assert (
+        f"the sum would be {10 * ten:.1f}, but epsilon is {hundred:.1f} (delta 1e-5)"
+        in " ".join(page.split())
+    )
+
+
+def test_nothing_costs_nothing_and_no_noise_costs_everything():
+    assert composed([], DELTA) == composed([(alone(1.0), 0)], DELTA) == 0.0
+    assert composed([(alone(1.0), 3), (alone(0.0), 1)], DELTA) == math.inf
+
+
+def test_epsilons_of_different_kinds_have_no_sum():
+    with pytest.raises(RunError, match=r"^dp\.mode, dp\.sampling: all runs of a federation must"):
+        composed([(alone(1.0), 3), (poisson(1.0, 3, 30), 1)], DELTA)
+
+
+def night(run="new", z=2.0, releases=10, **changes):
+    mechanism = None if z is None else alone(z)
+    known = {"folder": run, "started": "", "strategy": "fedavg", "delta": DELTA}
+    return Night(run=run, mechanism=mechanism, releases=releases, **known | changes)
+
+
+def dp(**changes):
+    options = " ".join(f"dp.{key}={value}" for key, value in changes.items())
+    return config.read(config.parse([f'dp.mode="local" dp.delta={DELTA}', options])).dp
+
+
+def test_a_budget_holds_for_all_runs_together():
+    earlier = [night("a"), night("b")]
+    spent, after = (alone(2.0).epsilon(count, DELTA) for count in (20, 30))
+    check_budget(dp(budget=after), earlier, night())
+    with pytest.raises(RunError) as caught:
+        check_budget(dp(budget=after - 1e-3), earlier, night())
+    assert str(caught.value) == (
+        f"dp.budget = {after - 1e-3:g}: the earlier runs (2) have spent an epsilon of {spent:.4g},"
+        f" and 10 more rounds would make it {after:.4g} (delta 1e-05); use fewer rounds, more"
+        " noise, or a smaller fraction-train"
+    )
+
+
+@pytest.mark.parametrize(("earlier", "new", "line"), [
+    ([], night(z=None), "without noise epsilon has no limit; use dp"),
+    ([], night(z=0.0), "without noise epsilon has no limit; use dp"),
+    ([night("a", None)], night(), "because the run a had no differential privacy"),
+])  # fmt: skip
+def test_a_budget_refuses_what_has_no_limit(earlier, new, line):
+    check_budget(dp(budget=0), earlier, new)
+    with pytest.raises(RunError, match=r"^dp\.budget = 50: .*" + line):
+        check_budget(dp(budget=50), earlier, new)
+
+
+def test_runs_without_privacy_have_no_epsilon_and_spoil_that_of_others():
+    assert ledger.epsilon([], DELTA) is ledger.epsilon([night(z=None)], DELTA) is None
+    assert ledger.epsilon([night(z=None), night()], DELTA) == math.inf
+    assert ledger.epsilon([night(z=None, releases=0), night()], DELTA) == night().epsilon
+
+
+def test_a_ledger_is_read_as_it_was_written(tmp_path):
+    where = tmp_path / "new" / "federation"
+    assert ledger.read(where) == Ledger()
+    mine = night(parent="b"), night("b", None, finished=True)
+    with ledger.editing(where) as book:
+        for one in mine:
+            book.enter(one)
+        book.start = "b"
+    assert ledger.read(where) == Ledger(runs=[*mine], start="b")
+    with pytest.raises(ValueError, match="no"), ledger.editing(where) as book:
+        book.start = ""
+        raise ValueError("no")
+    assert ledger.read(where).start == "b"
+    (where / "ledger.json").write_text("{")
+    with pytest.raises(RunError, match=r"ledger\.json: cannot be read .* epsilon is unknown$"):
+        ledger.read(where)
+
+
+@pytest.fixture
+def federation(tmp_path):
+    return tmp_path / "federation"
+
+
+def summary_of(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_runs_of_a_federation_are_entered_and_add_up(
+    serial_run, tiny_npz, federation, read_rounds, capsys
+):
+    run = tiny_npz, DP, f'federation="{federation}"'
+    first = serial_run(*run)
+    path = first / "model.safetensors"
+    second = serial_run(*run, f'initial-model="{path}" dp.noise-multiplier=3.0')
+    one, two = ledger.read(federation).runs
+    assert [(n.round, n.releases, n.finished) for n in (one, two)] == [(2, 2, True)] * 2
+    assert (one.parent, two.parent) == ("", one.run)
+    assert ledger.read(federation).start == two.run
+    assert Path(one.folder) == first
+    parts = [(poisson(z, 3, 6), 2) for z in (2.0, 3.0)]
+    alone_, both = composed(parts[:1], DELTA), composed(parts, DELTA)
+    assert [read_rounds(f)[-1]["epsilon"] for f in (first, second)] == [
+        pytest.approx(alone_), pytest.approx(composed(parts[1:], DELTA))
+    ]  # fmt: skip
+    found = [summary_of(folder)["epsilon_of_federation"] for folder in (first, second)]
+    assert found == pytest.approx([alone_, both])
+    assert f"{both:.4g} in 2 runs" in capsys.readouterr().out
+    manifest = json.loads((second / "model.manifest.json").read_text())
+    digest = hashlib.sha256((second / "model.safetensors").read_bytes()).hexdigest()
+    assert (manifest["sha256"], manifest["run"], manifest["round"]) == (digest, two.run, 2)
+    assert manifest["epsilon"] == pytest.approx(both) and manifest["delta"] == DELTA
+    assert manifest["fingerprints"].keys() == {"data", "method", "model"}
+
+
+def test_a_run_beyond_the_budget_is_refused_before_it_begins(
+    serial_run, tiny_npz, federation, tmp_path, monkeypatch
+):
+    budget = composed([(poisson(2.0, 3, 6), 3)], DELTA)
+    run = tiny_npz, DP, f'federation="{federation}" dp.budget={budget}'
+    serial_run(*run)
+    before = sorted((tmp_path / "runs").iterdir())
+    with pytest.raises(RunError, match=r"^dp\.budget = .* earlier runs \(1\) have spent"):
+        serial_run(*run)
+    assert sorted((tmp_path / "runs").iterdir()) == before
+    assert len(ledger.read(federation).runs) == 1
+    serial_run(*run, "num-rounds=1")  # there is room for that
+    with pytest.raises(RunError, match=r"^dp\.budget = 0\.5: the earlier runs \(0\) have"):
+        serial_run(tiny_npz, DP, "dp.budget=0.5")
+
+
+def test_a_run_that_ends_early_counts_what_it_did_and_a_killed_one_all(
+    serial_run, tiny_npz, federation, monkeypatch
+):
+    seen, aggregate = [], Rounds.aggregate_train
+
+    def stop(rounds, round_, replies):
+        aggregate(rounds, round_, replies)
+        seen.append(ledger.read(federation).runs[-1])  # as it stays if the process is killed now
+        if round_ == 2:
+            raise RunError("no more")
+
+    monkeypatch.setattr(Rounds, "aggregate_train", stop)
+    run = tiny_npz, DP, f'federation="{federation}" num-rounds=5'
+    with pytest.raises(RunError, match="no more"):
+        serial_run(*run)
+    assert [(n.releases, n.finished) for n in seen] == [(5, False)] * 2
+    (left,) = ledger.read(federation).runs
+    assert (left.releases, left.round, left.finished) == (2, 1, False)
+    assert ledger.read(federation).start == ""
+
+    monkeypatch.setattr(Rounds, "aggregate_train", aggregate)
+    folder = serial_run(*run, f'resume="{left.folder}"')
+    (again,) = ledger.read(federation).runs
+    # round 2 was repeated: its noise was drawn, and seen, twice
+    assert (again.run, again.round, again.finished) == (left.run, 5, True)
+    assert again.releases == 6
+    assert summary_of(folder)["epsilon_of_federation"] == pytest.approx(again.epsilon)
+
+
+def test_a_run_with_adapters_is_no_start_for_another(serial_run, tiny_npz, federation):
+    with pytest.raises(RunError, match=r"^adapter-rank = 2: no later run of a federation"):
+        serial_run(tiny_npz, f'strategy="fedavg" adapter-rank=2 federation="{federation}"')
