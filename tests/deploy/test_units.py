@@ -1,5 +1,6 @@
 """Units of systemd and containers."""
 
+import argparse
 import re
 import shutil
 import subprocess
@@ -7,12 +8,15 @@ import subprocess
 import pytest
 import yaml
 
+from fedapps.cli import nightly
 from tests.deploy.helpers import DEPLOY
 from tests.support import ROOT
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="2026-11-21: there is no systemd")
-@pytest.mark.parametrize("name", ["fedapps-superlink.service", "fedapps-supernode@.service"])
+@pytest.mark.parametrize(
+    "name", ["fedapps-superlink.service", "fedapps-supernode@.service", "fedapps-nightly.service"]
+)
 def test_a_unit_is_valid_and_hardened(name, tmp_path):
     text = (DEPLOY / "systemd" / name).read_text("utf-8")
     assert "/opt/fedapps/bin/" in text
@@ -29,6 +33,21 @@ def test_the_example_of_a_device_sets_what_its_unit_asks_for():
     unit = (DEPLOY / "systemd" / "fedapps-supernode@.service").read_text("utf-8")
     example = (DEPLOY / "systemd" / "supernode.env").read_text("utf-8")
     assert set(re.findall(r"\$\{(\w+)\}", unit)) == set(re.findall(r"^(\w+)=", example, re.M))
+
+
+def test_the_timer_starts_a_unit_whose_command_exists():
+    unit = (DEPLOY / "systemd" / "fedapps-nightly.service").read_text("utf-8")
+    assert (DEPLOY / "systemd" / "fedapps-nightly.timer").exists()  # a unit of the same name
+    command = re.search(r"^ExecStart=(.*)$", unit.replace("\\\n", " "), re.M)[1]
+    words = command.replace("%d", "/run/credentials").split()
+    assert words[1:4] == ["-m", "fedapps", "nightly"]
+    parser = argparse.ArgumentParser()
+    nightly.add_arguments(parser)
+    options = parser.parse_args(words[4:])
+    given = {
+        f"/run/credentials/{name}" for name in re.findall(r"^LoadCredential=(.+):", unit, re.M)
+    }
+    assert {str(options.key), *options.run_config} <= given
 
 
 def test_containers_keep_devices_and_the_superlink_apart():
