@@ -162,5 +162,6 @@ def _supernodes(nodes: list[dict[str, Any]]) -> Iterator[str]:
     online = sum(node["status"] == "online" for node in there)
     yield f"{online} of {len(there)} SuperNodes are online"
     for node in there:
-        at = node[since[node["status"]]]
-        yield f"SuperNode {node['node-id']:<20}  {node['status']:<10}  since {at}"
+        at = node[since[node["status"]]]  # N/A for one that was lost without a goodbye
+        told = f"since {at}" if at != "N/A" else "not heard of for a minute"
+        yield f"SuperNode {node['node-id']:<20}  {node['status']:<10}  {told}"

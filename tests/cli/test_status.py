@@ -152,6 +152,8 @@ LISTED = {
         {"node-id": "77", "status": "online", "online-at": "2026-11-22 03:00:00Z"},
         {"node-id": "78", "status": "offline", "online-at": "2026-11-20 03:00:00Z",
          "offline-at": "2026-11-21 04:00:00Z"},
+        {"node-id": "81", "status": "offline", "online-at": "2026-11-20 03:00:00Z",
+         "offline-at": "N/A"},
         {"node-id": "79", "status": "registered", "created-at": "2026-11-20 01:00:00Z"},
         {"node-id": "80", "status": "unregistered", "created-at": "2026-11-20 01:00:00Z"},
     ]},
@@ -175,9 +177,10 @@ def test_a_superlink_of_config_toml_shows_its_runs_and_supernodes(flwr, tmp_path
     assert shown(capsys, "site", "--home", tmp_path) == [
         "SuperLink site",
         "run 5  running  since 2026-11-22 03:59:24Z  61 s",
-        "1 of 3 SuperNodes are online",
+        "1 of 4 SuperNodes are online",
         "SuperNode 77                    online      since 2026-11-22 03:00:00Z",
         "SuperNode 78                    offline     since 2026-11-21 04:00:00Z",
+        "SuperNode 81                    offline     not heard of for a minute",
         "SuperNode 79                    registered  since 2026-11-20 01:00:00Z",
     ]
     (line,) = shown(capsys, "site", "--home", tmp_path, "--json")
