@@ -50,7 +50,7 @@ COUNTS = {
     "finetune-epochs": 0, "threads": 1, "cache-limit": 0, "max-failures": -1, "min-available": 1,
     "clip-history": 1, "channel-nodes": 0, "num-classes": 1, "max-samples": 1,
     "checkpoint-every": 0, "patience": 0, "adapter-rank": 0, "few-shot": 0, "window": 0,
-    "window-step": 0, "buffer": 0,
+    "window-step": 0, "buffer": 0, "metrics-port": 0,
 }  # fmt: skip
 POSITIVE = [
     "alpha", "lr", "max-value", "round-timeout", "join-timeout", "step-timeout", "dp.clip-norm",
@@ -105,6 +105,8 @@ def allowed(key):
             return "int >= 0 and < 4294967296", [*bad, 2**32, 2**70], [*good, 2**32 - 1]
         if key == "threads":  # 4096 of them take a machine down
             return "int >= 1 and <= 64", [*bad, 65, 4096], [1, 2, 64]
+        if key == "metrics-port":
+            return "int >= 0 and < 65536", [*bad, 65536], [0, 1, 65535]
         return f"int >= {least}", bad, good
     text, bad, good = FLOATS[key]
     return text, [*bad, True, "x", "0.1", *no_text(key)], good
