@@ -42,7 +42,7 @@ TEXTS = [
 ]  # fmt: skip
 FLAGS = [
     "dirichlet-balance", "bn-local", "presum", "score-last", "score-without-head", "dp.adaptive",
-    "dp.secret-noise", "keep-best",
+    "dp.secret-noise", "keep-best", "secure-sum",
 ]  # fmt: skip
 COUNTS = {
     "shards-per-client": 1, "num-clients": 0, "min-samples": 2, "head-layers": 1, "num-rounds": 1,
