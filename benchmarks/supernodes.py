@@ -1,12 +1,17 @@
 """Round time over real SuperNodes with next to no work, beside an app that does nothing at all.
 
     python -m benchmarks.supernodes [--rounds 20] [--nodes 2]
+    python -m benchmarks.supernodes --devices 12 --slow 30 [--rounds 20]
 
-Prints the median seconds of a round (and the first and third quartile) of the empty app on Flower's
-own SuperNodes and on ours (`fedapps.device.supernode`), where only its ServerApp still waits as
-Flower does; then, on ours, of fedapps with training alone, one message a round as the empty app,
-and with an evaluation each round, two messages. The first round, in which SuperNodes install the
-app, does not count, nor does the last one with training alone, which always evaluates.
+With `--devices` or `--slow`, it measures what devices cost (`device_costs.py`): so many devices
+with our SuperNode and with Flower's, and so many simulated ones that take two seconds for each
+message (`slow_devices.py`).
+
+Otherwise, it prints the median seconds of a round (and the first and third quartile) of the empty
+app on Flower's own SuperNodes and on ours (`fedapps.device.supernode`), where only its ServerApp
+still waits as Flower does; then, on ours, of fedapps with training alone, one message a round as
+the empty app, and with an evaluation each round, two messages. The first round, in which SuperNodes
+install the app, does not count, nor does the last one with training alone, which always evaluates.
 """
 
 import re
@@ -19,10 +24,12 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import device_costs
 from benchmarks.common import EMPTY, completed, given, seconds_of, write_images
-from deploy.deployment import Deployment
+from deploy.deployment import SUPERNODE, Deployment
 from fedapps.core.errors import RunError
 
+SLOW = 2.0  # seconds for a message
 SECONDS = re.compile(r"empty-app round=\d+ .*seconds=([\d.]+)")
 RUN = (
     'strategy="fedper" fraction-train=1.0 local-epochs=1 batch-size=8 finetune-epochs=0 threads=1 '
@@ -32,13 +39,16 @@ RUN = (
 
 def main() -> int:
     """Measure and print; return the exit status."""
-    options = given(__doc__, rounds=20, nodes=2)
+    options = given(__doc__, rounds=20, nodes=2, devices=0, slow=0)
     if options.rounds < 3:
         print(f"error: --rounds {options.rounds}: must be at least 3, for quartiles")
         return 2
     try:
         with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
-            measure(Path(folder), options.rounds + 1, options.nodes)
+            if options.devices or options.slow:
+                show_costs(Path(folder), options.rounds, options.devices, options.slow)
+            else:
+                measure(Path(folder), options.rounds + 1, options.nodes)
     except RunError as error:
         print(f"error: {error}")
         return 1
@@ -55,6 +65,19 @@ def measure(folder: Path, rounds: int, nodes: int) -> None:
         show("empty app on our SuperNodes", empty(own, rounds))
         for name, every in (("training alone", 0), ("training and evaluation", 1)):
             show(f"fedapps, {name}", ours(own, folder, rounds, nodes, every))
+
+
+def show_costs(folder: Path, rounds: int, devices: int, slow: int) -> None:
+    """Measure what devices cost."""
+    if devices:
+        for name, program in (("ours", SUPERNODE), ("flower-supernode", ("flower-supernode",))):
+            with Deployment(folder / name, program=program) as deployment:
+                costs = device_costs.measure(deployment, devices, rounds)
+            costs.show(f"{devices} devices, {name}")
+    if slow:
+        with Deployment(folder / "slow") as deployment:
+            costs = device_costs.measure_slow(deployment, slow, rounds, SLOW)
+        costs.show(f"{slow} devices that take {SLOW:g} s for a message, simulated")
 
 
 @contextmanager

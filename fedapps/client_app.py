@@ -38,6 +38,7 @@ from fedapps.method.jobs import Work, alone
 from fedapps.method.update import ClientUpdate, Failure, Metrics
 from fedapps.training.resident import ResidentModel
 from fedapps.training.workspace import Workspace, workspace
+from fedapps.wire.compact import unpacking
 from fedapps.wire.hello import Hello, pack_hello, read_greeting
 from fedapps.wire.questions import pack_answer, pack_answers, read_question
 from fedapps.wire.replies import pack_metrics, pack_reply
@@ -47,7 +48,7 @@ from fedapps.wire.steps import read_step
 Hook = Callable[[Workspace, Request, ClientStore], Work[ClientUpdate]]
 Result = ClientUpdate | Failure
 T = TypeVar("T")
-app = ClientApp()
+app = ClientApp(mods=[unpacking])
 
 
 @app.query("hello")

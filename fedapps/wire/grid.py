@@ -7,19 +7,14 @@ from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp import Grid
-from google.protobuf.message import DecodeError
 
 from fedapps.core import stopping
 from fedapps.core.errors import one_line
-from fedapps.core.flower import Run
+from fedapps.core.flower import HttpGrid, Run
+from fedapps.wire.compact import pack, unpack
+from fedapps.wire.pulls import UNREADABLE, known_grid, pull_arrived
 from fedapps.wire.replies import unreadable
 
-# Errors that Flower's parser raises for a reply that is not a valid message. The SuperLink's own
-# errors are different ones (httpx, RuntimeError, OSError), and end the run.
-UNREADABLE = (
-    ArithmeticError, AssertionError, AttributeError, DecodeError, LookupError, MemoryError,
-    RecursionError, TypeError, ValueError,
-)  # fmt: skip
 FIRST_WAIT, LONGEST_WAIT = 0.01, 1.0  # seconds between polls
 BROKEN_WAIT = 10.0  # seconds to wait for the right reply after one that could not be read
 
@@ -32,13 +27,16 @@ class StreamingGrid(Grid):
     asked. `given_up` returns the ids of messages that the caller knows will not be answered, and
     `heard` gets each reply when it has come.
 
-    Replies are pulled one by one. Flower's Grid drops the whole list if one of them cannot be read,
-    and the SuperLink hands out each reply only once, so the others would be lost too. A pull also
-    returns messages that SuperNodes sent to the server unasked. Which message a reply answers is
-    written by its sender, so a reply that answers another message is dropped. A reply that cannot
-    be read may be such a foreign one, so the right reply is waited for a little longer. Neither the
-    Grid nor the SuperLink knows the size of a reply before it arrives (an object tree holds only
-    ids); `replies.unpack_reply` checks it.
+    A reply that cannot be read costs no other one. (Flower's Grid drops all that it has pulled, and
+    the SuperLink hands out each reply only once.) So the replies of devices are pulled by
+    `pull_arrived`, and with other Grids one by one. Small messages to devices and back are packed
+    (`compact.py`).
+
+    A pull also returns messages that SuperNodes sent to the server unasked. Which message a reply
+    answers is written by its sender, so a reply that answers another message is dropped. A reply
+    that cannot be read may be such a foreign one, so the right reply is waited for a little longer.
+    Neither the Grid nor the SuperLink knows the size of a reply before it arrives (an object tree
+    holds only ids); `replies.unpack_reply` checks it.
     """
 
     def __init__(
@@ -48,6 +46,8 @@ class StreamingGrid(Grid):
         heard: Callable[[Message], None] = lambda _: None,
     ) -> None:
         self.grid, self.given_up, self.heard = grid, given_up, heard
+        self._devices = isinstance(grid, HttpGrid)
+        self._known = known_grid() if self._devices else None
         self._broken: dict[str, tuple[float, str]] = {}  # by message: since when, and the error
 
     def send_and_receive(
@@ -55,7 +55,7 @@ class StreamingGrid(Grid):
     ) -> Iterator[Message]:
         """Push the messages now; return an iterator over replies in the order of arrival."""
         messages = list(messages)
-        ids = self.grid.push_messages(messages) if messages else []
+        ids = self.push_messages(messages) if messages else []
         return self._replies([id_ for id_ in ids if id_], time.monotonic(), timeout)
 
     def _replies(
@@ -90,7 +90,8 @@ class StreamingGrid(Grid):
         return self.grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self.grid.push_messages(messages)
+        """Push messages, the small ones to devices packed."""
+        return self.grid.push_messages([*map(pack, messages)] if self._devices else messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
         """Yield the replies that have arrived.
@@ -99,22 +100,42 @@ class StreamingGrid(Grid):
         reply stands for it. Raises `Stopped` if the process is about to end.
         """
         stopping.check()
-        for id_ in [*message_ids]:
+        for id_, reply in self._pulled([*message_ids]):
+            own, error = (None, reply) if isinstance(reply, Exception) else (reply, None)
             try:
-                replies = [*self.grid.pull_messages([id_])]
-            except UNREADABLE as error:
+                own = own and unpack(own)
+            except UNREADABLE as caught:
+                error = caught
+            if error:
                 reason = f"its reply cannot be read: {type(error).__name__}: {one_line(f'{error}')}"
                 self._broken.setdefault(id_, (time.monotonic(), reason))
                 continue
-            own = [r for r in replies if r.metadata.reply_to_message_id == id_][:1]
             since, reason = self._broken.get(id_, (math.inf, ""))
-            if not own and time.monotonic() - since > BROKEN_WAIT:
-                own = [unreadable(id_, reason)]
-            if own:
+            if own is None and time.monotonic() - since > BROKEN_WAIT:
+                own = unreadable(id_, reason)
+            if own is not None:
                 self._broken.pop(id_, None)
-            for reply in own:
-                self.heard(reply)
-                yield reply
+                self.heard(own)
+                yield own
+
+    def _pulled(self, ids: list[str]) -> Iterator[tuple[str, Message | Exception | None]]:
+        """Yield the reply to each message, or the error in reading it, or nothing."""
+        if self._known:
+            missing = dict.fromkeys(ids)
+            for id_, reply in pull_arrived(self._known, self.grid, ids):
+                if id_ in missing:  # not one of several
+                    del missing[id_]
+                    yield id_, reply
+            yield from missing.items()
+            return
+        for id_ in ids:
+            try:
+                replies = [*self.grid.pull_messages([id_])]
+            except UNREADABLE as error:
+                yield id_, error
+            else:
+                own = (r for r in replies if r.metadata.reply_to_message_id == id_)
+                yield id_, next(own, None)
 
 
 def poll_wait(waited: float, least: float = FIRST_WAIT) -> float:

@@ -95,6 +95,7 @@ class NodeRegistry:
             met = {node: guest for node, guest in self._guests.items() if guest.hello}
             self._recheck(node for node, guest in met.items() if start - guest.answered > REFRESH)
         while True:
+            begun = time.monotonic()
             self._see(sorted(self.grid.get_node_ids()))
             if time.monotonic() >= next_recheck:
                 self._fleet()  # finds out who does not fit now
@@ -119,7 +120,7 @@ class NodeRegistry:
             if now - start > next_line:
                 next_line = 2 * (now - start)
                 log.info("%s", self._waiting(fleet, len(newcomers), now - start))
-            time.sleep(poll_wait(now - start))
+            time.sleep(poll_wait(now - start, 9 * (now - begun)))  # as in a round
 
     def _ready(self, fleet: Fleet) -> int:
         """Return how many SuperNodes can train: those of held-out clients cannot."""

@@ -143,6 +143,20 @@ def test_what_fails_is_an_error_of_this_message_alone(node, stays, tell, line, c
     assert node.ask(fab_of(FACTS, stays), run=2)["count"] == 1
 
 
+def test_too_little_memory_costs_one_message(node):
+    tell = """if True:
+        import resource
+
+        def tell(asked, context):
+            used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + 2**27, resource.RLIM_INFINITY))
+            return len(bytearray(asked["size"])), os.getpid()
+    """
+    fab = fab_of(tell)
+    (small, pid), reason, (again, same) = (node.ask(fab, size=n) for n in (2**20, 2**30, 2**20))
+    assert reason == "MemoryError()" and (small, again, same) == (2**20, 2**20, pid)
+
+
 def test_a_process_that_was_killed_or_has_rested_is_started_again(node, monkeypatch):
     fab = fab_of(FACTS)
     pid = node.ask(fab)["pid"]

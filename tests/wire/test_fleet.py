@@ -19,9 +19,11 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fedapps.core import flower
 from fedapps.method.update import ClientUpdate, Failure
 from fedapps.models.layers import Layout
 from fedapps.training.plan import Plan
+from fedapps.wire import compact
 from fedapps.wire import grid as grid_module
 from fedapps.wire.exchange import Exchange, ask_clients
 from fedapps.wire.fleet import Fleet, spread
@@ -456,8 +458,50 @@ def test_objects_that_are_none_cost_their_client_only(name, monkeypatch):
     assert "\n" not in failure.cause and failure.cause != "no reply in time"
 
 
+def test_all_replies_that_are_there_cost_one_question_and_leave_in_the_order_of_the_ids():
+    _, messages = make_exchange([[1], [2], [3]])
+    link, asked = FakeLink(), []
+    for node in (2, 0):
+        link.put(compact.pack(reply_to(messages[node], [make_update(node + 1)], [])))
+    pull = link.PullMessages
+    link.PullMessages = lambda request: asked.append([*request.message_ids]) or pull(request)
+    ids = [message.metadata.message_id for message in messages.values()]
+    replies = [*StreamingGrid(http_grid(link)).pull_messages(ids)]
+    assert [reply.metadata.reply_to_message_id for reply in replies] == [ids[0], ids[2]]
+    assert [[*reply.content] for reply in replies] == [["metrics", "arrays", "failures"]] * 2
+    assert asked == [ids]
+
+
+def test_a_reply_that_says_two_things_about_what_it_answers_is_none():
+    _, messages = make_exchange([[1], [2]])
+    link = FakeLink()
+    link.put(reply_to(messages[0], [make_update(1)], []))
+    mine, other = (message.metadata.message_id for message in messages.values())
+    proto, tree = link.replies.pop(mine)
+    proto.metadata.reply_to_message_id = other
+    link.replies[other] = proto, tree
+    assert [*StreamingGrid(http_grid(link)).pull_messages([mine, other])] == []
+
+
+def test_a_grid_that_is_another_one_is_asked_for_each_reply(monkeypatch, capsys):
+    flower.leave_as_it_is.cache_clear()
+    monkeypatch.delattr(HttpGrid, "_runtime_client")
+    assert StreamingGrid(http_grid(FakeLink()))._known is None
+    assert "how replies are pulled is left as it is" in capsys.readouterr().out
+
+
+def test_small_messages_to_devices_are_packed():
+    class Kept(HttpGrid):
+        def push_messages(self, messages):
+            return [compact.is_packed(message) for message in messages]
+
+    messages = [*make_exchange([[1]])[1].values()]
+    assert StreamingGrid(Kept(token="x")).push_messages(messages) == [True]
+    assert read_request(compact.unpack(messages[0])).header.clients == [1]
+
+
 def test_flowers_grid_alone_would_lose_all_replies_with_the_broken_one():
-    """Why they are pulled one by one; when this fails, Flower has learnt it."""
+    """Why we pull them ourselves; when this fails, Flower has learnt it."""
     _, messages = make_exchange([[1], [2]])
     link = FakeLink()
     link.put(reply_to(messages[0], [make_update(1)], []))

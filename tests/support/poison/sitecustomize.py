@@ -28,7 +28,9 @@ def announce(values: np.ndarray) -> Array:
 
 def spoilt(app: ClientApp, message: Message, context: Context) -> Message:
     """Answer as the app does, with the first array of its update replaced."""
-    reply, kind = answer(app, message, context), os.environ["POISON"]
+    from fedapps.wire import compact  # of the app that it was sent
+
+    reply, kind = compact.unpack(answer(app, message, context)), os.environ["POISON"]
     for record in filter(None, reply.content.array_records.values()):
         name = next(iter(record))
         values = record[name].numpy()
