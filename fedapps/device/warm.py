@@ -260,6 +260,8 @@ def end_with_parent(words: list[str]) -> None:
 def main() -> None:
     """Load the libraries, and answer messages."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the SuperNode
+    with suppress(OSError):  # if memory runs out, the SuperNode has to be left, to say so
+        Path("/proc/self/oom_score_adj").write_text("1000")
     try:
         for name in LIBRARIES:
             import_module(name)
