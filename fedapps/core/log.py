@@ -25,6 +25,7 @@ LEVELS = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
+FILE = "log.txt"  # in a run directory: all lines; in a state-dir: tracebacks
 MOST_EARLY = 10_000  # the largest number of lines that are kept until there is a file
 NEVER = logging.CRITICAL + 1  # a level above all lines: none makes the memory write early
 logger = logging.getLogger("fedapps")

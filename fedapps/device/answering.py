@@ -96,12 +96,19 @@ class Process:
         """
         if self.run not in ("", run) or (self._process and self._process.poll() is not None):
             self.end()  # nothing of another run may be seen
-        connection = self._connection or self._start()
-        try:
-            connection.send_bytes(msgspec.msgpack.encode(asked))
+        connection, loading = self._connection, self._connection is None
+        connection = connection or self._start()
+
+        def received() -> bytes:
             while not connection.poll(BEAT):
                 beat()
-            said = msgspec.msgpack.decode(connection.recv_bytes(), type=Said)
+            return connection.recv_bytes()
+
+        try:
+            if loading:  # to send would block for as long
+                received()
+            connection.send_bytes(msgspec.msgpack.encode(asked))
+            said = msgspec.msgpack.decode(received(), type=Said)
         except (EOFError, ConnectionError):
             raise EOFError(self.end()) from None
         finally:

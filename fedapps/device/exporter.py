@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from fedapps.core.certificates import value_of
 from fedapps.core.errors import RunError
+from fedapps.core.log import FILE
 from fedapps.core.options import parse_option
 from fedapps.core.paths import expanded
 from fedapps.core.prometheus import PORTS, counter, gauge
-from fedapps.engine.failed_clients import FILE
 from fedapps.wire import health
 from fedapps.wire.health import PACKAGES
 

@@ -268,6 +268,7 @@ def main() -> None:
         process = Process(Connection(int(sys.argv[1])))
     except (ImportError, MemoryError, OSError) as error:  # OSError: no memory for a library
         sys.exit(f"error: the libraries cannot be loaded: {type(error).__name__}: {error}")
+    process.connection.send_bytes(b"loaded")
     gc.freeze()  # otherwise each fork would collect, and so copy, all of this when it ends: 0.7 s
     process.serve()
 

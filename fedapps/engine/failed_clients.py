@@ -13,11 +13,11 @@ from pathlib import Path
 
 from fedapps.core import log
 from fedapps.core.errors import RunError
+from fedapps.core.log import FILE as FILE
 from fedapps.models.layers import Arrays
 from fedapps.training.workspace import Workspace
 from fedapps.wire.checks import LARGEST, invalid_loss, invalid_values
 
-FILE = "log.txt"
 MOST_BYTES = 2**25  # a log that is larger gets no more tracebacks
 _raising = False
 

@@ -129,3 +129,8 @@ def test_a_supernode_that_lost_its_superlink_ends(tmp_path):
     done, said = supernode_process(tmp_path, "stay()")
     assert done.returncode == 1
     assert "Lost the SuperLink." in said
+
+
+def test_a_supernode_does_not_load_torch():
+    code = "import sys, fedapps.device.supernode; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
