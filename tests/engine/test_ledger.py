@@ -16,6 +16,7 @@ from fedapps.engine import ledger
 from fedapps.engine.accounting import Mechanism, alone, composed
 from fedapps.engine.ledger import Ledger, Night, check_budget
 from fedapps.engine.rounds import Rounds
+from fedapps.report import summary
 from tests.support import ROOT
 
 DELTA = 1e-5
@@ -153,9 +154,7 @@ def summary_of(folder):
     return json.loads((folder / "summary.json").read_text())
 
 
-def test_runs_of_a_federation_are_entered_and_add_up(
-    serial_run, tiny_npz, federation, read_rounds, capsys
-):
+def test_runs_of_a_federation_are_entered_and_add_up(serial_run, tiny_npz, federation, read_rounds):
     run = tiny_npz, DP, f'federation="{federation}"'
     first = serial_run(*run)
     path = first / "model.safetensors"
@@ -172,7 +171,8 @@ def test_runs_of_a_federation_are_entered_and_add_up(
     ]  # fmt: skip
     found = [summary_of(folder)["epsilon_of_federation"] for folder in (first, second)]
     assert found == pytest.approx([alone_, both])
-    assert f"{both:.4g} in 2 runs" in capsys.readouterr().out
+    told = ("epsilon of the federation", f"{both:.4g} in 2 runs")
+    assert told in summary._spent(summary_of(second))
     manifest = json.loads((second / "model.manifest.json").read_text())
     digest = hashlib.sha256((second / "model.safetensors").read_bytes()).hexdigest()
     assert (manifest["sha256"], manifest["run"], manifest["round"]) == (digest, two.run, 2)
