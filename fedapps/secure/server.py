@@ -83,7 +83,8 @@ class SumServer:
     def unmask(self, answers: Answers) -> np.ndarray:
         """Take the shares that clients give; return the sum, or raise ValueError."""
         given = self._read(answers, dict[int, Share])
-        if self._total is None or (why := self.too_few(given)):
+        why = self.too_few(given)
+        if self._total is None or why:
             raise ValueError(why)
         needed = least(len(self.roster))
         places = {client: place for place, client in enumerate(sorted(self.roster), start=1)}

@@ -73,6 +73,12 @@ def test_ray_sees_the_same_virtual_time(both, clock):
 
 
 @pytest.mark.thorough
+def test_ray_gives_the_sums_that_nobody_can_look_into(both):
+    secure = 'strategy="fedper" secure-sum=true fraction-train=1.0'
+    both(RUN, LIMITS, secure, federation=TWO)
+
+
+@pytest.mark.thorough
 def test_ray_gives_them_for_people_that_the_data_name(both, data_root):
     people = f'dataset="watch" data-root="{data_root}" partitioner="natural" split="official"'
     both(RUN, people, 'model="cnn1d" num-clients=0', federation=TWO)
