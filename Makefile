@@ -53,7 +53,7 @@ test: $(READY)
 	@FLWR_TELEMETRY_ENABLED=0 RAY_USAGE_STATS_ENABLED=0 \
 		$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# FLOWERS='newest nightly' leaves out the locked version.
+# FLOWERS='newest nightly' leaves out the locked version, FLOWERS='newest --deployment' tests SuperNodes.
 flower-matrix: $(READY)
 	@$(PY) -m tests.support.flower_matrix $(FLOWERS)
 

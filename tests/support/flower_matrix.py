@@ -1,11 +1,11 @@
 """Which versions of Flower the engines work with: `make flower-matrix`.
 
 For the locked version of Flower, the newest on the package index and the nightly there is an
-environment below .flower-matrix/, made of requirements.lock with Flower replaced. In each the tests
-of what we take of Flower and of the engines (serial and Ray) run; those of deployments do not.
-A table says what came of it; the logs lie beside the environments.
+environment below .flower-matrix/, made of requirements.lock with Flower replaced. In each run the
+tests of what we take of Flower and of the engines (serial and Ray), and with `--deployment` those
+of deployments. A table says what came of it; the logs lie beside the environments.
 
-    python -m tests.support.flower_matrix [locked] [newest] [nightly]
+    python -m tests.support.flower_matrix [--deployment] [locked] [newest] [nightly]
 """
 
 import argparse
@@ -22,9 +22,10 @@ from tests.support import ROOT
 FOLDER = ROOT / ".flower-matrix"
 LOCK = ROOT / "requirements.lock"
 TESTS = (
-    "core/test_flower_changes.py", "core/test_flower_imports.py", "apps/test_flower.py",
-    "methods/test_methods.py",
+    "tests/core/test_flower_changes.py", "tests/core/test_flower_imports.py",
+    "tests/apps/test_flower.py", "tests/methods/test_methods.py",
 )  # fmt: skip
+DEPLOYMENT = ("-m", "deployment", "tests/deploy")  # ten minutes
 EXTRAS = "[dp,simulation]"
 NAMES = ("locked", "newest", "nightly")
 
@@ -37,9 +38,11 @@ class Row:
     package: str
     installed: str  # "yes", or "no" and what was missing
     tests: str  # pytest's last line
+    deployment: str = "not asked for"
 
     def __str__(self) -> str:
-        return f"| {self.name} | {self.package} | {self.installed} | {self.tests} |"
+        cells = (self.name, self.package, self.installed, self.tests, self.deployment)
+        return f"| {' | '.join(cells)} |"
 
 
 def call(log: Path, *command: object) -> tuple[int, list[str]]:
@@ -100,7 +103,7 @@ def install(name: str, wanted: str, uv: str, log: Path) -> str:
     return "yes"
 
 
-def try_version(name: str, uv: str) -> Row:
+def try_version(name: str, uv: str, deployment: bool) -> Row:
     """Install one version and run the tests with it."""
     log = FOLDER / f"{name}.log"
     log.unlink(missing_ok=True)
@@ -110,9 +113,10 @@ def try_version(name: str, uv: str) -> Row:
     if installed != "yes":
         return Row(name, wanted, installed, "none")
     python = FOLDER / name / "bin" / "python"
-    tests = [ROOT / "tests" / test for test in TESTS]
-    _, told = call(log, python, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", *tests)
-    return Row(name, wanted, installed, told[-1].strip("= "))
+    pytest = (python, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile")
+    suites = (TESTS, DEPLOYMENT) if deployment else (TESTS,)
+    last = [call(log, *pytest, *suite)[1][-1].strip("= ") for suite in suites]
+    return Row(name, wanted, installed, *last)
 
 
 def main() -> int:
@@ -120,18 +124,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.support.flower_matrix", description=__doc__
     )
-    parser.add_argument("names", nargs="*", default=NAMES, metavar="|".join(NAMES))
-    names = parser.parse_args().names
+    parser.add_argument("names", nargs="*", metavar="|".join(NAMES), help="versions [all]")
+    parser.add_argument("--deployment", action="store_true", help="also test deployments")
+    options = parser.parse_args()
+    names = options.names or NAMES
     if unknown := [name for name in names if name not in NAMES]:
         parser.error(f"{', '.join(unknown)}: must be of {', '.join(NAMES)}")
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if uv is None:
         parser.error("uv was not found; run make flower-matrix")
     FOLDER.mkdir(exist_ok=True)
-    rows = [try_version(name, uv) for name in names]
-    print("\n| Flower | package | installed | tests |\n|---|---|---|---|")
+    rows = [try_version(name, uv, options.deployment) for name in names]
+    print("\n| Flower | package | installed | engines | deployment |\n|---|---|---|---|---|")
     print(*rows, sep="\n")
-    return int(any(word in row.tests for row in rows for word in ("failed", "error")))
+    return int(any(word in str(row) for row in rows for word in ("failed", "error")))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import sys
 from fedapps import client_app
 from fedapps.cli import adopt, export, predict  # noqa: F401
 from fedapps.core import config, flower, registry
-from fedapps.device import superexec, supernode  # noqa: F401
+from fedapps.device import answering, supernode, warm  # noqa: F401
 from fedapps.device.device import Device, device_workspace
 from fedapps.wire.hello import pack_greeting, unpack_hello
 from fedapps.wire.replies import unpack_reply
