@@ -36,8 +36,8 @@ def test_trouble_is_named_and_changes_no_figure(device_run, monkeypatch, read_cs
     run = 'strategy="fedper" num-rounds=2 client-state=reset'
     before = device_run(run)
 
-    def troubled(device, settings):
-        hello = greeting(device, settings)
+    def troubled(device, *given):
+        hello = greeting(device, *given)
         if device.client != 1:
             return hello
         now = hello.health.clock
