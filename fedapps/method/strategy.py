@@ -85,9 +85,10 @@ class StrategyHooks(Growing, Conversation, ABC):
         return [there[index] for index in chosen]
 
     def download(self, round_: int, client: int, plan: Plan) -> Arrays:
-        """Return what the plan names: arrays of its slice and, of `state`, what it receives."""
+        """Return arrays of the plan's slice and, if `state` has it, what else it receives."""
         arrays = {key: self.arrays[key] for key in self.layout.shared(plan.download)}
-        return arrays | {name: np.asarray(self.state[name], np.float32) for name in plan.receives}
+        kept = {name: self.state[name] for name in plan.receives if name in self.state}
+        return arrays | {name: np.asarray(value, np.float32) for name, value in kept.items()}
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
         """Return new values of server arrays: by default means with weights n_i (`aggregation`).
