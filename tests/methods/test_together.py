@@ -15,7 +15,7 @@ ALONE = {
     "apfl": "the objective has gradients of its own",
     "feddbe": "the objective has forward of its own",
     "feddyn": "the objective has gradients of its own",
-    "fedem": "the client has `train` of its own",
+    "fedem": "the objective has weights of its own",
     "fedpac": "the objective has forward of its own",
     "fedproto": "the objective has forward of its own",
     "moon": "the objective has forward of its own",
