@@ -272,6 +272,8 @@ def _holding(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _partition(c: Mapping[str, Any]) -> str:
+    if c.get("dataset") == config.DEVICE:
+        return "each with data of its own"
     details = {
         "dirichlet": ("alpha", "Dirichlet {}"),
         "shards": ("shards-per-client", "{} shards each"),
