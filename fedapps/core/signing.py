@@ -9,9 +9,10 @@ Beside `model.safetensors` are `model.manifest.json` and, if the model is signed
 
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -24,7 +25,6 @@ from fedapps.core.files import write_whole, writing
 
 PUBLIC = ".pub"  # suffix of the public key's file, beside the private one
 MANIFEST, SIGNATURE = ".manifest.json", ".manifest.sig"  # instead of the model's suffix
-_UNREADABLE = (OSError, ValueError, TypeError, UnsupportedAlgorithm)
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,28 +133,32 @@ def make_key(path: Path) -> Path:
 
 
 def _private(path: Path) -> Ed25519PrivateKey:
-    try:
-        key = serialization.load_pem_private_key(path.read_bytes(), None)
-    except _UNREADABLE as error:
-        raise RunError(f"{path}: cannot be read as a private key ({_reason(error)})") from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise RunError(f"{path}: must be an Ed25519 key; fedapps nightly --make-key makes one")
+    key: Ed25519PrivateKey = _key(path, "a private key", Ed25519PrivateKey, _load_private)
     return key
 
 
 def _public(path: Path) -> Ed25519PublicKey:
     """Read a public key, or the public part of a private one."""
-    try:
-        pem = path.read_bytes()
+
+    def load(pem: bytes) -> Any:
         if b"PRIVATE KEY" in pem:
-            return _private(path).public_key()
-        key = serialization.load_pem_public_key(pem)
-    except _UNREADABLE as error:
-        raise RunError(f"{path}: cannot be read as a public key ({_reason(error)})") from error
-    if not isinstance(key, Ed25519PublicKey):
-        raise RunError(f"{path}: must be an Ed25519 key; fedapps nightly --make-key makes one")
+            return _load_private(pem).public_key()
+        return serialization.load_pem_public_key(pem)
+
+    key: Ed25519PublicKey = _key(path, "a public key", Ed25519PublicKey, load)
     return key
 
 
-def _reason(error: Exception) -> str:
-    return str(error.strerror) if isinstance(error, OSError) else str(error).partition("(")[0]
+def _load_private(pem: bytes) -> Any:
+    return serialization.load_pem_private_key(pem, None)
+
+
+def _key(path: Path, what: str, kind: Any, load: Callable[[bytes], Any]) -> Any:
+    try:
+        key = load(path.read_bytes())
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error).partition("(")[0]
+        raise RunError(f"{path}: cannot be read as {what} ({reason})") from error
+    if not isinstance(key, kind):
+        raise RunError(f"{path}: must be an Ed25519 key; fedapps nightly --make-key makes one")
+    return key
