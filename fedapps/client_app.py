@@ -80,13 +80,13 @@ def _anyone(context: Context) -> Hello:
 def ask(message: Message, context: Context) -> Message:
     """Answer the server's question for every client that the message names.
 
-    A client that raises an error becomes a failure; the others still answer. Raises `RunError` with
-    local privacy, because answers have no noise, and the client does not trust the server.
+    A client that raises an error becomes a failure; the others still answer. Raises `RunError` if
+    clients add noise, because answers have none, and the client does not trust the server.
     """
     asked = read_question(message)
     space, _ = _place(context)
-    if space.settings.dp.mode == "local":
-        raise RunError(f'dp.mode = "local": {asked.question}: answers get no noise; use "none"')
+    if (dp := space.settings.dp).by_clients:
+        raise RunError(f'dp.mode = "{dp.mode}": {asked.question}: answers get no noise; use "none"')
     make = registry.client_class(space.settings.strategy)
 
     def answer(client: int) -> MetricRecord:
@@ -248,7 +248,7 @@ def _fit(space: Workspace, request: Request, store: ClientStore) -> Work[ClientU
         store.save(request.plan.round, client.state)
     told = state_told(update, version, saved=bool(before or client.state))
     told = dataclasses.replace(told, metrics=told.metrics | {OTHER_DATA: int(store.other_data)})
-    return masked(told, request, space.layout, store) if space.settings.secure_sum else told
+    return masked(told, request, space, store) if space.settings.secure_sum else told
 
 
 def _evaluate(space: Workspace, request: Request, store: ClientStore) -> Work[ClientUpdate]:

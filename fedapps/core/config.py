@@ -216,6 +216,10 @@ def _check(settings: Settings) -> None:
             'num-clients = 0: must be at least 1, except with partitioner = "natural", where it'
             " means everybody in the data"
         )
+    if settings.dp.mode == "distributed" and not settings.secure_sum:
+        raise RunError(
+            'dp.mode = "distributed": the noise is shared out in a secure sum; use secure-sum=true'
+        )
     if settings.evaluate_on == "validation" and not settings.validation_fraction:
         raise RunError('evaluate-on = "validation": needs validation-fraction > 0')
     chooses = "keep-best = true" if settings.keep_best else f"patience = {settings.patience}"

@@ -19,8 +19,11 @@ class PrivacySettings(MethodSettings, frozen=True):
     """Keys of the general table `dp`; docs/privacy.md explains what they guarantee."""
 
     mode: Annotated[
-        Literal["none", "central", "local"],
-        doc("who adds noise for differential privacy: the server, each client, or nobody"),
+        Literal["none", "central", "local", "distributed"],
+        doc(
+            "who adds noise for differential privacy: the server, each client (distributed: its "
+            "part of the noise of a secure sum), or nobody"
+        ),
     ]
     clip_norm: Annotated[
         Positive, doc("S: largest L2 norm of a client's update, of all uploaded arrays together")
@@ -64,3 +67,8 @@ class PrivacySettings(MethodSettings, frozen=True):
             "instead of the seed"
         ),
     ]
+
+    @property
+    def by_clients(self) -> bool:
+        """Whether clients add the noise, because they do not trust the server."""
+        return self.mode in ("local", "distributed")

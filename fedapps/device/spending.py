@@ -70,7 +70,7 @@ def check(dp: PrivacySettings, state_dir: Path, budget: float) -> None:
     if dp.mode == "none" or not dp.noise_multiplier:
         raise RunError(
             f"dp-budget = {budget:g}: the run has no noise, so its epsilon has no limit; it needs"
-            ' dp.mode = "central" or "local" and dp.noise-multiplier above 0'
+            " another dp.mode than none, and dp.noise-multiplier above 0"
         )
     spent = read(state_dir)
     before, after = epsilon(spent, dp.delta), epsilon(_with_one_more(spent, dp), dp.delta)

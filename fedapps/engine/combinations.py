@@ -23,6 +23,7 @@ from fedapps.training.workspace import Workspace
 COLUMNS: dict[str, dict[str, Scalar]] = {
     "dp central": {"dp.mode": "central"},
     "dp local": {"dp.mode": "local"},
+    "dp distributed": {"dp.mode": "distributed", "secure-sum": True},
     "presum": {"presum": True},
     "secure-sum": {"secure-sum": True},
     "server-data": {"server-data": 0.1},

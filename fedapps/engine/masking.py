@@ -1,13 +1,16 @@
 """What a client does for a secure sum, given its store; `summing.py` is the server's part."""
 
 from dataclasses import replace
+from functools import partial
 
 from flwr.app import ConfigRecord
 
 from fedapps.engine.store import ClientStore
 from fedapps.method.update import ClientUpdate
-from fedapps.models.layers import Layout
 from fedapps.secure.client import SumClient
+from fedapps.secure.noise import on_grid, own_part
+from fedapps.training.privacy import check_plan, clipped_difference
+from fedapps.training.workspace import Workspace
 from fedapps.wire.arrays import MASKED
 from fedapps.wire.requests import Request
 from fedapps.wire.steps import StepHeader
@@ -20,10 +23,20 @@ def step_answer(store: ClientStore, asked: StepHeader, client: int, given: bytes
 
 
 def masked(
-    update: ClientUpdate, request: Request, layout: Layout, store: ClientStore
+    update: ClientUpdate, request: Request, space: Workspace, store: ClientStore
 ) -> ClientUpdate:
-    """Return an update whose arrays nobody can read: only their sum with others. ValueError."""
-    arrays = [update.arrays[name] for name in layout.shared(request.plan.upload)]
-    own = SumClient(store.make(), request.client, request.plan.round)
-    vector = own.upload(request.boxes, arrays, update.num_examples)
+    """Return an update whose arrays nobody can read: only their sum with others. ValueError.
+
+    With distributed privacy, these are clipped differences from what was downloaded, with a weight
+    of 1 and the client's part of the noise. Raises `RunError` like `privatize`.
+    """
+    s, plan = space.settings, request.plan
+    arrays = {name: update.arrays[name] for name in space.layout.shared(plan.upload)}
+    weight, noise = update.num_examples, None
+    if s.dp.mode == "distributed":
+        check_plan(s, space.layout, plan)
+        arrays = on_grid(clipped_difference(arrays, request.arrays, s.dp.clip_norm)[0])
+        weight, noise = 1, partial(own_part, s, plan.round, request.client)
+    own = SumClient(store.make(), request.client, plan.round)
+    vector = own.upload(request.boxes, arrays.values(), weight, noise)
     return replace(update, arrays={MASKED: vector}, extras={})

@@ -1,13 +1,14 @@
-"""Differential privacy on the server: clipping, noise and the accounting of epsilon.
+"""Differential privacy on the server: all modes, and the one in which the server adds the noise.
 
 Central (McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018): the
 server clips each update and adds noise to their mean; the strategy sees only this noisy mean.
-Local: each client clips its update and adds the noise itself (`fedapps.training.privacy`, which
-also defines an update). docs/privacy.md says what each mode guarantees.
+In the other modes (`client_noise.py`), each client clips its update and adds noise itself
+(`fedapps.training.privacy`, which also defines an update). docs/privacy.md says what each mode
+guarantees.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -17,115 +18,24 @@ from fedapps.core.errors import RunError
 from fedapps.core.flower import NeighboringRelation, SamplingMethod
 from fedapps.core.privacy_settings import PrivacySettings
 from fedapps.core.settings import Settings
-from fedapps.engine.accounting import Mechanism, alone
-from fedapps.engine.checks import AVERAGING, replaced
+from fedapps.engine.accounting import Mechanism
+from fedapps.engine.checks import replaced
+from fedapps.engine.client_noise import Distributed, Local
+from fedapps.engine.privacy_mode import (
+    RELEASES,
+    RESTS_ON,
+    DifferentialPrivacy,
+    PrivacyMode,
+    Reference,
+    Updates,
+)
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import SERVER, ClientUpdate
 from fedapps.models.layers import Arrays, Layout
 from fedapps.training.plan import Plan
-from fedapps.training.privacy import check_plan, clipped_difference, postprocess
+from fedapps.training.privacy import clipped_difference, postprocess
 
-# Central privacy holds only with the standard versions of these hooks: they average updates of one
-# common model, and get only updates from clients. A method's own `screen` would see updates before
-# the noise.
-ASKS = ("answered", "question")
-RESTS_ON = tuple(sorted((*AVERAGING, *ASKS)))
-LEAST_NOISE = 1e-3  # below it the accountant's arithmetic fails: it gives 0 for no privacy at all
-RELEASES, CLIP_NORM = "dp/releases", "dp/clip-norm"  # names in a strategy's state
-
-Updates = Iterator[ClientUpdate]
-Reference = Callable[[], Mapping[str, np.ndarray]]  # returns what all clients downloaded
-
-
-class PrivacyMode:
-    """What every mode of differential privacy offers; this one, "none", leaves updates unchanged.
-
-    `state` is the strategy's state: a mode stores there what it needs from round to round.
-    """
-
-    mechanism: Mechanism | None = None  # what a round releases, as the accountant sees it
-
-    def __init__(
-        self, settings: Settings, layout: Layout, state: Arrays, clients: Sequence[int] = ()
-    ) -> None:
-        self.settings = settings
-        self.clients = clients or range(settings.num_clients)  # those that train
-        self.dp: PrivacySettings = settings.dp
-        self.layout = layout
-        self.state = state
-
-    def check_strategy(self, strategy: BaseStrategy) -> None:
-        """Refuse a strategy whose hooks would break the guarantee of the mode."""
-
-    def select(self, round_: int, selected: Sequence[int], there: Collection[int]) -> list[int]:
-        """Return the clients to train; here those that the strategy has selected."""
-        return list(selected)
-
-    def begin(self, plans: Mapping[int, Plan]) -> dict[str, str]:
-        """Check and count what a round is about to release; return events (kind: detail)."""
-        return {}
-
-    def release(self, round_: int, updates: Updates, reference: Reference) -> Updates:
-        """Return the updates that the strategy may see.
-
-        `reference` returns the arrays that all clients downloaded.
-        """
-        return updates
-
-    def releases(self) -> int:
-        """Return the number of releases so far; of a client with the most, if they differ."""
-        return 0
-
-    def epsilon(self) -> float | None:
-        """Return the epsilon spent up to and including this round; None without privacy."""
-        return None
-
-
-class DifferentialPrivacy(PrivacyMode):
-    """Common to central and local privacy: the checks of settings, and epsilon."""
-
-    mechanism: Mechanism
-
-    def __init__(
-        self, settings: Settings, layout: Layout, state: Arrays, clients: Sequence[int] = ()
-    ) -> None:
-        super().__init__(settings, layout, state, clients)
-        limit = 1 / len(self.clients)
-        if not self.dp.delta < limit:
-            raise RunError(
-                f"dp.delta = {self.dp.delta:g}: must be below 1 / num-clients = {limit:g}"
-            )
-        if 0 < self.dp.noise_multiplier < LEAST_NOISE:
-            raise RunError(
-                f"dp.noise-multiplier = {self.dp.noise_multiplier:g}: must be 0, or from "
-                f"{LEAST_NOISE:g} to 1000"
-            )
-        if settings.server_data:
-            raise RunError(
-                f'dp.mode = "{self.dp.mode}": with server-data the server trains on samples of '
-                "clients, without noise; use server-data=0"
-            )
-        if settings.patience or settings.keep_best:
-            key = f"patience={settings.patience}" if settings.patience else "keep-best=true"
-            off = "patience=0" if settings.patience else "keep-best=false"
-            raise RunError(
-                f'dp.mode = "{self.dp.mode}": {key} chooses a round by accuracies of clients, '
-                f"without noise; use {off}"
-            )
-
-    def begin(self, plans: Mapping[int, Plan]) -> dict[str, str]:
-        """Check every plan."""
-        for plan in plans.values():
-            check_plan(self.settings, self.layout, plan)
-        return {}
-
-    def releases(self) -> int:
-        """Return the largest count in the state."""
-        return int(np.max(self.state[RELEASES]))
-
-    def epsilon(self) -> float:
-        """Return epsilon for the releases so far."""
-        return self.mechanism.epsilon(self.releases(), self.dp.delta)
+CLIP_NORM = "dp/clip-norm"  # its name in a strategy's state
 
 
 class Central(DifferentialPrivacy):
@@ -220,39 +130,12 @@ class Central(DifferentialPrivacy):
         return Mechanism(z / 2, m, clients, SamplingMethod.WITHOUT_REPLACEMENT, relation)
 
 
-class Local(DifferentialPrivacy):
-    """The server's side of local privacy: count the releases; the clients add the noise.
-
-    A client's updates from two different data sets differ by at most 2 S. The epsilon is that of
-    the client that was asked most often. State: `dp/releases` [N].
-    """
-
-    def __init__(
-        self, settings: Settings, layout: Layout, state: Arrays, clients: Sequence[int] = ()
-    ) -> None:
-        super().__init__(settings, layout, state, clients)
-        if self.dp.adaptive:
-            raise RunError('dp.adaptive = true: only with dp.mode = "central"')
-        self.mechanism = alone(self.dp.noise_multiplier)
-        self.mechanism.accountant(self.dp.delta)
-        self.state[RELEASES] = np.zeros(settings.num_clients, np.int64)
-
-    def check_strategy(self, strategy: BaseStrategy) -> None:
-        """Refuse a strategy that asks a question: clients would answer without noise."""
-        if replaced(strategy, ASKS):
-            raise RunError(
-                'dp.mode = "local": this strategy asks clients a question, and the answers get no '
-                'noise; use "none"'
-            )
-
-    def begin(self, plans: Mapping[int, Plan]) -> dict[str, str]:
-        """Count a release for each client that is asked, whether it answers or not."""
-        super().begin(plans)
-        self.state[RELEASES][list(plans)] += 1
-        return {}
-
-
-MODES: dict[str, type[PrivacyMode]] = {"none": PrivacyMode, "central": Central, "local": Local}
+MODES: dict[str, type[PrivacyMode]] = {
+    "none": PrivacyMode,
+    "central": Central,
+    "local": Local,
+    "distributed": Distributed,
+}
 
 
 def privacy(

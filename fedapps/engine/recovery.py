@@ -14,7 +14,7 @@ from fedapps.core.settings import Settings
 from fedapps.engine import best, checkpoint
 from fedapps.engine.checkpoint import Best, Checkpoint, Progress
 from fedapps.engine.failures import FailureCounts
-from fedapps.engine.privacy import RELEASES
+from fedapps.engine.privacy_mode import RELEASES
 from fedapps.engine.versions import OTHER_DATA, StateVersions
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate

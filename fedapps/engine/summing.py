@@ -10,7 +10,7 @@ from dataclasses import replace
 from fedapps.core.draws import sample_size
 from fedapps.core.errors import RunError
 from fedapps.engine.checks import replaced
-from fedapps.engine.privacy import RESTS_ON
+from fedapps.engine.privacy_mode import RESTS_ON
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import SERVER, ClientUpdate, Failure
 from fedapps.models.layers import Arrays
@@ -63,6 +63,7 @@ class SecureSumming(Summing):
         self.strategy = strategy
         if why := _cannot(strategy):
             raise RunError(f"secure-sum = true: {why}")
+        self.equal = strategy.settings.dp.mode == "distributed"  # all clients weigh 1
         self.server = SumServer()
 
     def begin(
@@ -80,11 +81,14 @@ class SecureSumming(Summing):
         return {client: plans[client] for client in self.boxes}
 
     def release(self, round_: int, updates: Updates, failures: list[Failure]) -> Updates:
-        """Add up the masked updates; yield their mean once the masks have been removed."""
+        """Add up the masked updates; yield their mean once the masks have been removed.
+
+        `num_examples` is the sum of the weights.
+        """
         weight = 0
         for update in updates:
             self.server.add(update.client, update.arrays[MASKED])
-            weight += update.num_examples
+            weight += 1 if self.equal else update.num_examples
         there = self.server.uploaded
         if not there:
             return
@@ -93,7 +97,7 @@ class SecureSumming(Summing):
         except ValueError as error:
             failures += [Failure(client, f"secure sum: {error}") for client in there]
         else:
-            yield ClientUpdate(SERVER, mean, 1, weight=1.0)
+            yield ClientUpdate(SERVER, mean, weight, weight=1.0)
 
     def _unmasked(self, weight: int) -> Arrays:
         """Return the mean of a round, whose weights sum up to `weight`; raises ValueError."""
@@ -123,7 +127,7 @@ class SecureSumming(Summing):
             )
         self.shapes = {name: layout.shapes[name] for name in (*uploads, ())[0]}
         samples = sum(self.strategy.count(client, "train") for client in plans)
-        if samples * s.max_value >= LIMIT:
+        if samples * s.max_value >= LIMIT and not self.equal:  # `Distributed` limits dp.clip-norm
             raise RunError(
                 f"max-value = {s.max_value:g}: with secure-sum it must be below "
                 f"{LIMIT / samples:g}, because the clients of round {round_} have {samples} samples"

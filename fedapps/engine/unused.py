@@ -95,8 +95,9 @@ def _general(s: Settings) -> Iterator[tuple[str, str]]:
         yield "clip-history", "with clip-percentile = 100"
         if not s.max_norm:
             yield "clip-mode", "without clip-percentile or max-norm"
-    if s.dp.mode == "local":
-        yield ("dp.sampling", 'with dp.mode = "local", where the method selects the clients')
+    if s.dp.by_clients:
+        why = f'with dp.mode = "{s.dp.mode}", where the method selects the clients'
+        yield "dp.sampling", why
     if s.dp.mode != "none" and not s.dp.adaptive:
         for key in ("target-quantile", "clip-lr", "count-noise"):
             yield f"dp.{key}", "with dp.adaptive = false"

@@ -7,7 +7,7 @@ no mask hides two vectors, and nobody gets both shares of one client. The last s
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,12 +27,13 @@ from fedapps.secure.keys import (
     public,
     seal,
 )
-from fedapps.secure.masks import add_masks, encoded
+from fedapps.secure.masks import WORD, add_masks, encoded
 from fedapps.secure.shamir import SHARE, split
 
 FILE = "secure-sum.bin"
 FEWEST = 3  # clients in a sum: of two, each could compute what the other has uploaded
 STEPS = ("keys", "shares", "unmask")  # besides the upload, with which a client answers training
+Noise = Callable[[int, int], np.ndarray]  # of t, and of the number of entries: int64 [entries]
 
 
 def least(count: int) -> int:
@@ -72,8 +73,17 @@ class SumClient:
         answer: bytes = getattr(self, f"_{step}")(request)
         return answer
 
-    def upload(self, request: bytes, arrays: Iterable[np.ndarray], weight: int) -> np.ndarray:
-        """Return the masked vector of an update; the request holds `boxes` by sender."""
+    def upload(
+        self,
+        request: bytes,
+        arrays: Iterable[np.ndarray],
+        weight: int,
+        noise: Noise | None = None,
+    ) -> np.ndarray:
+        """Return the masked vector of an update; the request holds `boxes` by sender.
+
+        If there is `noise`, it is added to all entries but the weight.
+        """
         kept = self._take("upload")
         boxes = msgspec.msgpack.decode(request, type=dict[int, Box])
         if not kept.peers.keys() >= boxes.keys() >= {self.client}:
@@ -85,6 +95,8 @@ class SumClient:
             signed = plus if self.client < other else minus
             signed += agreed(own, kept.peers[other], "mask")
         vector = encoded(arrays, weight)
+        if noise:
+            vector[1:] += noise(least(len(kept.peers)), len(vector) - 1).view(WORD)
         add_masks(vector, plus, minus)
         self._keep("unmask", peers=kept.peers, keys=kept.keys, boxes=boxes)
         return vector

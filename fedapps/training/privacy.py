@@ -2,8 +2,9 @@
 
 What is protected is the whole client. Its update is the difference between the slice that it
 uploads and the same arrays as it has downloaded them, all taken together as one vector, which is
-clipped to the L2 norm S. With local privacy, the client itself clips its update and adds the noise.
-The server's part is `fedapps.engine.privacy`; docs/privacy.md says what both of them guarantee.
+clipped to the L2 norm S. With local privacy, the client itself clips its update and adds the noise;
+with distributed privacy it does so where it masks the update (`fedapps.engine.masking`). The
+server's part is `fedapps.engine.privacy`; docs/privacy.md says what both of them guarantee.
 """
 
 import math

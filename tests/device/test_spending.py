@@ -29,10 +29,11 @@ def left_out(read_csv, folder):
     return {row["client"]: row["detail"] for row in events if row["kind"] == "left-out"}
 
 
-@pytest.mark.parametrize("mode", ["local", "central"])
+@pytest.mark.parametrize("mode", ["local", "central", "distributed"])
 def test_updates_of_all_runs_are_counted_by_their_noise(device_run, nodes, mode):
     """In a central run of one round with Poisson sampling, only those that are asked count."""
-    run = RUN, f'dp.mode="{mode}" dp.sampling="fixed"'
+    summed = str(mode == "distributed").lower()
+    run = RUN, f'dp.mode="{mode}" dp.sampling="fixed" secure-sum={summed}'
     device_run(*run, "num-rounds=2")
     assert counts(nodes) == [{"1.0": 2}] * 3
     device_run(*run, "num-rounds=1 dp.noise-multiplier=4.0")

@@ -577,12 +577,13 @@ def test_a_strategy_that_sees_more_than_noisy_updates_is_refused(mode, hook, own
         Rounds(make(space, chosen))
 
 
-@pytest.mark.parametrize("mode", ["none", "local"])
-def test_a_client_with_local_privacy_answers_no_question(mode, flat_config, monkeypatch):
+@pytest.mark.parametrize("mode", ["none", "local", "distributed"])
+def test_a_client_that_adds_noise_answers_no_question(mode, flat_config, monkeypatch):
     """Whatever the server says: it is asked as a server would that has left out the check."""
     client = registry.client_class("fedavg")
     monkeypatch.setattr(client, "answer", lambda self, name: [float(len(self.train_data[1]))])
-    grid = SerialGrid(client_app.app, flat_config(f'strategy="fedavg" dp.mode="{mode}"'), 1)
+    options = f'strategy="fedavg" secure-sum=true dp.mode="{mode}"'
+    grid = SerialGrid(client_app.app, flat_config(options), 1)
     (node,) = grid.get_node_ids()
     sent = grid.push_messages([pack_question([0, 1], node, "samples", "")])
     if mode == "none":
@@ -590,7 +591,7 @@ def test_a_client_with_local_privacy_answers_no_question(mode, flat_config, monk
         answers, failures = unpack_answers([0, 1], reply)
         assert answers.keys() == {0, 1} and not failures
     else:
-        text = r'^dp\.mode = "local": samples: answers get no noise; use "none"$'
+        text = rf'^dp\.mode = "{mode}": samples: answers get no noise; use "none"$'
         with pytest.raises(RunError, match=text):
             grid.pull_messages(sent)
 
@@ -617,7 +618,7 @@ def test_a_false_sense_of_privacy_is_warned_of():
 
 
 def table():
-    """docs/privacy.md: what each method can do, by mode."""
+    """docs/privacy.md: what each method can do, by mode; distributed is as central."""
     rows = re.findall(r"^\| (`.*) \| (yes|no) \| (yes|no) \|", PAGE, re.M)
     found = {
         (name, mode): answer == "yes"
@@ -635,19 +636,24 @@ def space_of(model, tiny):
     return flat, Workspace(config.read(flat))
 
 
-@pytest.mark.parametrize("mode", ["central", "local"])
+@pytest.mark.parametrize("mode", ["central", "local", "distributed"])
 @pytest.mark.parametrize("method", registry.names())
 def test_every_method_composes_or_is_refused_as_the_page_says(method, mode, tiny_npz):
     model = "lenet5" if registry.strategy_class(method).needs_norms else "cnn"
     flat, space = space_of(model, tiny_npz)
-    chosen = config.read(flat | {"strategy": method, "dp.mode": mode})
+    summed = mode == "distributed"
+    keys = {"dp.mode": mode, "secure-sum": summed, "fraction-train": 1.0}
+    chosen = config.read(flat | {"strategy": method} | keys)
 
     def check():
         Rounds(registry.strategy_class(method)(space, chosen))
 
-    if table()[method, mode]:
+    if table()[method, "central" if summed else mode]:
         return check()
-    with pytest.raises(RunError, match=rf'^dp\.mode = "{mode}": .*this strategy .*; use "\w+"'):
+    told = rf'^dp\.mode = "{mode}": .*this strategy .*; use "\w+"'
+    if summed:
+        told += "|^secure-sum = true: this strategy needs more than the mean"
+    with pytest.raises(RunError, match=told):
         check()
 
 

@@ -13,12 +13,12 @@ from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.core.schema import literal
 from fedapps.engine import masking
-from fedapps.method.flower import BaseClient
-from fedapps.secure.client import FILE, SumClient
+from fedapps.secure.client import FILE
 from fedapps.serial import run_serial
 from fedapps.wire.arrays import MASKED
 from fedapps.wire.serial_grid import SerialGrid
 from tests.support.killed import differences
+from tests.support.missing import failing
 
 CLIENTS = 6
 RUN = f'strategy="fedavg" secure-sum=true num-clients={CLIENTS} fraction-train=1.0 num-rounds=2'
@@ -39,9 +39,9 @@ def uploads(monkeypatch):
     """What clients would upload without masks, by round and client: (arrays, sample count)."""
     seen = {}
 
-    def masked(update, request, layout, store):
+    def masked(update, request, space, store):
         seen[request.plan.round, request.client] = dict(update.arrays), update.num_examples
-        return masking.masked(update, request, layout, store)
+        return masking.masked(update, request, space, store)
 
     monkeypatch.setattr(client_app, "masked", masked)
     return seen
@@ -68,26 +68,6 @@ def is_mean(model, mean):
     assert mean
     for key, values in mean.items():
         assert model[key].dtype == np.float32 and (model[key] == values).all(), key
-
-
-def failing(monkeypatch, steps):
-    """Let steps fail in round 2: {name of a step, or "train": clients}."""
-    answer, train = SumClient.answer, BaseClient.train_round
-
-    def check(client, round_, step):
-        if round_ == 2 and client in steps.get(step, ()):
-            raise OSError(f"no {step}")
-
-    def failing_answer(own, step, request):
-        check(own.client, own.round, step)
-        return answer(own, step, request)
-
-    def failing_train(own, plan, received):
-        check(own.client, plan.round, "train")
-        return train(own, plan, received)
-
-    monkeypatch.setattr(SumClient, "answer", failing_answer)
-    monkeypatch.setattr(BaseClient, "train_round", failing_train)
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedper", "fedbn"])

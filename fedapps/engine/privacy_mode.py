@@ -1,0 +1,118 @@
+"""What all modes of differential privacy have in common: what they offer, and what they refuse."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from fedapps.core.errors import RunError
+from fedapps.core.privacy_settings import PrivacySettings
+from fedapps.core.settings import Settings
+from fedapps.engine.accounting import Mechanism
+from fedapps.engine.checks import AVERAGING
+from fedapps.method.flower import BaseStrategy
+from fedapps.method.update import ClientUpdate
+from fedapps.models.layers import Arrays, Layout
+from fedapps.training.plan import Plan
+from fedapps.training.privacy import check_plan
+
+# Central privacy holds only with the standard versions of these hooks: they average updates of one
+# common model, and get only updates from clients. A method's own `screen` would see updates before
+# the noise.
+ASKS = ("answered", "question")
+RESTS_ON = tuple(sorted((*AVERAGING, *ASKS)))
+LEAST_NOISE = 1e-3  # below it the accountant's arithmetic fails: it gives 0 for no privacy at all
+RELEASES = "dp/releases"  # its name in a strategy's state
+
+Updates = Iterator[ClientUpdate]
+Reference = Callable[[], Mapping[str, np.ndarray]]  # returns what all clients downloaded
+
+
+class PrivacyMode:
+    """What every mode of differential privacy offers; this one, "none", leaves updates unchanged.
+
+    `state` is the strategy's state: a mode stores there what it needs from round to round.
+    """
+
+    mechanism: Mechanism | None = None  # what a round releases, as the accountant sees it
+
+    def __init__(
+        self, settings: Settings, layout: Layout, state: Arrays, clients: Sequence[int] = ()
+    ) -> None:
+        self.settings = settings
+        self.clients = clients or range(settings.num_clients)  # those that train
+        self.dp: PrivacySettings = settings.dp
+        self.layout = layout
+        self.state = state
+
+    def check_strategy(self, strategy: BaseStrategy) -> None:
+        """Refuse a strategy whose hooks would break the guarantee of the mode."""
+
+    def select(self, round_: int, selected: Sequence[int], there: Collection[int]) -> list[int]:
+        """Return the clients to train; here those that the strategy has selected."""
+        return list(selected)
+
+    def begin(self, plans: Mapping[int, Plan]) -> dict[str, str]:
+        """Check and count what a round is about to release; return events (kind: detail)."""
+        return {}
+
+    def release(self, round_: int, updates: Updates, reference: Reference) -> Updates:
+        """Return the updates that the strategy may see.
+
+        `reference` returns the arrays that all clients downloaded.
+        """
+        return updates
+
+    def releases(self) -> int:
+        """Return the number of releases so far; of a client with the most, if they differ."""
+        return 0
+
+    def epsilon(self) -> float | None:
+        """Return the epsilon spent up to and including this round; None without privacy."""
+        return None
+
+
+class DifferentialPrivacy(PrivacyMode):
+    """Common to all privacy: the checks of settings, and epsilon."""
+
+    mechanism: Mechanism
+
+    def __init__(
+        self, settings: Settings, layout: Layout, state: Arrays, clients: Sequence[int] = ()
+    ) -> None:
+        super().__init__(settings, layout, state, clients)
+        limit = 1 / len(self.clients)
+        if not self.dp.delta < limit:
+            raise RunError(
+                f"dp.delta = {self.dp.delta:g}: must be below 1 / num-clients = {limit:g}"
+            )
+        if 0 < self.dp.noise_multiplier < LEAST_NOISE:
+            raise RunError(
+                f"dp.noise-multiplier = {self.dp.noise_multiplier:g}: must be 0, or from "
+                f"{LEAST_NOISE:g} to 1000"
+            )
+        if settings.server_data:
+            raise RunError(
+                f'dp.mode = "{self.dp.mode}": with server-data the server trains on samples of '
+                "clients, without noise; use server-data=0"
+            )
+        if settings.patience or settings.keep_best:
+            key = f"patience={settings.patience}" if settings.patience else "keep-best=true"
+            off = "patience=0" if settings.patience else "keep-best=false"
+            raise RunError(
+                f'dp.mode = "{self.dp.mode}": {key} chooses a round by accuracies of clients, '
+                f"without noise; use {off}"
+            )
+
+    def begin(self, plans: Mapping[int, Plan]) -> dict[str, str]:
+        """Check every plan."""
+        for plan in plans.values():
+            check_plan(self.settings, self.layout, plan)
+        return {}
+
+    def releases(self) -> int:
+        """Return the largest count in the state."""
+        return int(np.max(self.state[RELEASES]))
+
+    def epsilon(self) -> float:
+        """Return epsilon for the releases so far."""
+        return self.mechanism.epsilon(self.releases(), self.dp.delta)
