@@ -73,8 +73,9 @@ def test_ray_sees_the_same_virtual_time(both, clock):
 
 
 @pytest.mark.thorough
-def test_ray_gives_the_sums_that_nobody_can_look_into(both):
-    secure = 'strategy="fedper" secure-sum=true fraction-train=1.0'
+@pytest.mark.parametrize("noise", ["", 'dp.mode="distributed" dp.noise-multiplier=0.01'])
+def test_ray_gives_the_sums_that_nobody_can_look_into(both, noise):
+    secure = f'strategy="fedper" secure-sum=true fraction-train=1.0 {noise}'
     both(RUN, LIMITS, secure, federation=TWO)
 
 

@@ -80,9 +80,10 @@ def steps_of(upload, download):
 
 # The sum ------------------------------------------------------------------------------------
 
-MISSING = {  # the steps that fail, n (clients with keys), t (those that must stay), u (in the sum)
+MISSING = {  # the steps that fail; n with keys, t that must stay, and u in the sum
     "nobody": ({}, 6, 4, 6),
     "before the keys": ({"keys": [0]}, 5, 4, 5),
+    "after the keys": ({"shares": [2, 5]}, 6, 4, 4),
     "in training": ({"train": [1, 4]}, 6, 4, 4),
     "after the upload": ({"unmask": [0, 3]}, 6, 4, 6),
 }
