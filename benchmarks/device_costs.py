@@ -81,6 +81,7 @@ class Costs:
     joined: float = 0.0  # until the SuperLink has let in all devices
     greeted: float = 0.0  # from the start of the run to the end of its first round
     rounds: list[float] = field(default_factory=list)
+    evaluated: list[float] = field(default_factory=list)  # rounds with an evaluation after them
     message: float = 0.0  # processor time of a device
     server: float = 0.0  # processor time of SuperLink, ServerApp and proxy in a round
     idle: float = 0.0
@@ -89,11 +90,13 @@ class Costs:
 
     def show(self, name: str) -> None:
         """Print all, in one line each."""
-        first, median, third = statistics.quantiles(self.rounds, n=4)
         print(f"{name}: load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
         print(f"  all have joined after          {self.joined:7.1f} s")
         print(f"  start of the run to round 1    {self.greeted:7.1f} s")
-        print(f"  a round                        {median:7.2f} s ({first:.2f} to {third:.2f})")
+        for name, seconds in (("a round", self.rounds), ("with an evaluation", self.evaluated)):
+            if seconds:
+                first, median, third = statistics.quantiles(seconds, n=4)
+                print(f"  {name:30} {median:7.2f} s ({first:.2f} to {third:.2f})")
         print(f"  processor time of a message    {self.message:7.3f} s")
         print(f"  of the server in a round       {self.server:7.2f} s")
         if self.most:
@@ -119,7 +122,7 @@ def measure(deployment: Deployment, count: int, rounds: int) -> Costs:
     meter.look()
     meter.watched = deployment.processes[names[0]].pid
     costs.idle = meter.megabytes(meter.watched)
-    follow(deployment, costs, meter, count, rounds, "evaluate-every=1")
+    follow(deployment, costs, meter, count, rounds, evaluate_every=2)
     costs.between, costs.most = min(meter.memory), max(meter.memory)
     meter.ended.set()
     return costs
@@ -148,15 +151,18 @@ def measure_slow(deployment: Deployment, count: int, rounds: int, seconds: float
         time.sleep(0.1)
     costs.joined = time.monotonic() - begin
     meter.start()
-    follow(deployment, costs, meter, count, rounds, "evaluate-every=0")
+    follow(deployment, costs, meter, count, rounds, evaluate_every=0)
     meter.ended.set()
     return costs
 
 
 def follow(
-    deployment: Deployment, costs: Costs, meter: Meter, count: int, rounds: int, more: str
+    deployment: Deployment, costs: Costs, meter: Meter, count: int, rounds: int, evaluate_every: int
 ) -> None:
-    """Make a run; measure from the end of its first round to that of the last but one."""
+    """Make a run; measure from the end of its first round to that of the last but one.
+
+    With `evaluate_every` = 2, the number of rounds has to be even.
+    """
     servers = [deployment.processes[name].pid for name in ("superlink", "proxy")]
     devices = {process.pid for process in deployment.processes.values()} - {*servers}
     marks: list[tuple[float, float, float]] = []
@@ -165,12 +171,15 @@ def follow(
         if ROUND.search(line):
             marks.append((time.monotonic(), meter.seconds(devices), meter.seconds(servers)))
 
-    place = f'runs-dir="{deployment.folder}" run-name="measured" {more}'
+    place = f'runs-dir="{deployment.folder}" run-name="measured" evaluate-every={evaluate_every}'
     number = f"num-clients={count} min-available={count} num-rounds={rounds + 2}"
     begin = time.monotonic()
     result = deployment.run(f"{RUN} {number} {place}", echo=echo)
-    costs.rounds = seconds_of(completed(result), deployment.folder / "measured")[1:-1]
+    seconds = seconds_of(completed(result), deployment.folder / "measured")[1:-1]
+    costs.rounds = seconds
+    if evaluate_every:  # the first of these is the second round
+        costs.evaluated, costs.rounds = seconds[::2], seconds[1::2]
     costs.greeted = marks[0][0] - begin
-    messages = (2 if more == "evaluate-every=1" else 1) * count * rounds
+    messages = count * (len(costs.rounds) + 2 * len(costs.evaluated))
     costs.message = (marks[-2][1] - marks[0][1]) / messages
     costs.server = (marks[-2][2] - marks[0][2]) / rounds

@@ -39,13 +39,16 @@ _serving = ExitStack()  # until the process ends
 class PollingPause:
     """Replaces the `sleep` of Flower's loop: a pause is a tenth of the wait so far.
 
-    The length of the loop's pause tells what it waits for: 3 s for a message, 0.5 s for the app's
-    reply. Each of the two has its own wait. `rest` is called before each pause and returns when the
-    last message was answered, if not by Flower, so that a new wait began.
+    It is also at least nine times as long as it took to ask, so that a server that is busy, or many
+    devices at one server, are asked less often. The length of the loop's pause tells what it waits
+    for: 3 s for a message, 0.5 s for the app's reply. Each of the two has its own wait. `rest` is
+    called before each pause and returns when the last message was answered, if not by Flower, so
+    that a new wait began.
     """
 
     def __init__(self, rest: Callable[[], float] = lambda: 0.0) -> None:
         self.pause, self.since, self.rest = 0.0, 0.0, rest
+        self.slept = 0.0  # until when
 
     def sleep(self, pause: float) -> None:
         """Sleep for at most `pause` seconds, and for less at first."""
@@ -53,7 +56,9 @@ class PollingPause:
         if pause != self.pause:
             self.pause, self.since = pause, now
         self.since = max(self.since, answered)
-        time.sleep(min(pause, max(SHORTEST, (now - self.since) / 10)))
+        asking = now - self.slept if self.slept >= self.since else 0.0
+        time.sleep(min(pause, max(SHORTEST, (now - self.since) / 10, 9 * asking)))
+        self.slept = time.monotonic()
 
 
 def answer_sooner() -> None:

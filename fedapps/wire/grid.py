@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from fedapps.core import stopping
 from fedapps.core.errors import one_line
 from fedapps.core.flower import HttpGrid, Run
-from fedapps.wire.compact import pack, unpack
+from fedapps.wire.compact import is_packed, pack, unpack
 from fedapps.wire.pulls import UNREADABLE, known_grid, pull_arrived
 from fedapps.wire.replies import unreadable
 
@@ -90,8 +90,17 @@ class StreamingGrid(Grid):
         return self.grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Push messages, the small ones to devices packed."""
-        return self.grid.push_messages([*map(pack, messages)] if self._devices else messages)
+        """Push messages, the small ones to devices packed, and one by one.
+
+        A device finds a message before its records are pushed. If those of all devices came after
+        all messages, each device would ask the SuperLink for them again and again. Large messages
+        share their arrays, so they are pushed together.
+        """
+        if not self._devices:
+            return self.grid.push_messages(messages)
+        packed = [*map(pack, messages)]
+        parts = [[m] for m in packed] if all(map(is_packed, packed)) else [packed]
+        return [id_ for part in parts for id_ in self.grid.push_messages(part)]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
         """Yield the replies that have arrived.

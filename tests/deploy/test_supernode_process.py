@@ -19,17 +19,22 @@ from tests.deploy.helpers import PATIENCE, flower
 PULLS = dict(inflatable_utils.pull_objects.__kwdefaults__)
 
 
-def test_a_supernode_looks_again_after_a_tenth_of_its_wait(monkeypatch):
-    clock, slept = [100.0], []
+@pytest.fixture
+def passing(monkeypatch):
+    """A clock that only sleep and the test advance; `slept` are the pauses."""
 
     def sleep(seconds):
-        slept.append(seconds)
-        clock[0] += seconds
+        own.slept.append(seconds)
+        own.now += seconds
 
-    own = SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
+    own = SimpleNamespace(now=1000.0, slept=[], monotonic=lambda: own.now, sleep=sleep)
     monkeypatch.setattr(supernode, "time", own)
-    polling = supernode.PollingPause()
-    while clock[0] < 200.0:  # an idle device ends up with Flower's pause
+    return own
+
+
+def test_a_supernode_looks_again_after_a_tenth_of_its_wait(passing):
+    polling, slept = supernode.PollingPause(), passing.slept
+    while passing.now < 1100.0:  # an idle device ends up with Flower's pause
         polling.sleep(3.0)
     assert slept[:10] == [supernode.SHORTEST] * 10 and slept[-5:] == [3.0] * 5
     assert len(slept) < 100.0 / 3.0 + 65  # the price: some 60 more questions, once
@@ -41,17 +46,23 @@ def test_a_supernode_looks_again_after_a_tenth_of_its_wait(monkeypatch):
     assert slept[-1] == 0.5
 
 
-def test_a_new_wait_begins_when_a_message_has_been_answered(monkeypatch):
-    clock, slept, answered = [1000.0], [], [0.0]
-    own = SimpleNamespace(monotonic=lambda: clock[0], sleep=slept.append)
-    monkeypatch.setattr(supernode, "time", own)
+def test_a_new_wait_begins_when_a_message_has_been_answered(passing):
+    answered = [0.0]
     polling = supernode.PollingPause(lambda: answered[0])
+    while passing.now < 1020.0:
+        polling.sleep(3.0)
+    answered[0] = passing.now - 0.1
     polling.sleep(3.0)
-    clock[0] = 1020.0
+    assert passing.slept[-2] > 1.5 and passing.slept[-1] == supernode.SHORTEST
+
+
+def test_asking_takes_a_supernode_a_tenth_of_its_time_at_most(passing):
+    polling = supernode.PollingPause()
     polling.sleep(3.0)
-    answered[0] = 1019.9
-    polling.sleep(3.0)
-    assert slept == [supernode.SHORTEST, 2.0, supernode.SHORTEST]
+    for asking in (0.0, 0.02, 0.2, 1.0):
+        passing.now += asking
+        polling.sleep(3.0)
+    assert passing.slept == pytest.approx([*[supernode.SHORTEST] * 2, 0.18, 1.8, 3.0])
 
 
 @pytest.mark.parametrize("name", ["pull_objects", "pull_and_inflate_object_from_tree"])

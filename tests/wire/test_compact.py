@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.superlink.grid.http_grid import HttpGrid
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedapps.wire import compact
+from fedapps.wire.grid import StreamingGrid
 
 names = st.text(max_size=5)
 numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
@@ -77,3 +79,28 @@ def test_only_a_packed_message_gets_a_packed_reply():
     reply = compact.unpacking(compact.pack(plain), None, answer)
     assert compact.is_packed(reply)
     assert compact.unpack(reply).content == RecordDict({"n": MetricRecord({"y": 2})})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "calls"), [([1, 2, 3], [[1], [2], [3]]), ([1, 10**6], [[1, 10**6]])]
+)
+def test_small_messages_are_pushed_one_by_one_and_large_ones_together(sizes, calls):
+    """A device that finds a message finds its records soon after, and large arrays are shared."""
+
+    class Devices(HttpGrid):
+        def __init__(self):
+            self.pushed = []
+
+        def push_messages(self, messages):
+            self.pushed.append([message.metadata.dst_node_id for message in messages])
+            return [f"message {node}" for node in self.pushed[-1]]
+
+    flower = Devices()
+    messages = [
+        Message(
+            RecordDict({"a": ArrayRecord({"w": Array(np.zeros(size, np.float32))})}), size, "train"
+        )
+        for size in sizes
+    ]
+    assert [*StreamingGrid(flower).push_messages(messages)] == [f"message {n}" for n in sizes]
+    assert flower.pushed == calls
