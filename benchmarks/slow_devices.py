@@ -85,8 +85,11 @@ def main() -> None:
             authentication_keys=(key, key.public_key()),
         )
 
-    for number in range(int(count)):
-        threading.Thread(target=run, args=(number,)).start()
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(int(count))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:  # when the main thread has ended, no pool of threads works any more
+        thread.join()
 
 
 if __name__ == "__main__":
