@@ -194,9 +194,18 @@ def _upwards(
     high = min(high + room, ceiling + 0.01 * (ceiling - low))
     scale = Scale(low, high, chart.box.bottom, chart.box.top)
     chart.y_ticks = [
-        Tick(scale(y), show(y).replace(".0 %", " %")) for y in steps(low, high, 6, whole)
+        Tick(scale(y), show(y).replace(".0 %", " %")) for y in _told_apart(low, high, show, whole)
     ]
     return scale
+
+
+def _told_apart(low: float, high: float, show: Show, whole: bool) -> list[float]:
+    """Return at most six round numbers, so few that each is written in its own way."""
+    for most in range(6, 0, -1):
+        found = steps(low, high, most, whole)
+        if len({*map(show, found)}) == len(found):
+            return found
+    return found[:1]
 
 
 def _edges(line: Series) -> list[float]:

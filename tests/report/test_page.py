@@ -10,10 +10,13 @@ import msgspec
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedapps.cli import report as report_command
 from fedapps.core.errors import RunError
-from fedapps.drawing.svg import steps
+from fedapps.drawing.charts import line_chart
+from fedapps.drawing.svg import Chart, Series, steps
 from fedapps.report import page
 from fedapps.report.page import facts, run_charts
 from fedapps.report.page.reading import RunFiles
@@ -345,3 +348,14 @@ def test_a_run_on_devices_has_its_page_before_the_first_round_ends(tmp_path):
             text = path.read_text("utf-8") if there else ""
             assert not there or "round 0 of 3. This page was made" in text
             assert not there or ("each with data of its own" in text and "Dirichlet" not in text)
+
+
+@given(st.floats(0.0, 2.0), st.floats(0.0, 0.2))
+def test_no_two_lines_of_a_chart_have_the_same_label(low, height):
+    """A loss that hardly moves has few labels, not 1.09 twice."""
+    line = Series("", "one", [(1.0, low), (2.0, low + height)])
+    labels = [
+        tick.label for tick in line_chart(Chart("c", "", ""), [line], "{:.2f}".format).y_ticks
+    ]
+    assert len({*labels}) == len(labels)
+    assert len(labels) >= (2 if height >= 0.05 else 0)
