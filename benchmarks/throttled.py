@@ -1,6 +1,6 @@
 """Whether virtual time agrees with slow devices: the round times of throttled SuperNodes.
 
-    python -m benchmarks.throttled [--rounds 31] [--samples 600]
+    python -m benchmarks.throttled [--rounds 25] [--samples 2400]
 
 Starts a SuperLink and six SuperNodes with data of their own, as `deploy.local` does, but without a
 proxy. Each SuperNode, with all that it starts, may run only for a share of every two seconds: for
@@ -54,7 +54,7 @@ class Direct(Deployment):
 
 def main() -> int:
     """Measure and print; return the exit status."""
-    options = given(__doc__, rounds=31, samples=600, epochs=5)
+    options = given(__doc__, rounds=25, samples=2400, epochs=5)
     try:
         with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
             measure(Path(folder), options.rounds, options.samples, options.epochs)
