@@ -66,12 +66,15 @@ class Meter(threading.Thread):
 
     def megabytes(self, session: int) -> float:
         """Return the PSS of the processes of a session."""
-        total = 0
-        for _, pid in [key for key in [*self.used] if key[0] == session]:
-            with suppress(OSError):
-                lines = Path("/proc", str(pid), "smaps_rollup").read_text().splitlines()
-                total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-        return total * 1024 / 1e6
+        return sum(pss(pid) for key, pid in [*self.used] if key == session)
+
+
+def pss(pid: int) -> float:
+    """Return the proportional share of memory of a process in MB; 0 if it is gone."""
+    with suppress(OSError):
+        lines = Path("/proc", str(pid), "smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024 / 1e6
+    return 0.0
 
 
 @dataclass

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from flwr.app import ConfigRecord, Context, Message, MetricRecord
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedapps.core import log, registry
@@ -74,6 +74,12 @@ def _anyone(context: Context) -> Hello:
         cuda=torch.cuda.is_available(),
         workers=int(context.node_config.get("workers", 0)) or ray_workers(),
     )
+
+
+@app.query("probe")
+def probe(message: Message, context: Context) -> Message:
+    """Say nothing but that all messages before this one have been worked on."""
+    return Message(RecordDict(), reply_to=message)
 
 
 @app.query("ask")

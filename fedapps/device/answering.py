@@ -155,17 +155,25 @@ class Answering:
         return None if self.active else subprocess.Popen(command, **options)
 
     def answer_and_push(self, state: Any, object_store: Any, send: Any, push_object: Any) -> None:
-        """Stand for Flower's function that waits for the reply to a message, and sends it."""
-        if self.active:
-            self.answer(state)
+        """Stand for Flower's function that waits for the reply to a message, and sends it.
+
+        There is a second message if a run has ended while a message of it was on its way: Flower
+        then goes on, and leaves it behind. If it were answered in place of the one that has come
+        since, each later one would be answered only when yet another one had come.
+        """
+        while self.active and self.answer(state):
+            pass
         self._push(state=state, object_store=object_store, send=send, push_object=push_object)
 
-    def answer(self, state: Any) -> None:
-        """Have the message that has come answered; keep the reply in the SuperNode's state."""
+    def answer(self, state: Any) -> bool:
+        """Have a message that has come answered; keep the reply in the SuperNode's state.
+
+        Returns False if there is none.
+        """
         api, types = self.api, [*self.loop.TaskType]
         task = api.acquire_task(api.AcquireTaskRequest(supported_task_types=types), state).task
-        if not task.task_id:  # the SuperNode has replied by itself
-            return
+        if not task.task_id:  # or the SuperNode has replied by itself
+            return False
         known = api.pull_task_input(api.PullTaskInputRequest(), state, task)
         pulled = api.pull_messages(api.PullAppMessagesRequest(), state, task)
         message, (tree,) = pulled.messages_list[0], pulled.message_object_trees
@@ -183,6 +191,8 @@ class Answering:
         try:
             if task.type != self.loop.TaskType.CLIENT_APP:
                 raise EOFError(f"{task.type} needs flower-supernode")
+            if not all(objects.values()):
+                raise EOFError("its run ended before all of it had come")
             beat = lambda: state.acknowledge_task_heartbeat(task.task_id)  # noqa: E731
             said = self.process.ask(asked, run, beat)
             problem = said.problem
@@ -192,6 +202,7 @@ class Answering:
             self.refuse(message, problem, state, task)
         else:
             self.tell(said, state, task)
+        return True
 
     def tell(self, said: Said, state: Any, task: Any) -> None:
         """Put a reply into the SuperNode's state."""

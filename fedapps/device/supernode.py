@@ -25,6 +25,7 @@ from fedapps.core.flower import ChangedError, Known, Overlay, leave_as_it_is
 from fedapps.core.prometheus import serving
 from fedapps.device import exporter
 from fedapps.device.answering import LOOP, answer_here
+from fedapps.device.connection import keep_trying
 from fedapps.device.warm import shorten_backoff
 
 SHORTEST = 0.05  # seconds
@@ -100,6 +101,7 @@ def main() -> None:
     shorten_backoff()
     run = flower.command("flower-supernode")
     answer_sooner()
+    keep_trying()
     try:
         run()
     except Exception as error:  # for example a bad certificate file; threads would go on

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from flwr.app import Message
@@ -12,7 +12,8 @@ from fedapps.core import stopping
 from fedapps.core.errors import one_line
 from fedapps.core.flower import HttpGrid, Run
 from fedapps.wire.compact import is_packed, pack, unpack
-from fedapps.wire.pulls import UNREADABLE, known_grid, pull_arrived
+from fedapps.wire.probes import LOST, Probes
+from fedapps.wire.pulls import UNREADABLE, Upload, known_grid, pull_arrived
 from fedapps.wire.replies import unreadable
 
 FIRST_WAIT, LONGEST_WAIT = 0.01, 1.0  # seconds between polls
@@ -25,7 +26,8 @@ class StreamingGrid(Grid):
     Flower's Grid returns all replies at once and sleeps up to 3 s between its polls. Here, replies
     that have not arrived after `timeout` seconds are not waited for; the caller knows whom it
     asked. `given_up` returns the ids of messages that the caller knows will not be answered, and
-    `heard` gets each reply when it has come.
+    `heard` gets each reply when it has come. Of a reply that was lost on its way, `Probes` finds
+    out; an error reply stands for it.
 
     A reply that cannot be read costs no other one. (Flower's Grid drops all that it has pulled, and
     the SuperLink hands out each reply only once.) So the replies of devices are pulled by
@@ -49,6 +51,7 @@ class StreamingGrid(Grid):
         self._devices = isinstance(grid, HttpGrid)
         self._known = known_grid() if self._devices else None
         self._broken: dict[str, tuple[float, str]] = {}  # by message: since when, and the error
+        self._uploads: dict[str, Upload] = {}  # replies of which a part has arrived
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -56,22 +59,32 @@ class StreamingGrid(Grid):
         """Push the messages now; return an iterator over replies in the order of arrival."""
         messages = list(messages)
         ids = self.push_messages(messages) if messages else []
-        return self._replies([id_ for id_ in ids if id_], time.monotonic(), timeout)
+        nodes = {id_: m.metadata.dst_node_id for id_, m in zip(ids, messages, strict=True) if id_}
+        self._uploads.clear()  # those of an earlier exchange that was given up
+        return self._replies(nodes, time.monotonic(), timeout)
 
     def _replies(
-        self, pending: list[str], start: float, timeout: float | None
+        self, nodes: Mapping[str, int], start: float, timeout: float | None
     ) -> Iterator[Message]:
+        pending, probes = [*nodes], Probes(nodes)
         while pending:
             begun, answered = time.monotonic(), set()
-            for reply in self.pull_messages(pending):
-                answered.add(reply.metadata.reply_to_message_id)
-                yield reply
+            for reply in self.pull_messages([*pending, *probes.sent]):
+                if not probes.takes(reply):
+                    answered.add(reply.metadata.reply_to_message_id)
+                    yield reply
+            for id_ in {*probes.lost()} - answered - self._broken.keys():
+                answered.add(id_)
+                yield unreadable(id_, LOST)
             # Compare the time when the pull began: a slow pull must not make other replies late.
             if timeout is not None and begun - start > timeout:
                 return
             now = time.monotonic()
             answered |= self.given_up()
             pending = [id_ for id_ in pending if id_ not in answered]
+            if self._devices and (due := probes.due(pending, now - start)):
+                sent = zip(self.push_messages(due.values()), due, strict=True)
+                probes.sent |= {probe: id_ for probe, id_ in sent if probe}
             if pending and not answered:  # polling takes at most a tenth of the time
                 time.sleep(poll_wait(now - start, 9 * (now - begun)))
 
@@ -131,7 +144,7 @@ class StreamingGrid(Grid):
         """Yield the reply to each message, or the error in reading it, or nothing."""
         if self._known:
             missing = dict.fromkeys(ids)
-            for id_, reply in pull_arrived(self._known, self.grid, ids):
+            for id_, reply in pull_arrived(self._known, self.grid, ids, self._uploads):
                 if id_ in missing:  # not one of several
                     del missing[id_]
                     yield id_, reply

@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.supercore.run import RunNotRunningException
 
 from fedapps.device import answering, warm
 from tests.deploy.helpers import PATIENCE
@@ -143,6 +144,20 @@ def test_what_fails_is_an_error_of_this_message_alone(node, stays, tell, line, c
     said = [s for s in capfd.readouterr().out.splitlines() if s.startswith("error: ")]
     assert len(said) == ended and all(line in s for s in said)
     assert node.ask(fab_of(FACTS, stays), run=2)["count"] == 1
+
+
+def test_a_message_whose_run_ended_on_its_way_holds_up_no_later_one(node, capfd):
+    """Flower leaves it behind; if it were answered in place of the next, that would be for ever."""
+    fab = fab_of(FACTS)
+
+    def ended(run, key):
+        raise RunNotRunningException
+
+    assert node.ask(fab, run=7)["run"] == 7
+    assert node.receive(fab, 7, RecordDict({"asked": ConfigRecord({"json": "{}"})}), ended) is None
+    first, second = node.ask(fab, run=8), node.ask(fab, run=8)
+    assert (first["run"], first["count"]) == (8, 1) and second["count"] == 2
+    assert "its run ended before all of it had come" in capfd.readouterr().out
 
 
 def test_too_little_memory_costs_one_message(node):

@@ -8,7 +8,7 @@ from flwr.cli.build import build_fab_from_files
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable import inflatable_object, inflatable_utils
 from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.run import Run
+from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supernode.nodestate import NodeStateFactory
 
 from fedapps.core import flower
@@ -81,6 +81,27 @@ class Node:
 
     def reply(self, fab, run, content):
         """Receive a query of a run and answer it; return the reply that the SuperLink gets."""
+        assert self.receive(fab, run, content) == run
+        sent, pushed = [], {}
+
+        def send(message, tree, seconds):
+            if message.metadata.run_id != run:
+                raise RunNotRunningException
+            sent.append((tree, seconds))
+            return {*inside(tree)}, "s"
+
+        self.answering.answer_and_push(
+            state=self.state, object_store=self.store, send=send,
+            push_object=lambda run, session, key, content: pushed.__setitem__(key, content),
+        )  # fmt: skip
+        ((tree, seconds),) = sent
+        assert seconds >= 0
+        assert not self.store.store and not self.state.msg_store, "something was left behind"
+        assert {task.status.status for task in self.state.get_tasks()} == {"finished"}
+        return inflatable_utils.inflate_object_from_contents(tree.object_id, pushed)
+
+    def receive(self, fab, run, content, pull=None):
+        """Receive a query of a run; return Flower's answer. `pull` stands for pulling an object."""
         flower.TaskIdentity.run_id = run
         flower.TaskIdentity.node_id = flower.TaskIdentity.task_id = 0
         message = Message(content, 1, "query")
@@ -89,22 +110,10 @@ class Node:
         objects = inflatable_object.get_all_nested_objects(message)
         about = vars(Run.create_empty(run)) | {"fab_hash": fab.hash_str, "series_id": run}
         about |= {"fab_id": "somebody/mine", "fab_version": "1.0.0"}
-        received = self.loop._pull_and_store_message(
+        return self.loop._pull_and_store_message(
             state=self.state, object_store=self.store, node_config={"client-id": 1},
             receive=lambda: (remove_content_from_message(message), tree),
             get_run=lambda _: Run(**about), get_fab=lambda *_: fab,
-            pull_object=lambda _, key: objects[key].deflate(),
+            pull_object=pull or (lambda _, key: objects[key].deflate()),
             confirm_message_received=lambda *_: None, trusted_entities=None,
         )  # fmt: skip
-        assert received == run
-        sent, pushed = [], {}
-        self.answering.answer_and_push(
-            state=self.state, object_store=self.store,
-            send=lambda _, tree, seconds: sent.append((tree, seconds)) or ({*inside(tree)}, "s"),
-            push_object=lambda run, session, key, content: pushed.__setitem__(key, content),
-        )  # fmt: skip
-        ((tree, seconds),) = sent
-        assert seconds >= 0
-        assert not self.store.store and not self.state.msg_store, "something was left behind"
-        assert {task.status.status for task in self.state.get_tasks()} == {"finished"}
-        return inflatable_utils.inflate_object_from_contents(tree.object_id, pushed)
