@@ -31,7 +31,7 @@ WORDS = {
     "attack": "none, sign-flip, label-flip, scaled, alie, inflated-count",
     "server-part": "full, body", "client-state": "keep, reset", "device": "auto, cpu, cuda",
     "late": "drop, later",
-    "round-mode": "sync, async", "dp.mode": "none, central, local",
+    "round-mode": "sync, async", "dp.mode": "none, central, distributed, local",
     "dp.sampling": "poisson, fixed",
 }  # fmt: skip
 TEXTS = [
@@ -161,6 +161,8 @@ def test_a_bad_value_is_refused_in_one_line_and_a_good_one_taken(key):
         others = {}
         if key in ("evaluate-on", "keep-best", "patience"):
             others = {"validation-fraction": 0.2, "evaluate-on": "validation"}
+        if (key, value) == ("dp.mode", "distributed"):
+            others = {"secure-sum": True}
         found = value_of(config.read(config.defaults() | others | {key: value}), key)
         assert found == value
         if key in FLOATS:
