@@ -87,14 +87,15 @@ def no_plots(monkeypatch):
 
 @pytest.fixture
 def serial_run(flat_config, no_plots):
-    """Return run(*run_config, num_supernodes=1) -> run directory, on the serial engine, no plots.
+    """Return run(*run_config, **arguments) -> run directory, on the serial engine, no plots.
 
-    The tiny base is BASE; every argument is a --run-config option, later ones win. Runs of one
-    test that start in the same second get different directories.
+    The tiny base is BASE; every positional argument is a --run-config option, later ones win;
+    the others are those of `run_serial`. Runs of one test that start in the same second get
+    different directories.
     """
 
-    def run(*run_config, num_supernodes=1):
-        return run_serial(flat_config(*run_config), num_supernodes)
+    def run(*run_config, **arguments):
+        return run_serial(flat_config(*run_config), **arguments)
 
     return run
 

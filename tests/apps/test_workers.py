@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -15,19 +16,16 @@ from fedapps.serial import run_serial
 from fedapps.wire.worker_grid import WorkerGrid
 from tests.support import ROOT
 from tests.support.killed import differences
+from tests.support.marks import WORKERS
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")
+pytestmark = WORKERS
 RUN = "fraction-train=1.0 num-clients=5 num-rounds=2"
 
 
 @pytest.fixture
-def run(flat_config, tiny_npz, no_plots):
+def run(serial_run, tiny_npz):
     """Return run(*options, **arguments) -> run directory; arguments are those of `run_serial`."""
-
-    def run(*options, **arguments):
-        return run_serial(flat_config(tiny_npz, RUN, *options), **arguments)
-
-    return run
+    return partial(serial_run, tiny_npz, RUN)
 
 
 @pytest.fixture

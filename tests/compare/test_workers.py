@@ -1,7 +1,6 @@
 """The process of a sweep's runs as users have it, started anew and not forked."""
 
 import os
-import sys
 
 import pandas as pd
 import pytest
@@ -10,6 +9,7 @@ from fedapps.compare.workers import Worker, stop
 from fedapps.core.errors import RunError
 from fedapps.serial import idle_workers
 from tests.support.killed import differences
+from tests.support.marks import WORKERS
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ def test_a_worker_runs_as_this_process(flat_config, tiny_npz, serial_run, untime
     assert differences(folder, shared) == []
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")
+@WORKERS
 def test_runs_share_the_cores_unless_that_changes_digits(monkeypatch, flat_config):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
     assert [idle_workers(flat_config(), runs) for runs in (1, 2, 4, 9)] == [6, 3, 1, 1]

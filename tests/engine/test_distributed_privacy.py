@@ -2,7 +2,7 @@
 
 import math
 import re
-import sys
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,10 +24,10 @@ from fedapps.method.update import ClientUpdate
 from fedapps.models import build
 from fedapps.models.layers import layout_of
 from fedapps.secure.noise import own_part
-from fedapps.serial import run_serial
 from fedapps.training.plan import Plan
 from fedapps.wire.requests import Request
 from tests.support.killed import differences
+from tests.support.marks import WORKERS
 from tests.support.missing import failing
 
 CLIENTS = 6
@@ -39,13 +39,9 @@ RUN = (
 
 
 @pytest.fixture
-def run(flat_config, tiny_npz, no_plots):
+def run(serial_run, tiny_npz):
     """Return run(*options, **arguments) -> run directory; clients that fail do not end the run."""
-
-    def run(*options, **arguments):
-        return run_serial(flat_config(tiny_npz, RUN, *options), **arguments)
-
-    return run
+    return partial(serial_run, tiny_npz, RUN)
 
 
 @pytest.fixture
@@ -142,7 +138,7 @@ def test_without_noise_it_is_central_privacy(limit, run, read_model):
         np.testing.assert_allclose(found[key], value, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")
+@WORKERS
 def test_all_engines_give_the_same_bytes(run):
     whole = run('strategy="fedper"')
     for arguments in ({"workers": 2}, {"num_supernodes": 3}):

@@ -1,8 +1,8 @@
 """Runs with `secure-sum`: the numbers of the plain sum on every engine, and who may be missing."""
 
 import os
-import sys
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from fedapps.serial import run_serial
 from fedapps.wire.arrays import MASKED
 from fedapps.wire.serial_grid import SerialGrid
 from tests.support.killed import differences
+from tests.support.marks import WORKERS
 from tests.support.missing import failing
 
 CLIENTS = 6
@@ -25,13 +26,9 @@ RUN = f'strategy="fedavg" secure-sum=true num-clients={CLIENTS} fraction-train=1
 
 
 @pytest.fixture
-def run(flat_config, tiny_npz, no_plots):
+def run(serial_run, tiny_npz):
     """Return run(*options, **arguments) -> run directory; clients that fail do not end the run."""
-
-    def run(*options, **arguments):
-        return run_serial(flat_config(tiny_npz, RUN, *options), **arguments)
-
-    return run
+    return partial(serial_run, tiny_npz, RUN)
 
 
 @pytest.fixture
@@ -111,7 +108,7 @@ def test_what_the_server_gets_is_not_what_a_client_uploads(run, uploads, monkeyp
         assert abs((words >> np.uint64(63)).mean() - 0.5) < 0.1
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")
+@WORKERS
 def test_all_engines_give_the_same_bytes(run):
     whole = run('strategy="fedper"')
     for arguments in ({"workers": 2}, {"num_supernodes": 3}, {"workers": 2, "num_supernodes": 5}):
