@@ -113,7 +113,7 @@ def test_what_a_supernode_writes_is_private(tmp_path, monkeypatch, usual_umask):
         (tmp_path / "new").mkdir()
 
     monkeypatch.setattr(supernode.flower, "command", lambda name: run)
-    for name in ("shorten_backoff", "answer_sooner"):
+    for name in ("shorten_backoff", "answer_sooner", "keep_trying"):
         monkeypatch.setattr(supernode, name, lambda: None)
     monkeypatch.setattr(supernode, "leave", lambda cause: None)
     supernode.main()
