@@ -216,7 +216,7 @@ def _check(settings: Settings) -> None:
             'num-clients = 0: must be at least 1, except with partitioner = "natural", where it'
             " means everybody in the data"
         )
-    if settings.dp.mode == "distributed" and not settings.secure_sum:
+    if settings.dp.shared_out and not settings.secure_sum:
         raise RunError(
             'dp.mode = "distributed": the noise is shared out in a secure sum; use secure-sum=true'
         )

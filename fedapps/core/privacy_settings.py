@@ -71,4 +71,9 @@ class PrivacySettings(MethodSettings, frozen=True):
     @property
     def by_clients(self) -> bool:
         """Whether clients add the noise, because they do not trust the server."""
-        return self.mode in ("local", "distributed")
+        return self.shared_out or self.mode == "local"
+
+    @property
+    def shared_out(self) -> bool:
+        """Whether each client adds a part of the noise, which only their secure sum completes."""
+        return self.mode == "distributed"

@@ -33,7 +33,7 @@ def masked(
     s, plan = space.settings, request.plan
     arrays = {name: update.arrays[name] for name in space.layout.shared(plan.upload)}
     weight, noise = update.num_examples, None
-    if s.dp.mode == "distributed":
+    if s.dp.shared_out:
         check_plan(s, space.layout, plan)
         arrays = on_grid(clipped_difference(arrays, request.arrays, s.dp.clip_norm)[0])
         weight, noise = 1, partial(own_part, s, plan.round, request.client)

@@ -63,7 +63,7 @@ class SecureSumming(Summing):
         self.strategy = strategy
         if why := _cannot(strategy):
             raise RunError(f"secure-sum = true: {why}")
-        self.equal = strategy.settings.dp.mode == "distributed"  # all clients weigh 1
+        self.equal = strategy.settings.dp.shared_out  # all clients weigh 1
         self.server = SumServer()
 
     def begin(

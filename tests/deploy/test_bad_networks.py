@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 from deploy.deployment import NAME
-from fedapps import client_app
 from fedapps.wire.probes import LOST
 from tests.deploy.helpers import outcome
 from tests.deploy.test_resume_supernodes import going, is_as_if_nothing_had_happened
@@ -25,6 +24,7 @@ from tests.deploy.test_supernodes import (  # noqa: F401 (fixtures)
     wait_for,
 )
 from tests.support import ROOT
+from tests.support.fits import fail_fits
 from tests.support.relay import Relay
 
 pytestmark = pytest.mark.deployment
@@ -79,14 +79,7 @@ def test_lost_answers(devices, deployment, tmp_path, monkeypatch):  # noqa: F811
     assert all("retrying in" in devices.log(client) for client in (1, lost))
     assert events(tmp_path / "real") == {lost: LOST}
 
-    fit = client_app._fit
-
-    def fail(space, request, store):
-        if (request.plan.round, request.client) == (2, lost):
-            raise RuntimeError("not heard")
-        return fit(space, request, store)
-
-    monkeypatch.setattr(client_app, "_fit", fail)
+    fail_fits(monkeypatch, lambda *asked: asked == (2, lost))
     mine = devices.serial(range(DEVICES), *run, 'run-name="serial"')
     assert outcome(tmp_path / "real") == outcome(mine)
 

@@ -19,6 +19,7 @@ from fedapps.core import config
 from fedapps.serial import run_serial
 from tests.deploy.helpers import outcome
 from tests.support import ROOT
+from tests.support.fits import fail_fits
 
 pytestmark = pytest.mark.deployment
 
@@ -204,14 +205,7 @@ def test_a_killed_supernode_comes_back_with_its_state(devices, deployment, tmp_p
     cause = events(tmp_path / "real")[lost]
     assert "Node Unavailable" in cause or cause == "no reply in time"
 
-    fit = client_app._fit
-
-    def fail(space, request, store):
-        if (request.plan.round, request.client) == (2, lost):
-            raise RuntimeError("no power")
-        return fit(space, request, store)
-
-    monkeypatch.setattr(client_app, "_fit", fail)
+    fail_fits(monkeypatch, lambda *asked: asked == (2, lost))
     mine = devices.serial(range(DEVICES), *run, 'run-name="serial"')
     assert outcome(tmp_path / "real") == outcome(mine)
     for client in range(DEVICES):
@@ -244,20 +238,15 @@ def test_a_secure_sum_does_without_a_killed_supernode(
         done.result()
     assert result.completed, result.error
 
-    step, fit = client_app.step_answer, client_app._fit
+    step = client_app.step_answer
 
     def fail_step(store, asked, client, given):
         if (halt, asked.step, asked.round, client) == ("unmask", "unmask", 2, lost):
             raise RuntimeError("no power")
         return step(store, asked, client, given)
 
-    def fail_fit(space, request, store):
-        if (halt, request.plan.round, request.client) == ("train", 2, lost):
-            raise RuntimeError("no power")
-        return fit(space, request, store)
-
     monkeypatch.setattr(client_app, "step_answer", fail_step)
-    monkeypatch.setattr(client_app, "_fit", fail_fit)
+    fail_fits(monkeypatch, lambda *asked: (halt, *asked) == ("train", 2, lost))
     mine = devices.serial(range(4), *run, 'run-name="serial"')
     kinds = {folder: kinds_of(folder, lost) for folder in (tmp_path / "real", mine)}
     assert kinds[mine] == {"train": {"failure"}, "unmask": {"unanswered"}}[halt]

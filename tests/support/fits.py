@@ -1,6 +1,6 @@
-"""The local trainings of a run, seen from outside."""
+"""The local trainings of a run, seen from outside, or made to fail."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -29,3 +29,15 @@ def recorded_fits() -> Iterator[list[tuple]]:
         patch.setattr(client_app, "_client", remember)
         patch.setattr(client_app, "_fit", record)
         yield records
+
+
+def fail_fits(patch: pytest.MonkeyPatch, lost: Callable[[int, int], bool]) -> None:
+    """From now on let the trainings fail for which `lost(round, client)` is true."""
+    fit = client_app._fit
+
+    def fail(space, request, store):
+        if lost(request.plan.round, request.client):
+            raise RuntimeError("made to fail")
+        return fit(space, request, store)
+
+    patch.setattr(client_app, "_fit", fail)
