@@ -87,11 +87,13 @@ class Classification(Task):
         return dict.fromkeys(("total", "right", "predicted"), targets.choices)
 
     def check_counts(self, counts: Counts, samples: int) -> None:
-        """Each sample has one class and one prediction, and no more can be right than there are."""
+        """Each sample has one class and one prediction; a wrong one's differ, so none is both."""
         for name in ("total", "predicted"):
             if counts[name].sum() != samples:
                 raise ValueError(f"{name} must sum to {samples}, the scored samples")
         no_more("right", counts["right"], np.minimum(counts["total"], counts["predicted"]))
+        wrong = counts["total"] + counts["predicted"] - 2 * counts["right"]
+        no_more("wrong", wrong, samples - counts["right"].sum())
 
     def by_class(self, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
         """Return the samples and the right ones of each class."""

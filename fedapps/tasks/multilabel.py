@@ -91,12 +91,11 @@ class Multilabel(Task):
         return {"samples": 1} | dict.fromkeys(COUNTED, targets.shape[0])
 
     def check_counts(self, counts: Counts, samples: int) -> None:
-        """No label can apply, be predicted or be right more often than there are samples."""
+        """For each label, those found, wrong and neither are all samples; the others are right."""
         if counts["samples"][0] != samples:
             raise ValueError(f"samples must be {samples}, the scored samples")
-        for name in ("positive", "predicted", "right"):
-            no_more(name, counts[name], samples)
         no_more("found", counts["found"], np.minimum(counts["positive"], counts["predicted"]))
         wrong = counts["positive"] + counts["predicted"] - 2 * counts["found"]
+        no_more("wrong", wrong, samples - counts["found"])
         if (counts["right"] != samples - wrong).any():
             raise ValueError("right must be the samples without those that are wrong")

@@ -94,9 +94,11 @@ class Regression(Task):
         return dict.fromkeys(("values", "absolute", "squared", "spread"), 1)
 
     def check_counts(self, counts: Counts, samples: int) -> None:
-        """Every sample has as many values, and no sum of squares is too small for its errors."""
+        """Every sample has as many values, and the sum of squares can be that of the errors."""
         values, absolute, squared = (counts[n][0] for n in ("values", "absolute", "squared"))
         if not values or values % samples:
             raise ValueError(f"values = {values:g}: must be a multiple of {samples}")
         if absolute**2 > squared * values * (1 + ROUNDING):
             raise ValueError(f"absolute = {absolute:g}: too large for squared = {squared:g}")
+        if absolute**2 * (1 + ROUNDING) < squared:
+            raise ValueError(f"absolute = {absolute:g}: too small for squared = {squared:g}")

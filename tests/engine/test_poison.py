@@ -175,8 +175,16 @@ def turned(content):
     metrics = content[METRICS]
     size = sum(metrics["initial_total"])
     for when in ("initial", "personalized"):
-        metrics[f"{when}_right"] = [0] * 3
+        metrics[f"{when}_right"], metrics[f"{when}_predicted"] = [0] * 3, [0, 0, size]
     metrics["initial_total"], metrics["personalized_total"] = [size, 0, 0], [0, size, 0]
+
+
+def unmatched(content):
+    """All its samples are of a class and are predicted as this class, and none is right."""
+    metrics = content[METRICS]
+    size = sum(metrics["initial_total"])
+    for what, n in (("total", size), ("predicted", size), ("right", 0)):
+        metrics[f"initial_{what}"] = [n, 0, 0]
 
 
 EVALUATE = {
@@ -196,6 +204,7 @@ EVALUATE = {
     "negative": (figure(initial_right=[-1, 0, 0]), BROKEN + "initial_right has -1: must be at l"),
     "NaN": (figure(initial_right=[math.nan] * 3), BROKEN + "Expected `int`, got `float`"),
     "length": (figure(initial_right=[0]), BROKEN + "initial_right must have 3 values"),
+    "unmatched": (unmatched, BROKEN + "initial_wrong = "),
     "other labels": (turned, BROKEN + "personalized_total differs from initial_total"),
     "training": (figure(num_train=10**9), BROKEN + "num_train = 1000000000: at most "),
     "finetune": (figure(finetune_samples=2**40), BROKEN + "samples = "),
@@ -338,22 +347,27 @@ def trainings(strategy, checks):
 
 @st.composite
 def evaluations(draw, strategy):
-    """Figures of an evaluation that can be: its classes sum to the test samples."""
-    labels = draw(st.lists(st.integers(0, CLASSES - 1), min_size=TESTED, max_size=TESTED))
-    total = [labels.count(label) for label in range(CLASSES)]
-    initial, personalized = ([draw(st.integers(0, most)) for most in total] for _ in range(2))
-    predicted = [[TESTED - sum(right[1:]), *right[1:]] for right in (initial, personalized)]
+    """Figures of an evaluation that can be: the counts of labels and of predictions for them."""
+
+    def by_class(labels):
+        return [[*labels].count(label) for label in range(CLASSES)]
+
+    some = st.lists(st.integers(0, CLASSES - 1), min_size=TESTED, max_size=TESTED)
+    labels, counts = draw(some), {}
+    for when in ("initial", "personalized"):
+        found = draw(st.one_of(some, st.just(labels)))
+        right = [one for one, other in zip(labels, found, strict=True) if one == other]
+        for name, of in (("total", labels), ("right", right), ("predicted", found)):
+            counts[f"{when}_{name}"] = by_class(of)
     names = ("loss", "samples", "batches", "skipped", "rejected", "macs", "cost_paper")
-    return {f"finetune_{name}": 0 for name in names} | {
-        "num_train": draw(st.integers(0, strategy.count(BAD, "train"))),
-        "loss": draw(st.one_of(st.floats(0), st.just(math.nan))),
-        "initial_total": total,
-        "initial_right": initial,
-        "initial_predicted": predicted[0],
-        "personalized_total": total,
-        "personalized_right": personalized,
-        "personalized_predicted": predicted[1],
-    }
+    return (
+        counts
+        | {f"finetune_{name}": 0 for name in names}
+        | {
+            "num_train": draw(st.integers(0, strategy.count(BAD, "train"))),
+            "loss": draw(st.one_of(st.floats(0), st.just(math.nan))),
+        }
+    )
 
 
 @st.composite
@@ -369,10 +383,11 @@ def spoilt(draw, figures):
 
 
 def moved(counts):
-    """One of the counts is a little off, or all are whatever comes."""
+    """One of the counts is a little off, two of them by as much, or all are whatever comes."""
     steps = st.tuples(st.integers(0, CLASSES - 1), st.sampled_from([-9, -1, 1, 9]))
     one = steps.map(lambda s: [n + s[1] * (i == s[0]) for i, n in enumerate(counts)])
-    return st.one_of(one, one, st.lists(count, min_size=2, max_size=4))
+    two = st.permutations(counts)
+    return st.one_of(one, one, two, st.lists(count, min_size=2, max_size=4))
 
 
 def both_outcomes(figures, read, check):
@@ -433,7 +448,9 @@ def test_scores_that_pass_can_harm_no_mean(strategy, checks):
         assert scores.before["total"].tolist() == scores.after["total"].tolist()
         assert not scores.loss < 0
         for metric in CLASSIFICATION.metrics:
-            assert 0 <= metric.of(scores.before) <= 1 and 0 <= metric.of(scores.after) <= 1
+            least, most = metric.bounds
+            values = metric.of(scores.before), metric.of(scores.after)
+            assert all(value is None or least <= value <= most for value in values)
         for counts in (scores.before, scores.after):
             pairs = zip(counts["right"], counts["total"], strict=True)
             assert all(0 <= one <= total <= TESTED for one, total in pairs)

@@ -1,6 +1,8 @@
 """The metrics of every task against scikit-learn, and how the counts of clients add up."""
 
 import math
+from contextlib import suppress
+from itertools import product
 
 import numpy as np
 import pytest
@@ -115,14 +117,36 @@ def test_counts_have_the_declared_sizes_and_pass_their_checks(name):
 @pytest.mark.parametrize(("name", "changed"), [
     ("classification", {"right": +1}), ("classification", {"predicted": +1}),
     ("multilabel", {"found": +N}), ("multilabel", {"right": +1}), ("regression", {"absolute": 1e3}),
-    ("tokens", {"right": +N * T}),
+    ("regression", {"squared": 1e6}), ("tokens", {"right": +N * T}),
 ])  # fmt: skip
 def test_counts_that_cannot_be_are_refused(name, changed):
     counts = dict(TASKS[name].count(*samples(name)))
     for key, more in changed.items():
         counts[key] = counts[key] + more
-    with pytest.raises(ValueError, match=r"at most|must|too large"):
+    with pytest.raises(ValueError, match=r"at most|must|too (large|small)"):
         TASKS[name].check_counts(counts, N)
+
+
+@pytest.mark.parametrize("name", ["classification", "multilabel"])
+def test_counts_are_refused_exactly_if_no_samples_give_them(name):
+    """All predictions for all samples, beside all arrays of counts, for some small sizes."""
+    task = TASKS[name]
+    for size, outputs in ((1, 2), (4, 2), (2, 3)) if name == "classification" else ((3, 1), (4, 1)):
+        given = set()
+        for pairs in product(product(range(max(outputs, 2)), repeat=2), repeat=size):
+            found, truth = (torch.tensor(column) for column in zip(*pairs, strict=True))
+            if name == "classification":
+                counts = task.count(functional.one_hot(found, outputs), truth)
+            else:
+                counts = task.count(found[:, None] - 0.5, truth[:, None])
+            given.add(tuple(np.concatenate([*counts.values()]).tolist()))
+        keys, taken = [*counts], set()
+        for values in product(range(size + 1), repeat=sum(map(len, counts.values()))):
+            parts = np.split(np.array(values), np.cumsum([len(counts[key]) for key in keys])[:-1])
+            with suppress(ValueError):
+                task.check_counts(dict(zip(keys, parts, strict=True)), size)
+                taken.add(values)
+        assert taken == given
 
 
 def test_what_is_not_defined():
