@@ -10,26 +10,26 @@ from fedapps.core.errors import RunError
 from fedapps.core.words import number
 from fedapps.data.dataset import Dataset, Shape
 from fedapps.data.npz import KEYS, OTHERS, Array, Rows, headers, members
-from fedapps.data.spec import FLOAT, WHOLE, Normalization, Spec, image_spec
+from fedapps.data.spec import FILLS, FLOAT, WHOLE, Normalization, Spec, image_spec
 
 MAX_CLASSES = 65_536  # a larger label is a mistake that would cost a huge last layer
 
 
-def open_npz(path: Path, missing: bool = False) -> Dataset:
+def open_npz(path: Path, missing: str = "refuse") -> Dataset:
     """Open an .npz; headers and targets are checked, inputs are not read (`dataset_of`)."""
     arrays = headers(path)
     return dataset_of(path, arrays, members(path), missing)
 
 
 def dataset_of(
-    path: Path, arrays: Mapping[str, Array], found: Iterable[str], missing: bool = False
+    path: Path, arrays: Mapping[str, Array], found: Iterable[str], missing: str = "refuse"
 ) -> Dataset:
     """Return what arrays by key contain; `found` are the keys for messages.
 
     The highest label or token gives the number of classes or tokens. `val_*` is joined to the
-    training set. Without parts (`inputs`, `targets`), all samples are training samples. With
-    `missing`, NaN in inputs stands for a missing value. Raises `RunError` for arrays that are
-    missing or do not fit.
+    training set. Without parts (`inputs`, `targets`), all samples are training samples. If
+    `missing` is one of `FILLS`, NaN in inputs stands for a missing value. Raises `RunError` for
+    arrays that are not there or do not fit.
     """
     others = bool({*OTHERS, "targets"} & arrays.keys())
     kinds = ("inputs", "targets") if others else ("images", "labels")
@@ -47,7 +47,7 @@ def dataset_of(
     make = _anything if others else _images
     whole = make(path, inputs, targets)
     if not whole.inputs.image:
-        whole = replace(whole, rows=Rows(inputs, missing))
+        whole = replace(whole, rows=Rows(inputs, missing in FILLS), missing=missing)
     if plain:
         whole = replace(whole, num_train=len(whole.target_values))
     return replace(whole, groups=_groups(path, arrays, parts, len(whole.target_values)))

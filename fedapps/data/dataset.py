@@ -16,10 +16,7 @@ BLOCK = 4096  # samples that are read at once to find their mean and deviation
 
 
 class Inputs(Protocol):
-    """Where the inputs of a data set come from; if values may be `missing`, they are NaN."""
-
-    @property
-    def missing(self) -> bool: ...
+    """Where the inputs of a data set come from; values that are missing are NaN."""
 
     def read(self, indices: np.ndarray) -> np.ndarray:
         """Return rows `indices` (int64 [n]): [n, *shape]; images uint8 or float32 [n, H, W, C]."""
@@ -37,7 +34,7 @@ class Dataset:
     `normalization`, the training samples of the run give it (`normalized`). If the data say who a
     sample is from, `groups` are [N], and name a subject, a user or a hospital. `names` are those of
     the classes, if the data have them; `columns` those of a table's features, as the key `columns`
-    writes them. `told` are lines that a user has to know.
+    writes them. `missing` is the key of this name. `told` are lines that a user has to know.
     """
 
     name: str
@@ -50,6 +47,7 @@ class Dataset:
     groups: np.ndarray | None = None
     names: tuple[str, ...] = ()
     columns: str = ""
+    missing: str = "refuse"
     told: tuple[str, ...] = ()
 
     @property
@@ -95,7 +93,7 @@ class Dataset:
         indices = np.asarray(indices, dtype=np.int64)
         inputs = self._read(indices)
         if self.normalization:
-            self.normalization.apply(inputs, self.inputs)
+            inputs = self.normalization.apply(inputs, self.inputs)
         return inputs, torch.from_numpy(self.target_values[indices])
 
     def normalized(self, train: np.ndarray) -> "Dataset":
@@ -103,8 +101,7 @@ class Dataset:
         if self.normalization is not None:
             return self
         blocks = [train[start : start + BLOCK] for start in range(0, len(train), BLOCK)]
-        fill = self.rows is not None and self.rows.missing
-        found = per_feature(lambda: (self._read(b).numpy() for b in blocks), fill)
+        found = per_feature(lambda: (self._read(b).numpy() for b in blocks), self.missing)
         return replace(self, normalization=found)
 
     def _read(self, indices: np.ndarray) -> torch.Tensor:

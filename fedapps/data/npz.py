@@ -17,13 +17,13 @@ import numpy as np
 
 from fedapps.core.errors import RunError
 from fedapps.core.files import parsing
+from fedapps.data.spec import CURE
 
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 OTHERS = ("train_inputs", "train_targets", "test_inputs", "test_targets")  # of any shape
 KINDS = ("images", "labels", "inputs", "targets", "groups")
 # the members that are read, if they exist
 MEMBERS = (*KINDS, *(f"{part}_{kind}" for part in ("train", "val", "test") for kind in KINDS))
-MISSING = 'if it stands for a missing value, missing = "mean" fills it'
 
 BLOCK = 2**23  # bytes that are read at once to pass over all rows
 MOST_VALUES = 2**48  # the largest size of an axis
@@ -163,14 +163,14 @@ def _bytes(shape: Sequence[int], dtype: np.dtype) -> int:
 class Rows:
     """The samples of one file: first train, then val (if there is any), then test.
 
-    With `missing`, NaN stands for a value that is missing, and is let through.
+    With `gaps`, NaN stands for a value that is missing, and is let through.
 
     Rows are read from the file each time that they are needed. So no process holds all of them; the
     page cache of the machine holds them once for all processes.
     """
 
     arrays: tuple[Array, ...]
-    missing: bool = False
+    gaps: bool = False
 
     @cached_property
     def starts(self) -> np.ndarray:
@@ -193,13 +193,13 @@ class Rows:
             return out
         with np.errstate(over="ignore"):  # the check below reports it more clearly
             out = out.astype(np.float32, copy=False)
-        wrong = np.isinf(out) if self.missing else ~np.isfinite(out)
+        wrong = np.isinf(out) if self.gaps else ~np.isfinite(out)
         broken = np.flatnonzero(wrong.reshape(len(out), -1).any(axis=1))
         if len(broken):
             array, row = self.arrays[array_of[broken[0]]], rows[broken[0]]
+            cure = "" if self.gaps else f" (if it stands for a missing value, {CURE})"
             raise RunError(
-                f"{array.path}: {array.key}[{row}] holds NaN or infinity; must be finite"
-                f"{'' if self.missing else f' ({MISSING})'}"
+                f"{array.path}: {array.key}[{row}] holds NaN or infinity; must be finite{cure}"
             )
         return out
 

@@ -46,11 +46,11 @@ def of_device(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
     return replace(found, inputs=inputs, targets=targets)
 
 
-def unlabelled(path: Path, inputs: Spec, columns: str = "", missing: bool = False) -> Rows:
+def unlabelled(path: Path, inputs: Spec, columns: str = "", gaps: bool = False) -> Rows:
     """Open samples without targets: the key `images` (`inputs`) of an .npz, or `test_images`.
 
-    Or a table with the `columns` of the model. Raises `RunError` if they are not what the model
-    takes.
+    Or a table with the `columns` of the model. With `gaps`, values may be missing. Raises
+    `RunError` if they are not what the model takes.
     """
     word = "images" if inputs.image else "inputs"
     if path.suffix in TABLES and columns:
@@ -71,7 +71,7 @@ def unlabelled(path: Path, inputs: Spec, columns: str = "", missing: bool = Fals
     if found.choices > inputs.choices:
         known = f"0..{inputs.choices - 1}"
         raise RunError(f"{path}: token {found.choices - 1} found; the model takes {known}")
-    rows = Rows((array,), missing)
+    rows = Rows((array,), gaps)
     if inputs.image:
         check_pixels(rows)
     return rows

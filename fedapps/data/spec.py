@@ -11,6 +11,13 @@ from torch import Tensor
 FLOAT, WHOLE = "float32", "int64"
 LEAST_STD = 1e-6  # a constant feature is only shifted
 
+# All samples, in arrays [n, ..., features]; each call reads them anew.
+Blocks = Callable[[], Iterable[np.ndarray]]
+# The values of `missing` that put another value where one is missing. Each gets the samples and the
+# mean of each feature, and returns a value for each feature, float64 [features].
+FILLS: dict[str, Callable[[Blocks, np.ndarray], np.ndarray]] = {"mean": lambda blocks, mean: mean}
+CURE = "missing = " + " or ".join(f'"{rule}"' for rule in FILLS) + " fills it"  # for messages
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -52,13 +59,13 @@ class Spec:
 class Normalization:
     """(x - mean) / std, for each channel of an image, or for each feature (the last axis).
 
-    Without values, inputs stay as they are. With `fill`, a value that is missing (NaN) becomes the
-    mean of its feature.
+    Without values, inputs stay as they are. A value that is missing (NaN) becomes the one in
+    `filling` of its feature; if there are none, no value may be missing.
     """
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    fill: bool = False
+    filling: tuple[float, ...] = ()
 
     def tensors(self, spec: Spec) -> tuple[Tensor, Tensor]:
         """Return mean and std, float32, in a shape that fits samples of `spec`."""
@@ -69,28 +76,36 @@ class Normalization:
         return mean.view(shape), std.view(shape)
 
     def apply(self, inputs: Tensor, spec: Spec) -> Tensor:
-        """Normalize float inputs [n, *shape] in place; return them."""
+        """Return float inputs [n, *shape] normalized; they change in place."""
         if not self.mean:
             return inputs
         mean, std = self.tensors(spec)
         inputs.sub_(mean).div_(std)
-        return inputs.nan_to_num_(0.0) if self.fill else inputs
+        return self.filled(inputs)
+
+    def filled(self, inputs: Tensor) -> Tensor:
+        """Return normalized inputs [n, ..., features] with a value where one is missing."""
+        if not self.filling:
+            return inputs
+        values = np.subtract(self.filling, self.mean) / self.std
+        return torch.where(inputs.isnan(), inputs.new_tensor(values.tolist()), inputs)
 
     def fits(self, spec: Spec) -> bool:
         """Tell whether there is a finite value for each channel or feature, and no std of 0."""
         if not self.mean and not self.std:
             return True
         axis = spec.shape[0 if spec.image else -1] if spec.shape else 0
-        values = (*self.mean, *self.std)
+        values = (*self.mean, *self.std, *self.filling)
         right = len(self.mean) == len(self.std) == axis and all(map(math.isfinite, values))
-        return right and min(self.std) > 0
+        fills = not self.filling or (len(self.filling) == axis and not spec.image)
+        return right and fills and min(self.std) > 0
 
 
-def per_feature(blocks: Callable[[], Iterable[np.ndarray]], fill: bool = False) -> Normalization:
+def per_feature(blocks: Blocks, missing: str) -> Normalization:
     """Return the normalization of float samples: mean and deviation of each feature, in float64.
 
-    `blocks` gives the samples in arrays [n, ..., features]; they are read twice. A feature that is
-    constant is shifted only. Missing values (NaN) do not count; with `fill`, they may occur.
+    A feature that is constant is shifted only. Missing values (NaN) do not count; `missing` is a
+    rule of `FILLS`, or another text if there are none.
     """
     count: np.ndarray = np.zeros(())
     mean: np.ndarray = np.zeros(())
@@ -105,7 +120,8 @@ def per_feature(blocks: Callable[[], Iterable[np.ndarray]], fill: bool = False) 
         squares += np.nansum((block.reshape(-1, len(mean)) - mean) ** 2, 0)
     std = np.sqrt(squares / count)
     std = np.where(std > LEAST_STD * np.maximum(1.0, np.abs(mean)), std, 1.0)
-    return Normalization(tuple(mean.tolist()), tuple(std.tolist()), fill)
+    filling = FILLS[missing](blocks, mean).tolist() if missing in FILLS else ()
+    return Normalization(tuple(mean.tolist()), tuple(std.tolist()), tuple(filling))
 
 
 def image_spec(shape: tuple[int, ...]) -> Spec:

@@ -57,7 +57,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
     names: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    fill: bool = False
+    filling: tuple[float, ...] = ()
     columns: str = ""
     newcomer: Plan | None = None
 
@@ -69,7 +69,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
     @property
     def normalization(self) -> Normalization:
         """How its values are normalized."""
-        return Normalization(self.mean, self.std, self.fill)
+        return Normalization(self.mean, self.std, self.filling)
 
 
 class Personalized(nn.Module):
@@ -93,9 +93,7 @@ class Personalized(nn.Module):
         """Return the outputs [n, ...]."""
         if not self.about.inputs.is_whole:
             inputs = (inputs - self.mean) / self.std
-        if self.about.fill:
-            inputs = inputs.nan_to_num(0.0)
-        outputs: Tensor = self.module(inputs)
+        outputs: Tensor = self.module(self.about.normalization.filled(inputs))
         return outputs
 
 
@@ -145,7 +143,7 @@ def metadata(space: Workspace, client: int | None) -> ModelMetadata:
         names=names,
         mean=normalization.mean,
         std=normalization.std,
-        fill=normalization.fill,
+        filling=normalization.filling,
         columns=data_set.columns or settings.columns,
     )
 
@@ -174,12 +172,14 @@ def load(path: Path) -> Personalized:
 
 
 def _about(text: str) -> ModelMetadata:
-    """Read a header; one of an earlier version has the `shape` of images with labels."""
+    """Read a header; earlier versions had the `shape` of images with labels, or `fill` by means."""
     told = msgspec.json.decode(text)
     if isinstance(told, dict) and "shape" in told:
         images, labels = image_spec(told["shape"]), label_spec(len(told["names"]))
         told |= {"inputs": asdict(images), "targets": asdict(labels)}
         told["config"] |= {"task": CLASSIFICATION.name}
+    if isinstance(told, dict) and told.get("fill"):
+        told["filling"] = told["mean"]
     return msgspec.convert(told, ModelMetadata)
 
 
@@ -222,7 +222,7 @@ def predict(model: Personalized, samples: Path) -> tuple[np.ndarray, np.ndarray 
     not fit the model.
     """
     about = model.about
-    rows = data.unlabelled(samples, about.inputs, about.columns, about.fill)
+    rows = data.unlabelled(samples, about.inputs, about.columns, bool(about.filling))
     none = np.zeros(int(rows.starts[-1]), np.int64)
     asked = data.Dataset("asked", about.inputs, label_spec(1), none, 0, about.normalization, rows)
     normalised, _ = asked.tensors(np.arange(len(none)))

@@ -1,10 +1,16 @@
 """Devices with tables and series: what their clients learn, and predicting from a table."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from fedapps.__main__ import main
+from fedapps.device import personalized
 from fedapps.serial import run_serial
 
 ROWS, DEVICES = 40, 3
@@ -118,3 +124,36 @@ def test_another_hospital_adopts_the_model_of_a_table(tmp_path, serial_run, caps
     assert main(["predict", "--state-dir", state, "--input", str(tmp_path / "own.csv")]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert {line[1] for line in lines if line[0].isdigit()} <= {"no", "yes"}
+
+
+def test_a_model_of_a_table_with_gaps_fills_them_wherever_it_is_used(tmp_path, serial_run):
+    """With the means of the run's training samples, as a file of an earlier version does."""
+    table = frame(0)
+    table.loc[[3, 8], "age"] = np.nan
+    table.to_csv(tmp_path / "gaps.csv", index=False)
+    run = serial_run(
+        f'dataset="{tmp_path}/gaps.csv" target-column="ill" model="mlp" num-clients=2 '
+        'strategy="fedavg" num-rounds=1 missing="mean" batch-size=4'
+    )
+    shared, program = tmp_path / "shared.safetensors", tmp_path / "shared.pt2"
+    for output in (shared, program):
+        assert main(["export", str(run), "--output", str(output)]) == 0
+    model = personalized.load(shared)
+    with safe_open(shared, "pt") as file:
+        about = json.loads(file.metadata()["fedapps"])
+    older = {key: value for key, value in about.items() if key != "filling"} | {"fill": True}
+    save_file(load_file(shared), tmp_path / "o.safetensors", {"fedapps": json.dumps(older)})
+    asked = torch.tensor([[torch.nan, 1.0, 0.0], [44.0, torch.nan, 1.0], [51.0, 0.0, 1.0]])
+    filled = torch.where(asked.isnan(), torch.tensor(about["mean"]), asked)
+    exported = torch.export.load(program).module()
+    with torch.no_grad():
+        expected = model(filled)
+        assert not expected.isnan().any()
+        for found in (model, personalized.load(tmp_path / "o.safetensors"), exported):
+            torch.testing.assert_close(found(asked), expected)
+    predicted = personalized.predict(model, tmp_path / "gaps.csv")[1]
+    for row in (3, 8):
+        values = [about["mean"][0], table.sex[row] == "f", table.sex[row] == "m"]
+        with torch.no_grad():
+            (chances,) = model(torch.tensor([values])).softmax(1).numpy()
+        np.testing.assert_allclose(predicted[row], chances, rtol=1e-5)

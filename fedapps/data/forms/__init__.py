@@ -23,12 +23,11 @@ def is_own(name: str) -> bool:
 
 def open_own(path: Path, form: Form) -> Dataset:
     """Open own data of any form; raises `RunError` in one line for what cannot be used."""
-    missing = form.missing == "mean"
     if path.suffix == ".npz":
-        return open_npz(path, missing)
+        return open_npz(path, form.missing)
     found = _read(path, form)
     arrays = {key: held(path, key, values) for key, values in found.arrays.items()}
-    data = dataset_of(path, arrays, arrays, missing)
+    data = dataset_of(path, arrays, arrays, form.missing)
     return found.describe(data)
 
 

@@ -12,6 +12,7 @@ from fedapps.core.errors import RunError, one_line
 from fedapps.core.words import did_you_mean, number, some
 from fedapps.data.forms import columns
 from fedapps.data.forms.form import File, Form, Found, by_part, class_numbers
+from fedapps.data.spec import CURE, FILLS
 
 UNKNOWN = ["?"]  # as the archives of the UCI write it; pandas knows NA, NaN, null and empty cells
 
@@ -187,15 +188,15 @@ def _demand(rows: Rows, name: str, key: str) -> None:
 def _complete(
     inputs: np.ndarray, rows: Rows, chosen: Sequence[columns.Column], form: Form
 ) -> tuple[np.ndarray, Rows, list[str]]:
-    """Treat missing values as `missing` says: refuse, drop the row, or leave NaN for the mean."""
+    """Treat missing values as `missing` says: refuse, drop the row, or leave NaN for `FILLS`."""
     broken = np.isnan(inputs).any(axis=1)
-    if not broken.any() or form.missing == "mean":
+    if not broken.any() or form.missing in FILLS:
         return inputs, rows, []
     first = int(broken.argmax())
     if form.missing == "refuse":
         name = next(c.name for c in chosen if pd.isna(rows.frame[c.name].iloc[first]))
         raise RunError(
-            f'{rows.where(first)}: column {name} is empty; missing = "mean" fills it with the mean,'
+            f"{rows.where(first)}: column {name} is empty; {CURE},"
             ' missing = "drop" leaves such rows out'
         )
     if broken.all():

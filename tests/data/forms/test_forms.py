@@ -1,5 +1,7 @@
 """Own data in other forms than .npz: sample for sample the same as an .npz written by NumPy."""
 
+from typing import get_args, get_type_hints
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,9 +9,10 @@ from PIL import Image
 
 from fedapps.core.config import parse, read
 from fedapps.core.errors import RunError
+from fedapps.core.settings import Settings
 from fedapps.data import Form, load, of_device
 from fedapps.data.forms.columns import parsed, written
-from fedapps.data.spec import image_spec, label_spec
+from fedapps.data.spec import FILLS, image_spec, label_spec
 from fedapps.training.workspace import Workspace
 
 N = 60
@@ -206,6 +209,23 @@ class TestMissing:
             tensors(load(str(tmp_path / "s.npz"), ""))
         data = load(str(tmp_path / "s.npz"), "", Form(missing="mean")).normalized(np.arange(20))
         assert tensors(data)[0][3, 1, 0] == 0.0
+
+    def test_a_rule_more_is_a_line_in_a_table(self, path, monkeypatch):
+        def largest(blocks, mean):
+            return np.nanmax(np.concatenate([*blocks()]), axis=0)
+
+        monkeypatch.setitem(FILLS, "largest", largest)
+        data = load(str(path), "", Form(client_column="who", missing="largest"))
+        values = INPUTS.astype(float)
+        values[[4, 9], 0] = values[7, 1:] = np.nan
+        filled = np.where(np.isnan(values), np.nanmax(values, axis=0), values)
+        wanted = (filled - np.nanmean(values, axis=0)) / np.nanstd(values, axis=0)
+        found = data.normalized(np.arange(N))
+        np.testing.assert_allclose(tensors(found)[0], wanted, atol=1e-5)
+
+    def test_the_setting_allows_all_rules(self):
+        allowed = {*get_args(get_args(get_type_hints(Settings, include_extras=True)["missing"])[0])}
+        assert allowed == {"refuse", "drop", *FILLS}
 
 
 @pytest.mark.parametrize(("change", "form", "message"), [
