@@ -8,11 +8,12 @@ import numpy as np
 
 from fedapps.core import log
 from fedapps.core.errors import DIVERGED, one_line
-from fedapps.core.schema import Count, NonNegative
+from fedapps.core.schema import Count
 from fedapps.engine.versions import LOADED, SAVED
 from fedapps.method.figures import GENERAL, Figure, given
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate
+from fedapps.report.columns import PLAIN
 from fedapps.report.rows import ClientEval
 from fedapps.tasks import Counts
 from fedapps.training.costs import TrainingStats
@@ -21,8 +22,9 @@ from fedapps.wire.checks import invalid_loss
 
 SLACK = 1000  # a method's further work may cost this many times as much as its plan
 # Metrics that every evaluation has.
+REPORTED = {column.name: column.reported for column in PLAIN if column.reported}
 KNOWN = {
-    *("num_train", "loss"),
+    *REPORTED,
     *(f"finetune_{field.name}" for field in fields(TrainingStats)),
     LOADED,
     SAVED,
@@ -91,13 +93,12 @@ class MetricChecks:
                 raise ValueError(f"personalized_{name} differs from initial_{name}")
         scores = ClientEval(
             client=update.client,
-            num_train=msgspec.convert(metrics["num_train"], NonNegative),
             num_test=msgspec.convert(samples, Count),
-            loss=msgspec.convert(metrics["loss"], float),
             task=self.strategy.workspace.task,
             before=before,
             after=after,
             figures=given(figures, metrics),
+            **{name: msgspec.convert(metrics[name], kind) for name, kind in REPORTED.items()},
         )
         _at_most("num_train", scores.num_train, self.strategy.count(update.client, "train"))
         if scores.loss < 0:  # NaN or infinite if personalization diverged

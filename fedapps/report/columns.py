@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
+from typing import Any, NamedTuple
 
 from fedapps.core import registry
 from fedapps.core.errors import RunError
+from fedapps.core.schema import NonNegative
 from fedapps.method.figures import GENERAL, Figure
 from fedapps.tasks import Metric, Task
 
@@ -15,6 +17,26 @@ SPREAD = ("decile_personalized", "least_personalized", "share_hurt")
 SAMPLES = ("client", "class", "num_train")
 VIRTUAL = "virtual_seconds"  # the last column of rounds.csv, in runs with virtual time
 EVENT = ("round", "client", "kind", "detail")
+
+
+class Plain(NamedTuple):
+    """A column of clients.csv that is neither a metric nor a figure: a field of `ClientEval`.
+
+    `reported` is the type of what a client says in its metrics under this name; None if the server
+    knows it otherwise. `head` is the column's head on the page, if not its name.
+    """
+
+    name: str
+    reported: Any = None
+    head: str = ""
+
+
+PLAIN = (
+    Plain("client"),
+    Plain("num_train", NonNegative, "train samples"),
+    Plain("num_test", head="scored samples"),
+    Plain("loss", float),
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +99,7 @@ class Columns:
     @property
     def clients(self) -> tuple[str, ...]:
         """The columns of clients.csv."""
-        first = ("round", "client", "num_train", "num_test", "loss")
+        first = ("round", *(column.name for column in PLAIN))
         own = (figure.name for figure in self.figures if figure.per_client)
         further = ((m.initial, m.personalized) for m in self.task.metrics[1:])
         lead = (self.lead.initial, self.lead.personalized)

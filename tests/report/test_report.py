@@ -1,6 +1,6 @@
 import json
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,9 @@ from fedapps.core.errors import RunError
 from fedapps.method.figures import EventPlot, Figure, given
 from fedapps.report import columns, directory, event_plots, plots
 from fedapps.report.caption import Caption
+from fedapps.report.columns import PLAIN
 from fedapps.report.progress import TimeLeft, progress_line
-from fedapps.report.rows import Means
+from fedapps.report.rows import ClientEval, Means
 from fedapps.report.units import byte_unit, clock, human_bytes
 from fedapps.tasks import CLASSIFICATION, TASKS
 from tests.support.reports import (
@@ -114,6 +115,12 @@ def test_name_stays_below_runs_dir(tmp_path, name):
 
 
 # Rounds, evaluations, events
+
+
+def test_a_field_of_an_evaluation_is_a_column():
+    """A new one would else be measured, sent and checked, and be in no table."""
+    of_task = {"task", "before", "after", "figures"}
+    assert {f.name for f in fields(ClientEval)} - of_task == {column.name for column in PLAIN}
 
 
 def test_rows_appear_at_once_and_exactly(tmp_path):
