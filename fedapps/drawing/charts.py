@@ -24,6 +24,7 @@ from fedapps.drawing.svg import (
 
 MOST_POINTS = 1500  # points of a line; if there are more, every n-th is drawn
 MOST_HITS = 200  # boxes with a title in a chart
+ANY, POSITIVE = (-math.inf, math.inf), (0.0, math.inf)  # values that an axis can have
 FEW = 25  # up to this many columns of a chart of pairs, each has its name below it
 
 
@@ -32,20 +33,19 @@ def line_chart(
     series: Sequence[Series],
     show: Show,
     show_x: Show = "{:g}".format,
-    floor: float = -math.inf,
-    ceiling: float = math.inf,
+    bounds: tuple[float, float] = ANY,
     x_from: float | None = None,
     whole_x: bool = True,
 ) -> Chart:
     """Draw series as lines over a common x axis.
 
-    `show` formats a value, for the axis and for titles. The y axis never goes below `floor` or
-    above `ceiling`, bands included.
+    `show` formats a value, for the axis and for titles. The y axis stays within `bounds`, bands
+    included.
     """
     xs = sorted({x for line in series for x, _ in line.points})
     x_scale = _across(chart, xs[0] if x_from is None else x_from, xs[-1])
     edges = [edge for line in series for edge in _edges(line)]
-    y_scale = _upwards(chart, min(edges), max(edges), show, floor, ceiling)
+    y_scale = _upwards(chart, min(edges), max(edges), show, bounds)
     chart.x_ticks = [Tick(x_scale(x), show_x(x)) for x in steps(x_scale.low, xs[-1], 7, whole_x)]
     for line in series:
         points = line.points[:: -(-len(line.points) // MOST_POINTS)]
@@ -70,12 +70,12 @@ def pair_chart(
     names: Sequence[str],
     series: Sequence[Series],
     show: Show,
-    ceiling: float = math.inf,
+    bounds: tuple[float, float] = ANY,
 ) -> Chart:
     """Draw a column per name, with a dot for each series and a line that connects the dots."""
     x_scale = Scale(-0.5, len(names) - 0.5, chart.box.left, chart.box.right)  # as in `column_hits`
     values = [y for line in series for _, y in line.points]
-    y_scale = _upwards(chart, min(values), max(values), show, ceiling=ceiling)
+    y_scale = _upwards(chart, min(values), max(values), show, bounds)
     every = 1 if len(names) <= FEW else -(-len(names) // 14)
     chart.x_ticks = [Tick(x_scale(i), names[i]) for i in range(0, len(names), every)]
     size = max(2.0, min(9.0, 70 / len(names) ** 0.55))
@@ -100,12 +100,12 @@ def scatter_chart(
     titles: Sequence[str],
     colour: str,
     show: Show,
-    ceiling: float = math.inf,
+    bounds: tuple[float, float] = ANY,
 ) -> Chart:
     """Draw a dot with a title for each point; x is a whole number >= 0."""
     x_scale = _across(chart, 0.0, 1.05 * max(x for x, _ in points))
     ys = [y for _, y in points]
-    y_scale = _upwards(chart, min(ys), max(ys), show, ceiling=ceiling)
+    y_scale = _upwards(chart, min(ys), max(ys), show, bounds)
     chart.x_ticks = [Tick(x_scale(x), f"{x:g}") for x in steps(0.0, x_scale.high, 7, True)]
     places = [(x_scale(x), y_scale(y)) for x, y in points]
     chart.marks.append(Mark(dot_path(places), colour, "dots", chart.box.dot))
@@ -124,7 +124,7 @@ def bar_chart(
         for x, y in line.points:
             heights[x] += y
     x_scale = _across(chart, xs[0] - 0.5, xs[-1] + 0.5)
-    y_scale = _upwards(chart, 0.0, max(heights.values()) or 1.0, show, whole=True)
+    y_scale = _upwards(chart, 0.0, max(heights.values()) or 1.0, show, POSITIVE, whole=True)
     chart.x_ticks = [Tick(x_scale(x), show_x(x)) for x in steps(xs[0], xs[-1], 7, True)]
     width = max(1.0, 0.8 * (x_scale(1.0) - x_scale(0.0)))
     below = dict.fromkeys(xs, 0.0)
@@ -183,12 +183,11 @@ def _upwards(
     low: float,
     high: float,
     show: Show,
-    floor: float = 0.0,
-    ceiling: float = math.inf,
+    bounds: tuple[float, float],
     whole: bool = False,
 ) -> Scale:
-    """Make the y axis, with room around the values, and its grid lines."""
-    low, high = min([low, *chart.span]), max([high, *chart.span])
+    """Make the y axis, with room around the values but within `bounds`, and its grid lines."""
+    (floor, ceiling), low, high = bounds, min([low, *chart.span]), max([high, *chart.span])
     room = 0.06 * (high - low) or 0.06 * abs(high) or 1.0
     low = max(low - room, floor)
     high = min(high + room, ceiling + 0.01 * (ceiling - low))

@@ -99,8 +99,8 @@ def _draw_once(evaluated: pd.DataFrame, figures: Sequence[Figure], caption: Capt
     ]
     axes.set_xticks(range(len(curves)), shown)
     axes.set_xlim(-1, len(curves))
-    high = 101.0 if metric.unit else axes.get_ylim()[1]
-    axes.set_ylim(*limits(metric, 0, high))
+    low, high = axes.get_ylim()
+    axes.set_ylim(*limits(metric, low, 101.0 if metric.unit else high))
     legend(axes, f"Mean over {caption.scored}, after round {evaluated['round'].iloc[0]}")
     return picture
 

@@ -4,6 +4,7 @@ import math
 import re
 import time
 from argparse import ArgumentParser
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import msgspec
@@ -21,6 +22,8 @@ from fedapps.report import page
 from fedapps.report.page import facts, run_charts
 from fedapps.report.page.reading import RunFiles
 from fedapps.server_app import watched
+from fedapps.tasks import CLASSIFICATION
+from fedapps.tasks.classification import Classification
 from fedapps.wire import contacts
 from tests.support.browser import WIDTHS, measured
 from tests.support.made_runs import EVIL, add_round, begin_run, finished_run
@@ -348,6 +351,28 @@ def test_a_run_on_devices_has_its_page_before_the_first_round_ends(tmp_path):
             text = path.read_text("utf-8") if there else ""
             assert not there or "round 0 of 3. This page was made" in text
             assert not there or ("each with data of its own" in text and "Dirichlet" not in text)
+
+
+@pytest.mark.parametrize("bounds", [(-math.inf, 1.0), (-1.0, 1.0)])
+def test_a_metric_below_0_is_within_its_charts(folder, bounds):
+    class Below(Classification):
+        metrics = (replace(CLASSIFICATION.lead, unit="", bounds=bounds),)
+
+    def lower(rows):
+        names = ("accuracy_initial", "accuracy_personalized")
+        return [row | {name: str(float(row[name]) - 1) for name in names} for row in rows]
+
+    run = RunFiles.read(folder)
+    scored = {name: lower(run.evaluated(getattr(run, name))) for name in ("rounds", "clients")}
+    run = replace(run, task=Below(), **scored)
+    drawn = [*run_charts.curves(run), *run_charts.clients(run), *run_charts.costs(run)]
+    charts = {chart.name: chart for chart in drawn}
+    for name in ("accuracy", "clients", "sizes", "communication"):
+        chart = charts[name]
+        paths = "".join(mark.d for mark in chart.marks if mark.kind in ("line", "dots"))
+        places = [float(y) for y in re.findall(r"[ML]\S+ ([-\d.]+)", paths)]
+        assert chart.box.top <= min(places) < max(places) <= chart.box.bottom
+        assert float(chart.y_ticks[0].label) < 0
 
 
 @given(st.floats(0.0, 2.0), st.floats(0.0, 0.2))

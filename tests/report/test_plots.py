@@ -1,6 +1,8 @@
 """The pictures of a run: what they show, what they say of it, and that their texts fit."""
 
+import math
 import warnings
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -189,6 +191,15 @@ def test_the_spread_stays_within_0_and_100_percent(rounds):
     assert np.concatenate(bounds).max() == 100 and np.concatenate(bounds).min() == 75
     assert 100 <= axes.get_ylim()[1] <= 101
     assert "std over clients, personalized" in texts_of(picture)
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_metric_below_0_is_in_the_picture(rounds):
+    metric = replace(CLASSIFICATION.lead, unit="", bounds=(-math.inf, 1.0))
+    table = evaluated(rounds, accuracy_initial=-0.4, accuracy_personalized=-3.0)
+    told = caption.Caption("", 20, metric=metric)
+    low, high = accuracy_plots.draw_scores(table, (), told).axes[0].get_ylim()
+    assert -3.6 < low < -3.05 and -0.4 < high <= 1
 
 
 def test_few_classes_keep_their_order_and_many_are_sorted():

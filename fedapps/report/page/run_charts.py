@@ -1,6 +1,5 @@
 """The charts on a run's page, drawn from its tables; a chart without data is left out."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from statistics import fmean
@@ -8,6 +7,8 @@ from statistics import fmean
 import numpy as np
 
 from fedapps.drawing.charts import (
+    ANY,
+    POSITIVE,
     bar_chart,
     column_hits,
     heat_chart,
@@ -36,9 +37,9 @@ def curves(run: RunFiles) -> list[Chart]:
     if len(evaluated) > 1:
         found.append(_scores(run.lead, evaluated))
     loss = Chart("loss", "Training loss", "round", "mean loss over trained samples")
-    found += _over_rounds(loss, run, "train_loss", -math.inf)
+    found += _over_rounds(loss, run, "train_loss", ANY)
     epsilon = Chart("epsilon", "Privacy spent", "round", "epsilon so far")
-    return found + _over_rounds(epsilon, run, "epsilon", 0.0)
+    return found + _over_rounds(epsilon, run, "epsilon", POSITIVE)
 
 
 def clients(run: RunFiles) -> list[Chart]:
@@ -59,8 +60,7 @@ def clients(run: RunFiles) -> list[Chart]:
         sizes = sizes[::every]
         points = [(size, number(row, lead.personalized) or 0.0) for size, row in sizes]
         titles = [_title(row, "client", lead) for _, row in sizes]
-        top = lead.bounds[1]
-        found.append(scatter_chart(chart, points, titles, "personalized", lead.shown, ceiling=top))
+        found.append(scatter_chart(chart, points, titles, "personalized", lead.shown, lead.bounds))
     if holdings := _holdings(run):
         found.append(holdings)
     return found
@@ -94,9 +94,9 @@ def costs(run: RunFiles) -> list[Chart]:
             lines.append(Series(label, colour, [*zip(xs, accumulate(ys), strict=True)]))
     if lines:
         chart = Chart("traffic", "Traffic so far", "round", "of all clients together")
-        found.append(line_chart(chart, lines, human_bytes, floor=0.0))
+        found.append(line_chart(chart, lines, human_bytes, bounds=POSITIVE))
     seconds = Chart("seconds", "Time of every round", "round", "seconds")
-    return found + _over_rounds(seconds, run, "seconds", 0.0)
+    return found + _over_rounds(seconds, run, "seconds", POSITIVE)
 
 
 def events(run: RunFiles, plots: Iterable[EventPlot]) -> list[Chart]:
@@ -117,7 +117,7 @@ def _scores(lead: Metric, evaluated: Sequence[Row]) -> Chart:
     personalized = lines[-1]
     spreads = [number(row, f"{lead.personalized}_std") or 0.0 for row in evaluated]
     lines[-1] = Series(personalized.label, personalized.colour, personalized.points, spreads)
-    return line_chart(chart, lines, lead.shown, floor=0.0, ceiling=lead.bounds[1])
+    return line_chart(chart, lines, lead.shown, bounds=lead.bounds)
 
 
 def _head(metric: Metric) -> str:
@@ -150,9 +150,8 @@ def _spent(
 ) -> Chart:
     """Draw the means of the metric over what the rounds have spent."""
     chart.y_label = "mean over clients"
-    ends = {"floor": 0.0, "ceiling": lead.bounds[1], "x_from": 0.0}
     lines = _means(lead, evaluated, x)
-    return line_chart(chart, lines, lead.shown, "{:.3g}".format, **ends, whole_x=False)
+    return line_chart(chart, lines, lead.shown, "{:.3g}".format, lead.bounds, 0.0, whole_x=False)
 
 
 def _means(lead: Metric, rows: Sequence[Row], x: Callable[[Row], float]) -> list[Series]:
@@ -204,7 +203,7 @@ def _changes(
         series = [Series("initial", "initial", before)]
         series.append(Series("personalized", "personalized", after))
     drawn = [line for line in series if line.points]
-    pair_chart(chart, names, drawn, lead.shown, ceiling=lead.bounds[1])
+    pair_chart(chart, names, drawn, lead.shown, lead.bounds)
     if count <= MOST:
         chart.hits = column_hits(count, lambda i: _title(known[i][0], what, lead))
     return chart
@@ -269,11 +268,13 @@ def _holdings(run: RunFiles) -> Chart | None:
     return chart
 
 
-def _over_rounds(chart: Chart, run: RunFiles, column: str, floor: float) -> list[Chart]:
+def _over_rounds(
+    chart: Chart, run: RunFiles, column: str, bounds: tuple[float, float]
+) -> list[Chart]:
     """Draw a column of rounds.csv over the rounds; nothing if fewer than two have a value."""
     points = _points(run.of_training, column)
     line = Series("", "personalized", points)
-    return [line_chart(chart, [line], "{:.3g}".format, floor=floor)] if len(points) > 1 else []
+    return [line_chart(chart, [line], "{:.3g}".format, bounds=bounds)] if len(points) > 1 else []
 
 
 def _points(rows: Iterable[Row], column: str) -> list[tuple[float, float]]:
