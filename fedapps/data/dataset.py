@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from fedapps.data.spec import Normalization, Spec, per_feature
+from fedapps.data.spec import PLAIN, Normalization, Spec, per_feature
 
 Shape = tuple[int, int, int]  # channels, height, width
 BLOCK = 4096  # samples that are read at once to find their mean and deviation
@@ -31,7 +31,8 @@ class Dataset:
 
     `inputs` and `targets` say what a sample is. `target_values` are [N, *targets.shape], int64 or
     float32. The first `num_train` of the N samples are the official training set. Without a
-    `normalization`, the training samples of the run give it (`normalized`). If the data say who a
+    `normalization`, the training samples of the run give it (`normalized`). `scaling` is that of
+    targets that are learned as numbers. If the data say who a
     sample is from, `groups` are [N], and name a subject, a user or a hospital. `names` are those of
     the classes, if the data have them; `columns` those of a table's features, as the key `columns`
     writes them. `missing` is the key of this name. `told` are lines that a user has to know.
@@ -49,6 +50,7 @@ class Dataset:
     columns: str = ""
     missing: str = "refuse"
     told: tuple[str, ...] = ()
+    scaling: Normalization = PLAIN
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -103,6 +105,12 @@ class Dataset:
         blocks = [train[start : start + BLOCK] for start in range(0, len(train), BLOCK)]
         found = per_feature(lambda: (self._read(b).numpy() for b in blocks), self.missing)
         return replace(self, normalization=found)
+
+    def scaled(self, train: np.ndarray) -> "Dataset":
+        """Return the data set with the scaling of its targets by those of the samples `train`."""
+        size = self.targets.shape[-1] if self.targets.shape else 1
+        values = self.target_values[train].reshape(-1, size)
+        return replace(self, scaling=per_feature(lambda: [values], ""))
 
     def _read(self, indices: np.ndarray) -> torch.Tensor:
         assert self.rows is not None

@@ -9,7 +9,6 @@ from fedapps.data.npz import Array, Rows
 
 LOOKED_AT = 2**22  # bytes that are read, from the beginning of each array of pixels
 SCALED = 16.0  # floats above this are not standardized pixels, but values of bytes
-LARGE = 5.0  # training on numbers above this (root mean square) can diverge with the usual lr
 MOST_LABELS = 10  # a note names at most so many labels
 
 
@@ -77,7 +76,7 @@ def _of_unknown(dataset: Dataset) -> Iterator[str]:
 
 
 def _of_floats(dataset: Dataset) -> Iterator[str]:
-    """Tell of floats that look like classes or labels, or that are too large to learn well."""
+    """Tell of floats that look like classes or labels."""
     values = dataset.target_values
     if dataset.targets.is_whole or not len(values):
         return
@@ -88,12 +87,6 @@ def _of_floats(dataset: Dataset) -> Iterator[str]:
             f"{dataset.name}: targets are floats from {low:g} to {high:g} without decimals, which"
             f" are learned as numbers; if they are {other}"
         )
-    elif float(np.square(values, dtype=np.float64).mean()) > LARGE**2:
-        mean, deviation = values.mean(dtype=np.float64), values.std(dtype=np.float64)
-        yield (
-            f"{dataset.name}: targets are from {low:g} to {high:g}, and so large that training can"
-            f" diverge; learn (target - {mean:.3g}) / {deviation or 1.0:.3g}, or lower lr"
-        )
 
 
 def _of_labels(dataset: Dataset) -> Iterator[str]:
@@ -102,7 +95,8 @@ def _of_labels(dataset: Dataset) -> Iterator[str]:
         count, needed = dataset.classes, len(there)
         yield (
             f"{dataset.name}: only labels {_some(there)} of 0..{count - 1} occur, so the model has "
-            f"{count} outputs where {needed} would do; number them 0..{needed - 1}"
+            f"{count} outputs where {needed} would do; number them 0..{needed - 1}, or set"
+            ' task="regression" if they are numbers, such as ages'
         )
 
 

@@ -101,6 +101,9 @@ class Normalization:
         return right and fills and min(self.std) > 0
 
 
+PLAIN = Normalization()  # values stay as they are
+
+
 def per_feature(blocks: Blocks, missing: str) -> Normalization:
     """Return the normalization of float samples: mean and deviation of each feature, in float64.
 

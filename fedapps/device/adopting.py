@@ -86,6 +86,7 @@ def _data(path: Path, about: ModelMetadata, settings: Settings) -> data.Dataset:
     form = replace(data.Form.of(settings, about.names), columns=about.columns)
     found = data.of_device(path, about.inputs, about.targets, form)
     found = replace(found, names=about.names)
+    found = replace(found, scaling=about.scaling)
     return replace(found, normalization=about.normalization) if about.mean else found
 
 

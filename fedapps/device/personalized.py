@@ -1,8 +1,7 @@
 """Use a model after a run, a device's own or one of a simulation: save, load, predict.
 
 A model is one safetensors file. Its header has one text, `fedapps`, which holds the run-config,
-what inputs and targets are, class names and normalization as JSON. A file is written completely or
-not at all.
+what inputs and targets are, class names and normalization as JSON. A file is written whole.
 
     python -m fedapps predict DIR --input images.npz
 """
@@ -10,6 +9,7 @@ not at all.
 import copy
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -26,7 +26,7 @@ from fedapps.core.errors import RunError, one_line
 from fedapps.core.files import write_npz, write_whole
 from fedapps.core.schema import Scalar
 from fedapps.data.pictures import MOST_PIXELS
-from fedapps.data.spec import Normalization, Spec, image_spec, label_spec
+from fedapps.data.spec import PLAIN, Normalization, Spec, image_spec, label_spec
 from fedapps.engine.finished import FinishedRun
 from fedapps.method.flower import BaseClient
 from fedapps.models.adapters import merged
@@ -45,9 +45,9 @@ _UNREADABLE = (OSError, SafetensorError, LookupError, TypeError, RuntimeError, V
 class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
     """What a model needs besides its arrays; `client` is None for the shared model.
 
-    `names` are those of the classes or labels; a regression has none. `columns` are those of a
-    table, as the key `columns` writes them. `newcomer` says what a client does that begins with the
-    shared model now.
+    `names` are those of the classes or labels; a regression has none, but a `scaling` of its
+    targets. `columns` are those of a table, as the key `columns` writes them. `newcomer` says what
+    a client does that begins with the shared model now.
     """
 
     client: int | None
@@ -58,13 +58,15 @@ class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     filling: tuple[float, ...] = ()
+    scaling: Normalization = PLAIN
     columns: str = ""
     newcomer: Plan | None = None
 
     @property
     def task(self) -> Task:
         """What the model has learned."""
-        return task_for(str(self.config["task"]), self.inputs, self.targets, "the file")
+        task = task_for(str(self.config["task"]), self.inputs, self.targets, "the file")
+        return task.scaled(self.scaling)
 
     @property
     def normalization(self) -> Normalization:
@@ -75,26 +77,29 @@ class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
 class Personalized(nn.Module):
     """Maps inputs [n, ...] to the outputs of the model, such as logits; normalizes them first.
 
-    Images are pixels in 0..1, float32 [n, C, H, W].
+    Images are pixels in 0..1, float32 [n, C, H, W]. Numbers come out in the unit of the targets.
     """
 
     mean: Tensor
     std: Tensor
+    target_mean: Tensor
+    target_std: Tensor
 
     def __init__(self, module: nn.Module, about: ModelMetadata) -> None:
         super().__init__()
         self.about = about
         self.module = module
-        mean, std = about.normalization.tensors(about.inputs)
-        self.register_buffer("mean", mean, persistent=False)
-        self.register_buffer("std", std, persistent=False)
+        scales = about.normalization.tensors(about.inputs), about.scaling.tensors(about.targets)
+        names = ("mean", "std", "target_mean", "target_std")
+        for name, values in zip(names, chain(*scales), strict=True):
+            self.register_buffer(name, values, persistent=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the outputs [n, ...]."""
         if not self.about.inputs.is_whole:
             inputs = (inputs - self.mean) / self.std
         outputs: Tensor = self.module(self.about.normalization.filled(inputs))
-        return outputs
+        return outputs * self.target_std + self.target_mean if self.about.scaling.mean else outputs
 
 
 def save(path: Path, client: BaseClient) -> None:
@@ -144,6 +149,7 @@ def metadata(space: Workspace, client: int | None) -> ModelMetadata:
         mean=normalization.mean,
         std=normalization.std,
         filling=normalization.filling,
+        scaling=data_set.scaling,
         columns=data_set.columns or settings.columns,
     )
 
@@ -210,8 +216,9 @@ def _check_inputs(about: ModelMetadata) -> None:
     """Refuse a header whose samples are huge, or that cannot normalize them."""
     if min(about.inputs.shape, default=0) < 1 or about.inputs.size > MOST_PIXELS:
         raise RuntimeError(f"samples of shape {about.inputs.shape} are not possible")
-    if not about.normalization.fits(about.inputs):
-        raise RuntimeError(f"mean = {about.mean} and std = {about.std} cannot normalize samples")
+    fits = about.normalization.fits(about.inputs)
+    if not fits or not about.scaling.fits(about.task.outputs(about.targets)):
+        raise RuntimeError("samples or targets cannot be normalized by its means and deviations")
 
 
 def predict(model: Personalized, samples: Path) -> tuple[np.ndarray, np.ndarray | None]:

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from fedapps.data.spec import FLOAT, Spec
+from fedapps.data.spec import FLOAT, PLAIN, Normalization, Spec
 from fedapps.tasks.metric import Counts, Metric
 from fedapps.tasks.task import Task, floats
 
@@ -34,9 +34,13 @@ def r2(counts: Counts) -> tuple[float, float]:
 
 
 class Regression(Task):
-    """Mean squared error; the prediction is the output itself, in the unit of the targets."""
+    """Mean squared error of targets that are scaled; metrics and predictions are in their unit.
+
+    A model computes (target - mean) / deviation, so one learning rate fits years and milliseconds.
+    """
 
     name = "regression"
+    scales = True
     metrics = (
         Metric("mae", "mean absolute error", "MAE", mae, "", False, bounds=(0.0, math.inf)),
         Metric("mse", "mean squared error", "MSE", mse, "", False, bounds=(0.0, math.inf)),
@@ -44,6 +48,13 @@ class Regression(Task):
     )
     sums = ("absolute", "squared", "spread")
     of_targets = ("values", "spread")
+
+    def __init__(self, scaling: Normalization = PLAIN) -> None:
+        self.mean, self.deviation = scaling.tensors(Spec((1,)))
+
+    def scaled(self, scaling: Normalization) -> "Regression":
+        """Return the task for a model that computes targets scaled so."""
+        return Regression(scaling)
 
     def check(self, targets: Spec, inputs: Spec) -> None:
         """Any numbers can be learned so: one, several, or several for each step of a series."""
@@ -59,27 +70,32 @@ class Regression(Task):
         """As many values as a target has."""
         return Spec(targets.shape or (1,))
 
+    def learned(self, targets: Spec) -> Spec:
+        """Return floats, also if the targets are whole numbers, such as years."""
+        return Spec(targets.shape)
+
     def values(self, targets: np.ndarray) -> np.ndarray:
         """Return the targets as float32."""
         return targets.astype(FLOAT)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Mean squared error over all values of the batch."""
-        return mse_loss(output.view_as(target), target)
+        """Mean squared error over all values of the batch, scaled."""
+        return mse_loss(output.view_as(target), self._scaled(target))
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
-        """Mean squared error of each sample, over its values."""
-        errors = mse_loss(output.view_as(target), target, reduction="none")
+        """Mean squared error of each sample, over its values, scaled."""
+        errors = mse_loss(output.view_as(target), self._scaled(target), reduction="none")
         return errors.view(len(target), -1).mean(1)
 
     def predict(self, output: Tensor) -> Tensor:
-        """Return the outputs; [n] if a target is a single number."""
-        return output.squeeze(1) if output.shape[1:] == (1,) else output
+        """Return the outputs in the targets' unit; [n] if a target is a single number."""
+        found = output * self.deviation.to(output.device) + self.mean.to(output.device)
+        return found.squeeze(1) if found.shape[1:] == (1,) else found
 
     def count(self, output: Tensor, target: Tensor) -> Counts:
         """Sum up errors and the targets' squared distances from their mean, in float64 [1]."""
         truth = target.double()
-        error = output.view_as(target).double() - truth
+        error = self.predict(output).view_as(target).double() - truth
         apart = truth - truth[0]  # equal targets are then exactly 0, and so is their spread
         sums = {
             "absolute": error.abs().sum(),
@@ -88,6 +104,9 @@ class Regression(Task):
         }
         counts = {name: np.array([float(value)]) for name, value in sums.items()}
         return {"values": np.array([target.numel()])} | counts
+
+    def _scaled(self, target: Tensor) -> Tensor:
+        return (target - self.mean.to(target.device)) / self.deviation.to(target.device)
 
     def sizes(self, targets: Spec) -> Mapping[str, int]:
         """Every count is one number."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from fedapps.data.spec import Spec, image_spec
+from fedapps.data.spec import Normalization, Spec, image_spec
 from fedapps.tasks.metric import Counts, Metric
 
 
@@ -28,6 +28,7 @@ class Task(ABC):
     metrics: ClassVar[tuple[Metric, ...]]
     has_classes: ClassVar[bool] = False  # whether each sample belongs to one class
     has_names: ClassVar[bool] = False  # whether each output stands for a class or label
+    scales: ClassVar[bool] = False  # whether a model computes targets in a unit of its own
     sums: ClassVar[tuple[str, ...]] = ()  # counts that are not whole numbers
     of_targets: ClassVar[tuple[str, ...]]  # counts that do not depend on the predictions
 
@@ -51,9 +52,17 @@ class Task(ABC):
     def outputs(self, targets: Spec) -> Spec:
         """Return what a model has to compute for a sample."""
 
+    def learned(self, targets: Spec) -> Spec:
+        """Return the spec of what is learned of such targets."""
+        return targets
+
     def values(self, targets: np.ndarray) -> np.ndarray:
         """Return the targets [n, ...] with the dtype that the loss takes."""
         return targets
+
+    def scaled(self, scaling: Normalization) -> "Task":
+        """Return the task for a model that computes targets scaled so, if it `scales`."""
+        return self
 
     @abstractmethod
     def loss(self, output: Tensor, target: Tensor) -> Tensor:

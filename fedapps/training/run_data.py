@@ -34,8 +34,9 @@ class RunData:
     ) -> None:
         self.settings = settings
         found = dataset or _load(settings)
-        self.task: Task = task_for(settings.task, found.inputs, found.targets, found.name)
-        found = replace(found, target_values=self.task.values(found.target_values))
+        task = task_for(settings.task, found.inputs, found.targets, found.name)
+        values = task.values(found.target_values)
+        found = replace(found, targets=task.learned(found.targets), target_values=values)
         if client is None:
             self.population = population.partitioned(found, settings)
         else:
@@ -45,6 +46,9 @@ class RunData:
             self.settings = msgspec.structs.replace(settings, num_clients=everyone)
         if found.normalization is None:
             found = found.normalized(self._training_indices())
+        if task.scales and dataset is None and settings.dataset != DEVICE:
+            found = found.scaled(self._training_indices())
+        self.task: Task = task.scaled(found.scaling)
         self.dataset = found
         self.torch_device = pick_torch_device(settings.device)
         self._cache: ByteCache[Samples] = ByteCache(settings.cache_limit * MEBI, least=1)

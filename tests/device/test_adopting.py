@@ -7,6 +7,7 @@ from safetensors.numpy import load_file
 from fedapps.cli import adopt, export, predict
 from fedapps.core import registry
 from fedapps.core.errors import RunError
+from tests.support import kinds
 from tests.support.methods import needed
 
 OPTIONS = (
@@ -103,3 +104,20 @@ def test_what_cannot_be_adopted(serial_run, tiny_npz, own_data, adopted, parse, 
     folder = serial_run(tiny_npz, f'strategy="local" {OPTIONS}')
     with pytest.raises(RunError, match="local trains no shared model"):
         adopted(folder, data)
+
+
+def test_numbers_are_adopted_in_the_unit_of_the_run(
+    serial_run, adopted, read_csv, workspace_of, tmp_path
+):
+    """The newcomer's own mean and deviation, which are others, make no difference."""
+    options = kinds.options(tmp_path, "regression")
+    folder = serial_run(options, 'strategy="fedavg" num-rounds=1 unseen-clients="3"')
+    share, (inputs, targets) = workspace_of(folder).population.share(3), kinds.arrays("regression")
+    own = {}
+    for part, rows in (("train", share.train), ("test", share.test)):
+        own |= {f"{part}_inputs": inputs[rows], f"{part}_targets": targets[rows]}
+    np.savez(tmp_path / "own.npz", **own)
+    (row,) = read_csv(folder, "unseen.csv")
+    scores = adopted(folder, tmp_path / "own.npz")[1]
+    before = float(scores.removeprefix("mean absolute error: ").split(" -> ")[0])
+    assert before == pytest.approx(float(row["mae_initial"]), abs=5e-5)

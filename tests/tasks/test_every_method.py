@@ -62,10 +62,12 @@ def test_the_tables_have_what_scikit_learn_computes(tmp_path, serial_run, read_c
         kinds.options(tmp_path, "regression"), SHORT, 'strategy="fedavg" finetune-epochs=0'
     )
     run, truths, founds = FinishedRun.open(folder), [], []
+    trained = np.concatenate([run.client(c).train_data[1] for c in range(4)]).astype(float)
     for line in read_csv(folder, "clients.csv")[-4:]:
         client = run.client(int(line["client"]))
         inputs, truth = (x.numpy() for x in client.test_data)
         found = run.shared().eval()(client.test_data[0]).detach().numpy()[:, 0]
+        found = found * trained.std() + trained.mean()
         assert len(inputs) == int(line["num_test"])
         truths.append(truth)
         founds.append(found)
@@ -81,6 +83,32 @@ def test_the_tables_have_what_scikit_learn_computes(tmp_path, serial_run, read_c
     assert row["decile_personalized"] == pytest.approx(np.percentile(errors, 90))
     assert row["least_personalized"] == pytest.approx(max(errors))
     assert row["share_hurt"] == 0.0
+
+
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_the_unit_of_targets_makes_no_difference(shape, tmp_path, serial_run, read_csv, read_model):
+    """Whole numbers, too: the same model, errors in their unit, the same R2."""
+    draws = np.random.default_rng(0)
+    inputs = draws.normal(size=(80, 5))
+    plain = draws.integers(-5, 6, (80, *shape)) + inputs[:, :1].round().reshape(
+        80, *[1] * len(shape)
+    )
+    runs = []
+    for name, targets in {"plain": plain, "large": 30 * plain + 1000}.items():
+        path = tmp_path / f"{name}.npz"
+        whole = targets.astype(np.int64 if name == "large" and not shape else float)
+        np.savez(path, inputs=inputs, targets=whole)
+        data = f'dataset="{path}" model="mlp" task="regression" num-clients=4 min-samples=4'
+        runs.append(serial_run(data, SHORT, 'strategy="fedper" alpha=5.0 batch-size=8'))
+    one, other = map(read_model, runs)
+    for key, values in one.items():
+        np.testing.assert_allclose(other[key], values, rtol=1e-4, atol=1e-6)
+    for small, large in zip(*(read_csv(run, "clients.csv") for run in runs), strict=True):
+        ratio = float(large["mae_personalized"]) / float(small["mae_personalized"])
+        assert ratio == pytest.approx(30, rel=1e-3)
+        assert float(large["r2_personalized"]) == pytest.approx(
+            float(small["r2_personalized"]), abs=1e-3
+        )
 
 
 def test_a_run_keeps_the_round_of_the_least_error(tmp_path, serial_run, read_csv, read_summary):
