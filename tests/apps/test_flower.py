@@ -24,8 +24,9 @@ def outcome(untimed_rounds):
     """Return read(folder) -> what two runs that computed the same have in common."""
 
     def read(folder):
-        files = [(folder / name).read_bytes() for name in ("clients.csv", "model.safetensors")]
-        return untimed_rounds(folder), files
+        names = ("clients.csv", "unseen.csv", "model.safetensors")
+        files = [folder / name for name in names if (folder / name).exists()]
+        return untimed_rounds(folder), {file.name: file.read_bytes() for file in files}
 
     return read
 
@@ -45,49 +46,50 @@ def both(home, tmp_path, outcome):
 
 
 @pytest.mark.parametrize(("nodes", "cpus"), [(2, 1), LONG(1, 2), LONG(5, 1)])
-def test_ray_gives_the_numbers_of_the_serial_engine(both, tmp_path, nodes, cpus):
+def test_ray_gives_the_numbers_of_the_serial_engine(both, outcome, tmp_path, nodes, cpus):
     """2 SuperNodes on two actors (where there are 2 cores), 1 on one actor, 5 on two actors.
 
-    The model is one's own, a file outside the app.
+    The model is one's own, a file outside the app; two clients come later.
     """
     path, cpus = tmp_path / "mine.py", min(cpus, os.cpu_count() or 1)
     path.write_text(kinds.OWN_MODEL)
     federation = f"num-supernodes={nodes} client-resources-num-cpus={cpus}"
-    both(RUN, LIMITS, f'model="{path}:make"', federation=federation)
-
-
-KINDS = [pair if pair[0] == "tokens" else THOROUGH(*pair) for pair in kinds.SOME.items()]
-
-
-@pytest.mark.parametrize(("kind", "strategy"), KINDS)
-def test_ray_gives_them_for_every_kind_of_samples_and_targets(both, tmp_path, kind, strategy):
-    both(RUN, LIMITS, kinds.options(tmp_path, kind), f'strategy="{strategy}"', federation=TWO)
+    newcomers = 'unseen-clients="0.4" few-shot=3'
+    both(RUN, LIMITS, newcomers, f'model="{path}:make"', federation=federation)
+    assert outcome(tmp_path / "ray")[1]["unseen.csv"].count(b"\n") == 3
 
 
 @pytest.mark.parametrize(
-    "clock", ["deadline=0.1 late=later", THOROUGH("round-mode=async fraction-train=1.0 buffer=2")]
+    ("kind", "more"),
+    [
+        ("tokens", 'num-rounds=3 devices="lognormal" deadline=0.1 late="later"'),
+        THOROUGH("table", ""),
+        THOROUGH("regression", 'unseen-clients="0.4" few-shot=3'),
+        THOROUGH("multilabel", "adapter-rank=4 secure-sum=true fraction-train=1.0"),
+    ],
 )
-def test_ray_sees_the_same_virtual_time(both, clock):
-    timed = f'strategy="fedavg" num-rounds=3 devices="lognormal" {clock}'
-    both(RUN, LIMITS, timed, federation=TWO)
+def test_ray_gives_them_for_every_kind_of_samples_and_targets(both, tmp_path, kind, more):
+    """And for virtual time, newcomers, adapters, and sums that nobody can look into."""
+    strategy = f'strategy="{kinds.SOME[kind]}"'
+    both(RUN, LIMITS, kinds.options(tmp_path, kind), strategy, more, federation=TWO)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("noise", ["", 'dp.mode="distributed" dp.noise-multiplier=0.01'])
-def test_ray_gives_the_sums_that_nobody_can_look_into(both, noise):
-    secure = f'strategy="fedper" secure-sum=true fraction-train=1.0 {noise}'
-    both(RUN, LIMITS, secure, federation=TWO)
+@pytest.mark.parametrize(
+    "options",
+    [
+        'strategy="fedavg" devices="lognormal" round-mode="async" buffer=2',
+        'strategy="fedper" secure-sum=true dp.mode="distributed" dp.noise-multiplier=0.01',
+    ],
+)
+def test_ray_gives_them_for_other_rounds(both, options):
+    both(RUN, LIMITS, "fraction-train=1.0", options, federation=TWO)
 
 
 @pytest.mark.thorough
 def test_ray_gives_them_for_people_that_the_data_name(both, data_root):
     people = f'dataset="watch" data-root="{data_root}" partitioner="natural" split="official"'
-    both(RUN, people, 'model="cnn1d" num-clients=0', federation=TWO)
-
-
-@pytest.mark.thorough
-def test_ray_gives_them_for_adapters(both):
-    both(RUN, LIMITS, 'strategy="fedper" model="vit-tiny" adapter-rank=4', federation=TWO)
+    both(RUN, people, 'strategy="fedcmd" model="cnn1d" num-clients=0', federation=TWO)
 
 
 @pytest.mark.parametrize("strategy", [LONG("fedper"), LONG("fedcmd"), LONG("feddyn")])
@@ -99,13 +101,6 @@ def test_a_run_that_was_killed_in_one_process_goes_on_on_ray(home, tmp_path, str
     result = launch.launch(ROOT, [f'resume="{killed}" num-rounds=4'], TWO, home=home)
     assert result.completed, result.error
     assert differences(whole, killed) == []
-
-
-@pytest.mark.parametrize("strategy", ["fedper", THOROUGH("pfedme")])
-def test_newcomers_on_ray_have_the_scores_of_the_serial_engine(both, tmp_path, strategy):
-    both(RUN, f'strategy="{strategy}" unseen-clients="0.4" few-shot=3', federation=TWO)
-    one, two = (tmp_path / name / "unseen.csv" for name in ("serial", "ray"))
-    assert one.read_bytes() == two.read_bytes() and one.read_bytes().count(b"\n") == 3
 
 
 @pytest.mark.parametrize("spread", [LONG(0), THOROUGH(2)])

@@ -536,12 +536,11 @@ def test_a_browser_shows_the_page_without_errors(toy, tmp_path, scheme):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", [LIGHT, DARK])
-def test_a_browser_shows_a_figure_for_every_table_that_has_results(tmp_path, scheme):
+def test_a_browser_shows_a_figure_for_every_table_that_has_results(tmp_path):
     stored = {path.stem for path in (HERE / "results" / "cpu").glob("*.jsonl")}
     path = tmp_path / "results.html"
     html_page.write(Store(HERE / "results"), path)
-    for width, seen in measured(path, tmp_path, SEEN, boxes=".scroll", scheme=scheme).items():
+    for width, seen in measured(path, tmp_path, SEEN, boxes=".scroll").items():
         assert stored and stored <= {name for name, charts in seen["charts"].items() if charts}
         assert all(all(charts) for charts in seen["charts"].values())
         assert seen["scroll"] == int(width) and seen["wide"] == []

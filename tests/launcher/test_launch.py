@@ -464,7 +464,7 @@ class TestReal:
                 break
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=300)
-        assert process.returncode == 130 and "goes on in the background" in out
+        assert process.returncode == 130 and "goes on in the background" in out, out
         link = superlink.superlink(home)
         assert link is not None
         mine = _session_members(link.pid)

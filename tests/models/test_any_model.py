@@ -243,7 +243,10 @@ def whole_cnn(monkeypatch):
     monkeypatch.setitem(models.MODELS, "whole", spec)
 
 
-CONFIG = 'model="whole" num-clients=3 fraction-train=1.0 num-rounds=2 min-samples=10 device="cpu"'
+CONFIG = (
+    'model="whole" num-clients=3 fraction-train=1.0 num-rounds=2 min-samples=10 batch-size=32 '
+    'local-epochs=2 finetune-epochs=1 device="cpu"'
+)
 REFUSED = {
     "fedcmd": "runs single layers", "fedrod": "runs single layers", "fedfc": "cuts the model",
     "fedas": "runs single layers", "feddbe": "runs single layers", "fedpac": "runs single layers",
@@ -253,14 +256,15 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("method", registry.names())
-def test_every_method_trains_such_a_model_or_says_why_not(method, whole_cnn, tmp_path):
-    settings = read(parse([CONFIG, f'strategy="{method}" runs-dir="{tmp_path}"']))
+def test_every_method_trains_such_a_model_or_says_why_not(method, whole_cnn, tmp_path, data_root):
+    options = [CONFIG, f'strategy="{method}" runs-dir="{tmp_path}" data-root="{data_root}"']
+    settings = read(parse(options))
     if method in REFUSED:
         with pytest.raises(RunError, match=f'model = "whole": {method} {REFUSED[method]}'):
             Rounds(registry.strategy_class(method)(Workspace(settings)))
         return
     if method == "centralized":
-        settings = read(parse([CONFIG, f'strategy="{method}" centralized.trainable="full"']))
+        settings = read(parse([*options, 'centralized.trainable="full"']))
     Rounds(registry.strategy_class(method)(Workspace(settings)))
     made = rehearse(registry.strategy_class(method), registry.client_class(method), settings)
     before = {key: value.copy() for key, value in made.strategy.arrays.items()}
