@@ -526,7 +526,7 @@ def personalizing(table, strategy="fedbabu"):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["fedbabu", "fedavg"])
+@pytest.mark.parametrize("strategy", ["fedbabu", THOROUGH("fedavg")])
 def test_rows_that_personalize_differently_are_trained_once(table, store, tmp_path, strategy):
     """To the figures, curves and clients that they have when each is run alone."""
     jobs = personalizing(table, strategy)
