@@ -38,10 +38,11 @@ def dataset_of(
     parts = ("",) if plain else ("train_", "val_", "test_") if val else ("train_", "test_")
     for key in (part + kind for part in parts for kind in kinds):
         if key not in arrays:
-            needed = OTHERS if others else KEYS
+            needed = ", ".join(OTHERS if others else KEYS)
+            if not arrays:
+                needed += f"; or {', '.join(OTHERS)}; or inputs, targets"
             raise RunError(
-                f"{path}: key {key} is missing; found {', '.join(found) or 'none'};"
-                f" needed {', '.join(needed)}"
+                f"{path}: key {key} is missing; found {', '.join(found) or 'none'}; needed {needed}"
             )
     inputs, targets = (tuple(arrays[part + kind] for part in parts) for kind in kinds)
     make = _anything if others else _images

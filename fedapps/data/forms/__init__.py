@@ -9,7 +9,7 @@ from pathlib import Path
 from fedapps.core.errors import RunError, needed
 from fedapps.data.contents import dataset_of, open_npz
 from fedapps.data.dataset import Dataset
-from fedapps.data.forms import folders, hub
+from fedapps.data.forms import arrays, folders, hub
 from fedapps.data.forms.form import TABLES, File, Form, Found
 from fedapps.data.npz import held
 
@@ -23,12 +23,17 @@ def is_own(name: str) -> bool:
 
 def open_own(path: Path, form: Form) -> Dataset:
     """Open own data of any form; raises `RunError` in one line for what cannot be used."""
-    if path.suffix == ".npz":
+    if path.suffix == ".npz" and not form.window:
         return open_npz(path, form.missing)
     found = _read(path, form)
-    arrays = {key: held(path, key, values) for key, values in found.arrays.items()}
-    data = dataset_of(path, arrays, arrays, form.missing)
-    return found.describe(data)
+    by_key = {key: held(path, key, values) for key, values in found.arrays.items()}
+    data = found.describe(dataset_of(path, by_key, by_key, form.missing))
+    if form.window and (data.inputs.kind != "series" or data.shape[0] != form.window):
+        raise RunError(
+            f"{path}: window = {form.window} cuts floats [rows, channels]; the data are"
+            f" {data.inputs}: leave window out"
+        )
+    return data
 
 
 def _read(path: Path, form: Form) -> Found:
@@ -38,6 +43,8 @@ def _read(path: Path, form: Form) -> Found:
         return hub.read(path, form)
     if path.is_dir():
         return folders.read(path, form)
+    if path.suffix == ".npz":
+        return arrays.read([File(path)], form)
     if path.suffix in TABLES:
         with needed(str(path)):
             from fedapps.data.forms import tables  # loads pandas

@@ -15,6 +15,7 @@ from fedapps.core.words import some
 from fedapps.data.forms.form import Where
 
 MOST_TEXTS = 100  # a column with more different texts holds names or numbers, not categories
+LEAST_IDS = 20  # in so many rows, other numbers repeat
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,23 @@ def _texts(values: pd.Series, name: str, where: Where) -> tuple[str, ...]:
             f'{where(row)}: column {name}: "{odd[0]}" has a comma, = or |; rename it, or {cure}'
         )
     return texts
+
+
+def notes(frame: pd.DataFrame, chosen: Sequence[Column], found: bool) -> list[str]:
+    """Tell of empty columns; and of ids, if the columns were `found` and not named by the user."""
+    told = []
+    for column in chosen:
+        values = frame[column.name].dropna()
+        number = pd.api.types.is_numeric_dtype(values) and len(values) >= LEAST_IDS
+        if values.empty:
+            what = "is empty in all rows"
+        elif found and number and values.is_unique and (values % 1 == 0).all():
+            what = "has another whole number in each row, as an id has"
+        else:
+            continue
+        rest = written([other for other in chosen if other != column])
+        told.append(f'column {column.name} {what}; columns = "{rest}" leaves it out')
+    return told
 
 
 def encoded(frame: pd.DataFrame, columns: Sequence[Column], where: Where) -> np.ndarray:

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from fedapps.core.errors import RunError
+from fedapps.data.forms import arrays
 from fedapps.data.forms.form import PARTS, TABLES, File, Form, Found, by_part, class_numbers
-from fedapps.data.npz import headers
 from fedapps.data.pictures import pictures_of
 
 PICTURES = (".png", ".jpg", ".jpeg")
@@ -29,7 +29,7 @@ def read(folder: Path, form: Form) -> Found:
     if suffix in PICTURES:
         return _pictures(files, form)
     if suffix == ".npz":
-        return _npz(files)
+        return arrays.read(files, form)
     from fedapps.data.forms import tables  # loads pandas
 
     return tables.read(files, form)
@@ -84,39 +84,10 @@ def _pictures(files: Sequence[File], form: Form) -> Found:
     if form.names:  # they have an order, which names of folders need not have
         order = np.argsort(labels, kind="stable")
         files, labels = [files[row] for row in order], labels[order]
-    arrays = by_part(
+    found = by_part(
         np.array([file.part for file in files]),
         np.array([file.group for file in files]),
         images=pictures_of([file.path for file in files], form.shape),
         labels=labels,
     )
-    return Found(arrays, names)
-
-
-def _npz(files: Sequence[File]) -> Found:
-    """Join the .npz files of clients, or of parts; each member by its key."""
-    joined: dict[str, list[np.ndarray]] = {}
-    for file in files:
-        members = {key: array.whole for key, array in headers(file.path).items()}
-        for key, values in _named(members, file):
-            known = joined.setdefault(key, [])
-            if known and known[0].shape[1:] != values.shape[1:]:
-                raise RunError(
-                    f"{file.path}: {key} holds {list(values.shape[1:])};"
-                    f" {files[0].path.name} has {list(known[0].shape[1:])}"
-                )
-            known.append(values)
-    return Found({key: np.concatenate(values) for key, values in joined.items()})
-
-
-def _named(members: dict[str, np.ndarray], file: File) -> list[tuple[str, np.ndarray]]:
-    """Return the members under the keys of the whole, with the client of each sample."""
-    found = []
-    for key, values in members.items():
-        name = key if "_" in key or not file.part else f"{file.part}_{key}"
-        found.append((name, values))
-        part, _, kind = name.rpartition("_")
-        if file.group and kind in ("labels", "targets"):
-            groups = f"{part}_groups" if part else "groups"
-            found.append((groups, np.full(len(values), file.group)))
-    return found
+    return Found(found, names)

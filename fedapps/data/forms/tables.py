@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from fedapps.core.errors import RunError, one_line
 from fedapps.core.words import did_you_mean, number, some
 from fedapps.data.forms import columns
 from fedapps.data.forms.form import File, Form, Found, by_part, class_numbers
+from fedapps.data.forms.windows import cut, gone
 from fedapps.data.spec import CURE, FILLS
 
 UNKNOWN = ["?"]  # as the archives of the UCI write it; pandas knows NA, NaN, null and empty cells
@@ -61,36 +61,25 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
         raise RunError(
             f'client-column = "{form.client_column}": is the target, too (target-column)'
         )
+    everybody = _groups(rows, form)
     rows, told = _with_targets(rows, targets, form)
     for name in filter(None, [form.client_column]):
         _demand(rows, name, "client-column")
-    names = [name for name in _others(rows.frame, form) if name not in targets]
-    chosen = (
-        columns.parsed(form.columns)
-        if form.columns
-        else columns.found_in(rows.frame, names, rows.where)
-    )
-    if both := {*targets} & {column.name for column in chosen}:
-        raise RunError(
-            f"{files[0].path}: column {min(both)} is an input (columns), and cannot be the target,"
-            " too; name another target-column"
-        )
-    if not chosen:
-        raise RunError(f"{rows.where(0)}: no column is left for the inputs")
+    chosen = _inputs(rows, targets, form)
     inputs = columns.encoded(rows.frame, chosen, rows.where)
+    told += columns.notes(rows.frame, chosen, not form.columns)
     inputs, rows, more = _complete(inputs, rows, chosen, form)
     told += more
-    groups = rows.of_file([file.group for file in files])
-    if form.client_column:
-        groups = _texts(rows, form.client_column)
+    groups = _groups(rows, form)
     values, class_names = _targets(rows, targets, form)
     samples = np.arange(len(inputs))[:, None]
     if form.window or labelled:
-        samples, more = _windows(rows, values, groups, form)
+        samples, more = cut(rows.file, files, values, groups, form)
         told, inputs = [*told, *more], inputs[samples]
     if not form.columns:
         told.append(f'the inputs are columns = "{columns.written(chosen)}"')
     last = samples[:, -1]
+    told += gone(everybody, groups[last])
     arrays = by_part(
         rows.of_file([file.part for file in files])[last].astype(str),
         groups[last].astype(str),
@@ -100,6 +89,32 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
     if targets and not form.targets:
         told.append(f"the target is column {targets[0]}: {LAST}")
     return Found(arrays, class_names, columns.written(chosen), tuple(told))
+
+
+def _inputs(rows: Rows, targets: Sequence[str], form: Form) -> list[columns.Column]:
+    """Return the columns of the inputs: those that the run names, or all others."""
+    names = [name for name in _others(rows.frame, form) if name not in targets]
+    chosen = (
+        columns.parsed(form.columns)
+        if form.columns
+        else columns.found_in(rows.frame, names, rows.where)
+    )
+    if both := {*targets} & {column.name for column in chosen}:
+        raise RunError(
+            f"{rows.files[0].path}: column {min(both)} is an input (columns), and cannot be the"
+            " target, too; name another target-column"
+        )
+    if not chosen:
+        raise RunError(f"{rows.where(0)}: no column is left for the inputs")
+    return chosen
+
+
+def _groups(rows: Rows, form: Form) -> np.ndarray:
+    """Return the client of each row, as its file or the column of clients says; texts."""
+    named = rows.frame.get(form.client_column)
+    if named is None:
+        return rows.of_file([file.group for file in rows.files])
+    return named.dropna().astype(str).to_numpy(object)
 
 
 def unlabelled(path: Path, rule: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -159,9 +174,9 @@ def _others(frame: pd.DataFrame, form: Form) -> list[str]:
 
 
 def _with_targets(rows: Rows, targets: Sequence[str], form: Form) -> tuple[Rows, list[str]]:
-    """Demand the target columns; with `missing="drop"`, leave out rows without a target."""
+    """Demand the target columns; unless `missing` refuses, leave out rows without a target."""
     told = []
-    if form.missing == "drop" and {*targets} <= {*rows.frame}:
+    if form.missing != "refuse" and {*targets} <= {*rows.frame}:
         there = rows.frame[[*targets]].notna().all(axis=1).to_numpy()
         if there.any() and not there.all():
             told = [f"{(~there).sum()} of {number(len(there), 'row')} have no target, left out"]
@@ -190,19 +205,30 @@ def _complete(
 ) -> tuple[np.ndarray, Rows, list[str]]:
     """Treat missing values as `missing` says: refuse, drop the row, or leave NaN for `FILLS`."""
     broken = np.isnan(inputs).any(axis=1)
-    if not broken.any() or form.missing in FILLS:
+    if not broken.any():
         return inputs, rows, []
+    empty = rows.frame[[column.name for column in chosen]].isna()
+    count = f"{broken.sum()} of {number(len(inputs), 'row')}"
+    if form.missing in FILLS:
+        cells = number(int(empty.to_numpy().sum()), "value")
+        return (
+            inputs,
+            rows,
+            [f'{count} have missing values; missing = "{form.missing}" fills {cells}'],
+        )
     first = int(broken.argmax())
     if form.missing == "refuse":
-        name = next(c.name for c in chosen if pd.isna(rows.frame[c.name].iloc[first]))
+        name = chosen[int(empty.iloc[first].argmax())].name
         raise RunError(
             f"{rows.where(first)}: column {name} is empty; {CURE},"
             ' missing = "drop" leaves such rows out'
         )
     if broken.all():
-        raise RunError(f"{rows.where(0)}: every row has a missing value, so none is left")
-    told = f"{broken.sum()} of {number(len(inputs), 'row')} have missing values and are left out"
-    return inputs[~broken], rows.take(~broken), [told]
+        raise RunError(
+            f"{rows.where(0)}: every row has a missing value, so none is left; most are missing in"
+            f" column {empty.sum().idxmax()}"
+        )
+    return inputs[~broken], rows.take(~broken), [f"{count} have missing values and are left out"]
 
 
 def _targets(rows: Rows, names: Sequence[str], form: Form) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -229,44 +255,3 @@ def _targets(rows: Rows, names: Sequence[str], form: Form) -> tuple[np.ndarray, 
 
 def _texts(rows: Rows, name: str) -> np.ndarray:
     return rows.frame[name].astype(str).to_numpy(object)
-
-
-def _windows(
-    rows: Rows, targets: np.ndarray, groups: np.ndarray, form: Form
-) -> tuple[np.ndarray, list[str]]:
-    """Return the rows of each sample, int64 [N, steps].
-
-    A window has consecutive rows of one file and one client, and one label; a number to predict is
-    that of its last row. Without `window`, a sample is a whole file.
-    """
-    whole_numbers = targets.dtype.kind != "f"
-    change = rows.file[1:] != rows.file[:-1]
-    change = change | (groups[1:] != groups[:-1])
-    if whole_numbers:
-        differs = targets[1:] != targets[:-1]
-        change = change | (differs.any(axis=1) if differs.ndim > 1 else differs)
-    edges = [0, *(np.flatnonzero(change) + 1).tolist(), len(targets)]
-    spans = [*pairwise(edges)]
-    size = form.window or spans[0][1] - spans[0][0]
-    step = form.window_step or size
-    short = [first for first, last in spans if last - first < size]
-    if not form.window and any(last - first != size for first, last in spans):
-        raise RunError(
-            f"{rows.files[0].path.parent}: files have different numbers of rows; set window=100"
-            " for samples of 100 rows"
-        )
-    starts = [at for first, last in spans for at in range(first, last - size + 1, step)]
-    if not starts:
-        longest = max(last - first for first, last in spans)
-        raise RunError(
-            f"window = {size}: no file has so many rows with one label; must be at most {longest}"
-        )
-    told = [f"{number(len(starts), 'window')} of {number(size, 'row')}"]
-    if step < size and not any(file.part for file in rows.files):
-        told += [
-            "windows overlap, so test samples share rows with training samples; to score honestly,"
-            " set no window-step, or give train and test files"
-        ]
-    if short:
-        told[0] += f"; {len(short)} of {len(spans)} stretches with one label are shorter, left out"
-    return np.array(starts)[:, None] + np.arange(size), told

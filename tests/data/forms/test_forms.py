@@ -97,6 +97,28 @@ def test_npz_files_of_clients_are_joined(tmp_path):
     same(load(str(tmp_path), ""), INPUTS[order], np.float32(AGE[order]), WHO[order], 24)
 
 
+GOOD = {"inputs": INPUTS[:4], "targets": np.arange(4)}
+
+
+@pytest.mark.parametrize(("members", "message"), [
+    ({"x": INPUTS, "y": AGE}, "eve.npz: holds x, y; must hold inputs and targets, or images and"),
+    ({}, "eve.npz: holds nothing; must hold inputs and targets"),
+    ({"inputs": INPUTS, "labels": AGE}, "eve.npz: holds inputs, labels; must hold inputs and targ"),
+    (GOOD | {"train_inputs": INPUTS}, "eve.npz: holds inputs, targets, train_inputs; must hold"),
+    (GOOD | {"groups": WHO[:4]}, "eve.npz: groups has shape [4], but the file is one client"),
+    (GOOD | {"targets": WHO[:4]}, "eve.npz: targets has dtype <U4; must be numbers"),
+    (GOOD | {"targets": AGE[:4]}, "eve.npz: holds targets [], floats; anna.npz holds targets [], "),
+    (GOOD | {"targets": AGE}, "eve.npz: targets has shape [60] and inputs [4, 3]; must be one for"),
+    ({"images": np.zeros((4, 2, 2)), "labels": np.arange(4)}, "eve.npz: holds images, labels; "),
+])  # fmt: skip
+def test_an_npz_file_of_a_client_that_cannot_be_joined_is_named(members, message, tmp_path):
+    np.savez(tmp_path / "anna.npz", **GOOD)
+    np.savez(tmp_path / "eve.npz", **members)
+    with pytest.raises(RunError) as error:
+        load(str(tmp_path), "")
+    assert message in str(error.value)
+
+
 @pytest.fixture
 def recordings(tmp_path):
     """Six files of 25 steps and three axes: two people, three exercises."""
@@ -137,6 +159,32 @@ def test_windows_of_rows_with_labels_have_one_label_and_one_client(tmp_path):
     assert tensors(data)[0][:, 0, 0].tolist() == first
     assert tensors(data)[1].tolist() == [1, 1, 0, 1, 1] + 6 * [0]  # run, walk
     assert data.groups.tolist() == 5 * ["anna"] + 6 * ["ben"]
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_recordings_in_npz_files_are_cut_like_tables(step, tmp_path):
+    rng, folders = np.random.default_rng(6), [tmp_path / "csv", tmp_path / "npz"]
+    for folder in folders:
+        folder.mkdir()
+    for who, rows in (("anna", 20), ("ben", 11), ("zoe", 2)):
+        values, label = np.float32(rng.normal(size=(rows, 3))), np.arange(rows) // 7 % 2
+        frame = pd.DataFrame(values, columns=[*"xyz"]).assign(label=label)
+        frame.to_csv(folders[0] / f"{who}.csv", index=False)
+        np.savez(folders[1] / f"{who}.npz", inputs=values, targets=label)
+    form = Form(window=3, window_step=step)
+    table, arrays = (load(str(folder), "", form) for folder in folders)
+    np.testing.assert_allclose(tensors(arrays)[0], tensors(table)[0], rtol=1e-6)
+    assert tensors(arrays)[1].tolist() == tensors(table)[1].tolist()
+    assert arrays.groups.tolist() == table.groups.tolist()
+    assert {*arrays.groups} == {"anna", "ben"}
+    spans = [7, 7, 6, 7, 4]  # rows with one label; zoe's two are no window
+    used = sum((rows - 3) // (step or 3) * (step or 3) + 3 for rows in spans)
+    for data in (table, arrays):
+        assert f"; {33 - used} of 33 rows are in no window; 1 of 6 stretches" in data.told[0]
+        assert "zoe: no sample is left, so not a client" in data.told
+    with pytest.raises(RunError, match=r"window = 3 cuts floats .*of shape \[4, 2\]: leave"):
+        np.savez(tmp_path / "cut.npz", inputs=np.zeros((5, 4, 2)), targets=np.arange(5))
+        load(str(tmp_path / "cut.npz"), "", form)
 
 
 @pytest.mark.parametrize(("places", "num_train", "groups"), [
@@ -183,12 +231,16 @@ class TestMissing:
         same(data, INPUTS[left], ILL[left] == "yes", WHO[left])
         assert data.told[0] == "3 of 60 rows have missing values and are left out"
 
-    def test_rows_without_a_target_are_dropped_too(self, frame, path):
+    @pytest.mark.parametrize(("missing", "left", "told"), [
+        ("drop", N - 5, "3 of 58 rows have missing values and are left out"),
+        ("mean", N - 2, '3 of 58 rows have missing values; missing = "mean" fills 3 values'),
+    ])  # fmt: skip
+    def test_rows_without_a_target_are_left_out(self, missing, left, told, frame, path):
         frame.loc[[20, 21], "ill"] = np.nan
         frame.to_csv(path, index=False)
-        data = load(str(path), "", Form(client_column="who", missing="drop"))
-        assert data.told[0] == "2 of 60 rows have no target, left out"
-        assert len(data.target_values) == N - 5
+        data = load(str(path), "", Form(client_column="who", missing=missing))
+        assert data.told[:2] == ("2 of 60 rows have no target, left out", told)
+        assert len(data.target_values) == left
 
     def test_the_mean_of_the_training_samples_stands_for_it(self, path):
         options = f'dataset="{path}" client-column="who" missing="mean" partitioner="natural"'
@@ -256,6 +308,23 @@ def test_what_cannot_be_used_is_named_in_one_line(change, form, message, frame, 
         load(str(tmp_path / "t.csv"), "", Form(**form))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_columns_and_classes_that_are_probably_a_mistake_are_noted(frame, tmp_path):
+    frame.insert(0, "id", np.arange(N) + 100)
+    frame["none"], frame["ill"] = (
+        np.nan,
+        np.where(np.arange(N) < 30, frame.ill, frame.ill.str.upper()),
+    )
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    form = Form(client_column="who", target_column="ill", missing="mean")
+    told = load(str(tmp_path / "t.csv"), "", form).told
+    assert told[:2] == (
+        'column id has another whole number in each row, as an id has; columns = "age,sex=f|m,none"'
+        " leaves it out",
+        'column none is empty in all rows; columns = "id,age,sex=f|m" leaves it out',
+    )
+    assert told[-1].startswith("classes NO, YES, no, yes differ only in case or blanks; if")
 
 
 def test_a_column_is_there_once(tmp_path):

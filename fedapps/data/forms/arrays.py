@@ -1,0 +1,104 @@
+"""Files .npz that are joined, such as a file for each client; and recordings in such files."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fedapps.core.errors import RunError
+from fedapps.core.words import some
+from fedapps.data.forms.form import PARTS, File, Form, Found, by_part
+from fedapps.data.forms.windows import cut, gone
+from fedapps.data.npz import headers, members
+
+PAIRS = (("inputs", "targets"), ("images", "labels"))
+NEEDED = "inputs and targets, or images and labels: alone, or as train_inputs, test_inputs, ..."
+NUMBERS = {"f": "floats", "i": "integers", "u": "integers", "b": "truth values"}
+
+# The samples of one part of a file: the file with its part, and arrays by kind, [N, ...].
+Block = tuple[File, dict[str, np.ndarray]]
+
+
+def read(files: Sequence[File], form: Form) -> Found:
+    """Join files, or parts of them, that hold samples of one kind; with `window`, cut them.
+
+    Raises `RunError` in one line, with the file.
+    """
+    blocks = [block for file in files for block in _blocks(file)]
+    for block in blocks:
+        _check_like(block, blocks[0])
+    values = {kind: np.concatenate([arrays[kind] for _, arrays in blocks]) for kind in blocks[0][1]}
+    sizes = [len(next(iter(arrays.values()))) for _, arrays in blocks]
+    parts = np.repeat([file.part for file, _ in blocks], sizes)
+    groups = values.pop("groups", np.full(len(parts), ""))
+    told: list[str] = []
+    inputs = values.get("inputs", parts)
+    if form.window and inputs.ndim == 2 and inputs.dtype.kind == "f":
+        owner = np.repeat(np.arange(len(blocks)), sizes)
+        samples, told = cut(owner, [file for file, _ in blocks], values["targets"], groups, form)
+        last = samples[:, -1]
+        told += gone(groups, groups[last])
+        values = {"inputs": inputs[samples], "targets": values["targets"][last]}
+        groups, parts = groups[last], parts[last]
+    return Found(by_part(parts, groups, **values), told=tuple(told))
+
+
+def _blocks(file: File) -> list[Block]:
+    """Return the samples of a file by part; raises `RunError` if no arrays belong together."""
+    arrays = {key: array.whole for key, array in headers(file.path).items()}
+    prefixes = [*dict.fromkeys(key.rpartition("_")[0] for key in arrays)]
+    there = {key for key in arrays if not key.endswith("groups")}
+    pairs = [
+        pair
+        for pair in PAIRS
+        if {f"{prefix}_{kind}".lstrip("_") for prefix in prefixes for kind in pair} == there
+    ]
+    if not there or not pairs or ("" in prefixes and len(prefixes) > 1):
+        raise RunError(
+            f"{file.path}: holds {some(members(file.path)) or 'nothing'}; must hold {NEEDED}"
+        )
+    blocks = []
+    for prefix in sorted(prefixes, key=("", *PARTS).index):
+        found = {kind: arrays[f"{prefix}_{kind}".lstrip("_")] for kind in pairs[0]}
+        own = arrays.get(f"{prefix}_groups".lstrip("_"))
+        size = _size(file, found)
+        if own is not None and (file.group or own.shape != (size,)):
+            why = "the file is one client" if file.group else f"there are {size} samples"
+            raise RunError(f"{file.path}: groups has shape {list(own.shape)}, but {why}")
+        if own is not None or file.group:
+            found["groups"] = np.full(size, file.group) if own is None else own
+        blocks.append((replace(file, part=prefix or file.part), found))
+    return blocks
+
+
+def _size(file: File, found: dict[str, np.ndarray]) -> int:
+    """Return how many samples there are; raises `RunError` if targets do not fit them."""
+    (kind, inputs), (other, targets) = found.items()
+    if targets.dtype.kind not in NUMBERS:
+        raise RunError(f"{file.path}: {other} has dtype {targets.dtype}; must be numbers")
+    if not inputs.ndim or not targets.ndim or len(inputs) != len(targets):
+        raise RunError(
+            f"{file.path}: {other} has shape {list(targets.shape)} and {kind} {list(inputs.shape)};"
+            " must be one for each sample"
+        )
+    return len(inputs)
+
+
+def _check_like(block: Block, first: Block) -> None:
+    """Refuse samples or targets that are not like those of the first file."""
+    (file, arrays), (other, known) = block, first
+    if arrays.keys() != known.keys() or (not file.part) != (not other.part):
+        raise RunError(
+            f"{file.path}: holds {some(members(file.path))}; {other.path.name} holds"
+            f" {some(members(other.path))}"
+        )
+    for kind in arrays.keys() - {"groups"}:
+        what, needed = (
+            f"{kind} {list(part[kind].shape[1:])}, {_name(part[kind])}" for part in (arrays, known)
+        )
+        if what != needed:
+            raise RunError(f"{file.path}: holds {what}; {other.path.name} holds {needed}")
+
+
+def _name(values: np.ndarray) -> str:
+    return NUMBERS[values.dtype.kind]
