@@ -98,7 +98,7 @@ class DataSettings(MethodSettings, frozen=True):
     ]
     unseen_clients: Annotated[
         str,
-        doc("clients that come only after the training: a share of all, such as 0.2, or 3,7-9"),
+        doc("clients that come only after the training: a share of all, 0.2, or 3,7-9, or names"),
     ]
     few_shot: Annotated[
         NonNegative,

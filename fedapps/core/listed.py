@@ -1,10 +1,11 @@
 """Keys whose value is a list in a text, such as `1,28,28`: what they mean."""
 
 import math
+from collections.abc import Iterable, Sequence
 
 from fedapps.core.draws import generator
 from fedapps.core.errors import RunError
-from fedapps.core.words import span
+from fedapps.core.words import closest, span
 
 LOGGERS = ("tensorboard", "mlflow", "wandb")
 
@@ -57,23 +58,42 @@ def rounds(text: str, last: int) -> frozenset[int]:
     return frozenset(round_ for one in own for round_ in one)
 
 
-def unseen(text: str, count: int, seed: int) -> tuple[int, ...]:
+def unseen(text: str, count: int, seed: int, names: Sequence[str] = ()) -> tuple[int, ...]:
     """Return which of `count` clients `unseen-clients` keeps out of training; raises `RunError`.
 
     A share is rounded half up, to at least one client, and the clients are drawn by the seed.
+    `names` are those of the clients, if the data name them; a number is not taken for a name.
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
     try:
-        if "." in text and 0 < (share := float(text)) < 1:
-            size = min(max(1, math.floor(share * count + 0.5)), count - 1)
+        if _is_share(text):
+            size = min(max(1, math.floor(float(text) * count + 0.5)), count - 1)
             found = {*generator(seed, "unseen-clients").choice(count, size, replace=False).tolist()}
         else:
-            found = {client for word in words for client in span(word)}
+            found = {client for word in words for client in _called(word, names)}
     except ValueError:
         found = {count}
     if found and (max(found) >= count or len(found) == count):
+        lost = next((word for word in words if word not in names), "")
+        alike = f", or names, such as {', '.join(closest(lost, names) or names[:3])}"
         raise RunError(
             f'unseen-clients = "{text}": must be a share between 0 and 1, such as 0.2, or clients'
-            f" from 0 to {count - 1}, such as 3,7-9; at least one client must train"
+            f" from 0 to {count - 1}, such as 3,7-9{alike if names else ''}; at least one client"
+            " must train"
         )
     return tuple(sorted(found))
+
+
+def _is_share(text: str) -> bool:
+    try:
+        return "." in text and 0 < float(text) < 1
+    except ValueError:
+        return False
+
+
+def _called(word: str, names: Sequence[str]) -> Iterable[int]:
+    """Return the clients that `3`, `7-9` or a name stands for; raises ValueError if none."""
+    try:
+        return span(word)
+    except ValueError:
+        return [names.index(word)]

@@ -63,7 +63,7 @@ def partitioned(dataset: Dataset, settings: Settings) -> Population:
         return few(found, client, dataset, settings) if client in unseen else found
 
     ids = range(settings.num_clients)
-    unseen = Ids(held_out(settings))
+    unseen = Ids(held_out(settings, natural.names if natural else ()))
     training = without(len(ids), unseen)
     if natural is None:
         return Population(training, share, unseen)
@@ -82,9 +82,9 @@ def of_device(dataset: Dataset, settings: Settings, own: int) -> Population:
     return Population((own,), share)
 
 
-def held_out(settings: Settings) -> tuple[int, ...]:
+def held_out(settings: Settings, names: Sequence[str] = ()) -> tuple[int, ...]:
     """Return the clients that `unseen-clients` keeps out of training; raises `RunError`."""
-    return listed.unseen(settings.unseen_clients, settings.num_clients, settings.seed)
+    return listed.unseen(settings.unseen_clients, settings.num_clients, settings.seed, names)
 
 
 def few(share: Share, client: int, dataset: Dataset, settings: Settings) -> Share:

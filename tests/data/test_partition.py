@@ -18,6 +18,7 @@ from hypothesis import assume, given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
 
+from fedapps.core.config import parse, read
 from fedapps.core.draws import partition_generator
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
@@ -584,6 +585,27 @@ def test_clients_that_cannot_be_held_out(text):
         RunError, match=f'unseen-clients = "{text}": must be a share .* from 0 to 3'
     ):
         population.held_out(make(num_clients=4, unseen_clients=text))
+
+
+def test_clients_that_the_data_name_are_held_out_by_name():
+    """A number is that of a client, also where another one is called so."""
+    names = np.array(["VA. Long Beach", "Hungary", "Basel", "0", "0.5"])
+    dataset = replace(declared("made", image_spec((1, 2, 2)), label_spec(2)), num_train=50)
+    dataset = replace(dataset, target_values=np.arange(50) % 2, groups=names[np.arange(50) % 5])
+    options = 'num-clients=0 partitioner="natural" min-samples=2'
+
+    def found(text):
+        chosen = read(parse([f'{options} unseen-clients="{text}"']))
+        return population.partitioned(dataset, chosen)
+
+    in_order = sorted(names)
+    for text, out in (("Hungary", ["Hungary"]), ("1, Basel", ["0.5", "Basel"]), ("0", ["0"]),
+                      ("VA. Long Beach,3-3", ["Hungary", "VA. Long Beach"])):  # fmt: skip
+        assert [in_order[client] for client in found(text).held_out] == out
+    assert len(found("0.5").held_out) == 3  # a share, rounded half up
+    for text, alike in (("hungry", "Hungary"), ("Basel,hungry", "Hungary"), ("-", "0, 0.5, Basel")):
+        with pytest.raises(RunError, match=f"0 to 4, such as 3,7-9, or names, such as {alike}; at"):
+            found(text)
 
 
 def test_a_newcomer_has_the_first_samples_of_each_class():
