@@ -29,7 +29,11 @@ class Local(DifferentialPrivacy):
     """
 
     def __init__(
-        self, settings: Settings, layout: Layout, state: Arrays, clients: Sequence[int] = ()
+        self,
+        settings: Settings,
+        layout: Layout,
+        state: Arrays,
+        clients: Sequence[int] | None = None,
     ) -> None:
         super().__init__(settings, layout, state, clients)
         if self.dp.adaptive:
@@ -63,7 +67,11 @@ class Distributed(Local):
     """
 
     def __init__(
-        self, settings: Settings, layout: Layout, state: Arrays, clients: Sequence[int] = ()
+        self,
+        settings: Settings,
+        layout: Layout,
+        state: Arrays,
+        clients: Sequence[int] | None = None,
     ) -> None:
         super().__init__(settings, layout, state, clients)
         self.expected = sample_size(len(self.clients), settings.fraction_train)

@@ -49,7 +49,11 @@ class Central(DifferentialPrivacy):
     """
 
     def __init__(
-        self, settings: Settings, layout: Layout, state: Arrays, clients: Sequence[int] = ()
+        self,
+        settings: Settings,
+        layout: Layout,
+        state: Arrays,
+        clients: Sequence[int] | None = None,
     ) -> None:
         super().__init__(settings, layout, state, clients)
         if settings.presum:
@@ -139,7 +143,7 @@ MODES: dict[str, type[PrivacyMode]] = {
 
 
 def privacy(
-    settings: Settings, layout: Layout, state: Arrays, clients: Sequence[int] = ()
+    settings: Settings, layout: Layout, state: Arrays, clients: Sequence[int] | None = None
 ) -> PrivacyMode:
     """Return the server's side of `dp.mode` for the `clients` that train: by default, all.
 

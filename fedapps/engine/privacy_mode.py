@@ -31,15 +31,20 @@ class PrivacyMode:
     """What every mode of differential privacy offers; this one, "none", leaves updates unchanged.
 
     `state` is the strategy's state: a mode stores there what it needs from round to round.
+    `clients` are those that train; None: all.
     """
 
     mechanism: Mechanism | None = None  # what a round releases, as the accountant sees it
 
     def __init__(
-        self, settings: Settings, layout: Layout, state: Arrays, clients: Sequence[int] = ()
+        self,
+        settings: Settings,
+        layout: Layout,
+        state: Arrays,
+        clients: Sequence[int] | None = None,
     ) -> None:
         self.settings = settings
-        self.clients = clients or range(settings.num_clients)  # those that train
+        self.clients = range(settings.num_clients) if clients is None else clients
         self.dp: PrivacySettings = settings.dp
         self.layout = layout
         self.state = state
@@ -77,7 +82,11 @@ class DifferentialPrivacy(PrivacyMode):
     mechanism: Mechanism
 
     def __init__(
-        self, settings: Settings, layout: Layout, state: Arrays, clients: Sequence[int] = ()
+        self,
+        settings: Settings,
+        layout: Layout,
+        state: Arrays,
+        clients: Sequence[int] | None = None,
     ) -> None:
         super().__init__(settings, layout, state, clients)
         limit = 1 / len(self.clients)
@@ -99,7 +108,7 @@ class DifferentialPrivacy(PrivacyMode):
             key = f"patience={settings.patience}" if settings.patience else "keep-best=true"
             off = "patience=0" if settings.patience else "keep-best=false"
             raise RunError(
-                f'dp.mode = "{self.dp.mode}": {key} chooses a round by accuracies of clients, '
+                f'dp.mode = "{self.dp.mode}": {key} chooses a round by scores of clients, '
                 f"without noise; use {off}"
             )
 

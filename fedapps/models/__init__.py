@@ -1,4 +1,6 @@
-"""The models: each is a plain `nn.Sequential`; its named children are the layers, in order.
+"""The models: ours are plain `nn.Sequential`s, whose named children are the layers, in order.
+
+torchvision's and one's own can be any module with named layers (`fedapps.models.layers`).
 
 Every layer has parameters. The last layer computes the outputs from what the one before it returns,
 [N, features], or [N, T, features] where there is an output for each step. State-dict keys have the

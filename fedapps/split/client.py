@@ -127,9 +127,10 @@ class SplitClient(BaseClient):
         put(self.model, own)
         self.model.eval()
         with torch.no_grad():
-            found = torch.cat([self.predict(chunk).argmax(1) for chunk in chunks(samples)])
+            outputs = torch.cat([self.predict(chunk) for chunk in chunks(samples)])
         put(self.model, shared)
-        return {"leak": float(torch.isin(found, self.train_data[1].unique()).double().mean())}
+        found, own_classes = self.task.predict(outputs), self.train_data[1].unique()
+        return {"leak": float(torch.isin(found, own_classes).double().mean())}
 
     def foreign_samples(self) -> Tensor:
         """Return other clients' test samples [n, ...] of classes that this client lacks."""

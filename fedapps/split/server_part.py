@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from fedapps.models.layers import Arrays, Slice, run, take
 from fedapps.split.rules import BatchGradient, BatchGradients, Smashed, implausible
@@ -65,7 +64,7 @@ class ServerPart:
         logits = self.run(smashed.data, self.layers)
         if rejected := self.settle(logits, [smashed]):
             return rejected[smashed.client]
-        loss = cross_entropy(logits, smashed.labels)
+        loss = self.space.task.loss(logits, smashed.labels)
         loss.backward()
         return smashed.gradient(loss)
 

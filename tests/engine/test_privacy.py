@@ -546,7 +546,7 @@ def test_settings_that_do_not_fit_are_refused_in_one_line():
 )
 def test_no_round_is_chosen_by_exact_accuracies(field, value, key, off, mode):
     chosen = {"evaluate_on": "validation", "validation_fraction": 0.2, field: value}
-    why = f"{key} chooses a round by accuracies of clients, without noise"
+    why = f"{key} chooses a round by scores of clients, without noise"
     line = f'dp.mode = "{mode}": {why}; use {key.partition("=")[0]}={off}'
     with pytest.raises(RunError, match=rf"^{re.escape(line)}$"):
         central(dp_mode=mode, **chosen)
