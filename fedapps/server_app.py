@@ -30,7 +30,7 @@ from fedapps.core.settings import Settings
 from fedapps.core.signing import SignedModel
 from fedapps.core.stopping import stoppable
 from fedapps.device.warm import end_with_parent, shorten_backoff
-from fedapps.engine import privacy, resume, unused
+from fedapps.engine import evaluations, privacy, resume, unused
 from fedapps.engine.failed_clients import FILE
 from fedapps.engine.federation import Federation
 from fedapps.engine.fingerprints import fingerprints
@@ -99,6 +99,8 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
                     fleet = meet(nodes, space)
                     rounds.run(grid, report, nodes, fleet)
                 told = {"seconds": report.seconds} | federation.figures(report)
+                if report.rows:
+                    told["layers"] = evaluations.layers_told(strategy, report.rows[-1].round)
                 report.finish(strategy.arrays, told, plots)
                 rounds.recovery.tell_best(report.folder)
         except KeyboardInterrupt:
@@ -135,7 +137,7 @@ def _reporting(rounds: Rounds, flat: Mapping[str, Scalar]) -> Iterator[Report]:
     if folder is None:
         if settings.checkpoint_every:
             resume.offer(settings, flat)
-        names = space.population.names
+        names = (space.population.names, space.class_names)
         where = settings.runs_dir, settings.run_name
         found = fingerprints(rounds.strategy)
         report = Report.create(*where, settings, flat, space.task, names, found)

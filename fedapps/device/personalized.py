@@ -127,8 +127,7 @@ def metadata(space: Workspace, client: int | None) -> ModelMetadata:
     normalization = data_set.normalization or Normalization()
     on_devices = settings.dataset == DEVICE
     numbers = tuple(map(str, range(space.task.outputs(data_set.targets).shape[-1])))
-    own_names = data_set.names or (settings.names if on_devices else numbers)
-    names = own_names if space.task.has_names else ()
+    names = (space.class_names or numbers) if space.task.has_names else ()
     without_data = {
         "dataset": DEVICE,
         "num-clients": settings.num_clients,

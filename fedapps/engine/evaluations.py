@@ -74,6 +74,24 @@ def plan_of(strategy: BaseStrategy, round_: int, client: int) -> Plan:
     return strategy.evaluation_plan(round_, client)
 
 
+def layers_told(strategy: BaseStrategy, round_: int) -> str:
+    """Say which layers of the scored models were shared, and which were personal; "" without any.
+
+    A client that has missed rounds can get more from the server than the others, who count here.
+    """
+    layout = strategy.layout
+    found = {strategy.evaluation_plan(round_, client).download for client in evaluated(strategy)}
+    if not found:
+        return ""
+    shared = min((layout.shared(layers) for layers in found), key=len)
+    own = {*layout.keys_of(layout.names)}.difference(shared)
+    kinds = {"shared": set(shared), "personal": own}
+    parts = {kind: layout.covering(layout.names, keys) for kind, keys in kinds.items() if keys}
+    if len(parts) == 1:
+        return f"all {next(iter(parts))}"
+    return "; ".join(f"{kind} {', '.join(layers)}" for kind, layers in parts.items())
+
+
 def download(strategy: BaseStrategy, round_: int, client: int, plan: Plan) -> Arrays:
     """Return the arrays that a client gets for its plan, whether it trains or not."""
     given = strategy.newcomer_download if plan.newcomer else strategy.download

@@ -49,6 +49,7 @@ class Columns:
     task: Task
     figures: tuple[Figure, ...]  # named for the task
     names: tuple[str, ...] = ()  # of clients 0, 1, ..., if the data name them
+    class_names: tuple[str, ...] = ()
     timed: bool = False  # whether the run has virtual time
 
     def __post_init__(self) -> None:
@@ -109,7 +110,8 @@ class Columns:
     @property
     def classes(self) -> tuple[str, ...]:
         """The columns of classes.csv."""
-        return ("class", "num_test", self.lead.initial, self.lead.personalized)
+        name = ("name",) if self.class_names else ()
+        return ("class", "num_test", self.lead.initial, self.lead.personalized, *name)
 
     def called(self, client: int) -> str:
         """Return the number of a client, with its name if the data name it: `3 (Boston)`."""
@@ -135,10 +137,15 @@ class Columns:
 
 
 @cache
-def columns_of(task: Task, names: tuple[str, ...] = (), timed: bool = False) -> Columns:
+def columns_of(
+    task: Task,
+    names: tuple[str, ...] = (),
+    class_names: tuple[str, ...] = (),
+    timed: bool = False,
+) -> Columns:
     """Return the columns for a task: with the general figures, then those of all methods, once.
 
-    With the `names` of clients, clients.csv has a column for them; if the run is `timed`,
+    With the names of clients or classes, their table has a column for them; if the run is `timed`,
     rounds.csv has one for virtual time. Raises `RunError` if two methods declare different figures
     with the same name.
     """
@@ -147,7 +154,7 @@ def columns_of(task: Task, names: tuple[str, ...] = (), timed: bool = False) -> 
         figure = declared.named(task.lead)
         if known.setdefault(figure.name, figure) != figure:
             raise RunError(f"figure {figure.name}: two methods declare it differently; rename one")
-    return Columns(task, tuple(known.values()), names, timed)
+    return Columns(task, tuple(known.values()), names, class_names, timed)
 
 
 def _figures_of(method: str) -> tuple[Figure, ...]:

@@ -26,6 +26,8 @@ _EVALUATION = "evaluation-"  # a table with a line per client, for each of these
 BEST = "best"  # a run directory inside this one: the best round on validation samples
 SUMMARY = "summary.json"  # written when a run ends, and deleted when it is resumed
 NAMES = "names.csv"  # what the data call each client, if they do
+CLASS_NAMES = "class-names.csv"  # and each class or label
+NAMED = (NAMES, CLASS_NAMES)
 UNSEEN = "unseen.csv"  # like clients.csv, for clients that came after the training
 SAMPLES = "samples.csv"  # number of training samples per client and class, if known
 LISTED = 10_000  # clients in samples.csv; if there are more, every n-th is listed
@@ -157,15 +159,16 @@ def number_of(evaluation: Path) -> str:
     return evaluation.stem.removeprefix(_EVALUATION)
 
 
-def write_names(folder: Path, names: Sequence[str]) -> None:
-    """Write names.csv: what the data call clients 0, 1, ..., if they do; raises `RunError`."""
-    if names:
-        write_whole(folder / NAMES, csv_text([("client", "name"), *enumerate(names)]).encode())
+def write_names(folder: Path, names: Sequence[str], classes: Sequence[str] = ()) -> None:
+    """Write what the data call clients 0, 1, ... and classes, if they do; raises `RunError`."""
+    for file, what, named in zip(NAMED, ("client", "class"), (names, classes), strict=True):
+        if named:
+            write_whole(folder / file, csv_text([(what, "name"), *enumerate(named)]).encode())
 
 
-def names(run: Path) -> tuple[str, ...]:
-    """Return what the data call clients 0, 1, ..., if they do; raises `RunError`."""
-    path = run / NAMES
+def names(run: Path, file: str = NAMES) -> tuple[str, ...]:
+    """Return what the data call clients (or classes) 0, 1, ..., if they do; raises `RunError`."""
+    path = run / file
     return tuple(line["name"] for line in lines(path)) if path.exists() else ()
 
 

@@ -75,8 +75,8 @@ class Report:
     def __post_init__(self) -> None:
         self._time_left = TimeLeft(self.settings.num_rounds, self.settings.evaluate_every)
         self.about = About.new(self.task, self.fingerprints)
-        named, timed = directory.names(self.folder), bool(self.settings.devices)
-        self.columns = columns_of(self.task, named, timed)
+        named = (directory.names(self.folder, file) for file in directory.NAMED)
+        self.columns = columns_of(self.task, *named, timed=bool(self.settings.devices))
         heads = (self.columns.rounds, self.columns.clients, EVENT)
         self._heads = dict(zip(GROWING, heads, strict=True))
         self._loggers, self._page = Loggers(self._logger_failed), LivePage(self.folder)
@@ -90,17 +90,17 @@ class Report:
         settings: Settings,
         flat_config: Mapping[str, Scalar],
         task: Task = CLASSIFICATION,
-        names: Sequence[str] = (),
+        names: Sequence[Sequence[str]] = ((),),
         fingerprints: Fingerprints | None = None,
     ) -> "Report":
         """Make `<runs-dir>/<run-name>/` with config.toml and the empty tables.
 
-        `names` are what the data call clients 0, 1, ... Raises `RunError` if a named run exists,
-        the folder cannot be made, or a logger of the run's settings cannot begin.
+        `names` are those of clients and classes, if the data have them. Raises `RunError` if a
+        named run exists, the folder cannot be made, or a logger cannot begin.
         """
         path = expanded(runs_dir, "runs-dir").absolute()
         folder = directory.make(path, run_name, changes.name_of(flat_config))
-        directory.write_names(folder, names)
+        directory.write_names(folder, *names)
         report = cls(folder, settings, task=task, fingerprints=fingerprints or {})
         report._configure(flat_config)
         for name, head in report._heads.items():

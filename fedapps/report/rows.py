@@ -184,7 +184,8 @@ def class_table(sums: Sequence[Sequence[int]], columns: Columns) -> list[list[ob
     """Return the rows of classes.csv: accuracies per class over all evaluated clients' samples."""
     rows: list[list[object]] = [list(columns.classes)]
     for label, (count, *correct) in enumerate(zip(*sums, strict=True)):
-        rows.append([label, count, *(right / count if count else None for right in correct)])
+        shares = (right / count if count else None for right in correct)
+        rows.append([label, count, *shares, *columns.class_names[label : label + 1]])
     return rows
 
 

@@ -154,6 +154,7 @@ def _table_rows(
         ("method", settings.strategy),
         ("data", settings.dataset),
         ("changed settings", changes.text_of(summary["changed"]) or "none"),
+        *([("layers", summary["layers"])] if summary.get("layers") else []),
         ("scored on", part),
         ("clients", f"{settings.num_clients}, {summary.get('clients', 0)} in the last round"),
         ("rounds", str(summary.get("round", 0))),

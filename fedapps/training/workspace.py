@@ -56,6 +56,13 @@ class Workspace:
         )
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        """What data or keys call the classes or labels; () if nothing does."""
+        s, found = self.settings, self.dataset.names
+        own = s.names if s.class_names and s.dataset == DEVICE else ()
+        return (found or own) if self.task.has_names else ()
+
+    @property
     def feature_shape(self) -> tuple[int, ...]:
         """The shape of a sample's features, which the head gets; () if the model cannot be cut."""
         return self.trainer.profile.shapes.get(self.layout.head[0], ())

@@ -62,6 +62,7 @@ def render(run: RunFiles, left: float | None = None) -> str:
         sections=[one for one in SECTIONS if one[0] != "devices" or devices.rows],
         title=facts.title_of(run),
         subtitle=facts.subtitle_of(run),
+        layers=run.summary.get("layers"),
         state=facts.state_of(run, left),
         tiles=facts.tiles_of(run),
         curves=run_charts.curves(run),

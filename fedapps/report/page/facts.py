@@ -21,8 +21,9 @@ MOST_ROUNDS = 200
 MOST_CLIENTS = 1000
 PLACES = ("runs-dir", "data-root", "run-name")  # keys that have no influence on results
 FILES = (
-    "config.toml", "rounds.csv", "clients.csv", "unseen.csv", "names.csv", "classes.csv",
-    "samples.csv", "events.csv", "summary.json", "run.json", "log.txt", "model.safetensors",
+    "config.toml", "rounds.csv", "clients.csv", "unseen.csv", "names.csv", "class-names.csv",
+    "classes.csv", "samples.csv", "events.csv", "summary.json", "run.json", "log.txt",
+    "model.safetensors",
 )  # fmt: skip
 ENDS = {"run-failed": "failed", "interrupted": "interrupted"}  # events that end a run
 

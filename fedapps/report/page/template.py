@@ -112,6 +112,7 @@ _PAGE = """<!doctype html>
 <header>
 <h1>{{ title }}</h1>
 <p class="soft">{{ subtitle }}</p>
+{%- if layers %}<p class="soft">Layers: {{ layers }}</p>{% endif %}
 <p class="state"><span class="badge {{ state.word }}">{{ state.word }}</span>{{ state.text }}
 {%- if state.word == "running" %}. This page was made at {{ written }}; it reloads itself.
 {%- endif %}</p>
