@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from fedapps import serial
-from fedapps.core import config, options
+from fedapps.core import config, keywords, options
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_npz
 from fedapps.core.paths import expanded
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from fedapps.compare.in_python import Comparison
-    from fedapps.device.personalized import Personalized
+    from fedapps.device.personalized import ModelMetadata, Personalized
     from fedapps.engine.finished import FinishedRun
+
+    Samples = ArrayLike | torch.Tensor | pd.DataFrame | str | Path
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -85,8 +87,14 @@ class Run:
 
     @cached_property
     def classes(self) -> "pd.DataFrame":
-        """classes.csv: a row for each class in the last evaluation."""
-        return self._table("classes.csv")
+        """classes.csv: a row for each class in the last evaluation; a `name` is a text."""
+        return self._table("classes.csv", converters={"name": str})
+
+    @cached_property
+    @_plainly
+    def class_names(self) -> tuple[str, ...]:
+        """What the data call classes (or labels) 0, 1, ...; empty if they name none."""
+        return directory.names(self.path, directory.CLASS_NAMES)
 
     @cached_property
     def events(self) -> "pd.DataFrame":
@@ -129,17 +137,17 @@ class Run:
             torch.set_num_threads(self._opened.space.settings.threads)
             return personalized.of_run(self._opened, number)
 
-    def predict(self, client: int | str | None, x: "ArrayLike | torch.Tensor") -> "np.ndarray":
+    def predict(self, client: int | str | None, x: "Samples") -> "np.ndarray":
         """Predict raw samples x [n, ...] with a client's model (None: the shared one).
 
         Images are [n, H, W] or [n, H, W, C], uint8 or floats in 0..1; other samples are as in the
-        run's data. The result has the form of the targets: int64 [n] for classes.
+        run's data: rows of a table are a data frame with its columns. A path is a file as `fedapps
+        predict --input` takes. The result has the form of the targets: int64 [n] for classes, whose
+        names are in `class_names`.
         """
         return self._predicted(client, x)[0]
 
-    def predict_proba(
-        self, client: int | str | None, x: "ArrayLike | torch.Tensor"
-    ) -> "np.ndarray":
+    def predict_proba(self, client: int | str | None, x: "Samples") -> "np.ndarray":
         """Return probabilities float32 [n, classes] (or labels) of samples; see `predict`."""
         found = self._predicted(client, x)[1]
         if found is None:
@@ -188,23 +196,33 @@ class Run:
     def _predicted(
         self, client: int | str | None, x: Any
     ) -> "tuple[np.ndarray, np.ndarray | None]":
-        import numpy as np
-        import torch
-
         from fedapps.device import personalized
         from fedapps.training.undisturbed import undisturbed
 
         if self._kept is None or self._kept[0] != client:
             self._kept = client, self.model(client)
         model = self._kept[1]
-        values = x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x)
         with tempfile.TemporaryDirectory() as folder, undisturbed():
-            file = Path(folder) / "x.npz"  # so that all that is checked in a file is checked here
-            write_npz(file, {"images" if model.about.inputs.image else "inputs": values})
+            if isinstance(x, str | Path):
+                return personalized.predict(model, expanded(str(x)))
+            file = _saved(x, Path(folder), model.about)  # all that is checked in a file is checked
             try:
                 return personalized.predict(model, file)
             except RunError as error:
                 raise RunError(str(error).replace(str(file), "x")) from error
+
+
+def _saved(x: Any, folder: Path, about: "ModelMetadata") -> Path:
+    """Save samples as a file of the form that the model's data have."""
+    import numpy as np
+    import torch
+
+    if about.columns and hasattr(x, "to_csv"):  # a data frame
+        x.to_csv(folder / "x.csv", index=False)
+        return folder / "x.csv"
+    values = x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x)
+    write_npz(folder / "x.npz", {"images" if about.inputs.image else "inputs": values})
+    return folder / "x.npz"
 
 
 @_plainly
@@ -234,9 +252,10 @@ def run(
     flat: dict[str, Scalar] = {}
     for given in (*configs, keys):
         if isinstance(given, Mapping):
-            flat |= {_key(k): _value(k, v) for k, v in options.flat(given).items()}
+            flat |= keywords.read(given)
         else:
             flat |= options.parse_option(str(given), "config")
+    keywords.refuse_arguments(flat)
     wanted = serial.absolute(config.applied(flat))
     with undisturbed(), telling(progress):
         folder = serial.run_serial(wanted, keep_going=keep_going, plots=plots)
@@ -264,17 +283,3 @@ def compare(runs: str | Path | Iterable[Run | str | Path]) -> "Comparison":
     given = [runs] if isinstance(runs, str | Path) else runs
     paths = [run.path if isinstance(run, Run) else expanded(str(run)) for run in given]
     return in_python.Comparison(comparison.compare(paths))
-
-
-def _key(name: str) -> str:
-    """Return a key of the run-config: `num_rounds` is num-rounds, `fedprox.prox-mu` itself."""
-    table, dot, key = name.rpartition(".")
-    return table + dot + key.replace("_", "-")
-
-
-def _value(key: str, value: Any) -> Scalar:
-    import numpy as np
-
-    if isinstance(value, Path):
-        return str(expanded(str(value), key).absolute())
-    return options.scalar(key, value.item() if isinstance(value, np.generic) else value, "run")

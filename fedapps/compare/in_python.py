@@ -7,7 +7,9 @@ import pandas as pd
 from markupsafe import escape
 
 from fedapps.compare import comparison, files
+from fedapps.compare.groups import label
 from fedapps.compare.latex import latex, texts
+from fedapps.core.words import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,6 +49,11 @@ class Comparison:
 
         with styled():
             return curves.draw(self._compared)
+
+    def __repr__(self) -> str:
+        groups, keys = self._compared.groups, self._compared.keys
+        told = (f"{label(group, keys)} ({number(len(group.runs), 'run')})" for group in groups)
+        return f"<comparison of {', '.join(told)}>"
 
     def __str__(self) -> str:
         return texts(self._compared).to_string(index=False)

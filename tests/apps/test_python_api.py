@@ -105,6 +105,27 @@ def test_it_holds_what_is_in_the_run_directory(run):
     assert page == found.path / "report.html" and "fedper" in page.read_text()
 
 
+def test_a_table_keeps_its_names_and_is_predicted_as_a_data_frame(run, here, tmp_path):
+    """One file holds what all forms of samples say; in its gaps are the means of training."""
+    draws = np.random.default_rng(0)
+    table = pd.DataFrame({"age": draws.normal(50, 9, 60), "sex": ["f", "m"] * 30})
+    table["ill"] = np.where(table["age"] > 50, "yes", "NA, or no")
+    table.iloc[3, 0] = None
+    table.to_csv(here / "t.csv", index=False)
+    found = run(dataset=here / "t.csv", strategy="fedper", missing="mean", partitioner="iid")
+    assert found.class_names == ("NA, or no", "yes") == (*found.classes["name"],)
+    assert found.summary["layers"] == "shared fc1, fc2; personal fc3"
+    page = found.report().read_text()
+    assert '<td class="text">yes</td>' in page and "Layers: shared fc1, fc2; pers" in page
+    features = np.stack([table["age"], table["sex"] == "f", table["sex"] == "m"], 1).astype(float)
+    features[3, 0] = found.model(1).mean[0]
+    wanted = found.predict_proba(1, features.astype(np.float32))
+    for samples in (table, table[["sex", "age"]], here / "t.csv", str(here / "t.csv")):
+        np.testing.assert_allclose(found.predict_proba(1, samples), wanted, atol=1e-6)
+    with pytest.raises(fedapps.RunError, match='^x: line 2: column sex holds "d"; must be f|m'):
+        found.predict(1, pd.DataFrame({"age": [1.0], "sex": ["d"]}))
+
+
 def test_its_table_in_a_notebook_is_escaped(run, here, make_npz):
     make_npz(here / "<b>&.npz")
     found = run(dataset=here / "<b>&.npz")
@@ -155,6 +176,13 @@ def test_errors_are_one_line_without_their_causes(run, here):
         (lambda: run(num_round=3), "unknown key num-round, did you mean num-rounds?;"),
         (lambda: run(lr=-1), "lr = -1: must be float > 0"),
         (lambda: run(sizes=[1, 2]), "run: sizes must be a number, true, false or a text;"),
+        (
+            lambda: run(lr=None),
+            "run: lr is a NoneType; must be a number, true, false or a text: leave",
+        ),
+        (lambda: run(dataset=pd.DataFrame()), "run: dataset is a DataFrame; must be a number, "),
+        (lambda: run(model=torch.nn.ReLU()), "run: model is a ReLU; must be a number, true, false"),
+        (lambda: run({"keep_going": True}), "keep_going is an argument of run(), not a key: write"),
         (lambda: run(dataset="no.npz"), 'dataset = "no.npz": must be absolute'),
         (lambda: run("no.toml"), "config no.toml: cannot be read (No such file"),
         (lambda: fedapps.load("nothing"), f"{here}/nothing is not a run directory: there is no"),
@@ -268,6 +296,7 @@ def test_a_comparison_has_the_tables_of_the_command(run, here, tmp_path):
     drawn = {tuple(line.get_ydata()) for axes in figure.axes for line in axes.lines}
     assert all(tuple(100 * r.rounds["accuracy_personalized"]) in drawn for r in runs)
     assert figure._repr_png_().startswith(b"\x89PNG") and "fedper" in str(both)
+    assert repr(both) == "<comparison of fedavg (1 run), fedper (1 run)>"
 
 
 def test_the_code_of_the_page_runs(here, data_root, monkeypatch):
