@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+import psutil
 
 from benchmarks.common import DATA, ROOT
 from benchmarks.results import Run, here, write
@@ -33,6 +34,7 @@ from fedapps.launcher import superlink
 STAMP = re.compile(r"^(\d{4}-\S+ [\d:.,]+) (?:INFO )?round +(\d+)", re.MULTILINE)
 DID = re.compile(r"^did weights=(\d+) steps=(\d+)$", re.MULTILINE)
 QUICK = 4  # rounds
+LOOKS = 3.0  # seconds in which the cores that others use are counted
 
 
 def measured(words: list[str], runs: Path) -> Run | str:
@@ -125,7 +127,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"--contenders {min(strange)}: must be of {';'.join(sorted(known))}")
     if options.repeats < 1:
         parser.error(f"--repeats {options.repeats}: must be at least 1")
-    load, repeats, new = os.getloadavg()[0], 1 if options.quick else options.repeats, {}
+    repeats, new = 1 if options.quick else options.repeats, {}
     with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
         place = Place(Path(folder), options.envs.expanduser(), options.data_root)
         try:
@@ -134,8 +136,9 @@ def main(arguments: list[str] | None = None) -> None:
                 chosen = [contender for contender in work.contenders if contender in wanted]
                 rounds = QUICK if options.quick else work.rounds
                 print(f"{name}: {rounds} rounds, {repeats} repeats", flush=True)
+                busy = psutil.cpu_percent(LOOKS) / 100 * (os.cpu_count() or 1)
                 found = compare(work, chosen, repeats, rounds, place)
-                new[name] = here(repeats, load, found)
+                new[name] = here(repeats, busy, found)
         finally:
             superlink.stop(place.folder)
     write(new, options.out)

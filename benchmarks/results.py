@@ -47,10 +47,10 @@ is of two runs of the same turn; ratios are medians, with the least and the larg
 ![How long a round takes, compared with the first contender](results.png)
 """
 BUSY = """
-**Other programs ran on this machine at the same time (load {load:.1f} at the beginning), so these
+**Other programs ran on this machine at the same time ({load:.1f} cores were in use before), so these
 figures are preliminary.**
 """
-BUSY_LOAD = 1.0  # programs that wait for a core, on average over the last minute
+BUSY_CORES = 0.7  # a machine does much in the background on its own
 NOTES = """
 All of these take the same number of SGD steps on the same model (checked: {steps} steps a round,
 {weights:,} weights, in PyTorch's channels-last format). They differ in this:
@@ -85,7 +85,7 @@ class Comparison:
     day: str
     machine: str
     repeats: int
-    load: float  # of the machine, before it began
+    load: float  # cores that other programs used before it began
     found: dict[str, list[Run] | str]
 
 
@@ -120,7 +120,7 @@ def section(name: str, measured: Comparison) -> str:
     count = f"{measured.repeats} run{'s' * (measured.repeats > 1)} for each contender"
     text = f"\n## {name}\n\n{work.about}.\n\n"
     text += f"*{measured.day}: {count}, on {measured.machine}.*\n"
-    text += BUSY.format(load=measured.load) if measured.load > BUSY_LOAD else ""
+    text += BUSY.format(load=measured.load) if measured.load > BUSY_CORES else ""
     text += f"\n{table(work, found)}"
     if name == "fedavg" and (did := [runs[0].did for runs in found.values() if _ran(runs)]):
         text += NOTES.format(weights=did[0][0], steps=did[0][1])
