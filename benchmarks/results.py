@@ -47,8 +47,8 @@ is of two runs of the same turn; ratios are medians, with the least and the larg
 ![How long a round takes, compared with the first contender](results.png)
 """
 BUSY = """
-**Other programs ran on this machine at the same time ({load:.1f} cores were in use before), so these
-figures are preliminary.**
+**Other programs ran on this machine at the same time ({load:.1f} cores were in use before), so
+these figures are preliminary.**
 """
 BUSY_CORES = 0.7  # a machine does much in the background on its own
 NOTES = """
