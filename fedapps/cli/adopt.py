@@ -9,6 +9,7 @@ take the state folder.
 """
 
 import argparse
+import sys
 
 from fedapps.cli.chosen_model import open_model, path
 from fedapps.core.options import add_run_config, parse_option
@@ -49,6 +50,8 @@ def run(options: argparse.Namespace) -> int:
     found = adopting.adopt(model, options.data, options.state_dir, changes)
     scores, s = found.scores, found.settings
     metric = scores.task.lead
+    for note in found.told:
+        print(f"note: {note}", file=sys.stderr)
     samples = f"{scores.num_train} training and {scores.num_test} {s.evaluate_on} samples"
     print(f"{s.strategy}, {samples} of {options.data}")
     print(f"{metric.label}: {scores.initial:.4f} -> {scores.personalized:.4f}")

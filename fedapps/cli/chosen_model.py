@@ -67,8 +67,11 @@ def open_model(source: Path, client: str | None = None, tell: bool = True) -> "P
             note = f"these layers are not shared, so they have their initial values: {layers}"
             print(f"note: {note}; --client N takes those of a client", file=sys.stderr)
         return model
+    if source.suffix == ".pt2":
+        raise RunError(f"{source}: is a program for torch.export.load; give a .safetensors file")
     model = personalized.load(source)
     if client not in (None, str(model.about.client)):
         own = model.about.client
-        raise RunError(f"--client {client}: {source} is the model of client {own}")
+        what = "the shared model" if own is None else f"the model of client {own}"
+        raise RunError(f"--client {client}: {source} is {what}")
     return model

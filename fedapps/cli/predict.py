@@ -10,6 +10,7 @@ the most probable one and its probability; otherwise the labels that apply, numb
 """
 
 import argparse
+import sys
 
 from fedapps.cli.chosen_model import add_model_arguments, path, read_model
 from fedapps.core.errors import RunError
@@ -43,6 +44,10 @@ def run(options: argparse.Namespace) -> int:
 
     model = read_model(options)
     found = personalized.predict(model, options.input)
+    shape = model.about.inputs.shape
+    if model.about.columns and len(shape) > 1 and options.input.suffix != ".npz":
+        note = f"sample 0 is the first {shape[0]} rows, sample 1 the next ones, and so on"
+        print(f"note: {note}; rows that fill no window are left out", file=sys.stderr)
     if options.output:
         personalized.save_predictions(options.output, model.about, *found)
         print(options.output)

@@ -82,11 +82,12 @@ def parse_option(option: str, name: str = NAME) -> Flat:
         file = ", or the path of a .toml file" if _exists(option) else ""
         raise RunError(
             f"{name} {option}: cannot read {rest}; write key=value pairs without spaces around ="
-            f"{file}"
+            f", and a text with spaces in double quotes{file}"
         )
     for key, count in Counter(key for key, _ in pairs).items():
         if count > 1:
-            raise RunError(f"{name} {option}: {key} is set {count} times; set it once")
+            later = "; in a later -c, the new value wins" if name == NAME else ""
+            raise RunError(f"{name} {option}: {key} is set {count} times; set it once{later}")
     where = f"{name} {option}"
     return {key: scalar(key, _value(key, text, where), where) for key, text in pairs}
 

@@ -21,11 +21,11 @@ from fedapps.data.dataset import Dataset, Shape, declared
 from fedapps.data.forms import Form
 from fedapps.data.loading import load
 from fedapps.data.notes import notes
-from fedapps.data.own import of_device, unlabelled
+from fedapps.data.own import clients_in, of_device, unlabelled
 from fedapps.data.partition import Share, class_counts, shares
 from fedapps.data.sources import NAMES
 
 __all__ = [
-    "NAMES", "Dataset", "Form", "Shape", "Share", "class_counts", "declared", "load", "notes",
-    "of_device", "shares", "unlabelled",
+    "NAMES", "Dataset", "Form", "Shape", "Share", "class_counts", "clients_in", "declared", "load",
+    "notes", "of_device", "shares", "unlabelled",
 ]  # fmt: skip

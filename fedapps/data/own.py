@@ -46,6 +46,17 @@ def of_device(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
     return replace(found, inputs=inputs, targets=targets)
 
 
+def clients_in(path: Path, column: str) -> int:
+    """Return how many clients a `column` of a table tells apart; 0 if there is none."""
+    if not column or path.suffix not in TABLES:
+        return 0
+    with needed(str(path)):
+        from fedapps.data.forms import tables  # loads pandas
+
+    frame = tables.frame_of(path, [column])
+    return int(frame[column].nunique()) if column in frame else 0
+
+
 def unlabelled(path: Path, inputs: Spec, columns: str = "", gaps: bool = False) -> Rows:
     """Open samples without targets: the key `images` (`inputs`) of an .npz, or `test_images`.
 
@@ -53,6 +64,8 @@ def unlabelled(path: Path, inputs: Spec, columns: str = "", gaps: bool = False) 
     `RunError` if they are not what the model takes.
     """
     word = "images" if inputs.image else "inputs"
+    if path.is_dir():
+        raise RunError(f"{path}: is a folder; give one file, an .npz or a table")
     if path.suffix in TABLES and columns:
         with needed(str(path)):
             from fedapps.data.forms import tables  # loads pandas

@@ -31,11 +31,12 @@ from fedapps.training.workspace import Workspace
 
 @dataclass(frozen=True)
 class Adopted:
-    """A personalized model: its scores before and after, and its file."""
+    """A personalized model: its scores before and after, its file, and what to tell of it."""
 
     scores: ClientEval
     settings: Settings
     path: Path
+    told: tuple[str, ...]
 
 
 def adopt(
@@ -55,6 +56,12 @@ def adopt(
     new = settings.num_clients - 1
     torch.set_num_threads(settings.threads)
     space = Workspace(settings, RunData(settings, _data(own, about, settings), new))
+    told = [*space.dataset.told]
+    if (several := data.clients_in(own, settings.client_column)) > 1:
+        told.append(
+            f"{own}: holds {several} values of {settings.client_column} (client-column), and all"
+            " rows are taken as those of one client"
+        )
     share = space.population.share(new)
     sizes = {subset: len(getattr(share, subset)) for subset in SUBSETS}
     strategy: BaseStrategy = registry.strategy_class(settings.strategy)(space, None, {new: sizes})
@@ -67,8 +74,11 @@ def adopt(
     if broken := not_finite(client.module()):
         raise RunError(f"personalization diverged ({broken}): nothing is written")
     path = state_dir / personalized.FILE
+    if path.exists():
+        told.append(f"{path}: replaces the model that was there")
     personalized.save(path, client)
-    return Adopted(MetricChecks(strategy).evaluation(update, plan).scores, settings, path)
+    scores = MetricChecks(strategy).evaluation(update, plan).scores
+    return Adopted(scores, settings, path, tuple(told))
 
 
 def _settings(about: ModelMetadata, changes: Mapping[str, Scalar]) -> Settings:
@@ -85,6 +95,8 @@ def _data(path: Path, about: ModelMetadata, settings: Settings) -> data.Dataset:
     """Open own data; they are normalized as those of the run, if it has told how."""
     form = replace(data.Form.of(settings, about.names), columns=about.columns)
     found = data.of_device(path, about.inputs, about.targets, form)
+    if len(found.target_values) < 2:
+        raise RunError(f"{path}: holds 1 sample; must be at least 2, of which one is for the test")
     found = replace(found, names=about.names)
     found = replace(found, scaling=about.scaling)
     return replace(found, normalization=about.normalization) if about.mean else found

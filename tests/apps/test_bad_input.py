@@ -164,7 +164,7 @@ def test_a_run_config_that_is_no_text(refuse, tmp_path):
     line = refuse(str(tmp_path))
     assert line == (
         f"--run-config {tmp_path}: cannot read {tmp_path}; write key=value pairs without spaces "
-        "around =, or the path of a .toml file"
+        "around =, and a text with spaces in double quotes, or the path of a .toml file"
     )
 
 
@@ -213,7 +213,8 @@ def test_data_under_other_names(refuse, tmp_path):
     np.savez(path, X=np.zeros((9, 8, 8), np.uint8), y=np.zeros(9, np.int64))
     assert refuse(quoted(path)) == (
         f"{path}: key train_images is missing; found X, y; needed train_images, train_labels, "
-        "test_images, test_labels"
+        "test_images, test_labels; or train_inputs, train_targets, test_inputs, test_targets; or "
+        "inputs, targets"
     )
 
 

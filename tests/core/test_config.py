@@ -349,6 +349,7 @@ def test_what_flowers_parser_would_skip_in_silence_is_refused(option, rest):
     with pytest.raises(RunError) as caught:
         config.parse([option])
     why = f"cannot read {rest}; write key=value pairs without spaces around ="
+    why += ", and a text with spaces in double quotes"
     assert str(caught.value) == f"--run-config {option}: {why}"
 
 
@@ -356,7 +357,8 @@ def test_a_key_that_is_there_twice_is_named():
     option = 'lr=0.1 model="a=1 a=2" lr=0.2'
     with pytest.raises(RunError) as caught:
         config.parse([option])
-    assert str(caught.value) == f"--run-config {option}: lr is set 2 times; set it once"
+    why = "lr is set 2 times; set it once; in a later -c, the new value wins"
+    assert str(caught.value) == f"--run-config {option}: {why}"
 
 
 @pytest.mark.parametrize("option", ["lr=0.1 lr=0.2", "lr=[0.1]", "lr=2020-01-01"])

@@ -124,6 +124,14 @@ def test_another_hospital_adopts_the_model_of_a_table(tmp_path, serial_run, caps
     assert main(["predict", "--state-dir", state, "--input", str(tmp_path / "own.csv")]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert {line[1] for line in lines if line[0].isdigit()} <= {"no", "yes"}
+    adopt = ["adopt", "--model", str(shared), "--state-dir", state, "--data"]
+    assert main([*adopt, str(tmp_path / "all.csv")]) == 0
+    told = capsys.readouterr().err
+    assert "all.csv: holds 3 values of hospital (client-column), and all rows are taken as" in told
+    assert "personalized.safetensors: replaces the model that was there" in told
+    frame(7)[:1].to_csv(tmp_path / "one.csv", index=False)
+    assert main([*adopt, str(tmp_path / "one.csv")]) == 1
+    assert "one.csv: holds 1 sample; must be at least 2" in capsys.readouterr().err
 
 
 def test_a_model_of_a_table_with_gaps_fills_them_wherever_it_is_used(tmp_path, serial_run):

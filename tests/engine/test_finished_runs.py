@@ -95,6 +95,13 @@ def test_exported_client_predicts_without_the_run(tiny_run, read_csv, accuracy, 
     assert call(export, source, "--output", shared) == 0
     assert "have their initial values: fc2; " in capsys.readouterr().err
     assert accuracy(source, 0, shared) == accuracy(source, 0, source)
+    for words, message in (
+        ((shared, "--client", 3), r"^--client 3: .*shared\.safetensors is the shared model$"),
+        ((tmp_path / "x.pt2",), r"x\.pt2: is a program for torch\.export\.load; give a "),
+        ((shared,), "is a folder; give one file, an .npz or a table"),
+    ):
+        with pytest.raises(RunError, match=message):
+            call(predict, *words, "--input", tmp_path)
 
 
 def test_images_are_normalized_like_those_of_the_runs_data_set(serial_run, data_root, tmp_path):

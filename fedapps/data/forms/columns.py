@@ -4,6 +4,7 @@ A rule is one text, such as `age,sex=f|m`, so that it travels with a model and t
 is one feature, and a column of texts has one feature for each of its values, 1 or 0.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from fedapps.data.forms.form import Where
 
 MOST_TEXTS = 100  # a column with more different texts holds names or numbers, not categories
 LEAST_IDS = 20  # in so many rows, other numbers repeat
+_COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*")  # a number with a decimal comma
+_DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}")
 
 
 @dataclass(frozen=True)
@@ -56,17 +59,30 @@ def _texts(values: pd.Series, name: str, where: Where) -> tuple[str, ...]:
     numbers = pd.to_numeric(there, errors="coerce")
     if numbers.notna().sum() > len(there) / 2:
         row = int(np.flatnonzero(values.notna())[np.flatnonzero(numbers.isna())[0]])
-        raise RunError(f'{where(row)}: column {name} holds "{values.iloc[row]}", not a number')
+        text = str(values.iloc[row])
+        raise RunError(f'{where(row)}: column {name} holds "{text}", not a number; {_cure(text)}')
     texts = tuple(sorted(set(there)))
     cure = "name the columns to use in the key columns, or the one of the clients in client-column"
     if len(texts) > MOST_TEXTS:
-        raise RunError(f"{where(0)}: column {name} holds {len(texts)} different texts; {cure}")
+        dates = "; dates? turn them into numbers, such as days, or leave them out"
+        dates *= bool(_DATE.match(texts[0]))
+        raise RunError(
+            f"{where(0)}: column {name} holds {len(texts)} different texts{dates}; {cure}"
+        )
     if odd := [word for word in (name, *texts) if set(word) & set(",=|")]:
         row = int((values.astype(str) == odd[0]).argmax())
-        raise RunError(
-            f'{where(row)}: column {name}: "{odd[0]}" has a comma, = or |; rename it, or {cure}'
-        )
+        cure = f"rename it, or {cure}"
+        if _COMMA.fullmatch(odd[0]):
+            cure = f"{_cure(odd[0])}, otherwise {cure}"
+        raise RunError(f'{where(row)}: column {name}: "{odd[0]}" has a comma, = or |; {cure}')
     return texts
+
+
+def _cure(text: str) -> str:
+    """Say what to do with a text among numbers."""
+    if _COMMA.fullmatch(text):
+        return f"a decimal comma? write {text.replace(',', '.')}"
+    return "if it stands for a missing value, leave the cell empty, or write NA, NaN or ?"
 
 
 def notes(frame: pd.DataFrame, chosen: Sequence[Column], found: bool) -> list[str]:

@@ -1,5 +1,6 @@
 """Tables: a row of a .csv or .parquet is a sample, or with `window` one step of a series."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from fedapps.data.forms.form import File, Form, Found, by_part, class_numbers
 from fedapps.data.forms.windows import cut, gone
 from fedapps.data.spec import CURE, FILLS
 
+_RAGGED = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 UNKNOWN = ["?"]  # as the archives of the UCI write it; pandas knows NA, NaN, null and empty cells
 
 
@@ -49,7 +51,8 @@ def read(files: Sequence[File], form: Form) -> Found:
     If the files have a `label` each, a sample is a file, or a window of one. Otherwise the target
     is `target-column`, or the last one. Raises `RunError` in one line, with the line of the file.
     """
-    return of_frames([frame_of(file.path) for file in files], files, form)
+    named = (form.client_column, *form.targets)
+    return of_frames([frame_of(file.path, named) for file in files], files, form)
 
 
 def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form) -> Found:
@@ -119,16 +122,22 @@ def _groups(rows: Rows, form: Form) -> np.ndarray:
 
 def unlabelled(path: Path, rule: str, shape: tuple[int, ...]) -> np.ndarray:
     """Read a table without targets: float32 [N, F]; or its windows, [N, *shape], end to end."""
-    rows = _rows([frame_of(path)], [File(path)])
-    values = columns.encoded(rows.frame, columns.parsed(rule), rows.where)
+    chosen = columns.parsed(rule)
+    rows = _rows([frame_of(path, [column.name for column in chosen])], [File(path)])
+    values = columns.encoded(rows.frame, chosen, rows.where)
     if len(shape) < 2:
         return values
+    if len(values) < shape[0]:
+        raise RunError(f"{path}: has {number(len(values), 'row')}; a window has {shape[0]}")
     whole = len(values) // shape[0] * shape[0]
     return values[:whole].reshape(-1, shape[0], values.shape[1])
 
 
-def frame_of(path: Path) -> pd.DataFrame:
-    """Read one file; raises `RunError` if it is broken or empty."""
+def frame_of(path: Path, named: Sequence[str] = ()) -> pd.DataFrame:
+    """Read one file; raises `RunError` if it is broken or empty.
+
+    An index of a .parquet is a column if it has one of the names that the run has `named`.
+    """
     try:
         if path.suffix == ".csv":
             names = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0]
@@ -136,9 +145,11 @@ def frame_of(path: Path) -> pd.DataFrame:
                 raise RunError(f"{path}: column {names[names.duplicated()].iloc[0]} is there twice")
             if len(names) == 1 and set(";\t") & set(str(names[0])):
                 raise RunError(f"{path}: has no comma in line 1; separate columns by commas")
+            pd.read_csv(path, header=None, nrows=2)  # refuses more cells than names, an index
             frame = pd.read_csv(path, na_values=UNKNOWN, skipinitialspace=True)
         elif path.suffix == ".parquet":
             frame = pd.read_parquet(path)
+            frame = frame.reset_index([name for name in frame.index.names if name in named])
         else:
             values = np.load(path, allow_pickle=False)
             frame = pd.DataFrame(values.reshape(len(values), -1)).rename(columns=str)
@@ -149,6 +160,9 @@ def frame_of(path: Path) -> pd.DataFrame:
     except pd.errors.EmptyDataError as error:
         raise RunError(f"{path}: is empty; must have a line of column names, and rows") from error
     except (OSError, ValueError, TypeError, EOFError) as error:
+        if ragged := _RAGGED.search(str(error)):
+            needed, line, there = ragged.groups()
+            raise RunError(f"{path}: line {line} has {there} cells, not {needed}") from error
         raise RunError(f"{path}: cannot be read ({one_line(str(error))})") from error
     if not len(frame):
         raise RunError(f"{path}: has no rows")

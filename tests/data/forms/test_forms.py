@@ -1,5 +1,6 @@
 """Own data in other forms than .npz: sample for sample the same as an .npz written by NumPy."""
 
+import re
 from typing import get_args, get_type_hints
 
 import numpy as np
@@ -10,9 +11,9 @@ from PIL import Image
 from fedapps.core.config import parse, read
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
-from fedapps.data import Form, load, of_device
+from fedapps.data import Form, load, of_device, unlabelled
 from fedapps.data.forms.columns import parsed, written
-from fedapps.data.spec import FILLS, image_spec, label_spec
+from fedapps.data.spec import FILLS, Spec, image_spec, label_spec
 from fedapps.training.workspace import Workspace
 
 N = 60
@@ -64,10 +65,10 @@ def test_a_csv_holds_what_an_npz_with_its_features_holds(frame, tmp_path):
 
 def test_parquet_is_read_like_csv(frame, tmp_path):
     pytest.importorskip("pyarrow")
-    frame.to_parquet(tmp_path / "t.parquet")
-    same(
-        load(str(tmp_path / "t.parquet"), "", Form(client_column="who")), INPUTS, ILL == "yes", WHO
-    )
+    for table in (frame, frame.set_index("who")):
+        table.to_parquet(tmp_path / "t.parquet")
+        data = load(str(tmp_path / "t.parquet"), "", Form(client_column="who"))
+        same(data, INPUTS, ILL == "yes", WHO)
 
 
 def test_a_folder_with_a_file_for_each_client(frame, tmp_path):
@@ -291,6 +292,9 @@ class TestMissing:
      " columns: sex=f|m"),
     ({"who": "a, b"}, {}, 't.csv: line 5: column who: "a, b" has a comma, = or |; rename it, or'
      " name the columns to use in the key columns, or the one of the clients in client-column"),
+    ({"sex": "1,5"}, {}, '"1,5" has a comma, = or |; a decimal comma? write 1.5, otherwise rename'),
+    ({"age": "1,5"}, {}, 'age holds "1,5", not a number; a decimal comma? write 1.5'),
+    ({"age": "unknown"}, {}, "for a missing value, leave the cell empty, or write NA, NaN or ?"),
     ({"sex": "d"}, {"columns": "age,sex=f|m"}, 't.csv: line 5: column sex holds "d"; must be f|m'),
     ({"ill": "sick"}, {"names": ("no", "yes")}, "t.csv: line 5: class sick; the run has no, yes"),
     ({}, {"target_column": "il"}, "t.csv: no column il (target-column), did you mean ill?; there"),
@@ -340,6 +344,27 @@ def test_a_column_is_there_once(tmp_path):
     (tmp_path / "t.csv").write_text("")
     with pytest.raises(RunError, match=r"t.csv: is empty; must have a line of column names"):
         load(str(tmp_path / "t.csv"), "")
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("age,ill\n1,no\n2,3,yes\n", "t.csv: line 3 has 3 cells, not 2"),
+    ("age,ill\n1,2,no\n3,4,yes\n", "t.csv: line 2 has 3 cells, not 2"),
+    ("day,ill\n" + "".join(f"2024-{day // 28 + 1}-{day % 28},no\n" for day in range(101)),
+     "column day holds 101 different texts; dates? turn them into numbers"),
+])  # fmt: skip
+def test_a_csv_that_is_not_regular(text, message, tmp_path):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(RunError, match=re.escape(message)):
+        load(str(tmp_path / "t.csv"), "")
+
+
+def test_to_predict_a_recording_needs_a_window(tmp_path):
+    pd.DataFrame({"y": np.arange(7.0), "x": -np.arange(7.0)}).to_csv(tmp_path / "t.csv")
+    rows = unlabelled(tmp_path / "t.csv", Spec((3, 2)), "x,y")
+    wanted = [[[-t, t] for t in (0, 1, 2)], [[-t, t] for t in (3, 4, 5)]]
+    np.testing.assert_array_equal(rows.read(np.arange(2)), wanted)
+    with pytest.raises(RunError, match=r"t\.csv: has 7 rows; a window has 8"):
+        unlabelled(tmp_path / "t.csv", Spec((8, 2)), "x,y")
 
 
 def test_files_that_do_not_belong_together(frame, tmp_path):
