@@ -75,9 +75,11 @@ def _checked(name: str, inputs: Spec | Shape, outputs: Spec | int) -> tuple[Mode
         inputs = image_spec(inputs)
     if inputs.kind not in model.takes:
         fitting = ", ".join(other for other, spec in MODELS.items() if inputs.kind in spec.takes)
+        rows = inputs.kind == "tables" and "series" in model.takes
         raise ValueError(
             f"model {name!r}: takes {' or '.join(model.takes)}, but the data are {inputs};"
             f" use {fitting or 'a model of your own'}"
+            + ", or set window if the rows are steps of a recording" * rows
             + (", or save floats if they are a table" if inputs.is_whole else "")
         )
     if inputs.image and min(inputs.shape[1:]) < model.smallest:

@@ -111,12 +111,17 @@ def test_floats_that_look_like_classes_are_told(targets, line, own):
     assert "".join(told).endswith(line) and len(told) == bool(line)
 
 
-def test_what_a_model_does_not_take_is_one_line_with_those_that_fit(own):
-    options = f'dataset="{own(arrays("table"))}" model="cnn" num-clients=3 device="cpu"'
+@pytest.mark.parametrize(("model", "takes", "more"), [
+    ("cnn", "images", ""),
+    ("gru", "series", ", or set window if the rows are steps of a recording"),
+])  # fmt: skip
+def test_what_a_model_does_not_take_is_one_line_with_those_that_fit(model, takes, more, own):
+    options = f'dataset="{own(arrays("table"))}" model="{model}" num-clients=3 device="cpu"'
     with pytest.raises(RunError) as caught:
         Workspace(read(parse([options])))
     assert str(caught.value) == (
-        "model 'cnn': takes images, but the data are float32 samples of shape [5]; use mlp"
+        f"model '{model}': takes {takes}, but the data are float32 samples of shape [5]; use mlp"
+        + more
     )
 
 
