@@ -35,6 +35,7 @@ from fedapps.engine.failed_clients import FILE
 from fedapps.engine.federation import Federation
 from fedapps.engine.fingerprints import fingerprints
 from fedapps.engine.rounds import Rounds
+from fedapps.models import own
 from fedapps.report import directory
 from fedapps.report.exporter import of_run
 from fedapps.report.loggers import check_installed
@@ -76,6 +77,8 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     space = workspace(settings)
     for note in data.notes(space.dataset, settings.split, settings.partitioner):
         log.warning("%s", note)
+    for note in notes_on_model(space):
+        log.warning('model = "%s": %s', settings.model, note)
     for note in [*space.dataset.told, *space.population.told]:
         log.info("note: %s", note)
     listed = listed_clients(space)
@@ -192,6 +195,16 @@ def listed_clients(space: Workspace) -> Sequence[int]:
         told = f"{directory.SAMPLES} lists one in {every} of {len(training)} clients"
         log.info("note: %s", told)
     return training[::every]
+
+
+def notes_on_model(space: Workspace) -> list[str]:
+    """Return a line for each thing that looks wrong with a model of one's own."""
+    if own.file_of(space.settings.model) is None:
+        return []
+    model, inputs = space.model, space.dataset.inputs
+    odd = own.probabilities(model, inputs) if space.task.has_classes else ""
+    found = own.without_gradient(model, inputs, space.layout.parameters), odd
+    return [note for note in found if note]
 
 
 def samples_of(space: Workspace, clients: Sequence[int]) -> np.ndarray:

@@ -23,8 +23,6 @@ from fedapps.core.errors import RunError
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedapps.training.workspace import Workspace
-
 COLUMNS = (
     Column("model", 30),
     Column("takes", 8),
@@ -101,12 +99,13 @@ def tried(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[str]:
     """Train a round of every method on random samples; yield a line for each.
 
     A method that cannot train the model says why. Raises `RunError` if the model cannot be built,
-    or if a layer gets no gradient.
+    or if a parameter gets no gradient.
     """
     from fedapps.core import config, log, registry
     from fedapps.core.files import write_npz
     from fedapps.engine.rounds import Rounds
     from fedapps.method import rehearse
+    from fedapps.models import own
     from fedapps.models.layers import UNCUT
     from fedapps.split.strategy import SplitStrategy
     from fedapps.training.workspace import Workspace
@@ -117,7 +116,10 @@ def tried(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[str]:
         keys = f'dataset="{path}" runs-dir="{folder}" device="cpu" partitioner="iid" num-clients=2'
         keys += f' min-samples=2 fraction-train=1.0 local-epochs=1 num-rounds=1 model="{name}"'
         space = Workspace(config.read(config.parse([keys])))
-        _demand_gradients(name, space)
+        if lost := own.without_gradient(space.model, space.dataset.inputs, space.layout.parameters):
+            raise RunError(f'model = "{name}": {lost}')
+        if odd := own.probabilities(space.model, space.dataset.inputs):
+            yield f"{name}: {odd}"
         if not space.layout.can_be_cut:
             yield f"{name}: {UNCUT}; that is slower where layers are frozen"
         for method in registry.names():
@@ -139,16 +141,6 @@ def tried(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[str]:
             moved = made.layout.layers_of(k for k, v in now.items() if (v != before[k]).any())
             layers = ", ".join(moved) or "layers that stay on clients"
             yield f"{name}: {method} learns {kind} {list(shape)} with {layers}"
-
-
-def _demand_gradients(name: str, space: "Workspace") -> None:
-    """Refuse a model that has a layer which its forward pass does not use."""
-    inputs, targets = space.samples(0, "train")
-    space.task.loss(space.model.train()(inputs), targets).backward()
-    used = {key for key, value in space.model.named_parameters() if value.grad is not None}
-    for layer in space.layout.names:
-        if used.isdisjoint(space.layout.keys_of((layer,))):
-            raise RunError(f'model = "{name}": {layer} did not learn: forward must use it')
 
 
 def _samples(kind: str, shape: tuple[int, ...]) -> "dict[str, np.ndarray]":

@@ -22,6 +22,7 @@ from fedapps.engine.again import ALLOWED, check_changes
 from fedapps.engine.finished import OVER, SUBSETS
 from fedapps.engine.metrics import MetricChecks
 from fedapps.method.flower import BaseClient, BaseStrategy
+from fedapps.models import own
 from fedapps.models.layers import as_sent, take
 from fedapps.report.rows import ClientEval
 from fedapps.training.plan import Plan
@@ -87,7 +88,7 @@ def _settings(about: ModelMetadata, changes: Mapping[str, Scalar]) -> Settings:
     check_changes(flat, changes, {*ALLOWED, "missing", "target-column"})
     new = int(flat["num-clients"])
     more: dict[str, Scalar] = {"num-clients": new + 1, "unseen-clients": str(new), "few-shot": 0}
-    more |= {"dataset": DEVICE, "device": "cpu"}
+    more |= {"dataset": DEVICE, "device": "cpu", "model": own.in_app(str(flat["model"]))}
     return config.read(flat | OVER | more | dict(changes))
 
 

@@ -194,6 +194,7 @@ def _module(about: ModelMetadata, held: int) -> nn.Module:
     So no data set is opened, and RuntimeError refuses a model that is larger than the file.
     """
     flat = config.defaults() | about.config | {"device": "cpu", "dataset": DEVICE}
+    flat["model"] = models.own.in_app(str(flat["model"]))
     if flat["num-classes"] != max(1, len(about.names)):
         raise RuntimeError(f"num-classes = {flat['num-classes']}, but {len(about.names)} names")
     settings, outputs = config.read(flat), about.task.outputs(about.targets)

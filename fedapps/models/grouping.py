@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedapps.core.errors import RunError
+from fedapps.core.words import did_you_mean
 
 Names = tuple[str, ...]
 _CHILDREN: WeakKeyDictionary[nn.Module, dict[str, Names]] = WeakKeyDictionary()
@@ -52,7 +53,7 @@ def keys_by_layer(model: nn.Module) -> dict[str, Names]:
     found: dict[str, list[str]] = {name: [] for name in wanted}
     owner: dict[int, str] = {}
     for key, value in state.items():
-        name = _layer_of(key, wanted)
+        name = _layer_of(key, wanted, model)
         shared = value.data_ptr() if value.numel() and not value.is_meta else id(value)
         if owner.setdefault(shared, name) != name:
             raise RunError(
@@ -111,14 +112,27 @@ def _patterns(name: str, given: object) -> Names:
     return patterns
 
 
-def _layer_of(key: str, wanted: Mapping[str, Names]) -> str:
+def _layer_of(key: str, wanted: Mapping[str, Names], model: nn.Module) -> str:
     found = [name for name, patterns in wanted.items() if any(_fits(key, p) for p in patterns)]
     if len(found) != 1:
         where = f"is in the layers {' and '.join(found)}" if found else "is in no layer"
+        if not found and (lost := _without_match(wanted, model)):
+            raise RunError(lost)
         raise RunError(
             f"{key} {where}: each parameter must be in one; layers are {', '.join(wanted)}"
         )
     return found[0]
+
+
+def _without_match(wanted: Mapping[str, Names], model: nn.Module) -> str:
+    """Say which pattern stands for nothing in the model, as a misspelt one does; "" if none."""
+    known = [*dict(model.named_modules()), *model.state_dict()][1:]
+    for name, patterns in wanted.items():
+        for pattern in patterns:
+            if not any(fnmatchcase(path, pattern) for path in known):
+                hint = did_you_mean(pattern, known)
+                return f'layer {name}: nothing in the model is called "{pattern}"{hint}'
+    return ""
 
 
 def _fits(key: str, pattern: str) -> bool:

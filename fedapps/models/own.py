@@ -5,11 +5,13 @@ to SuperNodes with the app; `models/mine.py:make` is a function of a file in the
 `/path/mine.py:make` one of a file that each process finds at that place.
 """
 
+import copy
 import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import torch
@@ -17,12 +19,14 @@ from torch import Tensor, nn
 
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.paths import expanded
+from fedapps.core.words import some
 from fedapps.data.spec import Spec
 from fedapps.models.blocks import ModelSpec
 from fedapps.models.grouping import keys_by_layer
 
 APP = Path(__file__).parents[2]
 FOLDER = "models"
+MAKE = "make"  # the function that is taken if there are several
 KINDS = ("images", "tables", "series", "tokens", "values")  # of `Spec.kind`
 _PATH = re.compile(r"(.+\.py)(?::(\w+))?")
 
@@ -62,21 +66,65 @@ def _spec(name: str, path: Path, function: str) -> ModelSpec:
     try:
         loader.loader.exec_module(module)
     except Exception as error:
-        raise RunError(f"{where}: {path.name}: {_told(error)}") from error
+        raise RunError(f"{where}: {path.name}: {_told(error, path)}") from error
     own = {
         key: value
         for key, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__ and key[0] != "_"
     }
-    if function not in own and (function or len(own) != 1):
-        wanted = f"a function {function}" if function else "one function without a leading _"
-        raise RunError(f"{where}: {path.name} must have {wanted}, has {', '.join(own) or 'none'}")
+    wanted = f"a function {function}" if function else f"one function, or one named {MAKE}"
+    function = function or (next(iter(own)) if len(own) == 1 else MAKE)
+    if function not in own:
+        cure = f"; model = {path}:NAME names one" if own else ""
+        there = ", ".join(own) or "none without a leading _"
+        raise RunError(f"{where}: {path.name} must have {wanted}, has {there}{cure}")
     takes = getattr(module, "takes", KINDS)
     takes = (takes,) if isinstance(takes, str) else tuple(takes)
     if wrong := [kind for kind in takes if kind not in KINDS]:
         raise RunError(f"{where}: takes = {wrong[0]!r}: must be some of {', '.join(KINDS)}")
-    build = own[function] if function else next(iter(own.values()))
-    return ModelSpec(build, takes, smallest=1, per_step=True)
+    return ModelSpec(own[function], takes, smallest=1, per_step=True)
+
+
+def in_app(name: str) -> str:
+    """Return the name of a model of one's own as that of a file in the app, wherever it was.
+
+    A model file can be a stranger's, who must not say which code is run. Raises `RunError`.
+    """
+    path, named = file_of(name), _PATH.fullmatch(name)
+    if not path or not named or not expanded(named[1]).is_absolute():
+        return name
+    if not path.is_relative_to(APP) and path.stem not in names():
+        raise RunError(
+            f'model = "{name}": no path in a model file is run; copy that file to'
+            f" {APP / FOLDER / path.name}"
+        )
+    inside = path.relative_to(APP) if path.is_relative_to(APP) else Path(FOLDER, path.name)
+    return str(inside) + (f":{named[2]}" if named[2] else "")
+
+
+def without_gradient(model: nn.Module, inputs: Spec, keys: Collection[str]) -> str:
+    """Say which of the parameters `keys` a training step would leave as they are; "" if none."""
+    model = copy.deepcopy(model).cpu().train()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            output = model(_two(inputs))
+        if output.requires_grad:
+            output.sum().backward()
+    except Exception as error:  # the author's code can raise anything
+        return f"cannot train: {_told(error, None)}"
+    lost = [key for key, value in model.named_parameters() if key in keys and value.grad is None]
+    cure = "they stay as they are; forward must use them, without detach()"
+    return f"no gradient for {some(lost)}: {cure}" if lost else ""
+
+
+def probabilities(model: nn.Module, inputs: Spec) -> str:
+    """Say that a classifier's outputs are probabilities, if they look so; "" otherwise."""
+    with torch.no_grad():
+        found = copy.deepcopy(model).cpu().eval()(_two(inputs))
+    sums = found.sum(-1)
+    alike = bool((found >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
+    told = "outputs sum to 1 like probabilities, but the loss takes logits: leave out the softmax"
+    return told if alike else ""
 
 
 def checked(name: str, make: Callable[[], nn.Module], inputs: Spec, outputs: Spec) -> nn.Module:
@@ -92,7 +140,8 @@ def checked(name: str, make: Callable[[], nn.Module], inputs: Spec, outputs: Spe
     except RunError as error:
         problem = str(error)
     except Exception as error:  # the author's code can raise anything
-        raise RunError(f'model = "{name}": for {inputs}: {_told(error)}') from error
+        told = _told(error, file_of(name))
+        raise RunError(f'model = "{name}": for {inputs}: {told}') from error
     if problem:
         raise RunError(f'model = "{name}": {problem}')
     return model
@@ -141,11 +190,29 @@ def _wrong_passes(model: nn.Module, inputs: Spec, outputs: Spec) -> Iterator[str
             yield "forward in eval mode gives other outputs the second time"
 
 
+def _two(inputs: Spec) -> Tensor:
+    """Return two random samples, which leave torch's own generator as it is."""
+    draw, shape = torch.Generator().manual_seed(0), (2, *inputs.shape)
+    if inputs.is_whole:
+        return torch.randint(inputs.choices, shape, generator=draw)
+    return torch.rand(shape, generator=draw)
+
+
 def _differences(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
     """Return the keys that only one state has, or that have other values."""
     same = {key for key in one.keys() & other.keys() if torch.equal(one[key], other[key])}
     return [key for key in one | other if key not in same]
 
 
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {one_line(str(error))}"
+def _told(error: Exception, path: Path | None) -> str:
+    """Return an error in one line, with the last line of the author's file that led to it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    where = f" ({path.name}, line {lines[-1]})" if path and lines else ""
+    if (
+        isinstance(error, ModuleNotFoundError)
+        and path
+        and path.with_name(f"{error.name}.py").exists()
+    ):
+        where += f"; a model is one file: copy what it needs of {error.name}.py into it"
+    return f"{type(error).__name__}: {one_line(str(error))}{where}"

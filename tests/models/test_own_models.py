@@ -12,6 +12,7 @@ from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.data.spec import Spec, image_spec
 from fedapps.device import personalized
+from fedapps.device.adopting import adopt
 from fedapps.device.device import data_name
 from fedapps.engine.finished import FinishedRun
 from fedapps.models import own
@@ -82,15 +83,19 @@ def test_a_file_and_its_path_are_the_same_model(mine):
 @pytest.mark.parametrize(("text", "line"), [
     ("def make(", r"mine\.py: SyntaxError: .*never closed"),
     ("import nothing_like_it", r"mine\.py: ModuleNotFoundError: .*nothing_like_it"),
-    ("x = 1", r"mine\.py must have one function without a leading _, has none"),
-    (NET + "\ndef other(): ...", "must have one function without a leading _, has make, other"),
+    ("x = 1", r"mine\.py must have one function, or one named make, has none without a leading _"),
+    (NET.replace("make", "one") + "\ndef two(): ...",
+     r"must have one .*, has one, two; model = .*/mine\.py:NAME names one"),
+    ("import beside", r"beside' \(mine.py, line 1\); .* one file: copy .* beside\.py into it"),
     (NET + "\ntakes = 'pictures'", "takes = 'pictures': must be some of images, tables"),
     ("def make(inputs, outputs): return 3", "returned a int: must return an nn.Module"),
     ("def make(inputs, outputs): return 1 / 0", r"for float32 samples .* ZeroDivisionError"),
     (NET.replace("outputs.shape[-1]", "7"), r"2 of .* give \[2, 7\]: must be \[2, 3\]"),
-    (NET.replace("flatten(1)", "flatten()[None]"), "for float32 samples .* RuntimeError: .*mat1"),
+    (NET.replace("flatten(1)", "flatten()[None]"),
+     r"for float32 samples .* RuntimeError: .*mat1.* \(mine\.py, line 14\)"),
     (NET.replace('("stem", "mid"), "head": ("fc",)', '("*",)'), "has the layers body"),
-    (NET.replace('("fc",)', '("fd",)'), r"fc.weight is in no layer"),
+    (NET.replace('("fc",)', '("fcc",)'), r'layer head: .* called "fcc", did you mean fc\?'),
+    (NET.replace(', "head": ("fc",)', ''), "fc.weight is in no layer"),
     (NET.replace("return Net(inputs, outputs)", "return Net(inputs, outputs).double()"),
      "stem.weight is torch.float64: must be float32"),
     (NET.replace("self.layers", "self.mid.weight.data[0, 0] = torch.inf; self.layers"),
@@ -105,7 +110,7 @@ def test_a_file_and_its_path_are_the_same_model(mine):
      "forward changes its input in place"),
 ])  # fmt: skip
 def test_what_cannot_be_used_is_said_in_one_line(mine, text, line):
-    mine(text)
+    mine(text).with_name("beside.py").touch()
     with pytest.raises(RunError, match=f'^model = "mine": .*{line}'):
         models.build("mine", INPUTS, OUTPUTS, seed=0)
 
@@ -187,13 +192,53 @@ def test_the_command_lists_and_tries_models_of_ones_own(mine, capsys):
 @pytest.mark.parametrize(("text", "words", "line"), [
     (NET + "\ntakes = 'series'", ["--shape", "3,8,8"], "--shape 3,8,8: mine takes series"),
     (NET.replace('"stem", "mid"), "head"', '"stem",), "mid": ("mid",), "head"').replace(
-        "torch.relu(self.mid(x))", "0"), ["--shape", "7"], "mid did not learn"),
+        "torch.relu(self.mid(x))", "0"), ["--shape", "7"], "no gradient for mid.weight, mid.bias"),
+    (NET.replace("torch.relu(self.stem(x.flatten(1)))", "self.stem(x.flatten(1)).detach()"),
+     ["--shape", "7"], "no gradient for stem.weight, stem.bias: they stay as they are"),
     (NET, ["--shape", "a"], '--shape = "a": must be channels,height,width'),
 ])  # fmt: skip
 def test_the_command_says_what_is_wrong(mine, capsys, text, words, line):
     mine(text)
     assert cli.main(["models", "--check", "mine", *words]) != 0
     assert line in capsys.readouterr().err
+
+
+def test_a_run_warns_of_what_trains_badly(mine, tmp_path, serial_run, capsys):
+    """A body without gradient, and outputs that have been through a softmax."""
+    mine(
+        forwards("y = y.softmax(-1)").replace(
+            "self.stem(x.flatten(1))", "self.stem(x.flatten(1)).detach()"
+        )
+    )
+    serial_run(kinds.options(tmp_path, "table"), RUN, 'model="mine"')
+    told = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: model")
+    ]
+    assert len(told) == 2 and "no gradient for stem.weight, stem.bias: they" in told[0]
+    assert "sum to 1 like probabilities" in told[1]
+
+
+def test_an_exported_model_runs_the_file_in_models_alone(
+    mine, tmp_path, tmp_path_factory, serial_run
+):
+    """Never the path that it names, because it can be a stranger's."""
+    path = tmp_path_factory.mktemp("away") / "elsewhere.py"
+    path.write_text(NET)
+    folder = serial_run(kinds.options(tmp_path, "table"), RUN, f'model="{path}:make"')
+    shared, file = personalized.of_run(FinishedRun.open(folder), None), tmp_path / "m.safetensors"
+    file.write_bytes(personalized.packed(shared.module, shared.about))
+    with pytest.raises(
+        RunError, match=r"no path in a model file is run; copy that file to .*models/els"
+    ):
+        personalized.load(file)
+    mine(path.read_text(), "elsewhere")
+    path.unlink()
+    x = torch.randn(3, 5)
+    loaded = personalized.load(file)
+    assert torch.equal(loaded(x), shared(x))
+    own_data = kinds.options(tmp_path, "table").partition('dataset="')[2].partition('"')[0]
+    found = adopt(shared, Path(own_data), tmp_path / "state", {})
+    assert found.settings.model == "models/elsewhere.py:make"
 
 
 def test_the_example_of_the_page_works(mine, capsys):
