@@ -37,7 +37,10 @@ VARIANTS = {
     "centralized": ('centralized.trainable="body"',),
     "ditto": ("ditto.personal-epochs=2 momentum=0.9",),
     "fedamp": ('fedamp.similarity="cosine" fedamp.own-weight=0.3 unseen-clients="5"',),
-    "fedap": ('model="lenet5"', 'model="lenet5" fedap.warmup=0.25 bn-stats="local"'),
+    "fedap": (
+        'model="lenet5" unseen-clients="5"',
+        'model="lenet5" fedap.warmup=0.25 bn-stats="local"',
+    ),
     "fedavg": ("server-data=0.1 score-last=true", 'augment="crop-flip" weight-decay=1e-4'),
     "fedbabu": ('finetune-part="head"', "prox-mu=0.1"),
     "fedbn": ('model="lenet5"',),

@@ -1,5 +1,7 @@
 """FedAP's client: it keeps its BatchNorms, and sends the statistics of their inputs once."""
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -14,34 +16,28 @@ class FedAPClient(BaseClient):
         """Measure, if the plan asks for it, mean and standard deviation (ddof 0) per channel."""
         if not plan.sends:
             return Costs()
-        handles, seen = [], {name: ChannelMoments() for name in plan.sends}
+        handles, seen = [], {name: list[Tensor]() for name in plan.sends}
         for name, moments in seen.items():
             norm = self.model.get_submodule(name.removeprefix("inputs/"))
-            handles.append(norm.register_forward_pre_hook(moments.watch))
+            handles.append(norm.register_forward_pre_hook(partial(note, moments)))
         features(self.model, self.train_data[0], self.layout.names)
         for handle in handles:
             handle.remove()
-        self.sends |= {name: moments.statistics() for name, moments in seen.items()}
+        self.sends |= {name: statistics(moments) for name, moments in seen.items()}
         return self.forward_costs(len(self.train_data[1]), self.layout.names)
 
 
-class ChannelMoments:
-    """Mean and squared deviations per channel (float64) of inputs that come in chunks."""
+def note(seen: list[Tensor], module: nn.Module, args: tuple[Tensor]) -> None:
+    """Note of a chunk of a module's inputs [b, channels, ...] size, means, variances (float64)."""
+    values = args[0].transpose(0, 1).flatten(1).double()
+    mean, size = values.mean(1), torch.full_like(values[:, 0], values.shape[1])
+    seen.append(torch.stack([size, mean, values.var(1, correction=0)]))
 
-    def __init__(self) -> None:
-        self.size = 0
-        self.mean = self.squares = torch.zeros(())
 
-    def watch(self, module: nn.Module, args: tuple[Tensor]) -> None:
-        """Add a module's inputs ([b, channels, ...]), by Chan's rule for combining two chunks."""
-        values = args[0].transpose(0, 1).flatten(1).double()
-        size, mean = values.shape[1], values.mean(1)
-        apart, total = mean - self.mean, self.size + size
-        inside = (values - mean[:, None]).square().sum(1)
-        self.squares = self.squares + inside + apart.square() * (self.size * size / total)
-        self.mean, self.size = self.mean + apart * (size / total), total
-
-    def statistics(self) -> np.ndarray:
-        """Return means and standard deviations (ddof 0): float32 [2, channels]."""
-        both = torch.stack([self.mean, (self.squares / self.size).sqrt()])
-        return both.float().cpu().numpy()
+def statistics(seen: list[Tensor]) -> np.ndarray:
+    """Return mean and standard deviation (ddof 0) of all chunks: float32 [2, channels]."""
+    sizes, means, variances = torch.stack(seen, 1)
+    share = sizes / sizes.sum(0)
+    mean = (share * means).sum(0)
+    variance = (share * (variances + (means - mean).square())).sum(0)
+    return torch.stack([mean, variance.sqrt()]).float().cpu().numpy()

@@ -5,17 +5,7 @@ from typing import Annotated
 
 import numpy as np
 
-from fedapps.method import (
-    Arrays,
-    ClientUpdate,
-    Fraction,
-    LastSent,
-    MethodSettings,
-    Plan,
-    WarmUp,
-    doc,
-    replace,
-)
+from fedapps.method import ClientUpdate, Fraction, LateMixing, MethodSettings, Plan, doc
 
 
 class Settings(MethodSettings, frozen=True):
@@ -27,7 +17,7 @@ class Settings(MethodSettings, frozen=True):
     ]
 
 
-class FedAP(WarmUp):
+class FedAP(LateMixing):
     """FedAvg first; then BatchNorms are personal, and other layers are mixed by similarity.
 
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`, B `batch-size`,
@@ -45,13 +35,13 @@ class FedAP(WarmUp):
     exchanges = "all but BatchNorm"
     sends_its_model = False
     needs_norms = True
-    by_client = (*WarmUp.by_client, "known", "inputs/")
+    by_client = (*LateMixing.by_client, "known", "inputs/")
     options: Settings
 
     def setup(self) -> None:
         """Allocate the statistics of all clients."""
         super().setup()
-        self.drawn: tuple[tuple[int, int], set[int]] = ((0, 0), set())
+        self.drawn = {*self.clients}
         clients = self.settings.num_clients
         self.state["known"] = np.zeros(clients, bool)
         for name, shape in self.statistics.items():
@@ -59,81 +49,52 @@ class FedAP(WarmUp):
 
     def state_bytes(self) -> int:
         """The size of every client's last model and statistics."""
-        clients = self.settings.num_clients
-        models = LastSent.nbytes(self.arrays, self.mixed_keys, clients)
-        return models + clients * 4 * sum(map(math.prod, self.statistics.values()))
-
-    def end_warmup(self) -> None:
-        """Set every client's last model to the pretrained one."""
-        start = {key: self.arrays[key] for key in self.mixed_keys}
-        self.last.start(start, self.settings.num_clients)
+        values = sum(map(math.prod, self.statistics.values()))
+        return super().state_bytes() + 4 * values * self.settings.num_clients
 
     def select(self, round_: int) -> list[int]:
-        """Select all clients in the first round after the warm-up, for their statistics."""
-        return [*self.clients] if round_ == self.warmup + 1 else super().select(round_)
+        """Draw who trains; the first round after the warm-up asks all, for their statistics."""
+        self.drawn = {*super().select(round_)}
+        return [*self.clients] if round_ == self.warmup + 1 else sorted(self.drawn)
 
     def personal_plan(self, round_: int, client: int) -> Plan:
         """Train all layers, exchange all but BatchNorms; send statistics that the server lacks."""
-        names, sends = self.layout.names, {}
-        if not self.state["known"][client]:
-            sends = self.statistics
+        names = self.layout.names
+        sends = {} if self.state["known"][client] else self.statistics
         shared = self.layout.without_norms(names)
-        plan = self.exchange(round_, shared, self.stage(round_, names))
-        if round_ == self.warmup + 1 and not self.trains(round_, client):
-            plan = Plan(round=round_, download=shared, stages=(), upload=())
-        return replace(plan, sends=sends)
-
-    def trains(self, round_: int, client: int) -> bool:
-        """Whether a client is drawn to train; drawn once per round, and again among devices."""
-        when = (round_, len(self.devices))
-        if self.drawn[0] != when:
-            self.drawn = (when, {*super().select(round_)})
-        return client in self.drawn[1]
-
-    def download(self, round_: int, client: int, plan: Plan) -> Arrays:
-        """Send the client its own mixture of last models, and once the pretrained BatchNorms."""
-        arrays = super().download(round_, client, plan)
-        if round_ <= self.warmup:
-            return arrays
-        return arrays | self.last.mixture(self.weights(client), self.mixed_keys)
+        if round_ == self.warmup + 1 and client not in self.drawn:
+            return Plan(round=round_, download=shared, stages=(), upload=(), sends=sends)
+        stages = (self.stage(round_, names),)
+        return Plan(round=round_, download=shared, stages=stages, upload=shared, sends=sends)
 
     def observe(self, round_: int, update: ClientUpdate) -> None:
         """Store a client's statistics and its model."""
-        if round_ <= self.warmup:
-            return
+        super().observe(round_, update)
         if update.extras:
             self.state["known"][update.client] = True
         for name, value in update.extras.items():
             self.state[name][update.client] = value
-        self.last.keep(update.client, update.arrays)
 
     def weights(self, client: int) -> np.ndarray:
         """Row W_i [N] (float64); other clients with unknown statistics have weight 0."""
-        known = self.state["known"].copy()
-        others = np.flatnonzero(known & (np.arange(len(known)) != client))
-        row = np.zeros(len(known))
-        row[client] = 1.0
-        if known[client] and len(others):
-            closeness = 1 / np.maximum(self.distances(client)[others], 1e-12)
-            row[client] = self.options.lambda_
-            row[others] = (1 - self.options.lambda_) * closeness / closeness.sum()
-        return row
+        known, own = self.state["known"], np.arange(self.settings.num_clients) == client
+        closeness = known[client] * known * ~own / np.maximum(self.distances(client), 1e-12)
+        if not closeness.any():
+            return own.astype(float)
+        lambda_ = self.options.lambda_
+        return np.where(own, lambda_, (1 - lambda_) * closeness / closeness.sum())
 
     def distances(self, client: int) -> np.ndarray:
         """d_ij = sum_l sqrt(||mu_i - mu_j||^2 + ||sigma_i - sigma_j||^2) [N]."""
-        total = np.zeros(self.settings.num_clients)
-        for name in self.statistics:
-            values = self.state[name].astype(np.float64)
-            total += np.sqrt(((values - values[client]) ** 2).sum((1, 2)))
-        return total
+        stacks = (self.state[name].astype(np.float64) for name in self.statistics)
+        by_layer = [np.sqrt(((x - x[client]) ** 2).sum((1, 2))) for x in stacks]
+        return np.sum(by_layer, axis=0)
 
     @property
     def statistics(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes [2, channels] of what a client sends: means and standard deviations."""
-        norms = sorted(key for key in self.layout.norms if key.endswith(".weight"))
-        return {
-            f"inputs/{key.removesuffix('.weight')}": (2, *self.layout.shapes[key]) for key in norms
-        }
+        norms = sorted(k for k in self.layout.norms if k.endswith(".weight"))
+        return {f"inputs/{k.removesuffix('.weight')}": (2, *self.layout.shapes[k]) for k in norms}
 
     @property
     def mixed_keys(self) -> tuple[str, ...]:

@@ -5,16 +5,7 @@ from typing import Annotated
 
 import numpy as np
 
-from fedapps.method import (
-    Arrays,
-    ClientUpdate,
-    Fraction,
-    LastSent,
-    MethodSettings,
-    Plan,
-    WarmUp,
-    doc,
-)
+from fedapps.method import Arrays, ClientUpdate, Fraction, LateMixing, MethodSettings, Plan, doc
 
 CLAMP = 0.9999  # largest similarity, so that the logarithm is finite
 
@@ -25,7 +16,7 @@ class Settings(MethodSettings, frozen=True):
     warmup: Annotated[Fraction, doc("share of the rounds that FedAvg takes at the beginning")]
 
 
-class PFedSim(WarmUp):
+class PFedSim(LateMixing):
     """FedAvg first; then heads are personal, and bodies are mixed by the similarity of heads.
 
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`,
@@ -40,7 +31,8 @@ class PFedSim(WarmUp):
     citation = "Tan et al. 2023"
     exchanges = "all; body down"
     sends_its_model = False
-    by_client = (*WarmUp.by_client, "similarity")
+    by_client = (*LateMixing.by_client, "similarity")
+    by_pair = ("similarity",)
     options: Settings
 
     def setup(self) -> None:
@@ -52,20 +44,16 @@ class PFedSim(WarmUp):
         """Let new clients be similar only to themselves."""
         super().grow(before)
         if "similarity" in self.state:
-            whole = np.eye(self.settings.num_clients)
-            whole[:, :before] = self.state["similarity"]
-            self.state["similarity"] = whole
+            np.fill_diagonal(self.state["similarity"], 1)
 
     def state_bytes(self) -> int:
         """The size of every client's last body and of all similarities."""
-        clients = self.settings.num_clients
-        return LastSent.nbytes(self.arrays, self.body_keys, clients) + 8 * clients**2
+        return super().state_bytes() + 8 * self.settings.num_clients**2
 
     def end_warmup(self) -> None:
         """Set every client's last body to the server's; each client is similar only to itself."""
-        clients = self.settings.num_clients
-        self.last.start({key: self.arrays[key] for key in self.body_keys}, clients)
-        self.state["similarity"] = np.eye(clients)
+        super().end_warmup()
+        self.state["similarity"] = np.eye(self.settings.num_clients)
 
     def personal_plan(self, round_: int, client: int) -> Plan:
         """Train all layers; download a mixed body; keep the head, but upload it, too."""
@@ -75,13 +63,10 @@ class PFedSim(WarmUp):
             round=round_, download=layout.body, stages=stages, upload=names, also_keep=layout.head
         )
 
-    def download(self, round_: int, client: int, plan: Plan) -> Arrays:
+    def weights(self, client: int) -> np.ndarray:
         """body_i = sum_j a_ij body_j over last bodies; a_ij = -ln(1 - s_ij), normalized over j."""
-        arrays = super().download(round_, client, plan)
-        if round_ <= self.warmup:
-            return arrays
-        a = -np.log(1 - np.minimum(self.state["similarity"][client], CLAMP))
-        return arrays | self.last.mixture(a / a.sum(), self.body_keys)
+        a: np.ndarray = -np.log(1 - np.minimum(self.state["similarity"][client], CLAMP))
+        return a / a.sum()
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
         """Store bodies, compare heads and average bodies; the server's head does not change."""
@@ -93,20 +78,17 @@ class PFedSim(WarmUp):
             for j, other in self.heads.items():
                 if i < j:
                     self.state["similarity"][[i, j], [j, i]] = similarity(head, other)
-        body = set(self.body_keys)
+        body = set(self.mixed_keys)
         return {key: value for key, value in mean.items() if key in body}
 
     def observe(self, round_: int, update: ClientUpdate) -> None:
         """Store the client's body, and its head for this round only."""
-        if round_ <= self.warmup:
-            return
-        self.last.keep(update.client, {key: update.arrays[key] for key in self.body_keys})
-        head = set(update.arrays).difference(self.body_keys)
-        keys = self.layout.keys_of(self.layout.head)
-        self.heads[update.client] = {key: update.arrays[key] for key in keys if key in head}
+        super().observe(round_, update)
+        head = self.layout.shared(self.layout.head)
+        self.heads[update.client] = {key: update.arrays[key] for key in head}
 
     @property
-    def body_keys(self) -> tuple[str, ...]:
+    def mixed_keys(self) -> tuple[str, ...]:
         """The keys of the body that travel."""
         return self.layout.shared(self.layout.body)
 

@@ -37,8 +37,8 @@ The others, by what they are for:
 - anywhere: `log`, random numbers (`generator`), arrays `under` a prefix, and `rehearse` to try a
   pair of classes;
 - aggregation: `weighted_mean`, `plain_mean`, mean features of each class (`Prototypes`), a mixture
-  for each client (`LastSent`), and the base classes `Mixing` of methods that send one, and `WarmUp`
-  of methods that begin with FedAvg;
+  for each client (`LastSent`), and the base classes `Mixing` of methods that send one, `WarmUp` of
+  methods that begin with FedAvg, and `LateMixing` of those that do both;
 - more training: what it did (`TrainingStats`); inner steps with `descend`, `pull`, `restored`,
   `swapped`;
 - parts of the model: `run`, `features`, `in_sequence`, `chunks`; modules to predict with
@@ -73,7 +73,7 @@ from fedapps.method.on_features import CutModel, Predictor, Prototypes
 from fedapps.method.rehearsal import rehearse
 from fedapps.method.strategy import FINETUNING
 from fedapps.method.update import SERVER, ClientUpdate, Failure, replace, under
-from fedapps.method.warmup import WarmUp
+from fedapps.method.warmup import LateMixing, WarmUp
 from fedapps.models.layers import Arrays, Slice, in_sequence, put, run, take
 from fedapps.training.batches import Samples, chunks
 from fedapps.training.costs import Costs, TrainingStats
@@ -95,6 +95,7 @@ __all__ = [  # noqa: RUF022, in the order of the docstring
     "log", "generator", "under", "rehearse",
     # aggregation
     "weighted_mean", "plain_mean", "Prototypes", "LastSent", "Mixing", "WarmUp",
+    "LateMixing",
     # more training
     "TrainingStats", "descend", "pull", "restored", "swapped",
     # parts of the model, and scores

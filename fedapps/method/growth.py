@@ -12,6 +12,7 @@ class Growing(StrategyTools):
     """A strategy whose run can be resumed with more clients (`num-clients`)."""
 
     by_client: ClassVar[tuple[str, ...]] = ()  # names or prefixes of state with a row per client
+    by_pair: ClassVar[tuple[str, ...]] = ()  # those of them that also have a column per client
 
     def grow(self, before: int) -> None:
         """Add to `state` what the clients from `before` on need; by default, rows in `by_client`.
@@ -24,4 +25,7 @@ class Growing(StrategyTools):
             row = np.zeros(rows.shape[1:], rows.dtype)
             if name.startswith(PREFIX):
                 row = self.arrays[name.removeprefix(PREFIX)]
-            self.state[name] = np.concatenate([rows, np.repeat(row[None], more, axis=0)])
+            rows = np.concatenate([rows, np.repeat(row[None], more, axis=0)])
+            if name in self.by_pair:
+                rows = np.pad(rows, ((0, 0), (0, more)))
+            self.state[name] = rows

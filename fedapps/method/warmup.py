@@ -104,3 +104,41 @@ class WarmUp(BaseStrategy):
                 self.state["last_trained"][update.client] = round_
             self.observe(round_, update)
             yield update
+
+
+class LateMixing(WarmUp):
+    """After the warm-up, a client gets a mixture of its own: of what all have sent last.
+
+    Write `weights` and `mixed_keys`. What all have sent last is in `last`; at the end of the
+    warm-up, these are the server's arrays for every client.
+    """
+
+    @property
+    @abstractmethod
+    def mixed_keys(self) -> tuple[str, ...]:
+        """The keys that are mixed."""
+
+    @abstractmethod
+    def weights(self, client: int) -> np.ndarray:
+        """Return the weights w [N] (float64) of all clients in the mixture of `client`."""
+
+    def state_bytes(self) -> int:
+        """Return the size of what all clients sent last."""
+        return LastSent.nbytes(self.arrays, self.mixed_keys, self.settings.num_clients)
+
+    def end_warmup(self) -> None:
+        """Let the server's arrays count as what every client has sent."""
+        start = {key: self.arrays[key] for key in self.mixed_keys}
+        self.last.start(start, self.settings.num_clients)
+
+    def download(self, round_: int, client: int, plan: Plan) -> Arrays:
+        """Return the server's arrays and, after the warm-up, the client's mixture."""
+        arrays = super().download(round_, client, plan)
+        if round_ <= self.warmup:
+            return arrays
+        return arrays | self.last.mixture(self.weights(client), self.mixed_keys)
+
+    def observe(self, round_: int, update: ClientUpdate) -> None:
+        """After the warm-up, store what is mixed of a client that has trained."""
+        if round_ > self.warmup and update.arrays:
+            self.last.keep(update.client, {key: update.arrays[key] for key in self.mixed_keys})

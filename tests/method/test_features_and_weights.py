@@ -11,6 +11,7 @@ from fedapps.method import (
     BaseStrategy,
     CutModel,
     LastSent,
+    LateMixing,
     Objective,
     Predictor,
     Prototypes,
@@ -41,6 +42,29 @@ class Alone(BaseStrategy):
 
 class Head(Alone):
     trained = ("fc3",)
+
+
+class Late(LateMixing):
+    """After a round of FedAvg, each client gets what the next one has sent last."""
+
+    by_pair = by_client = ("seen",)
+
+    def setup(self):
+        super().setup()
+        self.state["seen"] = np.ones((4, 4))
+
+    def warmup_rounds(self):
+        return 1
+
+    def personal_plan(self, round_, client):
+        return self.warmup_plan(round_, client)
+
+    @property
+    def mixed_keys(self):
+        return self.layout.shared(self.layout.head)
+
+    def weights(self, client):
+        return np.eye(4)[(client + 1) % 4]
 
 
 class Weighted(BaseClient):
@@ -160,6 +184,39 @@ def test_clients_get_mixtures_of_what_they_sent_in_this_round():
         last.keep(client, {"a": np.full(2, client, np.float32)})
     last.mix([1, 3], np.array([[0.25, 0.75], [1.0, 0.0]]), ["a"])
     assert last.state["last/a"].tolist() == [[0, 0], [2.5, 2.5], [0, 0], [1, 1]]
+
+
+def test_after_a_warm_up_clients_get_mixtures_of_what_all_sent_last():
+    run = rehearse(Late, BaseClient, RUN)
+    strategy, sent = run.strategy, {}
+
+    def train(clients):
+        run.round += 1
+        plans = {client: strategy.plan(run.round, client) for client in clients}
+        updates = [run.train(client, plan) for client, plan in plans.items()]
+        sent.update({update.client: update.arrays for update in updates})
+        strategy.arrays.update(strategy.aggregate(run.round, iter(updates)))
+        strategy.after_round(run.round)
+
+    def received(client):
+        return strategy.download(run.round + 1, client, strategy.plan(run.round + 1, client))
+
+    train([0, 1])
+    mean = {key: value.copy() for key, value in strategy.arrays.items()}
+    train([1, 2])
+    head = strategy.mixed_keys
+    for client, last in enumerate((sent[1], sent[2], mean, mean)):
+        for key, value in received(client).items():
+            right = last[key] if key in head else strategy.arrays[key]
+            np.testing.assert_array_equal(value, right, err_msg=key)
+    assert strategy.state_bytes() == 4 * sum(mean[key].nbytes for key in head)
+
+
+def test_what_is_kept_of_pairs_of_clients_grows_both_ways():
+    strategy = rehearse(Late, BaseClient, RUN.replace("=4", "=6", 1)).strategy
+    strategy.grow(4)
+    seen = strategy.state["seen"]
+    assert seen.shape == (6, 6) and seen[:4, :4].all() and seen.sum() == 16
 
 
 def test_a_predictor_has_its_parts_under_their_names():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from clients.fedap import ChannelMoments
+from clients import fedap
 from fedapps.core import config
 from fedapps.method.mixtures import LastSent
 from fedapps.method.update import ClientUpdate
@@ -135,13 +135,13 @@ def test_fedap(serial_run, flat_config, fits, strategy, read_rounds):
 
 
 def test_fedap_measures_all_chunks_of_a_clients_samples():
-    draws, moments = np.random.default_rng(0), ChannelMoments()
+    draws, seen = np.random.default_rng(0), []
     parts = [draws.normal(5 * n, n, (n, 3, 4, 4)).astype("f4") for n in (7, 2, 5)]
     for part in parts:
-        moments.watch(torch.nn.Identity(), (torch.from_numpy(part),))
+        fedap.note(seen, torch.nn.Identity(), (torch.from_numpy(part),))
     whole, axes = np.concatenate(parts).astype(np.float64), (0, 2, 3)
     expected = [whole.mean(axes), whole.std(axes)]
-    np.testing.assert_allclose(moments.statistics(), expected, rtol=1e-6)
+    np.testing.assert_allclose(fedap.statistics(seen), expected, rtol=1e-6)
 
 
 def test_fedap_without_a_clients_statistics(serial_run, strategy):
