@@ -1,6 +1,6 @@
 """Plots of the leading metric per client and class, and of the samples that clients hold."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -72,7 +72,8 @@ def draw_classes(classes: pd.DataFrame, caption: Caption) -> Picture:
     _draw_changes(upper, ordered, metric)
     _draw_samples(lower, {caption.samples: ordered["num_test"]})
     lower.set_ylabel(f"{caption.samples} samples")
-    _name_places(lower, ordered["class"], "class", "" if few else f"personalized {metric.label}")
+    called = _shortened(ordered["name" if "name" in ordered else "class"])
+    _name_places(lower, called, "class", "" if few else f"personalized {metric.label}")
     legend(upper, f"Each class, over the {caption.samples} samples of all clients together")
     return picture
 
@@ -167,8 +168,11 @@ def _name_percent(axes: Axes, label: str) -> None:
 
 def _called(clients: Sequence[int] | pd.Series, names: Sequence[str]) -> list[str]:
     """Return the clients' names, the beginnings of long ones, or their numbers without names."""
-    called = [names[client] if names else str(client) for client in clients]
-    return [name if len(name) <= NAME else name[: NAME - 1] + "…" for name in called]
+    return _shortened(names[client] if names else str(client) for client in clients)
+
+
+def _shortened(names: Iterable[object]) -> list[str]:
+    return [name if len(name) <= NAME else name[: NAME - 1] + "…" for name in map(str, names)]
 
 
 def _name_places(

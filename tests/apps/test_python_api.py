@@ -117,6 +117,7 @@ def test_a_table_keeps_its_names_and_is_predicted_as_a_data_frame(run, here, tmp
     assert found.summary["layers"] == "shared fc1, fc2; personal fc3"
     page = found.report().read_text()
     assert '<td class="text">yes</td>' in page and "Layers: shared fc1, fc2; pers" in page
+    assert page.count("class 1 (yes): ") == 4  # what each client holds
     features = np.stack([table["age"], table["sex"] == "f", table["sex"] == "m"], 1).astype(float)
     features[3, 0] = found.model(1).mean[0]
     wanted = found.predict_proba(1, features.astype(np.float32))

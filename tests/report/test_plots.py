@@ -213,6 +213,8 @@ def test_few_classes_keep_their_order_and_many_are_sorted():
     order = many.sort_values("accuracy_personalized")
     names = [text.get_text() for text in figure.axes[1].get_xticklabels()]
     assert names == [str(name) for name in order["class"]]
+    called = part_plots.draw_classes(few.assign(name=[*"abcdefghij"]), CAPTION).axes[1]
+    assert "".join(text.get_text() for text in called.get_xticklabels()) == "abcdefghij"
     assert [bar.get_height() for bar in figure.axes[1].patches] == order["num_test"].tolist()
 
 

@@ -259,8 +259,10 @@ def _holdings(run: RunFiles) -> Chart | None:
     labels = _fitting([(tick.label, run.names.get(tick.label, "")) for tick in chart.x_ticks])
     chart.x_ticks = [Tick(t.at, label) for t, label in zip(chart.x_ticks, labels, strict=True)]
     of: dict[int, list[str]] = {}
+    called = {row.get("class"): f" ({row['name']})" for row in run.classes if row.get("name")}
     for client, label, count in known:
-        of.setdefault(client, []).append(f"class {label}: {count:g}")
+        name = called.get(str(label), "")
+        of.setdefault(client, []).append(f"class {label}{name}: {count:g}")
     if size[0] <= MOST:
         chart.hits = column_hits(
             size[0], lambda i: "\n".join([f"client {run.called(str(i))}", *of.get(i, [])[:25]])
