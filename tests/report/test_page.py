@@ -384,3 +384,13 @@ def test_no_two_lines_of_a_chart_have_the_same_label(low, height):
     ]
     assert len({*labels}) == len(labels)
     assert len(labels) >= (2 if height >= 0.05 else 0)
+
+
+def test_names_on_an_axis_keep_apart():
+    """With 2, 8 and 30 columns: whole names, beginnings of names, numbers."""
+    names = ["North Clinic of the hospital", "East", ""]
+    for count, wanted in ((2, "North Clinic of the hospital"), (8, "North…"), (30, "0")):
+        called = [(str(i), names[i % 3]) for i in range(count)]
+        shown = run_charts._fitting(called)
+        assert shown[0] == wanted and shown[1] == ("1" if count == 30 else "East")
+        assert count == 30 or len(" ".join(shown)) < run_charts.LETTERS

@@ -25,7 +25,8 @@ from fedapps.report.page.reading import Row, RunFiles, number
 from fedapps.report.units import byte_unit, human_bytes, time_unit
 from fedapps.tasks import Metric
 
-LETTERS = 70  # of the names of clients that fit on an axis; otherwise their numbers stand there
+LETTERS = 58  # of names that fit on an axis, all together
+LEAST = 4  # letters of a name; if it has less room, its number stands there
 MOST_CELLS = 60_000  # cells of the chart of samples per client and class
 Known = tuple[Row, float | None, float]  # a row, its initial and its personalized value
 
@@ -216,10 +217,12 @@ def _mean(part: Sequence[Known]) -> Known:
 
 
 def _fitting(called: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the names of (number, name), if there are some; the numbers if there is no room."""
+    """Return the names of (number, name), as far as they fit; the numbers if there is no room."""
+    room = LETTERS // max(1, len(called)) - 1
+    if room < LEAST:
+        return [number for number, _ in called]
     names = [name or number for number, name in called]
-    fit = sum(map(len, names)) <= LETTERS
-    return names if fit else [number for number, _ in called]
+    return [name if len(name) <= room else f"{name[: room - 1].rstrip()}…" for name in names]
 
 
 def _title(row: Row, what: str, lead: Metric) -> str:
