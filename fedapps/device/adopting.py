@@ -15,6 +15,7 @@ from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
+from fedapps.data.spec import FILLS
 from fedapps.device import personalized
 from fedapps.device.device import claim, not_finite
 from fedapps.device.personalized import ModelMetadata, Personalized
@@ -98,8 +99,12 @@ def _data(path: Path, about: ModelMetadata, settings: Settings) -> data.Dataset:
     found = data.of_device(path, about.inputs, about.targets, form)
     if len(found.target_values) < 2:
         raise RunError(f"{path}: holds 1 sample; must be at least 2, of which one is for the test")
-    found = replace(found, names=about.names)
-    found = replace(found, scaling=about.scaling)
+    if form.missing in FILLS and about.mean and not about.filling:
+        raise RunError(
+            f'missing = "{form.missing}": the run filled no values, so its model cannot say with'
+            ' what; missing = "drop" leaves such rows out'
+        )
+    found = replace(found, names=about.names, scaling=about.scaling)
     return replace(found, normalization=about.normalization) if about.mean else found
 
 

@@ -129,6 +129,8 @@ def test_another_hospital_adopts_the_model_of_a_table(tmp_path, serial_run, caps
     told = capsys.readouterr().err
     assert "all.csv: holds 3 values of hospital (client-column), and all rows are taken as" in told
     assert "personalized.safetensors: replaces the model that was there" in told
+    assert main([*adopt, str(tmp_path / "own.csv"), "-c", 'missing="mean"']) == 1
+    assert 'missing = "mean": the run filled no values' in capsys.readouterr().err
     frame(7)[:1].to_csv(tmp_path / "one.csv", index=False)
     assert main([*adopt, str(tmp_path / "one.csv")]) == 1
     assert "one.csv: holds 1 sample; must be at least 2" in capsys.readouterr().err
