@@ -4,9 +4,10 @@
     python -m benchmarks.same_bits --against HEAD --methods fedper,ditto --seeds 0
 
 Each version runs every method on the serial engine in a process of its own, with its own
-`python -m fedapps.serial`. Compared are rounds.csv (without seconds), clients.csv, classes.csv and
-events.csv, column by column of the older version, the server's model, and the newest state of every
-client. The exit status is 0 if all is the same; else the first difference of each run is named.
+`python -m fedapps.serial`. Compared are rounds.csv (without seconds), clients.csv, unseen.csv,
+classes.csv and events.csv, column by column of the older version, the server's model, and the
+newest state of every client. The exit status is 0 if all is the same; else the first difference of
+each run is named.
 """
 
 import contextlib
@@ -27,20 +28,23 @@ from benchmarks.common import given
 from fedapps.data.sources.digits import DIGITS
 
 ROOT = Path(__file__).parent.parent
-TABLES = ("rounds.csv", "clients.csv", "classes.csv", "events.csv")
+TABLES = ("rounds.csv", "clients.csv", "unseen.csv", "classes.csv", "events.csv")
 BASE = (
     'num-clients=6 min-samples=4 alpha=1.0 model="cnn" num-rounds=4 fraction-train=0.5 '
     'local-epochs=2 batch-size=16 evaluate-every=2 finetune-epochs=1 threads=1 device="cpu"'
 )
 # Beside its defaults each method runs with settings that reach its other branches.
 VARIANTS = {
+    "apfl": ('model="lenet5" apfl.alpha-steps="batch" score-last=true unseen-clients="5"',),
     "centralized": ('centralized.trainable="body"',),
     "ditto": ("ditto.personal-epochs=2 momentum=0.9",),
     "fedamp": ('fedamp.similarity="cosine" fedamp.own-weight=0.3 unseen-clients="5"',),
+    "fedala": ('model="lenet5" fedala.ala-layers=2 unseen-clients="5"',),
     "fedap": (
         'model="lenet5" unseen-clients="5"',
         'model="lenet5" fedap.warmup=0.25 bn-stats="local"',
     ),
+    "fedas": ('model="lenet5" bn-stats="local" unseen-clients="5"',),
     "fedavg": ("server-data=0.1 score-last=true", 'augment="crop-flip" weight-decay=1e-4'),
     "fedbabu": ('finetune-part="head"', "prox-mu=0.1"),
     "fedbn": ('model="lenet5"',),
@@ -49,7 +53,7 @@ VARIANTS = {
     "feddyn": ("momentum=0.5",),
     "fedem": ('model="lenet5" bn-stats="local"', 'unseen-clients="5"'),
     "fedfc": ('fedfc.cuts="1"', 'fedfc.oversample=true fedfc.weighting="samples"'),
-    "fedfomo": ("fedfomo.epsilon=0.9",),
+    "fedfomo": ("fedfomo.epsilon=0.9", 'unseen-clients="5"'),
     "fedpac": ('model="lenet5" head-layers=2 unseen-clients="5"',),
     "fedper": ('fedper.personal-layers="fc1,fc2" score-last=true',),
     "fedprox": ("fedprox.prox-mu=1.0",),
@@ -61,6 +65,7 @@ VARIANTS = {
     "local": ("local.match-compute=true",),
     "perfedavg": ('perfedavg.mode="hf"', 'perfedavg.personalize="epoch"'),
     "perfreezeclip": ('clip-mode="sample"', "perfreezeclip.freeze-ratio=0.8"),
+    "pfedme": ('model="lenet5" weight-decay=1e-3 unseen-clients="5"',),
     "pfedsim": ("pfedsim.warmup=0.25",),
     "scaffold": ("momentum=0.5 scaffold.global-lr=1.5",),
     "sflv1": ('sflv1.sync="round"',),
@@ -161,7 +166,7 @@ def compare(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
 
 def differing_tables(old: Path, new: Path) -> Iterator[str]:
     """Name the tables whose columns of the older version have other values now."""
-    for name in TABLES:
+    for name in (name for name in TABLES if (old / name).exists()):
         columns = [table(folder / name) for folder in (old, new)]
         for column, values in columns[0].items():
             if column != "seconds" and columns[1].get(column) != values:

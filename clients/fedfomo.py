@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedapps.method import Arrays, BaseClient, Costs, Plan, TrainingStats, put, take
+from fedapps.method import Arrays, BaseClient, Costs, Plan, put, take, under
 
 
 class FedFomoClient(BaseClient):
@@ -11,36 +11,17 @@ class FedFomoClient(BaseClient):
     def before_training(self, plan: Plan) -> Costs:
         """theta_i += sum_n w_n (theta_n - theta_i), w_n = max(u_n, 0) / sum_k max(u_k, 0)."""
         mine = take(self.model, self.layout.shared(self.layout.names))
-        others = self.others()
+        numbers = dict.fromkeys(name.partition("/")[0] for name in self.received)
+        others = [under(self.received, f"{n}/") for n in numbers]
         if not others:
             return Costs()
         own_loss = self.validation_loss()
-        u = np.array([self.affinity(mine, theirs, own_loss) for theirs in others.values()])
-        weights = np.maximum(u, 0)
-        if weights.sum() > 0:
-            weights /= weights.sum()
-            put(self.model, mixed(mine, list(others.values()), weights))
-        else:
-            put(self.model, mine)
-        for n, value in zip(others, u.astype(np.float32), strict=True):
-            self.sends[f"affinity/{n}"] = value[None]
+        u = np.array([self.affinity(mine, theirs, own_loss) for theirs in others])
+        w = np.maximum(u, 0)
+        put(self.model, mixed(mine, others, w / w.sum()) if w.any() else mine)
+        self.sends |= {f"affinity/{n}": value for n, value in zip(numbers, u[:, None], strict=True)}
         size = len(self.workspace.samples(self.client, "validation")[1])
         return self.forward_costs((1 + len(others)) * size, self.layout.names)
-
-    def adapt(self, plan: Plan) -> TrainingStats:
-        """Step towards better models, and train, as in a round."""
-        costs = self.before_training(plan)
-        done = self.personalize(plan)
-        done.spend(costs)
-        return done
-
-    def others(self) -> dict[int, Arrays]:
-        """Return the received models by client."""
-        models: dict[int, Arrays] = {}
-        for name, value in self.received.items():
-            client, _, key = name.partition("/")
-            models.setdefault(int(client), {})[key] = value
-        return models
 
     def affinity(self, mine: Arrays, theirs: Arrays, own_loss: float) -> float:
         """u_n = (L_val(theta_i) - L_val(theta_n)) / ||theta_n - theta_i||; 0 for equal models.
@@ -57,14 +38,11 @@ class FedFomoClient(BaseClient):
 
     def validation_loss(self) -> float:
         """Return the current model's mean loss on the validation part."""
-        self.model.eval()
         return self.score(self.workspace.samples(self.client, "validation")).loss
 
 
 def mixed(mine: Arrays, others: list[Arrays], weights: np.ndarray) -> Arrays:
     """Return theta_i + sum_n w_n (theta_n - theta_i), summed in float64."""
-    result = {key: value.astype(np.float64) for key, value in mine.items()}
-    for weight, theirs in zip(weights, others, strict=True):
-        for key, value in mine.items():
-            result[key] += weight * (theirs[key].astype(np.float64) - value)
-    return {key: value.astype(np.float32) for key, value in result.items()}
+    terms = [*zip(weights, others, strict=True)]
+    step = {k: sum(w * (o[k].astype(np.float64) - a) for w, o in terms) for k, a in mine.items()}
+    return {key: (value + step[key]).astype(np.float32) for key, value in mine.items()}

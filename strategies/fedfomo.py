@@ -17,6 +17,7 @@ from fedapps.method import (
     doc,
     generator,
     log,
+    replace,
 )
 
 
@@ -50,7 +51,7 @@ class FedFomo(Mixing):
     sends_its_model = False
     unused = FINETUNING
     newcomers_train = True
-    by_client = (*Mixing.by_client, "affinity")
+    by_pair = ("affinity",)
     options: Settings
 
     def setup(self) -> None:
@@ -60,51 +61,31 @@ class FedFomo(Mixing):
         if not self.settings.validation_fraction:
             raise RunError("fedfomo needs a validation part: validation-fraction > 0, as 0.2")
         super().setup()
-        self.state["affinity"] = np.zeros((self.settings.num_clients,) * 2)
-
-    def grow(self, before: int) -> None:
-        """Let nobody know anything of new clients."""
-        super().grow(before)
-        more = self.settings.num_clients - before
-        self.state["affinity"] = np.pad(self.state["affinity"], ((0, 0), (0, more)))
-
-    def state_bytes(self) -> int:
-        """The size of every client's last model and of all affinities."""
-        return super().state_bytes() + 8 * self.settings.num_clients**2
 
     def plan(self, round_: int, client: int) -> Plan:
         """Receive other clients' models, train the own model, send it and the affinities u_n."""
         names, others = self.layout.names, self.others(round_, client)
         shapes = {f"{n}/{key}": self.layout.shapes[key] for n in others for key in self.mixed_keys}
-        return Plan(
-            round=round_,
-            download=(),
-            stages=(self.stage(round_, names),),
-            upload=names,
-            also_keep=names,
-            receives=shapes,
-            sends={f"affinity/{n}": (1,) for n in others},
-        )
+        u = {f"affinity/{n}": (1,) for n in others}
+        plan = self.exchange(round_, names, self.stage(round_, names))
+        return replace(plan, download=(), also_keep=names, receives=shapes, sends=u)
 
     def others(self, round_: int, client: int) -> list[int]:
         """The M clients of highest affinity; with chance epsilon - decay (t - 1) random ones."""
-        known = [n for n in np.flatnonzero(self.state["sent"]).tolist() if n != client]
-        draws = generator(self.settings.seed, "fedfomo", round_, client)
-        chance = self.options.epsilon - self.options.epsilon_decay * (round_ - 1)
-        explore = draws.random() < chance
-        known = draws.permutation(known).tolist()
+        o, draws = self.options, generator(self.settings.seed, "fedfomo", round_, client)
+        explore = draws.random() < o.epsilon - o.epsilon_decay * (round_ - 1)
+        sent = np.flatnonzero(self.state["sent"])
+        known: list[int] = draws.permutation(sent[sent != client]).tolist()
         if not explore:  # a stable sort: equal affinities stay in the drawn order
             known.sort(key=lambda n: -self.state["affinity"][client, n])
-        return sorted(known[: self.options.models])
+        return sorted(known[: o.models])
 
     def download(self, round_: int, client: int, plan: Plan) -> Arrays:
         """Send the last models of the clients that the plan names."""
         parts = ((name, *name.split("/", 1)) for name in plan.receives)
         return {name: self.last.of(int(other), [key])[key] for name, other, key in parts}
 
-    def newcomer_download(self, round_: int, client: int, plan: Plan) -> Arrays:
-        """Send models, as in a round."""
-        return self.download(round_, client, plan)
+    newcomer_download = download  # models, as in a round
 
     def observe(self, update: ClientUpdate) -> None:
         """p_i += u_i; store the model."""

@@ -31,7 +31,6 @@ class PFedSim(LateMixing):
     citation = "Tan et al. 2023"
     exchanges = "all; body down"
     sends_its_model = False
-    by_client = (*LateMixing.by_client, "similarity")
     by_pair = ("similarity",)
     options: Settings
 
@@ -46,14 +45,10 @@ class PFedSim(LateMixing):
         if "similarity" in self.state:
             np.fill_diagonal(self.state["similarity"], 1)
 
-    def state_bytes(self) -> int:
-        """The size of every client's last body and of all similarities."""
-        return super().state_bytes() + 8 * self.settings.num_clients**2
-
     def end_warmup(self) -> None:
         """Set every client's last body to the server's; each client is similar only to itself."""
         super().end_warmup()
-        self.state["similarity"] = np.eye(self.settings.num_clients)
+        np.fill_diagonal(self.state["similarity"], 1)
 
     def personal_plan(self, round_: int, client: int) -> Plan:
         """Train all layers; download a mixed body; keep the head, but upload it, too."""

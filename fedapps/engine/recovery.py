@@ -62,7 +62,7 @@ class Recovery:
         grows = 0 < before < now
         for old, new in ((strategy.arrays, found.arrays), (strategy.state, found.state)):
             for key in old.keys() & new.keys():
-                if grows and old is strategy.state and key.startswith(strategy.by_client):
+                if grows and old is strategy.state and strategy.grows(key):
                     continue
                 if np.shape(old[key]) != np.shape(new[key]):
                     raise RunError(

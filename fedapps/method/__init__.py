@@ -67,13 +67,13 @@ from fedapps.method.aggregation import plain_mean, weighted_mean
 from fedapps.method.conversation import Question
 from fedapps.method.figures import WITHOUT_HEAD, EventPlot, Figure
 from fedapps.method.flower import BaseClient, BaseStrategy
-from fedapps.method.mixing import Mixing
+from fedapps.method.mixing import LateMixing, Mixing
 from fedapps.method.mixtures import LastSent
 from fedapps.method.on_features import CutModel, Predictor, Prototypes
 from fedapps.method.rehearsal import rehearse
 from fedapps.method.strategy import FINETUNING
 from fedapps.method.update import SERVER, ClientUpdate, Failure, replace, under
-from fedapps.method.warmup import LateMixing, WarmUp
+from fedapps.method.warmup import WarmUp
 from fedapps.models.layers import Arrays, Slice, in_sequence, put, run, take
 from fedapps.training.batches import Samples, chunks
 from fedapps.training.costs import Costs, TrainingStats

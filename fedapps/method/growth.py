@@ -12,15 +12,19 @@ class Growing(StrategyTools):
     """A strategy whose run can be resumed with more clients (`num-clients`)."""
 
     by_client: ClassVar[tuple[str, ...]] = ()  # names or prefixes of state with a row per client
-    by_pair: ClassVar[tuple[str, ...]] = ()  # those of them that also have a column per client
+    by_pair: ClassVar[tuple[str, ...]] = ()  # names of state with a row and a column per client
+
+    def grows(self, name: str) -> bool:
+        """Tell whether an array of the state has a row per client."""
+        return name.startswith((*self.by_client, *self.by_pair))
 
     def grow(self, before: int) -> None:
-        """Add to `state` what the clients from `before` on need; by default, rows in `by_client`.
+        """Add to `state` what the clients from `before` on need; by default, more rows.
 
         The rows are 0, but those of what clients sent last (`LastSent`) are the server's arrays.
         """
         more = self.settings.num_clients - before
-        for name in [name for name in self.state if name.startswith(self.by_client)]:
+        for name in filter(self.grows, list(self.state)):
             rows = self.state[name]
             row = np.zeros(rows.shape[1:], rows.dtype)
             if name.startswith(PREFIX):

@@ -137,14 +137,19 @@ def _norms_of(layers: Slice, clip: Clip) -> str:
 
 
 def _personalize(client: ClientHooks, plan: Plan) -> Work[TrainingStats]:
-    """Call the hook; the training that it stands for by default is a job, which can wait."""
+    """Call the hook; the training that it stands for by default is a job, which can wait.
+
+    A newcomer that is trained `as_in_round` is first prepared as in a round.
+    """
     hooks = ("adapt", "personalize") if plan.newcomer else ("personalize",)
-    if not any(has_own(client, hook) for hook in hooks):
-        done: TrainingStats = yield Training(
-            client, plan, "finetune", client.objective("finetune"), {}
-        )
-        return done
-    return getattr(client, hooks[0])(plan)
+    decisive = hooks[:1] if plan.as_in_round else hooks
+    if any(has_own(client, hook) for hook in decisive):
+        return getattr(client, hooks[0])(plan)
+    before = cost_of(client.before_training, plan, Costs) if plan.as_in_round else Costs()
+    objective = client.objective("train" if plan.as_in_round else "finetune")
+    done: TrainingStats = yield Training(client, plan, "finetune", objective, {})
+    done.spend(before)
+    return done
 
 
 def _score_last(client: ClientHooks, initial: Score) -> Work[float]:

@@ -1,5 +1,6 @@
 """Strategies that keep what each client sent last, to send every client a mixture of its own."""
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -8,24 +9,19 @@ import numpy as np
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.mixtures import LastSent
 from fedapps.method.update import ClientUpdate
+from fedapps.method.warmup import WarmUp
 from fedapps.models.layers import Arrays
 from fedapps.training.plan import Plan
 
 
-class Mixing(BaseStrategy):
-    """The server stores the arrays `mixed_keys` of each update in `last`; `sent` [N] says whose.
+class KeepsLast(BaseStrategy):
+    """The server keeps in `last` what each client has sent last of the arrays `mixed_keys`.
 
-    As long as a client has sent none, `last` has the initial ones. The server's own model is the
-    mean of the round's models. Write `download`, which sends a mixture; a newcomer gets the mean.
+    It can also keep a number for each pair of clients: [N, N] (float64, at first 0), by the names
+    in `by_pair`.
     """
 
-    by_client: ClassVar[tuple[str, ...]] = ("last/", "sent")
-
-    def setup(self) -> None:
-        """No client has sent anything; a method with more to set up calls this method first."""
-        clients = self.settings.num_clients
-        self.last.start({key: self.arrays[key] for key in self.mixed_keys}, clients)
-        self.state["sent"] = np.zeros(clients, bool)
+    by_client: ClassVar[tuple[str, ...]] = ("last/",)
 
     @property
     def mixed_keys(self) -> tuple[str, ...]:
@@ -38,8 +34,31 @@ class Mixing(BaseStrategy):
         return LastSent(self.state)
 
     def state_bytes(self) -> int:
-        """Return the size of what all clients sent last."""
-        return LastSent.nbytes(self.arrays, self.mixed_keys, self.settings.num_clients)
+        """Return the size of what all clients sent last, and of what is kept of pairs."""
+        clients = self.settings.num_clients
+        pairs = 8 * len(self.by_pair) * clients**2
+        return LastSent.nbytes(self.arrays, self.mixed_keys, clients) + pairs
+
+    def start_last(self) -> None:
+        """Let the server's arrays be what every client has sent; of pairs nothing is known."""
+        clients = self.settings.num_clients
+        self.last.start({key: self.arrays[key] for key in self.mixed_keys}, clients)
+        self.state.update({name: np.zeros((clients, clients)) for name in self.by_pair})
+
+
+class Mixing(KeepsLast):
+    """The server stores the arrays `mixed_keys` of each update in `last`; `sent` [N] says whose.
+
+    As long as a client has sent none, `last` has the initial ones. The server's own model is the
+    mean of the round's models. Write `download`, which sends a mixture; a newcomer gets the mean.
+    """
+
+    by_client: ClassVar[tuple[str, ...]] = ("last/", "sent")
+
+    def setup(self) -> None:
+        """No client has sent anything; a method with more to set up calls this method first."""
+        self.start_last()
+        self.state["sent"] = np.zeros(self.settings.num_clients, bool)
 
     def newcomer_download(self, round_: int, client: int, plan: Plan) -> Arrays:
         """Return means of the last round, since nothing is known of a newcomer."""
@@ -58,3 +77,31 @@ class Mixing(BaseStrategy):
         for update in updates:
             self.observe(update)
             yield update
+
+
+class LateMixing(WarmUp, KeepsLast):
+    """After the warm-up, a client gets a mixture of its own: of what all have sent last.
+
+    Write `weights`, and `mixed_keys` if not all arrays are mixed. At the end of the warm-up, the
+    server's arrays are what every client has sent last.
+    """
+
+    @abstractmethod
+    def weights(self, client: int) -> np.ndarray:
+        """Return the weights w [N] (float64) of all clients in the mixture of `client`."""
+
+    def end_warmup(self) -> None:
+        """Start with the same arrays for every client."""
+        self.start_last()
+
+    def download(self, round_: int, client: int, plan: Plan) -> Arrays:
+        """Return the server's arrays and, after the warm-up, the client's mixture."""
+        arrays = super().download(round_, client, plan)
+        if round_ <= self.warmup:
+            return arrays
+        return arrays | self.last.mixture(self.weights(client), self.mixed_keys)
+
+    def observe(self, round_: int, update: ClientUpdate) -> None:
+        """After the warm-up, store what is mixed of a client that has trained."""
+        if round_ > self.warmup and update.arrays:
+            self.last.keep(update.client, {key: update.arrays[key] for key in self.mixed_keys})

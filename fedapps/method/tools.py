@@ -156,7 +156,7 @@ class StrategyTools:
         scale = self.settings.lr / self.settings.round_lr(plan.round)
         stages = tuple(msgspec.structs.replace(s, lr=s.lr * scale) for s in plan.stages)
         kept: dict[str, Any] = {"upload": (), "also_keep": (), "sends": {}}
-        return msgspec.structs.replace(plan, stages=stages, newcomer=True, **kept)
+        return msgspec.structs.replace(plan, stages=stages, newcomer=True, as_in_round=True, **kept)
 
     def own_first(self, training: Plan, evaluation: Plan) -> Plan:
         """Return the plan of an evaluation in which a newcomer first trains layers of its own.

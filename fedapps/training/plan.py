@@ -50,11 +50,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     A client keeps what it has trained and does not upload. It also keeps the layers in `also_keep`,
     although they are uploaded. `receives` and `sends` name additional arrays (float32), with their
-    shapes, that travel down and up. Such a name contains a "/", and the names of a model's entries
-    never do. A plan with a `channel` is run on a model of the trained layers alone, at the same
-    time as the other plans of its message. An `unpersonalized` plan has lost its stages, so its
-    scores are not those of the model with which the client would predict. A `newcomer` is a client
-    that has never trained; it has no state.
+    shapes, that travel down and up. Such a name contains a "/"; names of a model's entries do not.
+    A plan with a `channel` is run on a model of the trained layers alone, at the same time as the
+    other plans of its message. An `unpersonalized` plan has lost its stages, and does not score the
+    model that predicts. A `newcomer` has never trained; its stages may be run `as_in_round`.
     """
 
     round: int
@@ -67,6 +66,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     channel: Channel | None = None
     unpersonalized: bool = False
     newcomer: bool = False
+    as_in_round: bool = False
 
     def without_stages(self) -> "Plan":
         """Return the plan of an evaluation in which the client does not personalize."""

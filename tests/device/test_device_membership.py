@@ -90,8 +90,9 @@ def test_a_resumed_run_has_more_devices(strategy, device_run, nodes, read_csv):
     rows = read_csv(folder, "rounds.csv")
     assert [(row["clients"], row["failures"]) for row in rows] == [("2", "0")] * 2 + [("3", "0")]
     state, arrays = checkpoint.load(folder).state, checkpoint.load(folder).arrays
-    by_client = registry.strategy_class(strategy).by_client
-    assert {name for name in state if name.startswith(by_client)} == {
+    made = registry.strategy_class(strategy)
+    rows = (*made.by_client, *made.by_pair)
+    assert {name for name in state if name.startswith(rows)} == {
         name for name, value in state.items() if value.shape[:1] == (3,) and name[:5] != "hbar/"
     }
     if strategy == "feddyn":  # w = mean theta_i - hbar / alpha with all three in the last round
