@@ -1,7 +1,7 @@
 """FedAS's client: it aligns the received body, and measures how much its model has learned."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedapps.method import (
     BaseClient,
@@ -13,7 +13,6 @@ from fedapps.method import (
     TrainingStats,
     put,
     replace,
-    run,
     take,
 )
 from strategies.fedas import Settings
@@ -36,28 +35,23 @@ class FedASClient(BaseClient):
 
     def align(self, plan: Plan, phase: str) -> TrainingStats:
         """Pull features to the class means of the last own body's; a first time there are none."""
-        body, kept = self.layout.body, self.kept()
-        keys = self.layout.keys_of(body)
+        kept = self.kept()
         if not kept or not self.options.align_epochs:
             return TrainingStats()
-        received = take(self.model, keys)
-        put(self.model, {key: kept[key] for key in keys if key in kept})
+        received = take(self.model, self.layout.keys_of(self.layout.body))
+        put(self.model, kept)
         _, self.prototypes, _, costs = self.class_features()
         put(self.model, received)
         # a step ends before the head
         unrun = -2 * self.workspace.trainer.profile.forward_macs(self.layout.head)
-        done = self.train(plan, phase, Objective(self.apart, forward=self.of_body, macs=unrun))
+        done = self.train(plan, phase, Objective(self.apart, forward=self.run_body, macs=unrun))
         done.spend(costs)
         return done
 
-    def of_body(self, model: nn.Module, x: Tensor, layers: Slice) -> Tensor:
-        """Return features [b, width]."""
-        return self.run_body(model, x, layers).flatten(1)
-
     def apart(self, z: Tensor, labels: Tensor) -> Tensor:
-        """Return the sum over classes of the mean squared distance to the class's prototype."""
+        """Return the sum over classes of the mean squared distance of z [b, ...] to prototypes."""
         of_class = torch.bincount(labels)[labels]
-        return ((z - self.prototypes[labels]).square().mean(1) / of_class).sum()
+        return ((z.flatten(1) - self.prototypes[labels]).square().mean(1) / of_class).sum()
 
     def after_training(self, plan: Plan) -> Costs:
         """Send the sum over batches of the squared norm of the loss's gradient, in eval mode."""
@@ -65,8 +59,7 @@ class FedASClient(BaseClient):
         size, names, trace = self.settings.batch_size, self.layout.names, 0.0
         weights = [p for p in self.model.parameters() if p.requires_grad]
         for x, y in zip(inputs.split(size), labels.split(size), strict=True):
-            loss = self.loss(run(self.model, x, names), y)
-            found = torch.autograd.grad(loss, weights)
+            found = torch.autograd.grad(self.loss(self.model(x), y), weights)
             trace += sum(float(g.square().sum()) for g in found)
         self.sends["fisher/trace"] = torch.tensor([trace]).numpy()
         return Costs(macs=self.workspace.trainer.profile.step_macs(names, names[0]) * len(labels))
@@ -74,7 +67,3 @@ class FedASClient(BaseClient):
     def personalize(self, plan: Plan) -> TrainingStats:
         """Align the received body in an evaluation."""
         return self.align(plan, "finetune")
-
-    def adapt(self, plan: Plan) -> TrainingStats:
-        """Train all layers as in a round."""
-        return self.train(plan, "finetune", self.objective("train"))
