@@ -25,8 +25,7 @@ class PerFedAvgClient(BaseClient):
     def first_order(self, backward: Backward, batches: list[Samples]) -> None:
         """First order: grad f(theta - alpha grad f(theta; D); D')."""
         inner = self.gradient(backward, batches[0])
-        outer = self.gradient(backward, batches[1], inner, -self.settings.lr)
-        self.set_gradients(outer)
+        self.set_gradients(self.gradient(backward, batches[1], inner, -self.settings.lr))
 
     def hessian_free(self, backward: Backward, batches: list[Samples]) -> None:
         """g - alpha (grad f(theta + d g; D'') - grad f(theta - d g; D'')) / (2 d), d = delta.

@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-import numpy as np
-
 from fedapps.method import (
     Arrays,
     BaseStrategy,
@@ -14,8 +12,8 @@ from fedapps.method import (
     Positive,
     Stage,
     doc,
-    plain_mean,
     replace,
+    weighted_mean,
 )
 
 
@@ -64,14 +62,10 @@ class PerFedAvg(BaseStrategy):
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
         """Set the model to the plain mean over the selected clients."""
-        return {key: mean.astype(np.float32) for key, mean in plain_mean(updates)[0].items()}
+        return weighted_mean(replace(update, weight=1.0) for update in updates)[0]
 
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
         """theta_i = w - alpha grad f_i(w): one such step, or one epoch of them."""
-        stage = Stage(
-            layers=self.layout.names,
-            epochs=1,
-            lr=self.settings.finetune_rate,
-            max_steps=1 if self.options.personalize == "step" else 0,
-        )
-        return (stage,)
+        names, lr = self.layout.names, self.settings.finetune_rate
+        steps = 1 if self.options.personalize == "step" else 0
+        return (Stage(layers=names, epochs=1, lr=lr, max_steps=steps),)
