@@ -63,23 +63,14 @@ class FedSeq(BaseStrategy):
         """Cut the body into K parts, and take over the base method's plans and figures."""
         self.base = self.other(self.options.base)
         self.figures = self.base.figures
-        body = self.layout.body
-        if self.options.groups > len(body):
-            raise RunError(
-                f"fedseq.groups = {self.options.groups}: the body has {len(body)} layers"
-            )
-        count = self.options.groups or len(body)
-        self.parts = [tuple(part) for part in np.array_split(body, count)]
+        body, groups, rounds = self.layout.body, self.options.groups, self.settings.num_rounds
+        if groups > len(body):
+            raise RunError(f"fedseq.groups = {groups}: the body has {len(body)} layers")
+        self.parts = [tuple(part) for part in np.array_split(body, groups or len(body))]
         self.starts = self._unfreeze_rounds(len(self.parts))
-        rounds = self.settings.num_rounds
         if late := [start for start in self.starts if start >= rounds]:
-            log.warning(
-                "fedseq: %s of %s parts stay frozen all %s rounds (unfreeze-rounds %s)",
-                len(late),
-                len(self.parts),
-                rounds,
-                ",".join(map(str, late)),
-            )
+            text = "fedseq: %s of %s parts stay frozen all %s rounds (unfreeze-rounds %s)"
+            log.warning(text, len(late), len(self.parts), rounds, ",".join(map(str, late)))
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -100,13 +91,10 @@ class FedSeq(BaseStrategy):
         def without_frozen(layers: Slice) -> Slice:
             return tuple(name for name in layers if name not in frozen)
 
-        stages = (replace(s, layers=without_frozen(s.layers)) for s in base.stages)
-        return Plan(
-            round=round_,
-            download=without_frozen(base.download),
-            stages=tuple(stage for stage in stages if stage.layers),
-            upload=without_frozen(base.upload),
-        )
+        stages = [replace(s, layers=without_frozen(s.layers)) for s in base.stages]
+        trained = tuple(stage for stage in stages if stage.layers)
+        down, up = without_frozen(base.download), without_frozen(base.upload)
+        return Plan(round=round_, download=down, stages=trained, upload=up)
 
     def _unfreeze_rounds(self, count: int) -> list[int]:
         text, key = self.options.unfreeze_rounds, "fedseq.unfreeze-rounds"
