@@ -4,16 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fedapps.method import (
-    FINETUNING,
-    AtLeastZero,
-    BaseStrategy,
-    Count,
-    MethodSettings,
-    Plan,
-    Stage,
-    doc,
-)
+from fedapps.method import FINETUNING, AtLeastZero, BaseStrategy, Count, MethodSettings, Stage, doc
 
 
 class Settings(MethodSettings, frozen=True):
@@ -45,11 +36,6 @@ class FedALA(BaseStrategy):
     unused = FINETUNING
     newcomers_train = True
     options: Settings
-
-    def plan(self, round_: int, client: int) -> Plan:
-        """Train and exchange all layers, as in FedAvg."""
-        names = self.layout.names
-        return self.exchange(round_, names, self.stage(round_, names))
 
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
         """Learning W replaces fine-tuning."""

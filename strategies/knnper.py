@@ -9,7 +9,6 @@ from fedapps.method import (
     Figure,
     Fraction,
     MethodSettings,
-    Plan,
     Positive,
     doc,
 )
@@ -40,8 +39,3 @@ class KNNPer(BaseStrategy):
     needs_cut = True
     figures = (Figure("global", "score of the shared model w", label="global", of_metric=True),)
     options: Settings
-
-    def plan(self, round_: int, client: int) -> Plan:
-        """Train and exchange all layers, as in FedAvg."""
-        names = self.layout.names
-        return self.exchange(round_, names, self.stage(round_, names))

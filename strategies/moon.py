@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fedapps.method import AtLeastZero, BaseStrategy, MethodSettings, Plan, Positive, doc
+from fedapps.method import AtLeastZero, BaseStrategy, MethodSettings, Positive, doc
 
 
 class Settings(MethodSettings, frozen=True):
@@ -25,8 +25,3 @@ class MOON(BaseStrategy):
     exchanges = "everything"
     needs_cut = True
     options: Settings
-
-    def plan(self, round_: int, client: int) -> Plan:
-        """Train and exchange all layers, as in FedAvg."""
-        names = self.layout.names
-        return self.exchange(round_, names, self.stage(round_, names))

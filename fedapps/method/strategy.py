@@ -2,11 +2,10 @@
 
 A method is a pair of modules with the same name: `strategies/x.py` says what the server does, and
 `clients/x.py` what a client does. Both import only `fedapps.method`. In each round the server
-selects clients, sends each of them a plan and a slice of its model, and aggregates the slices that
-come back.
+selects clients, sends each a plan and a slice of its model, and aggregates the slices it gets.
 """
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -27,7 +26,7 @@ FINETUNING = ("finetune-epochs", "finetune-lr", "finetune-part")  # keys of gene
 
 
 class StrategyHooks(Growing, Conversation, ABC):
-    """What a method does on the server. Write `plan`; by default all other hooks are FedAvg's.
+    """What a method does on the server. Write `plan` and others; by default they are FedAvg's.
 
     These are set when `setup` is called, and you can use them in every hook:
 
@@ -74,9 +73,10 @@ class StrategyHooks(Growing, Conversation, ABC):
         """Keys without effect in this run, such as `local-epochs`; setting one gives a warning."""
         return ()
 
-    @abstractmethod
     def plan(self, round_: int, client: int) -> Plan:
-        """Return what `client` does in `round_` (from 1): usually `self.exchange(...)`."""
+        """Return what `client` does in `round_` (from 1): by default, train and exchange all."""
+        names = self.layout.names
+        return self.exchange(round_, names, self.stage(round_, names))
 
     def select(self, round_: int) -> list[int]:
         """Return the clients that train in `round_`, ascending: by default a random share r."""

@@ -503,3 +503,18 @@ def test_a_slice_that_names_a_part_twice_has_its_keys_once(flat_config, tiny_npz
     layout = space.layout
     twice = (*layout.body, *layout.norms_of(layout.names))
     assert layout.keys_of(twice) == layout.keys_of(layout.body)
+
+
+def test_without_hooks_it_is_fedavg():
+    class Nothing(BaseStrategy):
+        pass
+
+    keys = 'strategy="fedavg" model="mlp" num-clients=4 fraction-train=1.0 local-epochs=1'
+    ones, others = (
+        rehearse(strategy, BaseClient, keys)
+        for strategy in (Nothing, registry.strategy_class("fedavg"))
+    )
+    for run in (ones, others):
+        run.rounds(2)
+    for key, value in others.strategy.arrays.items():
+        np.testing.assert_array_equal(ones.strategy.arrays[key], value, err_msg=key)
