@@ -1,20 +1,8 @@
 """Per-FedAvg: Fallah, Mokhtari, Ozdaglar, Personalized FL with Theoretical Guarantees (MAML)."""
 
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from fedapps.method import (
-    Arrays,
-    BaseStrategy,
-    ClientUpdate,
-    MethodSettings,
-    Plan,
-    Positive,
-    Stage,
-    doc,
-    replace,
-    weighted_mean,
-)
+from fedapps.method import MethodSettings, PlainMean, Plan, Positive, Stage, doc, replace
 
 
 class Settings(MethodSettings, frozen=True):
@@ -31,7 +19,7 @@ class Settings(MethodSettings, frozen=True):
     ]
 
 
-class PerFedAvg(BaseStrategy):
+class PerFedAvg(PlainMean):
     """A meta model that is good after one gradient step of each client (Algorithm 1).
 
     Symbols: N (n in the paper) `num-clients`, K `num-rounds`, r `fraction-train`,
@@ -59,10 +47,6 @@ class PerFedAvg(BaseStrategy):
         beta = self.options.outer_lr * stage.lr / self.settings.lr
         passes = 2 if self.options.mode == "fo" else 4
         return self.exchange(round_, names, replace(stage, lr=beta, passes=passes))
-
-    def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
-        """Set the model to the plain mean over the selected clients."""
-        return weighted_mean(replace(update, weight=1.0) for update in updates)[0]
 
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
         """theta_i = w - alpha grad f_i(w): one such step, or one epoch of them."""

@@ -38,7 +38,8 @@ The others, by what they are for:
   pair of classes;
 - aggregation: `weighted_mean`, `plain_mean`, mean features of each class (`Prototypes`), a mixture
   for each client (`LastSent`), and the base classes `Mixing` of methods that send one, `WarmUp` of
-  methods that begin with FedAvg, and `LateMixing` of those that do both;
+  methods that begin with FedAvg, `LateMixing` of those that do both, and `PlainMean` of methods in
+  which all clients count the same;
 - more training: what it did (`TrainingStats`); inner steps with `descend`, `pull`, `restored`,
   `swapped`;
 - parts of the model: `run`, `features`, `in_sequence`, `chunks`; modules to predict with
@@ -70,6 +71,7 @@ from fedapps.method.flower import BaseClient, BaseStrategy
 from fedapps.method.mixing import LateMixing, Mixing
 from fedapps.method.mixtures import LastSent
 from fedapps.method.on_features import CutModel, Predictor, Prototypes
+from fedapps.method.plain import PlainMean
 from fedapps.method.rehearsal import rehearse
 from fedapps.method.strategy import FINETUNING
 from fedapps.method.update import SERVER, ClientUpdate, Failure, replace, under
@@ -95,7 +97,7 @@ __all__ = [  # noqa: RUF022, in the order of the docstring
     "log", "generator", "under", "rehearse",
     # aggregation
     "weighted_mean", "plain_mean", "Prototypes", "LastSent", "Mixing", "WarmUp",
-    "LateMixing",
+    "LateMixing", "PlainMean",
     # more training
     "TrainingStats", "descend", "pull", "restored", "swapped",
     # parts of the model, and scores
