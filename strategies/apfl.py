@@ -1,21 +1,15 @@
 """APFL: Deng et al., Adaptive Personalized Federated Learning, arXiv 2003.13461, 2020."""
 
-from collections.abc import Iterable
 from typing import Annotated, Literal
-
-import numpy as np
 
 from fedapps.method import (
     FINETUNING,
-    Arrays,
-    BaseStrategy,
-    ClientUpdate,
     Figure,
     Fraction,
     MethodSettings,
+    PlainMean,
     Plan,
     doc,
-    plain_mean,
     replace,
 )
 
@@ -31,7 +25,7 @@ class Settings(MethodSettings, frozen=True):
     ]
 
 
-class APFL(BaseStrategy):
+class APFL(PlainMean):
     """FedAvg with a plain mean for w; each client predicts with alpha_i v_i + (1 - alpha_i) w.
 
     Symbols: K of N clients `fraction-train`, rounds `num-rounds`, B `batch-size`, eta `lr`,
@@ -57,11 +51,3 @@ class APFL(BaseStrategy):
         """Train w; each step computes a second gradient, of the mixture, for v_i and alpha_i."""
         names = self.layout.names
         return self.exchange(round_, names, replace(self.stage(round_, names), passes=2))
-
-    def evaluation_plan(self, round_: int, client: int) -> Plan:
-        """Download w; the client mixes it with v_i and trains nothing."""
-        return Plan(round=round_, download=self.layout.names, stages=(), upload=())
-
-    def aggregate(self, round_: int, updates: Iterable[ClientUpdate]) -> Arrays:
-        """Set w to the plain mean over the selected clients."""
-        return {key: mean.astype(np.float32) for key, mean in plain_mean(updates)[0].items()}
