@@ -11,6 +11,7 @@ from fedapps.method import (
     descend,
     pull,
     put,
+    restored,
     swapped,
     take,
 )
@@ -39,8 +40,7 @@ class PFedMeClient(BaseClient):
         with swapped(parameters, self.theta):
             for _ in range(self.options.inner_steps):
                 backward(batches[0])
-                if self.settings.weight_decay:  # part of f_i (our choice)
-                    pull(parameters, self.settings.weight_decay)
+                pull(parameters, self.settings.weight_decay)  # part of f_i (our choice)
                 pull(parameters, lambda_, w)
                 descend(parameters, self.inner_lr)
         pull(parameters, lambda_, self.theta)
@@ -67,8 +67,6 @@ class PFedMeClient(BaseClient):
 
     def extra_scores(self) -> dict[str, float]:
         """Score the received w, too; afterwards the model is theta_i again."""
-        theta = take(self.model, self.layout.keys_of(self.layout.names))
-        put(self.model, self.received)
-        shared = self.score(self.test_data)
-        put(self.model, theta)
-        return {"global": shared.value}
+        with restored(self.model.state_dict().values()):
+            put(self.model, self.received)
+            return {"global": self.score(self.test_data).value}

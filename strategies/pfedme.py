@@ -83,7 +83,3 @@ class PFedMe(BaseStrategy):
         w, beta, means = self.arrays, self.options.beta, super().aggregate(round_, updates)
         mixed = means.keys() & set(self.layout.parameters)
         return means | {key: (1 - beta) * w[key] + beta * means[key] for key in mixed}
-
-    def evaluation_plan(self, round_: int, client: int) -> Plan:
-        """No fine-tuning: theta_i is on the client; w is downloaded for its own figure."""
-        return Plan(round=round_, download=self.layout.names, stages=(), upload=())
