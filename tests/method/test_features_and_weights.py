@@ -9,10 +9,12 @@ from torch.nn.functional import cross_entropy
 from fedapps.method import (
     BaseClient,
     BaseStrategy,
+    ClientUpdate,
     CutModel,
     LastSent,
     LateMixing,
     Objective,
+    PlainMean,
     Predictor,
     Prototypes,
     rehearse,
@@ -214,6 +216,14 @@ def test_what_is_kept_of_pairs_of_clients_grows_both_ways():
     strategy.grow(4)
     seen = strategy.state["seen"]
     assert seen.shape == (6, 6) and seen[:4, :4].all() and seen.sum() == 16
+
+
+def test_in_a_plain_mean_all_clients_count_the_same():
+    updates = [
+        ClientUpdate(c, {"a": np.full(2, c, np.float32)}, n, {}, n) for c, n in [(1, 9), (2, 1)]
+    ]
+    mean = rehearse(PlainMean, BaseClient, RUN).strategy.aggregate(1, iter(updates))
+    assert mean["a"].tolist() == [1.5, 1.5] and mean["a"].dtype == np.float32
 
 
 def test_a_predictor_has_its_parts_under_their_names():
