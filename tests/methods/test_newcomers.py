@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedapps.core import config, registry
-from fedapps.method.rehearsal import rehearse
+from fedapps.method import BaseClient, BaseStrategy, Costs, rehearse, replace
 from fedapps.models.layers import put, take
 from fedapps.training.workspace import Workspace
 from tests.support import ROOT
@@ -153,3 +153,26 @@ def test_the_page_of_newcomers_says_what_the_method_says(method):
     page = (ROOT / "docs" / "newcomers.md").read_text("utf-8")
     (rule,) = re.findall(rf"^\| `{method}` \| (.*) \|$", page, re.M)
     assert f"A newcomer {rule}" in " ".join(registry.strategy_class(method).__doc__.split())
+
+
+def test_a_newcomer_that_trains_does_what_others_do_in_a_round(two_files, flat_config):
+    """`before_training` with its costs, and the objective of a round; else neither of them."""
+
+    class Told(BaseClient):
+        def before_training(self, plan):
+            told.append("before")
+            return Costs(macs=10**12)
+
+        def objective(self, phase):
+            told.append(phase)
+            return super().objective(phase)
+
+    data, _ = two_files([])
+    for joins in (True, False):
+        told = []
+        kind = type("Kind", (BaseStrategy,), {"newcomers_train": joins})
+        run = rehearse(kind, Told, config.read(flat_config(data, *options("fedavg"))))
+        plan = replace(run.strategy.newcomer_plan(1, 1), stages=run.strategy.plan(1, 1).stages)
+        figures = run.make(1).evaluate_round(plan, run.strategy.download(1, 1, plan)).metrics
+        assert told == (["before", "train"] if joins else ["finetune"])
+        assert (figures["finetune_macs"] > 10**12) == joins and figures["finetune_samples"] > 0

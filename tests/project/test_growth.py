@@ -147,11 +147,14 @@ def test_fedap_draws_once_for_all_plans_of_a_round(many, monkeypatch):
         return draws[-1]
 
     monkeypatch.setattr(strategy_module, "sample_clients", noted)
+    assert all(strategy.personal_plan(2, c).stages for c in strategy.clients) and not draws
+    assert strategy.select(2) == [*strategy.clients]  # all are asked, but not all train
     trained = [c for c in strategy.clients if strategy.personal_plan(2, c).stages]
     assert len(draws) == 1 and trained == draws[0]
     there = [3, 5, 8, 13]  # devices that are met after the plans were checked
     strategy.devices |= {client: {"train": 9, "test": 3, "validation": 0} for client in there}
-    trained = [c for c in there if strategy.trains(2, c)]
+    assert strategy.select(2) == there
+    trained = [c for c in there if strategy.personal_plan(2, c).stages]
     assert len(draws) == 2 and trained == [there[index] for index in draws[1]]
 
 
