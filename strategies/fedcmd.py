@@ -8,7 +8,7 @@ from fedapps.method import (
     Arrays,
     ClientUpdate,
     EventPlot,
-    LastSent,
+    KeepsLast,
     MethodSettings,
     Plan,
     RunError,
@@ -52,7 +52,7 @@ class Settings(MethodSettings, frozen=True):
     other_clients: Annotated[str, doc("clients to which other-layer applies: 3,7,12")]
 
 
-class FedCMD(WarmUp):
+class FedCMD(WarmUp, KeepsLast):
     """Phase 1: FedAvg; clients also vote for one layer, by feature distribution transfer (Eq. 6).
     Phase 2: this layer l* is personal, and the layers after it are mixed for each client.
 
@@ -78,7 +78,7 @@ class FedCMD(WarmUp):
     citation = "Chen et al."
     exchanges = "all but one layer"
     plots = (VOTES,)
-    by_client = (*WarmUp.by_client, "phi")
+    by_client = (*WarmUp.by_client, *KeepsLast.by_client, "phi")
     needs_classes = True  # z_y is made of labels
     needs_cut = True  # z_l is what layer l + 1 receives
     sends_its_model = False
@@ -102,7 +102,7 @@ class FedCMD(WarmUp):
             return 0
         names = self.layout.names
         mixed = self.layout.shared(names[names.index(self.candidates()[0]) :])
-        return LastSent.nbytes(self.arrays, mixed, self.settings.num_clients)
+        return self.last.nbytes(self.arrays, mixed, self.settings.num_clients)
 
     # Phase 1 ------------------------------------------------------------------------------
 
@@ -127,7 +127,7 @@ class FedCMD(WarmUp):
             self.state["votes"][round_ - 1, self.layout.names.index(vote)] += 1
         elif self.mixes:
             self.state["phi"][update.client] = update.extras["phi/layer"]
-            self.last.keep(update.client, {key: update.arrays[key] for key in self.after_keys})
+            self.last.keep(update.client, {key: update.arrays[key] for key in self.mixed_keys})
 
     def end_warmup(self) -> None:
         """Choose as l* the layer that most rounds chose; all clients keep it from now on."""
@@ -137,11 +137,11 @@ class FedCMD(WarmUp):
         for round_, votes in enumerate(self.state["votes"], 1):
             self.event(round_, "server", "chosen", names[majority(votes)])
         self.event(self.warmup, "server", "personal-layer", names[self.chosen])
-        if self.options.weighting == "cosine" and self.after_keys:
+        if self.options.weighting == "cosine" and self.mixed_keys:
             personal = self.layout.shared((names[self.chosen],))
             size = sum(self.arrays[key].size for key in personal if key in self.layout.parameters)
             self.state["phi"] = np.zeros((clients, size), np.float32)
-            self.last.start({key: self.arrays[key] for key in self.after_keys}, clients)
+            self.start_last()
 
     @property
     def chosen(self) -> int:
@@ -182,7 +182,7 @@ class FedCMD(WarmUp):
         if round_ > self.warmup and self.mixes and self.state["last_trained"][client]:
             weights = self.similarities(client)
             if weights.any():
-                arrays |= self.last.mixture(weights / weights.sum(), self.after_keys)
+                arrays |= self.last.mixture(weights / weights.sum(), self.mixed_keys)
         return arrays
 
     def similarities(self, client: int) -> np.ndarray:
@@ -203,7 +203,7 @@ class FedCMD(WarmUp):
         return "phi" in self.state
 
     @property
-    def after_keys(self) -> tuple[str, ...]:
+    def mixed_keys(self) -> tuple[str, ...]:
         """The keys of the layers after l* that travel."""
         return self.layout.shared(self.layout.names[self.chosen + 1 :])
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from fedapps.core import log
 from fedapps.method.flower import BaseStrategy
-from fedapps.method.mixtures import LastSent
 from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import Arrays
 from fedapps.training.costs import TrainingStats
@@ -26,7 +25,7 @@ class WarmUp(BaseStrategy):
     state (event `state-lost`) continues from initial values.
     """
 
-    by_client: ClassVar[tuple[str, ...]] = ("last_trained", "last/")
+    by_client: ClassVar[tuple[str, ...]] = ("last_trained",)
 
     def setup(self) -> None:
         """Begin with the warm-up; a method with more to set up calls this method first."""
@@ -37,11 +36,6 @@ class WarmUp(BaseStrategy):
             log.warning("all %s rounds are warm-up: nothing is personal", rounds)
         if not self.warmup:
             self.end_warmup()
-
-    @property
-    def last(self) -> LastSent:
-        """What every client sent last, for methods that mix it; a part of the state."""
-        return LastSent(self.state)
 
     def warmup_rounds(self) -> int:
         """Return how many rounds FedAvg takes: by default the share of the method's `warmup`."""

@@ -11,7 +11,6 @@ from fedapps.method import (
     BaseStrategy,
     ClientUpdate,
     CutModel,
-    LastSent,
     LateMixing,
     Objective,
     PlainMean,
@@ -20,6 +19,7 @@ from fedapps.method import (
     rehearse,
     under,
 )
+from fedapps.method.mixtures import LastSent
 from fedapps.training.draw import Draw
 
 RUN = 'strategy="fedavg" model="mlp" num-clients=4 local-epochs=1 batch-size=8 lr=0.1'
