@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from fedapps.compare.comparison import Comparison
 from fedapps.compare.groups import Group, label
 from fedapps.compare.table import headline, scored_on
+from fedapps.core.words import shortened
 from fedapps.drawing import pictures
 from fedapps.drawing.pictures import (
     HEIGHT,
@@ -124,7 +125,7 @@ def _draw_points(axes: Axes, comparison: Comparison, name: str, labels: list[str
 
 def _sign(group: Group, keys: list[str]) -> str:
     text = label(group, keys)
-    short = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    short = shortened(text, LONGEST)
     return f"{group.name}: {short} (n = {len(group.runs)})"
 
 

@@ -45,3 +45,8 @@ def number(count: int, noun: str) -> str:
 def some(names: Sequence[str]) -> str:
     """Return the first names, and dots if there are more."""
     return ", ".join(names[:MOST_NAMED]) + ", ..." * (len(names) > MOST_NAMED)
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text, or its beginning with an ellipsis if it has more than `most` characters."""
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"

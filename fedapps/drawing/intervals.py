@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedapps.core.words import shortened
 from fedapps.drawing.svg import Box, Chart, Hit, Mark, Scale, Tick, dot_path, steps, written
 
 ROW, NAME = 24.0, 28  # height of a row; characters of its name, at most
@@ -28,7 +29,7 @@ def interval_chart(
 
     With `zero`, values are differences, and a line marks 0. The box is as high as the rows need.
     """
-    names = [row.name if len(row.name) <= NAME else row.name[: NAME - 1] + "…" for row in rows]
+    names = [shortened(row.name, NAME) for row in rows]
     known = [v for row in rows for v in (row.value, row.low, row.high, row.other) if v is not None]
     low, high = min([*known, *[0.0] * zero]), max([*known, *[0.0] * zero])
     room = 0.04 * (high - low or 1.0)

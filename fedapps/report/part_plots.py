@@ -1,6 +1,6 @@
 """Plots of the leading metric per client and class, and of the samples that clients hold."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -10,6 +10,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure as Picture
 
+from fedapps.core.words import shortened
 from fedapps.drawing.pictures import (
     BLUE,
     GREY,
@@ -72,7 +73,8 @@ def draw_classes(classes: pd.DataFrame, caption: Caption) -> Picture:
     _draw_changes(upper, ordered, metric)
     _draw_samples(lower, {caption.samples: ordered["num_test"]})
     lower.set_ylabel(f"{caption.samples} samples")
-    called = _shortened(ordered["name" if "name" in ordered else "class"])
+    named = ordered["name" if "name" in ordered else "class"]
+    called = [shortened(str(name), NAME) for name in named]
     _name_places(lower, called, "class", "" if few else f"personalized {metric.label}")
     legend(upper, f"Each class, over the {caption.samples} samples of all clients together")
     return picture
@@ -168,11 +170,7 @@ def _name_percent(axes: Axes, label: str) -> None:
 
 def _called(clients: Sequence[int] | pd.Series, names: Sequence[str]) -> list[str]:
     """Return the clients' names, the beginnings of long ones, or their numbers without names."""
-    return _shortened(names[client] if names else str(client) for client in clients)
-
-
-def _shortened(names: Iterable[object]) -> list[str]:
-    return [name if len(name) <= NAME else name[: NAME - 1] + "…" for name in map(str, names)]
+    return [shortened(names[client] if names else str(client), NAME) for client in clients]
 
 
 def _name_places(

@@ -6,6 +6,7 @@ from statistics import fmean
 
 import numpy as np
 
+from fedapps.core import words
 from fedapps.drawing.charts import (
     ANY,
     POSITIVE,
@@ -222,7 +223,7 @@ def _fitting(called: Sequence[tuple[str, str]]) -> list[str]:
     if room < LEAST:
         return [number for number, _ in called]
     names = [name or number for number, name in called]
-    return [name if len(name) <= room else f"{name[: room - 1].rstrip()}…" for name in names]
+    return [words.shortened(name, room) for name in names]
 
 
 def _title(row: Row, what: str, lead: Metric) -> str:
