@@ -31,11 +31,11 @@ class Dataset:
 
     `inputs` and `targets` say what a sample is. `target_values` are [N, *targets.shape], int64 or
     float32. The first `num_train` of the N samples are the official training set. Without a
-    `normalization`, the training samples of the run give it (`normalized`). `scaling` is that of
-    targets that are learned as numbers. If the data say who a
-    sample is from, `groups` are [N], and name a subject, a user or a hospital. `names` are those of
-    the classes, if the data have them; `columns` those of a table's features, as the key `columns`
-    writes them. `missing` is the key of this name. `told` are lines that a user has to know.
+    `normalization`, the training samples of the run give it (`normalized`), and so the `scaling` of
+    targets that are learned as numbers. If the data say who a sample is from, `groups` are [N], and
+    name a subject, a user or a hospital. `names` are those of the classes, if the data have them;
+    `columns` those of a table's features, as the key `columns` writes them. `missing` is the
+    key of this name. `told` are lines that a user has to know.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Dataset:
     columns: str = ""
     missing: str = "refuse"
     told: tuple[str, ...] = ()
-    scaling: Normalization = PLAIN
+    scaling: Normalization | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -127,4 +127,4 @@ def declared(name: str, inputs: Spec, targets: Spec) -> Dataset:
     """Return a data set without samples: what a server knows about data that stay on devices."""
     half = (0.5,) * inputs.shape[0] if inputs.image else ()
     empty = np.empty((0, *targets.shape), targets.dtype)
-    return Dataset(name, inputs, targets, empty, 0, Normalization(half, half))
+    return Dataset(name, inputs, targets, empty, 0, Normalization(half, half), scaling=PLAIN)

@@ -9,7 +9,7 @@ from fedapps.data.dataset import Dataset
 from fedapps.data.forms import Form, open_own
 from fedapps.data.forms.form import TABLES
 from fedapps.data.npz import Rows, class_names, headers, held
-from fedapps.data.spec import Spec, image_spec
+from fedapps.data.spec import PLAIN, Spec, image_spec
 
 
 def of_device(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
@@ -43,7 +43,7 @@ def of_device(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
         raise RunError(
             f"{path}: class_names are {','.join(own)}; the run has {','.join(names)} (class-names)"
         )
-    return replace(found, inputs=inputs, targets=targets)
+    return replace(found, inputs=inputs, targets=targets, scaling=PLAIN)
 
 
 def clients_in(path: Path, column: str) -> int:

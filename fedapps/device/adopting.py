@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from fedapps import data
+from fedapps import data, models
 from fedapps.core import config, registry
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
@@ -23,7 +23,6 @@ from fedapps.engine.again import ALLOWED, check_changes
 from fedapps.engine.finished import OVER, SUBSETS
 from fedapps.engine.metrics import MetricChecks
 from fedapps.method.flower import BaseClient, BaseStrategy
-from fedapps.models import own
 from fedapps.models.layers import as_sent, take
 from fedapps.report.rows import ClientEval
 from fedapps.training.plan import Plan
@@ -89,7 +88,7 @@ def _settings(about: ModelMetadata, changes: Mapping[str, Scalar]) -> Settings:
     check_changes(flat, changes, {*ALLOWED, "missing", "target-column"})
     new = int(flat["num-clients"])
     more: dict[str, Scalar] = {"num-clients": new + 1, "unseen-clients": str(new), "few-shot": 0}
-    more |= {"dataset": DEVICE, "device": "cpu", "model": own.in_app(str(flat["model"]))}
+    more |= {"dataset": DEVICE, "device": "cpu", "model": models.own.in_app(str(flat["model"]))}
     return config.read(flat | OVER | more | dict(changes))
 
 

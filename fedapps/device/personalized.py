@@ -148,7 +148,7 @@ def metadata(space: Workspace, client: int | None) -> ModelMetadata:
         mean=normalization.mean,
         std=normalization.std,
         filling=normalization.filling,
-        scaling=data_set.scaling,
+        scaling=data_set.scaling or PLAIN,
         columns=data_set.columns or settings.columns,
     )
 

@@ -14,6 +14,7 @@ from fedapps.core.config import DEVICE
 from fedapps.core.draws import generator
 from fedapps.core.settings import Settings
 from fedapps.data import population
+from fedapps.data.spec import PLAIN
 from fedapps.tasks import Task, specs_of_devices, task_for
 from fedapps.training.batches import Samples
 from fedapps.training.torch_device import pick_torch_device
@@ -46,9 +47,9 @@ class RunData:
             self.settings = msgspec.structs.replace(settings, num_clients=everyone)
         if found.normalization is None:
             found = found.normalized(self._training_indices())
-        if task.scales and dataset is None and settings.dataset != DEVICE:
+        if task.scales and found.scaling is None:
             found = found.scaled(self._training_indices())
-        self.task: Task = task.scaled(found.scaling)
+        self.task: Task = task.scaled(found.scaling or PLAIN)
         self.dataset = found
         self.torch_device = pick_torch_device(settings.device)
         self._cache: ByteCache[Samples] = ByteCache(settings.cache_limit * MEBI, least=1)
