@@ -120,7 +120,7 @@ def test_equal_personal_layers_mix_equally(flat_config):
     np.testing.assert_allclose(strategy.similarities(0), [1, 1, 0, 0, 0, 0], atol=1e-6)
     np.testing.assert_allclose(strategy.similarities(4), np.eye(6)[4], atol=1e-6)
     one, two, other = (strategy.download(3, client, plan) for client in (0, 1, 4))
-    for key in strategy.after_keys:
+    for key in strategy.mixed_keys:
         np.testing.assert_allclose(one[key], two[key], atol=1e-6)
         np.testing.assert_allclose(one[key], omega[key], atol=1e-6)
         np.testing.assert_allclose(other[key], -omega[key], atol=1e-6)
