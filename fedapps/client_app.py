@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 from fedapps.core import log, registry
 from fedapps.core.changes import owner
 from fedapps.core.config import DEVICE, read
-from fedapps.core.errors import DIVERGED, RunError, one_line
+from fedapps.core.errors import DIVERGED, RunError, one_line, told_to_server
 from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
@@ -228,7 +228,7 @@ def _recorded(error: Exception, where: str, context: Context, run_dir: str) -> s
     record(expanded(str(context.node_config.get("state-dir", run_dir)), "state-dir"), where, error)
     if isinstance(error, DivergedError):  # no error of the code, so no type
         return one_line(str(error))
-    return f"{type(error).__name__}: {one_line(str(error))}"
+    return f"{type(error).__name__}: {one_line(told_to_server(error))}"
 
 
 def ray_workers() -> int:

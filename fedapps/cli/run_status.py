@@ -24,7 +24,9 @@ def shown(status: "RunStatus") -> "Iterator[RenderableType]":
     known = status.devices
     if known.written:
         there, every = sum(d.there for d in known.devices), len(known.devices) + len(status.missing)
-        yield f"devices: {there} of {every} are there, as of {ago(status.now - known.written)}"
+        left_out = f", {len(known.left_out)} left out" * bool(known.left_out)
+        as_of = ago(status.now - known.written)
+        yield f"devices: {there} of {every} take part{left_out}, as of {as_of}"
     yield from _attention(status)
     if known.devices:
         yield ""
@@ -57,7 +59,7 @@ def _attention(status: "RunStatus") -> Iterator[str]:
     for device in sorted(gone, key=lambda device: device.seen):
         yield f"not there: client {device.client}, last contact {ago(status.now - device.seen)}"
     if status.missing:
-        yield from _lines(f"never there: clients {names_of(status.missing)}")
+        yield from _lines(f"have never taken part: clients {names_of(status.missing)}")
     for reason in status.devices.left_out:
         yield from _lines(f"left out: {reason}")
     for who, kind, told in status.warnings:

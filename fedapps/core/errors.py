@@ -16,6 +16,22 @@ class RunError(Exception):
         super().__init__(line.encode("utf-8", "backslashreplace").decode())  # no surrogates
 
 
+class MisfitError(RunError):
+    """The data of a device cannot be used in a run. The text may hold values of the data.
+
+    `told` is what the server hears of it.
+    """
+
+    def __init__(self, message: str, told: str = "") -> None:
+        super().__init__(message)
+        self.told = told or "its data cannot be used; why is in the device's own log"
+
+
+def told_to_server(error: Exception) -> str:
+    """Return the text of an error as it may leave a device: without values of the data."""
+    return error.told if isinstance(error, MisfitError) else str(error)
+
+
 def one_line(text: str) -> str:
     """Return the last line of an error text that is not empty, at most 300 characters of it.
 

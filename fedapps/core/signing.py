@@ -76,7 +76,7 @@ def check(model: SignedModel, key: Path | None, what: str) -> None:
         if not model.signature:
             raise RunError(f"{what}: it is not signed, but must be, with the key of {key}")
         try:
-            _public(key).verify(model.signature, model.manifest)
+            public_key(key).verify(model.signature, model.manifest)
         except InvalidSignature as error:
             raise RunError(
                 f"{what}: its manifest was altered, or not signed with the key of {key}"
@@ -137,8 +137,8 @@ def _private(path: Path) -> Ed25519PrivateKey:
     return key
 
 
-def _public(path: Path) -> Ed25519PublicKey:
-    """Read a public key, or the public part of a private one."""
+def public_key(path: Path) -> Ed25519PublicKey:
+    """Read a public key, or the public part of a private one; raises `RunError`."""
 
     def load(pem: bytes) -> Any:
         if b"PRIVATE KEY" in pem:

@@ -3,7 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from fedapps.core.errors import RunError, needed
+from fedapps.core.errors import MisfitError, RunError, needed
+from fedapps.core.words import some
 from fedapps.data.contents import check_images, check_pixels, input_spec, shape_of
 from fedapps.data.dataset import Dataset
 from fedapps.data.forms import Form, open_own
@@ -16,34 +17,51 @@ def of_device(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
     """Open a device's own data of any form, and check that they fit the run.
 
     Pictures become gray or colored as the run's. An .npz can contain `class_names`. Raises
-    `RunError` if the shape, a label or a class name does not fit the run.
+    `MisfitError` if the data cannot be read, or if the shape, a label or a class name does not fit
+    the run.
     """
+    try:
+        return _fitting(path, inputs, targets, form)
+    except MisfitError:
+        raise
+    except RunError as error:  # it can hold anything that is in the data
+        raise MisfitError(str(error)) from error
+
+
+def _fitting(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
     names, shape = form.names, inputs.shape if inputs.image else ()
-    found = open_own(path, replace(form, client_column="", shape=shape))  # all is one client's
+    classes = targets.is_whole and not targets.shape
+    form = replace(form, client_column="", shape=shape, names=names if classes else ())
+    found = open_own(path, form)  # all is one client's
     if found.columns and not form.columns:
-        raise RunError(
-            f"{path}: which columns are the inputs must be the same on all devices; set columns ="
-            f' "{found.columns}"'
-        )
+        rule = "which columns are the inputs must be the same on all devices; set columns"
+        hint = f"{rule}: the device's own log proposes some"
+        raise MisfitError(f'{path}: {rule} = "{found.columns}"', hint)
     if replace(found.inputs, choices=inputs.choices) != inputs:
-        raise RunError(f"{path}: {found.inputs}; the run has {list(inputs.shape)} (input-shape)")
+        raise _misfit(path, f"{found.inputs}; the run has {list(inputs.shape)} (input-shape)")
+    if found.names and not targets.is_whole and not found.targets.shape:
+        named, needs = f"classes ({some(found.names)})", "the run needs numbers (task)"
+        raise MisfitError(f"{path}: targets are {named}; {needs}", f"targets are texts; {needs}")
     if found.targets.shape != targets.shape or targets.is_whole > found.targets.is_whole:
-        raise RunError(
-            f"{path}: targets are {found.targets}; the run has {targets} (task, num-classes)"
-        )
+        known = f"the run has {targets} (task, num-classes)"
+        raise _misfit(path, f"targets are {found.targets}; {known}")
     most = max(found.classes, found.inputs.choices if inputs.is_whole else 0)
     if targets.is_whole and most > targets.choices:
-        known = f"0..{targets.choices - 1} (num-classes)"
-        raise RunError(f"{path}: label {most - 1} found; the run has {known}")
+        known = f"the run has 0..{targets.choices - 1} (num-classes)"
+        raise MisfitError(f"{path}: label {most - 1} found; {known}", f"it has others; {known}")
     assert isinstance(found.rows, Rows)
     if inputs.image:
         check_pixels(found.rows)
     own = class_names(path) if path.suffix == ".npz" else () if targets.shape else found.names
     if own and [*own] != [*names]:
-        raise RunError(
-            f"{path}: class_names are {','.join(own)}; the run has {','.join(names)} (class-names)"
-        )
+        told = f"class_names are {','.join(own)}; the run has {','.join(names)} (class-names)"
+        raise _misfit(path, told)
     return replace(found, inputs=inputs, targets=targets, scaling=PLAIN)
+
+
+def _misfit(path: Path, text: str) -> MisfitError:
+    """Return the error of data at `path`; the text says nothing of single samples."""
+    return MisfitError(f"{path}: {text}", text)
 
 
 def clients_in(path: Path, column: str) -> int:

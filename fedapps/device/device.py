@@ -22,7 +22,7 @@ from fedapps import data
 from fedapps.core import log
 from fedapps.core.changes import data_name, owner
 from fedapps.core.config import DEVICE, defaults
-from fedapps.core.errors import RunError
+from fedapps.core.errors import RunError, told_to_server
 from fedapps.core.files import remove_left_over, stamp, write_whole
 from fedapps.core.paths import absolute
 from fedapps.core.schema import Scalar
@@ -103,16 +103,16 @@ class Device:
                     f' the run has "{settings.dataset}"'
                 )
             if self.client >= settings.num_clients:
-                raise RunError(
-                    f"client-id = {self.client}: must be 0 to {settings.num_clients - 1}"
-                    " (num-clients)"
-                )
+                most = settings.num_clients - 1
+                raise RunError(f"client-id = {self.client}: must be 0 to {most} (num-clients)")
             claim(self.state_dir)
             initial.keep(settings, model, self.state_dir, self.model_key)
             spending.check(settings.dp, self.state_dir, self.budget)
             share = device_workspace(settings, self).population.share(self.client)
         except RunError as error:
-            return Hello(client=self.client, problem=str(error))
+            if (problem := told_to_server(error)) != str(error):
+                log.info("client %s: %s", self.client, error)
+            return Hello(client=self.client, problem=problem)
         return Hello(
             client=self.client,
             cuda=torch.cuda.is_available(),

@@ -21,8 +21,11 @@ def keep(settings: Settings, sent: SignedModel | None, state_dir: Path, key: Pat
     """Write the initial model that the server has sent, for the messages of this run.
 
     It sends none when it greets a device again that has had it. Raises `RunError` if there is none
-    although the run needs one, if it was altered, or if it is not signed with the device's `key`.
+    although the run needs one, if it was altered, or if it is not signed with the device's `key`,
+    and also if this key cannot be read.
     """
+    if key is not None:
+        signing.public_key(key)  # a mistake shows now, not with the first model that comes
     if not settings.initial_model:
         return
     if sent is None:

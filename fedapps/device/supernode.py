@@ -12,6 +12,7 @@ After an error at which Flower does not retry, such as an expired certificate or
 serves its own port still runs, so a supervisor would not restart it. This SuperNode exits instead.
 """
 
+import atexit
 import os
 import sys
 import time
@@ -34,7 +35,8 @@ PAUSES = Known(
 )
 
 
-_serving = ExitStack()  # until the process ends
+_serving = ExitStack()  # until the process ends; a server of figures that nobody stops holds it up
+atexit.register(_serving.close)
 
 
 class PollingPause:

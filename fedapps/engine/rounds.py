@@ -272,9 +272,10 @@ class Rounds:
     def _handle_failures(self, round_: int, kind: str) -> None:
         """Log and record failures; end the run if there are too many."""
         failures = sorted(self.exchange.failures, key=lambda failure: failure.client)
+        failing = "failed" if kind == "train" else "failed in the evaluation"
         for failure in failures:
             called = self.report.columns.called(failure.client)
-            log.info("round %s: client %s failed: %s", round_, called, failure.cause)
+            log.info("round %s: client %s %s: %s", round_, called, failing, failure.cause)
             self.report.event(round_, failure.client, "failure", failure.cause)
         failed = {failure.client for failure in failures}
         self.totals.failed |= failed

@@ -18,7 +18,7 @@ def rows_of(known: Contacts, failures: Mapping[str, int], now: float) -> list[li
             "yes" if device.there else "no",
             ago(now - device.seen) if device.seen else "never",
             str(failures.get(str(device.client), 0)),
-            "-" if device.ahead is None else f"{device.ahead:+.1f} s",
+            "-" if device.ahead is None else f"{device.ahead:+.1f} ± {device.within or 0:.1f} s",
             *_machine(device.health, known.server, now),
         ]
         for device in known.devices

@@ -100,9 +100,10 @@ def read(folder: Path) -> RunStatus:
 def find(folder: Path) -> Path | None:
     """Return the run directory that a folder is, or the newest one in it, or None.
 
-    Raises `RunError` if this user may not look into the folder.
+    Those of federations and sweeps are in folders of their own. Raises `RunError` if this user may
+    not look into the folder.
     """
-    runs = [folder / "config.toml", *folder.glob("*/config.toml")]
+    runs = [folder / "config.toml", *folder.glob("*/config.toml"), *folder.glob("*/*/config.toml")]
     try:
         there = {path.parent: path.stat().st_mtime for path in runs if path.is_file()}
     except OSError as error:

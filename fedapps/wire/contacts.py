@@ -90,6 +90,9 @@ class Lookout:
         if about is not None:
             now = time.time()
             self._told[node] = about, Clock.of(about.clock, now - took, now)
+            for known in self._contacts.values():  # even if it is left out now
+                if known.node == str(node):
+                    known.answered = known.seen = now
 
     def heard(self, reply: Message) -> None:
         """Note that a reply has come; one that Flower made itself says nothing of the device."""

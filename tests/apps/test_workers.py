@@ -16,7 +16,7 @@ from fedapps.serial import run_serial
 from fedapps.wire.worker_grid import WorkerGrid
 from tests.support import ROOT
 from tests.support.killed import differences
-from tests.support.marks import WORKERS
+from tests.support.marks import THOROUGH, WORKERS
 
 pytestmark = WORKERS
 RUN = "fraction-train=1.0 num-clients=5 num-rounds=2"
@@ -48,7 +48,7 @@ def clients(monkeypatch):
     return let
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [THOROUGH(2), 3])
 @pytest.mark.parametrize(
     "options",
     [

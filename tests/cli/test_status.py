@@ -69,11 +69,11 @@ def test_an_operator_sees_who_is_missing_and_why_clients_fail(going, capsys):
     assert lines[1].startswith("running, round 2 of 20; started 20")
     assert "accuracy" in lines[1] and "(round 2)" in lines[1]
     assert lines[2].startswith("server: fedapps 0.") and "certificate 300 days" in lines[2]
-    assert lines[3] == "devices: 28 of 32 are there, as of 4 s ago"
+    assert lines[3] == "devices: 28 of 32 take part, 1 left out, as of 4 s ago"
     assert lines[4:7] == [
         "not there: client 7, last contact 2 days ago",
         "not there: client 12, last contact 2 days ago",
-        "never there: clients 30-31",
+        "have never taken part: clients 30-31",
     ]
     assert "left out: SuperNode 99, client 3: client-id = 3 is also" in lines[7]
     text = "\n".join(lines)
@@ -83,7 +83,7 @@ def test_an_operator_sees_who_is_missing_and_why_clients_fail(going, capsys):
     table = lines[-DEVICES:]
     assert [line.split()[0] for line in table] == [*map(str, range(DEVICES))]
     cells = " ".join(table[7].split())
-    assert cells == "7 no 2 days ago 2 +0.2 s 12 GB 300 days the server's"
+    assert cells == "7 no 2 days ago 2 +0.2 ± 0.5 s 12 GB 300 days the server's"
     assert "torch 2.8.0" in table[5] and "100 MB" in table[5]
     assert max(map(len, lines)) <= 100
 
@@ -104,6 +104,8 @@ def test_a_folder_of_runs_stands_for_the_newest(tmp_path, capsys):
         os.utime(report.folder / "config.toml", (time.time() - age,) * 2)
     assert shown(capsys, tmp_path)[0] == f"run {tmp_path / 'new'}"
     assert shown(capsys, tmp_path / "old")[1].startswith("unfinished, round 0 of 3; started 2")
+    report = begin_run(tmp_path / "federation", name="run-0001")
+    assert shown(capsys, tmp_path)[0] == f"run {report.folder}"
 
 
 def test_a_run_that_is_over_says_so(tmp_path, capsys):
@@ -140,7 +142,7 @@ def test_it_is_shown_again_until_ctrl_c(terminal, going, capsys, monkeypatch):
     assert cli.main(["status", str(going), "--every", "2.5"]) == (0 if terminal else 130)
     assert waited == [2.5] * 3 and looks == [going] * 3
     out = capsys.readouterr().out
-    assert "devices: 28 of 32 are there" in out
+    assert "devices: 28 of 32 take part" in out
 
 
 LISTED = {

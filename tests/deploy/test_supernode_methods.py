@@ -1,4 +1,4 @@
-"""Every method on a real SuperLink and two SuperNodes: the numbers of the serial engine."""
+"""Methods on a real SuperLink and two SuperNodes: the numbers of the serial engine."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from fedapps.serial import run_serial
 from fedapps.split.strategy import SplitStrategy
 from tests.deploy.helpers import outcome
 from tests.support import kinds
-from tests.support.methods import needed
+from tests.support.methods import each_method, needed
 
 pytestmark = pytest.mark.deployment
 
@@ -42,7 +42,7 @@ def both(deployment, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", registry.names())
+@pytest.mark.parametrize("strategy", each_method())
 def test_every_method_runs_on_supernodes(strategy, both, tiny_npz):
     """Two rounds on two SuperNodes, split methods through their channel: the serial numbers."""
     both(strategy, tiny_npz, needed(strategy))

@@ -5,10 +5,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedapps.cli import adopt, export, predict
-from fedapps.core import registry
 from fedapps.core.errors import RunError
 from tests.support import kinds
-from tests.support.methods import needed
+from tests.support.methods import each_method, needed
 
 OPTIONS = (
     "num-clients=3 fraction-train=1.0 num-rounds=3 local-epochs=2 evaluate-every=0 "
@@ -53,7 +52,7 @@ def adopted(parse, tmp_path, capsys):
     return run
 
 
-@pytest.mark.parametrize("method", [one for one in registry.names() if one not in ALONE])
+@pytest.mark.parametrize("method", each_method(leave_out=ALONE))
 def test_a_file_alone_gives_what_the_run_gave_its_newcomer(
     method, serial_run, tiny_npz, own_data, adopted, read_csv, parse, tmp_path, capsys
 ):

@@ -47,6 +47,12 @@ BAD_NODES = {
     "state-dir": ({"state-dir": None}, "node-config: state-dir is missing; give all three"),
 }
 
+# What the server hears, where the reason says something of single samples.
+UNKNOWN = "its data cannot be used; why is in the device's own log"
+TOLD = dict.fromkeys(("folder", "picture", "file"), UNKNOWN) | {
+    "label": "it has others; the run has 0..2 (num-classes)"
+}
+
 
 def opened(path, shape, names):
     """A device's data in a run of images of this shape and these classes."""
@@ -64,9 +70,13 @@ def test_a_misfit_is_one_line(kind, nodes, make_npz, tmp_path, device_run, read_
     nodes[1] = {key: value for key, value in node.items() if value is not None}
     folder = device_run('strategy="fedper" num-rounds=1')
     assert {row["client"] for row in read_csv(folder, "clients.csv")} == {"0", "2"}
-    lines = [line for line in capsys.readouterr().out.splitlines() if "left out: " in line]
+    lines = capsys.readouterr().out.splitlines()
     (line,) = [line for line in lines if line.startswith("left out: SuperNode 2")]
-    assert expected in line
+    told = TOLD.get(kind, expected)
+    assert told in line
+    assert any(told in row["detail"] for row in read_csv(folder, "events.csv"))
+    if kind in TOLD:
+        assert expected not in line + (folder / "events.csv").read_text()
     if kind != "double":  # this the node cannot know
         assert any(expected in line for line in lines if "SuperNode 2" not in line)
 
@@ -78,8 +88,8 @@ def test_too_few_devices_end_the_run_with_a_line(device_run, nodes):
     with pytest.raises(RunError) as caught:
         device_run('strategy="fedper" min-available=3 round-timeout=3600.0')
     assert str(caught.value) == (
-        "1 of 3 SuperNodes (min-available); left out: SuperNode 2, client 1: /nowhere/x.npz: "
-        "no such file; SuperNode 3, client 0: client-id = 0 is also that of SuperNode 1; change one"
+        f"1 of 3 SuperNodes (min-available); left out: SuperNode 2, client 1: {UNKNOWN}; "
+        "SuperNode 3, client 0: client-id = 0 is also that of SuperNode 1; change one"
     )
 
 

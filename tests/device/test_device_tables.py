@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from fedapps.__main__ import main
+from fedapps.core.errors import RunError
 from fedapps.device import personalized
 from fedapps.serial import run_serial
 
@@ -58,9 +59,42 @@ def test_a_csv_on_a_device_is_the_same_as_an_npz(nodes, flat_config, no_plots, r
     assert len(told[0]) == DEVICES * 2
 
 
-def test_devices_need_the_same_columns(nodes, flat_config, no_plots):
-    with pytest.raises(Exception, match=r'set columns = "sex=f\|m,age"'):
+def test_devices_need_the_same_columns(nodes, flat_config, no_plots, capsys):
+    """The values of a column are proposed on the device alone."""
+    with pytest.raises(RunError, match=r"columns: the device's own log proposes some") as caught:
         run_serial(flat_config(RUN, 'target-column="ill"'), node_configs=nodes("csv"))
+    assert "sex" not in str(caught.value)
+    assert 'set columns = "sex=f|m,age"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("told", "rule", "said"), [
+    ("line 7: class perhaps; the run has no, yes (class-names)", "", "its data cannot be used;"),
+    (
+        "targets are classes (no, perhaps, yes); the run needs numbers (task)",
+        'task="regression" num-classes=1 class-names=""',
+        "targets are texts; the run needs numbers (task)",
+    ),
+])  # fmt: skip
+def test_what_is_in_a_row_stays_on_the_device(
+    told, rule, said, nodes, flat_config, no_plots, capsys, read_csv
+):
+    """Its server, page and events only hear that something does not fit."""
+    made = nodes("csv")
+    path = made[1]["data"]
+    frame(1).assign(ill=lambda t: t.ill.mask(t.index == 5, "perhaps")).to_csv(path, index=False)
+    if rule:
+        for node in (made[0], made[2]):
+            table = pd.read_csv(node["data"])
+            table.assign(ill=table.age / 10).to_csv(node["data"], index=False)
+    run = flat_config(RUN, rule, RULE, 'client-state="reset"')
+    folder = run_serial(run, node_configs=made)
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.endswith(told) for line in lines), lines
+    (event,) = [row for row in read_csv(folder, "events.csv") if row["kind"] == "left-out"]
+    assert event["client"] == "1" and said in event["detail"]
+    for file in folder.rglob("*"):
+        own_log = file.name == "log.txt"  # in this process, device and server have one log
+        assert own_log or not file.is_file() or b"perhaps" not in file.read_bytes(), file
 
 
 def test_a_model_of_a_table_predicts_from_a_table(nodes, flat_config, no_plots, tmp_path, capsys):

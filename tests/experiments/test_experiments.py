@@ -969,8 +969,9 @@ def test_a_finished_run_is_collected(table, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [
-    ["benchmark-digits", "fedbabu-heads", "fedcmd-layers", "fedseq-datasets"],
-    THOROUGH(["attacks-digits", "fedfc-timing", "heart", "perfreezeclip-sweep"], id="some"),
+    ["fedbabu-heads", "fedseq-datasets"],
+    THOROUGH(["benchmark-digits", "fedcmd-layers", "attacks-digits", "fedfc-timing"], id="some"),
+    THOROUGH(["heart", "perfreezeclip-sweep"], id="others"),
     LONG(["all"], id="all"),
 ])  # fmt: skip
 def test_every_table_runs_at_its_smallest_scale(names, tmp_path):

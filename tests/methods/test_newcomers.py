@@ -11,7 +11,7 @@ from fedapps.method import BaseClient, BaseStrategy, Costs, rehearse, replace
 from fedapps.models.layers import put, take
 from fedapps.training.workspace import Workspace
 from tests.support import ROOT
-from tests.support.methods import needed
+from tests.support.methods import each_method, needed
 
 SMALL = (
     "num-clients=4 fraction-train=1.0 num-rounds=2 evaluate-every=0 local-epochs=2 "
@@ -44,7 +44,7 @@ def two_files(tmp_path_factory, make_npz):
     return make
 
 
-@pytest.mark.parametrize("method", registry.names())
+@pytest.mark.parametrize("method", each_method())
 def test_newcomers_are_scored_and_change_nothing(
     serial_run, read_csv, read_model, workspace_of, two_files, method
 ):

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fedapps.core import registry
 from fedapps.training.stacked.group import Group
-from tests.support.methods import needed
+from tests.support.methods import each_method, needed
 
 # Methods whose step is more than a loss, or whose clients train over a channel.
 ALONE = {
@@ -36,7 +35,7 @@ def states(folder: Path) -> dict[str, np.ndarray]:
     return {f"{p.relative_to(folder)} {k}": v for p in files for k, v in load_file(p).items()}
 
 
-@pytest.mark.parametrize("method", registry.names())
+@pytest.mark.parametrize("method", each_method())
 def test_together_as_alone(
     tiny_npz, serial_run, read_rounds, read_csv, monkeypatch, capsys, method
 ):

@@ -25,7 +25,7 @@ from fedapps.serial import run_serial
 from fedapps.split.strategy import SplitStrategy
 from fedapps.training.workspace import Workspace
 from tests.support import ROOT
-from tests.support.methods import needed
+from tests.support.methods import each_method, needed
 
 RUN = "num-rounds=2 num-clients=4 fraction-train=1.0 local-epochs=1 finetune-epochs=1"
 RANK, ALPHA = 3, 6.0
@@ -244,7 +244,7 @@ def test_bytes_are_those_of_adapters_and_head(model, head, method, serial_run, t
     assert all(path.stat().st_size < 4 * (body + other) + 2000 for path in stored)
 
 
-@pytest.mark.parametrize("method", registry.names())
+@pytest.mark.parametrize("method", each_method())
 def test_every_method_trains_adapters_or_says_why_not(method, flat_config, tiny_npz):
     """After two rounds the shared model has moved in its layers, and the base nowhere."""
     keys = f'model="lenet5" adapter-rank={RANK} strategy="{method}" local-epochs=2'

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import subprocess
 import sys
 import time
 import urllib.request
@@ -179,6 +180,14 @@ def test_a_supernode_without_a_state_folder_has_no_figures(monkeypatch):
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(RunError, match="names no state-dir"):
         supernode.serve_figures()
+
+
+def test_a_supernode_that_serves_figures_ends(tmp_path):
+    """A server of figures that is stopped only when its context is thrown away hangs for ever."""
+    words = ["x", f"{PORT}={free_port()}", "--node-config", f'state-dir="{tmp_path}"']
+    code = f"import sys; from fedapps.device import supernode; sys.argv = {words}"
+    run = [sys.executable, "-c", f"{code}; supernode.serve_figures(); sys.exit(7)"]
+    assert subprocess.run(run, timeout=100).returncode == 7
 
 
 def test_dashboard_and_alarms_use_figures_that_there_are(folder):

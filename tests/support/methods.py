@@ -1,6 +1,21 @@
 """What a method needs to run, or to run within seconds, for tests of all methods."""
 
 from fedapps.core import registry
+from tests.support.marks import THOROUGH
+
+# Methods that differ in what travels, in what is kept, or in how clients train: mixtures, a
+# server's own data, weights for each parameter, norms at home, votes, several models, activations,
+# prototypes, neighbours, a network that makes models, control variates, gradients.
+UNLIKE = (
+    *("apfl", "centralized", "fedala", "fedbn", "fedcmd", "fedem", "fedfc", "fedproto"),
+    *("knnper", "pfedhn", "scaffold", "sflv2"),
+)
+
+
+def each_method(leave_out=()) -> list:
+    """Parameters of a test: all methods, but only `UNLIKE` ones without the mark `thorough`."""
+    found = [name for name in registry.names() if name not in leave_out]
+    return [name if name in UNLIKE else THOROUGH(name) for name in found]
 
 
 def needed(method: str) -> str:

@@ -145,6 +145,13 @@ def test_a_device_that_is_gone_keeps_its_last_contact(server):
     assert (found[3].there, found[3].seen, found[3].health) == (True, server.now, about(NOW - 0.25))
 
 
+def test_an_answer_of_a_device_that_is_left_out_is_a_contact(server):
+    server.look(0, c0=about())
+    server.now += 3600
+    found = server.look(left_out=["SuperNode 10, client 0: no"], c0=about(server.now))
+    assert (found[0].there, found[0].seen, found[0].answered) == (False, server.now, server.now)
+
+
 def test_who_takes_the_place_of_a_device_is_known_from_its_own_answer(server):
     server.look(0, c0=about())
     server.lookout.greeted(77, about(torch="2.0"), 0.5)  # left out: client 0 is there
