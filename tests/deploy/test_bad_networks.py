@@ -55,7 +55,7 @@ def asleep(*processes):
 
 def test_delay_and_cut_connections_change_no_number(devices, deployment, tmp_path):  # noqa: F811
     run = [RUN, f'strategy="fedper" num-rounds=3 runs-dir="{tmp_path}"']
-    with Relay(deployment.proxy_port, delay=0.2, cuts=0.05) as relay:
+    with Relay(deployment.proxy_port, delay=0.2, cuts=0.02) as relay:
         devices.start(*range(DEVICES), port=relay.port)
         result = deployment.run(*run, 'run-name="real"')
         assert result.completed, result.error

@@ -105,7 +105,7 @@ def test_nights(deployment, tmp_path, make_npz, capsys):
     signature = altered.with_suffix(".manifest.sig").read_bytes()
     signing.write_manifest(altered, Manifest(sha256=signing.digest(altered.read_bytes())))
     altered.with_suffix(".manifest.sig").write_bytes(signature)
-    more = f'runs-dir="{tmp_path}" run-name="refused" initial-model="{altered}" round-timeout=20.0'
+    more = f'runs-dir="{tmp_path}" run-name="refused" initial-model="{altered}" round-timeout=60.0'
     result = deployment.run(RUN, more)
     assert not result.completed and "its manifest was altered" in result.error
     refused = left_out(tmp_path / "refused")
