@@ -4,6 +4,7 @@ import argparse
 import csv
 import json
 import os
+import signal
 from itertools import compress
 from operator import not_
 from tempfile import TemporaryDirectory
@@ -38,6 +39,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("fedapps")
+# A shell that starts pytest with `&` lets it, and all processes of tests, ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # as in a run; else what makes no run pays for threads of tiny models
 
 ONLY_WHEN_ASKED_FOR = ("deployment", "long", "thorough")  # with -m

@@ -5,11 +5,16 @@ import re
 import pytest
 
 from tests.support import ROOT
+from tests.support.marks import THOROUGH
+from tests.support.methods import UNLIKE
 from tests.twins.harness import SETTINGS, differences, twins
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("method", twins())
+@pytest.mark.parametrize(("method", "setting"), [
+    (THOROUGH if setting == "plain" and method not in UNLIKE else pytest.param)(method, setting)
+    for method in twins()
+    for setting in SETTINGS
+])  # fmt: skip
 def test_a_method_equals_its_twin(method, setting, tmp_path):
     found = differences(method, setting, tmp_path)
     assert max(found.values()) < 1e-5, found
