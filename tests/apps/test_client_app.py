@@ -9,7 +9,7 @@ from flwr.app import Context, RecordDict
 
 from fedapps import client_app, server_app
 from fedapps.core import config, registry
-from fedapps.core.errors import RunError
+from fedapps.core.errors import MisfitError, RunError
 from fedapps.engine.checks import check_plans
 from fedapps.engine.store import ClientStore
 from fedapps.method import aggregation
@@ -405,14 +405,15 @@ DEVICE_RUN = 'dataset="device" input-shape="1,8,8" num-classes=3 num-clients=2'
 
 @pytest.mark.parametrize("empty", ["train", "test", ""])
 def test_an_idle_supernode_says_itself_why(empty, flat_config, make_npz, tmp_path, capsys):
-    """Whoever looks after a device sees its lines only, not the server's."""
-    node, expected = {}, 'it has no data, but the run has dataset = "device"'
+    """Whoever looks after a device sees its lines only, and the server none about its data."""
+    node, expected, why = {}, 'it has no data, but the run has dataset = "device"', ""
     if empty:
         path = make_npz(tmp_path / "own.npz", **{empty: 0})
         node = {"client-id": 1, "data": str(path), "state-dir": str(tmp_path / "state")}
-        expected = f"{path}: {empty}_images has shape [0, 8, 8]; every side must be at least 1"
+        why = f"{path}: {empty}_images has shape [0, 8, 8]; every side must be at least 1"
+        why, expected = f"client 1: {why}\n", MisfitError("").told
     grid = DeviceGrid(client_app.app, flat_config(DEVICE_RUN), [node])
     ids = grid.push_messages([pack_greeting(1)])
     (reply,) = grid.pull_messages(ids)
     assert unpack_hello(reply).problem == expected
-    assert capsys.readouterr().out == f"left out: {expected}\n"
+    assert capsys.readouterr().out == f"{why}left out: {expected}\n"
