@@ -48,7 +48,9 @@ def _fitting(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
     most = max(found.classes, found.inputs.choices if inputs.is_whole else 0)
     if targets.is_whole and most > targets.choices:
         known = f"the run has 0..{targets.choices - 1} (num-classes)"
-        raise MisfitError(f"{path}: label {most - 1} found; {known}", f"it has others; {known}")
+        raise MisfitError(
+            f"{path}: label {most - 1} found; {known}", f"it has other labels; {known}"
+        )
     assert isinstance(found.rows, Rows)
     if inputs.image:
         check_pixels(found.rows)

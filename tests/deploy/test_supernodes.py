@@ -302,7 +302,7 @@ def test_strangers_and_misfits_stay_outside(devices, deployment, tmp_path, make_
     result = deployment.run(*run, 'run-name="real"')
     assert result.completed, result.error
     (line,) = {line for line in result.lines if "left out" in line}
-    assert "client 2" in line and "it has others; the run has 0..2 (num-classes)" in line
+    assert "client 2" in line and "it has other labels; the run has 0..2 (num-classes)" in line
     wait_for(lambda: "label 3 found" in devices.log(2), "nothing said on the device")
     rows = outcome(tmp_path / "real")[0]
     assert [(row["clients"], row["failures"]) for row in rows] == [("2", "0")]

@@ -50,7 +50,7 @@ BAD_NODES = {
 # What the server hears, where the reason says something of single samples.
 UNKNOWN = "its data cannot be used; why is in the device's own log"
 TOLD = dict.fromkeys(("folder", "picture", "file"), UNKNOWN) | {
-    "label": "it has others; the run has 0..2 (num-classes)"
+    "label": "it has other labels; the run has 0..2 (num-classes)"
 }
 
 
