@@ -22,6 +22,7 @@ from tests.deploy.test_supernodes import (  # noqa: F401 (fixtures)
     wait_for,
 )
 from tests.support.killed import differences
+from tests.support.marks import THOROUGH
 
 pytestmark = pytest.mark.deployment
 
@@ -67,7 +68,7 @@ def is_as_if_nothing_had_happened(run, devices, deployment):  # noqa: F811
     return True
 
 
-@pytest.mark.parametrize("strategy", ["perfreezeclip", "fedper", "feddyn"])
+@pytest.mark.parametrize("strategy", ["perfreezeclip", THOROUGH("fedper"), THOROUGH("feddyn")])
 def test_a_server_app_that_is_killed(strategy, devices, deployment, tmp_path):  # noqa: F811
     """A device is killed and started again while nothing runs; its states are the same, too."""
     with going(strategy, devices, deployment, tmp_path) as run:

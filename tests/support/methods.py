@@ -12,10 +12,10 @@ UNLIKE = (
 )
 
 
-def each_method(leave_out=()) -> list:
-    """Parameters of a test: all methods, but only `UNLIKE` ones without the mark `thorough`."""
+def each_method(leave_out=(), usual=UNLIKE) -> list:
+    """Parameters of a test: all methods, but only the `usual` ones without the mark `thorough`."""
     found = [name for name in registry.names() if name not in leave_out]
-    return [name if name in UNLIKE else THOROUGH(name) for name in found]
+    return [name if name in usual else THOROUGH(name) for name in found]
 
 
 def needed(method: str) -> str:
