@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fedapps.report.status import RunStatus
+    from fedapps.wire.contacts import Contact
 
 MOST_CAUSES = 5
+LATE = 30.0  # seconds without an answer, after which a device is named
 
 
 def shown(status: "RunStatus") -> "Iterator[RenderableType]":
@@ -55,6 +57,10 @@ def _server(status: "RunStatus") -> str:
 
 def _attention(status: "RunStatus") -> Iterator[str]:
     """Say who is missing, what will soon stop somebody, and why clients have failed."""
+    if status.state == "running" and (late := _late(status)):
+        since = min(device.asked for device in late)
+        clients = names_of([device.client for device in late])
+        yield from _lines(f"waits for: clients {clients}, asked {ago(status.now - since)}")
     gone = [device for device in status.devices.devices if not device.there]
     for device in sorted(gone, key=lambda device: device.seen):
         yield f"not there: client {device.client}, last contact {ago(status.now - device.seen)}"
@@ -69,6 +75,12 @@ def _attention(status: "RunStatus") -> Iterator[str]:
         yield from _lines(f"failed {cause.times} x: clients {clients}: {cause.cause}")
     if len(status.causes) > MOST_CAUSES:
         yield f"failed for {len(status.causes) - MOST_CAUSES} other reasons, see events.csv"
+
+
+def _late(status: "RunStatus") -> "list[Contact]":
+    """Return the devices that were asked a while ago and have not answered yet."""
+    asked = [device for device in status.devices.devices if device.asked]
+    return [device for device in asked if status.now - device.asked >= LATE]
 
 
 def _table(status: "RunStatus") -> "Table":

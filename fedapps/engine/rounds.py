@@ -72,9 +72,7 @@ class Rounds:
         strategy.event = report.event
         self.clock.begin()
         self._meet(fleet)
-        streaming = StreamingGrid(
-            grid, lambda: self.exchange.given_up_messages(), nodes.lookout.heard
-        )
+        streaming = StreamingGrid(grid, lambda: self.exchange.given_up_messages(), nodes.lookout)
         self.summing.grid = streaming
         if not self.recovery.done:
             for client in sorted(self.attackers):

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import msgspec
@@ -26,6 +26,7 @@ class Contact(msgspec.Struct, kw_only=True):
 
     It is `there` if it was connected when the server looked last, at the latest before the last
     round. `answered` is when an answer of it came last; `seen` also counts that it was connected.
+    `asked` is since when the server waits for an answer; 0: it does not.
     """
 
     client: int
@@ -33,6 +34,7 @@ class Contact(msgspec.Struct, kw_only=True):
     there: bool = False
     seen: float = 0.0
     answered: float = 0.0
+    asked: float = 0.0
     ahead: float | None = None  # its clock, in seconds, and how far this can be off
     within: float | None = None
     health: Health | None = None
@@ -94,13 +96,24 @@ class Lookout:
                 if known.node == str(node):
                     known.answered = known.seen = now
 
+    def asks(self, nodes: Collection[int]) -> None:
+        """Note that from now on the server waits for answers of these SuperNodes only."""
+        asked, now = {self._clients.get(node) for node in nodes}, time.time()
+        for contact in self._contacts.values():
+            contact.asked = now if contact.client in asked else 0.0
+
+    def waits(self) -> None:
+        """Keep the file up to date while no answer comes."""
+        if self._contacts:
+            self._write(time.time())
+
     def heard(self, reply: Message) -> None:
         """Note that a reply has come; one that Flower made itself says nothing of the device."""
         client = self._clients.get(reply.metadata.src_node_id)
         if client is not None and not reply.has_error():
             now = time.time()
             contact = self._contacts[client]
-            contact.answered, contact.seen, contact.there = now, now, True
+            contact.answered, contact.seen, contact.there, contact.asked = now, now, True, 0.0
             self._write(now)
 
     def look(self, fleet: Fleet, left_out: Iterable[str]) -> None:
@@ -114,7 +127,7 @@ class Lookout:
         changed = bool(told) or before != (self._clients, self._left_out)
         server = self._server(now) if changed else None
         for contact in self._contacts.values():
-            contact.there = contact.client in fleet.bound
+            contact.there, contact.asked = contact.client in fleet.bound, 0.0
         for node, client in self._clients.items():
             contact = self._contacts.setdefault(client, Contact(client=client))
             contact.node, contact.there, contact.seen = str(node), True, now

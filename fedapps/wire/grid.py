@@ -12,6 +12,7 @@ from fedapps.core import stopping
 from fedapps.core.errors import one_line
 from fedapps.core.flower import HttpGrid, Run
 from fedapps.wire.compact import is_packed, pack, unpack
+from fedapps.wire.contacts import Lookout
 from fedapps.wire.probes import LOST, Probes
 from fedapps.wire.pulls import UNREADABLE, Upload, known_grid, pull_arrived
 from fedapps.wire.replies import unreadable
@@ -26,8 +27,8 @@ class StreamingGrid(Grid):
     Flower's Grid returns all replies at once and sleeps up to 3 s between its polls. Here, replies
     that have not arrived after `timeout` seconds are not waited for; the caller knows whom it
     asked. `given_up` returns the ids of messages that the caller knows will not be answered, and
-    `heard` gets each reply when it has come. Of a reply that was lost on its way, `Probes` finds
-    out; an error reply stands for it.
+    `lookout` keeps note of whom the server waits for. Of a reply that was lost on its way, `Probes`
+    finds out; an error reply stands for it.
 
     A reply that cannot be read costs no other one. (Flower's Grid drops all that it has pulled, and
     the SuperLink hands out each reply only once.) So the replies of devices are pulled by
@@ -45,9 +46,9 @@ class StreamingGrid(Grid):
         self,
         grid: Grid,
         given_up: Callable[[], set[str]] = set,
-        heard: Callable[[Message], None] = lambda _: None,
+        lookout: Lookout | None = None,
     ) -> None:
-        self.grid, self.given_up, self.heard = grid, given_up, heard
+        self.grid, self.given_up, self.lookout = grid, given_up, lookout or Lookout()
         self._devices = isinstance(grid, HttpGrid)
         self._known = known_grid() if self._devices else None
         self._broken: dict[str, tuple[float, str]] = {}  # by message: since when, and the error
@@ -61,6 +62,7 @@ class StreamingGrid(Grid):
         ids = self.push_messages(messages) if messages else []
         nodes = {id_: m.metadata.dst_node_id for id_, m in zip(ids, messages, strict=True) if id_}
         self._uploads.clear()  # those of an earlier exchange that was given up
+        self.lookout.asks({*nodes.values()})
         return self._replies(nodes, time.monotonic(), timeout)
 
     def _replies(
@@ -85,6 +87,7 @@ class StreamingGrid(Grid):
             if self._devices and (due := probes.due(pending, now - start)):
                 sent = zip(self.push_messages(due.values()), due, strict=True)
                 probes.sent |= {probe: id_ for probe, id_ in sent if probe}
+            self.lookout.waits()
             if pending and not answered:  # polling takes at most a tenth of the time
                 time.sleep(poll_wait(now - start, 9 * (now - begun)))
 
@@ -137,7 +140,7 @@ class StreamingGrid(Grid):
                 own = unreadable(id_, reason)
             if own is not None:
                 self._broken.pop(id_, None)
-                self.heard(own)
+                self.lookout.heard(own)
                 yield own
 
     def _pulled(self, ids: list[str]) -> Iterator[tuple[str, Message | Exception | None]]:

@@ -39,6 +39,8 @@ def put_devices(folder, now):
     devices[4].warnings = {"clock": "its clock is 100 s behind the server's: set it"}
     devices[5].health = healthy(now, torch="2.8.0", disk=10**8)
     devices[6].health = None
+    for client, ago in ((8, 130), (9, 130), (11, 5)):
+        devices[client].asked = now - ago  # the last one not for long
     known = Contacts(written=now - 4, server=healthy(now), devices=devices)
     known.left_out = ["SuperNode 99, client 3: client-id = 3 is also that of " + "x" * 90]
     write_whole(folder / contacts.FILE, msgspec.json.encode(known))
@@ -70,12 +72,13 @@ def test_an_operator_sees_who_is_missing_and_why_clients_fail(going, capsys):
     assert "accuracy" in lines[1] and "(round 2)" in lines[1]
     assert lines[2].startswith("server: fedapps 0.") and "certificate 300 days" in lines[2]
     assert lines[3] == "devices: 28 of 32 take part, 1 left out, as of 4 s ago"
-    assert lines[4:7] == [
+    assert lines[4:8] == [
+        "waits for: clients 8-9, asked 2 min ago",
         "not there: client 7, last contact 2 days ago",
         "not there: client 12, last contact 2 days ago",
         "have never taken part: clients 30-31",
     ]
-    assert "left out: SuperNode 99, client 3: client-id = 3 is also" in lines[7]
+    assert "left out: SuperNode 99, client 3: client-id = 3 is also" in lines[8]
     text = "\n".join(lines)
     assert "clock: client 4: its clock is 100 s behind the server's: set it" in text
     first = text.index("failed 3 x: clients 7, 12: no reply in time")
@@ -106,6 +109,11 @@ def test_a_folder_of_runs_stands_for_the_newest(tmp_path, capsys):
     assert shown(capsys, tmp_path / "old")[1].startswith("unfinished, round 0 of 3; started 2")
     report = begin_run(tmp_path / "federation", name="run-0001")
     assert shown(capsys, tmp_path)[0] == f"run {report.folder}"
+
+
+def test_a_run_that_is_over_waits_for_nobody(going, capsys):
+    (going / "summary.json").write_text("{}")
+    assert not any("waits for" in line for line in shown(capsys, going))
 
 
 def test_a_run_that_is_over_says_so(tmp_path, capsys):

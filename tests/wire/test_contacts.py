@@ -172,6 +172,23 @@ def test_an_answer_is_a_contact_and_an_error_is_none(server):
     assert [one.answered for one in server.known.devices] == [server.now, NOW]
 
 
+def test_whom_the_server_waits_for_is_kept_up_to_date(server):
+    server.look(0, 1, 2, c0=about(), c1=about(), c2=about())
+    server.now += contacts.EVERY + 1
+    asked, replies = server.now, {node: pack_greeting(node) for node in (10, 11)}
+    server.lookout.asks([10, 11, 99])
+    server.lookout.heard(said(10)(replies))
+    assert [one.asked for one in server.known.devices] == [0, asked, 0]
+    server.now += contacts.EVERY + 1
+    server.lookout.waits()
+    assert (server.known.written, server.known.devices[1].asked) == (server.now, asked)
+    server.lookout.asks([12])  # the next round, in which client 1 is not asked
+    server.now += contacts.EVERY + 1
+    server.lookout.waits()
+    assert [bool(one.asked) for one in server.known.devices] == [False, False, True]
+    assert not any(one.asked for one in server.look(0, 1, 2, c1=about()).values())
+
+
 def test_a_warning_is_one_event_until_it_is_over(server):
     full, behind = about(disk=5), about(NOW - 100, disk=5)
     for found, kinds in [
