@@ -11,6 +11,7 @@ from fedapps.method import (
     Slice,
     Stage,
     TrainingStats,
+    chunks,
     put,
     replace,
     take,
@@ -58,7 +59,7 @@ class FedASClient(BaseClient):
         inputs, labels = self.train_data
         size, names, trace = self.settings.batch_size, self.layout.names, 0.0
         weights = [p for p in self.model.parameters() if p.requires_grad]
-        for x, y in zip(inputs.split(size), labels.split(size), strict=True):
+        for x, y in zip(chunks(inputs, size), chunks(labels, size), strict=True):
             found = torch.autograd.grad(self.loss(self.model(x), y), weights)
             trace += sum(float(g.square().sum()) for g in found)
         self.sends["fisher/trace"] = torch.tensor([trace]).numpy()

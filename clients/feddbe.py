@@ -30,7 +30,7 @@ class FedDBEClient(BaseClient):
         self.memory = nn.Parameter(self.running)
 
     def before_training(self, plan: Plan) -> Costs:
-        """Load zbar^p, at first 0, and zbar^g, unknown in round 1; the running mean is 0."""
+        """Load zbar^p, at first 0, and zbar^g, at first unknown; the running mean is 0."""
         self.running = torch.zeros_like(self.running)
         kept, mean = self.kept("memory/").get("z"), self.received.get("z/mean")
         self.memory = nn.Parameter(self.running if kept is None else self.running.new_tensor(kept))
@@ -40,7 +40,7 @@ class FedDBEClient(BaseClient):
     before_scoring = before_training
 
     def keeps(self, plan: Plan) -> list[str]:
-        """What round 1 trains is dropped."""
+        """What the initialization trains is dropped."""
         return [] if plan.sends else super().keeps(plan)
 
     def objective(self, phase: str) -> Objective:
@@ -68,7 +68,7 @@ class FedDBEClient(BaseClient):
         self.running = self.mean.detach()
 
     def after_training(self, plan: Plan) -> Costs:
-        """Send the running mean in round 1; later keep zbar^p."""
+        """Send the running mean at first; later keep zbar^p."""
         if plan.sends:
             self.sends["z/mean"] = self.running.cpu().numpy()
         else:

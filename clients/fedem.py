@@ -26,6 +26,10 @@ class FedEMClient(BaseClient):
 
     options: Settings
 
+    def of_one_run(self) -> tuple[str, ...]:
+        """Drop pi and BatchNorm statistics: the components are other ones in every run."""
+        return ("em/", "norms")
+
     def components(self) -> list[nn.Module]:
         """Return the components as they were received; the first one is the model."""
         found = [copy.deepcopy(self.model) for _ in range(self.options.components)]

@@ -51,7 +51,7 @@ class FedDyn(BaseStrategy):
         """hbar is a mean over all clients, and g_i of a new one is 0."""
         for name in self.state:
             if name.startswith("hbar/"):
-                self.state[name] *= before / self.settings.num_clients
+                self.state[name] *= self.share_of(before)
 
     def plan(self, round_: int, client: int) -> Plan:
         """Train and exchange everything; the quadratic term is a proximal term with mu = alpha."""

@@ -72,7 +72,8 @@ class FedPAC(Mixing):
 
     def newcomer_plan(self, round_: int, client: int) -> Plan:
         """Train the head, but without a learning-rate schedule, which is over."""
-        return replace(super().newcomer_plan(round_, client), stages=self.finetuning(1))
+        plan = super().newcomer_plan(round_, client)
+        return replace(plan, stages=(*plan.stages[:-1], *self.finetuning(1)))
 
     def download(self, round_: int, client: int, plan: Plan) -> Arrays:
         """Send the shared body, the client's own mixture of heads and, in training, centroids."""
@@ -102,7 +103,7 @@ def head_weights(h: np.ndarray, v: np.ndarray, i: int) -> np.ndarray:
     from scipy.optimize import nnls
 
     matrix = np.vstack([np.diag(np.sqrt(np.maximum(v, 0))), (h[i] - h).T, np.ones(len(v))])
-    alpha = nnls(matrix, np.eye(len(matrix))[-1])[0]
+    alpha = nnls(matrix, np.append(np.zeros(len(matrix) - 1), 1.0))[0]
     alpha = alpha / alpha.sum()
     alpha[alpha < LEAST] = 0
     return alpha / alpha.sum()

@@ -49,7 +49,7 @@ class FedRep(BaseStrategy):
     def newcomer_plan(self, round_: int, client: int) -> Plan:
         """Train the head, but without a learning-rate schedule, which is over."""
         plan = super().newcomer_plan(round_, client)
-        return replace(plan, stages=(self.head_stage(1),))
+        return replace(plan, stages=(*plan.stages[:-1], self.head_stage(1)))
 
     def head_stage(self, round_: int) -> Stage:
         """Train the head on the frozen body."""

@@ -27,11 +27,13 @@ class Settings(MethodSettings, frozen=True):
 class Scaffold(BaseStrategy):
     """Clients add c - c_i to their gradients; the server averages models and changes of c_i.
 
-    Symbols: N `num-clients`, S (clients of a round) `fraction-train`, K steps in `local-epochs`
-    of batches of `batch-size`, eta_l `lr`, eta_g `global-lr` (Algorithm 1, option II).
+    Symbols: N (clients that train) `num-clients`, S (clients of a round) `fraction-train`, K steps
+    in `local-epochs` of batches of `batch-size`, eta_l `lr`, eta_g `global-lr` (Algorithm 1,
+    option II).
     BatchNorm statistics are averaged. docs/papers/scaffold.md says what the paper leaves open.
     A newcomer gets the shared model, and fine-tunes it without c and c_i.
-    State: `c/<key>` (float64), the mean of all clients' c_i.
+    State: `c/<key>` (float64), the mean of all clients' c_i. It is exact unless a client loses its
+    c_i, or a reply is lost after its client has stored the new c_i.
     """
 
     citation = "Karimireddy et al. 2020"
@@ -48,7 +50,7 @@ class Scaffold(BaseStrategy):
         """c is a mean over all clients, and c_i of a new one is 0."""
         for name in self.state:
             if name.startswith("c/"):
-                self.state[name] *= before / self.settings.num_clients
+                self.state[name] *= self.share_of(before)
 
     def plan(self, round_: int, client: int) -> Plan:
         """Train and exchange everything; c travels down, and the change of c_i travels up."""

@@ -18,17 +18,27 @@ class Growing(StrategyTools):
         """Tell whether an array of the state has a row per client."""
         return name.startswith((*self.by_client, *self.by_pair))
 
+    def share_of(self, before: int) -> float:
+        """Return which share of the clients that train now were there when there were `before`."""
+        held_out = self.workspace.population.held_out
+        earlier = before - sum(client < before for client in held_out)
+        return earlier / (self.settings.num_clients - len(held_out))
+
+    def not_sent(self, key: str) -> np.ndarray:
+        """Return what stands for an array that a new client has not sent: the server's."""
+        return self.arrays[key]
+
     def grow(self, before: int) -> None:
         """Add to `state` what the clients from `before` on need; by default, more rows.
 
-        The rows are 0, but those of what clients sent last (`LastSent`) are the server's arrays.
+        The rows are 0, but those of what clients sent last (`LastSent`) are `not_sent`.
         """
         more = self.settings.num_clients - before
         for name in filter(self.grows, list(self.state)):
             rows = self.state[name]
             row = np.zeros(rows.shape[1:], rows.dtype)
             if name.startswith(PREFIX):
-                row = self.arrays[name.removeprefix(PREFIX)]
+                row = self.not_sent(name.removeprefix(PREFIX))
             rows = np.concatenate([rows, np.repeat(row[None], more, axis=0)])
             if name in self.by_pair:
                 rows = np.pad(rows, ((0, 0), (0, more)))

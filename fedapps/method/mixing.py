@@ -60,6 +60,10 @@ class Mixing(KeepsLast):
         self.start_last()
         self.state["sent"] = np.zeros(self.settings.num_clients, bool)
 
+    def not_sent(self, key: str) -> np.ndarray:
+        """Return the initial array."""
+        return self.workspace.initial[key]
+
     def newcomer_download(self, round_: int, client: int, plan: Plan) -> Arrays:
         """Return means of the last round, since nothing is known of a newcomer."""
         return super().download(round_, client, plan)

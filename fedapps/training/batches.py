@@ -55,12 +55,12 @@ def gather(samples: Tensor, chosen: Tensor) -> Tensor:
     return samples.permute(0, 2, 3, 1).index_select(0, chosen).permute(0, 3, 1, 2)
 
 
-def chunks(inputs: Tensor) -> list[Tensor]:
-    """Cut inputs into chunks of at most `CHUNK` + 1 samples for forward passes.
+def chunks(inputs: Tensor, size: int = CHUNK) -> list[Tensor]:
+    """Cut inputs into chunks of at most `size` + 1 samples for forward passes.
 
     A single sample that is left over joins the last chunk, because BatchNorm needs two.
     """
-    parts = list(inputs.split(CHUNK))
+    parts = list(inputs.split(size))
     if len(parts) > 1 and len(parts[-1]) == 1:
-        parts[-2:] = [inputs[-CHUNK - 1 :]]
+        parts[-2:] = [inputs[-size - 1 :]]
     return parts

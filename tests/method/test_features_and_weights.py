@@ -12,6 +12,7 @@ from fedapps.method import (
     ClientUpdate,
     CutModel,
     LateMixing,
+    Mixing,
     Objective,
     PlainMean,
     Predictor,
@@ -216,6 +217,23 @@ def test_what_is_kept_of_pairs_of_clients_grows_both_ways():
     strategy.grow(4)
     seen = strategy.state["seen"]
     assert seen.shape == (6, 6) and seen[:4, :4].all() and seen.sum() == 16
+
+
+def test_who_has_joined_and_sent_nothing_has_the_initial_arrays():
+    class Mixed(Mixing):
+        citation = "none"
+
+    strategy = rehearse(Mixed, BaseClient, RUN.replace("=4", "=6", 1)).strategy
+    initial = {key: value.copy() for key, value in strategy.arrays.items()}
+    for rows in strategy.state.values():
+        rows.resize((4, *rows.shape[1:]), refcheck=False)
+    for value in strategy.arrays.values():
+        value += 1  # the server's model has moved on
+    strategy.grow(4)
+    assert not strategy.state["sent"][4:].any()
+    for key in strategy.mixed_keys:
+        for row in strategy.state[f"last/{key}"][4:]:
+            np.testing.assert_array_equal(row, initial[key])
 
 
 def test_in_a_plain_mean_all_clients_count_the_same():

@@ -3,6 +3,7 @@
 import copy
 
 import numpy as np
+import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
@@ -82,3 +83,18 @@ def test_without_alignment_clients_train_as_fedpers(tiny_npz, serial_run, read_c
     mine, theirs = (read_csv(folder, "rounds.csv")[0] for folder in (one, two))
     assert mine["train_loss"] == theirs["train_loss"]
     assert int(mine["bytes_up"]) == int(theirs["bytes_up"]) + 3 * 4
+
+
+@pytest.mark.parametrize("bn_stats", ["batch", "local"])
+def test_the_information_of_a_lone_last_sample_counts(tiny_npz, bn_stats):
+    """It joins the batch before it, because a BatchNorm of a batch needs two."""
+    keys = f'{KEYS} model="lenet5" bn-stats="{bn_stats}"'
+    size = len(rehearse(FedAS, FedASClient, f"{tiny_npz} {keys}").make(0).train_data[1]) - 1
+    data = tiny_npz.replace("batch-size=8", f"batch-size={size}")
+    run = rehearse(FedAS, FedASClient, f"{data} {keys}")
+    client = run.make(0)
+    client.after_training(run.strategy.plan(1, 0))
+    x, y = client.train_data
+    found = torch.autograd.grad(cross_entropy(client.model(x), y), [*client.model.parameters()])
+    trace = sum(float((g**2).sum()) for g in found)
+    assert client.sends["fisher/trace"].item() == pytest.approx(trace, rel=1e-5)

@@ -9,7 +9,7 @@ from fedapps.core import config
 from fedapps.core.draws import generator
 from fedapps.device import personalized
 from fedapps.method import rehearse
-from fedapps.method.local import receive
+from fedapps.method.local import begin, receive
 from fedapps.models.layers import as_sent
 from fedapps.training.draw import Draw
 from strategies.fedem import FedEM
@@ -108,3 +108,14 @@ def test_a_newcomer_first_trains_batchnorm_statistics_that_stay_on_clients():
     moved = {k for k, v in client.module().state_dict().items() if not torch.equal(v, before[k])}
     norms = {k for k in moved if k.startswith("components.0.") and "running_" in k}
     assert norms  # those of the first component, which is the run's model
+
+
+def test_in_a_devices_next_run_the_weights_begin_anew(small, flat_config):
+    """The components are other ones, so weights of an earlier run say nothing of them."""
+    text = flat_config(small, 'strategy="fedem" model="lenet5" bn-stats="local"')
+    run = rehearse(FedEM, FedEMClient, config.read(text))
+    run.rounds(1)
+    client = run.make(0)
+    assert {name.partition("/")[0] for name in client.state} == {"em", "model", "norms2", "norms3"}
+    begin(client)
+    assert {name.partition("/")[0] for name in client.state} == {"model"}

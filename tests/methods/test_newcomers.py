@@ -176,3 +176,18 @@ def test_a_newcomer_that_trains_does_what_others_do_in_a_round(two_files, flat_c
         figures = run.make(1).evaluate_round(plan, run.strategy.download(1, 1, plan)).metrics
         assert told == (["before", "train"] if joins else ["finetune"])
         assert (figures["finetune_macs"] > 10**12) == joins and figures["finetune_samples"] > 0
+
+
+@pytest.mark.parametrize("method", ["fedrep", "fedpac"])
+def test_a_newcomer_trains_norms_of_its_own_before_the_head(method):
+    """Else it would be scored with BatchNorms that have seen no sample."""
+    keys = f'strategy="{method}" model="lenet5" bn-stats="local" num-clients=4 unseen-clients="3"'
+    strategy = rehearse(
+        registry.strategy_class(method), registry.client_class(method), keys
+    ).strategy
+    plan, usual = strategy.newcomer_plan(5, 3), strategy.evaluation_plan(5, 0)
+    *first, head = plan.stages
+    assert head.layers == usual.stages[-1].layers == strategy.layout.head
+    trained = {key for stage in first for key in strategy.layout.keys_of(stage.layers)}
+    body = strategy.layout.keys_of(strategy.layout.body)
+    assert {key for key in body if "running_" in key} <= trained

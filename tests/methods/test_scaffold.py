@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from clients.scaffold import ScaffoldClient
 from fedapps.method import rehearse
+from fedapps.method.local import begin
 from strategies.scaffold import Scaffold
 
 # A batch is all samples of a client, so their order does not matter.
@@ -84,3 +85,28 @@ def test_a_run_that_grows_keeps_the_mean(tiny_npz):
     before = {name: c.copy() for name, c in run.strategy.state.items()}
     run.strategy.grow(2)
     assert all(np.array_equal(c, before[name] / 2) for name, c in run.strategy.state.items())
+
+
+def test_clients_that_are_held_out_do_not_count_when_a_run_grows(tiny_npz):
+    """N is 1 of two clients at first, and 3 of four then."""
+    run = rehearsal(tiny_npz, 'fraction-train=1.0 unseen-clients="1"')
+    for c in run.strategy.state.values():
+        c += 6.0
+    run.strategy.grow(2)
+    assert all((c == 2.0).all() for c in run.strategy.state.values())
+
+
+def test_in_a_devices_next_run_c_is_the_mean_of_all_again(tiny_npz):
+    """The server's c begins at 0, so what clients have kept of c_i must not count."""
+    run, again = (rehearsal(tiny_npz, "fraction-train=1.0") for _ in range(2))
+    run.rounds(2)
+    again.clients = run.clients
+    for client, kept in run.clients.items():
+        made = again.make(client)
+        made.state = kept
+        begin(made)
+        assert not any(name.startswith("own/") for name in kept)
+    again.rounds(2)
+    for name, c in again.strategy.state.items():
+        own = [kept[name.replace("c/", "own/")].numpy() for kept in again.clients.values()]
+        np.testing.assert_allclose(c, np.mean(own, 0), atol=1e-6)

@@ -10,6 +10,7 @@ from tests.twins.common import (
     fit,
     gradients_of,
     mean,
+    pulled,
     rounds,
     scored,
     state,
@@ -20,7 +21,7 @@ from tests.twins.harness import Outcome
 
 SETTINGS = {
     "plain": "fedas.align-lr=0.3 head-layers=3",
-    "momentum": "fedas.align-lr=0.1 fedas.align-epochs=2 max-norm=0.8",
+    "momentum": "fedas.align-lr=0.1 fedas.align-epochs=2 max-norm=0.8 prox-mu=0.2",
 }
 
 
@@ -43,8 +44,11 @@ def aligned(world, model, last, i, batches, lr):
 
 def information(world, model, i):
     """Return the sum of the squared norms of the gradients of batches in stored order."""
-    pieces = zip(*(part.split(world.s.batch_size) for part in world.data(i)), strict=True)
-    return sum(float((g**2).sum()) for x, y in pieces for g in gradients_of(model, x, y))
+    x, y = world.data(i)
+    ends = [*range(world.s.batch_size, len(y) - 1, world.s.batch_size), len(y)]
+    pieces = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    found = (g for piece in pieces for g in gradients_of(model, x[piece], y[piece]))
+    return sum(float((g**2).sum()) for g in found)
 
 
 def fedas(world):
@@ -64,7 +68,8 @@ def fedas(world):
                 batches = world.batches("align", t, i, epochs)
                 aligned(world, model, kept[i], i, batches, rate * lr / world.s.lr)
             batches = world.batches("train", t, i, world.s.local_epochs)
-            fit(world, model, world.names, batches, lr, clipped(world.s.max_norm))
+            near = pulled(world.s.prox_mu, state(model))
+            fit(world, model, world.names, batches, lr, clipped(world.s.max_norm, near))
             weights[i] = information(world, model, i)
             kept[i], sent[i] = state(model), state(model, body)
         server = server | mean(sent, weights)

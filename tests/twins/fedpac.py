@@ -5,12 +5,25 @@ from itertools import combinations
 
 import torch
 
-from tests.twins.common import asking, by_size, features, fit, loss_of, mean, rounds, scored, state
+from tests.twins.common import (
+    asking,
+    by_size,
+    clipped,
+    features,
+    fit,
+    gradients_of,
+    loss_of,
+    mean,
+    pulled,
+    rounds,
+    scored,
+    state,
+)
 from tests.twins.harness import Outcome
 
 SETTINGS = {
     "plain": "fedpac.lambda=2.0 fedpac.head-epochs=2 fraction-train=0.4 seed=16",
-    "momentum": "fedpac.lambda=0.5",
+    "momentum": "fedpac.lambda=0.5 prox-mu=0.2 max-norm=0.8",
 }
 
 
@@ -38,6 +51,16 @@ def to_centroids(world, centroids):
     return gradients
 
 
+def limited(world, model):
+    """Return what adds to gradients those of the proximal term, and then clips them."""
+    anchor = state(model)
+
+    def near(gradients=gradients_of):
+        return clipped(world.s.max_norm, pulled(world.s.prox_mu, anchor, gradients))
+
+    return near
+
+
 def collaboration(own, h, v):
     """Return Eq. 9's weights: of the minima on all faces of the simplex, the least one."""
     clients, found = list(h), []
@@ -63,11 +86,12 @@ def fedpac(world):
             model = world.model(server, heads.get(i, first))
             mu, n, v[i] = by_class(world, model, i)
             h[i] = n[:, None] / n.sum() * mu
-            fit(world, model, world.head, world.batches("train", t, i, epochs), lr)
+            near = limited(world, model)
+            fit(world, model, world.head, world.batches("train", t, i, epochs), lr, near())
             batches = world.batches("train", t, i, world.s.local_epochs, epochs)
             targets = torch.stack([c.get(k, own) for k, own in enumerate(mu)]).float()
             pull = [to_centroids(world, targets)] * bool(c)
-            fit(world, model, world.body, batches, lr, *pull)
+            fit(world, model, world.body, batches, lr, near(*pull))
             sent[i], after[i] = state(model), by_class(world, model, i)
         server = by_size(world, sent)
         for k in range(len(n)):
@@ -79,7 +103,8 @@ def fedpac(world):
 
     def personalized(world, model, i):  # as a round begins
         batches = world.batches("finetune", t, i, epochs)
-        return fit(world, copy.deepcopy(model), world.head, batches, lr)
+        near = limited(world, model)
+        return fit(world, copy.deepcopy(model), world.head, batches, lr, near())
 
     scores = scored(world, lambda i: world.model(server, heads.get(i, first)), personalized)
     return Outcome(server, {}, scores)
