@@ -1,4 +1,7 @@
-"""Plot how far each method is ahead of the yardstick, in each of several tables side by side."""
+"""Plot how far each method is ahead of the yardstick, in each of several tables side by side.
+
+Of several tables, methods that are in a single one are printed, but not plotted.
+"""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
@@ -71,7 +74,9 @@ def show(store: Store, options: Namespace) -> None:
         for name, line in methods.items()
     ]
     print_table(("method", *comparisons), rows)
-    save_plot(lambda: draw(comparisons, methods), options.plot)
+    least = min(2, len(comparisons))
+    plotted = {name: line for name, line in methods.items() if len(line) >= least}
+    save_plot(lambda: draw(comparisons, plotted), options.plot)
 
 
 def draw(comparisons: Found, methods: Mapping[str, Mapping[str, Line]]) -> Figure:

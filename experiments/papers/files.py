@@ -70,9 +70,20 @@ def _parsed(path: Path) -> dict[str, Any]:
         content = tomllib.loads(path.read_text("utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise RunError(f"{path.name}: {error}") from error
+    each = content.pop("each_row", {})
     if unknown := [key for key in content if key not in FIELDS]:
         raise RunError(f"{path.name}: unknown field {unknown[0]}{did_you_mean(unknown[0], FIELDS)}")
-    return content
+    return content | {"rows": [_row(each, row) for row in content.get("rows", [])]}
+
+
+def _row(each: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with what each row of its table has; a search with no values for a key has none.
+
+    So `finetune-epochs = []` takes this key out of the search of one row.
+    """
+    search = each.get("search", {}) | row.get("search", {})
+    searched = {"search": {key: values for key, values in search.items() if values}}
+    return each | row | (searched if search else {})
 
 
 def _check_names(file: str, table: Table) -> None:

@@ -10,6 +10,8 @@ columns has one cell per row. Values in brackets are defaults.
     [scales.cpu]            config: overrides all other settings; seeds: the seeds that `run` uses
                             by default; rows, columns: patterns of those that this scale has [all];
                             trials: how many settings of a search are tried [8]
+    [each_row]              what all rows have that do not say otherwise; a row's own `search` adds
+                            keys to that of each row, or replaces their values (optional)
     [[rows]]                name, config, reads (how the figure is read: `papers/readings.py`),
                             published (a number, or column = number, in percent),
                             also (further readings of the same runs: reads, published),
@@ -25,6 +27,7 @@ columns has one cell per row. Values in brackets are defaults.
     follows, thresholds     a column of rounds.csv to plot over rounds; accuracies in percent
     over                    a key that columns set: rows are plotted over its numbers, too
     side_by_side            true: the table has a column for each of its columns, not a line
+    own_trials              true: each row with a search draws its trials on its own [false]
 """
 
 from collections.abc import Mapping, Sequence
@@ -172,6 +175,7 @@ class Table:
     thresholds: Sequence[int] = ()  # percent: the first round that reaches each is reported
     over: str = ""
     side_by_side: bool = False
+    own_trials: bool = False
     claims: Sequence[Claim] = ()
     yardstick: str = ""
     alone: str = ""

@@ -12,6 +12,7 @@ as long as it has its default. Anybody can repeat the figures in a file from its
 import hashlib
 import json
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -95,7 +96,7 @@ def same(older: Config, wanted: Config, defaults: Config) -> bool:
 
 
 class Store:
-    """The runs below a folder, including those that other processes add meanwhile."""
+    """The runs below a folder, including those that other processes add; threads can share it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -104,11 +105,13 @@ class Store:
         self._lines: dict[str, tuple[float, dict[str, Run]]] = {}  # of each packed file, its time
         self._changed: dict[str, float] = {}  # times of the folders at the last look
         self._alike: dict[tuple[str, int], list[Run]] = {}  # by scale and seed
+        self._alone = threading.RLock()  # held by who reads or changes what is above
 
     def runs(self) -> list[Run]:
         """Return all runs, ordered by scale, table and name."""
-        self._look()
-        return [self._read[path] for path in sorted(self._read)]
+        with self._alone:
+            self._look()
+            return [self._read[path] for path in sorted(self._read)]
 
     def _look(self) -> None:
         """Read the files that are new since the last look."""
@@ -136,8 +139,7 @@ class Store:
         for file in files:
             at = os.stat(file).st_mtime
             if file not in self._lines or self._lines[file][0] != at:
-                lines = Path(file).read_text("utf-8").splitlines()
-                runs = [Run(**json.loads(line)) for line in lines]
+                runs = [Run(**json.loads(s)) for s in Path(file).read_text("utf-8").splitlines()]
                 self._lines[file] = at, {str(self._path_of(run)): run for run in runs}
         self._lines = {file: self._lines[file] for file in files}
         return {path: run for _, runs in self._lines.values() for path, run in runs.items()}
@@ -173,14 +175,15 @@ class Store:
             return same(run.config, wanted, self.defaults)
 
         path = str(self.path(cell, seed))
-        if os.path.exists(path):
-            self._read_again(path)
-        else:
+        with self._alone:
+            if os.path.exists(path):
+                self._read_again(path)
+            else:
+                self._look()
+            if (own := self._read.get(path)) and fits(own):
+                return own
             self._look()
-        if (own := self._read.get(path)) and fits(own):
-            return own
-        self._look()
-        return next(filter(fits, self._alike.get((cell.scale, seed), ())), None)
+            return next(filter(fits, self._alike.get((cell.scale, seed), ())), None)
 
     def path(self, cell: Cell, seed: int) -> Path:
         """Return the path of a cell's run."""
@@ -190,8 +193,9 @@ class Store:
         """Write a run, atomically; it replaces an older one of this name."""
         path = self.path(cell, run.seed)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, _text(asdict(run)).encode())
-        self._read[str(path)] = run
+        with self._alone:
+            write_whole(path, _text(asdict(run)).encode())
+            self._read[str(path)] = run
 
     def check_writable(self) -> None:
         """Raise `RunError` if no result can be written, so that nothing is trained in vain."""
@@ -199,8 +203,9 @@ class Store:
             self.locks.mkdir(parents=True, exist_ok=True)
             write_whole(self.locks / "writable", b"")
         except OSError as error:
-            why = error.strerror or str(error)
-            raise RunError(f"--results {self.folder}: cannot be written: {why}") from error
+            raise RunError(
+                f"--results {self.folder}: cannot be written: {error.strerror}"
+            ) from error
 
     @property
     def locks(self) -> Path:

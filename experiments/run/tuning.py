@@ -1,7 +1,8 @@
 """Choose the settings of a row on validation samples, for a fair comparison.
 
 The `search` of a row lists values for some keys. Eight combinations of these values run as trials,
-`row~0` to `row~7`; they are drawn at random without replacement, and are the same everywhere. A
+`row~0` to `row~7`; they are drawn at random without replacement, and are the same everywhere. With
+`own_trials`, rows draw on their own; otherwise all grids of one size leave out the same places. A
 trial uses the table's first seed. It trains on 80 % of each client's training samples and is scored
 on the other 20 %, so it sees no test sample. The row then runs with the settings of the trial that
 has the best mean of the row's reading; a trial whose training diverges is the worst. Nobody reads
@@ -17,7 +18,7 @@ from typing import Any
 
 from msgspec import structs
 
-from experiments.papers.table import Cell, Row
+from experiments.papers.table import Cell
 from experiments.run.store import Store
 from fedapps.compare.grid import read_seeds
 from fedapps.core.draws import generator
@@ -28,20 +29,21 @@ WORST = -1.0  # the score of a trial whose training diverges
 HEADS = ["method", "reading", "validation accuracy", "range over trials", "settings"]
 
 
-def combinations(row: Row, most: int) -> list[dict[str, Any]]:
-    """Return the combinations of a row's values to try, at most `most`."""
+def combinations(cell: Cell) -> list[dict[str, Any]]:
+    """Return the combinations of the values of a cell's row to try."""
+    row, table = cell.row, cell.table
     every = [dict(zip(row.search, values, strict=True)) for values in product(*row.search.values())]
-    order = generator(0, "tune").permutation(len(every)).tolist()
-    return [every[index] for index in order[:most]]
+    drawn = generator(0, f"tune {row.name}" if table.own_trials else "tune")
+    order = drawn.permutation(len(every)).tolist()
+    return [every[index] for index in order[: table.scales[cell.scale].trials]]
 
 
 def trials(cell: Cell) -> list[Cell]:
     """Return the cells of the trials of a cell's row."""
-    most = cell.table.scales[cell.scale].trials
     row = structs.replace(cell.row, also=())
     return [
         replace(cell, row=row, suffix=f"~{number}", extra=f"{_text(values)} {VALIDATION}")
-        for number, values in enumerate(combinations(cell.row, most))
+        for number, values in enumerate(combinations(cell))
     ]
 
 
@@ -56,8 +58,7 @@ def scores(store: Store, cell: Cell) -> dict[str, float | None]:
     A score is None if the trial has not run, and `WORST` if its training diverges.
     """
     found: dict[str, float | None] = {}
-    tried = combinations(cell.row, cell.table.scales[cell.scale].trials)
-    for trial, values in zip(trials(cell), tried, strict=True):
+    for trial, values in zip(trials(cell), combinations(cell), strict=True):
         run = store.find(trial, first_seed(cell))
         found[_text(values)] = run.figures.get(cell.row.reads, WORST) if run else None
     return found

@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -279,6 +280,19 @@ def test_tables_share_runs_and_new_keys_with_defaults_change_nothing(table, stor
     assert store.find(renamed, 0) == run
     machine = Row("x", 'strategy="fedper" data-root="/elsewhere" fedprox.prox-mu=3.0')
     assert store.find(Cell(table, machine, "hot", "smoke"), 0) == run
+
+
+def test_threads_find_what_others_save(table, store, monkeypatch):
+    """Of two that look at the same time, one does not lose what the other has just read."""
+    cell, others, read = table.cells("smoke")[1], Store(store.folder), Store._read_again
+    monkeypatch.setattr(Store, "_read_again", lambda *of: [read(*of), time.sleep(0.001)][0])
+
+    def save_and_find(seed):
+        others.save(cell, run_of(cell, seed))
+        return store.find(cell, -seed) is None and any(run.seed == seed for run in store.runs())
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(save_and_find, range(1, 60)))
 
 
 def test_run_directories_below_the_results_are_not_taken_for_results(table, store):
@@ -707,6 +721,30 @@ def test_a_pattern_of_only_has_to_match_a_row_of_some_table(table):
     assert files.having(both, "smoke", "avg@hot, d*") == both
     with pytest.raises(RunError, match="row avg@cold: must match one of avg, per, ditto"):
         files.having(both, "smoke", "ditto,avg@cold")
+
+
+def test_rows_have_what_their_table_says_of_each_row(tmp_path, monkeypatch):
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "toy.toml").write_text("""
+        title = "Toy"
+        base = "fedavg"
+        [scales.cpu]
+        [each_row]
+        reads = "accuracy_initial"
+        search = { lr = [0.1, 0.2], local-epochs = [1, 5] }
+        [[rows]]
+        name = "as-said"
+        [[rows]]
+        name = "own"
+        reads = "accuracy_personalized"
+        search = { local-epochs = [2], momentum = [0.5], lr = [] }
+        """)
+    monkeypatch.setattr(files, "HERE", tmp_path)
+    said, own = files.tables()["toy"].rows
+    assert said.reads == "accuracy_initial"
+    assert said.search == {"lr": [0.1, 0.2], "local-epochs": [1, 5]}
+    assert own.reads == "accuracy_personalized"
+    assert own.search == {"local-epochs": [2], "momentum": [0.5]}
 
 
 @pytest.mark.parametrize(("pattern", "told"), [

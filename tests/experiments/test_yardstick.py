@@ -4,6 +4,7 @@ import csv
 import errno
 import tomllib
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +92,7 @@ def toy(tmp_path, monkeypatch):
 def test_a_row_runs_with_the_best_of_its_trials(toy):
     table, store, _ = toy
     row = next(cell for cell in table.cells("cpu") if cell.row.name == "better")
-    tried = tuning.combinations(row.row, 3)
+    tried = tuning.combinations(row)
     assert len(tried) == 3 == len({tuple(values.values()) for values in tried})
     settings = next(c for c in settled(store, table, "cpu") if c.row.name == "better")
     flat = settings.config(1)
@@ -113,13 +114,28 @@ def test_a_row_runs_with_the_best_of_its_trials(toy):
     ]  # fmt: skip
 
 
+def test_rows_with_trials_of_their_own_leave_out_different_settings(toy):
+    table = toy[0]
+    search = {"lr": [0.1, 0.2, 0.4], "momentum": [0.0, 0.5, 0.9]}
+    rows = tuple(structs.replace(row, search=search) for row in table.rows)
+
+    def tried(own):
+        cells = replace(table, rows=rows, own_trials=own).cells("cpu")
+        return [[tuple(values.values()) for values in tuning.combinations(cell)] for cell in cells]
+
+    assert len({*map(str, tried(own=False))}) == 1
+    apart = tried(own=True)
+    assert len({*map(str, apart)}) == len(rows) and all(len({*each}) == 3 for each in apart)
+    assert {*apart[0]} <= {*product(*search.values())}
+
+
 def test_the_settings_that_were_chosen_are_published(toy, tmp_path):
     table, store, _ = toy
-    *_, third = tuning.trials(next(c for c in table.cells("cpu") if c.row.name == "better"))
+    cell = next(c for c in table.cells("cpu") if c.row.name == "better")
+    *_, third = tuning.trials(cell)
     store.save(third, diverged(third, 0, "training diverged"))
     lines = [*tuning.texts(store, settled(store, table, "cpu"))]
-    row = next(row for row in table.rows if row.name == "better")
-    second = " ".join(f"{key}={value}" for key, value in tuning.combinations(row, 3)[1].items())
+    second = " ".join(f"{key}={value}" for key, value in tuning.combinations(cell)[1].items())
     assert lines == [["better", "personalized", "60.0", "50.0 to 60.0, 1 diverged", second]]
     page = "\n".join(markdown(sections.section(store, table)))
     assert f"| better | personalized | 60.0 | 50.0 to 60.0, 1 diverged | `{second}` |" in page
@@ -294,14 +310,14 @@ def test_rows_without_a_seed_in_common_are_shown_and_not_compared(toy, tmp_path)
 def test_commands_know_the_settings_that_were_chosen(toy, tmp_path, monkeypatch, capsys):
     table, store, _ = toy
     monkeypatch.setattr(files, "tables", lambda: {table.name: table})
-    (row,) = (row for row in table.rows if row.name == "better")
+    (cell,) = (cell for cell in table.cells("cpu") if cell.row.name == "better")
     for folder, told in ((store.folder, False), (tmp_path / "none", True)):
         options = ["--results", str(folder), "config", table.name, "better", "--seed", "2"]
         assert __main__.main(options) == 0
         text = capsys.readouterr().out
         assert ("whose settings depend on runs that are not done" in text) == told
         flat = tomllib.loads(text)
-        best = tuning.combinations(row, 3)[1]
+        best = tuning.combinations(cell)[1]
         assert ({key: flat.get(key) for key in best} == best) != told and flat["seed"] == 2
     assert set(communication.results_of(store, table, "cpu")) == set(NAMES)
 
