@@ -203,9 +203,8 @@ class Store:
             self.locks.mkdir(parents=True, exist_ok=True)
             write_whole(self.locks / "writable", b"")
         except OSError as error:
-            raise RunError(
-                f"--results {self.folder}: cannot be written: {error.strerror}"
-            ) from error
+            told = f"--results {self.folder}: cannot be written: {error.strerror}"
+            raise RunError(told) from error
 
     @property
     def locks(self) -> Path:
@@ -224,9 +223,8 @@ class Store:
         with held(self.locks / name) as free:
             yield free
 
-    def _read_again(self, path: str) -> Run:
+    def _read_again(self, path: str) -> None:
         self._read[path] = Run(**json.loads(Path(path).read_text("utf-8")))
-        return self._read[path]
 
 
 def collect(cell: Cell, seed: int, folder: Path, reads: Collection[str] = ()) -> Run:
