@@ -203,7 +203,7 @@ class Store:
             self.locks.mkdir(parents=True, exist_ok=True)
             write_whole(self.locks / "writable", b"")
         except OSError as error:
-            told = f"--results {self.folder}: cannot be written: {error.strerror}"
+            told = f"--results {self.folder}: cannot be written: {error.strerror or error}"
             raise RunError(told) from error
 
     @property
