@@ -39,6 +39,7 @@ class FedDyn(BaseStrategy):
 
     citation = "Acar et al. 2021"
     exchanges = "everything"
+    by_mean = ("hbar/",)
     options: Settings
 
     def setup(self) -> None:
@@ -46,12 +47,6 @@ class FedDyn(BaseStrategy):
         for key in self.layout.shared(self.layout.names):
             if key in self.layout.parameters:
                 self.state[f"hbar/{key}"] = np.zeros(self.layout.shapes[key])
-
-    def grow(self, before: int) -> None:
-        """hbar is a mean over all clients, and g_i of a new one is 0."""
-        for name in self.state:
-            if name.startswith("hbar/"):
-                self.state[name] *= self.share_of(before)
 
     def plan(self, round_: int, client: int) -> Plan:
         """Train and exchange everything; the quadratic term is a proximal term with mu = alpha."""

@@ -38,6 +38,7 @@ class Scaffold(BaseStrategy):
 
     citation = "Karimireddy et al. 2020"
     exchanges = "everything, and control variates"
+    by_mean = ("c/",)
     options: Settings
 
     def setup(self) -> None:
@@ -45,12 +46,6 @@ class Scaffold(BaseStrategy):
         for key in self.layout.shared(self.layout.names):
             if key in self.layout.parameters:
                 self.state[f"c/{key}"] = np.zeros(self.layout.shapes[key])
-
-    def grow(self, before: int) -> None:
-        """c is a mean over all clients, and c_i of a new one is 0."""
-        for name in self.state:
-            if name.startswith("c/"):
-                self.state[name] *= self.share_of(before)
 
     def plan(self, round_: int, client: int) -> Plan:
         """Train and exchange everything; c travels down, and the change of c_i travels up."""

@@ -13,26 +13,26 @@ class Growing(StrategyTools):
 
     by_client: ClassVar[tuple[str, ...]] = ()  # names or prefixes of state with a row per client
     by_pair: ClassVar[tuple[str, ...]] = ()  # names of state with a row and a column per client
+    by_mean: ClassVar[tuple[str, ...]] = ()  # prefixes of means over all, where new ones have 0
 
     def grows(self, name: str) -> bool:
         """Tell whether an array of the state has a row per client."""
         return name.startswith((*self.by_client, *self.by_pair))
-
-    def share_of(self, before: int) -> float:
-        """Return which share of the clients that train now were there when there were `before`."""
-        held_out = self.workspace.population.held_out
-        earlier = before - sum(client < before for client in held_out)
-        return earlier / (self.settings.num_clients - len(held_out))
 
     def not_sent(self, key: str) -> np.ndarray:
         """Return what stands for an array that a new client has not sent: the server's."""
         return self.arrays[key]
 
     def grow(self, before: int) -> None:
-        """Add to `state` what the clients from `before` on need; by default, more rows.
+        """Add to `state` what the clients from `before` on need: rows, and 0 to means.
 
-        The rows are 0, but those of what clients sent last (`LastSent`) are `not_sent`.
+        The rows are 0, but those of what clients sent last (`LastSent`) are `not_sent`. Means are
+        over the clients that train.
         """
+        training = self.workspace.population.training
+        share = sum(client < before for client in training) / len(training)
+        for name in [name for name in self.state if name.startswith(self.by_mean)]:
+            self.state[name] *= share
         more = self.settings.num_clients - before
         for name in filter(self.grows, list(self.state)):
             rows = self.state[name]
