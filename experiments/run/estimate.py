@@ -11,43 +11,41 @@ class Estimate:
     """Estimates from some runs; those whose training diverged do not count."""
 
     def __init__(self, runs: Iterable[Run]) -> None:
-        self.runs: dict[str, list[Run]] = {}  # by scale
-        self.of_cell: dict[tuple[str, str, str], list[Run]] = {}  # by scale, table and cell
+        self.alike: dict[tuple[object, ...], list[float]] = {}  # seconds of an epoch, by likeness
         for run in runs:
             if run.figures:
-                self.runs.setdefault(run.scale, []).append(run)
-                self.of_cell.setdefault((run.scale, run.table, run.cell), []).append(run)
+                for likeness in _likenesses(run.scale, run.table, run.cell, run.config):
+                    self.alike.setdefault(likeness, []).append(_epoch_seconds(run))
 
     def seconds(self, cell: Cell, seed: int) -> float | None:
         """Return the seconds that a run will take; None if no similar run is known at this scale.
 
         The first of these that exist are used: runs of the same cell with another seed; of the same
         method, data set and model; of the same table; of the same data set and model. Twice the
-        local epochs take twice the time. A round counts for at most twice the run's median round,
-        because a longer time means that the run was paused.
+        local epochs take twice the time.
         """
         wanted = numeric(cell.config(seed))
-        runs = self.runs.get(cell.scale, [])
-        alike = self.of_cell.get((cell.scale, cell.table.name, cell.name), [])
-        for agree in (
-            lambda run: _agree(run, wanted, "strategy", "dataset", "model"),
-            lambda run: run.table == cell.table.name,
-            lambda run: _agree(run, wanted, "dataset", "model"),
-        ):
-            alike = alike or [run for run in runs if agree(run)]
-        if not alike:
-            return None
-        per_epoch = [
-            min(run.seconds / int(run.config["num-rounds"]), 2 * run.seconds_per_round)
-            / _epochs(run.config)
-            for run in alike
-        ]
-        return statistics.median(per_epoch) * _epochs(wanted) * int(wanted["num-rounds"])
+        for likeness in _likenesses(cell.scale, cell.table.name, cell.name, wanted):
+            if known := self.alike.get(likeness):
+                return statistics.median(known) * _epochs(wanted) * int(wanted["num-rounds"])
+        return None
+
+
+def _likenesses(scale: str, table: str, cell: str, config: Config) -> list[tuple[object, ...]]:
+    """Return what runs can have in common, the closest first."""
+    data, method = (config.get("dataset"), config.get("model")), config.get("strategy")
+    return [(scale, "cell", table, cell), (scale, method, *data), (scale, table), (scale, *data)]
+
+
+def _epoch_seconds(run: Run) -> float:
+    """Return the seconds of a local epoch of all clients of a round.
+
+    A round counts for at most twice the run's median round, because a longer time means that the
+    run was paused.
+    """
+    a_round = min(run.seconds / int(run.config["num-rounds"]), 2 * run.seconds_per_round)
+    return a_round / _epochs(run.config)
 
 
 def _epochs(config: Config) -> float:
     return float(config.get("local-epochs") or 1)
-
-
-def _agree(run: Run, wanted: Config, *keys: str) -> bool:
-    return all(run.config.get(key) == wanted.get(key) for key in keys)
