@@ -86,7 +86,7 @@ def _cure(text: str) -> str:
 
 
 def notes(frame: pd.DataFrame, chosen: Sequence[Column], found: bool) -> list[str]:
-    """Tell of empty columns; and of ids, if the columns were `found` and not named by the user."""
+    """Tell of empty columns; and of ids and dates, if the columns were `found` in the data."""
     told = []
     for column in chosen:
         values = frame[column.name].dropna()
@@ -95,6 +95,8 @@ def notes(frame: pd.DataFrame, chosen: Sequence[Column], found: bool) -> list[st
             what = "is empty in all rows"
         elif found and number and values.is_unique and (values % 1 == 0).all():
             what = "has another whole number in each row, as an id has"
+        elif found and column.texts and all(map(_DATE.match, column.texts)):
+            what = f"holds dates: each of its {len(column.texts)} texts is a category of its own"
         else:
             continue
         rest = written([other for other in chosen if other != column])

@@ -316,6 +316,7 @@ def test_what_cannot_be_used_is_named_in_one_line(change, form, message, frame, 
 
 def test_columns_and_classes_that_are_probably_a_mistake_are_noted(frame, tmp_path):
     frame.insert(0, "id", np.arange(N) + 100)
+    frame.insert(1, "day", [f"2026-11-0{1 + row % 2}" for row in range(N)])
     frame["none"], frame["ill"] = (
         np.nan,
         np.where(np.arange(N) < 30, frame.ill, frame.ill.str.upper()),
@@ -323,10 +324,13 @@ def test_columns_and_classes_that_are_probably_a_mistake_are_noted(frame, tmp_pa
     frame.to_csv(tmp_path / "t.csv", index=False)
     form = Form(client_column="who", target_column="ill", missing="mean")
     told = load(str(tmp_path / "t.csv"), "", form).told
-    assert told[:2] == (
-        'column id has another whole number in each row, as an id has; columns = "age,sex=f|m,none"'
-        " leaves it out",
-        'column none is empty in all rows; columns = "id,age,sex=f|m" leaves it out',
+    day = "day=2026-11-01|2026-11-02"
+    assert told[:3] == (
+        "column id has another whole number in each row, as an id has; columns ="
+        f' "{day},age,sex=f|m,none" leaves it out',
+        "column day holds dates: each of its 2 texts is a category of its own; columns ="
+        ' "id,age,sex=f|m,none" leaves it out',
+        f'column none is empty in all rows; columns = "id,{day},age,sex=f|m" leaves it out',
     )
     assert told[-1].startswith("classes NO, YES, no, yes differ only in case or blanks; if")
 
