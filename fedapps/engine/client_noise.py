@@ -1,19 +1,17 @@
 """The server's side of the modes in which clients add the noise: local and distributed privacy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from fedapps.core.draws import sample_size
 from fedapps.core.errors import RunError
-from fedapps.core.settings import Settings
 from fedapps.engine.accounting import alone
 from fedapps.engine.checks import replaced
 from fedapps.engine.privacy_mode import ASKS, RELEASES, DifferentialPrivacy, Reference, Updates
 from fedapps.method.attacks import SIGNS
 from fedapps.method.flower import BaseStrategy
-from fedapps.models.layers import Arrays, Layout
 from fedapps.secure import noise
 from fedapps.secure.client import FEWEST, least
 from fedapps.secure.masks import LIMIT
@@ -28,19 +26,14 @@ class Local(DifferentialPrivacy):
     the client that was asked most often. State: `dp/releases` [N].
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        layout: Layout,
-        state: Arrays,
-        clients: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(settings, layout, state, clients)
+    def prepare(self) -> None:
+        """Check the settings, and count from zero."""
+        super().prepare()
         if self.dp.adaptive:
             raise RunError('dp.adaptive = true: only with dp.mode = "central"')
         self.mechanism = alone(self.dp.noise_multiplier)
         self.mechanism.accountant(self.dp.delta)
-        self.state[RELEASES] = np.zeros(settings.num_clients, np.int64)
+        self.state[RELEASES] = np.zeros(self.settings.num_clients, np.int64)
 
     def check_strategy(self, strategy: BaseStrategy) -> None:
         """Refuse a strategy that asks a question: clients would answer without noise."""
@@ -66,15 +59,10 @@ class Distributed(Local):
     most 2 S. State: `dp/releases` [N].
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        layout: Layout,
-        state: Arrays,
-        clients: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(settings, layout, state, clients)
-        self.expected = sample_size(len(self.clients), settings.fraction_train)
+    def prepare(self) -> None:
+        """Check that the noise and the sum fit."""
+        super().prepare()
+        self.expected = sample_size(len(self.clients), self.settings.fraction_train)
         for count in (self.expected, FEWEST):  # of fewer clients, each has more of the noise
             noise.deviation(self.dp, least(count))
         if self.dp.clip_norm * self.expected > LIMIT / 2:  # the other half is for the noise
@@ -83,10 +71,11 @@ class Distributed(Local):
                 f"{LIMIT / 2 / self.expected:g}, so that the sum of {self.expected} clients fits "
                 "in 64 bits"
             )
-        if settings.attackers and settings.attack in SIGNS:
+        attack = self.settings.attack
+        if self.settings.attackers and attack in SIGNS:
             raise RunError(
-                f'attack = "{settings.attack}": with dp.mode = "distributed" clients clip what '
-                'they send, and attackers would not; use "label-flip"'
+                f'attack = "{attack}": with dp.mode = "distributed" clients clip what they send,'
+                ' and attackers would not; use "label-flip"'
             )
 
     def release(self, round_: int, updates: Updates, reference: Reference) -> Updates:

@@ -48,18 +48,13 @@ class Central(DifferentialPrivacy):
     most S. State: `dp/releases`, `dp/clip-norm`.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        layout: Layout,
-        state: Arrays,
-        clients: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(settings, layout, state, clients)
-        if settings.presum:
+    def prepare(self) -> None:
+        """Find the noise, and count from zero."""
+        super().prepare()
+        if self.settings.presum:
             raise RunError("presum = true: central dp clips every client's own update; use false")
-        self.seed = secret_seed() if self.dp.secret_noise else settings.seed
-        self.expected = sample_size(len(self.clients), settings.fraction_train)
+        self.seed = secret_seed() if self.dp.secret_noise else self.settings.seed
+        self.expected = sample_size(len(self.clients), self.settings.fraction_train)
         self.count_noise, self.vector_noise = adaptive_noise(self.dp, self.expected)
         self.mechanism = self._mechanism()
         self.mechanism.accountant(self.dp.delta)  # a missing package ends the run here

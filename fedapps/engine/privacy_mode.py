@@ -48,6 +48,10 @@ class PrivacyMode:
         self.dp: PrivacySettings = settings.dp
         self.layout = layout
         self.state = state
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Check the settings, and put into the state what counts; raises `RunError`."""
 
     def check_strategy(self, strategy: BaseStrategy) -> None:
         """Refuse a strategy whose hooks would break the guarantee of the mode."""
@@ -81,14 +85,9 @@ class DifferentialPrivacy(PrivacyMode):
 
     mechanism: Mechanism
 
-    def __init__(
-        self,
-        settings: Settings,
-        layout: Layout,
-        state: Arrays,
-        clients: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(settings, layout, state, clients)
+    def prepare(self) -> None:
+        """Refuse settings that would break the guarantee, or hide that there is none."""
+        super().prepare()
         limit = 1 / len(self.clients)
         if not self.dp.delta < limit:
             raise RunError(
@@ -99,14 +98,15 @@ class DifferentialPrivacy(PrivacyMode):
                 f"dp.noise-multiplier = {self.dp.noise_multiplier:g}: must be 0, or from "
                 f"{LEAST_NOISE:g} to 1000"
             )
-        if settings.server_data:
+        if self.settings.server_data:
             raise RunError(
                 f'dp.mode = "{self.dp.mode}": with server-data the server trains on samples of '
                 "clients, without noise; use server-data=0"
             )
-        if settings.patience or settings.keep_best:
-            key = f"patience={settings.patience}" if settings.patience else "keep-best=true"
-            off = "patience=0" if settings.patience else "keep-best=false"
+        patience = self.settings.patience
+        if patience or self.settings.keep_best:
+            key = f"patience={patience}" if patience else "keep-best=true"
+            off = "patience=0" if patience else "keep-best=false"
             raise RunError(
                 f'dp.mode = "{self.dp.mode}": {key} chooses a round by scores of clients, '
                 f"without noise; use {off}"
