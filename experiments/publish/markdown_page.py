@@ -57,7 +57,7 @@ def markdown(part: Section) -> Iterator[str]:
         yield from ("", f"How the claims about these rows came out ({means}):", "")
         yield from _grid(claims.HEADS, part.claims)
     yield from ("", *([f"{part.lacks}.", ""] if part.lacks else []))
-    yield f"Repeat with `{part.command}`."
+    yield f"Repeat with `{part.command}`. {part.spent}".rstrip()
 
 
 def _grid(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -117,7 +117,8 @@ repeats the claim above it):</p>
 {{ chart(figure) }}
 {% endfor %}
 </div>
-<p class="soft">{{ part.state }}. Repeat with <code>{{ part.command }}</code></p>
+<p class="soft">{{ part.state }}. Repeat with <code>{{ part.command }}</code>.
+{{ part.spent }}</p>
 </article>
 {% endfor %}
 {% endfor %}

@@ -12,8 +12,10 @@ from experiments.outcomes.cells import HEADS, Outcome, best_scale, outcomes, wor
 from experiments.papers.table import Table
 from experiments.publish import charts
 from experiments.run import tuning
+from experiments.run.estimate import at_work
 from experiments.run.store import Store
 from fedapps.core.errors import RunError
+from fedapps.core.words import number
 from fedapps.drawing.intervals import interval_chart
 from fedapps.drawing.svg import Chart
 
@@ -45,6 +47,7 @@ class Section:
     base: str = ""  # the file of the run-config from which all rows start, and the scale
     scale: str = ""
     lacks: str = ""  # how many rows have run, unless all have
+    spent: str = ""  # how long its runs took
     heads: list[str] = field(default_factory=list)
     rows: list[list[str]] = field(default_factory=list)
     figures: list[Chart] = field(default_factory=list)
@@ -85,6 +88,7 @@ def section(store: Store, table: Table) -> Section:
     )
     if not ran:
         return part
+    part.spent = _spent(store, table, scale)
     if table.side_by_side:
         _side_by_side(part, table, ran)
         part.claims, part.counts = _judged(store, table)
@@ -106,6 +110,17 @@ def section(store: Store, table: Table) -> Section:
     part.figures += [*charts.over_columns(table, done), *_bytes(done)]
     part.claims, part.counts = _judged(store, table)
     return part
+
+
+def _spent(store: Store, table: Table, scale: str) -> str:
+    """Say how long the trainings of a table took, with those of the trials; "" without its own."""
+    runs = [run for run in store.runs() if (run.table, run.scale) == (table.name, scale)]
+    # Rows that differ only in how clients are personalized have the seconds of one training.
+    trained = {(r.seed, r.seconds, r.seconds_per_round): at_work(r) for r in runs}
+    if not trained:
+        return ""
+    took = f"{number(len(trained), 'training')} took {sum(trained.values()) / 3600:.1f} hours"
+    return f"Its {took} together, some of them two at a time."
 
 
 def _judged(store: Store, table: Table) -> tuple[list[list[str]], list[list[str]]]:

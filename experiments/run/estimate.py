@@ -37,14 +37,14 @@ def _likenesses(scale: str, table: str, cell: str, config: Config) -> list[tuple
     return [(scale, "cell", table, cell), (scale, method, *data), (scale, table), (scale, *data)]
 
 
-def _epoch_seconds(run: Run) -> float:
-    """Return the seconds of a local epoch of all clients of a round.
+def at_work(run: Run) -> float:
+    """Return a run's seconds without pauses: a round counts for at most twice the median round."""
+    return min(run.seconds, 2 * run.seconds_per_round * int(run.config["num-rounds"]))
 
-    A round counts for at most twice the run's median round, because a longer time means that the
-    run was paused.
-    """
-    a_round = min(run.seconds / int(run.config["num-rounds"]), 2 * run.seconds_per_round)
-    return a_round / _epochs(run.config)
+
+def _epoch_seconds(run: Run) -> float:
+    """Return the seconds of a local epoch of all clients of a round."""
+    return at_work(run) / int(run.config["num-rounds"]) / _epochs(run.config)
 
 
 def _epochs(config: Config) -> float:

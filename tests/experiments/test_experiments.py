@@ -865,6 +865,17 @@ def test_the_page_has_the_notes_of_the_rows_that_have_run(table, store):
     assert "as per" not in "".join(lines)
 
 
+def test_the_page_says_how_long_the_trainings_took(table, store):
+    """Two rows with one training of an hour and a half, and one that was paused."""
+    cell, other = table.cells("smoke")
+    rounds = int(numeric(cell.config(0))["num-rounds"])
+    store.save(cell, run_of(cell, 0, seconds=5400.0, seconds_per_round=5400.0 / rounds))
+    store.save(other, run_of(other, 0, seconds=5400.0, seconds_per_round=5400.0 / rounds))
+    store.save(cell, run_of(cell, 1, seconds=1e6, seconds_per_round=900.0 / rounds))
+    *_, last = markdown_page.markdown(sections.section(store, table))
+    assert last.endswith("Its 2 trainings took 2.0 hours together, some of them two at a time.")
+
+
 def test_a_plotted_curve_is_named_with_its_last_value():
     found = {("avg", "0"): {1: 0.1, 2: 0.7, 3: 0.6}, ("per", "0"): {1: 0.5, 2: 0.4}}
     (axes,) = curves.draw("T", "accuracy_initial", found).axes
