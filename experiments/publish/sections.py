@@ -119,8 +119,8 @@ def _spent(store: Store, table: Table, scale: str) -> str:
     trained = {(r.seed, r.seconds, r.seconds_per_round): at_work(r) for r in runs}
     if not trained:
         return ""
-    took = f"{number(len(trained), 'training')} took {sum(trained.values()) / 3600:.1f} hours"
-    return f"Its {took} together, some of them two at a time."
+    hours = sum(trained.values()) / 3600
+    return f"Its {number(len(trained), 'training')} took {hours:.1f} hours together."
 
 
 def _judged(store: Store, table: Table) -> tuple[list[list[str]], list[list[str]]]:
