@@ -66,14 +66,24 @@ def single(name: str) -> Table:
 
 
 def _parsed(path: Path) -> dict[str, Any]:
-    try:
-        content = tomllib.loads(path.read_text("utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise RunError(f"{path.name}: {error}") from error
+    content = _loaded(path)
     each = content.pop("each_row", {})
+    if other := content.pop("like", ""):
+        alike = path.with_name(f"{other}.toml")
+        content = (_loaded(alike) if alike.is_file() else {"like": ""}) | content
+        if "like" in content:
+            raise RunError(f"{path.name}: like {other}: must be a table that is not like another")
+        each = content.pop("each_row", {}) | each
     if unknown := [key for key in content if key not in FIELDS]:
         raise RunError(f"{path.name}: unknown field {unknown[0]}{did_you_mean(unknown[0], FIELDS)}")
     return content | {"rows": [_row(each, row) for row in content.get("rows", [])]}
+
+
+def _loaded(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise RunError(f"{path.name}: {error}") from error
 
 
 def _row(each: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:

@@ -747,6 +747,38 @@ def test_rows_have_what_their_table_says_of_each_row(tmp_path, monkeypatch):
     assert own.search == {"local-epochs": [2], "momentum": [0.5]}
 
 
+def test_a_table_has_what_it_does_not_say_of_another_one(tmp_path, monkeypatch):
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "toy.toml").write_text("""
+        title = "Toy"
+        base = "fedavg"
+        yardstick = "one"
+        [scales.cpu]
+        seeds = "0-4"
+        [each_row]
+        search = { lr = [0.1] }
+        [[rows]]
+        name = "one"
+        search = { momentum = [0.5] }
+        """)
+    like = tmp_path / "tables" / "like.toml"
+    like.write_text("""
+        title = "Alike"
+        like = "toy"
+        [each_row]
+        search = { lr = [0.2] }
+        """)
+    monkeypatch.setattr(files, "HERE", tmp_path)
+    made, toy = files.tables()["like"], files.tables()["toy"]
+    assert (made.title, made.base, made.yardstick) == ("Alike", "fedavg", "one")
+    assert made.scales == toy.scales
+    assert made.rows[0].search == {"lr": [0.2], "momentum": [0.5]}
+    for other in ("like", "none"):
+        like.write_text(f'title = "Alike"\nlike = "{other}"\n')
+        with pytest.raises(RunError, match=f"^like.toml: like {other}: must be a table that is n"):
+            files.tables()
+
+
 @pytest.mark.parametrize(("pattern", "told"), [
     ('rows = "avg,pre"', "scale cpu: row pre: must match one of avg, per, did you mean per?"),
     ('columns = "c*"', "scale cpu: column c*: must match one of hot"),
