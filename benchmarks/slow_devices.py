@@ -22,7 +22,7 @@ from flwr.supernode.nodestate import NodeStateFactory
 from fedapps import client_app
 from fedapps.core.flower import Overlay
 from fedapps.device import answering, warm
-from fedapps.device.supernode import PollingPause
+from fedapps.device.waiting import CLIENT, PollingPause, client_with
 
 ONE_AT_A_TIME = threading.Lock()
 
@@ -64,6 +64,13 @@ def main() -> None:
     vars(loop)["register_signal_handlers"] = lambda **_: None
     vars(loop)["subprocess"] = Overlay(
         answering.subprocess, Popen=lambda *words: here.answering.start_superexec(*words)
+    )
+    client = CLIENT.load()
+    maker = client.FleetHttpClient.from_server_address
+    vars(client)["FleetHttpClient"] = SimpleNamespace(
+        from_server_address=lambda *words, **options: client_with(
+            maker, here.pause.preference
+        ).from_server_address(*words, **options)
     )
     push = loop._push_messages
     vars(loop)["_push_messages"] = lambda **parts: here.answering.answer_and_push(**parts)

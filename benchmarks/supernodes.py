@@ -3,13 +3,13 @@
     python -m benchmarks.supernodes [--rounds 20] [--nodes 2]
     python -m benchmarks.supernodes --devices 12 --slow 30 [--rounds 20]
 
-With `--devices` or `--slow`, it measures what devices cost (`device_costs.py`): so many devices
-with our SuperNode and with Flower's, and so many simulated ones that take two seconds for each
-message (`slow_devices.py`).
+With `--devices` or `--slow`, it measures what devices cost (`device_costs.py`), with our SuperLink
+and with Flower's: so many devices with our SuperNode, and with Flower's, and so many simulated ones
+that take two seconds for each message (`slow_devices.py`).
 
 Otherwise, it prints the median seconds of a round (and the first and third quartile) of the empty
-app on Flower's own SuperNodes and on ours (`fedapps.device.supernode`), where only its ServerApp
-still waits as Flower does; then, on ours, of fedapps with training alone, one message a round as
+app on Flower's own SuperNodes and SuperLink and on ours, where only its ServerApp still waits as
+Flower does; then, on ours, of fedapps with training alone, one message a round as
 the empty app, and with an evaluation each round, two messages. The first round, in which SuperNodes
 install the app, does not count, nor does the last one with training alone, which always evaluates.
 """
@@ -26,9 +26,10 @@ import numpy as np
 
 from benchmarks import device_costs
 from benchmarks.common import EMPTY, completed, given, seconds_of, write_images
-from deploy.deployment import SUPERNODE, Deployment
+from deploy.deployment import SUPERLINK, SUPERNODE, Deployment
 from fedapps.core.errors import RunError
 
+FLOWERS = ("flower-superlink",)
 SLOW = 2.0  # seconds for a message
 SECONDS = re.compile(r"empty-app round=\d+ .*seconds=([\d.]+)")
 RUN = (
@@ -57,7 +58,7 @@ def main() -> int:
 
 def measure(folder: Path, rounds: int, nodes: int) -> None:
     """Run the apps one after the other."""
-    plain = Deployment(folder / "flower", program=("flower-supernode",))
+    plain = Deployment(folder / "flower", program=("flower-supernode",), server=FLOWERS)
     with deployed(plain, nodes, FLWR_SUPEREXEC_TASK_POLL_INTERVAL="1.0"):
         show("empty app on Flower's SuperNodes", empty(plain, rounds))
     own = Deployment(folder / "own")
@@ -70,14 +71,19 @@ def measure(folder: Path, rounds: int, nodes: int) -> None:
 def show_costs(folder: Path, rounds: int, devices: int, slow: int) -> None:
     """Measure what devices cost."""
     if devices:
-        for name, program in (("ours", SUPERNODE), ("flower-supernode", ("flower-supernode",))):
-            with Deployment(folder / name, program=program) as deployment:
+        for name, program, server in (
+            ("ours", SUPERNODE, SUPERLINK),
+            ("ours, flower-superlink", SUPERNODE, FLOWERS),
+            ("flower-supernode, flower-superlink", ("flower-supernode",), FLOWERS),
+        ):
+            with Deployment(folder / name, program=program, server=server) as deployment:
                 costs = device_costs.measure(deployment, devices, rounds)
             costs.show(f"{devices} devices, {name}")
     if slow:
-        with Deployment(folder / "slow") as deployment:
-            costs = device_costs.measure_slow(deployment, slow, rounds, SLOW)
-        costs.show(f"{slow} devices that take {SLOW:g} s for a message, simulated")
+        for name, server in (("ours", SUPERLINK), ("flower-superlink", FLOWERS)):
+            with Deployment(folder / f"slow {name}", server=server) as deployment:
+                costs = device_costs.measure_slow(deployment, slow, rounds, SLOW)
+            costs.show(f"{slow} devices that take {SLOW:g} s for a message, simulated, {name}")
 
 
 @contextmanager

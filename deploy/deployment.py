@@ -29,6 +29,7 @@ from fedapps.launcher.superlink import bin_dir, environment
 
 HERE = Path(__file__).parent
 NAME = "local"  # the SuperLink's name in the operator's config.toml
+SUPERLINK = (sys.executable, "-m", "fedapps", "superlink")
 SUPERNODE = (sys.executable, "-m", "fedapps.device.supernode")
 _REFERENCE = "For more information, visit"  # Flower's last line, below the one that says why
 READY = 300.0  # seconds for a process to be there; on a busy machine a start takes minutes
@@ -45,11 +46,19 @@ class Deployment:
     """The processes of a deployment in `folder`; a context manager that ends them all.
 
     In the main thread also at SIGTERM and SIGHUP, which would otherwise leave them to run on.
-    `nginx` are further lines for the proxy's http block, `program` is what a SuperNode is.
+    `nginx` are further lines for the proxy's http block, `program` is what a SuperNode is, and
+    `server` what the SuperLink is.
     """
 
-    def __init__(self, folder: Path, nginx: str = "", program: Sequence[str] = SUPERNODE) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        nginx: str = "",
+        program: Sequence[str] = SUPERNODE,
+        server: Sequence[str] = SUPERLINK,
+    ) -> None:
         self.folder, self.nginx, self.program = folder.resolve(), nginx, program
+        self.server = server
         self.port, self.proxy_port = free_port(), 0
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._begins: dict[str, int] = {}  # where the log of each process begins
@@ -96,7 +105,7 @@ class Deployment:
             ssl_ca_certfile=files / "ca.crt",
         )
         flags = ("--enable-supernode-auth", "--disable-runtime-dependency-installation")
-        self.start("superlink", ["flower-superlink", *options, *flags])
+        self.start("superlink", [*self.server, *options, *flags])
         self._wait_for("superlink", self.port)
 
     def start_proxy(self, name: str, certificates: Path) -> int:

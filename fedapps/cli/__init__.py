@@ -69,6 +69,7 @@ COMMANDS = {
     ],
     "Papers and devices": [
         Command("experiments", "repeat the papers' experiments", "fedapps.cli.experiments"),
+        Command("superlink", "start the server of devices", "fedapps.cli.superlink"),
         Command("supernode", "start a device, with its own data", "fedapps.cli.supernode"),
         Command("nightly", "run once more, from the last model", "fedapps.cli.nightly"),
     ],

@@ -1,4 +1,4 @@
-"""Start a device with its own data: Flower's SuperNode, but it looks for messages more often."""
+"""Start a device with its own data: Flower's SuperNode, but it hears of messages sooner."""
 
 import sys
 from collections.abc import Sequence
@@ -7,8 +7,8 @@ NODE_CONFIG = "--node-config"
 HELP = """\
 usage: fedapps supernode OPTIONS   (the options of flower-supernode)
 
-Start a device with its own data. The device runs a SuperNode, as with flower-supernode, but looks
-for messages more often. When it has lost the SuperLink for good, it ends, so that a supervisor can
+Start a device with its own data. The device runs a SuperNode, as with flower-supernode, but hears
+of messages sooner. When it has lost the SuperLink for good, it ends, so that a supervisor can
 start it again.
 
 options that a device needs:

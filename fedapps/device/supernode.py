@@ -2,10 +2,8 @@
 
     python -m fedapps.device.supernode ...   # the options of flower-supernode, and --metrics-port
 
-Flower 1.41 sleeps 3 s whenever there is no message, even in the middle of a round, which costs
-about 3 s per message. Here a pause is a tenth of the wait so far, and at most as long as Flower's,
-so that an idle device polls as rarely as with Flower. Messages are answered by a process that
-stays, see `answering.py`.
+It hears of messages sooner (`waiting.py`). Messages are answered by a process that stays
+(`answering.py`).
 
 After an error at which Flower does not retry, such as an expired certificate or a server error,
 `flower-supernode` leaves its loop. But its process stays and does nothing, because the thread that
@@ -16,7 +14,6 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import NoReturn
 
@@ -27,9 +24,9 @@ from fedapps.core.prometheus import serving
 from fedapps.device import exporter
 from fedapps.device.answering import LOOP, answer_here
 from fedapps.device.connection import keep_trying
+from fedapps.device.waiting import CLIENT, PollingPause, Preference, client_with
 from fedapps.device.warm import shorten_backoff
 
-SHORTEST = 0.05  # seconds
 PAUSES = Known(
     LOOP.module, {"time": time}, {r"\btime\.(\w+\([\d.]*\))": {"sleep(3)", "sleep(0.5)"}}
 )
@@ -39,42 +36,21 @@ _serving = ExitStack()  # until the process ends; a server of figures that nobod
 atexit.register(_serving.close)
 
 
-class PollingPause:
-    """Replaces the `sleep` of Flower's loop: a pause is a tenth of the wait so far.
-
-    It is also at least nine times as long as it took to ask, so that a server that is busy, or many
-    devices at one server, are asked less often. The length of the loop's pause tells what it waits
-    for: 3 s for a message, 0.5 s for the app's reply. Each of the two has its own wait. `rest` is
-    called before each pause and returns when the last message was answered, if not by Flower, so
-    that a new wait began.
-    """
-
-    def __init__(self, rest: Callable[[], float] = lambda: 0.0) -> None:
-        self.pause, self.since, self.rest = 0.0, 0.0, rest
-        self.slept = 0.0  # until when
-
-    def sleep(self, pause: float) -> None:
-        """Sleep for at most `pause` seconds, and for less at first."""
-        answered, now = self.rest(), time.monotonic()
-        if pause != self.pause:
-            self.pause, self.since = pause, now
-        self.since = max(self.since, answered)
-        asking = now - self.slept if self.slept >= self.since else 0.0
-        time.sleep(min(pause, max(SHORTEST, (now - self.since) / 10, 9 * asking)))
-        self.slept = time.monotonic()
-
-
 def answer_sooner() -> None:
     """Make Flower's loop pause less, and let one process answer all messages.
 
     If Flower's code is not as expected, it is left unchanged, with a log line.
     """
-    answering = answer_here()
-    pause = PollingPause(answering.process.end_idle) if answering else PollingPause()
+    answering, preference = answer_here(), Preference()
+    pause = PollingPause(answering.process.end_idle if answering else lambda: 0.0, preference)
     try:
-        vars(PAUSES.load())["time"] = Overlay(time, sleep=pause.sleep)
+        loop, client = PAUSES.load(), CLIENT.load()
     except ChangedError as error:
         leave_as_it_is("the SuperNode's wait", str(error), "a message may take 3 s longer")
+        return
+    vars(loop)["time"] = Overlay(time, sleep=pause.sleep)
+    maker = client.FleetHttpClient.from_server_address
+    vars(client)["FleetHttpClient"] = client_with(maker, preference)
 
 
 def serve_figures() -> None:

@@ -9,13 +9,15 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import uvicorn
 from flwr.app import Message, RecordDict
 
 from fedapps.core import flower
 from fedapps.core.errors import RunError
 from fedapps.core.flower import ChangedError, Known, Overlay
-from fedapps.device import answering, supernode, warm
+from fedapps.device import answering, supernode, waiting, warm
 from fedapps.wire import serial_grid as serial
+from fedapps.wire import superlink
 from tests.deploy.helpers import HERE
 
 LOOP = answering.LOOP.module
@@ -38,6 +40,18 @@ def loop(monkeypatch):
 def command(monkeypatch):
     """Flower's command of a SuperNode, which is restored after the test."""
     return restored(monkeypatch, answering.COMMAND.module, "_start_supernode_http_api")
+
+
+@pytest.fixture(autouse=True)
+def client(monkeypatch):
+    """Flower's client of a SuperLink, which is restored after the test."""
+    return restored(monkeypatch, waiting.CLIENT.module, "FleetHttpClient")
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """Flower's command of a SuperLink, which is restored after the test."""
+    return restored(monkeypatch, superlink.COMMAND.module, "uvicorn")
 
 
 def restored(monkeypatch, name, *attributes):
@@ -89,10 +103,11 @@ def test_a_note_is_said_once(notes):
     assert notes() == [f"note: Flower {flower.version()}: a is left as it is, because b; c"]
 
 
-def test_this_flowers_loop_is_the_one_that_we_know(loop, command, notes):
+def test_this_flowers_loop_is_the_one_that_we_know(loop, command, client, notes):
     supernode.answer_sooner()
-    assert loop.time.sleep.__func__ is supernode.PollingPause.sleep
+    assert loop.time.sleep.__func__ is waiting.PollingPause.sleep
     assert loop.time.monotonic is time.monotonic
+    assert not isinstance(client.FleetHttpClient, type)
     assert loop.subprocess.Popen.__func__ is answering.Answering.start_superexec
     assert loop.subprocess.DEVNULL is subprocess.DEVNULL
     assert loop._push_messages.__func__ is answering.Answering.answer_and_push
@@ -114,6 +129,33 @@ def test_a_loop_that_waits_in_another_way_keeps_it(loop, command, notes, monkeyp
     assert loop._push_messages.__func__ is answering.Answering.answer_and_push  # as it was
     (line,) = notes()
     assert "the SuperNode's wait is left as it is" in line and line.endswith("take 3 s longer")
+
+
+def test_this_flowers_superlink_is_the_one_that_we_know(server, notes):
+    superlink.answer_sooner()
+    assert server.uvicorn.run is not uvicorn.run and server.uvicorn.Config is uvicorn.Config
+    assert notes() == []
+
+
+@pytest.mark.parametrize("change", ["other server", "a stream", "other path", "no types"])
+def test_a_superlink_that_answers_in_another_way_does_so(server, notes, monkeypatch, change):
+    fleet = importlib.import_module(superlink.ROUTES[0].module)
+    types = importlib.import_module(superlink.TYPES.module)
+    if change == "other server":
+        change_source(monkeypatch, server, "uvicorn.run(", "uvicorn.serve(")
+    elif change == "a stream":
+        change_source(
+            monkeypatch, fleet, "-> PullObjectResponse", "-> Iterator[PullObjectResponse]"
+        )
+    elif change == "other path":
+        monkeypatch.setattr(superlink, "PULL", "/v2/fleet/pull-messages")
+    else:
+        monkeypatch.delattr(types, "PROTOBUF_REQUEST_TYPES")
+    superlink.answer_sooner()
+    assert server.uvicorn is uvicorn
+    (line,) = notes()
+    assert "how the SuperLink answers is left as it is" in line
+    assert line.endswith("a round takes about twice as long with many devices")
 
 
 @pytest.mark.parametrize("change", [
@@ -143,7 +185,7 @@ def test_a_supernode_that_answers_in_another_way_does_so(
     assert was == (
         vars(loop).get("subprocess"), loop._push_messages, command._start_supernode_http_api
     )  # fmt: skip
-    assert loop.time.sleep.__func__ is supernode.PollingPause.sleep
+    assert loop.time.sleep.__func__ is waiting.PollingPause.sleep
     (line,) = notes()
     assert "how the SuperNode answers is left as it is" in line
     assert line.endswith("which takes seconds")

@@ -51,7 +51,7 @@ def test_the_page_makes_nothing_that_others_can_read(tmp_path, usual_umask):
     """All of its commands, with programs that only write their files."""
     stubs, home = tmp_path / "bin", tmp_path / "home"
     stubs.mkdir(), home.mkdir()
-    texts = dict.fromkeys(("flower-superlink", "flower-supernode", "flwr", "curl", "nginx"), STUB)
+    texts = dict.fromkeys(("fedapps", "flower-supernode", "flwr", "curl", "nginx"), STUB)
     texts |= {"python": PYTHON, "kill": NOTHING, "sleep": NOTHING}
     for name, text in texts.items():
         (stubs / name).write_text(text)

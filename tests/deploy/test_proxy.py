@@ -190,8 +190,21 @@ def test_a_busy_device_is_not_refused(connect, seen):
     assert len(seen) == 1000
 
 
-def test_one_address_cannot_take_all_connections(connect, post, seen):
+def test_devices_that_wait_for_a_message_keep_no_other_from_its_work(connect, post):
     head = f"POST {CALL} HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n".encode()
+    streams = [connect() for _ in range(140)]
+    for stream in streams:
+        stream.sendall(head)
+    assert post("/v1/fleet/push-object")[0] == 200
+    for stream in streams:  # all of them are still there
+        stream.sendall(b"0123456789")
+        stream.settimeout(PATIENCE)
+        assert stream.recv(100).startswith(b"HTTP/1.1 200")
+        stream.close()
+
+
+def test_one_address_cannot_take_all_connections(connect, post, seen):
+    head = b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n"
     streams = [connect() for _ in range(140)]
     for stream in streams:
         stream.sendall(head)

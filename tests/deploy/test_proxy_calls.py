@@ -24,15 +24,22 @@ def test_a_call_of_a_device_passes_unchanged(post, seen, size):
         "Accept": "application/protobuf",
         "User-Agent": "python-httpx/0.28",
     }
-    assert post(CALL, body, mine) == (200, b"pong")
+    path = "/v1/fleet/push-object"
+    assert post(path, body, mine) == (200, b"pong")
     (call,) = seen
-    assert call.path == CALL
+    assert call.path == path
     assert hashlib.sha256(call.body).digest() == hashlib.sha256(body).digest()
     assert {name: call.headers[name] for name in mine} == mine
     rest = {name.lower() for name in call.headers} - {name.lower() for name in mine}
     assert rest <= {
         "host", "content-length", "accept-encoding", "x-forwarded-for", "x-forwarded-proto",
     }  # fmt: skip
+
+
+def test_a_question_for_messages_is_small(post, seen):
+    assert post(CALL, bytes(4096))[0] == 200
+    assert post(CALL, bytes(4097))[0] == 413
+    assert len(seen) == 1
 
 
 def test_a_device_does_not_say_who_it_is_or_where(post, seen):

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from deploy.deployment import free_port
+from deploy.deployment import SUPERLINK, free_port
 from tests.deploy.helpers import (
     CALL,
     DEPLOY,
@@ -35,7 +35,7 @@ def superlink(pki, tmp_path_factory):
     options += ["--ssl-keyfile", pki / "server.key", "--disable-runtime-dependency-installation"]
     with (home / "log").open("w") as log:
         process = subprocess.Popen(
-            ["flower-superlink", *options], stdout=log, stderr=log, env=os.environ | flower(home)
+            [*SUPERLINK, *options], stdout=log, stderr=log, env=os.environ | flower(home)
         )
     try:
         wait_for(port, process)

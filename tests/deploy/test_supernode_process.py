@@ -12,7 +12,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 from fedapps import server_app
 from fedapps.core import config
-from fedapps.device import supernode, warm
+from fedapps.device import waiting, warm
 from fedapps.wire.serial_grid import SerialGrid
 from tests.deploy.helpers import PATIENCE, flower
 
@@ -28,19 +28,19 @@ def passing(monkeypatch):
         own.now += seconds
 
     own = SimpleNamespace(now=1000.0, slept=[], monotonic=lambda: own.now, sleep=sleep)
-    monkeypatch.setattr(supernode, "time", own)
+    monkeypatch.setattr(waiting, "time", own)
     return own
 
 
 def test_a_supernode_looks_again_after_a_tenth_of_its_wait(passing):
-    polling, slept = supernode.PollingPause(), passing.slept
+    polling, slept = waiting.PollingPause(), passing.slept
     while passing.now < 1100.0:  # an idle device ends up with Flower's pause
         polling.sleep(3.0)
-    assert slept[:10] == [supernode.SHORTEST] * 10 and slept[-5:] == [3.0] * 5
+    assert slept[:10] == [waiting.SHORTEST] * 10 and slept[-5:] == [3.0] * 5
     assert len(slept) < 100.0 / 3.0 + 65  # the price: some 60 more questions, once
     for pause in (0.5, 3.0):  # a message has come, the reply is gone
         polling.sleep(pause)
-        assert slept[-1] == supernode.SHORTEST
+        assert slept[-1] == waiting.SHORTEST
     for _ in range(200):
         polling.sleep(0.5)
     assert slept[-1] == 0.5
@@ -48,21 +48,39 @@ def test_a_supernode_looks_again_after_a_tenth_of_its_wait(passing):
 
 def test_a_new_wait_begins_when_a_message_has_been_answered(passing):
     answered = [0.0]
-    polling = supernode.PollingPause(lambda: answered[0])
+    polling = waiting.PollingPause(lambda: answered[0])
     while passing.now < 1020.0:
         polling.sleep(3.0)
     answered[0] = passing.now - 0.1
     polling.sleep(3.0)
-    assert passing.slept[-2] > 1.5 and passing.slept[-1] == supernode.SHORTEST
+    assert passing.slept[-2] > 1.5 and passing.slept[-1] == waiting.SHORTEST
 
 
 def test_asking_takes_a_supernode_a_tenth_of_its_time_at_most(passing):
-    polling = supernode.PollingPause()
+    polling = waiting.PollingPause()
     polling.sleep(3.0)
     for asking in (0.0, 0.02, 0.2, 1.0):
         passing.now += asking
         polling.sleep(3.0)
-    assert passing.slept == pytest.approx([*[supernode.SHORTEST] * 2, 0.18, 1.8, 3.0])
+    assert passing.slept == pytest.approx([*[waiting.SHORTEST] * 2, 0.18, 1.8, 3.0])
+
+
+def test_next_to_no_pause_is_made_if_the_superlink_has_waited(passing):
+    preference = waiting.Preference()
+    polling = waiting.PollingPause(preference=preference)
+    for preference.applied in (True, True, False, True):
+        passing.now += 3.0  # until the SuperLink has answered
+        polling.sleep(3)
+    assert passing.slept == [waiting.SHORTEST, waiting.SHORTEST, 3, waiting.SHORTEST]
+    for _ in range(60):  # it says that it waits, but does not
+        polling.sleep(3)
+    assert passing.slept[-1] == 3
+    passing.now += 4.0
+    polling.sleep(0.5)
+    polling.sleep(0.5)
+    passing.now += 4.0
+    polling.sleep(0.5)  # of the app's reply the SuperLink knows nothing
+    assert passing.slept[-1] == 0.5
 
 
 @pytest.mark.parametrize("name", ["pull_objects", "pull_and_inflate_object_from_tree"])

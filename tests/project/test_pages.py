@@ -42,7 +42,8 @@ NOT_KEYS = {  # words with a hyphen that stand as code in the pages
     *("sign-flip", "label-flip", "inflated-count"),  # values of attack, and of aggregation:
     *("trimmed-mean", "multi-krum", "geometric-median"),
     *("progress", "plots"),  # of `fedapps.run`
-    *("ca.crt", "clip-lr", "flower-supernode", "node-config", "run-config", "vgg16-bn"),
+    *("ca.crt", "clip-lr", "flower-superlink", "flower-supernode"),
+    *("node-config", "run-config", "vgg16-bn"),
 }
 
 
