@@ -73,15 +73,15 @@ def show_costs(folder: Path, rounds: int, devices: int, slow: int) -> None:
     if devices:
         for name, program, server in (
             ("ours", SUPERNODE, SUPERLINK),
-            ("ours, flower-superlink", SUPERNODE, FLOWERS),
-            ("flower-supernode, flower-superlink", ("flower-supernode",), FLOWERS),
+            ("ours-flower-superlink", SUPERNODE, FLOWERS),
+            ("flower-supernode-flower-superlink", ("flower-supernode",), FLOWERS),
         ):
             with Deployment(folder / name, program=program, server=server) as deployment:
                 costs = device_costs.measure(deployment, devices, rounds)
             costs.show(f"{devices} devices, {name}")
     if slow:
         for name, server in (("ours", SUPERLINK), ("flower-superlink", FLOWERS)):
-            with Deployment(folder / f"slow {name}", server=server) as deployment:
+            with Deployment(folder / f"slow-{name}", server=server) as deployment:
                 costs = device_costs.measure_slow(deployment, slow, rounds, SLOW)
             costs.show(f"{slow} devices that take {SLOW:g} s for a message, simulated, {name}")
 
