@@ -16,6 +16,7 @@ or after this time (at most `LONGEST`). So it asks as rarely as Flower's own, an
 import asyncio
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -114,9 +115,7 @@ class LongPolling:
             if response.status_code != 200:
                 return response
             response.headers["preference-applied"] = "wait"
-            if response.body:
-                return response
-            if mine.done() and not mine.result():
+            if response.body or (mine.done() and not mine.result()):
                 return response
             settle([other for other in self.waiting[node] if other is not mine], False)
             first: set[asyncio.Future[Any]] = {mine, gone}
@@ -220,8 +219,7 @@ def answer_sooner() -> None:
         cost = "a round takes about twice as long with many devices"
         leave_as_it_is("how the SuperLink answers", str(error), cost)
         return
-    serve = lambda app, **options: run(app, types, **options)  # noqa: E731
-    vars(command)["uvicorn"] = Overlay(uvicorn, run=serve)
+    vars(command)["uvicorn"] = Overlay(uvicorn, run=partial(run, types=types))
 
 
 def main() -> None:
