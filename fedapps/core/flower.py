@@ -18,7 +18,9 @@ import importlib.metadata
 import importlib.util
 import inspect
 import operator
+import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,6 +91,11 @@ def version() -> str:
         except importlib.metadata.PackageNotFoundError:
             continue
     return "?"
+
+
+def search_path() -> str:
+    """Return PATH with this interpreter's programs first: Flower starts its own by their names."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 
 def command(name: str) -> Callable[[], None]:

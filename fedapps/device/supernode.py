@@ -72,6 +72,7 @@ def leave(cause: str) -> NoReturn:
 def main() -> None:
     """Run a SuperNode; never returns."""
     os.umask(0o077)  # files that it and its processes write are for this user only
+    os.environ["PATH"] = flower.search_path()
     try:
         serve_figures()
     except RunError as error:

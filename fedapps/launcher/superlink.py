@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from fedapps.core import flower
 from fedapps.core.errors import RunError
 from fedapps.core.files import writing
 from fedapps.core.paths import expanded
@@ -98,7 +99,7 @@ def environment(home: Path | None, port: int | None = None, own: bool = True) ->
     # Otherwise, the user has chosen a login or runs a Ray of their own.
     if "RAY_AUTH_MODE" not in env and env.get("RAY_ADDRESS", "local") == "local":
         env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    env["PATH"] = os.pathsep.join([str(bin_dir()), env.get("PATH", "")])
+    env["PATH"] = flower.search_path()
     if home is not None:
         env["FLWR_HOME"] = str(flower_home(home))
     if home is not None and own:

@@ -14,6 +14,7 @@ or after this time (at most `LONGEST`). So it asks as rarely as Flower's own, an
 """
 
 import asyncio
+import os
 import re
 from collections.abc import Callable
 from functools import partial
@@ -224,6 +225,7 @@ def answer_sooner() -> None:
 
 def main() -> None:
     """Run a SuperLink until it is told to end."""
+    os.environ["PATH"] = flower.search_path()
     answer_sooner()
     flower.command("flower-superlink")()
 

@@ -2,8 +2,10 @@
 
 import ast
 import importlib
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -88,3 +90,18 @@ def test_a_command_that_flower_lacks_is_one_line():
     assert callable(flower.command("flower-superexec"))
     with pytest.raises(ImportError, match="has no command flower-hyperlink"):
         flower.command("flower-hyperlink")
+
+
+@pytest.mark.parametrize("module", ["fedapps.wire.superlink", "fedapps.device.supernode"])
+def test_flower_finds_its_other_programs_without_a_path(module):
+    """As a supervisor starts a program, or who types .venv/bin/fedapps."""
+    code = f"""if True:
+        import shutil
+        from fedapps.core import flower
+        from {module} import main
+        flower.command = lambda name: lambda: print(shutil.which("flower-superexec"), flush=True)
+        main()
+    """
+    env = os.environ | {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert str(Path(sys.executable).parent / "flower-superexec") in done.stdout.splitlines()

@@ -35,7 +35,7 @@ def tell(asked, context):
         "modules": sorted(sys.modules), "path": sys.path, "stdin": sys.stdin.read(),
         "interrupt": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
         "random": [random.random(), np.random.rand()], "config": context.node_config,
-        "killed first": open("/proc/self/oom_score_adj").read().strip(),
+        "heaps": os.environ["MALLOC_ARENA_MAX"], "killed first": open("/proc/self/oom_score_adj").read().strip(),
     }
 """
 # Keeps something where Flower lets an app keep it; the number comes from a module of its own.
@@ -92,6 +92,7 @@ def test_one_process_answers_the_messages_of_a_run_and_has_nothing_of_another(no
         assert "fedapps" not in facts["modules"]  # the app brings its own
         assert facts["stdin"] == "" and facts["interrupt"]
         assert facts["config"] == {"client-id": 1}
+        assert facts["heaps"] == "1"
         assert facts["killed first"] == "1000"  # so that the SuperNode is left, and says so
         assert not [path for path in facts["path"] if path.endswith("fedapps/device")]
 
