@@ -85,8 +85,10 @@ class Pages:
         self.texts = {path: path.read_text("utf-8") for path in (self.main, *others)}
 
     def of(self, name: str) -> Path:
-        """Return the page that has the two marks of a name."""
+        """Return the page that has the two marks of a name; raises `RunError` if two places do."""
         begin, end = _marks(name)
+        if sum(text.count(begin) for text in self.texts.values()) > 1:
+            raise RunError(f"{begin} stands in docs/results more than once; leave one of them")
         for path, text in self.texts.items():
             if begin in text and end in text.partition(begin)[2]:
                 return path

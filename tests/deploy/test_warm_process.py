@@ -35,7 +35,8 @@ def tell(asked, context):
         "modules": sorted(sys.modules), "path": sys.path, "stdin": sys.stdin.read(),
         "interrupt": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
         "random": [random.random(), np.random.rand()], "config": context.node_config,
-        "heaps": os.environ["MALLOC_ARENA_MAX"], "killed first": open("/proc/self/oom_score_adj").read().strip(),
+        "heaps": os.environ["MALLOC_ARENA_MAX"],
+        "killed first": open("/proc/self/oom_score_adj").read().strip(),
     }
 """
 # Keeps something where Flower lets an app keep it; the number comes from a module of its own.

@@ -882,6 +882,15 @@ def test_a_report_of_other_results_leaves_those_of_the_project(tmp_path, monkeyp
     assert cells in (project / "results.html").read_text("utf-8").replace("\n", "")
 
 
+def test_each_table_has_one_place_on_the_pages():
+    pages = markdown_page.Pages()
+    for table in files.tables().values():
+        assert pages.of(table.name)
+    pages.texts[pages.main] += "<!-- watch -->\n<!-- end of watch -->\n"
+    with pytest.raises(RunError, match=r"^<!-- watch --> stands in docs/results more than once"):
+        pages.put("watch", ["new"])
+
+
 def test_the_page_marks_code_and_emphasis_and_escapes_the_rest():
     marked = html_page.inline("*Rank* < `a*b*c` & 2 * 3")
     assert marked == "<em>Rank</em> &lt; <code>a*b*c</code> &amp; 2 * 3"
