@@ -45,8 +45,8 @@ class FedCMDClient(BaseClient):
     def gaussians(self) -> np.ndarray:
         """Return z_x and every z_l as [layers + 1, 2]: mean and standard deviation.
 
-        Values are first scaled to [0, 1]; a constant has mean and deviation 0. z_l is what the next
-        layer receives, in eval mode.
+        `scaling = minmax` scales values to [0, 1] first; a constant then has mean and deviation 0.
+        z_l is what the next layer receives, in eval mode.
         """
         self.model.eval()
         parts = []
@@ -60,6 +60,8 @@ class FedCMDClient(BaseClient):
         size, total, squares = np.sum(parts, 0)[:, 2:].T
         mean, width = total / size, np.where(high > low, high - low, np.inf)
         deviation = np.sqrt(np.maximum(0.0, squares / size - mean**2))
+        if self.options.scaling == "none":
+            return np.stack([mean, deviation], 1)
         return np.stack([mean - low, deviation], 1) / width[:, None]
 
     def label_gaussian(self) -> np.ndarray:

@@ -41,6 +41,10 @@ class Settings(MethodSettings, frozen=True):
     label_encoding: Annotated[
         Literal["index", "onehot"], doc("labels as numbers in [0, 1], or as one-hot vectors")
     ]
+    scaling: Annotated[
+        Literal["minmax", "none"],
+        doc("inputs and outputs are scaled to [0, 1] (minmax), or compared as they are (none)"),
+    ]
     weighting: Annotated[
         Literal["cosine", "uniform"],
         doc(
@@ -63,7 +67,7 @@ class FedCMD(WarmUp, KeepsLast):
     `uniform`). The clients in `other-clients` have `other-layer` personal instead (Fig. 2). The
     scores are computed in clients/fedcmd.py. Where the paper is silent, we chose these rules:
 
-    - Inputs and outputs are scaled to [0, 1], and labels (0..C-1) are divided by C - 1.
+    - Inputs and outputs are scaled to [0, 1] (`scaling`), and labels (0..C-1) divided by C - 1.
     - The first layer is no candidate; `candidates = fc` also leaves out convolutions.
     - A tie goes to the layer nearer the output.
     - The clients that do poorly with fc2, and get the classifier in Fig. 2, are the worst fifth.
@@ -93,7 +97,7 @@ class FedCMD(WarmUp, KeepsLast):
     @property
     def unused(self) -> tuple[str, ...]:
         """With fixed layers clients do not vote, and the other layers are averaged."""
-        votes = ("selection-fraction", "candidates", "label-encoding", "weighting")
+        votes = ("selection-fraction", "candidates", "label-encoding", "scaling", "weighting")
         return tuple(f"fedcmd.{key}" for key in votes) if self.options.layer else ()
 
     def state_bytes(self) -> int:

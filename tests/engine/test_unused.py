@@ -15,6 +15,7 @@ OTHER = {  # values that are not the defaults
     "finetune-epochs": 3, "finetune-lr": 0.05, "finetune-part": "head", "fraction-train": 1.0,
     "local-epochs": 3, "perfedavg.delta": 0.5, "apfl.alpha-steps": "batch",
     "fedcmd.selection-fraction": 0.9, "fedcmd.candidates": "fc", "fedcmd.label-encoding": "index",
+    "fedcmd.scaling": "none",
     "fedcmd.weighting": "uniform", "alpha": 0.3, "dirichlet-balance": False,
     "sizes": "0.5,0.2,0.2,0.1", "clip-history": 3, "clip-mode": "sample", "bn-local": True,
     "fedfc.oversample-limit": 1, "sflv1.oversample-limit": 1, "sflv2.oversample-limit": 1,

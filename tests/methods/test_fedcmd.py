@@ -34,9 +34,12 @@ def distance(a, b):
     return np.sqrt((m - n) ** 2 + (np.sqrt(s) - np.sqrt(t)) ** 2)
 
 
+@pytest.mark.parametrize("scaling", ["minmax", "none"])
 @pytest.mark.parametrize("encoding", ["index", "onehot"])
-def test_score_by_scipys_gaussians(flat_config, encoding):
+def test_score_by_scipys_gaussians(flat_config, encoding, scaling):
     options = f'fedcmd.label-encoding="{encoding}" num-clients=2 partitioner="iid"'
+    options += f' fedcmd.scaling="{scaling}"'
+    rescaled = scaled if scaling == "minmax" else np.asarray
     client = client_of(flat_config, options)
     x, y = client.train_data
     assert len(chunks(x)) > 1
@@ -48,10 +51,10 @@ def test_score_by_scipys_gaussians(flat_config, encoding):
             outputs.append(z.numpy())
     codes = y.numpy() / 9 if encoding == "index" else np.eye(10)[y.numpy()]
     labels = (codes.mean(), codes.std())
-    inputs = stats.norm.fit(scaled(x.numpy()))
+    inputs = stats.norm.fit(rescaled(x.numpy()))
     gaps = [
         distance(g, labels) - distance(g, inputs)
-        for g in (stats.norm.fit(scaled(out)) for out in outputs)
+        for g in (stats.norm.fit(rescaled(out)) for out in outputs)
     ]
     plan = strategy_of(client).warmup_plan(1, 0)
     client.after_training(plan)
