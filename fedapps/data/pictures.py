@@ -17,12 +17,6 @@ def folders(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.glob("*/"))
 
 
-def picture_files(folder: Path) -> list[Path]:
-    """List the .png, .jpg and .jpeg files of a folder, sorted by name."""
-    suffixes = (".png", ".jpg", ".jpeg")
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in suffixes)
-
-
 def picture_of(file: Path, shape: tuple[int, ...]) -> np.ndarray:
     """Read a picture as uint8 [H, W, C], gray or RGB; raises `RunError` for another size."""
     if shape[0] not in (1, 3):
