@@ -6,6 +6,8 @@
 logged, ...). Each layer starts a task and hands the answer on as a stream, which takes more time
 than all the rest. Here, layers and order are Flower's, but answers to devices and apps are
 buffered: each layer hands them on as a whole. (Operators get streams, so theirs are left alone.)
+Then three to five functions look up what the answer needs, such as the SuperLink's state, each in a
+thread of its own. Those of `LOOKUPS` only read a field, so they are called where they are needed.
 
 **Long polling.** A SuperNode asks again and again whether there is a message. One that says how
 long it would wait for an answer (`Prefer: wait=3`, RFC 7240) is answered when there is a message,
@@ -45,6 +47,30 @@ TYPES = Known("flwr.supercore.protobuf.translation", {}, {}, {}, ("PROTOBUF_REQU
 ROUTES = tuple(
     Known(module, {}, {r"-> \w*(Iterator|Generator|Stream)": set()})
     for module in ("flwr.superlink.routers.fleet.router", "flwr.supercore.routers.runtime.router")
+)
+
+DEPENDENCIES = Known(
+    "fastapi.dependencies.utils",
+    {},
+    {r"await run_in_threadpool\((.*)\)": {"call, **solved_result.values"}},
+    {},
+    ("run_in_threadpool",),
+)
+LOOKUPS = (
+    Known("flwr.superlink.dependencies.linkstate", {}, {}, {"get_linkstate": ("request",)}),
+    Known("flwr.supercore.protobuf.translation", {}, {}, {"get_protobuf_request": ("request",)}),
+    Known(
+        "flwr.supercore.dependencies.runtime",
+        {},
+        {},
+        {"get_runtime_state": ("request",), "get_runtime_handlers": ("request",)},
+    ),
+    Known(
+        "flwr.supercore.dependencies.version",
+        {},
+        {},
+        {"VersionDependency.__call__": ("self", "request")},
+    ),
 )
 
 
@@ -223,10 +249,37 @@ def answer_sooner() -> None:
     vars(command)["uvicorn"] = Overlay(uvicorn, run=partial(run, types=types))
 
 
+def look_up_at_once() -> None:
+    """Let this process call `LOOKUPS` without a thread for each.
+
+    If their code or FastAPI's is not as expected, it is left unchanged, with a log line.
+    """
+    try:
+        fastapi = DEPENDENCIES.load()
+        quick = {
+            getattr(known.load(), name.partition(".")[0])
+            for known in LOOKUPS
+            for name in known.parameters
+        }
+    except ChangedError as error:
+        cost = "a request takes about a quarter longer"
+        leave_as_it_is("how the SuperLink looks up its state", str(error), cost)
+        return
+    in_thread = fastapi.run_in_threadpool
+
+    async def called(call: Any, **values: Any) -> Any:
+        if call in quick or type(call) in quick:
+            return call(**values)
+        return await in_thread(call, **values)
+
+    vars(fastapi)["run_in_threadpool"] = called
+
+
 def main() -> None:
     """Run a SuperLink until it is told to end."""
     os.environ["PATH"] = flower.search_path()
     answer_sooner()
+    look_up_at_once()
     flower.command("flower-superlink")()
 
 

@@ -137,6 +137,22 @@ def test_this_flowers_superlink_is_the_one_that_we_know(server, notes):
     assert notes() == []
 
 
+@pytest.mark.parametrize("change", ["", "other framework", "another lookup"])
+def test_what_a_request_needs_is_looked_up_at_once_or_as_before(notes, monkeypatch, change):
+    fastapi = restored(monkeypatch, superlink.DEPENDENCIES.module, "run_in_threadpool")
+    was = fastapi.run_in_threadpool
+    if change == "other framework":
+        change_source(
+            monkeypatch, fastapi, "run_in_threadpool(call, **", "run_in_threadpool(it, **"
+        )
+    elif change:
+        state = importlib.import_module(superlink.LOOKUPS[0].module)
+        monkeypatch.setattr(state, "get_linkstate", lambda request, database: None)
+    superlink.look_up_at_once()
+    assert (fastapi.run_in_threadpool is was) == bool(change)
+    assert len(notes()) == bool(change)
+
+
 @pytest.mark.parametrize("change", ["other server", "a stream", "other path", "no types"])
 def test_a_superlink_that_answers_in_another_way_does_so(server, notes, monkeypatch, change):
     fleet = importlib.import_module(superlink.ROUTES[0].module)

@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from fastapi.dependencies import utils as dependencies
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
     PullMessagesRequest,
@@ -15,11 +16,14 @@ from flwr.proto.message_pb2 import Message, Metadata
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PushAppMessagesRequest
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supercore.protobuf.translation import get_protobuf_request
+from flwr.superlink.dependencies.linkstate import get_linkstate
 from flwr.superlink.main import create_app
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.responses import Response, StreamingResponse
 from starlette.testclient import TestClient
@@ -69,8 +73,18 @@ def test_a_supernode_with_a_key_is_answered_as_flower_does(monkeypatch):
     monkeypatch.setattr(superlink, "LONGEST", 0.05)
     private, public = generate_key_pairs()
     key = public_key_to_bytes(public)
-    said = []
+    said, in_threads, quick = [], [], {get_linkstate, get_protobuf_request}
+
+    async def in_thread(call, **values):
+        in_threads.append(call)
+        return await run_in_threadpool(call, **values)
+
+    monkeypatch.setattr(dependencies, "run_in_threadpool", in_thread)
     for app in flowers():
+        if isinstance(app, LongPolling):
+            assert quick < {*in_threads}
+            in_threads.clear()
+            superlink.look_up_at_once()
         preference = Preference()
         signing = [NodeAuthHttpInterceptor(private, public), preference]
         with TestClient(app, raise_server_exceptions=False) as client:
@@ -92,7 +106,7 @@ def test_a_supernode_with_a_key_is_answered_as_flower_does(monkeypatch):
                 broken.setattr(fleet_handlers, "send_node_heartbeat", {}.pop)
                 node.SendNodeHeartbeat(beat)
             said.append([*about, error.value.response.json()])
-    assert said[0] == said[1]
+    assert said[0] == said[1] and not quick & {*in_threads}
     assert said[0][:2] == [SendNodeHeartbeatResponse(success=True), PullMessagesResponse()]
 
 
