@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from fedapps.core.errors import RunError, one_line
+from fedapps.core.flower import bin_dir
 from fedapps.core.options import quoted
 from fedapps.launch import launch
 from fedapps.launcher.outcome import LaunchResult
 from fedapps.launcher.processes import end
-from fedapps.launcher.superlink import bin_dir, environment
+from fedapps.launcher.superlink import environment
 
 HERE = Path(__file__).parent
 NAME = "local"  # the SuperLink's name in the operator's config.toml

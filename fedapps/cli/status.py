@@ -123,7 +123,8 @@ def _background(options: argparse.Namespace) -> Seen:
 
 def _named(options: argparse.Namespace) -> Seen:
     """Return the runs and SuperNodes of a SuperLink that config.toml names."""
-    from fedapps.launcher.superlink import bin_dir, environment
+    from fedapps.core.flower import bin_dir
+    from fedapps.launcher.superlink import environment
 
     env, name = environment(options.home, own=False), options.place
     runs = _asked(bin_dir(), env, "ls", name, "--limit", str(options.limit))["runs"]

@@ -93,9 +93,14 @@ def version() -> str:
     return "?"
 
 
+def bin_dir() -> Path:
+    """Return the folder of this interpreter's programs (not resolved: each venv has its own)."""
+    return Path(sys.executable).parent
+
+
 def search_path() -> str:
     """Return PATH with this interpreter's programs first: Flower starts its own by their names."""
-    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return os.pathsep.join([str(bin_dir()), os.environ.get("PATH", "")])
 
 
 def command(name: str) -> Callable[[], None]:

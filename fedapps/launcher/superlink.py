@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 
-from fedapps.core import flower
 from fedapps.core.errors import RunError
 from fedapps.core.files import writing
+from fedapps.core.flower import bin_dir, search_path
 from fedapps.core.paths import expanded
 from fedapps.launcher.processes import end, living
 
@@ -99,7 +99,7 @@ def environment(home: Path | None, port: int | None = None, own: bool = True) ->
     # Otherwise, the user has chosen a login or runs a Ray of their own.
     if "RAY_AUTH_MODE" not in env and env.get("RAY_ADDRESS", "local") == "local":
         env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    env["PATH"] = flower.search_path()
+    env["PATH"] = search_path()
     if home is not None:
         env["FLWR_HOME"] = str(flower_home(home))
     if home is not None and own:
@@ -142,11 +142,6 @@ def flwr() -> str:
     if not program.exists():
         raise RunError(f"{bin_dir()} has no flwr program; install this project there")
     return str(program)
-
-
-def bin_dir() -> Path:
-    """Return the folder of this interpreter's programs (not resolved: each venv has its own)."""
-    return Path(sys.executable).parent
 
 
 def _orphans(home: Path) -> Iterator[int]:

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from fedapps import cli
+from fedapps.core import flower
 from fedapps.core.files import held, write_whole
-from fedapps.launcher import superlink
 from fedapps.report import status
 from fedapps.wire import contacts
 from fedapps.wire.contacts import Contact, Contacts
@@ -180,7 +180,7 @@ def flwr(tmp_path, monkeypatch):
         "print('-', json.dumps(listed[sys.argv[1]] if 'site' in sys.argv else error))\n"
     )
     program.chmod(0o755)
-    monkeypatch.setattr(superlink, "bin_dir", lambda: tmp_path)
+    monkeypatch.setattr(flower, "bin_dir", lambda: tmp_path)
 
 
 def test_a_superlink_of_config_toml_shows_its_runs_and_supernodes(flwr, tmp_path, capsys):
