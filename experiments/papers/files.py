@@ -70,13 +70,23 @@ def _parsed(path: Path) -> dict[str, Any]:
     each = content.pop("each_row", {})
     if other := content.pop("like", ""):
         alike = path.with_name(f"{other}.toml")
-        content = (_loaded(alike) if alike.is_file() else {"like": ""}) | content
-        if "like" in content:
+        theirs = _loaded(alike) if alike.is_file() else {"like": ""}
+        if "like" in theirs:
             raise RunError(f"{path.name}: like {other}: must be a table that is not like another")
-        each = content.pop("each_row", {}) | each
+        each = theirs.pop("each_row", {}) | each
+        rows = _merged(theirs.get("rows", []), content.get("rows", []))
+        content = theirs | content | {"rows": rows}
     if unknown := [key for key in content if key not in FIELDS]:
         raise RunError(f"{path.name}: unknown field {unknown[0]}{did_you_mean(unknown[0], FIELDS)}")
     return content | {"rows": [_row(each, row) for row in content.get("rows", [])]}
+
+
+def _merged(theirs: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return another table's rows, changed by those that have the same name, and all others."""
+    rows = {row.get("name"): row for row in theirs}
+    for row in own:
+        rows[row.get("name")] = rows.get(row.get("name"), {}) | row
+    return [*rows.values()]
 
 
 def _loaded(path: Path) -> dict[str, Any]:

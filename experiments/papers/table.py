@@ -6,7 +6,8 @@ columns has one cell per row. Values in brackets are defaults.
 
     title, source, note     its title, its place in the paper, and what readers should know
     base                    the name of a run-config in experiments/configs
-    like                    another table, of which it has all fields that it does not have itself
+    like                    another table, of which it has all fields that it does not have itself;
+                            a row of the same name changes that table's row, field by field
     columns                 column name = run-config (optional)
     [scales.cpu]            config: overrides all other settings; seeds: the seeds that `run` uses
                             by default; rows, columns: patterns of those that this scale has [all];

@@ -760,6 +760,10 @@ def test_a_table_has_what_it_does_not_say_of_another_one(tmp_path, monkeypatch):
         [[rows]]
         name = "one"
         search = { momentum = [0.5] }
+        [[rows]]
+        name = "two"
+        reads = "accuracy_initial"
+        search = { momentum = [0.5] }
         """)
     like = tmp_path / "tables" / "like.toml"
     like.write_text("""
@@ -767,12 +771,21 @@ def test_a_table_has_what_it_does_not_say_of_another_one(tmp_path, monkeypatch):
         like = "toy"
         [each_row]
         search = { lr = [0.2] }
+        [[rows]]
+        name = "two"
+        search = { alpha = [0.3] }
+        [[rows]]
+        name = "three"
         """)
     monkeypatch.setattr(files, "HERE", tmp_path)
     made, toy = files.tables()["like"], files.tables()["toy"]
     assert (made.title, made.base, made.yardstick) == ("Alike", "fedavg", "one")
     assert made.scales == toy.scales
-    assert made.rows[0].search == {"lr": [0.2], "momentum": [0.5]}
+    one, two, three = made.rows
+    assert one.search == {"lr": [0.2], "momentum": [0.5]}
+    assert (two.reads, two.search) == ("accuracy_initial", {"lr": [0.2], "alpha": [0.3]})
+    assert (three.name, three.search) == ("three", {"lr": [0.2]})
+    assert [row.name for row in toy.rows] == ["one", "two"]
     for other in ("like", "none"):
         like.write_text(f'title = "Alike"\nlike = "{other}"\n')
         with pytest.raises(RunError, match=f"^like.toml: like {other}: must be a table that is n"):
