@@ -70,7 +70,7 @@ def _parsed(path: Path) -> dict[str, Any]:
     each = content.pop("each_row", {})
     if other := content.pop("like", ""):
         alike = path.with_name(f"{other}.toml")
-        theirs = _loaded(alike) if alike.is_file() else {"like": ""}
+        theirs: dict[str, Any] = _loaded(alike) if alike.is_file() else {"like": ""}
         if "like" in theirs:
             raise RunError(f"{path.name}: like {other}: must be a table that is not like another")
         each = theirs.pop("each_row", {}) | each
