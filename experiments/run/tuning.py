@@ -1,14 +1,14 @@
 """Choose the settings of a row on validation samples, for a fair comparison.
 
-The `search` of a row lists values for some keys. Eight combinations of these values run as trials,
-`row~0` to `row~7`; they are drawn at random without replacement, and are the same everywhere. With
-`own_trials`, rows draw on their own; otherwise all grids of one size leave out the same places. A
-trial uses the table's first seed. It trains on 80 % of each client's training samples and is scored
-on the other 20 %, so it sees no test sample. The row then runs with the settings of the trial that
-has the best mean of the row's reading; a trial whose training diverges is the worst. Nobody reads
-another figure of a trial, so none that takes time is computed, such as how newcomers do with few
-samples. The samplers of tuning libraries also draw their first ten trials at random, so eight
-trials need no library.
+The `search` of a row lists values for some keys. Some combinations of these values (the `trials` of
+a scale) run as trials `row~0`, `row~1`, ... They are drawn at random without replacement, and are
+the same everywhere; more trials begin with the same ones. With `own_trials`, rows draw on their
+own; otherwise all grids of one size leave out the same places. A trial uses the table's first seed.
+It trains on 80 % of each client's training samples and is scored on the other 20 %, so it sees no
+test sample. The row then runs with the settings of the trial that has the best mean of the row's
+reading; a trial whose training diverges is the worst. Nobody reads another figure of a trial, so
+none that takes time is computed, such as how newcomers do with few samples. The samplers of tuning
+libraries also draw their first ten trials at random, so for so few trials we need none.
 """
 
 from collections.abc import Iterable, Iterator
