@@ -125,7 +125,7 @@ class Run:
         """
         import torch
 
-        from fedapps.device import personalized
+        from fedapps.device import run_models
         from fedapps.training.undisturbed import undisturbed
 
         if isinstance(client, str):
@@ -135,7 +135,7 @@ class Run:
         number = None if client is None else operator.index(client)
         with undisturbed():
             torch.set_num_threads(self._opened.space.settings.threads)
-            return personalized.of_run(self._opened, number)
+            return run_models.of_run(self._opened, number)
 
     def predict(self, client: int | str | None, x: "Samples") -> "np.ndarray":
         """Predict raw samples x [n, ...] with a client's model (None: the shared one).

@@ -54,14 +54,14 @@ def open_model(source: Path, client: str | None = None, tell: bool = True) -> "P
     the user is told which layers of a shared model are not shared.
     """
     # torch takes a second that the help need not wait for
-    from fedapps.device import personalized
+    from fedapps.device import personalized, run_models
     from fedapps.engine.finished import FinishedRun
     from fedapps.report import directory
 
     if (source / "config.toml").exists():
         run = FinishedRun.open(source)
         number = None if client is None else directory.client_of(source, client)
-        model = personalized.of_run(run, number)
+        model = run_models.of_run(run, number)
         if tell and client is None and run.initial:
             layers = ", ".join(run.initial)
             note = f"these layers are not shared, so they have their initial values: {layers}"

@@ -6,7 +6,6 @@ what inputs and targets are, class names and normalization as JSON. A file is wr
     python -m fedapps predict DIR --input images.npz
 """
 
-import copy
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain
@@ -27,7 +26,6 @@ from fedapps.core.files import write_npz, write_whole
 from fedapps.core.schema import Scalar
 from fedapps.data.pictures import MOST_PIXELS
 from fedapps.data.spec import PLAIN, Normalization, Spec, image_spec, label_spec
-from fedapps.engine.finished import FinishedRun
 from fedapps.method.flower import BaseClient
 from fedapps.models.adapters import merged
 from fedapps.report.directory import csv_text
@@ -106,19 +104,6 @@ def save(path: Path, client: BaseClient) -> None:
     """Write the model that `client` predicts with; the old file stays until the new is ready."""
     about, module = metadata(client.workspace, client.client), client.module()
     write_whole(path, packed(merged(module), about), durable=True)
-
-
-def of_run(run: FinishedRun, client: int | None) -> Personalized:
-    """Return a client's model of a finished run, or the shared one if `client` is None.
-
-    The model is on the CPU and in eval mode. Raises `RunError` if the run has no such model.
-    """
-    module = run.shared() if client is None else run.client(client).module()
-    own = merged(copy.deepcopy(module)).cpu()  # a copy, because the workspace uses its model again
-    about = metadata(run.space, client)
-    if client is None:
-        about = msgspec.structs.replace(about, newcomer=run.newcomer_plan())
-    return Personalized(own, about).eval()
 
 
 def metadata(space: Workspace, client: int | None) -> ModelMetadata:

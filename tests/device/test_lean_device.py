@@ -63,6 +63,16 @@ def test_the_lock_is_a_part_of_the_whole_one_without_addresses():
     assert "://" not in device.read_text("utf-8")
 
 
+def test_the_app_of_a_device_loads_nothing_that_only_servers_need(tmp_path):
+    """Each message of another app, and each run, loads it anew; on a small device that counts."""
+    done = lean("-c", "import fedapps.client_app, sys; print(*sys.modules)", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    loaded = {*done.stdout.split()}
+    assert "fedapps.device.personalized" in loaded
+    servers = {"drawing", "compare", "report.report", "engine.checkpoint", "engine.rounds"}
+    assert loaded.isdisjoint(f"fedapps.{name}" for name in servers)
+
+
 def test_a_round_needs_the_packages_of_the_lock_only(walk, tmp_path, make_npz):
     found = walk(make_npz(tmp_path / "own.npz"))
     assert found["failures"] == []

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from fedapps.device import exporting, personalized
+from fedapps.device import exporting, personalized, run_models
 from fedapps.engine.finished import FinishedRun
 from tests.support import kinds
 
@@ -29,7 +29,7 @@ def test_a_client_predicts_without_the_run(kind, tmp_path, serial_run):
     samples = data.tensors(np.arange(len(data.target_values))[-5:])[0]
     with torch.no_grad():
         outputs = client.predict(samples)
-    model = personalized.of_run(run, 1)
+    model = run_models.of_run(run, 1)
     exporting.export(model, tmp_path / "client.safetensors")
     for source in (model, personalized.load(tmp_path / "client.safetensors")):
         found, chances = personalized.predict(source, tmp_path / "asked.npz")

@@ -11,7 +11,7 @@ from fedapps.cli import export, predict
 from fedapps.core import registry
 from fedapps.core.errors import RunError
 from fedapps.data.sources.digits import DIGITS
-from fedapps.device import personalized
+from fedapps.device import personalized, run_models
 from fedapps.engine.finished import FinishedRun
 from fedapps.engine.rounds import Rounds
 from fedapps.method.update import replace
@@ -105,7 +105,7 @@ def test_exported_client_predicts_without_the_run(tiny_run, read_csv, accuracy, 
 
 
 def test_images_are_normalized_like_those_of_the_runs_data_set(serial_run, data_root, tmp_path):
-    model = personalized.of_run(FinishedRun.open(serial_run('strategy="fedavg"')), None)
+    model = run_models.of_run(FinishedRun.open(serial_run('strategy="fedavg"')), None)
     with np.load(data_root / "digits.npz") as arrays:
         images = arrays["test_images"][:20]
     np.savez(tmp_path / "own.npz", images=images)

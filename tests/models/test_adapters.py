@@ -13,7 +13,7 @@ from torch.nn.functional import conv2d, linear
 
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
-from fedapps.device import exporting, personalized
+from fedapps.device import exporting, personalized, run_models
 from fedapps.engine.finished import FinishedRun
 from fedapps.engine.rounds import Rounds
 from fedapps.method import rehearse
@@ -276,7 +276,7 @@ def test_a_model_with_adapters_is_exported_merged(method, serial_run, tiny_npz, 
     inputs = client.test_data[0][:5]
     with torch.no_grad():
         outputs = client.predict(inputs)
-    model = personalized.of_run(finished, 1)
+    model = run_models.of_run(finished, 1)
     assert not [key for key in model.state_dict() if "adapter" in key]
     exporting.export(model, tmp_path / "client.safetensors")
     exporting.export(model, tmp_path / "client.pt2")
@@ -309,7 +309,7 @@ def test_the_base_comes_from_the_initial_model(serial_run, tiny_npz, read_model)
     path = first / "model.safetensors"
     second = serial_run(tiny_npz, RUN, f'model="lenet5" adapter-rank=2 initial-model="{path}"')
     base = read_model(first)
-    model = personalized.of_run(FinishedRun.open(second), None).module.state_dict()
+    model = run_models.of_run(FinishedRun.open(second), None).module.state_dict()
     assert np.array_equal(model["conv1.conv.weight"].numpy(), base["conv1.conv.weight"])
     moved = model["fc1.fc.weight"].numpy() - base["fc1.fc.weight"]
     arrays = read_model(second)

@@ -8,7 +8,7 @@ from safetensors.numpy import load_file, save_file
 
 from fedapps.core import config
 from fedapps.core.errors import RunError
-from fedapps.device import personalized
+from fedapps.device import personalized, run_models
 from fedapps.engine.finished import FinishedRun
 from fedapps.models import build
 from fedapps.serial import run_serial
@@ -134,7 +134,7 @@ def test_a_run_resumes_with_the_same_file_only(serial_run, tiny_npz, weights, re
 def test_an_exported_model_needs_no_file(serial_run, tiny_npz, weights, tmp_path):
     path = weights()
     folder = serial_run(tiny_npz, RUN, f'model="lenet5" initial-model="{path}"')
-    model = personalized.of_run(FinishedRun.open(folder), None)
+    model = run_models.of_run(FinishedRun.open(folder), None)
     (tmp_path / "out.safetensors").write_bytes(personalized.packed(model.module, model.about))
     path.unlink()
     again = personalized.load(tmp_path / "out.safetensors").module.state_dict()

@@ -11,7 +11,7 @@ from fedapps import cli, models
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.data.spec import Spec, image_spec
-from fedapps.device import personalized
+from fedapps.device import personalized, run_models
 from fedapps.device.adopting import adopt
 from fedapps.device.device import data_name
 from fedapps.engine.finished import FinishedRun
@@ -164,7 +164,7 @@ def test_a_run_with_it_and_what_its_model_predicts(mine, method, tmp_path, seria
     folder = serial_run(*options)
     body = 4 * (5 * 6 + 6 + 6 * 6 + 6)
     assert [int(row["bytes_up"]) for row in read_csv(folder, "rounds.csv")][:2] == [4 * body] * 2
-    client = personalized.of_run(FinishedRun.open(folder), 1)
+    client = run_models.of_run(FinishedRun.open(folder), 1)
     path = tmp_path / "client.safetensors"
     path.write_bytes(personalized.packed(client.module, client.about))
     x = torch.randn(3, 5)
@@ -225,7 +225,7 @@ def test_an_exported_model_runs_the_file_in_models_alone(
     path = tmp_path_factory.mktemp("away") / "elsewhere.py"
     path.write_text(NET)
     folder = serial_run(kinds.options(tmp_path, "table"), RUN, f'model="{path}:make"')
-    shared, file = personalized.of_run(FinishedRun.open(folder), None), tmp_path / "m.safetensors"
+    shared, file = run_models.of_run(FinishedRun.open(folder), None), tmp_path / "m.safetensors"
     file.write_bytes(personalized.packed(shared.module, shared.about))
     with pytest.raises(
         RunError, match=r"no path in a model file is run; copy that file to .*models/els"
