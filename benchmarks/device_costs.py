@@ -113,7 +113,7 @@ def measure(deployment: Deployment, count: int, rounds: int) -> Costs:
     names = [f"device-{number}" for number in range(count)]
     for name in names:
         write_images(folder / f"{name}.npz", np.arange(40) % 2, 16)
-        deployment.register(name)
+    deployment.register(*names)
     begin = time.monotonic()
     for number, name in enumerate(names):
         deployment.supernode(name, f'client-id={number} data="{folder}/{name}.npz"')
@@ -135,8 +135,7 @@ def measure_slow(deployment: Deployment, count: int, rounds: int, seconds: float
     """Do the same with devices that take so many seconds for each message, and no processor."""
     costs, meter, folder = Costs(), Meter(), deployment.folder
     data = write_images(folder / "slow.npz", np.arange(40) % 2, 16)
-    for number in range(count):
-        deployment.register(f"slow-{number}")
+    deployment.register(*(f"slow-{number}" for number in range(count)))
     begin = time.monotonic()
     words = (
         deployment.proxy_port,

@@ -11,7 +11,6 @@ the last quarter of the time, with the slope of a line through all of it.
 """
 
 import csv
-import json
 import os
 import random
 import sys
@@ -27,7 +26,7 @@ import psutil
 
 from benchmarks.common import given, write_images
 from benchmarks.device_costs import RUN, pss
-from deploy.deployment import NAME, Deployment
+from deploy.deployment import Deployment
 from fedapps.core.errors import RunError
 from fedapps.launcher.outcome import LaunchResult
 
@@ -63,7 +62,7 @@ class Fleet:
         self._env = {"PYTHONPATH": path, "PAUSE": str(pause)}
         for name in self.names:
             write_images(deployment.folder / f"{name}.npz", np.arange(40) % 2, 16)
-            deployment.register(name)
+        deployment.register(*self.names)
 
     def tend(self) -> None:
         """Kill whose time has come; start who has ended for a while."""
@@ -141,8 +140,7 @@ def stop(deployment: Deployment, run: "Future[LaunchResult]") -> None:
     """Stop the run; raises `RunError` if it has ended by itself."""
     if run.done():
         raise RunError(f"the run has ended: {run.result().error}")
-    listed = json.loads(deployment.flwr("ls", NAME, "--format", "json"))
-    deployment.flwr("stop", str(listed["runs"][0]["run-id"]), NAME)
+    deployment.stop_run()
 
 
 def show(folder: Path, kills: int, memory: Memory) -> int:

@@ -90,8 +90,9 @@ def show_costs(folder: Path, rounds: int, devices: int, slow: int) -> None:
 def deployed(deployment: Deployment, nodes: int, **env: str) -> Iterator[None]:
     """Start a deployment with so many SuperNodes without data."""
     with deployment:
-        for name in (f"node-{number}" for number in range(nodes)):
-            deployment.register(name)
+        names = [f"node-{number}" for number in range(nodes)]
+        deployment.register(*names)
+        for name in names:
             deployment.supernode(name, **env)
         yield
 

@@ -76,10 +76,10 @@ def measure(folder: Path, rounds: int, samples: int, epochs: int) -> None:
         )
     )
     with Direct(folder / "deployment") as deployment:
+        deployment.register(*(f"device-{client}" for client in range(count)))
         for client in range(count):
             size = int(samples * SAMPLES[client])
             data = write_images(folder / f"{client}.npz", np.arange(size) % 2, 20)
-            deployment.register(f"device-{client}")
             deployment.supernode(f"device-{client}", f'client-id={client} data="{data}"')
         for client in range(count):
             deployment.joined(f"device-{client}")

@@ -6,6 +6,7 @@ reach the proxy only. Two deployments on a machine share nothing but its ports, 
 """
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -21,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from fedapps.core.errors import RunError, one_line
-from fedapps.core.flower import bin_dir
 from fedapps.core.options import quoted
 from fedapps.launch import launch
 from fedapps.launcher.outcome import LaunchResult
@@ -32,6 +32,18 @@ HERE = Path(__file__).parent
 NAME = "local"  # the SuperLink's name in the operator's config.toml
 SUPERLINK = (sys.executable, "-m", "fedapps", "superlink")
 SUPERNODE = (sys.executable, "-m", "fedapps.device.supernode")
+_FLWR = """
+import json, sys
+from fedapps.core.flower import command
+program = command("flwr")
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["flwr", *words]
+    try:
+        program()
+    except SystemExit as end:
+        if end.code:
+            raise
+"""
 _REFERENCE = "For more information, visit"  # Flower's last line, below the one that says why
 READY = 300.0  # seconds for a process to be there; on a busy machine a start takes minutes
 PORTS = range(12_000, 32_000)
@@ -120,14 +132,16 @@ class Deployment:
         self._wait_for(name, port)
         return port
 
-    def register(self, name: str) -> None:
-        """Make a key for a SuperNode, unless it has one, and tell the SuperLink of it.
+    def register(self, *names: str) -> None:
+        """Make keys for SuperNodes, unless they have one, and tell the SuperLink of them.
 
         The SuperLink keeps nothing: each one has to be told.
         """
-        if not (self.folder / "keys" / f"{name}.key").exists():
-            self.script("device-key.sh", self.folder / "keys", name)
-        self.flwr("supernode", "register", str(self.folder / "keys" / f"{name}.pub"), NAME)
+        keys = self.folder / "keys"
+        for name in names:
+            if not (keys / f"{name}.key").exists():
+                self.script("device-key.sh", keys, name)
+        self.flwr(*(["supernode", "register", str(keys / f"{name}.pub"), NAME] for name in names))
 
     def supernode(
         self, name: str, node_config: str = "", port: int = 0, **env: str
@@ -174,14 +188,24 @@ class Deployment:
         """Run an app on the SuperLink, as the operator does, and wait for its end."""
         return launch(app, run_config, home=self.home, echo=echo, connection=NAME, extra_env=QUICK)
 
-    def flwr(self, *words: str) -> str:
-        """Run an operator's `flwr` command and return what it printed; raises `RunError`."""
+    def stop_run(self) -> None:
+        """Stop the newest run, as the operator does."""
+        listed = json.loads(self.flwr(["ls", NAME, "--format", "json"]))
+        self.flwr(["stop", str(listed["runs"][0]["run-id"]), NAME])
+
+    def flwr(self, *commands: Sequence[str]) -> str:
+        """Run an operator's `flwr` commands and return what they printed; raises `RunError`.
+
+        One process runs them all, because most of the second that one takes is to load Flower.
+        """
         env = environment(self.home, own=False) | QUICK
         done = subprocess.run(
-            [str(bin_dir() / "flwr"), *words], env=env, capture_output=True, text=True
-        )
+            [sys.executable, "-c", _FLWR, json.dumps(commands)],
+            env=env, capture_output=True, text=True,
+        )  # fmt: skip
         if done.returncode:
-            raise RunError(f"flwr {words[0]}: {' '.join((done.stdout + done.stderr).split())}")
+            said = " ".join((done.stdout + done.stderr).split())
+            raise RunError(f"flwr {commands[0][0]}: {said}")
         return done.stdout
 
     def script(self, name: str, *words: object) -> None:

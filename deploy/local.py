@@ -53,12 +53,14 @@ def main() -> int:
         named = options.folder and contextlib.nullcontext(options.folder.expanduser())
         place = named or tempfile.TemporaryDirectory(prefix="fedapps-")
         with place as folder, Deployment(Path(folder)) as deployment:
-            names = []
-            for number, node_config in enumerate(options.node_config or ["", ""]):
-                names.append(f"device-{number}")
-                deployment.register(names[-1])
-                deployment.supernode(names[-1], node_config)
-            for name in names:
+            devices = {
+                f"device-{number}": node_config
+                for number, node_config in enumerate(options.node_config or ["", ""])
+            }
+            deployment.register(*devices)
+            for name, node_config in devices.items():
+                deployment.supernode(name, node_config)
+            for name in devices:
                 deployment.joined(name)
             result = deployment.run(*options.run_config)
     except (RunError, OSError) as error:
