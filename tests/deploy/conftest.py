@@ -1,4 +1,4 @@
-"""Fixtures of a deployment: certificates, a proxy, and connections as a device has them."""
+"""Fixtures of a deployment: certificates, a proxy, connections to it, and devices."""
 
 import http.client
 import http.server
@@ -6,6 +6,8 @@ import socket
 
 import pytest
 
+from deploy.deployment import Deployment
+from tests.deploy.devices import RECORD, Devices
 from tests.deploy.helpers import CALL, PATIENCE, make, serve_proxy, serve_upstream, trusting
 
 
@@ -72,3 +74,27 @@ def post(pki, proxy):
         return result
 
     return post
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory, make_npz):
+    """The data of each device, by client id; the last one has other classes."""
+    folder = tmp_path_factory.mktemp("own")
+    sizes = {client: 48 + 16 * client for client in range(8)}
+    return [make_npz(folder / f"{c}.npz", train=n, seed=c) for c, n in sizes.items()]
+
+
+@pytest.fixture(scope="session")
+def deployment(tmp_path_factory):
+    """A SuperLink with its proxy; each test brings SuperNodes of its own."""
+    with Deployment(tmp_path_factory.mktemp("deployment"), RECORD) as running:
+        yield running
+
+
+@pytest.fixture
+def devices(deployment, files, request, tmp_path):
+    """Make SuperNodes; they leave when the test is over."""
+    tag = "".join(c if c.isalnum() else "-" for c in request.node.name)
+    made = Devices(deployment, files, tag, tmp_path / "states")
+    yield made
+    made.stop()

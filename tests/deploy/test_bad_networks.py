@@ -1,7 +1,6 @@
 """Delay, cut connections, a SuperLink that is away, devices that sleep: the run goes on."""
 
 import csv
-import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,19 +9,10 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from deploy.deployment import NAME
 from fedapps.wire.probes import LOST
+from tests.deploy.devices import DEVICES, PAIR, RUN, TWO, events, wait_for
 from tests.deploy.helpers import outcome
 from tests.deploy.test_resume_supernodes import going, is_as_if_nothing_had_happened
-from tests.deploy.test_supernodes import (  # noqa: F401 (fixtures)
-    DEVICES,
-    RUN,
-    deployment,
-    devices,
-    events,
-    files,
-    wait_for,
-)
 from tests.support import ROOT
 from tests.support.fits import fail_fits
 from tests.support.relay import Relay
@@ -30,6 +20,7 @@ from tests.support.relay import Relay
 pytestmark = pytest.mark.deployment
 
 LOSING = f"{ROOT / 'tests' / 'support' / 'losing'}{os.pathsep}{ROOT}"
+DELAY = 0.5  # seconds; a run that waits for something else takes less of the processor
 GONE = 75.0  # seconds; Flower takes for gone whom it has not heard from for 60
 
 
@@ -53,44 +44,42 @@ def asleep(*processes):
         process.resume()
 
 
-def test_delay_and_cut_connections_change_no_number(devices, deployment, tmp_path):  # noqa: F811
-    run = [RUN, f'strategy="fedper" num-rounds=3 runs-dir="{tmp_path}"']
+def test_delay_and_cut_connections_change_no_number(devices, deployment, tmp_path):
+    run = [RUN, TWO, f'strategy="fedper" num-rounds=3 runs-dir="{tmp_path}"']
     with Relay(deployment.proxy_port, delay=0.2, cuts=0.02) as relay:
-        devices.start(*range(DEVICES), port=relay.port)
+        devices.start(*PAIR, port=relay.port)
         result = deployment.run(*run, 'run-name="real"')
         assert result.completed, result.error
         devices.stop()
     print(f"{relay.cut} connections were cut")
     assert relay.cut > 0
-    mine = devices.serial(range(DEVICES), *run, 'run-name="serial"')
+    mine = devices.serial(PAIR, *run, 'run-name="serial"')
     assert outcome(tmp_path / "real") == outcome(mine)
     assert events(tmp_path / "real") == {}
 
 
-def test_lost_answers(devices, deployment, tmp_path, monkeypatch):  # noqa: F811
+def test_lost_answers(devices, deployment, tmp_path, monkeypatch):
     """One is to an upload, which is tried again; with the other a device loses its message."""
-    lost = 2
-    run = [RUN, f'strategy="fedper" num-rounds=3 evaluate-every=0 runs-dir="{tmp_path}"']
-    devices.start(0)
-    devices.start(1, PYTHONPATH=LOSING, LOSE="PushObject 1")
+    again, lost = PAIR
+    run = [RUN, TWO, f'strategy="fedper" num-rounds=3 evaluate-every=0 runs-dir="{tmp_path}"']
+    devices.start(again, PYTHONPATH=LOSING, LOSE="PushObject 1")
     devices.start(lost, PYTHONPATH=LOSING, LOSE="PullMessages 2")
     result = deployment.run(*run, 'run-name="real"')
     assert result.completed, result.error
-    assert all("retrying in" in devices.log(client) for client in (1, lost))
+    assert all("retrying in" in devices.log(client) for client in PAIR)
     assert events(tmp_path / "real") == {lost: LOST}
 
     fail_fits(monkeypatch, lambda *asked: asked == (2, lost))
-    mine = devices.serial(range(DEVICES), *run, 'run-name="serial"')
+    mine = devices.serial(PAIR, *run, 'run-name="serial"')
     assert outcome(tmp_path / "real") == outcome(mine)
 
 
-def test_a_superlink_that_nobody_reaches(devices, deployment, tmp_path):  # noqa: F811
+def test_a_superlink_that_nobody_reaches(devices, deployment, tmp_path):
     """Nothing comes through in the middle of the run, for longer than Flower waits for devices."""
-    run = [RUN, f'strategy="fedper" num-rounds=6 runs-dir="{tmp_path}" run-name="real"']
+    run = [RUN, TWO, f'strategy="fedper" num-rounds=6 runs-dir="{tmp_path}" run-name="real"']
     with Relay(deployment.proxy_port) as relay, ThreadPoolExecutor(1) as background:
-        processes = []
-        devices.start(*range(DEVICES), port=relay.port)
-        processes = [deployment.processes[devices.name(client)] for client in range(DEVICES)]
+        devices.start(*PAIR, port=relay.port)
+        processes = [deployment.processes[devices.name(client)] for client in PAIR]
         ended = background.submit(deployment.run, *run).result
         wait_for(lambda: len(rows(tmp_path / "real")) >= 2, "no second round")
         relay.die()
@@ -104,13 +93,13 @@ def test_a_superlink_that_nobody_reaches(devices, deployment, tmp_path):  # noqa
     found = rows(tmp_path / "real")
     assert [row["round"] for row in found] == [str(number) for number in range(1, 7)]
     assert sum(row["failures"] != "0" for row in found) <= 1
-    assert [(row["clients"], row["failures"]) for row in found[-2:]] == 2 * [(str(DEVICES), "0")]
+    assert [(row["clients"], row["failures"]) for row in found[-2:]] == 2 * [("2", "0")]
 
 
-def test_a_superlink_that_is_suspended(devices, deployment, tmp_path):  # noqa: F811
+def test_a_superlink_that_is_suspended(devices, deployment, tmp_path):
     """Flower then takes the run for dead; devices go on by themselves, and the run by a resume."""
     with going("fedper", devices, deployment, tmp_path) as run:
-        processes = [deployment.processes[devices.name(client)] for client in range(DEVICES)]
+        processes = [deployment.processes[devices.name(client)] for client in PAIR]
         with asleep(*(deployment.processes[name] for name in ("superlink", "proxy"))):
             time.sleep(GONE)
         assert not run.ended().completed
@@ -118,7 +107,7 @@ def test_a_superlink_that_is_suspended(devices, deployment, tmp_path):  # noqa: 
     assert all(process.poll() is None for process in processes)
 
 
-def test_devices_that_sleep(devices, deployment, tmp_path):  # noqa: F811
+def test_devices_that_sleep(devices, deployment, tmp_path):
     """One is suspended; of the other the network is gone, too, and its connections after it."""
     folder = tmp_path / "real"
     run = [RUN, f'strategy="fedper" num-rounds=10000 runs-dir="{tmp_path}" min-available=1']
@@ -127,8 +116,9 @@ def test_devices_that_sleep(devices, deployment, tmp_path):  # noqa: F811
     def full(row):
         return (row["clients"], row["failures"]) == everyone
 
-    with Relay(deployment.proxy_port) as relay, ThreadPoolExecutor(1) as background:
-        devices.start(0, 1)
+    near, far = Relay(deployment.proxy_port, DELAY), Relay(deployment.proxy_port, DELAY)
+    with near, far as relay, ThreadPoolExecutor(1) as background:
+        devices.start(0, 1, port=near.port)
         devices.start(2, port=relay.port)
         two = [deployment.processes[devices.name(client)] for client in (1, 2)]
         ended = background.submit(deployment.run, *run, 'run-name="real"').result
@@ -139,8 +129,7 @@ def test_devices_that_sleep(devices, deployment, tmp_path):  # noqa: F811
         relay.revive()
         alone = len(rows(folder))
         wait_for(lambda: any(map(full, rows(folder)[alone:])), "they did not come back")
-        listed = json.loads(deployment.flwr("ls", NAME, "--format", "json"))
-        deployment.flwr("stop", str(listed["runs"][0]["run-id"]), NAME)
+        deployment.stop_run()
         ended()
         devices.stop()
     failed = [row for row in rows(folder)[:alone] if row["failures"] != "0"]

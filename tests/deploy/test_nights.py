@@ -18,7 +18,7 @@ from tests.support import ROOT
 
 pytestmark = pytest.mark.deployment
 
-DEVICES = 3
+DEVICES = 2
 RUN = (
     f'dataset="device" input-shape="1,8,8" num-classes=3 num-clients={DEVICES} '
     f'min-available={DEVICES} strategy="fedper" model="cnn" num-rounds=2 fraction-train=1.0 '
@@ -79,28 +79,22 @@ def test_nights(deployment, tmp_path, make_npz, capsys):
         return found
 
     write(1)
+    deployment.register(*(f"ward-{client}" for client in range(DEVICES)))
     for client, device in enumerate(devices):
-        deployment.register(f"ward-{client}")
         deployment.supernode(f"ward-{client}", told(device))
     first = both(1)
+    sizes[1] += 40  # the server, too, has to hear of it
     write(2)
     second = both(2)
-    sizes[1] += 40  # the server, too, has to hear of it
-    write(3)
-    third = both(3)
-    assert len({outcome(folder)[2] for folder in (first, second, third)}) == 3
     for client in range(DEVICES):
         state = deployment.folder / "devices" / f"ward-{client}"
         kept = (state / "initial-model.safetensors").read_bytes()
-        assert kept == (second / "model.safetensors").read_bytes()
-        assert (state / "privacy.json").read_text() == '{"updates":{"1.0":6}}'
-    runs = ledger.read(real).runs
-    assert [n.parent for n in runs] == ["", runs[0].run, runs[1].run]
-    assert ledger.epsilon(runs, 1e-5) == pytest.approx(runs[0].mechanism.epsilon(6, 1e-5))
+        assert kept == (first / "model.safetensors").read_bytes()
+        assert (state / "privacy.json").read_text() == '{"updates":{"1.0":4}}'
 
     # Somebody who has no key changes the last model, and its manifest as well.
     altered = tmp_path / "altered" / "model.safetensors"
-    shutil.copytree(third, altered.parent)
+    shutil.copytree(second, altered.parent)
     altered.write_bytes((first / "model.safetensors").read_bytes())
     signature = altered.with_suffix(".manifest.sig").read_bytes()
     signing.write_manifest(altered, Manifest(sha256=signing.digest(altered.read_bytes())))
@@ -117,6 +111,11 @@ def test_nights(deployment, tmp_path, make_npz, capsys):
 
     for folder in (real, twin):
         assert night(folder, "--roll-back", "run-0001") == 0
-    both(4)
+    write(3)
+    third = both(3)
     kept = deployment.folder / "devices" / "ward-0" / "initial-model.safetensors"
     assert kept.read_bytes() == (first / "model.safetensors").read_bytes()
+    assert len({outcome(folder)[2] for folder in (first, second, third)}) == 3
+    runs = ledger.read(real).runs
+    assert [n.parent for n in runs] == ["", runs[0].run, runs[0].run]
+    assert ledger.epsilon(runs, 1e-5) == pytest.approx(runs[0].mechanism.epsilon(6, 1e-5))

@@ -9,25 +9,18 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from fedapps import launch
 from fedapps.core.errors import RunError
 from fedapps.engine import checkpoint
-from tests.deploy.helpers import outcome
-from tests.deploy.test_supernodes import (  # noqa: F401 (fixtures)
-    DEVICES,
-    PATIENCE,
-    RUN,
-    deployment,
-    devices,
-    files,
-    wait_for,
-)
+from tests.deploy.devices import PAIR, RUN, TWO, wait_for
+from tests.deploy.helpers import PATIENCE, outcome
 from tests.support.killed import differences
 from tests.support.marks import THOROUGH
 
 pytestmark = pytest.mark.deployment
 
 
-def kill(deployment, name):  # noqa: F811
+def kill(deployment, name):
     """SIGKILL what a process of the deployment has started and whose command has this word."""
     process = psutil.Process(deployment.processes["superlink"].pid)
     found = [
@@ -41,14 +34,14 @@ def kill(deployment, name):  # noqa: F811
 
 
 @contextmanager
-def going(strategy, devices, deployment, runs):  # noqa: F811
-    """A run of all devices, at any point of its round 3 or 4: in training, aggregation, writing.
+def going(strategy, devices, deployment, runs):
+    """A run of two devices, at any point of its round 3 or 4: in training, aggregation, writing.
 
     Gives its settings, its directory, and `ended`, which waits for it. What comes after it is
     compared by `is_as_if_nothing_had_happened`.
     """
-    devices.start(*range(DEVICES))
-    run = [RUN, f'strategy="{strategy}" num-rounds=5 runs-dir="{runs}"']
+    devices.start(*PAIR)
+    run = [RUN, TWO, f'strategy="{strategy}" num-rounds=5 runs-dir="{runs}"']
     with ThreadPoolExecutor(1) as background:
         ended = background.submit(deployment.run, *run, 'run-name="real"').result
         wait_for(lambda: 2 in checkpoint.rounds(runs / "real"), "no second round")
@@ -58,28 +51,31 @@ def going(strategy, devices, deployment, runs):  # noqa: F811
         yield SimpleNamespace(settings=run, folder=runs / "real", ended=ended)
 
 
-def is_as_if_nothing_had_happened(run, devices, deployment):  # noqa: F811
+def is_as_if_nothing_had_happened(run, devices, deployment):
     """Resume it; its files are those of one that went through on the serial engine."""
     result = deployment.run(f'resume="{run.folder}"')
     assert result.completed, result.error
-    mine = devices.serial(range(DEVICES), *run.settings, 'run-name="serial"')
+    mine = devices.serial(PAIR, *run.settings, 'run-name="serial"')
     assert outcome(run.folder) == outcome(mine)
     assert differences(mine, run.folder) == []
     return True
 
 
 @pytest.mark.parametrize("strategy", ["perfreezeclip", THOROUGH("fedper"), THOROUGH("feddyn")])
-def test_a_server_app_that_is_killed(strategy, devices, deployment, tmp_path):  # noqa: F811
-    """A device is killed and started again while nothing runs; its states are the same, too."""
+def test_a_server_app_that_is_killed(strategy, devices, deployment, tmp_path):
+    """A device is killed, too, while Flower takes its minute to find that out of either.
+
+    Its states are the same as well.
+    """
     with going(strategy, devices, deployment, tmp_path) as run:
         kill(deployment, "flwr-serverapp")
+        process = deployment.processes[devices.name(1)]
+        process.kill()
+        process.wait()
+        devices.restart(1)
         assert not run.ended().completed
-    process = deployment.processes[devices.name(1)]
-    process.kill()
-    process.wait()
-    devices.restart(1)
     assert is_as_if_nothing_had_happened(run, devices, deployment)
-    for client in range(DEVICES):
+    for client in PAIR:
         states = sorted(devices.state(client).rglob("round-*.safetensors"))
         theirs = sorted((devices.serial_states / str(client)).rglob("round-*.safetensors"))
         assert [path.name for path in states] == [path.name for path in theirs]
@@ -87,11 +83,12 @@ def test_a_server_app_that_is_killed(strategy, devices, deployment, tmp_path):  
             assert path.read_bytes() == other.read_bytes()
 
 
-def test_a_superlink_that_is_killed(devices, deployment, tmp_path):  # noqa: F811
+def test_a_superlink_that_is_killed(devices, deployment, tmp_path, monkeypatch):
     """And nothing else: the ServerApp and the devices find out by themselves.
 
     The new SuperLink has no database, so it knows nobody: the devices are registered again.
     """
+    monkeypatch.setattr(launch, "PATIENCE", 20.0)  # it asks for the run's status for so long
     with going("fedper", devices, deployment, tmp_path) as run:
         link = deployment.processes["superlink"]
         below = psutil.Process(link.pid).children(recursive=True)
@@ -102,5 +99,5 @@ def test_a_superlink_that_is_killed(devices, deployment, tmp_path):  # noqa: F81
     assert psutil.wait_procs(below, PATIENCE)[1] == [], "what the SuperLink started goes on"
     devices.stop()
     deployment.start_superlink()
-    devices.start(*range(DEVICES))
+    devices.start(*PAIR)
     assert is_as_if_nothing_had_happened(run, devices, deployment)

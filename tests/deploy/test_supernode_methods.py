@@ -12,9 +12,9 @@ from tests.support.methods import each_method, needed
 
 pytestmark = pytest.mark.deployment
 
-# What travels in ways of its own: several models, models of a network, control variates; below also
-# votes and activations. A run takes half a minute, most of it to load PyTorch three times.
-USUAL = ("fedem", "pfedhn", "scaffold")
+# A run takes half a minute, most of it to load PyTorch three times. So what travels in ways of its
+# own is in the test of all kinds of samples, but for several models, which need images.
+USUAL = ("fedem",)
 ALL = ["num-clients=4 num-rounds=2 fraction-train=1.0 local-epochs=2 batch-size=8 threads=1"]
 
 
@@ -22,8 +22,9 @@ ALL = ["num-clients=4 num-rounds=2 fraction-train=1.0 local-epochs=2 batch-size=
 def deployment(tmp_path_factory):
     """Two SuperNodes without data, which serve the clients of any data set."""
     with Deployment(tmp_path_factory.mktemp("deployment")) as running:
-        for name in ("pair-0", "pair-1"):
-            running.register(name)
+        names = ("pair-0", "pair-1")
+        running.register(*names)
+        for name in names:
             running.supernode(name)
         yield running
 
@@ -58,13 +59,10 @@ def test_every_kind_of_samples_and_targets_runs_on_supernodes(kind, strategy, bo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["gru", "own"])
-def test_people_that_the_data_name_and_those_who_come_later(model, both, tmp_path, data_root):
-    """Watch with a client for each of ten people, two of them newcomers; also one's own model."""
-    if model == "own":
-        path = tmp_path / "mine.py"
-        path.write_text(kinds.OWN_MODEL)
-        model = f"{path}:make"
+def test_people_that_the_data_name_and_those_who_come_later(both, tmp_path, data_root):
+    """Watch with a client for each of ten people, two of them newcomers, and one's own model."""
+    path = tmp_path / "mine.py"
+    path.write_text(kinds.OWN_MODEL)
     people = f'dataset="watch" data-root="{data_root}" partitioner="natural" split="official"'
-    later = f'unseen-clients="0.2" few-shot=2 model="{model}"'
+    later = f'unseen-clients="0.2" few-shot=2 model="{path}:make"'
     both("fedper", people, later, "num-clients=0 local-epochs=1 batch-size=64 num-rounds=1")
