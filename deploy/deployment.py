@@ -32,6 +32,7 @@ HERE = Path(__file__).parent
 NAME = "local"  # the SuperLink's name in the operator's config.toml
 SUPERLINK = (sys.executable, "-m", "fedapps", "superlink")
 SUPERNODE = (sys.executable, "-m", "fedapps.device.supernode")
+# Runs `flwr` commands, one after the other.
 _FLWR = """
 import json, sys
 from fedapps.core.flower import command

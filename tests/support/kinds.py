@@ -27,12 +27,12 @@ METHODS = (  # which learn nothing without classes
     "splitlearning",
 )
 
-SOME = {  # a method for each kind, which differ in what travels and in what is kept
-    "table": "sflv2",  # activations
-    "series": "fedcmd",  # votes
-    "tokens": "scaffold",  # control variates
-    "regression": "pfedhn",  # models that a network makes
-    "multilabel": "fedbabu",  # a body
+SOME = {  # a method for each kind, together with and without states of clients, and split
+    "table": "sflv2",
+    "series": "fedcmd",
+    "tokens": "fedala",
+    "regression": "apfl",
+    "multilabel": "fedbabu",
 }
 
 
