@@ -78,7 +78,7 @@ def post(pki, proxy):
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory, make_npz):
-    """The data of each device, by client id; the last one has other classes."""
+    """The data of each device, by client id."""
     folder = tmp_path_factory.mktemp("own")
     sizes = {client: 48 + 16 * client for client in range(8)}
     return [make_npz(folder / f"{c}.npz", train=n, seed=c) for c, n in sizes.items()]

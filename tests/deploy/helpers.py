@@ -108,14 +108,14 @@ def serve_proxy(folder, certificates, superlink):
     command = nginx(folder, certificates, f"127.0.0.1:{port}", superlink)
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=os.environ | HERE)
     try:
-        wait_for(port, process)
+        wait_for_port(port, process)
         yield SimpleNamespace(port=port, process=process, folder=folder)
     finally:
         process.terminate()
         process.wait(PATIENCE)
 
 
-def wait_for(port, process):
+def wait_for_port(port, process):
     end = time.monotonic() + PATIENCE
     while process.poll() is None and time.monotonic() < end:
         with socket.socket() as probe:

@@ -116,17 +116,17 @@ def test_devices_that_sleep(devices, deployment, tmp_path):
     def full(row):
         return (row["clients"], row["failures"]) == everyone
 
-    near, far = Relay(deployment.proxy_port, DELAY), Relay(deployment.proxy_port, DELAY)
-    with near, far as relay, ThreadPoolExecutor(1) as background:
-        devices.start(0, 1, port=near.port)
-        devices.start(2, port=relay.port)
+    way, cut = Relay(deployment.proxy_port, DELAY), Relay(deployment.proxy_port, DELAY)
+    with way, cut, ThreadPoolExecutor(1) as background:
+        devices.start(0, 1, port=way.port)
+        devices.start(2, port=cut.port)
         two = [deployment.processes[devices.name(client)] for client in (1, 2)]
         ended = background.submit(deployment.run, *run, 'run-name="real"').result
         wait_for(lambda: any(map(full, rows(folder))), "no round of all")
         with asleep(*two):
-            relay.die()
+            cut.die()
             wait_for(lambda: rows(folder) and rows(folder)[-1]["clients"] == "1", "they are there")
-        relay.revive()
+        cut.revive()
         alone = len(rows(folder))
         wait_for(lambda: any(map(full, rows(folder)[alone:])), "they did not come back")
         deployment.stop_run()

@@ -36,7 +36,7 @@ def test_a_killed_supernode_comes_back_with_its_state(
 ):
     """The power of device 1 is cut while it trains in round 2; it is back before round 3.
 
-    No device ever sends its personal layers.
+    No device ever sends its personal layers, and the one that stays sends all others.
     """
     start, lost, rounds = time.time(), 1, 4
     run = [RUN, TWO, 'strategy="perfreezeclip" evaluate-every=0 score-last=true']
@@ -71,9 +71,11 @@ def test_a_killed_supernode_comes_back_with_its_state(
             assert kept.keys() == expected.keys()
             assert all(np.array_equal(kept[key], expected[key]) for key in expected), (client, name)
     sent = bodies(deployment, start)
-    for path in (path for c in PAIR for path in devices.state(c).rglob("*.safetensors")):
-        kept = held(path)
-        assert kept and not [key for key in kept if not is_shared(key) and kept[key] in sent]
+    for client in PAIR:
+        for path in devices.state(client).rglob("*.safetensors"):
+            found = {key: value in sent for key, value in held(path).items()}
+            assert found and all(is_shared(key) for key, left in found.items() if left)
+            assert client == lost or found == {key: is_shared(key) for key in found}
 
 
 @pytest.mark.parametrize("halt", ["train", "unmask"])

@@ -29,7 +29,7 @@ from tests.deploy.helpers import (
     serve_proxy,
     serve_upstream,
     trusting,
-    wait_for,
+    wait_for_port,
 )
 from tests.support.clock import until
 
@@ -101,7 +101,7 @@ def test_workers_that_are_root_are_warned_of(pki, tmp_path):
     with log.open("w") as errors:
         process = subprocess.Popen(command, stderr=errors, env=os.environ | HERE)
     try:
-        wait_for(port, process)
+        wait_for_port(port, process)
         until(lambda: _worker(tmp_path / "nginx"))
         assert _worker(tmp_path / "nginx") == (0, 0)
     finally:

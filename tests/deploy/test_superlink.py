@@ -22,7 +22,7 @@ from tests.deploy.helpers import (
     make,
     serve_proxy,
     trusting,
-    wait_for,
+    wait_for_port,
 )
 
 
@@ -38,7 +38,7 @@ def superlink(pki, tmp_path_factory):
             [*SUPERLINK, *options], stdout=log, stderr=log, env=os.environ | flower(home)
         )
     try:
-        wait_for(port, process)
+        wait_for_port(port, process)
         with serve_proxy(home / "nginx", pki, f"127.0.0.1:{port}") as running:
             yield SimpleNamespace(operator=port, device=running.port)
     finally:

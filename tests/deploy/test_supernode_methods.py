@@ -13,15 +13,10 @@ from tests.support.methods import each_method, needed
 pytestmark = pytest.mark.deployment
 
 # A run takes half a minute, most of it to load PyTorch three times. So what travels in ways of its
-# own does so in the test of all kinds of samples, but for several models, which need images.
+# own (activations, votes, control variates, models that a network makes) does so in the test of all
+# kinds of samples, but for several models, which need images.
 USUAL = ("fedem",)
-KINDS = {
-    "table": "sflv2",  # activations
-    "series": "fedcmd",  # votes
-    "tokens": "scaffold",  # control variates
-    "regression": "pfedhn",  # models that a network makes
-    "multilabel": "fedbabu",  # a body
-}
+KINDS = kinds.SOME | {"tokens": "scaffold", "regression": "pfedhn"}
 ALL = ["num-clients=4 num-rounds=2 fraction-train=1.0 local-epochs=2 batch-size=8 threads=1"]
 
 
