@@ -6,7 +6,6 @@ reach the proxy only. Two deployments on a machine share nothing but its ports, 
 """
 
 import contextlib
-import json
 import os
 import random
 import shutil
@@ -24,6 +23,7 @@ from typing import Any
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.options import quoted
 from fedapps.launch import launch
+from fedapps.launcher.flwr import Flwr
 from fedapps.launcher.outcome import LaunchResult
 from fedapps.launcher.processes import end
 from fedapps.launcher.superlink import environment
@@ -32,19 +32,6 @@ HERE = Path(__file__).parent
 NAME = "local"  # the SuperLink's name in the operator's config.toml
 SUPERLINK = (sys.executable, "-m", "fedapps", "superlink")
 SUPERNODE = (sys.executable, "-m", "fedapps.device.supernode")
-# Runs `flwr` commands, one after the other.
-_FLWR = """
-import json, sys
-from fedapps.core.flower import command
-program = command("flwr")
-for words in json.loads(sys.argv[1]):
-    sys.argv = ["flwr", *words]
-    try:
-        program()
-    except SystemExit as end:
-        if end.code:
-            raise
-"""
 _REFERENCE = "For more information, visit"  # Flower's last line, below the one that says why
 READY = 300.0  # seconds for a process to be there; on a busy machine a start takes minutes
 PORTS = range(12_000, 32_000)
@@ -78,6 +65,7 @@ class Deployment:
         self._begins: dict[str, int] = {}  # where the log of each process begins
         self._handlers: dict[int, Any] = {}  # what they were before, and
         self._umask = 0o077  # what that was
+        self._operator = self._new_flwr()
 
     def __enter__(self) -> "Deployment":
         if threading.current_thread() is threading.main_thread():
@@ -104,6 +92,7 @@ class Deployment:
 
     def close(self) -> None:
         """End all processes and what they started."""
+        self._operator.close()
         end({process.pid for process in self.processes.values() if process.poll() is None})
         for process in self.processes.values():
             process.wait()
@@ -142,7 +131,7 @@ class Deployment:
         for name in names:
             if not (keys / f"{name}.key").exists():
                 self.script("device-key.sh", keys, name)
-        self.flwr(*(["supernode", "register", str(keys / f"{name}.pub"), NAME] for name in names))
+            self.flwr("supernode", "register", str(keys / f"{name}.pub"), NAME)
 
     def supernode(
         self, name: str, node_config: str = "", port: int = 0, **env: str
@@ -187,27 +176,20 @@ class Deployment:
         self, *run_config: str, app: Path = HERE.parent, echo: Callable[[str], None] = print
     ) -> LaunchResult:
         """Run an app on the SuperLink, as the operator does, and wait for its end."""
-        return launch(app, run_config, home=self.home, echo=echo, connection=NAME, extra_env=QUICK)
+        with self._new_flwr() as flwr:
+            return launch(app, run_config, home=self.home, echo=echo, connection=NAME, flwr=flwr)
 
     def stop_run(self) -> None:
         """Stop the newest run, as the operator does."""
-        listed = json.loads(self.flwr(["ls", NAME, "--format", "json"]))
-        self.flwr(["stop", str(listed["runs"][0]["run-id"]), NAME])
+        newest = self._operator.answer("ls", NAME)["runs"][0]
+        self.flwr("stop", str(newest["run-id"]), NAME)
 
-    def flwr(self, *commands: Sequence[str]) -> str:
-        """Run an operator's `flwr` commands and return what they printed; raises `RunError`.
-
-        One process runs them all, because most of the second that one takes is to load Flower.
-        """
-        env = environment(self.home, own=False) | QUICK
-        done = subprocess.run(
-            [sys.executable, "-c", _FLWR, json.dumps(commands)],
-            env=env, capture_output=True, text=True,
-        )  # fmt: skip
-        if done.returncode:
-            said = " ".join((done.stdout + done.stderr).split())
-            raise RunError(f"flwr {commands[0][0]}: {said}")
-        return done.stdout
+    def flwr(self, *words: str) -> str:
+        """Run an operator's `flwr` command and return what it printed; raises `RunError`."""
+        said = "\n".join(self._operator.lines(*words))
+        if self._operator.status:
+            raise RunError(f"flwr {words[0]}: {' '.join(said.split())}")
+        return said
 
     def script(self, name: str, *words: object) -> None:
         """Run one of the scripts beside this file; raises `RunError` with what it said."""
@@ -246,6 +228,9 @@ class Deployment:
         return self.folder / "homes" / "operator"
 
     # Inside -------------------------------------------------------------------------------
+
+    def _new_flwr(self) -> Flwr:
+        return Flwr(environment(self.home, own=False) | QUICK)
 
     def _prepare(self) -> None:
         for name in ("logs", "keys", "homes", "homes/operator", "devices"):

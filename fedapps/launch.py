@@ -17,12 +17,12 @@ FLWR_HOME or ~/.flwr, and the port is FLWR_LOCAL_SUPERLINK_HTTP_API_PORT or 3909
 """
 
 import argparse
+import contextlib
 import re
 import shlex
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,9 +30,10 @@ from fedapps.core import log
 from fedapps.core.errors import RunError
 from fedapps.core.options import add_home, add_resume, add_run_config, chosen
 from fedapps.launcher import superlink
+from fedapps.launcher.flwr import Flwr
 from fedapps.launcher.inputs import merged, refusal, staged
-from fedapps.launcher.outcome import LaunchResult, parse_status
-from fedapps.launcher.superlink import PORT, database_of, environment, flwr
+from fedapps.launcher.outcome import LaunchResult, status_of
+from fedapps.launcher.superlink import PORT, database_of, environment
 
 PATIENCE = 180.0  # seconds to wait for an answer about a run's status
 STARTS = 3  # attempts; Flower gives its SuperLink 15 s, too little on a busy machine
@@ -50,83 +51,88 @@ def launch(
     port: int | None = None,
     echo: Callable[[str], None] = print,
     connection: str = "",
-    extra_env: Mapping[str, str] | None = None,
+    flwr: Flwr | None = None,
 ) -> LaunchResult:
     """Run the app like `flwr run`, pass each line of its log to `echo`, and return its outcome.
 
     `connection` names a SuperLink of the home's config.toml; without it, the home's own SuperLink
     is used, and started if necessary. Each `run_config` option is key=value pairs or the path of a
-    TOML file; a later option overrides single keys of earlier ones. `extra_env` is added to the
-    environment. Raises `RunError` if the options are not valid or the SuperLink cannot be used, and
-    `KeyboardInterrupt` on Ctrl-C, after printing how to stop the run, which goes on.
+    TOML file; a later option overrides single keys of earlier ones. `flwr` is one of the same home
+    that has run no other app; without it, one is made. Raises `RunError` if the options are not
+    valid or the SuperLink cannot be used, and `KeyboardInterrupt` on Ctrl-C, after printing how to
+    stop the run, which goes on.
     """
     if refused := refusal(app_dir, run_config):  # sooner than Flower, and with a clearer message
         return LaunchResult(0, "not started", [], refused)
-    env = environment(home, port, own=not connection) | dict(extra_env or {})
-    target = _Target(env, home, [connection] if connection else [], echo)
-    with merged(run_config) as options, staged(app_dir) as app:
+    with contextlib.ExitStack() as stack:
+        if flwr is None:
+            env = environment(home, port, own=not connection)
+            # The SuperLink that `flwr run` starts keeps the working directory, which comes before
+            # the app on its workers' path, so it must be a folder without code.
+            local = superlink.log_of(home).parent
+            cwd = local if home is not None and local.is_dir() else None
+            flwr = stack.enter_context(Flwr(env, cwd=cwd))
+        target = _Target(flwr, home, [connection] if connection else [], echo)
+        options = stack.enter_context(merged(run_config))
         words = [word for option in options for word in ("--run-config", option)]
         if federation_config:
             words += ["--federation-config", federation_config]
-        database, new = database_of(home), not database_of(home).exists()
-        for attempt in range(1, STARTS + 1):
-            run_id, lines = _stream(target, app, words)
-            failed = any(map(_START_FAILED.search, lines))
-            # Flower killed the SuperLink while it created this database, and no SuperLink would
-            # start with an incomplete one. If a SuperLink is alive, it belongs to another
-            # `fedapps run` that started in the new home at the same time.
-            if failed and new and superlink.superlink(home) is None:
-                database.unlink(missing_ok=True)
-            if run_id or attempt == STARTS or not failed:
-                break
-            echo("the SuperLink took too long to start; trying again")
-    if not run_id:
-        return LaunchResult(0, "not started", lines)
-    status, details = _outcome(target, run_id)
+        app = stack.enter_context(staged(app_dir))
+        run_id, lines = _start(target, app, words)
+        if not run_id:
+            return LaunchResult(0, "not started", lines)
+        status, details = _outcome(target, run_id)
     return LaunchResult(run_id, status, lines, details)
 
 
 @dataclass(frozen=True)
 class _Target:
-    """Where to run: environment and home of `flwr`, and `named` SuperLink (empty: the home's)."""
+    """Where to run: `flwr`, its home, and the `named` SuperLink (empty: the home's)."""
 
-    env: Mapping[str, str]
+    flwr: Flwr
     home: Path | None
     named: list[str]
     echo: Callable[[str], None]
 
     def stop_by_hand(self, run_id: int) -> str:
         """Return the shell command that stops a run."""
-        own = [
-            f"{key}={shlex.quote(self.env[key])}" for key in ("FLWR_HOME", PORT) if key in self.env
-        ]
-        return " ".join([*own, shlex.join([flwr(), "stop", str(run_id), *self.named])])
+        env = self.flwr.env
+        own = [f"{key}={shlex.quote(env[key])}" for key in ("FLWR_HOME", PORT) if key in env]
+        words = [str(self.flwr.program), "stop", str(run_id), *self.named]
+        return " ".join([*own, shlex.join(words)])
 
     def lost(self) -> bool:
         """Tell whether the home's own SuperLink is gone; `flwr ls` would start a new one."""
         return self.home is not None and not self.named and superlink.superlink(self.home) is None
 
 
+def _start(target: _Target, app: Path, words: Sequence[str]) -> tuple[int, list[str]]:
+    """Run `flwr run`, again if the SuperLink was too slow; return the run id and the lines."""
+    database = database_of(target.home)
+    new = not database.exists()
+    for attempt in range(1, STARTS + 1):
+        run_id, lines = _stream(target, app, words)
+        failed = any(map(_START_FAILED.search, lines))
+        # Flower killed the SuperLink while it created this database, and no SuperLink would start
+        # with an incomplete one. If a SuperLink is alive, it belongs to another `fedapps run` that
+        # started in the new home at the same time.
+        if failed and new and superlink.superlink(target.home) is None:
+            database.unlink(missing_ok=True)
+        if run_id or attempt == STARTS or not failed:
+            break
+        target.echo("the SuperLink took too long to start; trying again")
+    return run_id, lines
+
+
 def _stream(target: _Target, app: Path, words: Sequence[str]) -> tuple[int, list[str]]:
     """Run `flwr run` and pass on its lines; return the run id (0: no run) and the lines."""
-    # The SuperLink keeps the working directory, which comes before the app on its workers' path,
-    # so it must be a folder without code. In its own session, `flwr run` does not get Ctrl-C.
-    local = superlink.log_of(target.home).parent
-    process = subprocess.Popen(
-        [flwr(), "run", str(app), *target.named, "--stream", *words],
-        cwd=local if target.home is not None and local.is_dir() else None,
-        env=target.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
-    )  # fmt: skip
-    assert process.stdout is not None
     run_id, lines = 0, []
     try:
-        for raw in process.stdout:
-            lines.append(_ANSI.sub("", raw.rstrip("\n")))
+        for line in target.flwr.lines("run", str(app), *target.named, "--stream", *words):
+            lines.append(_ANSI.sub("", line))
             if not run_id and (match := _STARTED.search(lines[-1])):
                 run_id = int(match[1])
-            target.echo(raw.rstrip("\n"))
-        process.wait()
+            target.echo(line)
     except KeyboardInterrupt:
         if run_id:
             by_hand = target.stop_by_hand(run_id)
@@ -134,11 +140,6 @@ def _stream(target: _Target, app: Path, words: Sequence[str]) -> tuple[int, list
         else:
             target.echo("no run was started")
         raise
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
-        process.stdout.close()
     return run_id, lines
 
 
@@ -153,12 +154,9 @@ def _outcome(target: _Target, run_id: int) -> tuple[str, str]:
         if target.lost():
             log_file = superlink.log_of(target.home)
             return "lost", f"the SuperLink ended during the run; see {log_file}"
-        answer = subprocess.run(
-            [flwr(), "ls", *target.named, "--run-id", str(run_id), "--format", "json"],
-            env=target.env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        )  # fmt: skip
         try:
-            status, details = parse_status(answer.stdout)
+            answer = target.flwr.answer("ls", *target.named, "--run-id", str(run_id))
+            status, details = status_of(answer)
             answered = time.monotonic()
         except RunError as error:
             if time.monotonic() - answered > PATIENCE:

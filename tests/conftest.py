@@ -5,8 +5,11 @@ import csv
 import json
 import os
 import signal
+import sys
+import textwrap
 from itertools import compress
 from operator import not_
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -18,6 +21,7 @@ from safetensors.numpy import load_file
 
 from fedapps.core import config
 from fedapps.data.sources.digits import DIGITS
+from fedapps.launcher import flwr as launcher_flwr
 from fedapps.launcher import superlink
 from fedapps.report import report
 from fedapps.report.report import Report
@@ -260,3 +264,18 @@ def parse():
         return parser.parse_args(words)
 
     return parsed
+
+
+@pytest.fixture
+def flwr(tmp_path, monkeypatch):
+    """Return a function that puts a script in the place of the `flwr` program."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / Path(sys.executable).name).symlink_to(sys.executable)
+    for module in (superlink, launcher_flwr):
+        monkeypatch.setattr(module, "bin_dir", lambda: folder)
+
+    def put(script):
+        (folder / "flwr").write_text(f"import sys, time\n{textwrap.dedent(script)}")
+
+    return put

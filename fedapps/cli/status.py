@@ -14,13 +14,11 @@ A run is read from its run directory, so this works on the server, during the ru
 import argparse
 import json
 import os
-import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedapps.core.errors import RunError
@@ -108,6 +106,7 @@ def _look(options: argparse.Namespace) -> Seen:
 
 def _background(options: argparse.Namespace) -> Seen:
     """Return the SuperLink in the background and its runs."""
+    from fedapps.launcher.flwr import Flwr
     from fedapps.launcher.superlink import PORT, flower_home, not_running, superlink
 
     home, link = flower_home(options.home), superlink(options.home)
@@ -116,32 +115,23 @@ def _background(options: argparse.Namespace) -> Seen:
         return {"superlink": None, "runs": []}, [told]
     told = f"SuperLink of {home}: port {link.port}, process {link.pid}, Flower {link.version}"
     env = {**os.environ, "FLWR_HOME": str(home), PORT: str(link.port)}
-    runs = _asked(link.bin_dir, env, "ls", "--limit", str(options.limit))["runs"]
+    with Flwr(env, link.bin_dir) as flwr:
+        runs = flwr.answer("ls", "--limit", str(options.limit))["runs"]
     about = {"port": link.port, "process": link.pid, "version": link.version}
     return {"superlink": about, "runs": runs}, [told, *_runs(runs)]
 
 
 def _named(options: argparse.Namespace) -> Seen:
     """Return the runs and SuperNodes of a SuperLink that config.toml names."""
-    from fedapps.core.flower import bin_dir
+    from fedapps.launcher.flwr import Flwr
     from fedapps.launcher.superlink import environment
 
-    env, name = environment(options.home, own=False), options.place
-    runs = _asked(bin_dir(), env, "ls", name, "--limit", str(options.limit))["runs"]
-    nodes = _asked(bin_dir(), env, "supernode", "list", name)["nodes"]
+    name = options.place
+    with Flwr(environment(options.home, own=False)) as flwr:
+        runs = flwr.answer("ls", name, "--limit", str(options.limit))["runs"]
+        nodes = flwr.answer("supernode", "list", name)["nodes"]
     lines = [f"SuperLink {name}", *_runs(runs), *_supernodes(nodes)]
     return {"superlink": {"name": name}, "runs": runs, "supernodes": nodes}, [*lines]
-
-
-def _asked(bin_dir: Path, env: Mapping[str, str], *words: str) -> dict[str, Any]:
-    """Return what a command of Flower answers; raises `RunError`."""
-    from fedapps.launcher.outcome import answer_of
-
-    answer = subprocess.run(
-        [str(bin_dir / "flwr"), *words, "--format", "json"],
-        env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-    )  # fmt: skip
-    return answer_of(answer.stdout)
 
 
 def _runs(runs: list[dict[str, Any]]) -> Iterator[str]:

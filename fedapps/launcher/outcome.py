@@ -44,24 +44,26 @@ class LaunchResult:
         return causes[-1] if causes else boxed(self.lines) or f"the run is {self.status}"
 
 
-def parse_status(output: str) -> tuple[str, str]:
-    """Return status and details from the output of `flwr ls --run-id N --format json`.
+def status_of(answer: Mapping[str, Any]) -> tuple[str, str]:
+    """Return status and details of the run in the answer of `flwr ls --run-id N --format json`.
 
-    Raises `RunError` if the output has no such answer.
+    Raises `RunError` if the answer has none.
     """
     try:
-        run = answer_of(output)["runs"][0]
+        run = answer["runs"][0]
         return run["status"], run["status-details"]
     except (LookupError, TypeError) as error:
-        raise RunError(f"flwr ls: unexpected answer: {output.strip()}") from error
+        raise RunError(f"flwr ls: unexpected answer: {json.dumps(answer)}") from error
 
 
 def answer_of(output: str) -> dict[str, Any]:
-    """Return the parsed output of `flwr ls --format json`; raises `RunError` if it is an error."""
-    start = output.find("{")
+    """Return the parsed output of `flwr ls --format json`, whatever else is printed around it.
+
+    Raises `RunError` if it is an error.
+    """
     answer: dict[str, Any] = {}
-    with suppress(ValueError):  # not JSON, or only the beginning of it
-        answer = json.loads(output[start:]) if start >= 0 else {}
+    with suppress(ValueError):  # no JSON, or only the beginning of it
+        answer, _ = json.JSONDecoder().raw_decode(output, output.index("{"))
     if not answer.get("success"):
         raise RunError(f"flwr ls: {answer.get('error-message', output) or 'no answer'}")
     return answer

@@ -136,14 +136,6 @@ def choose_port(home: Path, port: int | None = None) -> int:
     return next(candidate for candidate in range(first, 32768) if _free(candidate))
 
 
-def flwr() -> str:
-    """Return the `flwr` program of this interpreter's environment."""
-    program = bin_dir() / "flwr"
-    if not program.exists():
-        raise RunError(f"{bin_dir()} has no flwr program; install this project there")
-    return str(program)
-
-
 def _orphans(home: Path) -> Iterator[int]:
     """Yield Flower's processes of this home that a killed SuperLink has left behind."""
     for process in living():

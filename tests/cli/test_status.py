@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from fedapps import cli
-from fedapps.core import flower
 from fedapps.core.files import held, write_whole
 from fedapps.report import status
 from fedapps.wire import contacts
@@ -171,19 +170,16 @@ LISTED = {
 
 
 @pytest.fixture
-def flwr(tmp_path, monkeypatch):
-    """The folder of a `flwr` program that answers with LISTED, or an error for another name."""
-    program = tmp_path / "flwr"
-    program.write_text(
-        f"#!{sys.executable}\nimport json, sys\nlisted = {LISTED!r}\n"
+def site(flwr):
+    """A SuperLink whose `flwr` answers with LISTED, or an error for another name."""
+    flwr(
+        f"import json\nlisted = {LISTED!r}\n"
         "error = {'success': False, 'error-message': 'no such SuperLink'}\n"
         "print('-', json.dumps(listed[sys.argv[1]] if 'site' in sys.argv else error))\n"
     )
-    program.chmod(0o755)
-    monkeypatch.setattr(flower, "bin_dir", lambda: tmp_path)
 
 
-def test_a_superlink_of_config_toml_shows_its_runs_and_supernodes(flwr, tmp_path, capsys):
+def test_a_superlink_of_config_toml_shows_its_runs_and_supernodes(site, tmp_path, capsys):
     assert shown(capsys, "site", "--home", tmp_path) == [
         "SuperLink site",
         "run 5  running  since 2026-11-22 03:59:24Z  61 s",

@@ -29,7 +29,7 @@ def test_the_same_folder_serves_again_with_the_same_keys(quiet, tmp_path, monkey
         kept.append((tmp_path / "keys" / "device-0.key").read_bytes())
     assert kept[0] == kept[1]
     key = str(tmp_path / "keys" / "device-0.pub")
-    once = (["supernode", "register", key, "local"],)
+    once = ("supernode", "register", key, "local")
     assert told == [once, once], "a SuperLink knows none of an earlier one"
 
 
@@ -68,8 +68,8 @@ def test_its_runs_ask_no_proxy_for_the_superlink(tmp_path, monkeypatch):
     seen = {}
     monkeypatch.setattr(deployment, "launch", lambda *_, **options: seen.update(options))
     Deployment(tmp_path).run("a=1")
-    assert seen["extra_env"]["NO_PROXY"] == "127.0.0.1"
-    assert seen["extra_env"]["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert seen["flwr"].env["NO_PROXY"] == "127.0.0.1"
+    assert seen["flwr"].env["FLWR_TELEMETRY_ENABLED"] == "0"
 
 
 BARE = 'client-id=0 data=/data/a.npz state-dir="/var/lib/x y" workers=2'

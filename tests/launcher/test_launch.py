@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import tomllib
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 from fedapps import cli, launch
 from fedapps.core.errors import RunError
 from fedapps.launcher import inputs, outcome, processes, superlink
+from fedapps.launcher.flwr import Flwr
 from fedapps.launcher.superlink import SuperLink
 from tests.support import ROOT
 
@@ -62,22 +62,6 @@ NOT_LISTED = '{"success": false, "error-message": "[code: 16] Run ID not found."
 TRACE = "Simulation failed with exception: "
 
 
-@pytest.fixture
-def flwr(tmp_path, monkeypatch):
-    """Return a function that puts a script in the place of the `flwr` program."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setattr(superlink, "bin_dir", lambda: folder)
-    monkeypatch.setattr(superlink, "superlink", lambda home: SuperLink(0, 1, folder))
-
-    def put(script: str) -> None:
-        program = folder / "flwr"
-        program.write_text(f"#!{sys.executable}\nimport sys, time\n{textwrap.dedent(script)}")
-        program.chmod(0o755)
-
-    return put
-
-
 def result(status: str, details: str, log: str = "") -> outcome.LaunchResult:
     lines = [re.sub(r"\x1b\[\d+m", "", line) for line in log.splitlines()]
     return outcome.LaunchResult(1, status, lines, details)
@@ -104,8 +88,12 @@ def test_the_error_of_what_has_not_started_is_the_text_of_flwrs_box():
 
 class TestParse:
     def test_status(self):
-        status, details = outcome.parse_status(LISTED)
+        status, details = outcome.status_of(outcome.answer_of(LISTED))
         assert (status, details) == ("finished:failed", f"{TRACE}round 2 fails as asked")
+
+    def test_what_is_printed_around_the_answer_does_not_matter(self):
+        output = f"a note\n{LISTED}another {{note}}\n"
+        assert outcome.answer_of(output) == outcome.answer_of(LISTED)
 
     @pytest.mark.parametrize(
         ("output", "says"),
@@ -113,11 +101,12 @@ class TestParse:
             (NOT_LISTED, "Run ID not found"), ("", "no answer"), ("boo", "boo"),
             ('{"success": tr', "success"),
             ('{"success": true, "runs": []}', "unexpected answer"),
+            ('{"success": true, "runs": [5]}', "unexpected answer"),
         ],
     )  # fmt: skip
     def test_no_status(self, output, says):
         with pytest.raises(RunError, match=says):
-            outcome.parse_status(output)
+            outcome.status_of(outcome.answer_of(output))
 
     @pytest.mark.parametrize(("given", "merged"), [
         (["", 'a="b" c=1'], 'a="b" c=1'),
@@ -250,6 +239,13 @@ def test_bundle_of_the_staged_app_is_the_same(tmp_path):
     assert not copy.exists()
 
 
+@pytest.fixture
+def running(monkeypatch):
+    """The SuperLink in the background, which seems to run."""
+    monkeypatch.setattr(superlink, "superlink", lambda _: SuperLink(0, 1, superlink.bin_dir()))
+
+
+@pytest.mark.usefixtures("flwr", "running")
 class TestLaunch:
     def test_failed_run_is_told_by_its_status(self, flwr, tmp_path):
         flwr(f"print({LISTED!r} if 'ls' in sys.argv else {FAILED_LOG!r})")
@@ -334,11 +330,13 @@ class TestLaunch:
         ended = launch.launch(EMPTY_APP, home=tmp_path, echo=lambda line: None)
         assert ended.status == "lost" and "superlink.log" in ended.error
 
-    def test_further_variables_reach_flwr(self, flwr, tmp_path):
-        flwr("import os; print(os.environ['NO_PROXY'], sys.argv[1])")
-        more = {"echo": lambda line: None, "extra_env": {"NO_PROXY": "here"}}
-        ended = launch.launch(EMPTY_APP, home=tmp_path, **more)
-        assert ended.lines == ["here run"]
+    def test_a_flwr_that_is_given_is_used_and_stays(self, flwr, tmp_path):
+        said = f"{LISTED!r} if 'ls' in sys.argv else {FAILED_LOG!r}"
+        flwr(f"import os; print(os.environ['SITE'], {said})")
+        with Flwr({"SITE": "here"}) as given:
+            ended = launch.launch(EMPTY_APP, home=tmp_path, echo=lambda line: None, flwr=given)
+            assert ended.lines[0].startswith("here ") and ended.status == "finished:failed"
+            assert next(given.lines("ls")).startswith("here ")
 
     @pytest.mark.parametrize("connection", ["", "site"])
     def test_ctrl_c_says_how_to_stop_the_run(self, connection, flwr, tmp_path):

@@ -25,7 +25,7 @@ TESTS = (
     "tests/core/test_flower_changes.py", "tests/core/test_flower_imports.py",
     "tests/apps/test_flower.py", "tests/methods/test_methods.py",
 )  # fmt: skip
-DEPLOYMENT = ("-n", "5", "--dist", "load", "-m", "deployment", "tests/deploy")  # 9 minutes
+DEPLOYMENT = ("-n", "5", "--dist", "load", "-m", "deployment", "tests/deploy")  # 8 minutes
 EXTRAS = "[dp,simulation]"
 NAMES = ("locked", "newest", "nightly")
 
