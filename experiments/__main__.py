@@ -6,6 +6,7 @@
     python -m experiments run benchmark
     python -m experiments run all --scale smoke
     python -m experiments config fedcmd-cifar10 fedavg --seed 1 > fedavg.toml
+    python -m experiments repeat all --jobs 2
     python -m experiments report
     python -m experiments costs --plot costs.png
     python -m experiments times
@@ -24,6 +25,10 @@ its result and its config are in experiments/results, and the row is not run aga
 changes. Rows that differ only in how clients are personalized are trained once, as long as the run
 directory of the first of them exists. Several terminals, or machines that share the folder
 experiments/results, can run the same tables: none runs a row that another one is running.
+
+`repeat` makes one finished row of each table again from the config in its file, the quickest unless
+--only or --seeds choose, and says whether the same figures came out, to the last digit; if not, its
+exit status is 1. On another kind of processor the last digits can differ.
 
 `report` writes the pages of results, and moves the results of each table into one file. With
 --results DIR before the command, finished rows are in DIR, and `report` writes its HTML page there,
@@ -46,6 +51,7 @@ from experiments.papers.table import SCALES, Job
 from experiments.run import listing
 from experiments.run.dependent import settled, split
 from experiments.run.estimate import Estimate
+from experiments.run.repeat import again, quickest, show_all
 from experiments.run.runner import Runner, check
 from experiments.run.store import Store
 from fedapps.compare.grid import read_seeds
@@ -142,6 +148,8 @@ def _parser() -> argparse.ArgumentParser:
         "tables", nargs="*", default=["all"], metavar="TABLE", help=f"{TABLES} [all]"
     )
     _add_run(commands.add_parser("run", help="run the rows of tables that are not finished yet"))
+    again = "make a finished row of each table again, and compare its figures"
+    _add_run(commands.add_parser("repeat", help=again))
     config = commands.add_parser("config", help="print the run-config of a row, to run it alone")
     config.add_argument("table")
     config.add_argument("row", help="a row, or row@column")
@@ -182,12 +190,36 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def repeat(options: argparse.Namespace) -> int:
+    """Make a finished row of each table again; return 1 if one did not come out the same."""
+    store, seeds = Store(options.results), read_seeds(options.seeds) if options.seeds else []
+    found = [
+        run
+        for table in having(pick(options.tables), options.scale, options.only)
+        if (run := quickest(store, table, options.scale, options.only, seeds))
+    ]
+    if not found:
+        raise RunError("none of these rows is finished")
+    if options.dry_run:
+        for run in found:
+            print(f"{clock(run.seconds):9} {run.table} {run.cell} s{run.seed}")
+        return 0
+    runs_dir = options.runs_dir.expanduser().resolve()
+    done = []
+    for one in again(found, runs_dir, options.data_root, options.jobs):
+        name = f"{one.run.table} {one.run.cell} s{one.run.seed}"
+        print(f"{name}: {one.told()} in {clock(one.seconds)}", file=sys.stderr, flush=True)
+        done.append(one)
+    show_all(done)
+    return 0 if all(one.same for one in done) else 1
+
+
 def _do(options: argparse.Namespace) -> int:
-    store = Store(options.results)
-    if options.command == "run":
+    if options.command in ("run", "repeat"):
         if options.jobs < 1:
             raise RunError(f"--jobs {options.jobs}: must be at least 1")
-        return run(options)
+        return run(options) if options.command == "run" else repeat(options)
+    store = Store(options.results)
     if options.command in FIGURES:
         module, _ = FIGURES[options.command]
         module.show(store, options)

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from experiments.run.store import COSTS, Run, Store
+from experiments.run.collect import COSTS
+from experiments.run.store import Run, Store
 from fedapps.core.files import write_whole
 from fedapps.report.directory import csv_text
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from experiments.papers.readings import OF_CLIENTS
 from experiments.papers.table import Cell
-from experiments.run.store import PER_ROUND, Run, client_columns, collect, numeric, same
+from experiments.run.collect import PER_ROUND, client_columns, collect
+from experiments.run.store import Run, numeric, same
 from fedapps.core import config
 from fedapps.core.changes import PERSONAL
 from fedapps.core.schema import Scalar

@@ -10,9 +10,10 @@ from pathlib import Path
 from experiments.papers import readings
 from experiments.papers.table import Job
 from experiments.run import rescoring
+from experiments.run.collect import collect
 from experiments.run.estimate import Estimate
 from experiments.run.screen import Screen
-from experiments.run.store import Run, Store, collect, diverged, interrupted
+from experiments.run.store import Run, Store, diverged, interrupted
 from fedapps.compare.workers import Worker, stop
 from fedapps.core import config
 from fedapps.core.errors import DIVERGED, RunError

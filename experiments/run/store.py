@@ -14,22 +14,19 @@ import json
 import os
 import threading
 import time
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from glob import escape, glob
 from pathlib import Path
 from typing import Any
 
-from experiments.papers import readings
 from experiments.papers.table import SCALES, Cell
 from fedapps.core import config
 from fedapps.core.changes import INCIDENTAL
 from fedapps.core.errors import RunError
 from fedapps.core.files import held, write_whole
 from fedapps.core.schema import Scalar
-from fedapps.report import directory
 
 # Keys on which no figure of a table depends, except for the last digits on another machine.
 ELSEWHERE = (INCIDENTAL - {"presum", "threads"}) | {
@@ -39,12 +36,6 @@ ELSEWHERE = (INCIDENTAL - {"presum", "threads"}) | {
     "max-value",
     "num-classes",
 }
-COSTS = ("bytes_up", "bytes_down", "bytes_eval", "train_macs", "cost_paper", "failures")
-PER_ROUND = (
-    "accuracy_initial", "accuracy_personalized", "accuracy_initial_weighted",
-    "accuracy_personalized_weighted", "accuracy_without_head", "train_loss",
-)  # fmt: skip
-PER_CLIENT = ("client", "num_train", "num_test", "accuracy_initial", "accuracy_personalized")
 CLOCK = 2.0  # seconds within which two changes of a folder can have the same timestamp
 Config = Mapping[str, Scalar]
 
@@ -227,39 +218,6 @@ class Store:
         self._read[path] = Run(**json.loads(Path(path).read_text("utf-8")))
 
 
-def collect(cell: Cell, seed: int, folder: Path, reads: Collection[str] = ()) -> Run:
-    """Read a run directory; `reads` are readings of other tables to store as well."""
-    flat = cell.config(seed)
-    own = {reading.reads for reading in cell.row.readings}
-    rounds = directory.lines(folder / "rounds.csv")
-    clients = directory.lines(folder / "clients.csv")
-    last = [line for line in clients if line["round"] == clients[-1]["round"]]
-    seconds = sorted(float(line["seconds"]) for line in rounds)
-    summary = directory.summary(folder)
-    shown = [line for line in rounds if line["accuracy_initial"]]
-    curves = {name: [_number(line.get(name)) for line in shown] for name in PER_ROUND}
-    # A round's first line is that of training; a second one is that of fine-tuning.
-    losses = {line["round"]: line.get("train_loss") for line in reversed(rounds)}
-    curves["train_loss"] = [_number(losses[line["round"]]) for line in shown]
-    events = Counter(
-        f"{line['kind']} {line['detail']}"
-        for line in directory.lines(folder / "events.csv")
-        if line["detail"].isidentifier()
-    )
-    return replace(
-        _nothing_of(cell, seed),
-        figures=readings.figures(folder, flat, own, reads),
-        costs={name: summary[f"total_{name}"] for name in COSTS},
-        seconds=round(summary["seconds"], 1),
-        seconds_per_round=round(seconds[len(seconds) // 2], 3),
-        rounds={"round": [_number(line["round"]) for line in shown]}
-        | {name: values for name, values in curves.items() if any(v is not None for v in values)},
-        clients=client_columns(last),
-        events=dict(events),
-        versions=summary["versions"],
-    )
-
-
 def interrupted(flat: Config) -> Path | None:
     """Return the directory of an interrupted run with these settings, if there is one."""
     from fedapps.engine import resume  # takes seconds, and only runs need it
@@ -268,24 +226,14 @@ def interrupted(flat: Config) -> Path | None:
     return next((f for f in folders if numeric(config.stored(f)) == numeric(flat)), None)
 
 
-def client_columns(lines: Sequence[Mapping[str, str]]) -> dict[str, list[float]]:
-    """Return the stored columns of the clients of one evaluation."""
-    return {name: [_number(line[name]) or 0 for line in lines] for name in PER_CLIENT}
-
-
 def diverged(cell: Cell, seed: int, cause: str) -> Run:
     """Return a run whose training diverged: it has no figures, only a note."""
-    return replace(_nothing_of(cell, seed), note=cause)
+    return replace(nothing_of(cell, seed), note=cause)
 
 
-def _nothing_of(cell: Cell, seed: int) -> Run:
+def nothing_of(cell: Cell, seed: int) -> Run:
+    """Return a run without figures."""
     return Run(cell.table.name, cell.name, cell.scale, seed, numeric(cell.config(seed)))
-
-
-def _number(text: str | None) -> float | None:
-    """Return the number in a cell of a table; None if it is empty."""
-    value = float(text) if text else None
-    return int(value) if value is not None and value.is_integer() and abs(value) > 1 else value
 
 
 def _text(content: dict[str, Any]) -> str:

@@ -24,6 +24,7 @@ from fedapps.compare.grid import read_seeds
 from fedapps.core.draws import generator
 from fedapps.core.schema import literal
 
+TRIAL = "~"  # between the name of a row and the number of its trial
 VALIDATION = 'validation-fraction=0.2 evaluate-on="validation"'
 WORST = -1.0  # the score of a trial whose training diverges
 HEADS = ["method", "reading", "validation accuracy", "range over trials", "settings"]
@@ -42,7 +43,7 @@ def trials(cell: Cell) -> list[Cell]:
     """Return the cells of the trials of a cell's row."""
     row = structs.replace(cell.row, also=())
     return [
-        replace(cell, row=row, suffix=f"~{number}", extra=f"{_text(values)} {VALIDATION}")
+        replace(cell, row=row, suffix=f"{TRIAL}{number}", extra=f"{_text(values)} {VALIDATION}")
         for number, values in enumerate(combinations(cell))
     ]
 

@@ -25,11 +25,12 @@ from experiments.papers import files, readings
 from experiments.papers.table import Cell, Claim, Job, Reading, Row, Scale, Table, Worst
 from experiments.publish import charts, html_page, markdown_page, sections
 from experiments.run import rescoring
+from experiments.run.collect import collect
 from experiments.run.dependent import settled, waits
 from experiments.run.estimate import Estimate
 from experiments.run.rescoring import can_be_scored_again
 from experiments.run.runner import Runner, check, groups
-from experiments.run.store import Run, Store, collect, diverged, numeric
+from experiments.run.store import Run, Store, diverged, numeric
 from experiments.run.tuning import chosen, trials
 from fedapps.compare.grid import read_seeds
 from fedapps.compare.workers import Worker

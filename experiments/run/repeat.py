@@ -1,0 +1,128 @@
+"""Make finished rows again, each from the config in its file, and compare all that comes out."""
+
+import queue
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from experiments.papers.table import Table
+from experiments.run.collect import measured
+from experiments.run.store import Run, Store
+from experiments.run.tuning import TRIAL
+from fedapps.cli.tables import Column, show
+from fedapps.compare.workers import Worker, stop
+from fedapps.core import config
+from fedapps.core.errors import RunError
+from fedapps.core.schema import Scalar
+from fedapps.report.units import clock
+
+MOST = 3  # differences that are named
+PARTS = ("figures", "costs", "rounds", "clients", "events")  # of a run, all compared
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A finished row and what its file's config gave now; `error` says why it gave nothing."""
+
+    run: Run
+    found: Mapping[str, Mapping[str, object]]
+    seconds: float = 0.0
+    error: str = ""
+
+    @property
+    def differences(self) -> list[str]:
+        """What is different, by name; what the file does not hold is not compared."""
+        pairs = [
+            (name, value, self.found.get(part, {}).get(name))
+            for part in PARTS
+            for name, value in getattr(self.run, part).items()
+        ]
+        return [
+            name if isinstance(old, list) else f"{name} ({old} before, {new} now)"
+            for name, old, new in pairs
+            if old != new
+        ]
+
+    @property
+    def same(self) -> bool:
+        """Tell whether all that the file holds came out again, to the last digit."""
+        return not self.error and not self.differences
+
+    def told(self) -> str:
+        """Say in a few words what came out."""
+        if self.error:
+            return f"failed: {self.error}"
+        if self.same:
+            return "the same"
+        held = sum(len(getattr(self.run, part)) for part in PARTS)
+        return f"{len(self.differences)} of {held} differ: {', '.join(self.differences[:MOST])}"
+
+
+def quickest(
+    store: Store, table: Table, scale: str, only: str, seeds: Collection[int]
+) -> Run | None:
+    """Return the finished run of a table's rows that took least; None if there is none.
+
+    Runs of code that did not record its versions come last, as do those with a note: a model that
+    has been scored again has no curve.
+    """
+    patterns = [pattern.strip() for pattern in only.split(",")]
+    found = [
+        run
+        for run in store.runs()
+        if (run.table, run.scale) == (table.name, scale)
+        and run.figures
+        and TRIAL not in run.cell
+        and (not seeds or run.seed in seeds)
+        and any(fnmatch(name, p) for p in patterns for name in (run.cell, run.cell.split("@")[0]))
+    ]
+    return min(found, key=lambda run: (bool(run.note), not run.versions, run.seconds), default=None)
+
+
+def again(runs: Sequence[Run], runs_dir: Path, data_root: str, jobs: int) -> Iterator[Comparison]:
+    """Make runs again in `jobs` processes; yield each as it ends."""
+    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+    workers = [Worker() for _ in range(jobs)]
+    for worker in workers:
+        idle.put(worker)
+
+    def make(run: Run) -> Comparison:
+        worker, start = idle.get(), time.monotonic()
+        try:
+            return _made(run, worker, runs_dir, data_root, jobs)
+        except RunError as error:
+            return Comparison(run, {}, time.monotonic() - start, str(error))
+        finally:
+            idle.put(worker)
+
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        for done in as_completed([pool.submit(make, run) for run in runs]):
+            yield done.result()
+    finally:
+        stop(workers)
+        pool.shutdown(cancel_futures=True)
+
+
+def _made(run: Run, worker: Worker, runs_dir: Path, data_root: str, jobs: int) -> Comparison:
+    name = f"again-{run.table}-{run.cell}-s{run.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    places: dict[str, Scalar] = {"runs-dir": str(runs_dir), "data-root": data_root}
+    flat = config.defaults() | run.config | places | {"run-name": name}
+    start = time.monotonic()
+    folder = worker.run(flat, runs_dir / f"{name}.log", plots=False, at_once=jobs)
+    found = measured(folder, flat, own=run.figures)
+    return Comparison(run, found, time.monotonic() - start)
+
+
+def show_all(done: Sequence[Comparison]) -> None:
+    """Print a line for each row that was made again."""
+    rows = [
+        [one.run.table, f"{one.run.cell}, seed {one.run.seed}", clock(one.seconds), one.told()]
+        for one in sorted(done, key=lambda one: one.run.table)
+    ]
+    wide = [max(len(row[place]) for row in rows) for place in (0, 1)]
+    columns = [Column("table", wide[0]), Column("row", wide[1]), Column("took", 8)]
+    show([*columns, Column("came out")], rows)
