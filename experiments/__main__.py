@@ -13,6 +13,7 @@
     python -m experiments communication fedcmd-cifar10 --plot bytes.png
     python -m experiments leads --plot leads.png
     python -m experiments curves fedfc-classes --plot rounds.png
+    python -m experiments over fedbabu-tuned --plot epochs.png
     python -m experiments gaussians RUN --clients 0 3 --plot gaussians.png
     python -m experiments classes RUN RUN --plot classes.png
 
@@ -43,7 +44,16 @@ from pathlib import Path
 from types import ModuleType
 
 from experiments import HERE
-from experiments.figures import classes, communication, costs, curves, gaussians, leads, times
+from experiments.figures import (
+    classes,
+    communication,
+    costs,
+    curves,
+    gaussians,
+    leads,
+    over,
+    times,
+)
 from experiments.outcomes.tidy import write_csv
 from experiments.papers import readings
 from experiments.papers.files import having, pick, single, tables
@@ -71,6 +81,7 @@ FIGURES: dict[str, tuple[ModuleType, str]] = {
     "gaussians": (gaussians, "FedCMD's Fig. 4: the features of each layer"),
     "classes": (classes, "FedCMD's Fig. 6: the accuracies of the classes"),
     "curves": (curves, "plot the accuracy of a table's rows over rounds"),
+    "over": (over, "plot the accuracy of a table's rows over the key that its columns set"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 from scipy import stats
@@ -52,6 +53,9 @@ class Figure:
         """The mean, with its interval if there is one; `sign="+"` also marks positive means."""
         mean = f"{self.mean:{sign}.{digits}f}"
         return mean if self.half is None else f"{mean} ± {self.half:.{digits}f}"
+
+
+Groups = dict[str, dict[str, list[tuple[float, Figure]]]]  # by columns and row: x and figure
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,26 @@ def outcomes(store: Store, table: Table, scale: str) -> Iterator[Outcome]:
         runs = [run for seed in chosen if (run := store.find(cell, seed))]
         stopped = [run.seed for run in runs if not run.figures]
         yield Outcome(cell, [run for run in runs if run.figures], stopped)
+
+
+def over_key(table: Table, done: Sequence[Outcome]) -> Groups:
+    """Return the figures of the rows over the numbers that the columns set for `table.over`.
+
+    There is a group for the columns that differ in nothing else, named by what they have in common.
+    """
+    groups: Groups = {}
+    for outcome in done if table.over else ():
+        if figure := outcome.figure(outcome.cell.row.readings[0]):
+            settings = table.columns[outcome.cell.column].split()
+            common = " ".join(part for part in settings if not part.startswith(f"{table.over}="))
+            value = float(outcome.cell.config(0)[table.over])
+            rows = groups.setdefault(common, {})
+            rows.setdefault(outcome.cell.row.name, []).append((value, figure))
+    by_value = itemgetter(0)
+    return {
+        common: {name: sorted(line, key=by_value) for name, line in rows.items()}
+        for common, rows in groups.items()
+    }
 
 
 def best_scale(store: Store, table: Table) -> str:

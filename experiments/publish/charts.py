@@ -5,7 +5,7 @@ A chart has a line per row, up to eight; the row that the table is about is in a
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from experiments.outcomes.cells import Outcome
+from experiments.outcomes.cells import Figure, Outcome, over_key
 from experiments.outcomes.newcomers import Newcomers
 from experiments.papers.table import Table
 from fedapps.drawing.charts import line_chart
@@ -70,25 +70,22 @@ def _ranked(outcome: Outcome) -> list[Point]:
 
 
 def over_columns(table: Table, done: Sequence[Outcome]) -> Iterator[Chart]:
-    """Yield charts of the rows' figures over the numbers that the columns set for `table.over`.
-
-    There is a chart for each group of columns that differ in nothing else.
-    """
-    groups: dict[str, dict[str, list[Point]]] = {}
-    for outcome in done if table.over else ():
-        cell, reading = outcome.cell, outcome.cell.row.readings[0]
-        if figure := outcome.figure(reading):
-            others = _without(table.columns[cell.column], table.over)
-            value = float(cell.config(0)[table.over])
-            said = f"{cell.row.name}, {table.over} {value:g}: {figure.text()} %"
-            if figure.published is not None:
-                said += f", published {figure.published:.2f} %"
-            line = groups.setdefault(others, {}).setdefault(cell.row.name, [])
-            line.append((value, figure.mean, said))
-    for others, lines in groups.items():
-        several = {name: sorted(line) for name, line in lines.items() if len(line) > 1}
-        caption = captioned(f"Mean over the seeds, by {table.over}, %", others)
+    """Yield charts of the rows' figures over the numbers that the columns set for `table.over`."""
+    for common, rows in over_key(table, done).items():
+        several = {
+            name: [_told(table.over, name, value, figure) for value, figure in line]
+            for name, line in rows.items()
+            if len(line) > 1
+        }
+        caption = captioned(f"Mean over the seeds, by {table.over}, %", common)
         yield from drawn(table, several, caption, table.over)
+
+
+def _told(key: str, name: str, value: float, figure: Figure) -> Point:
+    said = f"{name}, {key} {value:g}: {figure.text()} %"
+    if figure.published is not None:
+        said += f", published {figure.published:.2f} %"
+    return value, figure.mean, said
 
 
 def of_worst_columns(table: Table, found: Mapping[tuple[str, str], Outcome]) -> Iterator[Chart]:
@@ -113,11 +110,6 @@ def of_worst_columns(table: Table, found: Mapping[tuple[str, str], Outcome]) -> 
     if rows:
         title = f"The worst column of each row (dot), and the column {first} (diamond)"
         yield interval_chart(Chart("", title, "accuracy, %"), rows)
-
-
-def _without(settings: str, key: str) -> str:
-    """Return a run-config without the setting of a key."""
-    return " ".join(part for part in settings.split() if not part.startswith(f"{key}="))
 
 
 def of_newcomers(table: Table, lines: Sequence[Newcomers]) -> Iterator[Chart]:

@@ -19,8 +19,8 @@ from scipy import stats
 
 from experiments import HERE
 from experiments import __main__ as runner
-from experiments.figures import communication, costs, curves
-from experiments.outcomes.cells import Figure
+from experiments.figures import communication, costs, curves, over
+from experiments.outcomes.cells import Figure, outcomes, over_key
 from experiments.papers import files, readings
 from experiments.papers.table import Cell, Claim, Job, Reading, Row, Scale, Table, Worst
 from experiments.publish import charts, html_page, markdown_page, sections
@@ -986,6 +986,22 @@ def test_rows_are_plotted_over_the_numbers_of_the_columns(table, store):
         "avg, lr 0.3: 31.00 ± 12.71 %, published 50.00 %",
     ]
     assert not any("cifar10" in caption for caption in figures), "a single number makes no line"
+    groups = over_key(known, [*outcomes(store, known, "smoke")])
+    first, second = over.draw("lr", groups).axes
+    (line, _, (bars,)), _ = first.containers
+    assert first.get_xlabel() == "lr" and line.get_ydata() == pytest.approx([11, 31])
+    assert [*first.get_xticks()] == [0.1, 0.3] and [*second.get_xticks()] == [0.1]
+    ends = [[low, high] for (_, low), (_, high) in bars.get_segments()]
+    assert ends == [pytest.approx([x - 12.706, x + 12.706], abs=1e-3) for x in (11, 31)]
+    names = {line.get_label(): line.get_ydata() for line in first.lines}
+    assert [*names["avg, published"]] == [50, 50] and "per, published" not in names
+
+
+def test_a_table_without_a_key_to_plot_over_is_one_line(tmp_path, capsys):
+    assert runner.main(["over", "heart", "--plot", str(tmp_path / "a.png")]) == 1
+    assert "table heart has no `over`" in capsys.readouterr().err
+    assert runner.main(["--results", str(tmp_path), "over", "fedbabu-tuned"]) == 1
+    assert "no row of fedbabu-tuned has run at cpu" in capsys.readouterr().err
 
 
 def test_curves_of_each_column_are_with_that_of_the_row_the_table_is_about(table, store):
