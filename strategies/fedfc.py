@@ -40,6 +40,10 @@ class Settings(OversampleSettings, frozen=True):
             "with cuts auto: a client slower than this multiple of the median does not set the pace"
         ),
     ]
+    statistics: Annotated[
+        Literal["joined", "client"],
+        doc("BatchNorms on the server normalize the joined batch, or each client's part by itself"),
+    ]
     weighting: Annotated[
         Literal["plain", "samples"], doc("clients' copies of a layer count equally, or by samples")
     ]
@@ -56,6 +60,7 @@ class FedFC(SplitStrategy):
     - The loss is the mean over all joined samples.
     - A client with fewer batches waits for the next epoch, unless `oversample` is true.
     - The copies of a layer have equal weights, unless `weighting` is "samples".
+    - BatchNorms on the server normalize the joined batch, unless `statistics` is "client".
     - Momentum is 0.9, and the model has no BatchNorm, dropout or augmentation
       (experiments/configs/fedfc-cifar10.toml, with a narrow VGG).
     - With cuts "auto" every client reports how long its layers take; one that reports nothing gets
@@ -79,8 +84,11 @@ class FedFC(SplitStrategy):
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """`slowest-limit` has no effect unless cuts are chosen by speed."""
-        return super().unused if self.auto else (*super().unused, "fedfc.slowest-limit")
+        """`slowest-limit` needs cuts that are chosen by speed, `statistics` BatchNorms."""
+        by_speed = () if self.auto else ("fedfc.slowest-limit",)
+        names = self.layout.names
+        norms = () if self.layout.norms_of(names) else ("fedfc.statistics",)
+        return (*super().unused, *by_speed, *norms)
 
     @property
     def auto(self) -> bool:
@@ -118,19 +126,22 @@ class FedFC(SplitStrategy):
 
     def step(self, round_: int, wave: list[Smashed]) -> BatchGradients:
         """Algorithm 2: join smashed data layer by layer; one loss, one backward pass, one step."""
-        x, joined = None, []
+        features: list[torch.Tensor] = []
+        joined: list[Smashed] = []
         for layer in self.part.layers:
             held = self.layout.names[: self.layout.names.index(layer)]
             joining = [s for s in wave if self.cut(s.client) == len(held)]
-            features = ([] if x is None else [x]) + [s.data for s in joining]
+            features += [s.data for s in joining]
             joined += joining
-            if features:
-                x = self.part.run(torch.cat(features), [layer])
-        if x is None:
+            if features and self.options.statistics == "joined":
+                features = [torch.cat(features)]
+            features = [self.part.run(x, [layer]) for x in features]
+        if not features:
             return {}
-        if rejected := self.part.settle(x, joined):
+        logits = torch.cat(features)
+        if rejected := self.part.settle(logits, joined):
             return rejected | self.step(round_, [s for s in wave if s.client not in rejected])
-        loss = cross_entropy(x, torch.cat([s.labels for s in joined]))
+        loss = cross_entropy(logits, torch.cat([s.labels for s in joined]))
         loss.backward()
         self.part.step()
         return {s.client: s.gradient(loss) for s in wave}

@@ -22,6 +22,7 @@ OTHER = {  # values that are not the defaults
     "presum": True, "server-lr": 0.5, "server-beta1": 0.5, "server-beta2": 0.5, "server-tau": 0.5,
     "robust-share": 0.1, "clip-radius": 0.5, "attack-scale": 2.0, "attack-z": 2.0,
     "fedfc.slowest-limit": 1, "server-part": "body", "dp.sampling": "fixed",
+    "fedfc.statistics": "client",
 }  # fmt: skip
 QUIET = "dp.noise-multiplier=0.01 dp.clip-norm=0.1"  # noise with which training goes on
 OWN = {  # settings of a method with which more of its keys have no effect

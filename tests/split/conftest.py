@@ -6,13 +6,14 @@ import torch
 from fedapps import models
 from fedapps.core import config, registry
 from fedapps.models.blocks import of_images
-from tests.support.split_float64 import LR, MOMENTUM, double, four_linear
+from tests.support.split_float64 import LR, MOMENTUM, double, four_linear, four_with_norm
 
 
 @pytest.fixture
 def world(monkeypatch, flat_config, tiny_npz):
     """Return world(*run_config) -> a strategy in float64 on the model of four linear layers."""
     monkeypatch.setitem(models.MODELS, "four-linear", of_images(four_linear))
+    monkeypatch.setitem(models.MODELS, "four-with-norm", of_images(four_with_norm))
     torch.set_default_dtype(torch.float64)
 
     def make(*run_config):

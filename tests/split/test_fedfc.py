@@ -137,11 +137,15 @@ def test_gradients_of_vgg16_are_of_the_joint_graph(flat_config, monkeypatch, mak
         torch.set_default_dtype(torch.float32)
 
 
-def test_fedfc_is_sflv1_up_to_the_clients_learning_rate(world, make_npz, tmp_path):
-    """Equal cuts and equal batches: the client's gradient is smaller by 1/K, and nothing else."""
+@pytest.mark.parametrize("model", ["four-linear", "four-with-norm"])
+def test_fedfc_is_sflv1_up_to_the_clients_learning_rate(model, world, make_npz, tmp_path):
+    """Equal cuts and equal batches: the client's gradient is smaller by 1/K, and nothing else.
+
+    With BatchNorms on the server, if these see each client's part by itself.
+    """
     path = make_npz(tmp_path / "even.npz", train=96, test=24)
-    even = f'dataset="{path}" partitioner="iid" split="official" num-clients=3'
-    first = world(f'strategy="fedfc" fedfc.cuts="2" {even}')
+    even = f'dataset="{path}" partitioner="iid" split="official" num-clients=3 model="{model}"'
+    first = world(f'strategy="fedfc" fedfc.cuts="2" fedfc.statistics="client" {even}')
     plan = first.plan
 
     def faster(round_, client):
@@ -154,6 +158,29 @@ def test_fedfc_is_sflv1_up_to_the_clients_learning_rate(world, make_npz, tmp_pat
     expected = play(world(f'strategy="sflv1" sflv1.cut=2 {even}'))
     for key, value in expected.items():
         np.testing.assert_allclose(found[key], value, **CLOSE)
+
+
+def test_batchnorms_see_the_joined_batch_or_each_clients_part(world):
+    """Against the formula: each column of what is normalized together has mean 0."""
+    found = {}
+    for statistics in ("joined", "client"):
+        told = f'fedfc.cuts="2" fedfc.statistics="{statistics}" num-clients=2'
+        strategy = world(f'strategy="fedfc" model="four-with-norm" {told}')
+        strategy.part = strategy.server_part(1, ("l3", "l4"))
+        seen = []
+        norm = strategy.part.space.model.l3[0]
+        norm.register_forward_hook(lambda module, inputs, out, seen=seen: seen.append(out))
+        wave = []
+        for client, size in enumerate((5, 3)):
+            data = (torch.arange(10.0 * size).reshape(size, 10) + client).sin().requires_grad_()
+            wave.append(Smashed(client, (0, 0), data, torch.zeros(size, dtype=torch.int64)))
+        answers = strategy.step(1, wave)
+        assert [len(answers[s.client].gradient) for s in wave] == [5, 3]
+        found[statistics] = seen
+    assert [len(out) for out in found["joined"]] == [8]
+    assert [len(out) for out in found["client"]] == [5, 3]
+    for out in (*found["joined"], *found["client"]):
+        np.testing.assert_allclose(out.detach().mean(0), 0, atol=1e-12)
 
 
 def test_momentum_of_layers_that_get_their_first_gradient_late(world):

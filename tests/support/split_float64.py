@@ -34,6 +34,13 @@ def four_linear(shape, classes):
     return model
 
 
+def four_with_norm(shape, classes):
+    """The same with a BatchNorm in the third layer, which the server has."""
+    model = four_linear(shape, classes)
+    model.l3.insert(0, nn.BatchNorm1d(10))
+    return model
+
+
 class _Doubles(RunData):
     def _tensors(self, indices):
         images, labels = super()._tensors(indices)
