@@ -20,6 +20,7 @@ from fedapps.core.commands import execute
 from fedapps.core.errors import RunError
 from fedapps.core.options import Flat, add_resume, add_run_config, chosen, parse_option
 from fedapps.core.paths import expanded
+from fedapps.device.node_config import EXAMPLE, KEYS, is_device
 
 # The engine is imported only when a run begins, because its libraries take seconds to load.
 
@@ -175,9 +176,7 @@ def run(options: argparse.Namespace) -> int:
 def _check_devices(nodes: Sequence[Mapping[str, object]]) -> None:
     """Refuse a node-config without keys of a device: the run would silently be a simulation."""
     for node in nodes:
-        from fedapps.device.device import EXAMPLE, KEYS  # imported here, because it loads torch
-
-        if not node.keys() & {*KEYS}:
+        if not is_device(node.keys()):
             keys = ", ".join(node) or '""'
             raise RunError(f"--node-config {keys}: has none of {', '.join(KEYS)}; give {EXAMPLE}")
 

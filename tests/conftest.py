@@ -5,11 +5,9 @@ import csv
 import json
 import os
 import signal
-import sys
 import textwrap
 from itertools import compress
 from operator import not_
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -271,7 +269,6 @@ def flwr(tmp_path, monkeypatch):
     """Return a function that puts a script in the place of the `flwr` program."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    (folder / Path(sys.executable).name).symlink_to(sys.executable)
     for module in (superlink, launcher_flwr):
         monkeypatch.setattr(module, "bin_dir", lambda: folder)
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedapps.core.commands import INTERRUPTED, execute
+from fedapps.core.errors import RunError
 from fedapps.core.words import did_you_mean
 
 # A command is a line in `COMMANDS` and a module with `add_arguments(parser)` and `run(options)`,
@@ -119,6 +120,9 @@ def perform(command: Command, words: Sequence[str]) -> int:
         return execute(prog, module.__doc__, module.add_arguments, module.run, words)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
 
 
 def overview() -> str:

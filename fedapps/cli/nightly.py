@@ -82,6 +82,8 @@ def run(options: argparse.Namespace) -> int:
         signing.sign(model, options.key)
         print(f"signed: {model}")
         return 0
+    if options.key:
+        signing.private_key(options.key)  # a mistake shows now, not after the night
     values = config.parse(chosen(options))
     folder = options.folder or path(str(values["federation"] or f"{values['runs-dir']}/{FOLDER}"))
     if options.history:

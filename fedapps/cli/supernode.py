@@ -33,7 +33,8 @@ examples:
 def hand_on(words: Sequence[str]) -> int:
     """Run a SuperNode with these options; it ends its process itself.
 
-    Texts of a node-config may be without quotes, which Flower asks for.
+    Texts of a node-config may be without quotes, which Flower asks for. Raises `RunError` if the
+    node-config of a device lacks a key, or has one that nobody knows.
     """
     if not words or words[0] in ("-h", "--help"):
         print(HELP)
@@ -46,13 +47,20 @@ def hand_on(words: Sequence[str]) -> int:
 
 
 def _with_quotes(words: Sequence[str]) -> list[str]:
-    from fedapps.core.options import quoted
-
     found = []
     for before, word in zip(["", *words], words, strict=False):
         name, _, text = word.partition("=")
         if before == NODE_CONFIG:
-            found.append(quoted(word))
+            found.append(_checked(word))
         else:
-            found.append(f"{name}={quoted(text)}" if name == NODE_CONFIG and text else word)
+            found.append(f"{name}={_checked(text)}" if name == NODE_CONFIG and text else word)
     return found
+
+
+def _checked(node_config: str) -> str:
+    """Return a node-config as Flower wants it."""
+    from fedapps.core.options import parse_option, quoted
+    from fedapps.device.node_config import is_device
+
+    is_device(parse_option(node_config, NODE_CONFIG).keys())
+    return quoted(node_config)

@@ -107,7 +107,7 @@ def sign(path: Path, key: Path) -> None:
 
     Raises `RunError` if the model has been altered since its manifest was written.
     """
-    private = _private(key)
+    private = private_key(key)
     if not path.with_suffix(MANIFEST).exists():
         write_manifest(path, Manifest(sha256=digest(read(path).content)))
     model = read(path)
@@ -132,7 +132,8 @@ def make_key(path: Path) -> Path:
     return public
 
 
-def _private(path: Path) -> Ed25519PrivateKey:
+def private_key(path: Path) -> Ed25519PrivateKey:
+    """Read a private key; raises `RunError`."""
     key: Ed25519PrivateKey = _key(path, "a private key", Ed25519PrivateKey, _load_private)
     return key
 

@@ -29,6 +29,7 @@ from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.core.signing import SignedModel
 from fedapps.device import initial, personalized, spending
+from fedapps.device.node_config import is_device
 from fedapps.engine.store import EARLIER_RUN, ClientStore
 from fedapps.method.flower import BaseClient
 from fedapps.tasks import specs_of_devices
@@ -37,8 +38,6 @@ from fedapps.training.workspace import Workspace
 from fedapps.wire.hello import Hello
 from fedapps.wire.requests import RoundInfo
 
-KEYS = ("client-id", "data", "state-dir")
-EXAMPLE = """--node-config 'client-id=7 data="/path/train.npz" state-dir="/path/state"'"""
 _STATE = re.compile(r"\w+-.+-[0-9a-f]{8}")  # strategy, model, layers: see `Device.store`
 _making = Lock()  # two workspaces made at the same time would draw from the same generator
 _stamps = dict["Device", tuple[object, ...]]()  # of the files from which workspaces were made
@@ -79,11 +78,8 @@ class Device:
     @classmethod
     def of(cls, node_config: Mapping[str, Scalar]) -> "Device | None":
         """Read a node-config; return None if it has none of the keys. Raises `RunError`."""
-        if not any(key in node_config for key in KEYS):
+        if not is_device(node_config.keys()):
             return None
-        for key in KEYS:
-            if key not in node_config:
-                raise RunError(f"node-config: {key} is missing; give all three: {EXAMPLE}")
         client = node_config["client-id"]
         if type(client) is not int or client < 0:
             raise RunError(f'node-config: client-id = "{client}": must be an integer >= 0')

@@ -24,6 +24,7 @@ from fedapps.core.prometheus import serving
 from fedapps.device import exporter
 from fedapps.device.answering import LOOP, answer_here
 from fedapps.device.connection import keep_trying
+from fedapps.device.refused import Refusals
 from fedapps.device.waiting import CLIENT, PollingPause, Preference, client_with
 from fedapps.device.warm import shorten_backoff
 
@@ -36,8 +37,8 @@ _serving = ExitStack()  # until the process ends; a server of figures that nobod
 atexit.register(_serving.close)
 
 
-def answer_sooner() -> None:
-    """Make Flower's loop pause less, and let one process answer all messages.
+def answer_sooner(refusals: Refusals) -> None:
+    """Make Flower's loop pause less, let one process answer all messages, and name `refusals`.
 
     If Flower's code is not as expected, it is left unchanged, with a log line.
     """
@@ -50,7 +51,7 @@ def answer_sooner() -> None:
         return
     vars(loop)["time"] = Overlay(time, sleep=pause.sleep)
     maker = client.FleetHttpClient.from_server_address
-    vars(client)["FleetHttpClient"] = client_with(maker, preference)
+    vars(client)["FleetHttpClient"] = client_with(maker, preference, refusals)
 
 
 def serve_figures() -> None:
@@ -79,10 +80,15 @@ def main() -> None:
         sys.exit(f"error: {error}")
     shorten_backoff()
     run = flower.command("flower-supernode")
-    answer_sooner()
+    refusals = Refusals()
+    answer_sooner(refusals)
     keep_trying()
     try:
         run()
+    except SystemExit:
+        if refusals.told:  # Flower takes one that is refused for one that was told to end
+            sys.exit(1)
+        raise
     except Exception as error:  # for example a bad certificate file; threads would go on
         leave(f"{type(error).__name__}: {one_line(str(error))}")
     leave("Lost the SuperLink.")

@@ -51,11 +51,14 @@ class Preference:
         return response
 
 
-def client_with(maker: Callable[..., Any], preference: Preference) -> Any:
-    """Stand for Flower's class of clients of a SuperLink, in whose place `maker` makes them."""
+def client_with(maker: Callable[..., Any], *more: Any) -> Any:
+    """Stand for Flower's class of clients of a SuperLink, in whose place `maker` makes them.
+
+    `more` interceptors see their requests and the answers.
+    """
 
     def made(*words: Any, interceptors: Sequence[Any], **options: Any) -> Any:
-        return maker(*words, interceptors=[*interceptors, preference], **options)
+        return maker(*words, interceptors=[*interceptors, *more], **options)
 
     return SimpleNamespace(from_server_address=made)
 

@@ -51,15 +51,16 @@ class Flwr:
     """`flwr` with an environment, for one call after the other; a context manager.
 
     Most of the second that a call takes is to load Flower, so all calls share a process, which the
-    first one starts in the folder `cwd`, with the Python beside the program. It is in a session of
-    its own and does not get Ctrl-C. `flwr run` leaves modules of its app loaded there, so one
-    process runs one app only.
+    first one starts in the folder `cwd`, with the Python of the environment whose programs are in
+    `folder` (None: this one). It is in a session of its own and does not get Ctrl-C. `flwr run`
+    leaves modules of its app loaded there, so one process runs one app only.
     """
 
     def __init__(
         self, env: Mapping[str, str], folder: Path | None = None, cwd: Path | None = None
     ) -> None:
         self.env, self.cwd, self.program = env, cwd, program(folder)
+        self.python = str(folder / "python") if folder else sys.executable
         self.status = 0  # of the last call, as of a process
         self._process: subprocess.Popen[str] | None = None
 
@@ -106,9 +107,8 @@ class Flwr:
 
     def _start(self) -> "subprocess.Popen[str]":
         # -u: lines come when they are printed; -P: no modules of the folder in which a user works
-        python = self.program.parent / Path(sys.executable).name
         self._process = subprocess.Popen(
-            [str(python), "-uP", "-c", _AGAIN, str(self.program), _END],
+            [self.python, "-uP", "-c", _AGAIN, str(self.program), _END],
             env=self.env, cwd=self.cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from fedapps.core.words import number
 from fedapps.report.units import ago, human_bytes
 from fedapps.wire.contacts import Contacts
 from fedapps.wire.health import PACKAGES, Health
@@ -28,7 +29,7 @@ def rows_of(known: Contacts, failures: Mapping[str, int], now: float) -> list[li
 def days_left(about: Health, now: float) -> str:
     """Say for how long the certificates of a machine are still valid."""
     days = about.days(now)
-    return "-" if days is None else "expired" if days <= 0 else f"{days:.0f} days"
+    return "-" if days is None else "expired" if days <= 0 else number(int(days), "day")
 
 
 def disk_free(about: Health) -> str:

@@ -224,6 +224,7 @@ def link(tmp_path, monkeypatch):
     """A SuperLink whose `flwr` program answers with LISTED, and notes what it was asked."""
     folder = tmp_path / "venv" / "bin"
     folder.mkdir(parents=True)
+    (folder / "python").symlink_to(sys.executable)
     program = folder / "flwr"
     program.write_text(
         f"#!{sys.executable}\nimport json, os, sys\n"
@@ -232,7 +233,6 @@ def link(tmp_path, monkeypatch):
         "json.dumps([sys.argv[1:], [os.environ[key] for key in keys]]))\n"
         f"print('Using SuperLink: local', json.dumps({LISTED!r}))\n"
     )
-    program.chmod(0o755)
     found = SuperLink(4711, 21001, folder)
     monkeypatch.setattr(superlink, "superlink", lambda home: found)
     return found

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from deploy.deployment import SUPERLINK, free_port
+from fedapps.device.refused import NOT_LET_IN
 from tests.deploy.helpers import (
     CALL,
     DEPLOY,
@@ -93,7 +94,8 @@ def test_a_supernode_without_a_registered_key_is_refused(superlink, pki, tmp_pat
         assert process.wait(PATIENCE) == 1  # no pipe: its SuperExec ends only later
     finally:
         process.kill()
-    assert line in (tmp_path / "log").read_text("utf-8")
+    told = (tmp_path / "log").read_text("utf-8")
+    assert line in told and (NOT_LET_IN in told) == key
 
 
 @pytest.mark.deployment

@@ -160,6 +160,15 @@ def test_a_supernode_that_lost_its_superlink_ends(tmp_path):
     assert "Lost the SuperLink." in said
 
 
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_supernode_that_was_refused_has_failed(refused, tmp_path):
+    """Flower's ends with 0 then, as if somebody had told it to."""
+    found = "[one for one in gc.get_objects() if isinstance(one, supernode.Refusals)]"
+    code = f"import gc; {found}[0].told = {refused}; supernode.sys.exit(0)"
+    done, _ = supernode_process(tmp_path, code)
+    assert done.returncode == refused
+
+
 def test_a_supernode_does_not_load_torch():
     code = "import sys, fedapps.device.supernode; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -108,6 +108,14 @@ def test_nights(night, key, nodes, tmp_path, make_npz, read_csv, fits):
     assert len(ledger.read(tmp_path / "federation").runs) == 4
 
 
+@pytest.mark.parametrize("name", ["model.pub", "none.key"])
+def test_a_key_that_cannot_sign_is_told_before_the_night(name, night, key):
+    status, _, err = night("--key", key.with_name(name))
+    said = f"error: {key.with_name(name)}: cannot be read as a private key ("
+    assert status == 1 and err.startswith(said) and err.count("\n") == 1
+    assert night("--history", new=False)[1].startswith("no runs yet in ")
+
+
 def test_the_first_night_can_be_rolled_back_to_the_seed(night, nodes, tmp_path):
     assert night("--history", new=False)[1] == f"no runs yet in {tmp_path / 'federation'}\n"
     assert night()[0] == 0

@@ -20,7 +20,7 @@ from fedapps.core import config, project, registry
 from fedapps.core.keys import markdown, table
 from fedapps.core.options import flat as flatten_dict
 from fedapps.data import NAMES
-from fedapps.device import device
+from fedapps.device import node_config
 from fedapps.method import Objective, Plan, Stage, rehearse
 from fedapps.method.client import ClientHooks
 from fedapps.method.strategy import StrategyHooks
@@ -166,7 +166,7 @@ def test_run_configs_of_commands_are_valid(path):
                 assert "flwr" not in words or '"' in text or "strategy" not in text, text
                 changes |= values(text)
             elif option == "--node-config":
-                assert set(values(text)) == set(device.KEYS)
+                assert set(values(text)) == set(node_config.KEYS)
         if changes.get("strategy") not in ("mymethod", "headfirst"):
             assert set(changes) <= set(config.defaults()), words
             config.read(config.defaults() | changes)

@@ -1,0 +1,55 @@
+"""Why a SuperLink refuses a device: Flower's SuperNode ends without the reason, or with half of it.
+
+Flower answers 401 if a request is signed at a time that it does not accept, and its SuperNode then
+ends as if it had been told to. A device that is not let in ends with one text for several causes.
+"""
+
+import time
+from collections.abc import Callable
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from fedapps.core import log
+
+UNAUTHORIZED = 401
+CLIENT_ERRORS = range(400, 500)  # HTTP statuses: the fault is the device's
+AHEAD, BEHIND = 5, 305  # seconds by which Flower 1.41 lets a device's clock be off
+NOT_LET_IN = (
+    "the SuperLink does not let this device in: its key is not registered (flwr supernode register)"
+    ", another SuperNode uses it, or one has ended less than a minute ago; then start it again"
+)
+
+
+class Refusals:
+    """Intercepts the answers to a SuperNode's requests; names the cause of a refusal, once."""
+
+    def __init__(self) -> None:
+        self.told = False
+
+    def intercept(self, context: Any, call_next: Callable[[Any], Any]) -> Any:
+        """Send a request; `context` has the request for httpx, and the name of Flower's call."""
+        response = call_next(context)
+        if cause := reason(context.rpc_method, response.status_code, response.headers.get("date")):
+            if not self.told:
+                log.error(cause)
+            self.told = True
+        return response
+
+
+def reason(call: str, status: int, date: str | None) -> str:
+    """Return why an answer of the SuperLink is a refusal; empty if it is none that we know.
+
+    `date` is the answer's header: the server's time, in whole seconds.
+    """
+    if status == UNAUTHORIZED and date:
+        ahead = time.time() - parsedate_to_datetime(date).timestamp()
+        off = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's"
+        # a second less, because the server has cut off its fractions
+        if ahead > AHEAD - 1 or ahead < 1 - BEHIND:
+            return (
+                f"the SuperLink refuses this device, because its clock is {off}; "
+                f"set it (Flower accepts {AHEAD} s ahead, {BEHIND} s behind)"
+            )
+    if call.endswith("/ActivateNode") and status in CLIENT_ERRORS:
+        return NOT_LET_IN
+    return ""
