@@ -1,7 +1,8 @@
-"""Why a SuperLink refuses a device: Flower's SuperNode ends without the reason, or with half of it.
+"""Why a SuperLink refuses a device, or is not reached: Flower's SuperNode says half of it at most.
 
 Flower answers 401 if a request is signed at a time that it does not accept, and its SuperNode then
 ends as if it had been told to. A device that is not let in ends with one text for several causes.
+And one that reaches nobody says when it will try again, but not what it tries.
 """
 
 import time
@@ -21,14 +22,25 @@ NOT_LET_IN = (
 
 
 class Refusals:
-    """Intercepts the answers to a SuperNode's requests; names the cause of a refusal, once."""
+    """Intercepts the answers to a SuperNode's requests; names the cause of a refusal, once.
+
+    If there is no answer, it names the address and the cause, once until there is one.
+    """
 
     def __init__(self) -> None:
-        self.told = False
+        self.told = False  # of a refusal
+        self._unreached = False
 
     def intercept(self, context: Any, call_next: Callable[[Any], Any]) -> Any:
         """Send a request; `context` has the request for httpx, and the name of Flower's call."""
-        response = call_next(context)
+        try:
+            response = call_next(context)
+        except Exception as error:
+            if not self._unreached:
+                log.info("%s is not reached: %s", context.request.url.netloc.decode(), error)
+            self._unreached = True
+            raise
+        self._unreached = False
         if cause := reason(context.rpc_method, response.status_code, response.headers.get("date")):
             if not self.told:
                 log.error(cause)

@@ -1,8 +1,10 @@
 """A device says why the SuperLink refuses it."""
 
+from contextlib import suppress
 from email.utils import formatdate
 from types import SimpleNamespace
 
+import httpx
 import pytest
 
 from fedapps.device import refused
@@ -49,3 +51,18 @@ def test_the_cause_is_told_once(caplog):
     for _ in range(3):
         assert refusals.intercept(context, lambda asked: answer) is answer
     assert caplog.text.count(refused.NOT_LET_IN) == 1
+
+
+def test_what_is_not_reached_is_told_once_until_it_is(caplog):
+    def fail(asked):
+        raise httpx.ConnectError("[Errno 111] Connection refused")
+
+    context = SimpleNamespace(
+        rpc_method=BEAT, request=httpx.Request("POST", "https://site.example:4443/v1/fleet")
+    )
+    refusals, answers = refused.Refusals(), [fail, fail, lambda asked: httpx.Response(200), fail]
+    for answer in answers:
+        with suppress(httpx.ConnectError):
+            refusals.intercept(context, answer)
+    told = "site.example:4443 is not reached: [Errno 111] Connection refused"
+    assert caplog.messages == [told, told] and not refusals.told
