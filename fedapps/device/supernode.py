@@ -37,21 +37,23 @@ _serving = ExitStack()  # until the process ends; a server of figures that nobod
 atexit.register(_serving.close)
 
 
-def answer_sooner(refusals: Refusals) -> None:
-    """Make Flower's loop pause less, let one process answer all messages, and name `refusals`.
+def answer_sooner() -> Refusals:
+    """Make Flower's loop pause less, and let one process answer all messages.
 
-    If Flower's code is not as expected, it is left unchanged, with a log line.
+    Returns what names the SuperLink's refusals from now on. If Flower's code is not as expected, it
+    is left unchanged, with a log line.
     """
-    answering, preference = answer_here(), Preference()
+    answering, preference, refusals = answer_here(), Preference(), Refusals()
     pause = PollingPause(answering.process.end_idle if answering else lambda: 0.0, preference)
     try:
         loop, client = PAUSES.load(), CLIENT.load()
     except ChangedError as error:
         leave_as_it_is("the SuperNode's wait", str(error), "a message may take 3 s longer")
-        return
+        return refusals
     vars(loop)["time"] = Overlay(time, sleep=pause.sleep)
     maker = client.FleetHttpClient.from_server_address
     vars(client)["FleetHttpClient"] = client_with(maker, preference, refusals)
+    return refusals
 
 
 def serve_figures() -> None:
@@ -80,8 +82,7 @@ def main() -> None:
         sys.exit(f"error: {error}")
     shorten_backoff()
     run = flower.command("flower-supernode")
-    refusals = Refusals()
-    answer_sooner(refusals)
+    refusals = answer_sooner()
     keep_trying()
     try:
         run()
