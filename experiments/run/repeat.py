@@ -5,10 +5,9 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 
-from experiments.papers.table import Table
+from experiments.papers.table import Table, matches
 from experiments.run.collect import measured
 from experiments.run.store import Run, Store
 from experiments.run.tuning import TRIAL
@@ -69,7 +68,6 @@ def quickest(
     Runs of code that did not record its versions come last, as do those with a note: a model that
     has been scored again has no curve.
     """
-    patterns = [pattern.strip() for pattern in only.split(",")]
     found = [
         run
         for run in store.runs()
@@ -77,7 +75,7 @@ def quickest(
         and run.figures
         and TRIAL not in run.cell
         and (not seeds or run.seed in seeds)
-        and any(fnmatch(name, p) for p in patterns for name in (run.cell, run.cell.split("@")[0]))
+        and (matches(run.cell, only) or matches(run.cell.partition("@")[0], only))
     ]
     return min(found, key=lambda run: (bool(run.note), not run.versions, run.seconds), default=None)
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from flwr.supercore.task_identity import TaskIdentity as TaskIdentity
     from flwr.superlink.grid.http_grid import HttpGrid as HttpGrid
 
+CLOCK_AHEAD, CLOCK_BEHIND = 5, 305  # seconds; Flower refuses a device whose clock is off by more
 TESTED = "1.41"  # the version in requirements.lock, which is known to work
 _MODULES = {
     "flwr.app.message": ("make_message",),

@@ -11,10 +11,10 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from fedapps.core import log
+from fedapps.core.flower import CLOCK_AHEAD, CLOCK_BEHIND
 
 UNAUTHORIZED = 401
 CLIENT_ERRORS = range(400, 500)  # HTTP statuses: the fault is the device's
-AHEAD, BEHIND = 5, 305  # seconds by which Flower 1.41 lets a device's clock be off
 NOT_LET_IN = (
     "the SuperLink does not let this device in: its key is not registered (flwr supernode register)"
     ", another SuperNode uses it, or one has ended less than a minute ago; then start it again"
@@ -57,10 +57,10 @@ def reason(call: str, status: int, date: str | None) -> str:
         ahead = time.time() - parsedate_to_datetime(date).timestamp()
         off = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's"
         # a second less, because the server has cut off its fractions
-        if ahead > AHEAD - 1 or ahead < 1 - BEHIND:
+        if ahead > CLOCK_AHEAD - 1 or ahead < 1 - CLOCK_BEHIND:
             return (
                 f"the SuperLink refuses this device, because its clock is {off}; "
-                f"set it (Flower accepts {AHEAD} s ahead, {BEHIND} s behind)"
+                f"set it (Flower accepts {CLOCK_AHEAD} s ahead, {CLOCK_BEHIND} s behind)"
             )
     if call.endswith("/ActivateNode") and status in CLIENT_ERRORS:
         return NOT_LET_IN

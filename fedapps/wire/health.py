@@ -14,11 +14,12 @@ from msgspec import Meta
 
 from fedapps.core import project
 from fedapps.core.certificates import end_of
+from fedapps.core.flower import CLOCK_AHEAD, CLOCK_BEHIND
 from fedapps.core.words import number
 
 LEAST_DISK = 10**9  # bytes
 LEAST_DAYS = 14.0  # that a certificate is still valid
-MOST_BEHIND, MOST_AHEAD = 60.0, 2.0  # seconds; Flower refuses a device at 305 s and at 5 s
+MOST_BEHIND, MOST_AHEAD = 60.0, 2.0  # seconds at which a clock is named, long before it is refused
 DAY = 86400.0
 PACKAGES = ("fedapps", "flwr", "torch", "python")
 COMPARED = ("fedapps", "torch")  # whose versions have to be those of the server
@@ -109,11 +110,9 @@ def differences(health: Health, server: Health, clock: Clock) -> dict[str, str]:
     """Name in what a device differs from the server, as `problems` does."""
     found = {}
     if clock.ahead - clock.within > MOST_AHEAD:
-        told = f"{clock.ahead:.0f} s ahead of the server's; from 5 s on, Flower refuses it"
-        found["clock"] = f"its clock is {told}: set it"
+        found["clock"] = _clock_told(f"{clock.ahead:.0f} s ahead of", CLOCK_AHEAD)
     if -clock.ahead - clock.within > MOST_BEHIND:
-        told = f"{-clock.ahead:.0f} s behind the server's; from 305 s on, Flower refuses it"
-        found["clock"] = f"its clock is {told}: set it"
+        found["clock"] = _clock_told(f"{-clock.ahead:.0f} s behind", CLOCK_BEHIND)
     other = [
         f"{name} {theirs or '?'} (the server {ours})"
         for name in COMPARED
@@ -125,3 +124,7 @@ def differences(health: Health, server: Health, clock: Clock) -> dict[str, str]:
         told = "install the same requirements.lock on all machines"
         found["version"] = f"it has {', '.join(other)}: {told}"
     return found
+
+
+def _clock_told(off: str, limit: int) -> str:
+    return f"its clock is {off} the server's; from {limit} s on, Flower refuses it: set it"
