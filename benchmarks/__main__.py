@@ -3,6 +3,7 @@
     python -m benchmarks all                          # every comparison, five repeats: some 25 min
     python -m benchmarks fedavg scale --repeats 3     # some of them
     python -m benchmarks fedavg --contenders "floor;serial" --quick
+    python -m benchmarks fedavg small --device cuda --out /tmp/gpu
 
 Contenders take turns (A B C A B C ...), each in a process of its own, so that all see the same
 machine. A round lasts from the end of the one before to its own end; the median of a run is over
@@ -28,8 +29,10 @@ import psutil
 
 from benchmarks.common import DATA, ROOT
 from benchmarks.results import Run, here, write
-from benchmarks.workloads import WORKLOADS, Place, Workload, command
+from benchmarks.workloads import WORKLOADS, Place, Workload, command, contenders
+from fedapps.core.errors import RunError
 from fedapps.launcher import superlink
+from fedapps.training.torch_device import pick_torch_device
 
 STAMP = re.compile(r"^(\d{4}-\S+ [\d:.,]+) (?:INFO )?round +(\d+)", re.MULTILINE)
 DID = re.compile(r"^did weights=(\d+) steps=(\d+)$", re.MULTILINE)
@@ -119,9 +122,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--envs", type=Path, default=Path("~/.cache/fedapps-peers"))
     parser.add_argument("--data-root", default=DATA)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks", help="folder of the page")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda needs --out")
     options = parser.parse_args(arguments)
+    if options.device == "cuda" and options.out == ROOT / "benchmarks":
+        parser.error("--device cuda: needs --out, because the page of this folder is about CPUs")
+    try:
+        pick_torch_device(options.device)
+    except RunError as error:
+        parser.error(f"--{error}")
     names = [*WORKLOADS] if "all" in options.workloads else options.workloads
-    known = {contender for name in names for contender in WORKLOADS[name].contenders}
+    known = {each for name in names for each in contenders(name, options.device)}
     wanted = set(options.contenders.split(";")) if options.contenders else known
     if strange := wanted - known:
         parser.error(f"--contenders {min(strange)}: must be of {';'.join(sorted(known))}")
@@ -129,16 +139,16 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"--repeats {options.repeats}: must be at least 1")
     repeats, new = 1 if options.quick else options.repeats, {}
     with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
-        place = Place(Path(folder), options.envs.expanduser(), options.data_root)
+        place = Place(Path(folder), options.envs.expanduser(), options.data_root, options.device)
         try:
             for name in names:
                 work = WORKLOADS[name]
-                chosen = [contender for contender in work.contenders if contender in wanted]
+                chosen = [each for each in contenders(name, options.device) if each in wanted]
                 rounds = QUICK if options.quick else work.rounds
                 print(f"{name}: {rounds} rounds, {repeats} repeats", flush=True)
                 busy = psutil.cpu_percent(LOOKS) / 100 * (os.cpu_count() or 1)
                 found = compare(work, chosen, repeats, rounds, place)
-                new[name] = here(repeats, busy, found)
+                new[name] = here(repeats, busy, found, options.device)
         finally:
             superlink.stop(place.folder)
     write(new, options.out)

@@ -33,7 +33,8 @@ def work(space: Workspace, round_: int) -> Work:
         draw = Draw(s.seed, "train", round_, client)
         for stage in strategy.plan(round_, client).stages:
             orders = (
-                draw.order(epoch, len(y)).split(s.batch_size) for epoch in range(stage.epochs)
+                draw.order(epoch, len(y)).to(y.device).split(s.batch_size)
+                for epoch in range(stage.epochs)
             )
             out.append((stage, [(x[some], y[some]) for order in orders for some in order]))
     return out
@@ -52,6 +53,8 @@ def steps(space: Workspace, todo: Work) -> None:
         for x, y in batches:
             loss(model(x), y).backward()
             optimizer.step()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def process(space: Workspace, part: int, parts: int, barrier) -> None:  # type: ignore[no-untyped-def]

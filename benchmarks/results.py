@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -92,9 +93,10 @@ class Comparison:
 Comparisons = dict[str, Comparison]
 
 
-def here(repeats: int, load: float, found: dict[str, list[Run] | str]) -> Comparison:
+def here(repeats: int, load: float, found: dict[str, list[Run] | str], device: str) -> Comparison:
     """Return what was measured now, on this machine."""
-    machine = f"{os.cpu_count()} cores ({_cpu()}), Python {platform.python_version()}, PyTorch "
+    machine = "" if device == "cpu" else f"{torch.cuda.get_device_name()}, "
+    machine += f"{os.cpu_count()} cores ({_cpu()}), Python {platform.python_version()}, PyTorch "
     machine += f"{version('torch')}, Flower {version('flwr')}"
     return Comparison(f"{date.today()}", machine, repeats, load, found)
 

@@ -5,7 +5,8 @@
 Each is run twice on the serial engine, with 2 and with 2 + `--rounds` rounds; the difference is
 what rounds alone take. It is divided by who spends it: what a function does itself counts for its
 file, and what C code does (PyTorch's kernels, say) for the file that calls it. The profiler slows
-Python code more than kernels, so the shares of all but the passes are rather too large.
+Python code more than kernels, so the shares of all but the passes are rather too large. With
+`--device cuda`, the GPU's time counts for the line that waits for it.
 """
 
 import argparse
@@ -74,10 +75,11 @@ def main() -> None:
     parser.add_argument("workloads", nargs="+", choices=[*WORKLOADS])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--data-root", default=DATA)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     options = parser.parse_args()
     log.set_level("error")
     with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
-        place = Place(Path(folder), Path(folder), options.data_root)
+        place = Place(Path(folder), Path(folder), options.data_root, options.device)
         rounds_of(options.workloads[0], 1, place)  # what only the first run in a process pays
         for name in options.workloads:
             spent = rounds_of(name, options.rounds, place)

@@ -15,15 +15,13 @@ from fedapps.core import config
 from fedapps.serial import run_serial
 run_serial(config.parse(sys.argv[2:]), workers=int(sys.argv[1]), plots=False)"""
 FEDERATION = "num-supernodes=2 client-resources-num-cpus=1"
-BARE = (
-    'device="cpu" evaluate-every=0 evaluate-clients=1 finetune-epochs=0 score-last=false '
-    "checkpoint-every=0"
-)
+BARE = "evaluate-every=0 evaluate-clients=1 finetune-epochs=0 score-last=false checkpoint-every=0"
 FEDAVG = (
     'strategy="fedavg" partitioner="iid" num-clients=100 fraction-train=0.1 local-epochs=1 '
     'batch-size=10 model="cnn" split="official"'
 )
 MODES = ("floor", "serial", "workers=2")  # what most workloads compare
+GPU_MODES = ("floor", "serial", "group=20", "group=50")  # what all compare on a GPU
 SCALE = {f"{clients:,} clients": clients for clients in (1_000, 100_000, 1_000_000)}
 
 
@@ -116,7 +114,7 @@ WORKLOADS = {
         "FedPer with 100 of N clients a round with 4 random images of 8 x 8 each, 100 clients "
         "evaluated and a checkpoint after every round",
         8,
-        ('strategy="fedper" partitioner="iid" local-epochs=1 device="cpu" evaluate-clients=100',),
+        ('strategy="fedper" partitioner="iid" local-epochs=1 evaluate-clients=100',),
         contenders=tuple(SCALE),
         bases=("1,000 clients",),
     ),
@@ -130,6 +128,7 @@ class Place:
     folder: Path
     envs: Path
     data_root: str
+    device: str = "cpu"
     made: dict[object, Path] = field(default_factory=dict)
 
     def images(self, images: tuple[int, int, int]) -> Path:
@@ -152,10 +151,15 @@ class Place:
         return self.made[clients]
 
 
+def contenders(work: str, device: str) -> tuple[str, ...]:
+    """Return who takes part in a comparison on this device."""
+    return WORKLOADS[work].contenders if device == "cpu" else GPU_MODES
+
+
 def command(name: str, work: Workload, rounds: int, place: Place, runs: Path) -> list[str] | str:
     """Return a contender's command, or why it cannot run."""
     options = [*work.options, f'num-rounds={rounds} runs-dir="{runs}" run-name="bench"']
-    options.append(f'data-root="{place.data_root}"')
+    options.append(f'data-root="{place.data_root}" device="{place.device}"')
     if name in SCALE:
         clients = SCALE[name]
         data = place.tiny(clients)
@@ -168,8 +172,8 @@ def command(name: str, work: Workload, rounds: int, place: Place, runs: Path) ->
         options.append(f'dataset="{data}"')
     if "threads=2" in name:
         options.append("threads=2")
-    if name == "group=20":
-        options.append("group=20")
+    if name.startswith("group="):
+        options.append(name)
     if name.startswith("floor"):
         parts = "2" if "2 processes" in name else "1"
         return [sys.executable, "-m", "benchmarks.floor", parts, *options]
