@@ -1,9 +1,15 @@
 """The torch device of a process, which the key `device` chooses."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 
 from fedapps.core.errors import RunError
 
+_memory: Any = torch.utils.deterministic  # its type stub is empty
 GPU_HINT = (
     "fedapps run --federation-config 'num-supernodes=4 client-resources-num-cpus=2 "
     "client-resources-num-gpus=0.25'"
@@ -13,8 +19,9 @@ GPU_HINT = (
 def pick_torch_device(name: str) -> torch.device:
     """Return the torch device for the key `device`; raises `RunError` for cuda without a GPU.
 
-    On a GPU, convolutions are set to full float32 and to repeatable bits, as on CPUs. By default,
-    cuDNN uses 10-bit mantissas (TF32) and adds up in any order.
+    A GPU computes in full float32 and gives the same bits again, as CPUs do. By default, cuDNN
+    uses 10-bit mantissas (TF32), and several kernels add up in any order. What PyTorch cannot do
+    in a fixed order warns.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise RunError(
@@ -23,6 +30,20 @@ def pick_torch_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
-        torch.backends.cudnn.allow_tf32 = False
-        torch.backends.cudnn.deterministic = True
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS warns
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = False, True
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        _memory.fill_uninitialized_memory = False  # a kernel more for each tensor
     return torch.device(name)
+
+
+@contextmanager
+def same_kernels() -> Iterator[None]:
+    """Restore how this process computes on a GPU, which `pick_torch_device` sets."""
+    cudnn, mode = torch.backends.cudnn, torch.get_deterministic_debug_mode()
+    given = (cudnn.allow_tf32, cudnn.deterministic, _memory.fill_uninitialized_memory)
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, cudnn.deterministic, _memory.fill_uninitialized_memory = given
+        torch.set_deterministic_debug_mode(mode)

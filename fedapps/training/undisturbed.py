@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from fedapps.training.torch_device import same_kernels
 from fedapps.training.workspace import workspace
 
 _turn = threading.RLock()  # a process has one workspace, so its threads take turns
@@ -15,10 +16,10 @@ _turn = threading.RLock()  # a process has one workspace, so its threads take tu
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Restore torch's threads and random numbers, the filters of warnings and of Flower's log."""
+    """Restore torch's threads, kernels and random numbers, and the filters of warnings and logs."""
     flower = logging.getLogger("flwr")
     gpus = range(torch.cuda.device_count())
-    with _turn, warnings.catch_warnings(), torch.random.fork_rng(gpus):
+    with _turn, warnings.catch_warnings(), torch.random.fork_rng(gpus), same_kernels():
         threads, filters = torch.get_num_threads(), [*flower.filters]
         try:
             yield

@@ -1,5 +1,6 @@
 """The code on a GPU: on a real one where there is one, and everywhere on a pretended one."""
 
+import os
 import threading
 from functools import partial
 
@@ -17,6 +18,7 @@ from fedapps.training.draw import Draw
 from fedapps.training.evaluation import score
 from fedapps.training.plan import Clip, Stage
 from fedapps.training.torch_device import pick_torch_device
+from fedapps.training.undisturbed import undisturbed
 from fedapps.training.workspace import Workspace
 from tests.support.marks import LONG, THOROUGH
 from tests.support.methods import needed
@@ -136,19 +138,29 @@ def test_a_step_waits_for_its_norm_at_most(config, stage, waits, flat_config, ti
     assert counts[1]["waits"] - counts[0]["waits"] == waits
 
 
-def test_a_gpu_computes_in_float32_and_repeatably(monkeypatch):
-    for name in ("allow_tf32", "deterministic"):  # both are put back
-        monkeypatch.setattr(torch.backends.cudnn, name, name == "allow_tf32")
+def test_a_gpu_computes_in_float32_and_repeatably_until_the_run_is_over(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert pick_torch_device("cpu").type == "cpu"
-    assert torch.backends.cudnn.allow_tf32 and not torch.backends.cudnn.deterministic
-    assert pick_torch_device("auto").type == "cuda"
-    assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.allow_tf32
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # what it was is put back
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+
+    def kernels():
+        cudnn, fills = torch.backends.cudnn, torch.utils.deterministic.fill_uninitialized_memory
+        mode = torch.get_deterministic_debug_mode()
+        return cudnn.allow_tf32, cudnn.deterministic, mode, fills
+
+    before = kernels()
+    with undisturbed():
+        assert pick_torch_device("cpu").type == "cpu"
+        assert kernels() == before == (True, False, 0, True)
+        assert pick_torch_device("auto").type == "cuda"
+        assert kernels() == (False, True, 1, False)
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert kernels() == before
 
 
 on_a_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(),
-    reason="2026-11-21: no GPU is visible here; never run on one so far",
+    reason="2026-11-27: no GPU is visible here; docs/engines.md says what passed on an H200",
 )
 
 

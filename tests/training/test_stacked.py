@@ -1,6 +1,7 @@
 """Clients that are trained together, against the trainer and the modules that have one client."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -329,3 +330,12 @@ def test_a_clients_step_needs_a_tenth_of_the_kernels(name):
 def test_auto_takes_groups_of_small_models_only():
     assert chosen(trainer_of("mlp")) > 1
     assert chosen(trainer_of("vgg-tiny-bn")) == 0
+
+
+@pytest.mark.parametrize(("weights", "size"), [
+    (878_538, 50), (2_000_000, 50), (2_500_000, 40), (5_000_000, 20), (11_000_000, 0),
+])  # fmt: skip
+def test_auto_takes_groups_on_a_gpu_by_the_weights_of_the_model(weights, size):
+    there = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(is_cuda=True)]))
+    layout = SimpleNamespace(names=("head",), count=lambda names: weights)
+    assert chosen(SimpleNamespace(model=there, layout=layout)) == size

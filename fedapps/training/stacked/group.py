@@ -21,9 +21,10 @@ from fedapps.training.stacked.run import GroupRun, Lesson
 from fedapps.training.trainer import Trainer
 
 PASS = 512  # samples of all clients in a forward pass without gradients
-AUTO = 20  # clients in a group; on a GPU this has not been measured
+AUTO = 20  # clients in a group on a CPU; on a GPU at least as many
 MOST_MACS = 1_200_000  # of a sample in a step, up to which groups were faster on a CPU
-MOST_WEIGHTS = 5_000_000  # of a model on a GPU: 20 clients with gradients and momentum have 1.2 GB
+GPU_AUTO = 50  # on a GPU; larger groups were hardly faster
+GPU_WEIGHTS = 100_000_000  # of a group on a GPU; with gradients and momentum these are 1.2 GB
 CLOSE = 1e-6  # relative; outputs in float64 agree to 1e-9
 
 
@@ -117,12 +118,14 @@ def chosen(trainer: Trainer) -> int:
     """Return the size of groups for `group = "auto"`, by what was measured (docs/engines.md)."""
     names = trainer.layout.names
     if next(trainer.model.parameters()).is_cuda:
-        what, size, most = "weights", trainer.layout.count(names), MOST_WEIGHTS
+        weights = trainer.layout.count(names)
+        size, why = min(GPU_AUTO, GPU_WEIGHTS // weights), f"{weights / 1e6:.1f} million weights"
     else:
-        what, size, most = "MACs", trainer.profile.step_macs(names, names[0]), MOST_MACS
-    if size <= most:
-        return AUTO
-    log.info('group = "auto": 0, because of %.1f million %s', size / 1e6, what)
+        macs = trainer.profile.step_macs(names, names[0])
+        size, why = AUTO if macs <= MOST_MACS else 0, f"{macs / 1e6:.1f} million MACs"
+    if size >= AUTO:
+        return size
+    log.info('group = "auto": 0, because of %s', why)
     return 0
 
 
@@ -154,9 +157,8 @@ def _check(trainer: Trainer) -> None:
     for training in (True, False):
         parts = []
         for own, x in zip(entries, inputs, strict=True):
-            one = copy.deepcopy(model).train(training)
-            one.load_state_dict(own, strict=False)
-            parts.append(run(one, x, names))
+            model.train(training).load_state_dict(own, strict=False)
+            parts.append(run(model, x, names))
         stacked.load({key: stack([own[key] for own in entries]) for key in state})
         stacked.module.train(training)
         together = run(stacked.module, torch.cat(inputs), names)
