@@ -60,6 +60,7 @@ class Layout:
     stays: frozenset[str]
     modules: Mapping[str, frozenset[str]] = field(default_factory=dict)
     can_be_cut: bool = True
+    _known: dict[Slice, tuple[str, ...]] = field(default_factory=dict, init=False, compare=False)
 
     @property
     def body(self) -> Slice:
@@ -136,8 +137,10 @@ class Layout:
 
     def keys_of(self, layers: Slice) -> tuple[str, ...]:
         """Return all floating-point keys of a slice, each once, in the model's order."""
-        keys = (key for item in self.slice(layers) for key in self._keys_of(item))
-        return tuple(dict.fromkeys(keys))
+        if layers not in self._known:
+            keys = (key for item in self.slice(layers) for key in self._keys_of(item))
+            self._known[layers] = tuple(dict.fromkeys(keys))
+        return self._known[layers]
 
     def _keys_of(self, item: str) -> tuple[str, ...]:
         name, part = _split(item)

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -60,10 +61,8 @@ def dtype_of(key: str) -> np.dtype:
 
 def _pack(values: np.ndarray) -> Array:
     """Return what `Array(values)` returns, whose npy file is written with two copies fewer."""
-    file = io.BytesIO()
-    header = np.lib.format.header_data_from_array_1_0(values)
-    np.lib.format.write_array_header_1_0(file, header)
-    data = b"".join((file.getvalue(), values.reshape(-1).view(np.uint8).data))
+    header = _header(values.dtype, values.shape)
+    data = b"".join((header, values.reshape(-1).view(np.uint8).data))
     return Array(values.dtype.name, values.shape, "numpy.ndarray", data)
 
 
@@ -76,10 +75,8 @@ def _unpack(key: str, array: Array, shape: tuple[int, ...] | None, largest: floa
         raise BadMessage(f"{key} comes as {array.stype}: expected numpy.ndarray")
     if not size < len(array.data) <= size + NPY_HEADER_BYTES:
         raise BadMessage(f"{len(array.data)} bytes for {key}: expected {size} and a header")
-    found, fortran, dtype, start = _npy_header(key, array.data)
-    if (found, fortran, dtype) != (shape, False, kind):
-        order = " in Fortran order" if fortran else ""
-        raise BadMessage(f"{key} as {dtype}{_told(found)}{order}: expected {kind}{shape}")
+    header = _header(kind, shape)
+    start = len(header) if array.data.startswith(header) else _start(key, array.data, kind, shape)
     if (array.dtype, array.shape) != (kind.name, shape):  # Flower's own fields, not the header's
         told = f"{array.dtype[:20]}{array.shape[:5]}"
         raise BadMessage(f"{key} is called {told}: expected {kind}{shape}")
@@ -94,6 +91,27 @@ def _unpack(key: str, array: Array, shape: tuple[int, ...] | None, largest: floa
 def _told(shape: tuple[int, ...]) -> object:
     """Return a received shape in a printable form: Python refuses to print very long numbers."""
     return shape if all(abs(side) < 2**63 for side in shape) else "(a side of impossible length)"
+
+
+@lru_cache(maxsize=10_000)  # a model has few shapes
+def _header(kind: np.dtype, shape: tuple[int, ...]) -> bytes:
+    """Return how NumPy begins the npy file of such an array."""
+    file = io.BytesIO()
+    told = {"descr": kind.str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, told)
+    return file.getvalue()
+
+
+def _start(key: str, data: bytes, kind: np.dtype, shape: tuple[int, ...]) -> int:
+    """Read a header that another program has written; return where the values start.
+
+    Raises `BadMessage` if it is broken, or the header of another array.
+    """
+    found, fortran, dtype, start = _npy_header(key, data)
+    if (found, fortran, dtype) != (shape, False, kind):
+        order = " in Fortran order" if fortran else ""
+        raise BadMessage(f"{key} as {dtype}{_told(found)}{order}: expected {kind}{shape}")
+    return start
 
 
 def _npy_header(key: str, data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
