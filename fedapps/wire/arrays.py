@@ -97,7 +97,8 @@ def _told(shape: tuple[int, ...]) -> object:
 def _header(kind: np.dtype, shape: tuple[int, ...]) -> bytes:
     """Return how NumPy begins the npy file of such an array."""
     file = io.BytesIO()
-    told = {"descr": kind.str, "fortran_order": False, "shape": shape}
+    sides = tuple(map(int, shape))  # NumPy's own integers have another text, and the same hash
+    told = {"descr": kind.str, "fortran_order": False, "shape": sides}
     np.lib.format.write_array_header_1_0(file, told)
     return file.getvalue()
 

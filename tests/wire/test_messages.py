@@ -1,5 +1,6 @@
 """Messages: what is packed is what is read, and one broken update costs that client only."""
 
+import io
 import struct
 import tracemalloc
 from functools import partial
@@ -250,6 +251,15 @@ def make_arrays(seed):
 
 def make_update(client):
     return ClientUpdate(client, make_arrays(client), 10 + client, {"loss": 0.5}, 10.0 + client)
+
+
+def test_an_array_is_packed_as_numpy_saves_it_whoever_counted_its_sides():
+    values, file = np.arange(143, dtype=np.float32).reshape(11, 13), io.BytesIO()
+    np.save(file, values)
+    counted = (np.int64(11), np.int64(13))
+    received = ArrayRecord({"a.w": raw(npy(values), values.shape)})
+    assert np.array_equal(unpack_arrays(received, {"a.w": counted})["a.w"], values)
+    assert pack_arrays({"a.w": values})["a.w"].data == file.getvalue()
 
 
 def npy(array, version=(1, 0)):
