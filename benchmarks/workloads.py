@@ -21,7 +21,7 @@ FEDAVG = (
     'batch-size=10 model="cnn" split="official"'
 )
 MODES = ("floor", "serial", "workers=2")  # what most workloads compare
-GPU_MODES = ("floor", "serial", "group=20", "group=50")  # what all compare on a GPU
+GPU_MODES = ("floor", "serial", "group=20", "group=50")  # what they compare on a GPU
 SCALE = {f"{clients:,} clients": clients for clients in (1_000, 100_000, 1_000_000)}
 
 
@@ -153,7 +153,8 @@ class Place:
 
 def contenders(work: str, device: str) -> tuple[str, ...]:
     """Return who takes part in a comparison on this device."""
-    return WORKLOADS[work].contenders if device == "cpu" else GPU_MODES
+    own = WORKLOADS[work].contenders
+    return GPU_MODES if device != "cpu" and "floor" in own else own
 
 
 def command(name: str, work: Workload, rounds: int, place: Place, runs: Path) -> list[str] | str:

@@ -10,6 +10,7 @@ import torch
 from benchmarks.__main__ import Run, main, measured
 from benchmarks.peers import task
 from benchmarks.results import ratios
+from benchmarks.workloads import GPU_MODES, SCALE, contenders
 from fedapps import models
 
 WEIGHTS = 32 * (3 * 25 + 1) + 64 * (32 * 25 + 1) + 512 * (64 * 25 + 1) + 10 * 513
@@ -34,6 +35,12 @@ def test_ratios_are_of_the_same_repeat():
         [Run(seconds, 0, 0, (0, 0)) for seconds in each] for each in ((2, 9, 8), (1, 3, 2))
     )
     assert ratios(slow, fast) == (3, 2, 4)
+
+
+def test_on_a_gpu_other_contenders_do_what_the_page_says():
+    assert contenders("fedavg", "cuda") == GPU_MODES and "pfl" in contenders("fedavg", "cpu")
+    # its contenders are numbers of clients, which bring their own data
+    assert contenders("scale", "cuda") == contenders("scale", "cpu") == tuple(SCALE)
 
 
 def test_peers_train_our_model():
