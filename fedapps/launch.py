@@ -31,7 +31,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.options import add_home, add_resume, add_run_config, chosen
 from fedapps.launcher import superlink
 from fedapps.launcher.flwr import Flwr
-from fedapps.launcher.inputs import merged, refusal, staged
+from fedapps.launcher.inputs import FEDERATION, merged, refusal, simulation, staged
 from fedapps.launcher.outcome import LaunchResult, status_of
 from fedapps.launcher.superlink import PORT, database_of, environment
 
@@ -76,7 +76,7 @@ def launch(
         options = stack.enter_context(merged(run_config))
         words = [word for option in options for word in ("--run-config", option)]
         if federation_config:
-            words += ["--federation-config", federation_config]
+            words += [FEDERATION, simulation(federation_config)]
         app = stack.enter_context(staged(app_dir))
         run_id, lines = _start(target, app, words)
         if not run_id:
@@ -180,7 +180,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_config(parser)
     add_resume(parser)
     parser.add_argument(
-        "--federation-config",
+        FEDERATION,
         default="",
         metavar="KEYS",
         help="settings of the simulation: the number of SuperNodes (num-supernodes) and the "

@@ -17,6 +17,19 @@ from fedapps.core.options import flat, parse_option, quoted
 from fedapps.core.paths import expanded
 from fedapps.core.words import did_you_mean
 
+FEDERATION = "--federation-config"
+# the settings of Flower's simulation, and the least value of those that are whole numbers
+SIMULATION = {
+    "num-supernodes": 1,
+    "client-resources-num-cpus": 1,
+    "client-resources-num-gpus": None,
+    "init-args-num-cpus": 1,
+    "init-args-num-gpus": 0,
+    "init-args-logging-level": None,
+    "init-args-log-to-driver": None,
+    "backend": None,
+    "verbose": None,
+}
 BUNDLED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl", "LICENSE", ".gitignore"}
 
 
@@ -97,3 +110,18 @@ def refusal(app_dir: Path, options: Sequence[str]) -> str:
     except RunError as error:
         return str(error)
     return ""
+
+
+def simulation(federation_config: str) -> str:
+    """Return the settings of a simulation as Flower reads them; raises `RunError` for a wrong one.
+
+    Flower itself does not say which number is wrong, and with no SuperNodes it waits for one.
+    """
+    for name, value in parse_option(federation_config, FEDERATION).items():
+        key = name.replace("_", "-")
+        if key not in SIMULATION:
+            raise RunError(f"{FEDERATION}: unknown key {name}{did_you_mean(key, SIMULATION)}")
+        least = SIMULATION[key]
+        if least is not None and (type(value) is not int or value < least):
+            raise RunError(f"{FEDERATION}: {name} = {value}: must be int >= {least}")
+    return quoted(federation_config)

@@ -12,6 +12,9 @@ from fedapps.core.errors import RunError
 COMPLETED = "finished:completed"
 _OUR_ERROR = re.compile(r"^(?:ERROR\s*:\s+)?error: (.+)$")
 _EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception)\b.*: .+$")
+_TOO_FEW = re.compile(
+    r"The system \(CPUs=([\d.]+), GPUs=([\d.]+)\).*'num_cpus': ([\d.]+), 'num_gpus': ([\d.]+)"
+)
 _DETAILS = re.compile(r"^\w+ failed with exception: ")
 _VAGUE = ("An error was encountered. Ending simulation.", "Task failed with unknown error.", "N/A")
 
@@ -38,6 +41,8 @@ class LaunchResult:
         ours = [match[1] for line in self.lines if (match := _OUR_ERROR.match(line.strip()))]
         if ours:
             return ours[-1]
+        if few := next(filter(None, map(_TOO_FEW.search, self.lines)), None):
+            return _too_few(*map(float, few.groups()))
         if reason := _reason(self.details):
             return reason
         causes = [line.strip() for line in self.lines if _EXCEPTION.match(line.strip())]
@@ -77,6 +82,14 @@ def details_of(run: Mapping[str, Any]) -> str:
 def _reason(details: str) -> str:
     reason = " ".join(_DETAILS.sub("", details).split())
     return "" if reason in _VAGUE else reason
+
+
+def _too_few(cpus: float, gpus: float, needed_cpus: float, needed_gpus: float) -> str:
+    return (
+        f"each SuperNode needs {needed_cpus:g} CPUs and {needed_gpus:g} GPUs, and Ray has "
+        f"{cpus:g} and {gpus:g} here; let each have less: --federation-config "
+        "'client-resources-num-cpus=1 client-resources-num-gpus=0.0'"
+    )
 
 
 def boxed(lines: Sequence[str]) -> str:

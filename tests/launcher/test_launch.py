@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from flwr.proto.federation_config_pb2 import SimulationConfig
 
 from fedapps import cli, launch
 from fedapps.core.errors import RunError
@@ -68,6 +69,14 @@ def result(status: str, details: str, log: str = "") -> outcome.LaunchResult:
 
 
 UNTOLD = f"{TRACE}An error was encountered. Ending simulation."
+ONE_CORE_LOG = """\
+\x1b[93mWARNING \x1b[0m:   The ActorPool is empty. The system (CPUs=1.0, GPUs=0) does not meet the \
+criteria to host at least one client with resources: {'num_cpus': 2, 'num_gpus': 0.25}. Lowering \
+the `client_resources` could help.
+ValueError: ActorPool is empty. Stopping Simulation.
+RuntimeError: An error was encountered. Ending simulation.
+"""
+LESS = "--federation-config 'client-resources-num-cpus=1 client-resources-num-gpus=0.0'"
 
 
 @pytest.mark.parametrize(("status", "details", "log", "error"), [
@@ -75,6 +84,8 @@ UNTOLD = f"{TRACE}An error was encountered. Ending simulation."
     ("failed", f"{TRACE}round 2 fails", FAILED_LOG, "alpha = -1: must be float > 0"),  # the app's
     ("failed", f"{TRACE}a\n  b", "", "a b"),  # without Flower's preface
     ("failed", UNTOLD, FAILED_LOG.replace("error: alpha", "alpha"), ".*round 2 fails as asked"),
+    ("failed", UNTOLD, ONE_CORE_LOG, "each SuperNode needs 2 CPUs and 0.25 GPUs, and Ray has 1 and "
+                                     f"0 here; let each have less: {LESS}"),
     ("stopped", "N/A", "", "the run is finished:stopped"),
 ])  # fmt: skip
 def test_the_error_of_a_finished_run(status, details, log, error):
@@ -154,6 +165,26 @@ class TestParse:
     def test_a_value_of_this_app_is_refused_before_an_engine_starts(self, option, line):
         said = inputs.refusal(ROOT, ["num-rounds=3", option])
         assert said.startswith(line) and bool(said) == bool(line)
+
+    @pytest.mark.parametrize(("given", "line"), [
+        ("num-supernode=4", "unknown key num-supernode, did you mean num-supernodes?"),
+        ("num-supernodes=0", "num-supernodes = 0: must be int >= 1"),
+        ("verbose=true num_supernodes=two", "num_supernodes = two: must be int >= 1"),
+        ("client-resources-num-cpus=0.5", "client-resources-num-cpus = 0.5: must be int >= 1"),
+        ("init-args-num-cpus=true", "init-args-num-cpus = True: must be int >= 1"),
+    ])  # fmt: skip
+    def test_a_simulation_that_cannot_be_is_refused(self, given, line):
+        with pytest.raises(RunError) as refused:
+            inputs.simulation(given)
+        assert str(refused.value) == f"--federation-config: {line}"
+
+    def test_flower_knows_the_settings_of_a_simulation(self):
+        fields = {f.name.replace("_", "-"): f for f in SimulationConfig.DESCRIPTOR.fields}
+        assert fields.keys() == inputs.SIMULATION.keys()
+        whole = {name for name, field in fields.items() if field.type == field.TYPE_UINT32}
+        assert whole == {name for name, least in inputs.SIMULATION.items() if least is not None}
+        given = "num-supernodes=4 client-resources-num-gpus=0.25 backend=ray"
+        assert inputs.simulation(given) == given.replace("ray", '"ray"')
 
 
 class TestHome:
