@@ -192,3 +192,17 @@ def test_a_gpu_scores_as_the_cpu_does(flat_config, tiny_npz):
     cpu, cuda = found
     assert cuda.loss == pytest.approx(cpu.loss, rel=1e-5)
     assert np.array_equal(cuda.counts["right"], cpu.counts["right"])
+
+
+@on_a_gpu
+def test_a_gpu_convolves_in_float32():
+    draws, found = torch.Generator().manual_seed(0), []
+    images, kernels = (torch.randn(s, generator=draws) for s in ((10, 32, 12, 12), (64, 32, 5, 5)))
+    with undisturbed():
+        for device, dtype in ((pick_torch_device("cuda"), torch.float32), ("cpu", torch.float64)):
+            inputs, weight = (t.to(device, dtype).requires_grad_() for t in (images, kernels))
+            outputs = torch.nn.functional.conv2d(inputs, weight)
+            outputs.square().sum().backward()
+            found.append([t.detach().cpu().double() for t in (outputs, inputs.grad, weight.grad)])
+    for single, double in zip(*found, strict=True):  # TF32 is 3e-4 off
+        assert (single - double).abs().max() < 1e-5 * double.abs().max()
