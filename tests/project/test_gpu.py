@@ -200,7 +200,9 @@ def test_a_gpu_convolves_in_float32():
     images, kernels = (torch.randn(s, generator=draws) for s in ((10, 32, 12, 12), (64, 32, 5, 5)))
     with undisturbed():
         for device, dtype in ((pick_torch_device("cuda"), torch.float32), ("cpu", torch.float64)):
-            inputs, weight = (t.to(device, dtype).requires_grad_() for t in (images, kernels))
+            inputs, weight = (
+                t.to(device, dtype, copy=True).requires_grad_() for t in (images, kernels)
+            )
             outputs = torch.nn.functional.conv2d(inputs, weight)
             outputs.square().sum().backward()
             found.append([t.detach().cpu().double() for t in (outputs, inputs.grad, weight.grad)])
