@@ -22,7 +22,6 @@ from fedapps import data
 from fedapps.core import config, log, prometheus, registry, signing
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
-from fedapps.core.flower import HttpGrid
 from fedapps.core.flower import log as flower_log
 from fedapps.core.paths import absolute
 from fedapps.core.schema import Scalar
@@ -44,7 +43,7 @@ from fedapps.training.torch_device import GPU_HINT
 from fedapps.training.workspace import Workspace, workspace
 from fedapps.wire.contacts import Lookout
 from fedapps.wire.fleet import Fleet
-from fedapps.wire.grid import StreamingGrid
+from fedapps.wire.grid import StreamingGrid, reaches_devices
 from fedapps.wire.nodes import NodeRegistry
 
 app = ServerApp()
@@ -157,7 +156,7 @@ def node_registry(grid: Grid, space: Workspace) -> NodeRegistry:
     """Return the registry that greets the SuperNodes of a run."""
     s = space.settings
     devices = s.num_clients if s.dataset == DEVICE else 0
-    if not (simulated := not isinstance(grid, HttpGrid)):
+    if not (simulated := not reaches_devices(grid)):
         shorten_backoff()
     streaming, limit = StreamingGrid(grid), s.max_samples
     out = space.population.held_out if devices else ()

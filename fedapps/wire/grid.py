@@ -8,9 +8,9 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedapps.core import stopping
+from fedapps.core import flower, stopping
 from fedapps.core.errors import one_line
-from fedapps.core.flower import HttpGrid, Run
+from fedapps.core.flower import Run
 from fedapps.wire.compact import is_packed, pack, unpack
 from fedapps.wire.contacts import Lookout
 from fedapps.wire.probes import LOST, Probes
@@ -19,6 +19,15 @@ from fedapps.wire.replies import unreadable
 
 FIRST_WAIT, LONGEST_WAIT = 0.01, 1.0  # seconds between polls
 BROKEN_WAIT = 10.0  # seconds to wait for the right reply after one that could not be read
+
+
+def reaches_devices(grid: Grid) -> bool:
+    """Tell whether a Grid reaches its SuperNodes through a SuperLink, not in a simulation.
+
+    The Grids of this project do not, and for them Flower's Grid, which takes half a second to load,
+    is not loaded.
+    """
+    return not type(grid).__module__.startswith("fedapps.") and isinstance(grid, flower.HttpGrid)
 
 
 class StreamingGrid(Grid):
@@ -49,7 +58,7 @@ class StreamingGrid(Grid):
         lookout: Lookout | None = None,
     ) -> None:
         self.grid, self.given_up, self.lookout = grid, given_up, lookout or Lookout()
-        self._devices = isinstance(grid, HttpGrid)
+        self._devices = reaches_devices(grid)
         self._known = known_grid() if self._devices else None
         self._broken: dict[str, tuple[float, str]] = {}  # by message: since when, and the error
         self._uploads: dict[str, Upload] = {}  # replies of which a part has arrived

@@ -96,6 +96,20 @@ def test_help_loads_nothing_that_takes_long():
         assert len(text.splitlines()) > 5, name
 
 
+def test_a_run_in_one_process_loads_nothing_of_a_superlink():
+    """In a process of its own: the apps of both sides, and what the server asks of its Grid."""
+    program = """
+        import sys
+        from fedapps import client_app, server_app
+        from fedapps.wire.serial_grid import SerialGrid
+        assert not server_app.reaches_devices(object.__new__(SerialGrid))
+        print(*{"alembic", "flwr.superlink.grid", "sqlalchemy"} & sys.modules.keys())
+    """
+    words = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
 def test_a_command_that_is_not_there_gets_the_nearest(capsys):
     assert cli.main(["statu"]) == 2
     line = "error: no command statu, did you mean status?; `fedapps -h` lists all commands\n"
