@@ -20,7 +20,7 @@ from fedapps.core.commands import execute
 from fedapps.core.errors import RunError
 from fedapps.core.options import Flat, add_resume, add_run_config, chosen, parse_option
 from fedapps.core.paths import expanded
-from fedapps.device.node_config import EXAMPLE, KEYS, is_device
+from fedapps.device.node_config import EXAMPLE, KEYS, NodeConfig
 
 # The engine is imported only when a run begins, because its libraries take seconds to load.
 
@@ -173,10 +173,10 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check_devices(nodes: Sequence[Mapping[str, object]]) -> None:
+def _check_devices(nodes: Sequence[Flat]) -> None:
     """Refuse a node-config without keys of a device: the run would silently be a simulation."""
     for node in nodes:
-        if not is_device(node.keys()):
+        if NodeConfig.of(node) is None:
             keys = ", ".join(node) or '""'
             raise RunError(f"--node-config {keys}: has none of {', '.join(KEYS)}; give {EXAMPLE}")
 

@@ -34,7 +34,7 @@ def hand_on(words: Sequence[str]) -> int:
     """Run a SuperNode with these options; it ends its process itself.
 
     Texts of a node-config may be without quotes, which Flower asks for. Raises `RunError` if the
-    node-config of a device lacks a key, or has one that nobody knows.
+    node-config of a device lacks a key, has one that nobody knows, or a value that cannot be.
     """
     if not words or words[0] in ("-h", "--help"):
         print(HELP)
@@ -60,7 +60,7 @@ def _with_quotes(words: Sequence[str]) -> list[str]:
 def _checked(node_config: str) -> str:
     """Return a node-config as Flower wants it."""
     from fedapps.core.options import parse_option, quoted
-    from fedapps.device.node_config import is_device
+    from fedapps.device.node_config import NodeConfig
 
-    is_device(parse_option(node_config, NODE_CONFIG).keys())
+    NodeConfig.of(parse_option(node_config, NODE_CONFIG))
     return quoted(node_config)

@@ -24,12 +24,10 @@ from fedapps.core.changes import data_name, owner
 from fedapps.core.config import DEVICE, defaults
 from fedapps.core.errors import RunError, told_to_server
 from fedapps.core.files import remove_left_over, stamp, write_whole
-from fedapps.core.paths import absolute
-from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.core.signing import SignedModel
 from fedapps.device import initial, personalized, spending
-from fedapps.device.node_config import is_device
+from fedapps.device.node_config import NodeConfig
 from fedapps.engine.store import EARLIER_RUN, ClientStore
 from fedapps.method.flower import BaseClient
 from fedapps.tasks import specs_of_devices
@@ -61,31 +59,8 @@ class StateRun(msgspec.Struct, frozen=True):
         return f"run {self.run}{f' (resumption {self.attempt})' if self.attempt else ''}"
 
 
-@dataclass(frozen=True)
-class Device:
-    """The node-config of a SuperNode with data of its own.
-
-    With a `model_key`, it starts only from initial models that are signed with this key. With a
-    `budget`, it sends no update that would make its epsilon of all runs larger.
-    """
-
-    client: int
-    data: Path
-    state_dir: Path
-    model_key: Path | None = None
-    budget: float = 0.0
-
-    @classmethod
-    def of(cls, node_config: Mapping[str, Scalar]) -> "Device | None":
-        """Read a node-config; return None if it has none of the keys. Raises `RunError`."""
-        if not is_device(node_config.keys()):
-            return None
-        client = node_config["client-id"]
-        if type(client) is not int or client < 0:
-            raise RunError(f'node-config: client-id = "{client}": must be an integer >= 0')
-        model_key = _folder(node_config, "model-key") if "model-key" in node_config else None
-        own, state = _folder(node_config, "data"), _folder(node_config, "state-dir")
-        return cls(client, own, state, model_key, spending.budget_of(node_config))
+class Device(NodeConfig):
+    """A SuperNode with data of its own, as its node-config describes it."""
 
     def hello(self, settings: Settings, model: SignedModel | None = None) -> Hello:
         """Say which client this is and how many samples it has, or why it cannot take part.
@@ -290,7 +265,3 @@ def private(folder: Path) -> None:
         folder.chmod(0o700)
     except OSError as error:
         raise RunError(f"state-dir: cannot make {folder} private ({error.strerror})") from error
-
-
-def _folder(node_config: Mapping[str, Scalar], key: str) -> Path:
-    return absolute(str(node_config[key]), f"node-config: {key}")

@@ -1,8 +1,12 @@
-"""The keys of a device's node-config. This loads fast, so that a mistake shows at the start."""
+"""A device's node-config. This loads fast, so that a mistake shows at the start of a SuperNode."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
 from fedapps.core.errors import RunError
+from fedapps.core.paths import absolute
 from fedapps.core.words import did_you_mean
 
 KEYS = ("client-id", "data", "state-dir")
@@ -11,11 +15,43 @@ EXAMPLE = """--node-config 'client-id=7 data="/path/train.npz" state-dir="/path/
 _OTHERS = {"num-partitions", "partition-id", "workers"}  # of simulations and of any SuperNode
 
 
-def is_device(keys: Collection[str]) -> bool:
-    """Tell whether a node-config with these keys is that of a device with data of its own.
+@dataclass(frozen=True)
+class NodeConfig:
+    """The node-config of a SuperNode with data of its own: who it is, and where its files are.
 
-    Raises `RunError` if it is, but a key is missing or unknown. An unknown key is not passed over:
-    a device whose `model-key` is misspelt would take part in a run that this key refuses.
+    With a `model_key`, it starts only from initial models that are signed with this key. With a
+    `budget`, it sends no update that would make its epsilon of all runs larger.
+    """
+
+    client: int
+    data: Path
+    state_dir: Path
+    model_key: Path | None = None
+    budget: float = 0.0
+
+    @classmethod
+    def of(cls, given: Mapping[str, bool | int | float | str]) -> Self | None:
+        """Read a node-config; return None if it has none of a device's keys. Raises `RunError`."""
+        if not _is_device(given.keys()):
+            return None
+        client, budget = given["client-id"], given.get("dp-budget", 0.0)
+        if type(client) is not int or client < 0:
+            raise RunError(f'node-config: client-id = "{client}": must be an integer >= 0')
+        if isinstance(budget, bool | str) or not 0 <= budget < float("inf"):
+            raise RunError(f'node-config: dp-budget = "{budget}": must be a number >= 0')
+
+        def path(key: str) -> Path:
+            return absolute(str(given[key]), f"node-config: {key}")
+
+        model_key = path("model-key") if "model-key" in given else None
+        return cls(client, path("data"), path("state-dir"), model_key, float(budget))
+
+
+def _is_device(keys: Collection[str]) -> bool:
+    """Tell whether these are the keys of a device.
+
+    Raises `RunError` if they are, but a key is missing or unknown. An unknown key is not passed
+    over: a device whose `model-key` is misspelt would take part in a run that this key refuses.
     """
     if not any(key in keys for key in KEYS):
         return False

@@ -6,7 +6,6 @@ knows in which rounds the device took part. So with central privacy it is larger
 """
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -16,7 +15,6 @@ from fedapps.core import log
 from fedapps.core.errors import RunError
 from fedapps.core.files import in_turn, write_whole
 from fedapps.core.privacy_settings import PrivacySettings
-from fedapps.core.schema import Scalar
 
 FILE = "privacy.json"
 
@@ -25,14 +23,6 @@ class Spent(msgspec.Struct):
     """The number of updates by their noise multiplier z."""
 
     updates: dict[str, int] = {}
-
-
-def budget_of(node_config: Mapping[str, Scalar]) -> float:
-    """Return `dp-budget` of a node-config; 0 is none. Raises `RunError`."""
-    given = node_config.get("dp-budget", 0.0)
-    if isinstance(given, bool | str) or not 0 <= given < float("inf"):
-        raise RunError(f'node-config: dp-budget = "{given}": must be a number >= 0')
-    return float(given)
 
 
 def read(state_dir: Path) -> Spent:

@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from fedapps import cli
 from fedapps.core.errors import RunError
 from fedapps.device.device import Device
-from fedapps.device.node_config import is_device
+from fedapps.device.node_config import NodeConfig
 
 NODE = {"client-id": 0, "data": "/a.npz", "state-dir": "/b"}
 
@@ -28,14 +29,27 @@ def test_an_unknown_key_keeps_a_device_out(key, told, capsys):
     assert capsys.readouterr().err == f"error: node-config: {told}\n"
 
 
+@pytest.mark.parametrize(("key", "value", "told"), [
+    ("client-id", "x", 'client-id = "x": must be an integer >= 0'),
+    ("dp-budget", "8,5", 'dp-budget = "8,5": must be a number >= 0'),
+    ("state-dir", "b", 'state-dir = "b": must be absolute or start with ~, for example ~/b'),
+])  # fmt: skip
+def test_a_wrong_value_is_named_before_the_supernode_starts(key, value, told, capsys):
+    """Otherwise a device that starts again fails the messages of a run that goes on."""
+    words = " ".join(f'{name}="{text}"' for name, text in (NODE | {key: value}).items())
+    assert cli.main(["supernode", "--insecure", "--node-config", words.replace('"0"', "0")]) == 1
+    assert capsys.readouterr().err == f"error: node-config: {told}\n"
+
+
 def test_a_missing_key_is_named():
     with pytest.raises(RunError, match=r"^node-config: data is missing; give all three: "):
-        is_device({"client-id", "state-dir"})
+        NodeConfig.of({"client-id": 0, "state-dir": "/b"})
 
 
 def test_keys_of_any_supernode_are_no_mistake():
-    assert is_device([*NODE, "workers", "partition-id", "num-partitions"])
-    assert not is_device(["partition-id", "num-partitions", "site"])
+    more = dict.fromkeys(("workers", "partition-id", "num-partitions"), 1)
+    assert NodeConfig.of(NODE | more) == NodeConfig(0, Path("/a.npz"), Path("/b"))
+    assert NodeConfig.of({"partition-id": 0, "num-partitions": 2, "site": "x"}) is None
 
 
 def test_keys_are_checked_without_pytorch():
