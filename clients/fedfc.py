@@ -1,10 +1,10 @@
 """The client of FedFC: it trains its layers with the server's gradients and keeps nothing."""
 
-import copy
 import time
 
 import torch
 
+from fedapps.method import copied
 from fedapps.split import SplitClient
 
 REPEATS = 3  # measured steps per layer, after one that does not count
@@ -21,7 +21,7 @@ class FedFCClient(SplitClient):
         self.workspace.trainer.freeze_all_but(self.layout.names)
         seconds = []
         for name in self.layout.names:
-            layer, taken = copy.deepcopy(self.model.get_submodule(name)), []
+            layer, taken = copied(self.model, (name,)), []
             for _ in range(REPEATS + 1):
                 inputs = x.detach().requires_grad_()
                 start = time.perf_counter()

@@ -1,13 +1,23 @@
 """FedROD's client: balanced softmax for the generic head, a personal head on detached features."""
 
-import copy
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedapps.method import BaseClient, Costs, CutModel, Objective, Plan, Slice, put, run, take
+from fedapps.method import (
+    BaseClient,
+    Costs,
+    CutModel,
+    Objective,
+    Plan,
+    Slice,
+    copied,
+    put,
+    run,
+    take,
+)
 
 
 class TwoHeads(CutModel):
@@ -31,9 +41,7 @@ class FedRODClient(BaseClient):
     @cached_property
     def personal_head(self) -> nn.Sequential:
         """This client's head h_i, a module of its own."""
-        head = nn.Sequential()
-        for name in self.layout.head:
-            head.add_module(name, copy.deepcopy(self.model.get_submodule(name)))
+        head = copied(self.model, self.layout.head)
         keys = self.layout.keys_of(self.layout.head)
         put(head, {key: self.workspace.initial[key] for key in keys} | self.kept("personal/"))
         return head.requires_grad_()

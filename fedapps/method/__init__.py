@@ -42,7 +42,7 @@ The others, by what they are for:
   those that do both, and `PlainMean` of methods in which all clients count the same;
 - more training: what it did (`TrainingStats`); inner steps with `descend`, `pull`, `restored`,
   `swapped`;
-- parts of the model: `run`, `features`, `in_sequence`, `chunks`; modules to predict with
+- parts of the model: `run`, `features`, `in_sequence`, `copied`, `chunks`; modules to predict with
   (`Predictor`, and `CutModel` of body and head);
 - results of the method's own: `Figure`, `WITHOUT_HEAD`, `EventPlot`;
 - more than plans: a `Question` to all clients; a `Failure` in place of an update; `SERVER`, the
@@ -75,6 +75,7 @@ from fedapps.method.rehearsal import rehearse
 from fedapps.method.strategy import FINETUNING
 from fedapps.method.update import SERVER, ClientUpdate, Failure, replace, under
 from fedapps.method.warmup import WarmUp
+from fedapps.models.grouping import copied
 from fedapps.models.layers import Arrays, Slice, in_sequence, put, run, take
 from fedapps.training.batches import Samples, chunks
 from fedapps.training.costs import Costs, TrainingStats
@@ -100,7 +101,7 @@ __all__ = [  # noqa: RUF022, in the order of the docstring
     # more training
     "TrainingStats", "descend", "pull", "restored", "swapped",
     # parts of the model, and scores
-    "run", "features", "in_sequence", "chunks", "Predictor", "CutModel",
+    "run", "features", "in_sequence", "copied", "chunks", "Predictor", "CutModel",
     # results of the method's own
     "Figure", "WITHOUT_HEAD", "EventPlot",
     # more than plans

@@ -13,7 +13,9 @@ BatchNorms are in the part `norms`; they need not be declared. Any other part is
     chain(fc=nn.Linear(64, 32), lora=declare_part(LowRank(64, 32), "adapter"))
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from fnmatch import fnmatchcase
 from typing import TypeVar
 from weakref import WeakKeyDictionary
@@ -103,6 +105,21 @@ def children_by_layer(model: nn.Module) -> dict[str, Names]:
             found[current].append(name)
         known = _CHILDREN[model] = {name: tuple(children) for name, children in found.items()}
     return known
+
+
+def copied(model: nn.Module, layers: Iterable[str]) -> nn.Sequential:
+    """Return copies of consecutive layers, of a model that can be cut, under the same names.
+
+    What has no parameters, such as a ReLU, comes with the layer before it. Recurrent layers keep
+    their weights in one piece, as GPUs want them.
+    """
+    children = children_by_layer(model)
+    names = [child for layer in layers for child in children[layer]]
+    copy = nn.Sequential(OrderedDict((n, deepcopy(model.get_submodule(n))) for n in names))
+    for module in copy.modules():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()
+    return copy
 
 
 def _patterns(name: str, given: object) -> Names:

@@ -1,8 +1,6 @@
 """The model of a process, which stays in memory and serves one client after the other."""
 
-import copy
 import hashlib
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +14,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.paths import absolute
 from fedapps.core.settings import Settings
 from fedapps.models.adapters import add_adapters
-from fedapps.models.grouping import children_by_layer, keys_by_layer
+from fedapps.models.grouping import copied, keys_by_layer
 from fedapps.models.initial import start_from
 from fedapps.models.layers import Arrays, Layout, Slice, layout_of, put, take
 from fedapps.models.norms import use_batch_statistics
@@ -69,10 +67,7 @@ class ResidentModel:
     def restricted(self, layers: Slice) -> "ResidentModel":
         """Return a model of its own that has copies of the consecutive `layers` only."""
         layout = self.layout.restricted(layers)
-        children = [c for name in layout.names for c in children_by_layer(self.module)[name]]
-        module = nn.Sequential(
-            OrderedDict((name, copy.deepcopy(self.module.get_submodule(name))) for name in children)
-        )
+        module = copied(self.module, layout.names)
         initial = {key: self.initial[key] for key in layout.keys_of(layout.names)}
         facts = self.profile.restricted(module, layout)
         return ResidentModel(module, layout, facts, initial, self.counters)

@@ -277,6 +277,33 @@ def test_every_method_trains_such_a_model_or_says_why_not(method, whole_cnn, tmp
     assert "without_head" not in figures
 
 
+@pytest.mark.parametrize(("method", "more"), [
+    ("fedrod", "head-layers=2"), ("fedfc", 'fedfc.cuts="auto"'),
+])  # fmt: skip
+def test_copies_of_layers_have_what_has_no_parameters(
+    method, more, monkeypatch, tmp_path, data_root
+):
+    """An activation between two layers of a Sequential is a child of its own, without a key."""
+
+    def loose(shape, classes):
+        one, two, three = nn.Linear(64, 12), nn.Linear(12, 12), nn.Linear(12, classes)
+        return nn.Sequential(nn.Flatten(), one, nn.ReLU(), two, nn.ReLU(), three)
+
+    monkeypatch.setitem(models.MODELS, "loose", of_images(loose))
+    options = [CONFIG.replace("whole", "loose"), f'strategy="{method}" runs-dir="{tmp_path}"', more]
+    space = Workspace(read(parse([*options, f'data-root="{data_root}"'])))
+    client = registry.client_class(method)(space, 0, {})
+    if method == "fedfc":
+        seconds = client.answer("layer-seconds")
+        assert len(seconds) == 3 and min(seconds) > 0
+        return
+    features = run(client.model, client.train_data[0], client.layout.body)
+    generic = run(client.model, features, client.layout.head)
+    assert torch.equal(client.personal_head(features), generic)
+    client.personal_head.requires_grad_(requires_grad=False)[0].weight.zero_()
+    assert torch.equal(run(client.model, features, client.layout.head), generic)
+
+
 def test_the_figure_without_a_head_needs_a_body_that_runs_alone(whole_cnn):
     settings = read(parse([CONFIG, "score-without-head=true"]))
     with pytest.raises(RunError, match="score-without-head = true: needs the body"):
