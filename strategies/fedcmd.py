@@ -1,4 +1,5 @@
-"""FedCMD: Chen et al., Contrastive Cloud-Edge Model Decoupling for Personalized FL."""
+"""FedCMD: Chen et al., Towards Optimal Customized Architecture for Heterogeneous Federated Learning
+with Contrastive Cloud-Edge Model Decoupling."""
 
 from typing import Annotated, Literal
 
@@ -139,7 +140,8 @@ class FedCMD(WarmUp, KeepsLast):
             return
         names, clients = self.layout.names, self.settings.num_clients
         for round_, votes in enumerate(self.state["votes"], 1):
-            self.event(round_, "server", "chosen", names[majority(votes)])
+            if votes.any():
+                self.event(round_, "server", "chosen", names[majority(votes)])
         self.event(self.warmup, "server", "personal-layer", names[self.chosen])
         if self.options.weighting == "cosine" and self.mixed_keys:
             personal = self.layout.shared((names[self.chosen],))
@@ -149,8 +151,13 @@ class FedCMD(WarmUp, KeepsLast):
 
     @property
     def chosen(self) -> int:
-        """The index of l*: the layer that most rounds of phase 1 chose."""
-        return majority(np.bincount([majority(votes) for votes in self.state["votes"]]))
+        """The index of l*: the layer that most rounds of phase 1 chose.
+
+        A round whose clients all failed has no vote, unless no round has any.
+        """
+        votes = self.state["votes"]
+        voted = votes[votes.any(1)] if votes.any() else votes
+        return majority(np.bincount([majority(round_) for round_ in voted]))
 
     def candidates(self) -> Slice:
         """All layers but the first; `fc`: only fully connected ones, whose weights are matrices."""

@@ -95,6 +95,16 @@ def test_rounds_choose_and_not_all_ballots_together(flat_config):
     assert strategy.layout.names[strategy.chosen] == "fc2"
 
 
+def test_a_round_without_votes_has_no_say(flat_config):
+    """Without the rounds in which all clients failed, fc2 won the only one."""
+    strategy = strategy_of(client_of(flat_config, "num-rounds=30"))
+    strategy.state["votes"][:] = [[0, 0, 0, 0, 0], [0, 0, 1, 2, 0], [0, 0, 0, 0, 0]]
+    told = []
+    strategy.event = lambda round_, client, kind, text: told.append((round_, kind, text))
+    strategy.end_warmup()
+    assert told == [(2, "chosen", "fc2"), (3, "personal-layer", "fc2")]
+
+
 def test_a_clients_own_tie_goes_to_the_layer_nearer_the_output(flat_config):
     strategy = strategy_of(client_of(flat_config, "num-rounds=10"))
     votes = []
