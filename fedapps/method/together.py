@@ -112,8 +112,8 @@ class _Party:
         """Tell whether a job can be done with those of others; say once that it is, or why not."""
         why = why_alone(self.group, job)
         done = "scored" if isinstance(job, Scoring) else PHASES.get(job.phase, job.phase)
-        told = f"clients are {done} one after the other: {why}" if why else "clients work together"
-        self.group.tell(told)
+        how = f"one after the other: {why}" if why else "together"
+        self.group.tell(f"clients are {done} {how}")
         return not why
 
     def _do(self, alike: dict[int, _Paused]) -> None:
