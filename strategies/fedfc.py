@@ -1,5 +1,5 @@
-"""FedFC: Chung et al., Federated Learning with Features Concatenate for Heterogeneous Clients,
-CMC 2023."""
+"""FedFC: Chung et al., Federated Feature Concatenate Method for Heterogeneous Computing in
+Federated Learning, CMC 2023."""
 
 import math
 from collections.abc import Iterator, Mapping
