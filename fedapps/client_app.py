@@ -25,7 +25,7 @@ from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.device import spending
 from fedapps.device.device import Device, device_workspace
-from fedapps.device.health import greeting
+from fedapps.device.greeting import greeting
 from fedapps.engine.failed_clients import DivergedError, diverged, record
 from fedapps.engine.masking import masked, step_answer
 from fedapps.engine.store import EARLIER_RUN, NONE, ClientStore, state_folder

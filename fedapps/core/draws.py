@@ -16,7 +16,7 @@ def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
 
 
 _PARTITION = 0x7061_7274  # "part"
-# A step's place in this list is part of the seed: append new steps, and never move one.
+# A step's place in this list is part of the seed: never move one.
 _PARTITION_STEPS = ("dirichlet", "deal", "shards", "shuffle", "split", "deal-test", "validation")
 
 

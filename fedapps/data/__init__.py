@@ -14,7 +14,8 @@ with `val_` is joined to the training set. A `Spec` says what an input and a tar
 `Normalization` how inputs are normalized.
 
 A new data set needs one file in `fedapps.data.sources`, and a new partitioner one file in
-`fedapps.data.partitioners`. Each also needs a line in the `__init__` of its package.
+`fedapps.data.partitioners`. Each also needs a line in the `__init__` of its package, which says
+what else.
 """
 
 from fedapps.data.dataset import Dataset, Shape, declared

@@ -15,7 +15,7 @@ from fedapps.method.client import ClientHooks
 from fedapps.method.conversation import Conversation
 from fedapps.method.figures import WITHOUT_HEAD
 from fedapps.method.flower import BaseClient, BaseStrategy
-from fedapps.method.robust import expected_attackers, needed_bytes
+from fedapps.method.robust import RULES, expected_attackers, needed_bytes
 from fedapps.method.strategy import StrategyHooks
 from fedapps.models.layers import UNCUT, Arrays, Layout
 from fedapps.training.plan import Plan
@@ -94,8 +94,7 @@ def _check_robust(strategy: BaseStrategy) -> None:
     if s.dp.mode == "central":
         raise RunError(f'{key}: dp.mode = "central" makes only the plain mean private; use "mean"')
     count = sample_size(len(clients), s.fraction_train)
-    needed = 2 * expected_attackers(s, count) + 3
-    if s.aggregation in ("krum", "multi-krum") and count < needed:
+    if count < (needed := RULES[s.aggregation].least(expected_attackers(s, count))):
         raise RunError(
             f"{key}: with robust-share = {s.robust_share:g} a round needs {needed} clients or more,"
             f" but has {count}; use a smaller robust-share or a larger fraction-train"
@@ -248,8 +247,8 @@ def check_selected(round_: int, selected: Iterable[int], there: Sequence[int]) -
 def check_download(round_: int, arrays: object, plan: Plan, layout: Layout) -> Arrays:
     """Return the arrays that a client is sent.
 
-    Raises `RunError` if they are not those that its plan says, and TypeError for anything but a
-    dict.
+    Raises `RunError` if their names or the shapes of further arrays are not those that its plan
+    says, and TypeError for anything but a dict.
     """
     arrays = _dict(round_, "download", arrays)
     if wrong := arrays.keys() ^ {*plan.down(layout)}:
@@ -257,6 +256,9 @@ def check_download(round_: int, arrays: object, plan: Plan, layout: Layout) -> A
         what = "gave" if name in arrays else "left out"
         but = "does not have" if name in arrays else "has"
         raise RunError(f"round {round_}: download {what} {name}, which the plan {but}")
+    for name, shape in plan.receives.items():
+        if (found := np.shape(arrays[name])) != tuple(shape):
+            raise RunError(f"round {round_}: download gave {name} {found}, but the plan {shape}")
     return arrays
 
 

@@ -46,7 +46,7 @@ class Clock:
         return self.strategy.clients
 
     def select(self, round_: int, there: Sequence[int]) -> list[int]:
-        """Return the clients to ask, of those that are `there`."""
+        """Return the clients to ask: those that the method selects, whoever else is `there`."""
         return self.strategy.select(round_)
 
     def reached(self, round_: int, selected: Sequence[int]) -> list[int]:

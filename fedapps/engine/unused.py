@@ -8,6 +8,7 @@ from fedapps.core.settings import Settings
 from fedapps.data.partitioners import PARTITIONERS
 from fedapps.engine.checks import replaced
 from fedapps.method.flower import BaseStrategy
+from fedapps.method.robust import RULES
 
 OF_DEVICES = ("input-shape", "num-classes", "class-names", "client-state")
 SHARING_OUT = ("split", "test-fraction", "partitioner")
@@ -54,10 +55,10 @@ def _of_the_mean(s: Settings) -> Iterator[tuple[str, str]]:
     for key in ("lr", "beta1", "beta2", "tau"):
         if key not in read.get(s.server_optimizer, ("lr", "beta1", "beta2", "tau")):
             yield f"server-{key}", f'with server-optimizer = "{s.server_optimizer}"'
-    if s.aggregation not in ("trimmed-mean", "krum", "multi-krum"):
-        yield "robust-share", f'with aggregation = "{s.aggregation}"'
-    if s.aggregation != "clipped":
-        yield "clip-radius", f'with aggregation = "{s.aggregation}"'
+    used = RULES[s.aggregation].keys if s.aggregation in RULES else ()
+    for key in dict.fromkeys(key for rule in RULES.values() for key in rule.keys):
+        if key not in used:
+            yield key, f'with aggregation = "{s.aggregation}"'
     if not s.attackers:
         yield "attack", "with attackers = 0"
     if s.attack not in ("sign-flip", "scaled", "inflated-count"):

@@ -11,13 +11,15 @@ from fedapps.method.tools import StrategyTools
 class Growing(StrategyTools):
     """A strategy whose run can be resumed with more clients (`num-clients`)."""
 
-    by_client: ClassVar[tuple[str, ...]] = ()  # names or prefixes of state with a row per client
+    # names of state with a row per client; those that end in "/" are prefixes
+    by_client: ClassVar[tuple[str, ...]] = ()
     by_pair: ClassVar[tuple[str, ...]] = ()  # names of state with a row and a column per client
     by_mean: ClassVar[tuple[str, ...]] = ()  # prefixes of means over all, where new ones have 0
 
     def grows(self, name: str) -> bool:
         """Tell whether an array of the state has a row per client."""
-        return name.startswith((*self.by_client, *self.by_pair))
+        prefixes = tuple(known for known in self.by_client if known.endswith("/"))
+        return name in (*self.by_client, *self.by_pair) or name.startswith(prefixes)
 
     def not_sent(self, key: str) -> np.ndarray:
         """Return what stands for an array that a new client has not sent: the server's."""

@@ -18,9 +18,13 @@ expected to be attackers.
 
 The last four are means with weights that follow from the scalar products of all x_i - w. So an
 array is needed as a whole only twice, and only one array at a time in float64.
+
+A new rule needs a line in `RULES`, and its name among the values of the key in
+`fedapps.core.settings`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -64,20 +68,7 @@ def robust_mean(
             f'aggregation = "{settings.aggregation}": clients {held[0].client} and {other} upload '
             'different layers; use "mean"'
         )
-    attackers = expected_attackers(settings, len(held))
-    if entrywise := ENTRYWISE.get(settings.aggregation):
-        stacks = ((key, np.stack([u.arrays[key] for u in held])) for key in names)
-        return {key: entrywise(stack, attackers).astype(np.float32) for key, stack in stacks}
-    center = {key: model[key].astype(np.float64) for key in names}
-    if settings.aggregation == "clipped":
-        center = {key: value + state.get(STEP + key, 0.0) for key, value in center.items()}
-        weights = clipping_weights(products(held, center), settings.clip_radius)
-    else:
-        weights = WEIGHTS[settings.aggregation](products(held, center), attackers)
-    new = {key: weighted(held, key, weights, center[key]) for key in names}
-    if settings.aggregation == "clipped":
-        state.update({STEP + key: new[key] - model[key].astype(np.float64) for key in names})
-    return {key: value.astype(np.float32) for key, value in new.items()}
+    return RULES[settings.aggregation].mean(held, model, state, settings)
 
 
 def expected_attackers(settings: Settings, count: int) -> int:
@@ -90,7 +81,34 @@ def needed_bytes(sizes: Sequence[int], count: int) -> int:
     return count * (4 * sum(sizes) + 16 * max(sizes, default=0))
 
 
+# updates, the server's model, a strategy's state and the settings -> the mean, float32 by name
+Mean = Callable[[Sequence[ClientUpdate], Arrays, Arrays, Settings], Arrays]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A robust mean, the run-config keys that it reads, and how many updates it needs.
+
+    `least` gives this number by f, how many of them are expected to be of attackers.
+    """
+
+    mean: Mean
+    keys: tuple[str, ...] = ()
+    least: Callable[[int], int] = lambda attackers: 1
+
+
 # Of each entry alone ------------------------------------------------------------------------------
+
+
+def of_entries(of: Callable[[np.ndarray, int], np.ndarray]) -> Mean:
+    """Return the mean that makes each entry by `of` (a stack [m, ...] and f)."""
+
+    def mean(held: Sequence[ClientUpdate], model: Arrays, state: Arrays, s: Settings) -> Arrays:
+        attackers = expected_attackers(s, len(held))
+        stacks = ((key, np.stack([u.arrays[key] for u in held])) for key in held[0].arrays)
+        return {key: of(stack, attackers).astype(np.float32) for key, stack in stacks}
+
+    return mean
 
 
 def median(stack: np.ndarray, attackers: int) -> np.ndarray:
@@ -105,6 +123,28 @@ def trimmed_mean(stack: np.ndarray, attackers: int) -> np.ndarray:
 
 
 # By distances: weights [m] from the scalar products [m, m] of all x_i - c -------------------------
+
+
+def of_distances(weights_by: Callable[[np.ndarray, int], np.ndarray]) -> Mean:
+    """Return the mean with weights `weights_by` (scalar products of all x_i - w, and f)."""
+
+    def mean(held: Sequence[ClientUpdate], model: Arrays, state: Arrays, s: Settings) -> Arrays:
+        center = {key: model[key].astype(np.float64) for key in held[0].arrays}
+        weights = weights_by(products(held, center), expected_attackers(s, len(held)))
+        new = {key: weighted(held, key, weights, center[key]) for key in center}
+        return {key: value.astype(np.float32) for key, value in new.items()}
+
+    return mean
+
+
+def clipped(held: Sequence[ClientUpdate], model: Arrays, state: Arrays, s: Settings) -> Arrays:
+    """Return the centered clipping's mean, and keep the step to it in `state`."""
+    before = {key: model[key].astype(np.float64) for key in held[0].arrays}
+    center = {key: value + state.get(STEP + key, 0.0) for key, value in before.items()}
+    weights = clipping_weights(products(held, center), s.clip_radius)
+    new = {key: weighted(held, key, weights, center[key]) for key in center}
+    state.update({STEP + key: new[key] - before[key] for key in center})
+    return {key: value.astype(np.float32) for key, value in new.items()}
 
 
 def products(updates: Sequence[ClientUpdate], center: Arrays) -> np.ndarray:
@@ -177,12 +217,17 @@ def weighted(
     return total
 
 
-ENTRYWISE: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
-    "median": median,
-    "trimmed-mean": trimmed_mean,
-}
-WEIGHTS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
-    "krum": krum_weights,
-    "multi-krum": multi_krum_weights,
-    "geometric-median": geometric_weights,
+def krum_least(attackers: int) -> int:
+    """Return 2 f + 3, the updates that Krum needs."""
+    return 2 * attackers + 3
+
+
+SHARE = ("robust-share",)
+RULES = {
+    "median": Rule(of_entries(median)),
+    "trimmed-mean": Rule(of_entries(trimmed_mean), SHARE),
+    "krum": Rule(of_distances(krum_weights), SHARE, krum_least),
+    "multi-krum": Rule(of_distances(multi_krum_weights), SHARE, krum_least),
+    "geometric-median": Rule(of_distances(geometric_weights)),
+    "clipped": Rule(clipped, ("clip-radius",)),
 }

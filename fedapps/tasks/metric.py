@@ -30,7 +30,7 @@ class Metric:
 
     name: str  # the columns of rounds.csv are <name>_initial, <name>_personalized, ...
     label: str
-    short: str  # in the line of a round
+    short: str  # in narrow places: the line of a round has that of the leading metric
     parts: Callable[[Counts], tuple[float, float]]
     unit: str = PERCENT
     more_is_better: bool = True

@@ -219,6 +219,17 @@ def test_what_is_kept_of_pairs_of_clients_grows_both_ways():
     assert seen.shape == (6, 6) and seen[:4, :4].all() and seen.sum() == 16
 
 
+def test_a_name_stands_for_one_array_and_a_prefix_for_many():
+    class Named(Late):
+        by_client = ("sent", "own/")
+
+    strategy = rehearse(Named, BaseClient, RUN.replace("=4", "=6", 1)).strategy
+    names = ("sent", "sent_count", "own/a", "own/b", "owner")
+    strategy.state.update({name: np.ones(4) for name in names})
+    strategy.grow(4)
+    assert [len(strategy.state[name]) for name in names] == [6, 4, 6, 6, 4]
+
+
 def test_who_has_joined_and_sent_nothing_has_the_initial_arrays():
     class Mixed(Mixing):
         citation = "none"

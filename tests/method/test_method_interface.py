@@ -452,6 +452,21 @@ def test_a_download_of_what_the_plan_does_not_have_is_named(flat_config, tiny_np
         run_serial(flat_config(tiny_npz, 'strategy="fedper"'), plots=False)
 
 
+def test_a_download_of_another_shape_is_named_on_the_server(flat_config, tiny_npz, monkeypatch):
+    """Such as the whole array of which a client should get its row; else each client would fail."""
+    fedper = registry.strategy_class("fedper")
+    plan = fedper.plan
+    more = {"own/v": (3,)}
+    monkeypatch.setattr(fedper, "plan", lambda *args: replace(plan(*args), receives=more))
+    sent = {"own/v": np.zeros((6, 3), np.float32)}
+    download = fedper.download
+    monkeypatch.setattr(fedper, "download", lambda *args: download(*args) | sent)
+    monkeypatch.setattr(fedper, "setup", lambda self: self.state.update(sent), raising=False)
+    line = r"^round 1: download gave own/v \(6, 3\), but the plan \(3,\)$"
+    with pytest.raises(RunError, match=line):
+        run_serial(flat_config(tiny_npz, 'strategy="fedper"'), plots=False)
+
+
 def test_a_selection_may_be_what_numpy_draws(serial_run, tiny_npz, monkeypatch, read_csv):
     fedper = registry.strategy_class("fedper")
     monkeypatch.setattr(fedper, "select", lambda *_: np.array([1, 3]), raising=False)

@@ -1,7 +1,7 @@
 """The partitioners, by their value of the run-config key `partitioner`.
 
 A new one needs a file here with `owners(labels, settings)`, a line in `PARTITIONERS`, and its name
-among the values of the key in `fedapps.core.settings`.
+among the values of the key in `fedapps.core.data_settings`.
 """
 
 from collections.abc import Callable
