@@ -6,7 +6,7 @@ import pytest
 from fedapps import client_app
 from fedapps.core import config
 from fedapps.device.device import Device
-from fedapps.device.health import greeting
+from fedapps.device.greeting import greeting
 from fedapps.wire import contacts, health
 from tests.device.helpers import DEVICES, RUN, rounds
 
