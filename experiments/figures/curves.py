@@ -1,7 +1,7 @@
 """Plot a table's accuracy over rounds, with one line per method."""
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -9,9 +9,10 @@ from matplotlib.figure import Figure
 from experiments.figures.output import add_plot, save_plot
 from experiments.outcomes.cells import outcomes
 from experiments.papers.files import single
-from experiments.papers.table import SCALES, Table
+from experiments.papers.table import SCALES, Table, matches
 from experiments.run.store import Store
 from fedapps.core.errors import RunError
+from fedapps.core.words import number
 from fedapps.drawing.pictures import WIDTH, new_axes
 
 WORDS = {
@@ -25,6 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of `python -m experiments curves`."""
     parser.add_argument("table")
     parser.add_argument("--scale", choices=SCALES, default="cpu")
+    parser.add_argument("--only", default="*", metavar="ROWS", help="rows, or row@column [all]")
     add_plot(parser, required=True)
 
 
@@ -68,32 +70,43 @@ def reached(store: Store, table: Table, scale: str) -> tuple[list[str], list[lis
 def show(store: Store, options: Namespace) -> None:
     """Draw the curves into a file; raises `RunError` if there are none."""
     table = single(options.table)
-    curves = curves_of(store, table, options.scale)
+    found = curves_of(store, table, options.scale).items()
+    curves = {key: curve for key, curve in found if matches(key[0], options.only)}
     if not curves:
-        raise RunError("the table has no curves: no row has run, or its file has no `follows`")
+        raise RunError("the table has no such curves: no row has run, or its file has no `follows`")
     save_plot(lambda: draw(table.title, table.follows, curves), options.plot)
 
 
 def draw(title: str, column: str, curves: Curves) -> Figure:
-    """Draw lines over rounds, in percent. Names are at the right, in the order of the lines."""
+    """Draw a line over rounds for each row, in percent: the mean over its seeds.
+
+    A band reaches from the least to the largest seed. Names are at the right, in the order of the
+    lines; where numbers of seeds differ, they say how many a row has.
+    """
     figure, axes = new_axes("round", f"{WORDS.get(column, column)}, %", (WIDTH, 3.8))
     axes.set_title(title)
-    ends = {key: 100 * curve[max(curve)] for key, curve in curves.items()}
-    values = [value for curve in curves.values() for value in curve.values()]
-    gap = 4.5 * (max(values) - min(values))
-    last, one_seed = max(map(max, curves.values())), len({seed for _, seed in curves}) == 1
-    place, palette = -1e9, mpl.color_sequences["tab10"]
-    for index, key in enumerate(sorted(curves, key=lambda key: ends[key])):
-        curve = curves[key]
-        rounds, values = [*curve], [100 * value for value in curve.values()]
-        colour = palette[index % len(palette)]
-        axes.plot(rounds, values, color=colour, linewidth=1.6)
-        place = max(place + gap, ends[key])
-        name = key[0] if one_seed else f"{key[0]}, seed {key[1]}"
+    rows = {name: [c for (other, _), c in curves.items() if other == name] for name, _ in curves}
+    points = {name: _by_round(of_seeds) for name, of_seeds in rows.items()}
+    means = {
+        name: {r: sum(values) / len(values) for r, values in found.items()}
+        for name, found in points.items()
+    }
+    ends = {name: mean[max(mean)] for name, mean in means.items()}
+    every = [value for mean in means.values() for value in mean.values()]
+    gap, place, palette = 0.045 * (max(every) - min(every)), -1e9, mpl.color_sequences["tab10"]
+    last, counts = max(map(max, means.values())), {len(of_seeds) for of_seeds in rows.values()}
+    for index, name in enumerate(sorted(rows, key=lambda name: ends[name])):
+        rounds, colour = [*means[name]], palette[index % len(palette)]
+        axes.plot(rounds, [*means[name].values()], color=colour, linewidth=1.6)
+        if len(rows[name]) > 1:
+            low, high = zip(*((min(v), max(v)) for v in points[name].values()), strict=True)
+            axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
+        place = max(place + gap, ends[name])
+        seeds = f" ({number(len(rows[name]), 'seed')})" if len(counts) > 1 else ""
         short = f" (round {rounds[-1]})" if rounds[-1] < last else ""
         axes.annotate(
-            f"{name}  {ends[key]:.1f}{short}",
-            (last, ends[key]),
+            f"{name}  {ends[name]:.1f}{seeds}{short}",
+            (last, ends[name]),
             (1.02 * last, place),
             color=colour,
             va="center",
@@ -101,3 +114,9 @@ def draw(title: str, column: str, curves: Curves) -> Figure:
             annotation_clip=False,
         )
     return figure
+
+
+def _by_round(of_seeds: Sequence[Mapping[int, float]]) -> dict[int, list[float]]:
+    """Return the values of all seeds, in percent, for each round that all of them have."""
+    common = set.intersection(*map(set, of_seeds))
+    return {round_: [100 * curve[round_] for curve in of_seeds] for round_ in sorted(common)}

@@ -938,6 +938,18 @@ def test_a_plotted_curve_is_named_with_its_last_value():
     assert texts == ["per  40.0 (round 2)", "avg  60.0"]
 
 
+def test_a_plotted_curve_of_several_seeds_is_their_mean_within_a_band():
+    seeds = {("avg", "0"): {1: 0.1, 2: 0.7}, ("avg", "1"): {1: 0.3, 2: 0.5, 3: 0.9}}
+    (axes,) = curves.draw("T", "accuracy_initial", seeds | {("per", "0"): {2: 0.4}}).axes
+    lines = {tuple(line.get_xdata()): [*line.get_ydata()] for line in axes.lines}
+    assert lines == {(1, 2): pytest.approx([20, 60]), (2,): [40]}
+    (band,) = axes.collections
+    corners = {tuple(map(round, corner)) for corner in band.get_paths()[0].vertices}
+    assert corners == {(1, 10), (1, 30), (2, 50), (2, 70)}
+    texts = [text.get_text() for text in axes.texts]
+    assert texts == ["per  40.0 (1 seed)", "avg  60.0 (2 seeds)"]
+
+
 def test_both_pages_say_when_a_curve_reached_the_thresholds(table, store):
     followed = replace(table, follows="accuracy_initial", thresholds=(40, 70))
     rounds = {"round": [1, 5, 9, 13], "accuracy_initial": [0.3, None, 0.65, 0.41]}
