@@ -107,14 +107,19 @@ def children_by_layer(model: nn.Module) -> dict[str, Names]:
     return known
 
 
+def children_of(model: nn.Module, layers: Iterable[str]) -> list[str]:
+    """Return the children that make up some layers of a model that can be cut, in order."""
+    children = children_by_layer(model)
+    return [child for layer in layers for child in children[layer]]
+
+
 def copied(model: nn.Module, layers: Iterable[str]) -> nn.Sequential:
     """Return copies of consecutive layers, of a model that can be cut, under the same names.
 
     What has no parameters, such as a ReLU, comes with the layer before it. Recurrent layers keep
     their weights in one piece, as GPUs want them.
     """
-    children = children_by_layer(model)
-    names = [child for layer in layers for child in children[layer]]
+    names = children_of(model, layers)
     copy = nn.Sequential(OrderedDict((n, deepcopy(model.get_submodule(n))) for n in names))
     for module in copy.modules():
         if isinstance(module, nn.RNNBase):

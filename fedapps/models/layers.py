@@ -28,7 +28,7 @@ from fedapps.models.grouping import (
     NORMS,
     REST,
     can_be_cut,
-    children_by_layer,
+    children_of,
     declared_parts,
     keys_by_layer,
     layers_by_module,
@@ -275,8 +275,7 @@ def put(model: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
 
 def in_sequence(model: nn.Module, layers: Iterable[str]) -> nn.Sequential:
     """Return the modules of consecutive layers, of a model that can be cut, as a model."""
-    children = children_by_layer(model)
-    return nn.Sequential(*(model.get_submodule(c) for name in layers for c in children[name]))
+    return nn.Sequential(*map(model.get_submodule, children_of(model, layers)))
 
 
 def run(model: nn.Module, x: Tensor, layers: Iterable[str]) -> Tensor:
@@ -289,8 +288,6 @@ def run(model: nn.Module, x: Tensor, layers: Iterable[str]) -> Tensor:
             raise RunError(f"{type(model).__name__}: {UNCUT}")
         whole: Tensor = model(x)
         return whole
-    children = children_by_layer(model)
-    for name in layers:
-        for child in children[name]:
-            x = model.get_submodule(child)(x)
+    for child in children_of(model, layers):
+        x = model.get_submodule(child)(x)
     return x
