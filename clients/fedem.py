@@ -1,11 +1,20 @@
 """FedEM's client: it keeps its weights pi, and trains each component on its share of samples."""
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
-from fedapps.method import BaseClient, Costs, Objective, Plan, Predictor, features, put, take, under
+from fedapps.method import (
+    BaseClient,
+    Costs,
+    Objective,
+    Plan,
+    Predictor,
+    copied,
+    features,
+    put,
+    take,
+    under,
+)
 from strategies.fedem import Settings
 
 
@@ -32,7 +41,7 @@ class FedEMClient(BaseClient):
 
     def components(self) -> list[nn.Module]:
         """Return the components as they were received; the first one is the model."""
-        found = [copy.deepcopy(self.model) for _ in range(self.options.components)]
+        found = [copied(self.model) for _ in range(self.options.components)]
         for m, component in enumerate(found[1:], 2):
             put(component, under(self.received, f"c/{m}/") | self.kept(f"norms{m}/"))
         return found

@@ -1,12 +1,10 @@
 """MOON's client: it compares features of three models, of which it keeps one."""
 
-import copy
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from fedapps.method import BaseClient, Costs, Objective, Plan, Slice, put, run, take
+from fedapps.method import BaseClient, Costs, Objective, Plan, Slice, copied, put, run, take
 from strategies.moon import Settings
 
 
@@ -17,7 +15,7 @@ class MOONClient(BaseClient):
 
     def before_training(self, plan: Plan) -> Costs:
         """Copy w^t as received, and the model of the last training, at first the initial one."""
-        received, last = (copy.deepcopy(self.model).requires_grad_(False) for _ in range(2))
+        received, last = (copied(self.model).requires_grad_(False) for _ in range(2))
         put(last, self.workspace.initial | self.kept("last-trained/"))
         self.others = received.eval(), last.eval()
         return Costs()

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from fnmatch import fnmatchcase
-from typing import TypeVar
+from typing import TypeVar, overload
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -113,14 +113,21 @@ def children_of(model: nn.Module, layers: Iterable[str]) -> list[str]:
     return [child for layer in layers for child in children[layer]]
 
 
-def copied(model: nn.Module, layers: Iterable[str]) -> nn.Sequential:
-    """Return copies of consecutive layers, of a model that can be cut, under the same names.
+@overload
+def copied(model: nn.Module) -> nn.Module: ...
+@overload
+def copied(model: nn.Module, layers: Iterable[str]) -> nn.Sequential: ...
+def copied(model: nn.Module, layers: Iterable[str] | None = None) -> nn.Module:
+    """Return a copy of the model; or, if it can be cut, of consecutive layers under the same names.
 
     What has no parameters, such as a ReLU, comes with the layer before it. Recurrent layers keep
     their weights in one piece, as GPUs want them.
     """
-    names = children_of(model, layers)
-    copy = nn.Sequential(OrderedDict((n, deepcopy(model.get_submodule(n))) for n in names))
+    if layers is None:
+        copy = deepcopy(model)
+    else:
+        names = children_of(model, layers)
+        copy = nn.Sequential(OrderedDict((n, deepcopy(model.get_submodule(n))) for n in names))
     for module in copy.modules():
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()

@@ -18,6 +18,7 @@ from flwr.proto.runtime_pb2 import PushAppMessagesRequest
 from flwr.supercore.dependencies.version import VersionDependency
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supercore.protobuf.translation import get_protobuf_request
+from flwr.supercore.runtime.runtime_http_client import RuntimeHttpClient
 from flwr.superlink.dependencies.linkstate import get_linkstate
 from flwr.superlink.main import create_app
 from flwr.superlink.servicer.fleet import fleet_handlers
@@ -232,6 +233,23 @@ def test_a_supernode_that_waits_gets_its_message_at_once(endless):
         await link.push(2)
         assert await second == (200, 1, "wait")
         assert link.messages == {3}
+
+    play(scene)
+
+
+def test_what_flower_sends_for_an_app_wakes_a_supernode(endless, monkeypatch):
+    """Flower's own client says which path and type a message has that our SuperLink looks at."""
+    sent = {}
+    monkeypatch.setattr(RuntimeHttpClient, "_unary_unary", lambda self, **call: sent.update(call))
+    message = Message(metadata=Metadata(dst_node_id=1))
+    request = PushAppMessagesRequest(messages_list=[message])
+    RuntimeHttpClient("http://nowhere").PushMessages(request)
+
+    async def scene(link):
+        asked = link.pull(1, endless)
+        await link.holds(1)
+        await link.ask(sent["path"], sent["request"])
+        assert await asked == (200, 1, "wait")
 
     play(scene)
 
