@@ -17,13 +17,16 @@ from statistics import NormalDist
 
 import numpy as np
 
+from fedapps.core import log
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
+from fedapps.method.attacks import SIGNS
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate, replace
 from fedapps.models.layers import Arrays
 
 Updates = Iterator[ClientUpdate]
+CHANGING = (*SIGNS, "alie")  # attacks that put other values into the layers of an upload
 
 
 def attackers(strategy: BaseStrategy) -> frozenset[int]:
@@ -36,7 +39,11 @@ def attackers(strategy: BaseStrategy) -> frozenset[int]:
         )
     if s.attack == "label-flip" and not task.has_classes:
         raise RunError(f'attack = "label-flip": needs classes, but task = "{task.name}"')
-    return strategy.workspace.attackers
+    found = strategy.workspace.attackers
+    if found and s.attack in CHANGING and (beside := strategy.plan(1, min(found)).sends):
+        parts = ", ".join(sorted({name.partition("/")[0] + "/" for name in beside}))
+        log.warning('attack = "%s" changes layers; %s is sent as it is', s.attack, parts)
+    return found
 
 
 def colluding(settings: Settings, lying: frozenset[int], updates: Updates) -> Updates:

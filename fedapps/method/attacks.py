@@ -4,7 +4,9 @@ They train as their method says, and keep what they would keep; only what leaves
 
 - `label-flip`: the targets of training are C - 1 - y (C classes).
 - `sign-flip`, `scaled`: instead of w_i, the client sends w - s (w_i - w) or w + s (w_i - w), where
-  w is the model from which it started, and s is `attack-scale`.
+  w is the model from which it started (before `before_training`), and s is `attack-scale`.
+
+What a method sends beside layers stays honest.
 
 What attackers do together, or say about themselves, is in fedapps/engine/collusion.py.
 """

@@ -29,6 +29,15 @@ from fedapps.training.weighting import by_weight
 from fedapps.training.workspace import Workspace
 
 State = dict[str, Tensor]
+# Prefixes of a client's state that fedapps/method/local.py writes: what training leaves of the
+# model, the model as the last local training has left it (`score-last`), and gradient norms.
+MODEL, LAST, NORMS = RESERVED = "model/", "last/", "norms/"
+
+
+def keep(state: State, prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Put copies of arrays under a prefix into a client's state."""
+    for key, value in arrays.items():
+        state[prefix + key] = torch.from_numpy(np.array(value))
 
 
 class ClientTools:
@@ -147,14 +156,18 @@ class ClientTools:
         """Return an array that was received, as a tensor on the device of the model."""
         return torch.tensor(self.received[name], device=self.workspace.torch_device)
 
-    def kept(self, prefix: str = "model/") -> Arrays:
+    def kept(self, prefix: str = MODEL) -> Arrays:
         """Return the arrays that this client keeps under a prefix (`model/`: of its model)."""
         return {key: value.numpy() for key, value in under(self.state, prefix).items()}
 
     def remember(self, prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
-        """Keep copies of arrays under a prefix; they are there again in the client's next round."""
-        for key, value in arrays.items():
-            self.state[prefix + key] = torch.from_numpy(np.array(value))
+        """Keep copies of arrays under a prefix; they are there again in the client's next round.
+
+        Raises ValueError for a prefix under which others keep something.
+        """
+        if prefix.startswith(RESERVED):
+            raise ValueError(f'remember("{prefix}"): is taken; use a prefix of your own')
+        keep(self.state, prefix, arrays)
 
     def without_head(self) -> dict[str, float]:
         """Return the figure `WITHOUT_HEAD` of the model as it is.

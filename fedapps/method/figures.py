@@ -97,4 +97,5 @@ def _checked(figure: Figure, value: Any) -> float:
             raise msgspec.ValidationError("Expected `float` that is finite")
         return read
     except msgspec.ValidationError as error:
-        raise ValueError(f"{error} - at `$.{figure.name}`") from None
+        bounds = f"from {figure.low:g} to {figure.high:g} (low and high of its Figure)"
+        raise ValueError(f"{error} - at `$.{figure.name}`, which goes {bounds}") from None

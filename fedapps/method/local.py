@@ -7,6 +7,7 @@ import torch
 
 from fedapps.method.attacks import changed_upload
 from fedapps.method.client import ClientHooks
+from fedapps.method.client_tools import LAST, MODEL, NORMS, keep
 from fedapps.method.figures import LAST_LOCAL, WITHOUT_HEAD
 from fedapps.method.jobs import Scoring, Training, Work, has_own
 from fedapps.method.update import ClientUpdate, Metrics
@@ -16,9 +17,6 @@ from fedapps.training.costs import Costs, TrainingStats, cost_of
 from fedapps.training.evaluation import Score
 from fedapps.training.plan import Clip, Plan
 from fedapps.training.privacy import privatize
-
-NORMS = "norms/"  # prefix of the gradient norms that clipping has seen, by their stage's layers
-LAST = "last/"  # prefix of the model as the last local training has left it (`score-last`)
 
 
 def train_round(client: ClientHooks, plan: Plan, received: Arrays) -> Work[ClientUpdate]:
@@ -102,9 +100,14 @@ def _refuse_leak(client: ClientHooks, plan: Plan) -> None:
 
 
 def _sent(client: ClientHooks, plan: Plan) -> Arrays:
-    """Return the additional arrays of the upload; raises `ValueError` if a hook forgot one."""
+    """Return the additional arrays of the upload; raises `ValueError` if a hook forgot one.
+
+    The same holds for one that the plan does not have, which would not arrive.
+    """
     if missing := [name for name in plan.sends if name not in client.sends]:
         raise ValueError(f"the plan sends {missing[0]}, but no hook has put it into self.sends")
+    if more := [name for name in client.sends if name not in plan.sends]:
+        raise ValueError(f"self.sends has {more[0]}, which the plan does not send")
     return {name: np.asarray(client.sends[name], np.float32) for name in plan.sends}
 
 
@@ -123,13 +126,13 @@ def _keep(client: ClientHooks, plan: Plan, thresholds: Thresholds) -> None:
 
     For `score-last` it stores the whole model too.
     """
-    client.remember("model/", take(client.model, client.keeps(plan)))
+    keep(client.state, MODEL, take(client.model, client.keeps(plan)))
     for key, threshold in thresholds.items():
         if threshold.remembers:
             norms = torch.tensor(threshold.arrived, dtype=torch.float64)
             client.state[_norms_of(*key)] = norms
     if client.settings.score_last and plan.stages:
-        client.remember(LAST, client.last_local())
+        keep(client.state, LAST, client.last_local())
 
 
 def _norms_of(layers: Slice, clip: Clip) -> str:

@@ -19,6 +19,7 @@ from fedapps.tasks import Task
 from fedapps.training.batches import Samples
 from fedapps.training.costs import TrainingStats
 from fedapps.training.draw import Draw
+from fedapps.training.objective import PLAIN, Objective
 from fedapps.training.plan import Clip, Plan, Stage
 from fedapps.training.workspace import Workspace
 
@@ -186,11 +187,13 @@ class StrategyTools:
             history=s.clip_history,
         )
 
-    def train_here(self, round_: int, samples: Samples, stage: Stage) -> TrainingStats:
-        """Train the server's model in this process; return the costs."""
+    def train_here(
+        self, round_: int, samples: Samples, stage: Stage, objective: Objective = PLAIN
+    ) -> TrainingStats:
+        """Train the server's model in this process, on tensors that are there; return the costs."""
         self.workspace.reset(self.arrays)
         draw = Draw(self.settings.seed, "train", round_, 0)  # as for FedAvg with one client
-        done = self.workspace.trainer.train(samples, (stage,), draw)
+        done = self.workspace.trainer.train(samples, (stage,), draw, objective)
         self.arrays.update(take(self.workspace.model, self.layout.shared(stage.layers)))
         return done
 

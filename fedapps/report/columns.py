@@ -1,5 +1,6 @@
 """The columns of the tables in a run directory; they depend on the task, and on virtual time."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
@@ -146,15 +147,21 @@ def columns_of(
     """Return the columns for a task: with the general figures, then those of all methods, once.
 
     With the names of clients or classes, their table has a column for them; if the run is `timed`,
-    rounds.csv has one for virtual time. Raises `RunError` if two methods declare different figures
-    with the same name.
+    rounds.csv has one for virtual time. The figures of all methods count, because all runs have the
+    same columns. Raises `RunError` if two methods declare different figures with the same name.
     """
-    known: dict[str, Figure] = {}
-    for declared in chain(GENERAL.values(), *map(_figures_of, registry.names())):
-        figure = declared.named(task.lead)
-        if known.setdefault(figure.name, figure) != figure:
-            raise RunError(f"figure {figure.name}: two methods declare it differently; rename one")
-    return Columns(task, tuple(known.values()), names, class_names, timed)
+    known = {figure.name: ("fedapps", figure) for figure in _named(GENERAL.values(), task)}
+    for method in registry.names():
+        for figure in _named(_figures_of(method), task):
+            other, same = known.setdefault(figure.name, (method, figure))
+            if same != figure:
+                where = f"{other} and {method} declare it differently"
+                raise RunError(f"figure {figure.name}: {where}; rename one, or make both equal")
+    return Columns(task, tuple(figure for _, figure in known.values()), names, class_names, timed)
+
+
+def _named(figures: Iterable[Figure], task: Task) -> Iterator[Figure]:
+    return (figure.named(task.lead) for figure in figures)
 
 
 def _figures_of(method: str) -> tuple[Figure, ...]:

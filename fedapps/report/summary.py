@@ -159,7 +159,7 @@ def _table_rows(
         ("clients", f"{settings.num_clients}, {summary.get('clients', 0)} in the last round"),
         ("rounds", str(summary.get("round", 0))),
         (f"{lead.label} initial", initial),
-        *((f"{lead.label} {figure.label}", shown(figure.name)) for figure in given),
+        *((f"{lead.label} {f.label}" if f.of_metric else f.label, shown(f.name)) for f in given),
         (f"{lead.label} personalized", f"{personalized} ± {std} over clients"),
         *come,
         (f"weighted by {part}", "{} initial, {} personalized".format(*together)),

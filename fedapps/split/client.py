@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import one_line
-from fedapps.method import local
+from fedapps.method.client_tools import LAST
 from fedapps.method.flower import BaseClient
 from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import Arrays, put, take
@@ -117,7 +117,7 @@ class SplitClient(BaseClient):
         These are test samples of classes that this client lacks. They are sent through the
         layers that the client's last training ended with.
         """
-        own = self.kept(local.LAST)
+        own = self.kept(LAST)
         if not own or self.settings.dataset == DEVICE:  # a device has no samples of others
             return {}
         samples = self.foreign_samples()

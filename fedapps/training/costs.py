@@ -74,8 +74,8 @@ def cost_of(hook: Callable[[About], Kind], about: About, kind: type[Kind]) -> Ki
     costs = hook(about)
     if not isinstance(costs, kind):
         raise TypeError(
-            f"{hook.__qualname__} returned {costs!r}: "
-            f"must return what it cost, or {kind.__name__}() if it cost nothing"
+            f"{hook.__qualname__} returned {costs!r}: must return what it cost as "
+            f"{kind.__name__}, or {kind.__name__}() if it cost nothing"
         )
     return costs
 

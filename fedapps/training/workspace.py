@@ -2,6 +2,7 @@
 
 from functools import cached_property, lru_cache
 
+import msgspec
 import torch
 
 from fedapps.core.config import DEVICE
@@ -79,6 +80,18 @@ class Workspace:
     def group(self) -> Group:
         """Does for several clients at once what the trainer does for one."""
         return Group(self.trainer, self.settings.group)
+
+    def another(self, model: str = "", seed: int | None = None) -> ResidentModel:
+        """Return a model beside the run's own: of another kind, or with other initial weights.
+
+        It is made for the same samples, and new in each call. It has no adapters, and its weights
+        are drawn even if the run starts from those of a file. Raises `RunError` if it is not known,
+        or not for such samples.
+        """
+        s = self.settings
+        own = {"model": model or s.model, "seed": s.seed if seed is None else seed}
+        drawn = msgspec.structs.replace(s, **own, initial_model="", adapter_rank=0)
+        return resident_model(drawn, self.data)
 
     def restricted(self, layers: Slice) -> "Workspace":
         """Return the workspace of the same run with a model of its own that has `layers` only.

@@ -36,6 +36,19 @@ def test_an_upload_is_changed_on_the_attackers_alone(attack, factor, serial_run,
             np.testing.assert_allclose(sent, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize(("method", "attack", "told"), [
+    ("scaffold", "scaled", True), ("scaffold", "alie", True), ("scaffold", "label-flip", False),
+    ("fedavg", "scaled", False),
+])  # fmt: skip
+def test_what_an_attack_leaves_alone_is_told(method, attack, told, flat_config, caplog):
+    """The change of c travels beside the layers, and stays honest."""
+    options = f'strategy="{method}" attackers=0.34 attack="{attack}"'
+    settings = config.read(flat_config(options))
+    Rounds(registry.strategy_class(method)(Workspace(settings)))
+    line = f'attack = "{attack}" changes layers; c/ is sent as it is'
+    assert (line in caplog.text) == told
+
+
 def test_flipped_labels_are_those_of_a_client_with_other_labels(serial_run, fits, monkeypatch):
     serial_run(RUN, 'attack="label-flip"')
     flipped = uploads(fits)

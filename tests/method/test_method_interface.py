@@ -20,7 +20,16 @@ from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.engine.checks import check_aggregate, misspelt
 from fedapps.engine.rounds import Rounds
-from fedapps.method import BaseClient, BaseStrategy, Costs, local, put, rehearse, replace
+from fedapps.method import (
+    BaseClient,
+    BaseStrategy,
+    Costs,
+    Objective,
+    local,
+    put,
+    rehearse,
+    replace,
+)
 from fedapps.method.client import ClientHooks
 from fedapps.method.conversation import Conversation
 from fedapps.method.strategy import StrategyHooks
@@ -388,7 +397,7 @@ def test_a_hook_that_forgets_its_cost_is_named(flat_config, tiny_npz, hook):
     forgetful = type("Forgetful", (BaseClient,), {hook: lambda self, plan: None})
     vars(forgetful)[hook].__qualname__ = f"Forgetful.{hook}"
     run = rehearse(HeadThenBody, forgetful, config.read(flat_config(tiny_npz)))
-    right = rf"^Forgetful\.{hook} returned None: must return what it cost, or Costs\(\)"
+    right = rf"^Forgetful\.{hook} returned None: must return what it cost as Costs, or Costs\(\)"
     with pytest.raises(TypeError, match=right):
         run.rounds(1)
         run.evaluate(client=0)
@@ -399,7 +408,7 @@ def test_a_server_that_forgets_its_cost_is_named(flat_config, tiny_npz, monkeypa
         self.state["seen"] = np.zeros(1)
 
     monkeypatch.setattr(HeadThenBody, "after_round", after_round, raising=False)
-    right = r"after_round returned None: must return what it cost, or TrainingStats\(\) if it"
+    right = r"after_round returned None: must return what it cost as TrainingStats, or"
     made = config.read(flat_config(tiny_npz))
     with pytest.raises(TypeError, match=right):
         rehearse(HeadThenBody, BaseClient, made).rounds(1)
@@ -416,6 +425,76 @@ def test_an_array_that_the_plan_sends_and_no_hook_gives_is_named(flat_config, ti
     run = rehearse(Sending, BaseClient, config.read(flat_config(tiny_npz)))
     with pytest.raises(ValueError, match=r"^the plan sends c/one, but no hook has put it into"):
         run.rounds(1)
+
+
+def test_an_array_that_a_hook_gives_and_no_plan_sends_is_named(flat_config, tiny_npz):
+    class Giving(BaseClient):
+        def after_training(self, plan):
+            self.sends["c/one"] = np.zeros(3)
+            return Costs()
+
+    run = rehearse(HeadThenBody, Giving, config.read(flat_config(tiny_npz)))
+    with pytest.raises(ValueError, match=r"^self\.sends has c/one, which the plan does not send$"):
+        run.rounds(1)
+
+
+@pytest.mark.parametrize("prefix", ["model/", "last/", "norms/", "model/mine/"])
+def test_what_others_keep_is_not_written_over(prefix, flat_config, tiny_npz):
+    run = rehearse(HeadThenBody, BaseClient, config.read(flat_config(tiny_npz)))
+    with pytest.raises(ValueError, match=rf'^remember\("{prefix}"\): is taken; use a prefix of'):
+        run.make(0).remember(prefix, {"a": np.zeros(1)})
+    assert not run.make(0).state
+
+
+def test_the_server_trains_a_part_of_its_model_on_features(flat_config, tiny_npz):
+    """A step on all samples, of a loss of its own, beside the same in NumPy."""
+    z, y = np.random.default_rng(0).normal(size=(8, 512)), np.arange(8) % 3
+
+    class OnFeatures(HeadThenBody):
+        def after_round(self, round_):
+            names, head = self.layout.names, self.layout.head
+            stage = replace(self.stage(round_, head, epochs=2), lr=0.1, momentum=0.0)
+            doubled = Objective(
+                lambda outputs, targets: 2 * cross_entropy(outputs, targets),
+                forward=lambda model, x, layers: fedapps.method.run(model, x, head),
+                start=names[0],  # the inputs are features, so nothing runs before
+            )
+            self.before = {key: self.arrays[key].copy() for key in self.layout.keys_of(names)}
+            samples = torch.tensor(z, dtype=torch.float32), torch.tensor(y)
+            return self.train_here(round_, samples, stage, doubled)
+
+    made = rehearse(OnFeatures, BaseClient, config.read(flat_config(tiny_npz, "batch-size=8")))
+    made.rounds(1)
+    before, now, head = made.strategy.before, made.strategy.arrays, made.layout.head
+    weight, bias = (before[key].astype(float) for key in made.layout.keys_of(head))
+    for _ in range(2):
+        odds = np.exp(z @ weight.T + bias)
+        apart = odds / odds.sum(1, keepdims=True) - np.eye(len(bias))[y]
+        weight, bias = weight - 0.2 * apart.T @ z / len(y), bias - 0.2 * apart.mean(0)
+    for key, expected in zip(made.layout.keys_of(head), (weight, bias), strict=True):
+        np.testing.assert_allclose(now[key], expected, atol=1e-6)
+    for key in made.layout.keys_of(made.layout.body):
+        np.testing.assert_array_equal(now[key], before[key])
+
+
+def test_a_model_of_another_kind_is_that_of_a_run_with_it(flat_config, tiny_npz):
+    """Of the same samples; its weights are a function of its kind and the seed."""
+    space = Workspace(config.read(flat_config(tiny_npz, 'model="cnn" adapter-rank=2 seed=4')))
+    for given, options in (
+        ({"model": "lenet5"}, 'model="lenet5" seed=4'),
+        ({"seed": 9}, 'model="cnn" seed=9'),
+        ({}, 'model="cnn" seed=4'),
+    ):
+        own = Workspace(config.read(flat_config(tiny_npz, options)))
+        other = space.another(**given)
+        assert other.initial.keys() == own.initial.keys() and other.layout == own.layout
+        for key, value in own.initial.items():
+            np.testing.assert_array_equal(other.initial[key], value)
+            np.testing.assert_array_equal(other.module.state_dict()[key].numpy(), value)
+        names = own.layout.names
+        assert other.profile.forward_macs(names) == own.trainer.profile.forward_macs(names)
+    with pytest.raises(RunError, match="unknown model 'lenet': nearest is 'lenet5'"):
+        space.another("lenet")
 
 
 def test_a_client_without_an_objective_for_finetuning_is_told(flat_config, tiny_npz):

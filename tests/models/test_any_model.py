@@ -16,11 +16,13 @@ from fedapps.engine.rounds import Rounds
 from fedapps.method import rehearse
 from fedapps.models.blocks import of_images
 from fedapps.models.layers import freeze_all_but, layout_of, put, run, take
+from fedapps.split.strategy import SplitStrategy
 from fedapps.training.costs import SAMPLES, profile
 from fedapps.training.draw import Draw
 from fedapps.training.plan import Stage
 from fedapps.training.trainer import Trainer
 from fedapps.training.workspace import Workspace
+from tests.support.methods import moves
 
 
 class Branches(nn.Module):
@@ -247,31 +249,23 @@ CONFIG = (
     'model="whole" num-clients=3 fraction-train=1.0 num-rounds=2 min-samples=10 batch-size=32 '
     'local-epochs=2 finetune-epochs=1 device="cpu"'
 )
-REFUSED = {
-    "fedcmd": "runs single layers", "fedrod": "runs single layers", "fedfc": "cuts the model",
-    "fedas": "runs single layers", "feddbe": "runs single layers", "fedpac": "runs single layers",
-    "fedproto": "runs single layers", "knnper": "runs single layers", "moon": "runs single layers",
-    "sflv1": "cuts the model", "sflv2": "cuts the model", "splitlearning": "cuts the model",
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("method", registry.names())
 def test_every_method_trains_such_a_model_or_says_why_not(method, whole_cnn, tmp_path, data_root):
     options = [CONFIG, f'strategy="{method}" runs-dir="{tmp_path}" data-root="{data_root}"']
     settings = read(parse(options))
-    if method in REFUSED:
-        with pytest.raises(RunError, match=f'model = "whole": {method} {REFUSED[method]}'):
-            Rounds(registry.strategy_class(method)(Workspace(settings)))
+    strategy_class = registry.strategy_class(method)
+    if strategy_class.needs_cut or issubclass(strategy_class, SplitStrategy):
+        why = "(runs single layers|cuts the model)"
+        with pytest.raises(RunError, match=f'model = "whole": {method} {why}'):
+            Rounds(strategy_class(Workspace(settings)))
         return
     if method == "centralized":
         settings = read(parse([*options, 'centralized.trainable="full"']))
-    Rounds(registry.strategy_class(method)(Workspace(settings)))
-    made = rehearse(registry.strategy_class(method), registry.client_class(method), settings)
-    before = {key: value.copy() for key, value in made.strategy.arrays.items()}
-    made.rounds(2)
-    assert all(np.isfinite(value).all() for value in made.strategy.arrays.values())
-    moved = [key for key, value in made.strategy.arrays.items() if (value != before[key]).any()]
-    assert moved or method in ("local", "fedproto")  # no layer travels
+    Rounds(strategy_class(Workspace(settings)))
+    made = rehearse(strategy_class, registry.client_class(method), settings)
+    assert moves(made)
     figures = made.evaluate(client=0)
     assert len(figures["personalized_right"]) == 10
     assert "without_head" not in figures

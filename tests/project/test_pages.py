@@ -12,6 +12,7 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 import clients
 import strategies
@@ -183,7 +184,8 @@ def pair_of(tmp_path, monkeypatch):
 
     def pairs(page, last=True):
         for body in blocks(page, "python"):
-            if match := re.match(r"# (strategies|clients)/(\w+)\.py\n", body):
+            match = re.match(r"# (strategies|clients)/(\w+)\.py\n", body)
+            if match and not (ROOT / match[1] / f"{match[2]}.py").exists():
                 (tmp_path / match[1]).mkdir(exist_ok=True)
                 module = tmp_path / match[1] / f"{match[2]}.py"
                 if last or not module.exists():
@@ -244,6 +246,40 @@ def test_a_method_of_a_page_is_ditto(pair_of, tiny_npz):
         assert one.keys() == two.keys()
         assert all(np.array_equal(value, two[key]) for key, value in one.items())
     assert mine.evaluate(client=1) == alone.evaluate(client=1)
+
+
+def test_the_method_with_a_second_model_takes_the_steps_of_plain_pytorch(pair_of, tiny_npz):
+    """One step of both clients on all their samples; the models are of two kinds."""
+    pair = pair_of(DOCS / "method-examples.md")["mutual"]
+    one_step = 'num-clients=2 fraction-train=1.0 local-epochs=1 batch-size=1000 lr=0.1 model="cnn"'
+    options = tiny_npz.replace("batch-size=8", f'{one_step} strategy="mutual" mutual.alpha=0.3')
+    made = rehearse(*pair, options)
+    space, counts, sent = made.strategy.workspace, [], []
+    for client in range(2):
+        x, y = space.samples(client, "train")
+        both = [models.build(kind, tuple(x.shape[1:]), 3, seed=0) for kind in ("cnn", "mlp")]
+        odds = [model(x).softmax(1) for model in both]
+        loss = 0.0
+        for p, q in ((odds[0], odds[1].detach()), (odds[1], odds[0].detach())):
+            loss = loss - 0.3 * p[torch.arange(len(y)), y].log().mean()
+            loss = loss + 0.7 * (q * (q.log() - p.log())).sum(1).mean()
+        loss.backward()
+        after = [
+            {key: (value - 0.1 * value.grad).detach() for key, value in model.named_parameters()}
+            for model in both
+        ]
+        update = made.train(client, made.strategy.plan(1, client))
+        kept = made.clients.pop(client)
+        for key, value in after[0].items():
+            np.testing.assert_allclose(kept["model/" + key], value, atol=1e-6)
+        assert not update.arrays
+        counts.append(len(y))
+        sent.append(after[1])
+    made.rounds(1)
+    for key in sent[0]:
+        mean = np.average([each[key] for each in sent], axis=0, weights=counts)
+        np.testing.assert_allclose(made.strategy.state[f"s/{key}"], mean, atol=1e-6)
+    assert 0 <= made.evaluate(client=0)["accuracy_personalized"] <= 1
 
 
 def test_lines_of_a_method_on_the_page_of_examples_are_those_of_its_module():

@@ -499,7 +499,8 @@ def test_a_figure_of_the_metric_has_its_name_and_bounds():
 
 @pytest.mark.parametrize("value", [-2.1, 3.1, float("nan"), float("inf"), "much", [1.0], True])
 def test_a_figure_out_of_its_range_is_refused(value):
-    with pytest.raises(ValueError, match=r"Expected `float`.* - at `\$\.toy`"):
+    bounds = r"which goes from -2 to 3 \(low and high of its Figure\)$"
+    with pytest.raises(ValueError, match=rf"Expected `float`.* - at `\$\.toy`, {bounds}"):
         given([figure("toy", low=-2.0, high=3.0)], {"toy": value})
 
 
@@ -509,7 +510,7 @@ def test_figures_that_cannot_be_columns_are_refused(declare):
     with pytest.raises(RunError, match=r"figure seconds: rounds\.csv has another column"):
         columns.Columns(CLASSIFICATION, (figure("seconds"),))
     declare(figure("accuracy_without_head", low=-1.0))
-    with pytest.raises(RunError, match="figure accuracy_without_head: two methods declare it"):
+    with pytest.raises(RunError, match="figure accuracy_without_head: fedapps and fedper declare"):
         columns.columns_of(CLASSIFICATION)
 
 

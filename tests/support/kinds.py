@@ -13,20 +13,6 @@ MODELS = {
 TASKS = dict.fromkeys(MODELS, "classification") | {
     name: name for name in ("tokens", "regression", "multilabel")
 }
-METHODS = (  # which learn nothing without classes
-    "fedas",
-    "fedcmd",
-    "fedem",
-    "fedpac",
-    "fedproto",
-    "fedrod",
-    "knnper",
-    "fedfc",
-    "sflv1",
-    "sflv2",
-    "splitlearning",
-)
-
 SOME = {  # a method for each kind, together with and without states of clients, and split
     "table": "sflv2",
     "series": "fedcmd",

@@ -1,5 +1,7 @@
 """What a method needs to run, or to run within seconds, for tests of all methods."""
 
+import numpy as np
+
 from fedapps.core import registry
 from tests.support.marks import THOROUGH
 
@@ -25,3 +27,14 @@ def needed(method: str) -> str:
     if method == "pfedhn":  # its server trains a hundred weights for each one of the model
         return 'model="lenet5"'
     return 'model="lenet5"' if registry.strategy_class(method).needs_norms else ""
+
+
+def moves(made) -> bool:
+    """Tell whether two rounds change what the server has, if clients send it anything."""
+    strategy = made.strategy
+    before = {key: value.copy() for key, value in (strategy.arrays | strategy.state).items()}
+    made.rounds(2)
+    now, plan = strategy.arrays | strategy.state, strategy.plan(1, 0)
+    assert all(np.isfinite(value).all() for value in strategy.arrays.values())
+    moved = any(key not in before or (value != before[key]).any() for key, value in now.items())
+    return moved or not (plan.upload or plan.sends)
