@@ -252,7 +252,7 @@ def test_the_method_with_a_second_model_takes_the_steps_of_plain_pytorch(pair_of
     """One step of both clients on all their samples; the models are of two kinds."""
     pair = pair_of(DOCS / "method-examples.md")["mutual"]
     one_step = 'num-clients=2 fraction-train=1.0 local-epochs=1 batch-size=1000 lr=0.1 model="cnn"'
-    options = tiny_npz.replace("batch-size=8", f'{one_step} strategy="mutual" mutual.alpha=0.3')
+    options = tiny_npz.replace("batch-size=8", f'{one_step} strategy="mutual" mutual.own-share=0.3')
     made = rehearse(*pair, options)
     space, counts, sent = made.strategy.workspace, [], []
     for client in range(2):
