@@ -131,6 +131,28 @@ def test_server_never_touches_what_no_client_sends(once, untimed_rounds, read_mo
             assert not np.array_equal(model[key], value), f"{key} was never trained"
 
 
+def test_a_schedule_scales_the_rates_of_a_round_and_none_of_a_newcomer(method, tiny_npz, data_root):
+    """Cosine over four rounds; fine-tuning alone, whose rate is a key, may have none."""
+    fixed, falling = (
+        registry.strategy_class(method)(Workspace(config.read(config.parse([
+            BASE, options(method, tiny_npz), f'data-root="{data_root}" num-rounds=4 lr=0.1',
+            f'lr-schedule="{schedule}"',
+        ]))))
+        for schedule in ("constant", "cosine")
+    )  # fmt: skip
+    for round_, factor in enumerate((1.0, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5), 1):
+        before, after = (rates(one.plan(round_, 0)) for one in (fixed, falling))
+        assert after == pytest.approx(factor * np.array(before))
+        before, after = (rates(one.evaluation_plan(round_, 0)) for one in (fixed, falling))
+        assert after == pytest.approx(before) or after == pytest.approx(factor * np.array(before))
+        before, after = (rates(one.newcomer_plan(round_, 0)) for one in (fixed, falling))
+        assert after == pytest.approx(before)
+
+
+def rates(plan):
+    return [stage.lr for stage in plan.stages]
+
+
 def test_a_client_that_has_done_nothing_has_the_module_to_predict_with(method, tiny_npz, data_root):
     """What a file of a client's model is loaded into."""
     flat = config.parse([BASE, options(method, tiny_npz), f'data-root="{data_root}"'])
