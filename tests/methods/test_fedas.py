@@ -66,6 +66,7 @@ def test_an_evaluation_aligns_the_body_alone_in_a_copy(tiny_npz):
     run.rounds(2)
     before = copy.deepcopy(run.clients)
     client, plan = run.make(1), run.strategy.evaluation_plan(2, 1)
+    assert [stage.lr for stage in plan.stages] == [pytest.approx(0.5)]
     client.evaluate_round(plan, run.strategy.download(2, 1, plan))
     for key, value in client.model.state_dict().items():
         same = np.array_equal(value, run.clients[1][f"model/{key}"])
