@@ -1,7 +1,7 @@
 """Keys whose value is a list in a text, such as `1,28,28`: what they mean."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fedapps.core.draws import generator
 from fedapps.core.errors import RunError
@@ -62,23 +62,26 @@ def unseen(text: str, count: int, seed: int, names: Sequence[str] = ()) -> tuple
     """Return which of `count` clients `unseen-clients` keeps out of training; raises `RunError`.
 
     A share is rounded half up, to at least one client, and the clients are drawn by the seed.
-    `names` are those of the clients, if the data name them; a number is not taken for a name.
+    `names` are those of the clients, if the data name them. A word that is a name is taken for it.
     """
-    words = [word.strip() for word in text.split(",") if word.strip()]
+    number_of = {name: number for number, name in enumerate(names)}
+    words = [text] if text in number_of else [word.strip() for word in text.split(",")]
+    words = [word for word in words if word]
     try:
         if _is_share(text):
             size = min(max(1, math.floor(float(text) * count + 0.5)), count - 1)
             found = {*generator(seed, "unseen-clients").choice(count, size, replace=False).tolist()}
         else:
-            found = {client for word in words for client in _called(word, names)}
+            found = {client for word in words for client in _called(word, number_of)}
     except ValueError:
         found = {count}
     if found and (max(found) >= count or len(found) == count):
-        lost = next((word for word in words if word not in names), "")
-        alike = f", or names, such as {', '.join(closest(lost, names) or names[:3])}"
+        lost = next((word for word in words if word not in number_of), "")
+        listable = [name for name in names if "," not in name]
+        alike = f", or names, such as {', '.join(closest(lost, listable) or listable[:3])}"
         raise RunError(
             f'unseen-clients = "{text}": must be a share between 0 and 1, such as 0.2, or clients'
-            f" from 0 to {count - 1}, such as 3,7-9{alike if names else ''}; at least one client"
+            f" from 0 to {count - 1}, such as 3,7-9{alike if listable else ''}; at least one client"
             " must train"
         )
     return tuple(sorted(found))
@@ -91,9 +94,14 @@ def _is_share(text: str) -> bool:
         return False
 
 
-def _called(word: str, names: Sequence[str]) -> Iterable[int]:
-    """Return the clients that `3`, `7-9` or a name stands for; raises ValueError if none."""
-    try:
-        return span(word)
-    except ValueError:
-        return [names.index(word)]
+def _called(word: str, number_of: Mapping[str, int]) -> Iterable[int]:
+    """Return the clients that `3`, `7-9` or a name stands for; raises ValueError if none.
+
+    Where both ends of a span are names, as clients that are called by numbers have, it is of these.
+    """
+    ends = [word] if word in number_of else [end.strip() for end in word.split("-")]
+    if all(end in number_of for end in ends):
+        return span("-".join(str(number_of[end]) for end in ends))
+    if number_of and any(end != str(int(end)) for end in ends):
+        raise ValueError(f"{word} is no number")  # 007 would be somebody else's
+    return span(word)

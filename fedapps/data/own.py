@@ -73,7 +73,7 @@ def clients_in(path: Path, column: str) -> int:
     with needed(str(path)):
         from fedapps.data.forms import tables  # loads pandas
 
-    frame = tables.frame_of(path, [column])
+    frame = tables.frame_of(path, [column], column)
     return int(frame[column].nunique()) if column in frame else 0
 
 

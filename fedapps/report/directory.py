@@ -175,13 +175,13 @@ def names(run: Path, file: str = NAMES) -> tuple[str, ...]:
 def client_of(run: Path, called: str) -> int:
     """Return the client that a number, or a name in names.csv, stands for; raises `RunError`.
 
-    A number is that of a client as long as there are so many; otherwise it can be a name.
+    What is a name is taken for the name, and 007 is no number where clients have names.
     """
     known = names(run)
-    is_number = re.fullmatch(r"-?[0-9]{1,18}", called) is not None
-    if called in known and not (is_number and 0 <= int(called) < len(known)):
+    if called in known:
         return known.index(called)
-    if is_number:
+    is_number = re.fullmatch(r"-?[0-9]{1,18}", called) is not None
+    if is_number and (not known or called == str(int(called))):
         return int(called)
     if not known:
         raise RunError(f"--client {called}: must be a number; the data of this run name no clients")

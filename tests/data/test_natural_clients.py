@@ -9,7 +9,7 @@ from fedapps.core.config import parse, read
 from fedapps.core.errors import RunError
 from fedapps.data import load, notes
 from fedapps.engine import again
-from fedapps.report import plots
+from fedapps.report import directory, plots
 from fedapps.training.workspace import Workspace
 
 SIZES = {"9": 12, "10": 30, "2": 7, "33": 15}
@@ -138,7 +138,7 @@ def test_names_of_clients_stand_where_a_person_looks(tmp_path, serial_run, read_
     ask = ["predict", str(folder), "--input", str(tmp_path / "asked.npz"), "--client"]
     capsys.readouterr()
     told = {}
-    for client in ("0", "12", "2", "'=1+1", "3", "South"):
+    for client in ("0", "12", "2", "'=1+1", "3", "South"):  # 12 is a name
         assert cli.main([*ask, client]) == 0
         told[client] = capsys.readouterr().out
     assert told["0"] == told["12"] and told["2"] == told["'=1+1"] and told["3"] == told["South"]
@@ -147,3 +147,23 @@ def test_names_of_clients_stand_where_a_person_looks(tmp_path, serial_run, read_
         assert cli.main([*ask, wrong]) == 1
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(f"error: --client {wrong}: must be") and line.endswith(said)
+
+
+def test_clients_of_a_table_are_called_as_in_the_file(tmp_path, serial_run, read_csv):
+    """Leading zeros tell clients apart, and 001 is never client number 1."""
+    called, rng = ["001", "1", "002", "08001", "8001"], np.random.default_rng(1)
+    rows = [f"{who},{rng.normal():.3f},{row % 2}" for row in range(16) for who in called]
+    (tmp_path / "t.csv").write_text("\n".join(["who ,x,ill", *rows, " 1 ,0.5,1"]))
+    folder = serial_run(
+        f'dataset="{tmp_path / "t.csv"}" client-column="who" partitioner="natural" num-clients=0'
+        ' model="mlp" num-rounds=1 unseen-clients="001" strategy="fedper"'
+    )
+    names = [row["name"] for row in read_csv(folder, "names.csv")]
+    assert sorted(names) == sorted(called) and names.index("1") == 1
+    (newcomer,) = read_csv(folder, "unseen.csv")
+    assert newcomer["name"] == "001"
+    for number, name in enumerate(names):
+        assert directory.client_of(folder, name) == number
+    assert directory.client_of(folder, "3") == 3
+    with pytest.raises(RunError, match="--client 0008001: must be a number or a name in "):
+        directory.client_of(folder, "0008001")

@@ -18,6 +18,7 @@ from hypothesis import assume, given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
 
+from fedapps.core import listed
 from fedapps.core.config import parse, read
 from fedapps.core.draws import partition_generator
 from fedapps.core.errors import RunError
@@ -588,7 +589,7 @@ def test_clients_that_cannot_be_held_out(text):
 
 
 def test_clients_that_the_data_name_are_held_out_by_name():
-    """A number is that of a client, also where another one is called so."""
+    """What is a name is taken for it, other numbers for those of clients, 0.5 for a share."""
     names = np.array(["VA. Long Beach", "Hungary", "Basel", "0", "0.5"])
     dataset = replace(declared("made", image_spec((1, 2, 2)), label_spec(2)), num_train=50)
     dataset = replace(dataset, target_values=np.arange(50) % 2, groups=names[np.arange(50) % 5])
@@ -606,6 +607,24 @@ def test_clients_that_the_data_name_are_held_out_by_name():
     for text, alike in (("hungry", "Hungary"), ("Basel,hungry", "Hungary"), ("-", "0, 0.5, Basel")):
         with pytest.raises(RunError, match=f"0 to 4, such as 3,7-9, or names, such as {alike}; at"):
             found(text)
+
+
+@pytest.mark.parametrize(("text", "out"), [
+    ("001", "001"), ("2", "2"), ("002", None), ("0", "001"), ("2-10", "2,9,10"), ("x,y", "x,y"),
+    ("x,y,z", None), ("1-3", "2,9,10"), ("2,10", "2,10"), ("3-1", None), ("10-2", None),
+])  # fmt: skip
+def test_clients_that_are_called_by_numbers_are_held_out_by_these(text, out):
+    """The clients 0 to 5 are called 001, 2, 9, 10, 11, 12; or one of them x,y."""
+    names = ["001", "2", "9", "10", "11", "12"][: 5 if "x" in text else 6] + ["x,y"] * ("x" in text)
+    if out is None:
+        with pytest.raises(
+            RunError, match=r'unseen-clients = ".*": must be .* names, such as'
+        ) as e:
+            listed.unseen(text, 6, 0, names)
+        assert "x,y" not in str(e.value).partition("such as 0.2")[2]
+    else:
+        found = [names[client] for client in listed.unseen(text, 6, 0, names)]
+        assert ",".join(found) == out
 
 
 def test_a_newcomer_has_the_first_samples_of_each_class():

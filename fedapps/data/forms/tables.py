@@ -16,6 +16,7 @@ from fedapps.data.forms.windows import cut, gone
 from fedapps.data.spec import CURE, FILLS
 
 _RAGGED = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
+_NUMBER = re.compile(r"^\s*(-?\d+)\s*$")
 UNKNOWN = ["?"]  # as the archives of the UCI write it; pandas knows NA, NaN, null and empty cells
 
 
@@ -52,7 +53,8 @@ def read(files: Sequence[File], form: Form) -> Found:
     is `target-column`, or the last one. Raises `RunError` in one line, with the line of the file.
     """
     named = (form.client_column, *form.targets)
-    return of_frames([frame_of(file.path, named) for file in files], files, form)
+    frames = [frame_of(file.path, named, form.client_column) for file in files]
+    return of_frames(frames, files, form)
 
 
 def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form) -> Found:
@@ -133,20 +135,25 @@ def unlabelled(path: Path, rule: str, shape: tuple[int, ...]) -> np.ndarray:
     return values[:whole].reshape(-1, shape[0], values.shape[1])
 
 
-def frame_of(path: Path, named: Sequence[str] = ()) -> pd.DataFrame:
+def frame_of(path: Path, named: Sequence[str] = (), clients: str = "") -> pd.DataFrame:
     """Read one file; raises `RunError` if it is broken or empty.
 
-    An index of a .parquet is a column if it has one of the names that the run has `named`.
+    An index of a .parquet is a column if it has one of the names that the run has `named`. The
+    column `clients` of a .csv is read as texts, so that 001 stays what it is.
     """
     try:
         if path.suffix == ".csv":
-            names = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0]
+            head = pd.read_csv(path, header=None, nrows=1, dtype=str, skipinitialspace=True)
+            names = head.iloc[0]
             if names.duplicated().any():
                 raise RunError(f"{path}: column {names[names.duplicated()].iloc[0]} is there twice")
             if len(names) == 1 and set(";\t") & set(str(names[0])):
                 raise RunError(f"{path}: has no comma in line 1; separate columns by commas")
             pd.read_csv(path, header=None, nrows=2)  # refuses more cells than names, an index
-            frame = pd.read_csv(path, na_values=UNKNOWN, skipinitialspace=True)
+            texts = {name: str for name in names.dropna() if name.strip() == clients}
+            frame = pd.read_csv(path, na_values=UNKNOWN, skipinitialspace=True, dtype=texts)
+            for name in texts:  # a number is the same with blanks around it
+                frame[name] = frame[name].str.replace(_NUMBER, r"\1", regex=True)
         elif path.suffix == ".parquet":
             frame = pd.read_parquet(path)
             frame = frame.reset_index([name for name in frame.index.names if name in named])
