@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 FLOAT, WHOLE = "float32", "int64"
-LEAST_STD = 1e-6  # a constant feature is only shifted
+LEAST_STD = 1e-6  # of the mean; a feature with less is constant, and only shifted
 
 # All samples, in arrays [n, ..., features]; each call reads them anew.
 Blocks = Callable[[], Iterable[np.ndarray]]
@@ -107,8 +107,8 @@ PLAIN = Normalization()  # values stay as they are
 def per_feature(blocks: Blocks, missing: str) -> Normalization:
     """Return the normalization of float samples: mean and deviation of each feature, in float64.
 
-    A feature that is constant is shifted only. Missing values (NaN) do not count; `missing` is a
-    rule of `FILLS`, or another text if there are none.
+    A feature that is constant, as far as float32 can tell, is shifted only. Missing values (NaN) do
+    not count; `missing` is a rule of `FILLS`, or another text if there are none.
     """
     count: np.ndarray = np.zeros(())
     mean: np.ndarray = np.zeros(())
@@ -122,7 +122,8 @@ def per_feature(blocks: Blocks, missing: str) -> Normalization:
     for block in blocks():
         squares += np.nansum((block.reshape(-1, len(mean)) - mean) ** 2, 0)
     std = np.sqrt(squares / count)
-    std = np.where(std > LEAST_STD * np.maximum(1.0, np.abs(mean)), std, 1.0)
+    least = np.maximum(LEAST_STD * np.abs(mean), np.finfo(np.float32).tiny)
+    std = np.where(std > least, std, 1.0)
     filling = FILLS[missing](blocks, mean).tolist() if missing in FILLS else ()
     return Normalization(tuple(mean.tolist()), tuple(std.tolist()), tuple(filling))
 

@@ -7,6 +7,7 @@ import torch
 from fedapps.core.config import parse, read
 from fedapps.core.errors import RunError
 from fedapps.data import load, notes
+from fedapps.data.spec import Spec
 from fedapps.training.workspace import Workspace
 
 N, TEST = 60, 20
@@ -130,3 +131,22 @@ def test_augmentation_is_for_images(own):
     space = Workspace(read(parse([options, 'partitioner="iid" device="cpu"'])))
     with pytest.raises(RunError, match='augment = "crop-flip": is for images; own has float32'):
         _ = space.trainer
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1e-9, 1e-30, 1e9])
+def test_the_unit_of_features_and_targets_does_not_matter(unit, tmp_path):
+    """Coulombs or nanocoulombs: normalized, all is the same; a constant feature stays one."""
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(2, 1, (60, 3)) * [1, 1, 0] + [0, 0, 0.1]
+    found = []
+    for factor in (1, unit):
+        values = {"inputs": inputs * factor, "targets": (inputs[:, 0] - inputs[:, 1]) * factor}
+        np.savez(tmp_path / "u.npz", **values)
+        data = load(str(tmp_path / "u.npz"), "").normalized(np.arange(50)).scaled(np.arange(50))
+        mean, std = (values.numpy() for values in data.scaling.tensors(Spec((1,))))
+        x, y = data.tensors(np.arange(60))
+        found.append((x.numpy(), (y.numpy() - mean) / std))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(other, one, atol=2e-5)
+    assert found[1][0][:, 0].std() > 0.9 and found[1][1].std() > 0.9
+    assert not found[1][0][:, 2].any()
