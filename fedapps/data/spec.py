@@ -110,6 +110,15 @@ def per_feature(blocks: Blocks, missing: str) -> Normalization:
     A feature that is constant, as far as float32 can tell, is shifted only. Missing values (NaN) do
     not count; `missing` is a rule of `FILLS`, or another text if there are none.
     """
+    mean, std = moments(blocks)
+    least = np.maximum(LEAST_STD * np.abs(mean), np.finfo(np.float32).tiny)
+    std = np.where(std > least, std, 1.0)
+    filling = FILLS[missing](blocks, mean).tolist() if missing in FILLS else ()
+    return Normalization(tuple(mean.tolist()), tuple(std.tolist()), tuple(filling))
+
+
+def moments(blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and deviation of each feature, float64 [features]; NaN does not count."""
     count: np.ndarray = np.zeros(())
     mean: np.ndarray = np.zeros(())
     for block in blocks():
@@ -121,11 +130,7 @@ def per_feature(blocks: Blocks, missing: str) -> Normalization:
     squares = np.zeros(len(mean))
     for block in blocks():
         squares += np.nansum((block.reshape(-1, len(mean)) - mean) ** 2, 0)
-    std = np.sqrt(squares / count)
-    least = np.maximum(LEAST_STD * np.abs(mean), np.finfo(np.float32).tiny)
-    std = np.where(std > least, std, 1.0)
-    filling = FILLS[missing](blocks, mean).tolist() if missing in FILLS else ()
-    return Normalization(tuple(mean.tolist()), tuple(std.tolist()), tuple(filling))
+    return mean, np.sqrt(squares / count)
 
 
 def image_spec(shape: tuple[int, ...]) -> Spec:

@@ -1,6 +1,7 @@
 """Samples are tensors of any shape: tables, series and tokens beside images."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -150,3 +151,50 @@ def test_the_unit_of_features_and_targets_does_not_matter(unit, tmp_path):
         np.testing.assert_allclose(other, one, atol=2e-5)
     assert found[1][0][:, 0].std() > 0.9 and found[1][1].std() > 0.9
     assert not found[1][0][:, 2].any()
+
+
+class TestLargeOffsets:
+    """float32 has steps of 1 at ten million, and of 64 at a billion."""
+
+    Y = np.random.default_rng(2).integers(0, 2, N)
+    FAR = 1e7 + Y + 0.1
+
+    @pytest.fixture(params=["npz", "csv", "folder"])
+    def write(self, request, tmp_path):
+        def save(inputs, targets):
+            if request.param == "csv":
+                columns = {f"x{i}": inputs[:, i] for i in range(inputs.shape[1])}
+                pd.DataFrame(columns | {"y": targets}).to_csv(tmp_path / "t.csv", index=False)
+                return str(tmp_path / "t.csv")
+            folder = tmp_path / "clients"
+            folder.mkdir()
+            for name, rows in (("a", slice(0, 30)), ("b", slice(30, N))):
+                np.savez(folder / f"{name}.npz", inputs=inputs[rows], targets=targets[rows])
+            np.savez(tmp_path / "t.npz", inputs=inputs, targets=targets)
+            return str(folder if request.param == "folder" else tmp_path / "t.npz")
+
+        return save
+
+    def test_targets_that_all_count_as_equal_are_refused(self, write):
+        path = write(np.ones((N, 2)) * self.Y[:, None], self.FAR)
+        lost = "around 1e+07 differ by 0.5 only (standard deviation), where float32 has steps of 1"
+        with pytest.raises(RunError) as error:
+            load(path, "")
+        assert lost in str(error.value) and "; subtract a constant, such as 1e+07" in str(
+            error.value
+        )
+        assert ("column y: " in str(error.value)) == path.endswith("csv")
+
+    def test_features_that_are_rounded_are_told(self, write):
+        middle = 3e5 + self.Y
+        path = write(np.stack([self.Y, 1e9 + 3 * self.Y, middle], 1) * 1.0, self.Y * 0.7)
+        (line,) = [line for line in load(path, "").told if "steps of" in line]
+        one, two = ("column x1", "column x2") if "csv" in path else ("[..., 1]", "[..., 2]")
+        assert one in line and two in line
+        assert "differ by 1.5 only" in line and "steps of 64, so they count as equal; sub" in line
+
+    def test_what_is_precise_enough_is_not_told(self, write):
+        path = write(
+            np.stack([self.Y + 1e4, self.Y * 1e-9 + 1e-6, self.Y * 0 + 0.1], 1), self.Y + 0.5
+        )
+        assert not [line for line in load(path, "").told if "steps of" in line]

@@ -4,6 +4,7 @@ Each form becomes the arrays that an .npz would hold (`Found`), so what is check
 here. A new form needs one file here and a line in `_read`.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from fedapps.core.errors import RunError, needed
@@ -24,10 +25,11 @@ def is_own(name: str) -> bool:
 def open_own(path: Path, form: Form) -> Dataset:
     """Open own data of any form; raises `RunError` in one line for what cannot be used."""
     if path.suffix == ".npz" and not form.window:
-        return open_npz(path, form.missing)
-    found = _read(path, form)
-    by_key = {key: held(path, key, values) for key, values in found.arrays.items()}
-    data = found.describe(dataset_of(path, by_key, by_key, form.missing))
+        found = open_npz(path, form.missing)
+        return replace(found, told=tuple(arrays.notes(path)))
+    read = _read(path, form)
+    by_key = {key: held(path, key, values) for key, values in read.arrays.items()}
+    data = read.describe(dataset_of(path, by_key, by_key, form.missing))
     if form.window and (data.inputs.kind != "series" or data.shape[0] != form.window):
         raise RunError(
             f"{path}: window = {form.window} cuts floats [rows, channels]; the data are"

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from fedapps.core.errors import RunError
 from fedapps.core.words import some
+from fedapps.data import precision
 from fedapps.data.forms.form import PARTS, File, Form, Found, by_part
 from fedapps.data.forms.windows import cut, gone
 from fedapps.data.npz import headers, members
@@ -14,6 +16,8 @@ from fedapps.data.npz import headers, members
 PAIRS = (("inputs", "targets"), ("images", "labels"))
 NEEDED = "inputs and targets, or images and labels: alone, or as train_inputs, test_inputs, ..."
 NUMBERS = {"f": "floats", "i": "integers", "u": "integers", "b": "truth values"}
+
+LOOKED_AT = 2**22  # bytes that are read, from the beginning of each array
 
 # The samples of one part of a file: the file with its part, and arrays by kind, [N, ...].
 Block = tuple[File, dict[str, np.ndarray]]
@@ -31,16 +35,43 @@ def read(files: Sequence[File], form: Form) -> Found:
     sizes = [len(next(iter(arrays.values()))) for _, arrays in blocks]
     parts = np.repeat([file.part for file, _ in blocks], sizes)
     groups = values.pop("groups", np.full(len(parts), ""))
-    told: list[str] = []
+    where = files[0].path.parent if len(files) > 1 else files[0].path
+    told = [
+        line for key, array in values.items() if key in PAIRS[0]
+        for line in _rounded(where, key, array.shape, array.ravel())
+    ]  # fmt: skip
     inputs = values.get("inputs", parts)
     if form.window and inputs.ndim == 2 and inputs.dtype.kind == "f":
         owner = np.repeat(np.arange(len(blocks)), sizes)
-        samples, told = cut(owner, [file for file, _ in blocks], values["targets"], groups, form)
+        samples, more = cut(owner, [file for file, _ in blocks], values["targets"], groups, form)
         last = samples[:, -1]
-        told += gone(groups, groups[last])
+        told += [*more, *gone(groups, groups[last])]
         values = {"inputs": inputs[samples], "targets": values["targets"][last]}
         groups, parts = groups[last], parts[last]
     return Found(by_part(parts, groups, **values), told=tuple(told))
+
+
+def notes(path: Path) -> list[str]:
+    """Return what to tell of an .npz that is read as it is; looks at the beginning of its floats.
+
+    Raises `RunError` for targets that all count as equal.
+    """
+    arrays = headers(path)
+    parts = [array for key, array in arrays.items() if key.removeprefix("train_") in PAIRS[0]]
+    return [
+        line for array in parts
+        for line in _rounded(path, array.key, array.shape, array.first(LOOKED_AT))
+    ]  # fmt: skip
+
+
+def _rounded(path: Path, key: str, shape: Sequence[int], values: np.ndarray) -> list[str]:
+    """Tell what float32 rounds of an array of this shape, if it has floats; `values` are flat."""
+    if values.dtype.kind != "f":
+        return []
+    size = shape[-1] if len(shape) > 1 else 1
+    names = [key] if size == 1 else [f"{key}[..., {feature}]" for feature in range(size)]
+    whole = values[: len(values) // size * size]
+    return precision.told(path, names, whole, key.endswith("targets"))
 
 
 def _blocks(file: File) -> list[Block]:

@@ -105,13 +105,13 @@ def notes(frame: pd.DataFrame, chosen: Sequence[Column], found: bool) -> list[st
 
 
 def encoded(frame: pd.DataFrame, columns: Sequence[Column], where: Where) -> np.ndarray:
-    """Return the features, float32 [N, F]; what is missing is NaN. Raises `RunError`."""
+    """Return the features, float64 [N, F]; what is missing is NaN. Raises `RunError`."""
     if lost := [column.name for column in columns if column.name not in frame]:
         raise RunError(
             f"{where(0)}: no column {lost[0]}; there are {some([*map(str, frame.columns)])}"
         )
     features = [_features(frame[column.name], column, where) for column in columns]
-    return np.concatenate(features, axis=1, dtype=np.float32)
+    return np.concatenate(features, axis=1)
 
 
 def _features(values: pd.Series, column: Column, where: Where) -> np.ndarray:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.words import did_you_mean, number, some
+from fedapps.data import precision
 from fedapps.data.forms import columns
 from fedapps.data.forms.form import File, Form, Found, by_part, class_numbers
 from fedapps.data.forms.windows import cut, gone
@@ -71,12 +72,14 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
     for name in filter(None, [form.client_column]):
         _demand(rows, name, "client-column")
     chosen = _inputs(rows, targets, form)
-    inputs = columns.encoded(rows.frame, chosen, rows.where)
-    told += columns.notes(rows.frame, chosen, not form.columns)
+    inputs, more = _features(rows, chosen, form)
+    told += more
     inputs, rows, more = _complete(inputs, rows, chosen, form)
     told += more
     groups = _groups(rows, form)
     values, class_names = _targets(rows, targets, form)
+    if values.dtype.kind == "f":
+        told += precision.told(files[0].path, _named(targets), values, True)
     samples = np.arange(len(inputs))[:, None]
     if form.window or labelled:
         samples, more = cut(rows.file, files, values, groups, form)
@@ -114,6 +117,22 @@ def _inputs(rows: Rows, targets: Sequence[str], form: Form) -> list[columns.Colu
     return chosen
 
 
+def _features(
+    rows: Rows, chosen: Sequence[columns.Column], form: Form
+) -> tuple[np.ndarray, list[str]]:
+    """Return the features of these columns, float32 [N, F], and what to tell of them."""
+    exact = columns.encoded(rows.frame, chosen, rows.where)
+    named = _named([column.name for column in chosen for _ in column.texts or ("",)])
+    return exact.astype(np.float32), [
+        *columns.notes(rows.frame, chosen, not form.columns),
+        *precision.told(rows.files[0].path, named, exact, False),
+    ]
+
+
+def _named(names: Sequence[str]) -> list[str]:
+    return [f"column {name}" for name in names]
+
+
 def _groups(rows: Rows, form: Form) -> np.ndarray:
     """Return the client of each row, as its file or the column of clients says; texts."""
     named = rows.frame.get(form.client_column)
@@ -126,7 +145,7 @@ def unlabelled(path: Path, rule: str, shape: tuple[int, ...]) -> np.ndarray:
     """Read a table without targets: float32 [N, F]; or its windows, [N, *shape], end to end."""
     chosen = columns.parsed(rule)
     rows = _rows([frame_of(path, [column.name for column in chosen])], [File(path)])
-    values = columns.encoded(rows.frame, chosen, rows.where)
+    values = columns.encoded(rows.frame, chosen, rows.where).astype(np.float32)
     if len(shape) < 2:
         return values
     if len(values) < shape[0]:
@@ -271,7 +290,7 @@ def _targets(rows: Rows, names: Sequence[str], form: Form) -> tuple[np.ndarray, 
     values = frame.to_numpy()
     if np.isin(values, (0, 1)).all():
         return values.astype(bool), tuple(names)
-    return values.astype(np.float32), ()
+    return values.astype(np.float64), ()
 
 
 def _texts(rows: Rows, name: str) -> np.ndarray:
