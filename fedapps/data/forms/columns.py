@@ -18,6 +18,7 @@ from fedapps.data.forms.form import Where
 MOST_TEXTS = 100  # a column with more different texts holds names or numbers, not categories
 LEAST_IDS = 20  # in so many rows, other numbers repeat
 _COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*")  # a number with a decimal comma
+_CURE = "name the columns to use in the key columns, or the one of the clients in client-column"
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}")
 
 
@@ -49,6 +50,11 @@ def found_in(frame: pd.DataFrame, names: Sequence[str], where: Where) -> list[Co
 
     `where` says where each row is, for messages.
     """
+    if odd := [name for name in names if set(name) & set(",=")]:
+        raise RunError(
+            f'{where(0)}: column "{odd[0]}" has a comma or =, which the rule of the inputs cannot'
+            f" have; rename it, or {_CURE}"
+        )
     return [Column(name, _texts(frame[name], name, where)) for name in names]
 
 
@@ -62,16 +68,15 @@ def _texts(values: pd.Series, name: str, where: Where) -> tuple[str, ...]:
         text = str(values.iloc[row])
         raise RunError(f'{where(row)}: column {name} holds "{text}", not a number; {_cure(text)}')
     texts = tuple(sorted(set(there)))
-    cure = "name the columns to use in the key columns, or the one of the clients in client-column"
     if len(texts) > MOST_TEXTS:
         dates = "; dates? turn them into numbers, such as days, or leave them out"
         dates *= bool(_DATE.match(texts[0]))
         raise RunError(
-            f"{where(0)}: column {name} holds {len(texts)} different texts{dates}; {cure}"
+            f"{where(0)}: column {name} holds {len(texts)} different texts{dates}; {_CURE}"
         )
     if odd := [word for word in (name, *texts) if set(word) & set(",=|")]:
         row = int((values.astype(str) == odd[0]).argmax())
-        cure = f"rename it, or {cure}"
+        cure = f"rename it, or {_CURE}"
         if _COMMA.fullmatch(odd[0]):
             cure = f"{_cure(odd[0])}, otherwise {cure}"
         raise RunError(f'{where(row)}: column {name}: "{odd[0]}" has a comma, = or |; {cure}')

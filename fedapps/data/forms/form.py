@@ -1,7 +1,7 @@
 """How own files are read, and what comes out of them."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -48,6 +48,11 @@ class Form:
     def targets(self) -> list[str]:
         """The columns that are to be predicted; none if the files do not have to name any."""
         return [name.strip() for name in self.target_column.split(",") if name.strip()]
+
+    def targets_in(self, columns: Container[str]) -> list[str]:
+        """The same for a table with these columns, of which one can have a comma in its name."""
+        whole = self.target_column.strip()
+        return [whole] if whole in columns else self.targets
 
 
 @dataclass(frozen=True)

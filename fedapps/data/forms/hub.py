@@ -94,7 +94,7 @@ def _pixels(picture: Any, mode: str, where: str) -> np.ndarray:
 def _target(features: Any, form: Form, path: Path) -> str:
     """Return the target column: the one that the run names, or the only one of class labels."""
     labels = [name for name, kind in features.items() if getattr(kind, "names", None)]
-    chosen = form.targets or labels
+    chosen = form.targets_in(features) or labels
     if len(chosen) != 1 or chosen[0] not in features:
         raise RunError(
             f'{path}: target-column = "{form.target_column}": must be one of {", ".join(features)}'

@@ -62,7 +62,7 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
     """Read tables that are in memory; `files` say where each is from."""
     rows = _rows(frames, files)
     labelled = any(file.label for file in files)
-    targets = [] if labelled else form.targets or [str(_others(rows.frame, form)[-1])]
+    targets = [] if labelled else form.targets_in(rows.frame) or _others(rows.frame, form)[-1:]
     if form.client_column in targets:
         raise RunError(
             f'client-column = "{form.client_column}": is the target, too (target-column)'

@@ -383,6 +383,27 @@ def test_files_that_do_not_belong_together(frame, tmp_path):
         load(str(tmp_path / "none.csv"), "")
 
 
+def test_a_name_with_a_comma_can_be_a_target_and_a_client_but_no_input(frame, tmp_path):
+    """What a rule of columns cannot say would train, but not predict."""
+    odd = {"age": "bmi, kg/m2", "who": "ward=, room", "ill": "ill, now"}
+    frame.rename(columns={name: odd[name] for name in ("who", "ill")}).to_csv(
+        tmp_path / "t.csv", index=False
+    )
+    form = Form(client_column=odd["who"], target_column=odd["ill"])
+    data = load(str(tmp_path / "t.csv"), "", form)
+    same(data, INPUTS, ILL == "yes", WHO)
+    same(load(str(tmp_path / "t.csv"), "", Form(client_column=odd["who"])), INPUTS, ILL == "yes")
+    frame.to_csv(tmp_path / "p.csv", index=False)
+    assert unlabelled(tmp_path / "p.csv", data.inputs, data.columns).starts[-1] == N
+    frame.rename(columns=odd).to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(
+        RunError, match=r't.csv: line 2: column "bmi, kg/m2" has a comma or =,.*ren'
+    ):
+        load(str(tmp_path / "t.csv"), "", form)
+    used = load(str(tmp_path / "t.csv"), "", Form(client_column=odd["who"], columns="sex=f|m"))
+    same(used, INPUTS[:, 1:], ILL == "yes", WHO)
+
+
 def test_a_rule_of_columns_survives_as_text():
     rule = "age,sex=f|m,bp"
     assert written(parsed(rule)) == rule
