@@ -3,14 +3,20 @@
 from collections.abc import Iterator
 
 from fedapps.core.config import DEVICE, defaults
+from fedapps.core.paths import absolute
 from fedapps.core.schema import literal
 from fedapps.core.settings import Settings
+from fedapps.data import Dataset
+from fedapps.data.forms import is_own
+from fedapps.data.forms.hub import is_saved
 from fedapps.data.partitioners import PARTITIONERS
+from fedapps.data.spec import FILLS
 from fedapps.engine.checks import replaced
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.robust import RULES
 
 OF_DEVICES = ("input-shape", "num-classes", "class-names", "client-state")
+OF_FILES = ("target-column", "client-column", "columns", "missing", "window", "window-step")
 SHARING_OUT = ("split", "test-fraction", "partitioner")
 
 
@@ -28,6 +34,7 @@ def notes(strategy: BaseStrategy) -> list[str]:
 def told(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
     """Yield each key that nothing reads in a run, and the reason as the end of a sentence."""
     yield from _general(strategy.settings)
+    yield from _of_data(strategy.settings, strategy.workspace.dataset)
     if not strategy.layout.norms:
         s = strategy.settings
         what = "whose BatchNorms are frozen" if s.adapter_rank else "which has no BatchNorm"
@@ -47,6 +54,27 @@ def told(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
 
 def _some(strategy: BaseStrategy) -> int:
     return strategy.workspace.population.training[0]
+
+
+def _of_data(s: Settings, data: Dataset) -> Iterator[tuple[str, str]]:
+    """Yield the keys about own files that these data have no use for."""
+    own = is_own(s.dataset)
+    if own or s.dataset == DEVICE:
+        if not s.window:
+            yield "window-step", "with window = 0"
+    else:
+        yield from ((key, f'with dataset = "{s.dataset}"') for key in OF_FILES)
+    if not own or data.columns:  # a table has a use for all of them
+        return
+    path = absolute(s.dataset, "dataset")
+    keys = ["columns", "client-column", "target-column"]
+    if path.is_dir():
+        keys = ["columns"] if is_saved(path) else keys[:2]
+    yield from ((key, "on data that are no table") for key in keys)
+    if data.inputs.image or data.inputs.is_whole:
+        yield "missing", "on images and tokens"
+    elif s.missing not in FILLS:
+        yield "missing", "on data that are no table"
 
 
 def _of_the_mean(s: Settings) -> Iterator[tuple[str, str]]:

@@ -1,9 +1,11 @@
 """Keys and data that have no effect, or a wrong one, are told: and what is told is true."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedapps.core import config, registry
+from fedapps.core.errors import RunError
 from fedapps.core.schema import literal
 from fedapps.data import load, notes
 from fedapps.engine import unused
@@ -22,7 +24,8 @@ OTHER = {  # values that are not the defaults
     "presum": True, "server-lr": 0.5, "server-beta1": 0.5, "server-beta2": 0.5, "server-tau": 0.5,
     "robust-share": 0.1, "clip-radius": 0.5, "attack-scale": 2.0, "attack-z": 2.0,
     "fedfc.slowest-limit": 1, "server-part": "body", "dp.sampling": "fixed",
-    "fedfc.statistics": "client",
+    "fedfc.statistics": "client", "target-column": "a", "client-column": "b", "columns": "a,b",
+    "missing": "mean", "window-step": 3,
 }  # fmt: skip
 QUIET = "dp.noise-multiplier=0.01 dp.clip-norm=0.1"  # noise with which training goes on
 OWN = {  # settings of a method with which more of its keys have no effect
@@ -98,6 +101,56 @@ def test_only_what_somebody_set_is_told(options, lines, data_root):
     settings = config.read(flat)
     strategy = registry.strategy_class(settings.strategy)(Workspace(settings))
     assert unused.notes(strategy) == lines
+
+
+TABLE = 'target-column="y" client-column="who" columns="x"'
+NAMES = ("target-column", "client-column", "columns")
+NO_TABLE, OTHERS = "on data that are no table", 'with dataset = "digits"'
+
+
+@pytest.mark.parametrize(("made", "options", "lines"), [
+    ("digits", TABLE, dict.fromkeys(NAMES, OTHERS)),
+    ("digits", 'missing="drop" window=5 window-step=2',
+     dict.fromkeys(("missing", "window", "window-step"), OTHERS)),
+    ("t.npz", TABLE, dict.fromkeys(NAMES, NO_TABLE)),
+    ("t.npz", 'missing="mean"', {}),
+    ("t.npz", 'missing="drop"', {"missing": NO_TABLE}),
+    ("t.npz", "window-step=2", {"window-step": "with window = 0"}),
+    ("i.npz", 'missing="mean"', {"missing": "on images and tokens"}),
+    ("npz", TABLE, dict.fromkeys(NAMES[1:], NO_TABLE)),
+    ("t.csv", f'{TABLE} missing="mean"', {}),
+    ("t.csv", f'{TABLE} window-step=2', {"window-step": "with window = 0"}),
+])  # fmt: skip
+def test_keys_of_tables_are_told_where_there_is_no_table(made, options, lines, data_root, tmp_path):
+    x, y, who = np.arange(60.0), np.arange(60) % 2, np.arange(60) % 3
+    np.savez(tmp_path / "t.npz", inputs=x[:, None], targets=y)
+    np.savez(tmp_path / "i.npz", images=np.ones((60, 8, 8), np.uint8), labels=y)
+    pd.DataFrame({"x": x, "y": y, "who": who}).to_csv(tmp_path / "t.csv", index=False)
+    (tmp_path / "npz" / "anna").mkdir(parents=True)
+    np.savez(tmp_path / "npz" / "anna" / "1.npz", inputs=x[:, None], targets=y)
+    name = made if made == "digits" else tmp_path / made
+    common = f'data-root="{data_root}" dataset="{name}" num-clients=2 model="mlp" device="cpu"'
+    settings = config.read(config.parse([common, 'partitioner="iid"', options]))
+    strategy = registry.strategy_class(settings.strategy)(Workspace(settings))
+    flat = dict(settings.flat)
+    wanted = [f"{key} = {literal(flat[key])} has no effect {why}" for key, why in lines.items()]
+    assert sorted(unused.notes(strategy)) == sorted(wanted)
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_arrays_that_nothing_reads_are_told(folder, tmp_path):
+    values = {"inputs": np.ones((6, 2)), "targets": np.arange(6) % 2, "class_names": ["a", "b"]}
+    path = tmp_path / "own" / "a.npz"
+    path.parent.mkdir()
+    name = str(path.parent if folder else path)
+    np.savez(path, **values)
+    assert not load(name, "").told
+    np.savez(path, **values, weights=np.ones(6), group=np.arange(6))
+    (line,) = load(name, "").told
+    assert line == f"{path}: not read: weights, group, did you mean groups?"
+    settings = config.read(config.parse([f'dataset="{path}" partitioner="natural" num-clients=0']))
+    with pytest.raises(RunError, match=r"does not say who a sample is from: .*did you mean groups"):
+        Workspace(settings)
 
 
 @pytest.mark.parametrize(("images", "labels", "line"), [

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from fedapps.core.errors import RunError
-from fedapps.core.words import some
+from fedapps.core.words import did_you_mean, some
 from fedapps.data import precision
 from fedapps.data.forms.form import PARTS, File, Form, Found, by_part
 from fedapps.data.forms.windows import cut, gone
-from fedapps.data.npz import headers, members
+from fedapps.data.npz import MEMBERS, headers, members
 
 PAIRS = (("inputs", "targets"), ("images", "labels"))
 NEEDED = "inputs and targets, or images and labels: alone, or as train_inputs, test_inputs, ..."
@@ -36,7 +36,8 @@ def read(files: Sequence[File], form: Form) -> Found:
     parts = np.repeat([file.part for file, _ in blocks], sizes)
     groups = values.pop("groups", np.full(len(parts), ""))
     where = files[0].path.parent if len(files) > 1 else files[0].path
-    told = [
+    told = _unread(where, [name for file in files for name in members(file.path)])
+    told += [
         line for key, array in values.items() if key in PAIRS[0]
         for line in _rounded(where, key, array.shape, array.ravel())
     ]  # fmt: skip
@@ -57,11 +58,19 @@ def notes(path: Path) -> list[str]:
     Raises `RunError` for targets that all count as equal.
     """
     arrays = headers(path)
+    unread = _unread(path, members(path))
     parts = [array for key, array in arrays.items() if key.removeprefix("train_") in PAIRS[0]]
-    return [
+    return unread + [
         line for array in parts
         for line in _rounded(path, array.key, array.shape, array.first(LOOKED_AT))
     ]  # fmt: skip
+
+
+def _unread(path: Path, there: Sequence[str]) -> list[str]:
+    """Tell of arrays that nothing reads; one can be misspelt."""
+    unread = [name for name in dict.fromkeys(there) if name not in (*MEMBERS, "class_names")]
+    close = next(filter(None, (did_you_mean(name, MEMBERS) for name in unread)), "")
+    return [f"{path}: not read: {some(unread)}{close}"] if unread else []
 
 
 def _rounded(path: Path, key: str, shape: Sequence[int], values: np.ndarray) -> list[str]:

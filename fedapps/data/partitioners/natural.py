@@ -38,9 +38,9 @@ def clients_of(dataset: Dataset, settings: Settings) -> Found:
     `RunError` if the data do not say who a sample is from, or if too few groups are left.
     """
     if dataset.groups is None:
-        raise RunError(
-            f'partitioner = "natural": {dataset.name} does not say who a sample is from: {NEEDED}'
-        )
+        more = "" if dataset.columns else "".join(f"; {line}" for line in dataset.told)
+        who = f"{dataset.name} does not say who a sample is from"
+        raise RunError(f'partitioner = "natural": {who}: {NEEDED}{more}')
     names, group = np.unique(dataset.groups, return_inverse=True)
     official, wanted = settings.split == "official", settings.num_clients
     pool = group[: dataset.num_train] if official else group
