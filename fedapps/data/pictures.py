@@ -50,14 +50,33 @@ def pictures_of(files: Sequence[Path], shape: tuple[int, ...] = ()) -> np.ndarra
     """
     if shape:
         return stacked((picture_of(file, shape) for file in files), files)
-    with needed(str(files[0])):
+    mode = mode_of(files[0])
+    return stacked((_picture(file, mode) for file in files), files)
+
+
+def mode_of(file: Path) -> str:
+    """Return what the pixels of a picture are, as Pillow names it; raises `RunError`."""
+    with needed(str(file)):
         from PIL import Image
     try:
-        with Image.open(files[0]) as image:
-            mode = image.mode
+        with Image.open(file) as image:
+            return str(image.mode)
     except (OSError, ValueError, SyntaxError) as error:
-        raise RunError(f"{files[0]}: cannot be read as a picture ({error})") from error
-    return stacked((_picture(file, mode) for file in files), files)
+        raise RunError(f"{file}: cannot be read as a picture ({error})") from error
+
+
+def grayed(first: object, modes: Iterable[str]) -> list[str]:
+    """Tell how many pictures become gray because the `first` one is; `modes` are those of all."""
+    rest = iter(modes)
+    if next(rest) not in GRAY:
+        return []
+    colored = [mode not in (*GRAY, "LA") for mode in rest]
+    if not any(colored):
+        return []
+    return [
+        f"{first} is gray, so all pictures become gray: {sum(colored)} of {len(colored) + 1} lose"
+        " their colors; save this one as RGB to keep them"
+    ]
 
 
 def stacked(values: Iterable[np.ndarray], where: Sequence[object]) -> np.ndarray:

@@ -9,7 +9,9 @@
 With `target-column`, folders name clients, and each row has its own target.
 """
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +19,19 @@ import numpy as np
 from fedapps.core.errors import RunError
 from fedapps.data.forms import arrays
 from fedapps.data.forms.form import PARTS, TABLES, File, Form, Found, by_part, class_numbers
-from fedapps.data.pictures import pictures_of
+from fedapps.data.pictures import grayed, mode_of, pictures_of
 
 PICTURES = (".png", ".jpg", ".jpeg")
 
 
 def read(folder: Path, form: Form) -> Found:
     """Read a folder; raises `RunError` in one line for files that do not belong together."""
-    files = files_in(folder, bool(form.targets))
+    files, left_out = files_in(folder, bool(form.targets))
+    found = _read(files, form)
+    return replace(found, told=(*left_out, *found.told))
+
+
+def _read(files: Sequence[File], form: Form) -> Found:
     suffix = files[0].path.suffix.lower()
     if suffix in PICTURES:
         return _pictures(files, form)
@@ -35,20 +42,20 @@ def read(folder: Path, form: Form) -> Found:
     return tables.read(files, form)
 
 
-def files_in(folder: Path, are_clients: bool) -> list[File]:
-    """List the data files of a folder, sorted, with what their places say.
+def files_in(folder: Path, are_clients: bool) -> tuple[list[File], list[str]]:
+    """List the data files of a folder, sorted, with what their places say; and tell of others.
 
     The innermost folder is a class, unless folders `are_clients`. Hidden files and those of another
     kind (a README) do not count.
     """
     kinds = {**dict.fromkeys(PICTURES, "pictures"), **dict.fromkeys(TABLES, "tables")}
     kinds[".npz"] = ".npz files"
-    found = [
+    everything = [
         path
         for path in sorted(folder.rglob("*"))
-        if path.suffix.lower() in kinds
-        and not any(part[0] == "." for part in path.relative_to(folder).parts)
+        if not any(part[0] == "." for part in path.relative_to(folder).parts)
     ]
+    found = [path for path in everything if path.suffix.lower() in kinds]
     if not found:
         raise RunError(f"{folder}: holds no {', '.join(kinds)} files")
     by_kind = {kinds[path.suffix.lower()]: path for path in found}
@@ -61,7 +68,18 @@ def files_in(folder: Path, are_clients: bool) -> list[File]:
         if lost and len(lost) < len(files):
             words = {"label": "class", "part": "train or test", "group": "client"}
             raise RunError(f"{lost[0].path}: its place does not say which {words[what]}")
-    return files
+    beside = any(path.parent == folder for path in found)  # otherwise, files there are no samples
+    others = [path for path in everything if path.suffix.lower() not in kinds and path.is_file()]
+    others = [path for path in others if beside or path.parent != folder]
+    return files, _left_out(folder, others, [end for end in kinds if kinds[end] in by_kind])
+
+
+def _left_out(folder: Path, others: Sequence[Path], read: Sequence[str]) -> list[str]:
+    if not others:
+        return []
+    count = Counter(path.suffix or "without an ending" for path in others)
+    kinds = ", ".join(f"{number} {ending}" for ending, number in sorted(count.items()))
+    return [f"{folder}: files are left out: {kinds}; read are {', '.join(read)}"]
 
 
 def _file(path: Path, place: Path, are_clients: bool) -> File:
@@ -84,10 +102,12 @@ def _pictures(files: Sequence[File], form: Form) -> Found:
     if form.names:  # they have an order, which names of folders need not have
         order = np.argsort(labels, kind="stable")
         files, labels = [files[row] for row in order], labels[order]
+    paths = [file.path for file in files]
+    told = [] if form.shape else grayed(paths[0], map(mode_of, paths))
     found = by_part(
         np.array([file.part for file in files]),
         np.array([file.group for file in files]),
-        images=pictures_of([file.path for file in files], form.shape),
+        images=pictures_of(paths, form.shape),
         labels=labels,
     )
-    return Found(found, names)
+    return Found(found, names, told=tuple(told))

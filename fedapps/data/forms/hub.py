@@ -8,7 +8,7 @@ import numpy as np
 
 from fedapps.core.errors import RunError, needed, one_line
 from fedapps.data.forms.form import File, Form, Found, by_part
-from fedapps.data.pictures import pixels, stacked
+from fedapps.data.pictures import grayed, pixels, stacked
 
 PARTITION = "partition_"  # what `flwr-datasets create` calls the folder of a client
 SPLITS = {"train": "train", "validation": "val", "valid": "val", "val": "val", "test": "test"}
@@ -70,7 +70,10 @@ def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
         return replace(found, names=names or found.names)
     where = [f"{file.path}: row {row}" for rows, file in parts for row in range(len(rows))]
     values = [value for rows, _ in parts for value in rows[(pictures or arrays)[0]]]
+    told: list[str] = []
     if pictures:
+        if not form.shape:
+            told = grayed(where[0], (getattr(value, "mode", "L") for value in values))
         mode = ("L" if form.shape[0] == 1 else "RGB") if form.shape else values[0].mode
         values = [_pixels(value, mode, place) for value, place in zip(values, where, strict=True)]
     sizes = [len(rows) for rows, _ in parts]
@@ -81,7 +84,8 @@ def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
     kinds = ("images", "labels") if pictures else ("inputs", "targets")
     found_arrays = (stacked([np.asarray(value) for value in values], where), targets)
     by_key = dict(zip(kinds, found_arrays, strict=True))
-    return Found(by_part(np.repeat([file.part for file in files], sizes), groups, **by_key), names)
+    whole = by_part(np.repeat([file.part for file in files], sizes), groups, **by_key)
+    return Found(whole, names, told=tuple(told))
 
 
 def _pixels(picture: Any, mode: str, where: str) -> np.ndarray:

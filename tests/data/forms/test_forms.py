@@ -214,6 +214,27 @@ def test_pictures_in_folders(places, num_train, groups, tmp_path):
     assert data.names == ("cat", "dog")
 
 
+def test_pictures_that_lose_their_colors_and_files_that_are_left_out_are_counted(tmp_path):
+    colors = np.random.default_rng(3).integers(0, 256, (5, 6, 5, 3), np.uint8)
+    for number, pixels in enumerate(colors):
+        path = tmp_path / ("cat" if number < 3 else "dog") / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    (tmp_path / "README.md").write_text("who they are")  # beside the classes, so no sample
+    assert load(str(tmp_path), "").told == ("the classes are 0 = cat, 1 = dog",)
+    Image.fromarray(colors[0]).convert("L").save(tmp_path / "cat" / "0.png")
+    Image.fromarray(colors[1]).convert("L").save(tmp_path / "cat" / "1.png")
+    for name in ("dog/5.bmp", "dog/6.bmp", "cat/notes"):
+        Image.fromarray(colors[0]).save(tmp_path / name, "bmp")
+    data = load(str(tmp_path), "")
+    assert data.shape == (1, 6, 5) and len(data.labels) == 5
+    assert data.told[:2] == (
+        f"{tmp_path}: files are left out: 2 .bmp, 1 without an ending; read are .png, .jpg, .jpeg",
+        f"{tmp_path}/cat/0.png is gray, so all pictures become gray: 3 of 5 lose their colors;"
+        " save this one as RGB to keep them",
+    )
+
+
 class TestMissing:
     @pytest.fixture
     def path(self, frame, tmp_path):
