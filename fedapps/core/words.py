@@ -1,6 +1,7 @@
 """Words for messages: the most similar name, a number with its noun, the first names of many."""
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 MOST_NAMED = 5  # a message names at most so many things
@@ -45,6 +46,14 @@ def number(count: int, noun: str) -> str:
 def some(names: Sequence[str]) -> str:
     """Return the first names, and dots if there are more."""
     return ", ".join(names[:MOST_NAMED]) + ", ..." * (len(names) > MOST_NAMED)
+
+
+def alike(what: str, names: Sequence[str]) -> list[str]:
+    """Tell of classes or clients, as `what` says, that are probably the same."""
+    count = Counter(name.strip().casefold() for name in names)
+    found = [name for name in names if count[name.strip().casefold()] > 1]
+    cure = "if they are the same, write them alike"
+    return [f"{what} {some(found)} differ only in case or blanks; {cure}"] if found else []
 
 
 def shortened(text: str, most: int) -> str:

@@ -84,6 +84,30 @@ def test_what_is_wrong_is_said_in_one_line(options, members, message, space):
     assert message in str(error.value)
 
 
+def test_it_is_said_if_test_samples_are_missing(space):
+    """9 has 12 samples and is tested, 10 and 33 have enough and are not, 2 has too few."""
+    inputs, order = np.ones((len(GROUPS), 2)), np.argsort(GROUPS != "9", kind="stable")
+    parts = {"train": np.r_[order[2:], order[2:12]], "test": order[:2]}
+    arrays = {
+        f"{part}_{key}": values[rows]
+        for part, rows in parts.items()
+        for key, values in (("inputs", inputs), ("targets", inputs[:, 0]), ("groups", GROUPS))
+    }
+    found = space('num-clients=0 split="official"', **arrays)
+    assert found.population.names == ("9",)
+    cure = '; 2 more have no test sample: split = "merged" gives some'
+    with pytest.raises(RunError, match=f"2: 1 of 4 groups have min-samples = 10 samples{cure}"):
+        space('num-clients=2 split="official"', **arrays)
+
+
+def test_clients_that_are_probably_the_same_are_told(space):
+    groups = np.array(["a", "a ", "A", "b"])[np.arange(80) % 4]
+    values = {"inputs": np.ones((80, 2)), "targets": np.arange(80) % 2, "groups": groups}
+    assert space("num-clients=0", **values).population.told == (
+        "clients A, a, a  differ only in case or blanks; if they are the same, write them alike",
+    )
+
+
 @pytest.mark.parametrize(("split", "partitioner", "said"), [
     ("merged", "iid", 'partitioner = "iid"; "natural" makes each of 4 a client'),
     ("merged", "natural", 'split = "merged" mixes with the training part'),

@@ -1,6 +1,5 @@
 """How own files are read, and what comes out of them."""
 
-from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,7 +8,7 @@ import numpy as np
 
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
-from fedapps.core.words import some
+from fedapps.core.words import alike, some
 from fedapps.data.dataset import Dataset
 
 PARTS = ("train", "val", "test")
@@ -80,16 +79,8 @@ class Found:
         if self.names and targets.is_whole and not targets.shape:
             targets = replace(targets, choices=len(self.names))
             numbered = [f"{number} = {name}" for number, name in enumerate(self.names)]
-            told = (*told, f"the classes are {some(numbered)}", *_alike(self.names))
+            told = (*told, f"the classes are {some(numbered)}", *alike("classes", self.names))
         return replace(data, targets=targets, names=self.names, columns=self.columns, told=told)
-
-
-def _alike(names: Sequence[str]) -> list[str]:
-    """Tell of classes that are probably the same."""
-    count = Counter(name.strip().casefold() for name in names)
-    alike = [name for name in names if count[name.strip().casefold()] > 1]
-    cure = "if they are the same, write them alike"
-    return [f"classes {some(alike)} differ only in case or blanks; {cure}"] if alike else []
 
 
 def by_part(parts: np.ndarray, groups: np.ndarray, **values: np.ndarray) -> dict[str, np.ndarray]:

@@ -7,7 +7,7 @@ import numpy as np
 from fedapps.core.draws import generator
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
-from fedapps.core.words import number, some
+from fedapps.core.words import alike, number, some
 from fedapps.data.dataset import Dataset
 from fedapps.data.partitioners.dealing import NOBODY
 
@@ -43,31 +43,33 @@ def clients_of(dataset: Dataset, settings: Settings) -> Found:
         raise RunError(f'partitioner = "natural": {who}: {NEEDED}{more}')
     names, group = np.unique(dataset.groups, return_inverse=True)
     official, wanted = settings.split == "official", settings.num_clients
-    pool = group[: dataset.num_train] if official else group
+    pool, tests = np.split(group, [dataset.num_train]) if official else (group, group)
     enough = np.bincount(pool, minlength=len(names)) >= settings.min_samples
-    if official:
-        enough &= np.bincount(group[dataset.num_train :], minlength=len(names)) > 0
-    left = np.flatnonzero(enough)
+    tested = np.bincount(tests, minlength=len(names)) > 0
+    left = np.flatnonzero(enough & tested)
     if len(left) < max(wanted, 1):
         cure = "lower one of the two" if wanted else "lower min-samples"
+        if untested := int((enough & ~tested).sum()):
+            cure = f'{untested} more have no test sample: split = "merged" gives some'
         because = f" ({'; '.join(dataset.told)})" if dataset.told else ""
         raise RunError(
             f"num-clients = {wanted}: {len(left)} of {number(len(names), 'group')} have"
             f" min-samples = {settings.min_samples} samples; {cure}{because}"
         )
+    enough &= tested
     if wanted:
-        drawn = generator(settings.seed, "natural").permutation(left)[:wanted]
-        left = np.sort(drawn)
+        left = np.sort(generator(settings.seed, "natural").permutation(left)[:wanted])
     texts = names.astype(str)
     if all(text.lstrip("-").isdecimal() for text in texts):
-        left = left[np.argsort(texts[left].astype(np.int64), kind="stable")]
+        left = np.array(sorted(left.tolist(), key=lambda place: int(texts[place])))
     owner_of = np.full(len(names), NOBODY)
     owner_of[left] = np.arange(len(left))
     small = texts[~enough].tolist()
     why = (
         f"fewer than min-samples = {settings.min_samples} samples" + " or no test sample" * official
     )
-    told = (
-        f"{len(small)} of {number(len(names), 'group')} have {why} and take no part: {some(small)}",
-    )
-    return Found(owner_of[group], tuple(texts[left].tolist()), told if small else ())
+    told = alike("clients", texts[left].tolist())
+    if small:
+        count = f"{len(small)} of {number(len(names), 'group')}"
+        told = [f"{count} have {why} and take no part: {some(small)}", *told]
+    return Found(owner_of[group], tuple(texts[left].tolist()), tuple(told))
