@@ -74,7 +74,7 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     if settings.threads > (cores := os.cpu_count() or 1):
         log.warning("threads = %s on %s cores is slow", settings.threads, cores)
     space = workspace(settings)
-    for note in data.notes(space.dataset, settings.split, settings.partitioner):
+    for note in data.notes(space.dataset, settings.split, settings.partitioner, settings.task):
         log.warning("%s", note)
     for note in notes_on_model(space):
         log.warning('model = "%s": %s', settings.model, note)

@@ -12,14 +12,18 @@ SCALED = 16.0  # floats above this are not standardized pixels, but values of by
 MOST_LABELS = 10  # a note names at most so many labels
 
 
-def notes(dataset: Dataset, split: str, partitioner: str = "") -> list[str]:
-    """Return a line for each thing that looks wrong with this `split`; reads a few pixels."""
+def notes(dataset: Dataset, split: str, partitioner: str = "", task: str = "") -> list[str]:
+    """Return a line for each thing that looks wrong with this `split`; reads a few pixels.
+
+    A `task` that was chosen says what targets are, so nothing is told of what they look like.
+    """
     rows = dataset.rows if dataset.inputs.image else None
     arrays = rows.arrays if isinstance(rows, Rows) else ()
     pixels = (note for array in arrays for note in _of_pixels(array))
     unknown = _of_unknown(dataset) if split == "official" else ()
     groups = _of_groups(dataset, split, partitioner)
-    return [*[*pixels][:1], *unknown, *_of_labels(dataset), *_of_floats(dataset), *groups]
+    floats = () if task == "regression" else _of_floats(dataset)
+    return [*[*pixels][:1], *unknown, *_of_labels(dataset), *floats, *groups]
 
 
 def _of_groups(dataset: Dataset, split: str, partitioner: str) -> Iterator[str]:

@@ -23,6 +23,7 @@ class Form:
     `shape` is that of their images, [C, H, W].
 
     `columns` are the features of a table: `age,sex=f|m` is a number, and a text with two values.
+    With `numbers`, whole numbers among its targets are no labels.
     """
 
     target_column: str = ""
@@ -33,6 +34,7 @@ class Form:
     window_step: int = 0
     names: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
+    numbers: bool = False
 
     @classmethod
     def of(cls, settings: Settings, names: Sequence[str] = ()) -> "Form":
@@ -40,7 +42,7 @@ class Form:
         s = settings
         return cls(
             s.target_column, s.client_column, s.columns, s.missing, s.window, s.window_step,
-            tuple(names),
+            tuple(names), numbers=s.task == "regression",
         )  # fmt: skip
 
     @property

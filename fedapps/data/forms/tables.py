@@ -278,6 +278,9 @@ def _targets(rows: Rows, names: Sequence[str], form: Form) -> tuple[np.ndarray, 
         return class_numbers(labels, form.names, rows.where)
     frame = rows.frame[[*names]]
     texts = [name for name in names if not pd.api.types.is_numeric_dtype(frame[name])]
+    if form.numbers and not texts:
+        values = frame.to_numpy(np.float64)
+        return values[:, 0] if len(names) == 1 else values, ()
     if len(names) == 1:
         if texts:
             return class_numbers(_texts(rows, names[0]), form.names, rows.where)

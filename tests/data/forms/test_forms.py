@@ -1,6 +1,7 @@
 """Own data in other forms than .npz: sample for sample the same as an .npz written by NumPy."""
 
 import re
+from dataclasses import replace
 from typing import get_args, get_type_hints
 
 import numpy as np
@@ -233,6 +234,25 @@ def test_pictures_that_lose_their_colors_and_files_that_are_left_out_are_counted
         f"{tmp_path}/cat/0.png is gray, so all pictures become gray: 3 of 5 lose their colors;"
         " save this one as RGB to keep them",
     )
+
+
+def test_whole_numbers_of_a_table_can_be_predicted(tmp_path, serial_run, capfd):
+    """Negative or large, and also if all could be labels; a window has the one of its last row."""
+    y = np.random.default_rng(4).integers(-30, 90_000, N)
+    pd.DataFrame({"age": AGE, "y": y, "z": y % 2}).to_csv(tmp_path / "t.csv", index=False)
+    regression = Form.of(read(parse(['task="regression"'])))
+    for form in (Form(numbers=True), replace(regression, target_column="y")):
+        data = load(str(tmp_path / "t.csv"), "", replace(form, target_column="y", columns="age"))
+        same(data, INPUTS[:, :1], y.astype(np.float32))
+    data = load(str(tmp_path / "t.csv"), "", Form(target_column="y,z", numbers=True))
+    np.testing.assert_array_equal(data.target_values, np.float32(np.stack([y, y % 2], 1)))
+    data = load(str(tmp_path / "t.csv"), "", Form(numbers=True, window=5))
+    assert data.target_values.tolist() == (y % 2)[4::5].tolist()
+    with pytest.raises(RunError, match=r'label -?\d+; must be .* table with task = "regression"'):
+        load(str(tmp_path / "t.csv"), "", Form(target_column="y", columns="age"))
+    options = f'dataset="{tmp_path / "t.csv"}" model="mlp" partitioner="iid" num-clients=2'
+    serial_run(options, 'task="regression" target-column="z" num-rounds=1 strategy="fedavg"')
+    assert "save integers" not in "".join(capfd.readouterr())
 
 
 class TestMissing:
