@@ -31,14 +31,15 @@ def dataset_of(
     `missing` is one of `FILLS`, NaN in inputs stands for a missing value. Raises `RunError` for
     arrays that are not there or do not fit.
     """
-    others = bool({*OTHERS, "targets"} & arrays.keys())
+    there = {key.rpartition("_")[2] for key in arrays}
+    others = "inputs" in there or ("targets" in there and "images" not in there)
     kinds = ("inputs", "targets") if others else ("images", "labels")
-    plain = kinds[1] in arrays and not {*KEYS, *OTHERS} & arrays.keys()
+    plain = bool({*kinds} & arrays.keys()) and not {*KEYS, *OTHERS} & arrays.keys()
     val = f"val_{kinds[0]}" in arrays
     parts = ("",) if plain else ("train_", "val_", "test_") if val else ("train_", "test_")
     for key in (part + kind for part in parts for kind in kinds):
         if key not in arrays:
-            needed = ", ".join(OTHERS if others else KEYS)
+            needed = ", ".join(kinds if plain else OTHERS if others else KEYS)
             if not arrays:
                 needed += f"; or {', '.join(OTHERS)}; or inputs, targets"
             raise RunError(

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from zipfile import is_zipfile
 
 from fedapps.core.errors import MisfitError, RunError, needed
 from fedapps.core.words import some
@@ -10,7 +11,7 @@ from fedapps.data.dataset import Dataset
 from fedapps.data.forms import Form, open_own
 from fedapps.data.forms.form import TABLES
 from fedapps.data.npz import Rows, class_names, headers, held
-from fedapps.data.spec import PLAIN, Spec, image_spec
+from fedapps.data.spec import FLOAT, PLAIN, WHOLE, Spec, image_spec
 
 
 def of_device(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
@@ -86,11 +87,15 @@ def unlabelled(path: Path, inputs: Spec, columns: str = "", gaps: bool = False) 
     word = "images" if inputs.image else "inputs"
     if path.is_dir():
         raise RunError(f"{path}: is a folder; give one file, an .npz or a table")
+    named = f"the array {word} or test_{word}"
     if path.suffix in TABLES and columns:
         with needed(str(path)):
             from fedapps.data.forms import tables  # loads pandas
 
         arrays = {word: held(path, word, tables.unlabelled(path, columns, inputs.shape))}
+    elif path.suffix != ".npz" and path.is_file() and not is_zipfile(path):
+        or_table = f", or a table ({', '.join(TABLES)})" * bool(columns)
+        raise RunError(f"{path}: must be an .npz with {named}{or_table}")
     else:
         arrays = headers(path)
     array = arrays.get(word) or arrays.get(f"test_{word}")
@@ -100,7 +105,9 @@ def unlabelled(path: Path, inputs: Spec, columns: str = "", gaps: bool = False) 
         check_images(array, array)
     found = image_spec(shape_of(array)) if inputs.image else input_spec((array,))
     if (found.shape, found.dtype) != (inputs.shape, inputs.dtype):
-        raise RunError(f"{path}: {found}; the model takes {list(inputs.shape)}")
+        kind = {WHOLE: "integers (tokens) ", FLOAT: "floats "}[inputs.dtype]
+        kind *= found.dtype != inputs.dtype
+        raise RunError(f"{path}: {found}; the model takes {kind}{list(inputs.shape)}")
     if found.choices > inputs.choices:
         known = f"0..{inputs.choices - 1}"
         raise RunError(f"{path}: token {found.choices - 1} found; the model takes {known}")

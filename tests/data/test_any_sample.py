@@ -198,3 +198,19 @@ class TestLargeOffsets:
             np.stack([self.Y + 1e4, self.Y * 1e-9 + 1e-6, self.Y * 0 + 0.1], 1), self.Y + 0.5
         )
         assert not [line for line in load(path, "").told if "steps of" in line]
+
+
+@pytest.mark.parametrize(("names", "line"), [
+    ("inputs target", "key targets is missing; found inputs, target; needed inputs, targets"),
+    ("images targets", "key labels is missing; found images, targets; needed images, labels"),
+    ("inputs labels", "key targets is missing; found inputs, labels; needed inputs, targets"),
+    ("targets", "key inputs is missing; found targets; needed inputs, targets"),
+    ("images", "key labels is missing; found images; needed images, labels"),
+    ("train_inputs train_targets", "key test_inputs is missing; found train_inputs, train_targets;"
+     " needed train_inputs, train_targets, test_inputs, test_targets"),
+])  # fmt: skip
+def test_an_array_that_is_missing_goes_with_those_that_are_there(names, line, tmp_path):
+    np.savez(tmp_path / "x.npz", **{name: np.ones((6, 2)) for name in names.split()})
+    with pytest.raises(RunError) as error:
+        load(str(tmp_path / "x.npz"), "")
+    assert str(error.value) == f"{tmp_path}/x.npz: {line}"

@@ -69,10 +69,8 @@ def _texts(values: pd.Series, name: str, where: Where) -> tuple[str, ...]:
         raise RunError(f'{where(row)}: column {name} holds "{text}", not a number; {_cure(text)}')
     texts = tuple(sorted(set(there)))
     if len(texts) > MOST_TEXTS:
-        dates = "; dates? turn them into numbers, such as days, or leave them out"
-        dates *= bool(_DATE.match(texts[0]))
         raise RunError(
-            f"{where(0)}: column {name} holds {len(texts)} different texts{dates}; {_CURE}"
+            f"{where(0)}: column {name} holds {len(texts)} different texts{_many(texts)}; {_CURE}"
         )
     if odd := [word for word in (name, *texts) if set(word) & set(",=|")]:
         row = int((values.astype(str) == odd[0]).argmax())
@@ -81,6 +79,17 @@ def _texts(values: pd.Series, name: str, where: Where) -> tuple[str, ...]:
             cure = f"{_cure(odd[0])}, otherwise {cure}"
         raise RunError(f'{where(row)}: column {name}: "{odd[0]}" has a comma, = or |; {cure}')
     return texts
+
+
+def _many(texts: Sequence[str]) -> str:
+    """Say what so many texts probably are, and what to do then."""
+    if _DATE.match(texts[0]):
+        return "; dates? turn them into numbers, such as days, or leave them out"
+    if _COMMA.fullmatch(texts[0]):
+        return f"; {_cure(texts[0])}"
+    if sum(text.count(" ") > 1 for text in texts) > len(texts) / 2:
+        return "; sentences? texts to learn from must be tokens in an .npz (docs/data.md)"
+    return ""
 
 
 def _cure(text: str) -> str:

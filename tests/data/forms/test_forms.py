@@ -396,6 +396,10 @@ def test_a_column_is_there_once(tmp_path):
     ("age,ill\n1,2,no\n3,4,yes\n", "t.csv: line 2 has 3 cells, not 2"),
     ("day,ill\n" + "".join(f"2024-{day // 28 + 1}-{day % 28},no\n" for day in range(101)),
      "column day holds 101 different texts; dates? turn them into numbers"),
+    ("note,ill\n" + "".join(f"he coughs {day} times,no\n" for day in range(101)),
+     "column note holds 101 different texts; sentences? texts to learn from must be tokens"),
+    ("bmi,ill\n" + "".join(f'"26,{day + 100}",no\n' for day in range(101)),
+     "column bmi holds 101 different texts; a decimal comma? write 26.100; name the colu"),
 ])  # fmt: skip
 def test_a_csv_that_is_not_regular(text, message, tmp_path):
     (tmp_path / "t.csv").write_text(text)
@@ -410,6 +414,30 @@ def test_to_predict_a_recording_needs_a_window(tmp_path):
     np.testing.assert_array_equal(rows.read(np.arange(2)), wanted)
     with pytest.raises(RunError, match=r"t\.csv: has 7 rows; a window has 8"):
         unlabelled(tmp_path / "t.csv", Spec((8, 2)), "x,y")
+
+
+@pytest.mark.parametrize(("file", "inputs", "columns", "line"), [
+    ("x.npz", Spec((3,), "int64", 9), "", "x.npz: float32 samples of shape [3]; the model takes"
+     " integers (tokens) [3]"),
+    ("i.npz", Spec((3,)), "", "i.npz: int64 samples of shape [3]; the model takes floats [3]"),
+    ("x.npz", Spec((4,)), "", "x.npz: float32 samples of shape [3]; the model takes [4]"),
+    ("cat.png", image_spec((1, 4, 4)), "", "cat.png: must be an .npz with the array images or"),
+    ("t.csv", Spec((3,)), "", "t.csv: must be an .npz with the array inputs or test_inputs"),
+    ("cat.png", Spec((3,)), "a,b,c", "test_inputs, or a table (.csv, .parquet, .npy)"),
+    ("gone.png", Spec((3,)), "", "gone.png: no such file"),
+    ("bad.npz", Spec((3,)), "", "bad.npz: cannot be read as .npz"),
+])  # fmt: skip
+def test_samples_to_predict_that_no_model_takes(file, inputs, columns, line, tmp_path):
+    np.savez(tmp_path / "x.npz", inputs=np.ones((2, 3), np.float32))
+    np.savez(tmp_path / "i.npz", inputs=np.ones((2, 3), np.int64))
+    Image.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / "cat.png")
+    for name in ("t.csv", "bad.npz"):
+        (tmp_path / name).write_text("a,b,c\n1,2,3\n")
+    with pytest.raises(RunError) as error:
+        unlabelled(tmp_path / file, inputs, columns)
+    assert line in str(error.value) and (
+        "the model takes" not in line or str(error.value).endswith(line)
+    )
 
 
 def test_files_that_do_not_belong_together(frame, tmp_path):
