@@ -27,6 +27,7 @@ from fedapps.method.client import ClientHooks
 from fedapps.method.strategy import StrategyHooks
 from fedapps.report import columns
 from fedapps.tasks import CLASSIFICATION
+from fedapps.training.workspace import Workspace
 from tests.support import ROOT
 
 DOCS = ROOT / "docs"
@@ -332,6 +333,17 @@ def test_the_page_of_data_names_every_set_and_its_example_is_a_data_set(tmp_path
     found, table = (load(str(tmp_path / f"{name}.npz"), "") for name in ("mine", "table"))
     assert (found.classes, found.shape, found.num_train) == (3, (1, 28, 28), 450)
     assert (str(table.inputs), table.num_train) == ("float32 samples of shape [13]", 450)
+    notes, writing = (load(str(tmp_path / f"{name}.npz"), "") for name in ("notes", "writing"))
+    letters = {*"He coughs at night. She sleeps well."}
+    assert notes.inputs.choices == writing.targets.choices == len(letters)
+    assert (notes.shape, notes.classes, writing.targets.shape) == ((41,), 2, (40,))
+    for data, model, task in ((notes, "transformer-tiny", "classification"),
+                              (writing, "lstm-char", "tokens")):  # fmt: skip
+        space = Workspace(config.read(config.parse([
+            f'dataset="{tmp_path / data.name}.npz" model="{model}" partitioner="natural"',
+            'num-clients=0 device="cpu"',
+        ])))  # fmt: skip
+        assert (space.task.name, space.settings.num_clients) == (task, 5)
 
 
 def test_the_page_of_results_names_every_column_and_file(serial_run, tiny_npz):
