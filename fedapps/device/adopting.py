@@ -67,6 +67,7 @@ def adopt(
     sizes = {subset: len(getattr(share, subset)) for subset in SUBSETS}
     strategy: BaseStrategy = registry.strategy_class(settings.strategy)(space, None, {new: sizes})
     strategy.arrays.update(take(model.module, strategy.arrays))
+    space.resident.take_frozen(model.module)
     plan = _plan(strategy, new, about, changes)
     client: BaseClient = registry.client_class(settings.strategy)(space, new, {})
     received = {key: strategy.arrays[key] for key in space.layout.shared(plan.download)}

@@ -213,6 +213,20 @@ def freeze(model: nn.Module, keys: Iterable[str]) -> None:
         object.__setattr__(module, _FROZEN, {*getattr(module, _FROZEN, ()), name})
 
 
+def freeze_as_built(model: nn.Module) -> None:
+    """Freeze for good the parameters that ask for no gradient.
+
+    If none of a module's own parameters does, its buffers, such as running statistics, are frozen
+    with them.
+    """
+    for path, module in model.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        names = [name for name, parameter in own.items() if not parameter.requires_grad]
+        if names and len(names) == len(own):
+            names += dict(module.named_buffers(recurse=False))
+        freeze(model, [f"{path}.{name}" if path else name for name in names])
+
+
 def frozen_keys(model: nn.Module) -> set[str]:
     """Return the keys of the state that are frozen for good."""
     return {

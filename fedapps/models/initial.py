@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from fedapps.core.errors import RunError, one_line
-from fedapps.models.grouping import keys_by_layer
+from fedapps.models.grouping import frozen_keys, keys_by_layer
 from fedapps.models.layers import Arrays, Slice, put
 
 SHOWN = 3  # names in an error message
@@ -21,19 +21,22 @@ def start_from(model: nn.Module, path: Path, head: Collection[str]) -> tuple[Sli
 
     Layers of the `head` that are not in the file, or have another shape there, stay as they are.
     Return these layers, and the SHA-256 of the file. Raises `RunError` for a file that cannot be
-    read or is not of this model. Entries that are no floats, such as counters, are ignored.
+    read or is not of this model. Entries that are no floats, such as counters, are ignored. What is
+    frozen for good is read, too: a run never trains it, and so could not correct it.
     """
     arrays, digest = _read(path)
     layers = keys_by_layer(model)
     state = model.state_dict()
-    shapes = {key: tuple(state[key].shape) for keys in layers.values() for key in keys}
+    frozen = [k for k in state if k in frozen_keys(model) and state[k].is_floating_point()]
+    known = [*frozen, *(key for keys in layers.values() for key in keys)]
+    shapes = {key: tuple(state[key].shape) for key in known}
     found = {key: value.shape for key, value in arrays.items()}
     fresh = tuple(
         name
         for name in layers
         if name in head and any(found.get(k) != shapes[k] for k in layers[name])
     )
-    own = [key for name, keys in layers.items() if name not in fresh for key in keys]
+    own = [key for name, keys in layers.items() if name not in fresh for key in keys] + frozen
     problems = {
         "lacks": [key for key in own if key not in found],
         "has other names:": [key for key in found if key not in state],
@@ -47,7 +50,12 @@ def start_from(model: nn.Module, path: Path, head: Collection[str]) -> tuple[Sli
         if names:
             more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
             told = f"{what} {', '.join(names[:SHOWN])}{more}"
-            raise RunError(f'initial-model = "{path}": {told}; give the weights of the same model')
+            cure = (
+                "what fedapps export writes"
+                if names[0] in frozen
+                else "the weights of the same model"
+            )
+            raise RunError(f'initial-model = "{path}": {told}; give {cure}')
     put(model, {key: arrays[key] for key in own})
     return fresh, digest
 

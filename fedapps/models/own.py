@@ -22,7 +22,7 @@ from fedapps.core.paths import expanded
 from fedapps.core.words import some
 from fedapps.data.spec import Spec
 from fedapps.models.blocks import ModelSpec
-from fedapps.models.grouping import keys_by_layer
+from fedapps.models.grouping import freeze_as_built, frozen_keys, keys_by_layer
 
 APP = Path(__file__).parents[2]
 FOLDER = "models"
@@ -130,12 +130,15 @@ def probabilities(model: nn.Module, inputs: Spec) -> str:
 def checked(name: str, make: Callable[[], nn.Module], inputs: Spec, outputs: Spec) -> nn.Module:
     """Return what `make` makes: a model of one's own that all processes can make and train.
 
-    Raises `RunError`, with one line, if it is no module, has fewer than two layers, values that are
-    not finite float32, or others the next time; or if its forward pass gives wrong shapes, or
-    changes its input or the model.
+    Parameters that its author has frozen (`requires_grad`) are frozen for good. Raises `RunError`,
+    with one line, if it is no module, has fewer than two layers, values that are not finite
+    float32, or others the next time; or if its forward pass gives wrong shapes, or changes its
+    input or the model.
     """
     try:
         model = make()
+        if isinstance(model, nn.Module):
+            freeze_as_built(model)
         problem = _wrong(model, make) or next(_wrong_passes(model, inputs, outputs), "")
     except RunError as error:
         problem = str(error)
@@ -152,7 +155,8 @@ def _wrong(model: object, make: Callable[[], nn.Module]) -> str:
     if not isinstance(model, nn.Module):
         return f"returned a {type(model).__name__}: must return an nn.Module"
     if len(layers := keys_by_layer(model)) < 2:
-        return f"has the layers {', '.join(layers) or '(none)'}: must have two or more"
+        frozen = " that are not frozen (requires_grad)" if frozen_keys(model) else ""
+        return f"has the layers {', '.join(layers) or '(none)'}{frozen}: must have two or more"
     for key, value in model.state_dict().items():
         if value.is_floating_point() and value.dtype != torch.float32:
             return f"{key} is {value.dtype}: must be float32"

@@ -10,6 +10,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.schema import Count, MethodSettings, doc
 from fedapps.method.figures import Figure
 from fedapps.method.flower import BaseStrategy
+from fedapps.models.grouping import frozen_keys
 from fedapps.models.layers import UNCUT
 from fedapps.training.costs import has_dropout
 from fedapps.training.plan import Plan
@@ -37,6 +38,11 @@ def check_settings(strategy: BaseStrategy) -> None:
         raise RunError(f"adapter-rank = {s.adapter_rank}: {s.strategy} trains whole layers; use 0")
     # All threads of a process draw dropout masks from one generator, in an unpredictable order.
     model = strategy.workspace.model
+    if frozen := sorted(frozen_keys(model)):
+        raise RunError(
+            f'model = "{s.model}": {s.strategy} trains whole layers, and {frozen[0]} is frozen'
+            " (requires_grad)"
+        )
     if not strategy.layout.can_be_cut:
         raise RunError(f'model = "{s.model}": {s.strategy} cuts the model, and {UNCUT}')
     for name, layer in model.named_children():

@@ -16,7 +16,6 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.rnn import RNNBase
 
 from fedapps.core.schema import NonNegative
-from fedapps.models.grouping import children_by_layer
 from fedapps.models.layers import Layout, Slice, freeze_all_but, run
 from fedapps.models.norms import batch_norms, uses_batch_statistics
 from fedapps.models.vit import Attention
@@ -119,8 +118,10 @@ class Profile:
         These are the forward pass, the layer's own gradients, and the gradient that goes on to the
         layer before it.
         """
-        for child in children_by_layer(self.model)[layer]:
-            self.model.get_submodule(child).requires_grad_(True)
+        own = {*self.layout.keys_of((layer,))}
+        for name, parameter in self.model.named_parameters():
+            if name in own:
+                parameter.requires_grad_(True)
         return self._count((layer,), below=True)
 
     @torch.no_grad()

@@ -64,6 +64,13 @@ class ResidentModel:
             state[key].copy_(self.counters[key])
         put(self.module, self.initial | dict(arrays))
 
+    def take_frozen(self, model: nn.Module) -> None:
+        """Take over what is frozen for good from another model of the same kind."""
+        state = model.state_dict()
+        for key, value in self.counters.items():
+            if value.is_floating_point():
+                value.copy_(state[key])
+
     def restricted(self, layers: Slice) -> "ResidentModel":
         """Return a model of its own that has copies of the consecutive `layers` only."""
         layout = self.layout.restricted(layers)
