@@ -179,6 +179,7 @@ def _module(about: ModelMetadata, held: int) -> nn.Module:
     So no data set is opened, and RuntimeError refuses a model that is larger than the file.
     """
     flat = config.defaults() | about.config | {"device": "cpu", "dataset": DEVICE}
+    flat["unseen-clients"] = ""  # who they were means nothing here, and it can be by their names
     flat["model"] = models.own.in_app(str(flat["model"]))
     if flat["num-classes"] != max(1, len(about.names)):
         raise RuntimeError(f"num-classes = {flat['num-classes']}, but {len(about.names)} names")
