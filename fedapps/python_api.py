@@ -180,6 +180,11 @@ class Run:
     def _table(self, name: str, **how: Any) -> "pd.DataFrame":
         import pandas as pd
 
+        folder = self.path
+        is_best = folder.name == directory.BEST and name in directory.GROWING
+        if is_best and not (folder / name).exists():  # these tables are those of the whole run
+            last, found = self._opened.round, Run(folder.parent)._table(name, **how)
+            return found[found["round"] <= last].reset_index(drop=True)
         try:
             return pd.read_csv(self.path / name, **how)
         except (OSError, ValueError) as error:  # ValueError: not a table

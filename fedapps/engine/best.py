@@ -24,15 +24,18 @@ def look(run: Path) -> str:
 
 
 def keep(run: Path, found: Checkpoint) -> None:
-    """Replace `best/` in a run directory by this checkpoint, the config and the clients' states.
+    """Replace `best/` in a run directory by this checkpoint and the clients' states.
 
+    With them go the config, and what the data call clients and classes.
     The states of clients on devices are not copied. Raises `RunError` if `best/` cannot be written.
     """
     new, best = run / f".{directory.BEST}-{found.progress.round}", run / directory.BEST
     with writing(best):
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(mode=0o700)  # like `clients/` and `checkpoint/`: it has data of single clients
-        shutil.copyfile(run / CONFIG, new / CONFIG)
+        for name in (CONFIG, *directory.NAMED):
+            if (run / name).exists():
+                shutil.copyfile(run / name, new / name)
         write_whole(new / directory.MODEL, directory.model_bytes(found.arrays))
         checkpoint.save(new, found)
         for states in state_folders(run):

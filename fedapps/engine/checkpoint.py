@@ -23,7 +23,8 @@ from fedapps.core.files import write_whole
 from fedapps.engine.failures import FailureCounts
 from fedapps.engine.store import NONE
 from fedapps.models.layers import Arrays
-from fedapps.report.report import GROWING, ReportState
+from fedapps.report.directory import GROWING
+from fedapps.report.report import ReportState
 from fedapps.tasks import Metric
 
 FOLDER = "checkpoint"

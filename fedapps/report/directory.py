@@ -30,6 +30,7 @@ CLASS_NAMES = "class-names.csv"  # and each class or label
 NAMED = (NAMES, CLASS_NAMES)
 UNSEEN = "unseen.csv"  # like clients.csv, for clients that came after the training
 SAMPLES = "samples.csv"  # number of training samples per client and class, if known
+GROWING = ("rounds.csv", "clients.csv", "events.csv")  # tables that get rows in each round
 LISTED = 10_000  # clients in samples.csv; if there are more, every n-th is listed
 
 # The start of a formula: in a cell, or after a semicolon, which separates cells in countries with a

@@ -37,8 +37,6 @@ from fedapps.report.rows import (
 from fedapps.report.summary import plain, print_summary, summarize
 from fedapps.tasks import CLASSIFICATION, Task
 
-GROWING = ("rounds.csv", "clients.csv", "events.csv")
-
 
 class ReportState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The state of a run directory after a round, as a checkpoint needs it.
@@ -78,7 +76,7 @@ class Report:
         named = (directory.names(self.folder, file) for file in directory.NAMED)
         self.columns = columns_of(self.task, *named, timed=bool(self.settings.devices))
         heads = (self.columns.rounds, self.columns.clients, EVENT)
-        self._heads = dict(zip(GROWING, heads, strict=True))
+        self._heads = dict(zip(directory.GROWING, heads, strict=True))
         self._loggers, self._page = Loggers(self._logger_failed), LivePage(self.folder)
         self._live: Mapping[str, np.ndarray] = {}
 
@@ -154,7 +152,7 @@ class Report:
 
     def state(self, round_: int) -> ReportState:
         """Return what is needed to resume after this round; flushes the tables to disk."""
-        tables = {name: directory.sync(self.folder / name) for name in GROWING}
+        tables = {name: directory.sync(self.folder / name) for name in directory.GROWING}
         return ReportState(round=round_, seconds=self.seconds, tables=tables, classes=self.classes)
 
     def hold(self, clients: Sequence[int], class_counts: np.ndarray) -> None:

@@ -4,7 +4,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import fedapps
 from fedapps import cli
+from fedapps.core.errors import RunError
+from fedapps.engine import again
+from fedapps.engine.checkpoint import Best
+from fedapps.report import directory
 
 CALLED = ("Nord", "Ost", "Sued", "Tiny")
 KEYS = (
@@ -40,3 +45,26 @@ def test_a_file_of_a_run_with_named_newcomers_is_read(data, serial_run, tmp_path
     assert told[0] == told[1] and "yes" in told[0]
     state = str(tmp_path / "state")
     assert cli.main(["adopt", "--model", file, "--data", str(mine), "--state-dir", state]) == 0
+
+
+def test_the_best_round_of_a_run_has_its_names(data, serial_run, capsys, monkeypatch):
+    """For `predict`, for `evaluate` and in Python, where its tables end with that round."""
+    path, asked, _ = data
+    scores, after = (0.5, 0.9, 0.1), Best.after
+    monkeypatch.setattr(Best, "after", lambda self, r, _, m: after(self, r, scores[r - 1], m))
+    chosen = 'validation-fraction=0.2 evaluate-on="validation" keep-best=true num-rounds=3'
+    folder = serial_run(f'dataset="{path}" {KEYS} {chosen}')
+    best, run = fedapps.load(folder / directory.BEST), fedapps.load(folder)
+    assert best.class_names == ("no", "yes")
+    assert [*best.rounds["round"]] == [1, 2] and len(run.rounds) == 3
+    assert best.rounds.equals(run.rounds[:2])
+    assert {*best.clients["round"]} == {1, 2} and {*best.clients["name"]} == {*CALLED}
+    assert np.array_equal(best.predict("Nord", asked), best.predict(0, asked))
+    ask = ["predict", str(best.path), "--input", str(asked), "--client"]
+    capsys.readouterr()
+    assert cli.main([*ask, "Nord"]) == 0
+    assert "yes" in capsys.readouterr().out
+    table = again.evaluate(best.path, {"evaluate-on": "test"})
+    assert [*pd.read_csv(table)["name"]] == [*CALLED]
+    with pytest.raises(RunError, match=r"best.classes\.csv: cannot be read"):
+        _ = best.classes
