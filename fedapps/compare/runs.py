@@ -15,6 +15,7 @@ from fedapps.core.options import parse_option
 from fedapps.core.schema import Scalar
 from fedapps.report import directory
 from fedapps.report.about import Fingerprints, fingerprints_of, task_of
+from fedapps.report.rows import NEWCOMERS
 from fedapps.report.summary import TOTALS, unseen_columns
 from fedapps.tasks import CLASSIFICATION, Metric, Task
 
@@ -76,8 +77,17 @@ class Run:
 
     @cached_property
     def _by_round(self) -> pd.DataFrame:
-        """One row per round; of a round with two phases, the last one."""
-        return self.rounds.drop_duplicates("round", keep="last").set_index("round")
+        """One row per round; of a round with two phases, the last one.
+
+        In that of newcomers, their training loss makes room for that of the clients that trained.
+        """
+        found = self.rounds.drop_duplicates("round", keep="last").set_index("round")
+        come = self.rounds.get("phase", pd.Series(dtype=str)) == NEWCOMERS
+        if come.any():
+            trained = self.rounds[~come]
+            losses = trained.drop_duplicates("round", keep="last").set_index("round")["train_loss"]
+            found = found.assign(train_loss=losses.reindex(found.index))
+        return found
 
     def costs(self, round_: int) -> dict[str, float]:
         """Return the costs of the rounds up to and including `round_`, with their seconds."""

@@ -6,9 +6,8 @@ from fedapps.core.draws import sample_evaluated
 from fedapps.core.settings import Settings
 from fedapps.method.flower import BaseStrategy
 from fedapps.models.layers import Arrays
+from fedapps.report.rows import NEWCOMERS
 from fedapps.training.plan import Plan
-
-NEWCOMERS = "newcomers"  # phase after the last round in which unseen clients are personalized
 
 
 def is_due(settings: Settings, round_: int) -> bool:

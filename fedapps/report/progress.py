@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from fedapps.report.rows import RoundRow
+from fedapps.report.rows import NEWCOMERS, RoundRow
 from fedapps.report.units import LINE_WIDTH, clock, human_bytes
 from fedapps.tasks import Metric
 
@@ -71,7 +71,8 @@ def _scores(row: RoundRow, metric: Metric) -> str:
     initial, personalized = row.means.initial, row.means.personalized
     before = "" if initial is None else f"{metric.short} {_value(initial, metric)}"
     after = "" if personalized is None else f" -> {_value(personalized, metric)}"
-    return f"{before + after:18}"
+    others = "others: " if before and row.phase == NEWCOMERS else ""  # the loss is the newcomers'
+    return f"{others + before + after:18}"
 
 
 def _value(value: float, metric: Metric) -> str:

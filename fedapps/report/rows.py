@@ -13,6 +13,7 @@ from fedapps.report.columns import PLAIN, Columns
 from fedapps.tasks import Counts, Metric, Task
 
 Value = float | None  # None: not defined
+NEWCOMERS = "newcomers"  # phase after the last round in which unseen clients are personalized
 
 
 @dataclass

@@ -3,6 +3,7 @@
 import math
 import platform
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import metadata
 from typing import Any
@@ -16,7 +17,7 @@ from fedapps.core.settings import Settings
 from fedapps.core.words import number
 from fedapps.report.columns import VIRTUAL, Columns
 from fedapps.report.console import console, readable
-from fedapps.report.rows import RoundRow
+from fedapps.report.rows import NEWCOMERS, RoundRow
 from fedapps.report.units import duration, human, human_bytes
 from fedapps.tasks import Metric
 
@@ -43,8 +44,10 @@ def summarize(
     summary["task"] = columns.task.name
     summary["changed"] = changes.changed(dict(settings.flat))
     if rows:
-        last = rows[-1].flat()
-        summary |= {name: last.get(name) for name in columns.rounds}
+        last = rows[-1]
+        if last.phase == NEWCOMERS:  # the means alone are those of the clients that trained
+            last = replace(rows[-2], means=last.means)
+        summary |= {name: last.flat().get(name) for name in columns.rounds}
         summary |= unseen(newcomers, rows[-1].means.personalized, columns.lead)
     summary |= {f"total_{name}": sum(getattr(row, name) for row in rows) for name in TOTALS}
     summary |= best_rounds(rows, columns.of_lead, columns.lead)

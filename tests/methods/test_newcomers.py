@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedapps.compare import runs
 from fedapps.core import config, registry
 from fedapps.method import BaseClient, BaseStrategy, Costs, rehearse, replace
 from fedapps.models.layers import put, take
@@ -65,8 +66,9 @@ def test_newcomers_are_scored_and_change_nothing(
 
 
 def test_the_difference_is_that_of_the_means(
-    serial_run, read_csv, read_summary, read_rounds, two_files
+    serial_run, read_csv, read_summary, read_rounds, two_files, capsys
 ):
+    """So is all else that is said of the last round: what concerns newcomers is said apart."""
     data, _ = two_files([])
     more = 'num-clients=6 unseen-clients="1,4-5" few-shot=1 evaluate-every=1 alpha=1.0'
     folder = serial_run(data, *options("fedper", more))
@@ -84,6 +86,15 @@ def test_the_difference_is_that_of_the_means(
     assert (trained["phase"], last["phase"]) == ("train", "newcomers")
     assert (last["clients"], last["evaluated"], last["bytes_up"]) == (3, 3, 0)
     assert trained["bytes_eval"] == last["bytes_eval"] > 0 and last["train_macs"] > 0
+    assert trained["train_loss"] != last["train_loss"] and trained["bytes_up"] > 0
+    for key in ("phase", "clients", "train_loss", "bytes_up", "train_macs"):
+        assert summary[key] == trained[key]
+    assert summary["total_train_macs"] > trained["train_macs"] + last["train_macs"]
+    scored = runs.read(folder).scored.loc[2]
+    assert scored["train_loss"] == pytest.approx(trained["train_loss"])
+    assert scored["accuracy_personalized"] == pytest.approx(seen)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "newcomers  loss" in line)
+    assert f"loss {last['train_loss']:.3f}  others: acc {summary['accuracy_initial']:.3f}" in line
     assert read_csv(folder, "samples.csv") and {"0", "2", "3"} == {
         row["client"] for row in read_csv(folder, "samples.csv")
     }
