@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from fedapps.core import log
 from fedapps.core.draws import generator, sample_size, sample_some
 from fedapps.core.errors import RunError
 from fedapps.core.ids import Ids
@@ -22,7 +23,8 @@ from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate, replace
 from fedapps.models.layers import Arrays
 
-NOW, DEVICES = "clock/now", "clock/devices"  # names in the strategy's state, for checkpoints
+# Names in the strategy's state, for checkpoints; the last is how many updates have counted.
+NOW, DEVICES, COUNTED = "clock/now", "clock/devices", "clock/counted"
 ROUNDING = 1e-9  # 1.1 * 10 clients are 11, not 12
 Traffic = Callable[[int], tuple[int, int]]  # returns a client's bytes (down, up) in this round
 
@@ -62,6 +64,9 @@ class Clock:
     def close(self, moved: Mapping[int, tuple[int, int]], server_macs: int) -> None:
         """End the round: clients have also `moved` bytes (down, up), the server has computed."""
 
+    def end(self) -> None:
+        """Warn at the end of a run if no update has counted in any round."""
+
 
 class VirtualClock(Clock):
     """Virtual time, from counted work and the speeds of `devices`; see `Clock`.
@@ -92,6 +97,8 @@ class VirtualClock(Clock):
         self.on_their_way = OnItsWay(strategy.state)
         strategy.state[NOW] = np.zeros(())
         strategy.state[DEVICES] = self.profiles.digest
+        strategy.state[COUNTED] = np.zeros((), np.int64)
+        self._warned = False  # that in a round all were late
         self._seconds: dict[int, float] = {}  # of the clients that have answered in this round
         self._gone = False  # whether a client of this round has dropped out
         self._end = 0.0  # of a round in which it depends on all updates who counts
@@ -106,6 +113,7 @@ class VirtualClock(Clock):
         if (self.strategy.state[DEVICES] != self.profiles.digest).any():
             text = self.strategy.settings.devices
             raise RunError(f'devices = "{text}": the devices are not those that the run began with')
+        self.strategy.state.setdefault(COUNTED, np.ones((), np.int64))  # earlier versions: unknown
 
     def there(self, round_: int) -> Sequence[int]:
         """Return the clients that are available, and not at work for an earlier round."""
@@ -151,14 +159,17 @@ class VirtualClock(Clock):
 
         Only if it depends on all updates who counts, they are held until the last one has come.
         """
-        if self.ranks:
-            yield from self._ranked(round_, updates, traffic)
-            return
-        for update in updates:
-            if self._takes(update, traffic) <= self.limit:
-                yield update
-            else:
-                self._late(round_, update.client)
+        count, find = 0, self._ranked if self.ranks else self._in_time
+        for update in find(round_, updates, traffic):
+            count += 1
+            yield update
+        self.strategy.state[COUNTED] = self.strategy.state[COUNTED] + count
+        if self._seconds and not (count or self.keeps or self._warned):
+            self._warned, took = True, min(self._seconds.values())
+            log.warning(
+                f"round {round_}: all clients were late, so no update counts: the fastest took"
+                f" {took:.3g} virtual seconds; deadline = {self.limit:g} is too short"
+            )
 
     def close(self, moved: Mapping[int, tuple[int, int]], server_macs: int) -> None:
         """Move the clock to the end of the round, when the server has the new model."""
@@ -171,6 +182,12 @@ class VirtualClock(Clock):
             wait_on = self._gone and self.limit < math.inf  # for who has dropped out
             end = self.now + (self.limit if wait_on else min(took, self.limit))
         self.strategy.state[NOW] = np.array(end + server_macs / self.profiles.server)
+
+    def end(self) -> None:
+        """Warn at the end of a run if no update has counted in any round."""
+        if not self.strategy.state[COUNTED]:
+            cure = "a longer deadline" if self.limit < math.inf else "a smaller dropout"
+            log.warning(f"no update has counted in any round, so nothing was learned: use {cure}")
 
     # Inside -------------------------------------------------------------------------------
 
@@ -190,6 +207,16 @@ class VirtualClock(Clock):
         seconds = self.profiles.seconds(update.client, update.checked.macs, down, up)
         self._seconds[update.client] = seconds
         return seconds
+
+    def _in_time(
+        self, round_: int, updates: Iterator[ClientUpdate], traffic: Traffic
+    ) -> Iterator[ClientUpdate]:
+        """Let the updates count that come before the deadline, as they arrive."""
+        for update in updates:
+            if self._takes(update, traffic) <= self.limit:
+                yield update
+            else:
+                self._late(round_, update.client)
 
     def _late(self, round_: int, client: int) -> None:
         took = f"took {self._seconds[client]:.6g} virtual seconds"

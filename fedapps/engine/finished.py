@@ -22,6 +22,7 @@ from fedapps.core.errors import RunError, one_line
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.engine import checkpoint, evaluations
+from fedapps.engine.clock import COUNTED
 from fedapps.engine.fingerprints import changed, fingerprints
 from fedapps.engine.recovery import Recovery
 from fedapps.engine.store import ClientStore, state_folder
@@ -100,10 +101,12 @@ class FinishedRun:
         """Return the shared model; raises `RunError` if the run has not trained one."""
         before, now = self.space.initial, self.strategy.arrays
         if all(np.array_equal(before[key], value) for key, value in now.items()):
-            raise RunError(
-                f"{self.folder}: {self.strategy.settings.strategy} trains no shared model; "
-                "name a client, for example --client 0"
+            none = self.whole and self.strategy.state.get(COUNTED) == 0
+            late = "no update has counted (docs/time.md), so there is no trained shared model"
+            told = (
+                late if none else f"{self.strategy.settings.strategy} has trained no shared model"
             )
+            raise RunError(f"{self.folder}: {told}; name a client, for example --client 0")
         put(self.space.model, self.strategy.arrays)
         return self.space.model
 

@@ -80,6 +80,7 @@ class Rounds:
             ask(strategy, fleet, streaming, report.folder)
         with strategy.running(), without_lines("flwr", _banner), suppress(EarlyStop):
             strategy.run_rounds(self, streaming, self.recovery.left, s.round_timeout)
+        self.clock.end()
 
     # Flower's callbacks; Flower counts the rounds of this process from 1 -------------------
 

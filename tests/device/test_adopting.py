@@ -101,7 +101,7 @@ def test_what_cannot_be_adopted(serial_run, tiny_npz, own_data, adopted, parse, 
     with pytest.raises(RunError, match="the model is that of client 0; adopt takes the shared"):
         adopted(mine, data)
     folder = serial_run(tiny_npz, f'strategy="local" {OPTIONS}')
-    with pytest.raises(RunError, match="local trains no shared model"):
+    with pytest.raises(RunError, match="local has trained no shared model"):
         adopted(folder, data)
 
 

@@ -9,6 +9,7 @@ from fedapps.core import config, registry
 from fedapps.core.draws import sample_clients
 from fedapps.core.errors import RunError
 from fedapps.engine.clocks import clock
+from fedapps.engine.finished import FinishedRun
 from fedapps.engine.profiles import read
 from fedapps.serial import run_serial
 from fedapps.training.workspace import Workspace
@@ -183,6 +184,30 @@ def test_who_drops_out_is_asked_but_never_trains(run, devices, fits, read_csv, r
     assert {row["failures"] for row in read_rounds(folder)} == {0}
     again = run(devices(), 'strategy="fedper" dropout=0.4 num-rounds=8')
     assert gone == {(int(e["round"]), int(e["client"])) for e in read_csv(again, "events.csv")}
+
+
+@pytest.mark.parametrize(("options", "warned"), [
+    ("deadline=0.01", ["round 1: all clients were late", "no update has counted in any round"]),
+    ("deadline=1000.0", []),
+    ("dropout=0.999999", ["no update has counted in any round"]),
+    ("deadline=0.01 late=later", ["no update has counted in any round"]),
+])  # fmt: skip
+def test_it_is_said_if_no_update_counts(options, warned, run, devices, capsys, fits, workspace_of):
+    """Once in a round, once at the end, and when the shared model is asked for."""
+    folder = run(devices(), options, "fraction-train=1.0")
+    told = [line for line in capsys.readouterr().out.splitlines() if "warning: " in line]
+    told = [line for line in told if "late" in line or "counted" in line]
+    assert [any(text in line for line in told) for text in warned] == [True] * len(told)
+    assert len(told) == len(warned)
+    if options == "deadline=0.01":
+        took = seconds_of(fits, workspace_of(folder).layout)
+        fastest = min(seconds for (round_, _), seconds in took.items() if round_ == 1)
+        assert f"the fastest took {fastest:.3g} virtual seconds; deadline = 0.01 is" in told[0]
+        resumed = run_serial(config.parse([f'resume="{folder}" num-rounds=5']))
+        assert "nothing was learned: use a longer deadline" in capsys.readouterr().out
+        with pytest.raises(RunError, match=r"no update has counted .* name a client"):
+            FinishedRun.open(resumed).shared()
+        assert FinishedRun.open(resumed).client(0)
 
 
 def test_only_available_clients_are_asked(run, devices, fits):

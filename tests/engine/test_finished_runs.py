@@ -135,7 +135,7 @@ def test_what_a_run_does_not_have_is_a_line(tiny_run, tmp_path):
     (folder / "model.safetensors").unlink()
     assert refusal(folder).endswith("so this one has not finished")
     assert refusal(tiny_run('strategy="local" num-rounds=1')).endswith(
-        ": local trains no shared model; name a client, for example --client 0"
+        ": local has trained no shared model; name a client, for example --client 0"
     )
     assert refusal(tmp_path / "nowhere").startswith(f"{tmp_path / 'nowhere'}: no model is there; ")
     assert refusal() == "name one model: a run directory, a state-dir or a .safetensors file"
