@@ -35,6 +35,7 @@ from fedapps.engine.federation import Federation
 from fedapps.engine.fingerprints import fingerprints
 from fedapps.engine.rounds import Rounds
 from fedapps.models import own
+from fedapps.models.adapters import saves_nothing
 from fedapps.report import directory
 from fedapps.report.exporter import of_run
 from fedapps.report.loggers import check_installed
@@ -78,6 +79,8 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
         log.warning("%s", note)
     for note in notes_on_model(space):
         log.warning('model = "%s": %s', settings.model, note)
+    if note := saves_nothing(space.model):
+        log.warning("adapter-rank = %s: %s", settings.adapter_rank, note)
     for note in [*space.dataset.told, *space.population.told]:
         log.info("note: %s", note)
     listed = listed_clients(space)

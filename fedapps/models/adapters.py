@@ -10,6 +10,7 @@ The package `peft` has adapters for more kinds of modules, but it needs transfor
 """
 
 import copy
+import math
 from collections.abc import Collection, Iterator
 
 import torch
@@ -106,6 +107,20 @@ def merged(model: nn.Module) -> nn.Module:
                 adapter.hook.remove()
                 delattr(module, PART)
     return model
+
+
+def saves_nothing(model: nn.Module) -> str:
+    """Say that adapters have no fewer values than the weights beside them; "" if they have."""
+    found = [module for module in model.modules() if isinstance(module, Adapter)]
+    weights = [(a.down.weight.shape[1], a.up.weight.shape[0]) for a in found]  # inputs, outputs
+    whole, for_each = (sum(map(what, weights)) for what in (math.prod, sum))
+    if not found or (size := found[0].down.weight.shape[0] * for_each) < whole:
+        return ""
+    most = (whole - 1) // for_each
+    told = (
+        f"adapters have {size:,} values, the weights in place of which they are trained {whole:,}"
+    )
+    return f"{told}: {f'use {most} or less' if most else 'use 0'}"
 
 
 def _bases(model: nn.Module) -> Iterator[tuple[str, Base]]:

@@ -18,7 +18,7 @@ from fedapps.engine.finished import FinishedRun
 from fedapps.engine.rounds import Rounds
 from fedapps.method import rehearse
 from fedapps.models import build
-from fedapps.models.adapters import Adapter, add_adapters, merged
+from fedapps.models.adapters import Adapter, add_adapters, merged, saves_nothing
 from fedapps.models.blocks import chain
 from fedapps.models.layers import freeze_all_but, layout_of, run
 from fedapps.serial import run_serial
@@ -145,6 +145,23 @@ def test_a_is_a_function_of_the_seed_alone():
     state = torch.get_rng_state()
     assert torch.equal(drawn(1), drawn(1)) and not torch.equal(drawn(1), drawn(2))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(("rank", "most"), [(2, 0), (3, 0), (4, 3), (5000, 3)])
+def test_a_rank_that_saves_nothing_is_told(rank, most):
+    """12 x 4 weights and 6 x 12 ones; r (12 + 4) + r (6 + 12) = 34 r values beside these 120."""
+    model = chain(a=nn.Linear(4, 12), b=nn.Linear(12, 6), out=nn.Linear(6, 2))
+    add_adapters(model, rank, ALPHA, (), ("out",), seed=0)
+    values = f"adapters have {34 * rank:,} values, the weights in place of"
+    wanted = f"{values} which they are trained 120: use {most} or less"
+    assert saves_nothing(model) == (wanted if most else "")
+    assert saves_nothing(merged(model)) == ""
+
+
+@pytest.mark.parametrize(("rank", "told"), [(5000, 1), (2, 0)])
+def test_a_run_warns_of_such_a_rank(rank, told, tiny_npz, serial_run, capsys):
+    serial_run(tiny_npz, RUN, f'model="lenet5" num-rounds=1 adapter-rank={rank} strategy="fedavg"')
+    assert capsys.readouterr().out.count(f"warning: adapter-rank = {rank}: adapters have") == told
 
 
 @pytest.fixture
