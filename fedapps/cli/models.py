@@ -54,6 +54,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     from fedapps import models
     from fedapps.core import listed
+    from fedapps.models import own
 
     try:
         takes = models.spec_of(options.check).takes
@@ -64,8 +65,15 @@ def run(options: argparse.Namespace) -> int:
     if not kinds:
         raise RunError(f"--shape {options.shape}: {options.check} takes {', '.join(takes)}")
     for kind in kinds:
-        for line in tried(options.check, kind, shape or SHAPES[kind]):
-            print(line)
+        try:
+            for line in tried(options.check, kind, shape or SHAPES[kind]):
+                print(line)
+        except RunError as error:
+            if error.__cause__ is None or takes != own.KINDS:  # not an error of the author's code
+                raise
+            other = "images" if kind == "tables" else "tables"
+            cure = f'if it takes no {kind}, say what it takes, such as takes = "{other}"'
+            raise RunError(f"{error}; {cure}") from error
     return 0
 
 

@@ -37,6 +37,8 @@ def _value(key: str, value: Any) -> Scalar:
     if isinstance(value, bool | int | float | str | list | tuple | np.generic):
         return options.scalar(key, value.item() if isinstance(value, np.generic) else value, "run")
     cure = "leave it out" if value is None else "save it to a file first, and give its path"
+    if key == "model" and value is not None:
+        cure = "write a .py file with a function that makes it, and give its path (docs/models.md)"
     raise RunError(
         f"run: {key} is a {type(value).__name__}; must be a number, true, false or a text: {cure}"
     )

@@ -15,6 +15,7 @@ import msgspec
 from fedapps.core.errors import RunError
 from fedapps.core.files import in_turn, write_whole, writing
 from fedapps.core.privacy_settings import PrivacySettings
+from fedapps.core.words import number
 from fedapps.engine.accounting import Mechanism, composed
 from fedapps.report import directory
 
@@ -128,9 +129,14 @@ def check_budget(dp: PrivacySettings, earlier: Sequence[Night], night: Night) ->
             f" {plain[0].folder} had no differential privacy; begin another federation, with data"
             " that it has not used"
         )
-    spent = epsilon(earlier, dp.delta) or 0.0
+    spent, rounds = epsilon(earlier, dp.delta) or 0.0, number(night.releases, "round")
+    told = f"{rounds} would spend an epsilon of {total:.4g}"
+    if earlier:
+        told = (
+            f"the earlier runs ({len(earlier)}) have spent an epsilon of {spent:.4g}, and"
+            f" {night.releases} more rounds would make it {total:.4g}"
+        )
     raise RunError(
-        f"dp.budget = {dp.budget:g}: the earlier runs ({len(earlier)}) have spent an epsilon of"
-        f" {spent:.4g}, and {night.releases} more rounds would make it {total:.4g} (delta"
-        f" {dp.delta:g}); use fewer rounds, more noise, or a smaller fraction-train"
+        f"dp.budget = {dp.budget:g}: {told} (delta {dp.delta:g}); use fewer rounds, more noise, or"
+        " a smaller fraction-train"
     )

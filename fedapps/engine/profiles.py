@@ -116,7 +116,10 @@ def read(text: str, num_clients: int, seed: int) -> Profiles:
     free = [number for number, kind in enumerate(kinds) if not kind.clients]
     if not free and (of < 0).any():
         missing = int(np.flatnonzero(of < 0)[0])
-        raise _wrong(text, f"no device is for client {missing}; add one without `clients`")
+        cure = "add one without `clients`"
+        if text in NAMED:
+            cure = f"it has those of {len(kinds)} clients: set num-clients, or write a file"
+        raise _wrong(text, f"no device is for client {missing}; {cure}")
     if free:
         shares = np.cumsum([kinds[number].share for number in free])
         draws = generator(seed, "device").random(num_clients) * shares[-1]

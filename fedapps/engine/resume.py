@@ -1,6 +1,7 @@
 """Resume a run: find its directory, and check that its settings are the ones asked for."""
 
 import shlex
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ from fedapps.engine.rounds import Rounds
 from fedapps.engine.store import ClientStore, state_folders
 from fedapps.method.flower import BaseStrategy
 from fedapps.report import directory
-from fedapps.report.about import fingerprints_of
+from fedapps.report.about import FLOWER, command, fingerprints_of
 from fedapps.report.report import Report
 
 # Keys that may change when a run is resumed: where it runs and how long, not what it computes.
@@ -207,9 +208,11 @@ def _check_settings(folder: Path, flat: Mapping[str, Scalar]) -> None:
     if may_grow(old, flat):
         old["num-clients"] = flat["num-clients"]
     if different := differences(old, flat):
+        by_flower = command(sys.orig_argv).startswith(FLOWER)
+        cure = f", or with flwr run use --run-config {folder / 'resume.toml'}" if by_flower else ""
         raise RunError(
-            f'resume = "{folder}": the run has other settings: {", ".join(different)}; '
-            f"leave them out, or with flwr run use --run-config {folder / 'resume.toml'}"
+            f'resume = "{folder}": the run has other settings: {", ".join(different)}; leave them'
+            f" out{cure}"
         )
 
 

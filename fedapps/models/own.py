@@ -219,4 +219,6 @@ def _told(error: Exception, path: Path | None) -> str:
         and path.with_name(f"{error.name}.py").exists()
     ):
         where += f"; a model is one file: copy what it needs of {error.name}.py into it"
+    if "more than 1 value per channel" in str(error):  # torch's words for a batch of one
+        where += "; a BatchNorm must keep running statistics, which single samples need"
     return f"{type(error).__name__}: {one_line(str(error))}{where}"

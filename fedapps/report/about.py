@@ -14,6 +14,7 @@ from fedapps.report.summary import versions
 from fedapps.tasks import CLASSIFICATION, TASKS, Task
 
 FILE = "run.json"
+FLOWER = ("flwr", "flower")  # so the names of Flower's programs begin
 Fingerprints = dict[str, str]  # short digests by what they are of
 
 
@@ -96,5 +97,5 @@ def _known(run: Path) -> _Known:
 def command(words: list[str]) -> str:
     """Return the command of this process; of Flower's programs only the name, to hide tokens."""
     names = (Path(word).name for word in words[:3])
-    program = next((name for name in names if name.startswith(("flwr", "flower"))), "")
+    program = next((name for name in names if name.startswith(FLOWER)), "")
     return program or shlex.join([Path(words[0]).name, *words[1:]] if words else [])

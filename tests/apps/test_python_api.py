@@ -182,7 +182,10 @@ def test_errors_are_one_line_without_their_causes(run, here):
             "run: lr is a NoneType; must be a number, true, false or a text: leave",
         ),
         (lambda: run(dataset=pd.DataFrame()), "run: dataset is a DataFrame; must be a number, "),
-        (lambda: run(model=torch.nn.ReLU()), "run: model is a ReLU; must be a number, true, false"),
+        (
+            lambda: run(model=torch.nn.ReLU()),
+            "run: model is a ReLU; must be a number, true, false or a text: write a .py file with",
+        ),
         (lambda: run({"keep_going": True}), "keep_going is an argument of run(), not a key: write"),
         (lambda: run(dataset="no.npz"), 'dataset = "no.npz": must be absolute'),
         (lambda: run("no.toml"), "config no.toml: cannot be read (No such file"),

@@ -347,6 +347,12 @@ def test_a_wrong_file_is_one_line(text, why, tmp_path):
     assert str(error.value).startswith(f'devices = "{path}": ') and "\n" not in str(error.value)
 
 
+def test_named_devices_say_how_many_clients_they_have():
+    with pytest.raises(RunError, match=r"is for client 4; it has those of 4 clients: set num-cl"):
+        read("desktops", 6, 0)
+    assert len(read("desktops", 4, 0).macs) == 4
+
+
 @pytest.mark.parametrize("name", ["phones", "devices.toml"])
 def test_a_wrong_name_says_what_there_is(name):
     with pytest.raises(RunError, match=rf'^devices = "{name}": must be lognormal, desktops, or'):

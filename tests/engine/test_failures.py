@@ -13,10 +13,11 @@ from fedapps.engine.failures import FailureCounts, FailurePolicy
 from fedapps.method.update import Failure
 
 
-def policy(num_rounds=9, max_failures=-1, max_norm=0.0):
+def policy(num_rounds=9, max_failures=-1, max_norm=0.0, mode="none"):
     settings = SimpleNamespace(
         num_rounds=num_rounds, max_failures=max_failures, max_norm=max_norm,
         round_lr=lambda round_: 50.0 / round_,
+        dp=SimpleNamespace(mode=mode, noise_multiplier=30.0, clip_norm=2.0),
     )  # fmt: skip
     return FailurePolicy(settings)
 
@@ -118,6 +119,12 @@ def test_training_that_diverges_gets_advice_once(capsys, max_norm):
     assert capsys.readouterr().out == (
         f"warning: round 2: training diverged at 2 of 4 clients: lower lr = 25{advice}\n"
     )
+
+
+def test_noise_that_makes_training_diverge_is_named(capsys):
+    with contextlib.suppress(RunError):
+        policy(mode="local").apply(1, "train", diverged(1, 2), 4, 2, True)
+    assert "lower dp.noise-multiplier = 30 or dp.clip-norm = 2, or lower" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -97,6 +97,16 @@ def dp(**changes):
     return config.read(config.parse([f'dp.mode="local" dp.delta={DELTA}', options])).dp
 
 
+def test_a_budget_without_earlier_runs_speaks_of_this_one():
+    after = alone(2.0).epsilon(10, DELTA)
+    with pytest.raises(RunError) as caught:
+        check_budget(dp(budget=after / 2), [], night())
+    told = str(caught.value).partition(": ")[2]
+    assert told.startswith(
+        f"10 rounds would spend an epsilon of {after:.4g} (delta 1e-05); use few"
+    )
+
+
 def test_a_budget_holds_for_all_runs_together():
     earlier = [night("a"), night("b")]
     spent, after = (alone(2.0).epsilon(count, DELTA) for count in (20, 30))
@@ -192,7 +202,7 @@ def test_a_run_beyond_the_budget_is_refused_before_it_begins(
     assert sorted((tmp_path / "runs").iterdir()) == before
     assert len(ledger.read(federation).runs) == 1
     serial_run(*run, "num-rounds=1")  # there is room for that
-    with pytest.raises(RunError, match=r"^dp\.budget = 0\.5: the earlier runs \(0\) have"):
+    with pytest.raises(RunError, match=r"^dp\.budget = 0\.5: 2 rounds would spend"):
         serial_run(tiny_npz, DP, "dp.budget=0.5")
 
 

@@ -590,6 +590,15 @@ def test_a_repeated_release_counts_again(interrupted, read_csv):
         resumed(folder)
 
 
+@pytest.mark.parametrize("program", ["fedapps", "flwr-serverapp"])
+def test_flwr_run_alone_is_told_of_resume_toml(interrupted, program, monkeypatch):
+    folder = interrupted()
+    monkeypatch.setattr(sys, "orig_argv", ["python", f"/bin/{program}", "serial"])
+    with pytest.raises(RunError, match=r"lr = 0\.7 \(the run has .*\); leave them out") as caught:
+        resumed(folder, "lr=0.7")
+    assert ("resume.toml" in str(caught.value)) == (program != "fedapps")
+
+
 @pytest.mark.parametrize("links", [True, False])
 def test_the_best_round_is_kept_with_its_personal_layers(serial_run, read_csv, monkeypatch, links):
     def refuse(*_):

@@ -196,6 +196,12 @@ def test_the_command_lists_and_tries_models_of_ones_own(mine, capsys):
     (NET.replace("torch.relu(self.stem(x.flatten(1)))", "self.stem(x.flatten(1)).detach()"),
      ["--shape", "7"], "no gradient for stem.weight, stem.bias: they stay as they are"),
     (NET, ["--shape", "a"], '--shape = "a": must be channels,height,width'),
+    (NET.replace("x.flatten(1)", "x").replace("inputs.size", "inputs.shape[0]"), [],
+     'if it takes no images, say what it takes, such as takes = "tables"'),
+    (NET.replace("self.layers", "self.bn = nn.BatchNorm1d(6, track_running_stats=False); "
+                 "self.layers").replace('"mid")', '"mid", "bn")').replace(
+                     "self.stem(x.flatten(1))", "self.bn(self.stem(x.flatten(1)))"),
+     ["--shape", "7"], "a BatchNorm must keep running statistics, which single samples need"),
 ])  # fmt: skip
 def test_the_command_says_what_is_wrong(mine, capsys, text, words, line):
     mine(text)
