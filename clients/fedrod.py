@@ -44,7 +44,9 @@ class FedRODClient(BaseClient):
         head = copied(self.model, self.layout.head)
         keys = self.layout.keys_of(self.layout.head)
         put(head, {key: self.workspace.initial[key] for key in keys} | self.kept("personal/"))
-        return head.requires_grad_()
+        for key, parameter in head.named_parameters():
+            parameter.requires_grad_(key in keys)  # what the author of the model has frozen stays
+        return head
 
     @cached_property
     def log_prior(self) -> Tensor:
@@ -59,7 +61,7 @@ class FedRODClient(BaseClient):
         return Objective(
             self.both_losses,
             forward=self.both_logits,
-            parameters=tuple(self.personal_head.parameters()),
+            parameters=tuple(p for p in self.personal_head.parameters() if p.requires_grad),
             macs=self.workspace.trainer.profile.step_macs(head, head[0]),
         )
 

@@ -17,6 +17,7 @@ from fedapps.core.signing import Manifest
 from fedapps.engine import ledger
 from fedapps.engine.ledger import Ledger, Night, check_budget
 from fedapps.engine.rounds import Rounds
+from fedapps.models.grouping import frozen_keys
 from fedapps.report import directory
 from fedapps.report.report import Report
 
@@ -34,6 +35,11 @@ class Federation:
             raise RunError(
                 f"adapter-rank = {self.settings.adapter_rank}: no later run of a federation can"
                 " start from adapters; use 0"
+            )
+        if self.folder and frozen_keys(rounds.strategy.workspace.model):
+            raise RunError(
+                f'model = "{self.settings.model}": has frozen parameters, so that its'
+                f" {directory.MODEL} is no start for a later run of a federation; train all"
             )
         if not self.settings.resume:  # what a resumed run has done already is not known yet
             self._enter(Ledger() if self.folder is None else ledger.read(self.folder))

@@ -1,5 +1,6 @@
 """Parameters that the author of a model has frozen: they stay, do not travel, and are said so."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,13 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from fedapps import cli, models
+from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.data.spec import Spec
 from fedapps.device import personalized, run_models
 from fedapps.device.adopting import adopt
 from fedapps.engine.finished import FinishedRun
+from fedapps.method import rehearse
 from fedapps.models import own
 from tests.support import kinds
 
@@ -74,6 +77,28 @@ def test_the_command_checks_such_a_model(path, capsys):
 def test_split_learning_refuses_it(path, tmp_path, serial_run):
     with pytest.raises(RunError, match=r"sflv1 trains whole layers, and 0\.0\.bias is frozen"):
         serial_run(kinds.options(tmp_path, "table"), RUN, f'model="{path}" strategy="sflv1"')
+
+
+def test_a_personal_head_leaves_them_as_they_are(path, tmp_path, flat_config):
+    """FedROD's is a module of its own, beside the head of the model."""
+    path.write_text(NET.replace("model[1].bias", "model[2].bias"))
+    keys = f'model="{path}" strategy="fedrod" finetune-epochs=1 local-epochs=1'
+    settings = config.read(flat_config(kinds.options(tmp_path, "table"), keys))
+    run = rehearse(registry.strategy_class("fedrod"), registry.client_class("fedrod"), settings)
+    client = run.make(0)
+    before = copy.deepcopy(client.personal_head)
+    client.train_round(
+        run.strategy.plan(1, 0), run.strategy.download(1, 0, run.strategy.plan(1, 0))
+    )
+    assert torch.equal(client.personal_head[0].bias, before[0].bias)
+    assert not torch.equal(client.personal_head[0].weight, before[0].weight)
+
+
+def test_no_later_run_of_a_federation_could_start_from_it(path, tmp_path, serial_run):
+    with pytest.raises(RunError, match=r"has frozen parameters, so that its model\.safetensors"):
+        serial_run(
+            kinds.options(tmp_path, "table"), RUN, f'model="{path}" federation="{tmp_path / "f"}"'
+        )
 
 
 @pytest.mark.parametrize(("line", "layers"), [("model", r"\(none\)"), ("model[:2]", "2")])
