@@ -20,31 +20,36 @@ class NodeConfig:
     """The node-config of a SuperNode with data of its own: who it is, and where its files are.
 
     With a `model_key`, it starts only from initial models that are signed with this key. With a
-    `budget`, it sends no update that would make its epsilon of all runs larger.
+    `budget`, it sends no update that would make its epsilon of all runs larger; None: any.
     """
 
     client: int
     data: Path
     state_dir: Path
     model_key: Path | None = None
-    budget: float = 0.0
+    budget: float | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, bool | int | float | str]) -> Self | None:
         """Read a node-config; return None if it has none of a device's keys. Raises `RunError`."""
         if not _is_device(given.keys()):
             return None
-        client, budget = given["client-id"], given.get("dp-budget", 0.0)
+        client, budget = given["client-id"], given.get("dp-budget")
         if type(client) is not int or client < 0:
             raise RunError(f'node-config: client-id = "{client}": must be an integer >= 0')
-        if isinstance(budget, bool | str) or not 0 <= budget < float("inf"):
-            raise RunError(f'node-config: dp-budget = "{budget}": must be a number >= 0')
+        if budget is not None and (isinstance(budget, bool | str) or not 0 < budget < float("inf")):
+            # 0 is refused, because it means "any" for the server (dp.budget), and "nothing" here
+            raise RunError(
+                f'node-config: dp-budget = "{budget}": must be a number above 0;'
+                " for no budget, leave it out"
+            )
 
         def path(key: str) -> Path:
             return absolute(str(given[key]), f"node-config: {key}")
 
         model_key = path("model-key") if "model-key" in given else None
-        return cls(client, path("data"), path("state-dir"), model_key, float(budget))
+        most = None if budget is None else float(budget)
+        return cls(client, path("data"), path("state-dir"), model_key, most)
 
 
 def _is_device(keys: Collection[str]) -> bool:

@@ -53,9 +53,9 @@ def epsilon(spent: Spent, delta: float) -> float:
     return max(float((rho * orders + more).min()), 0.0)
 
 
-def check(dp: PrivacySettings, state_dir: Path, budget: float) -> None:
-    """Raise `RunError` if one more update would exceed the budget."""
-    if not budget:
+def check(dp: PrivacySettings, state_dir: Path, budget: float | None) -> None:
+    """Raise `RunError` if one more update would exceed the budget; without one (None), any may."""
+    if budget is None:
         return
     if dp.mode == "none" or not dp.noise_multiplier:
         raise RunError(
@@ -72,7 +72,7 @@ def check(dp: PrivacySettings, state_dir: Path, budget: float) -> None:
     log.info("epsilon spent here: %.4g of %g (dp-budget)", before, budget)
 
 
-def count(dp: PrivacySettings, state_dir: Path, budget: float) -> None:
+def count(dp: PrivacySettings, state_dir: Path, budget: float | None) -> None:
     """Count an update that is about to be made; raises `RunError` if it would exceed the budget."""
     with in_turn(state_dir):
         check(dp, state_dir, budget)

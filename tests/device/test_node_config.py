@@ -31,7 +31,8 @@ def test_an_unknown_key_keeps_a_device_out(key, told, capsys):
 
 @pytest.mark.parametrize(("key", "value", "told"), [
     ("client-id", "x", 'client-id = "x": must be an integer >= 0'),
-    ("dp-budget", "8,5", 'dp-budget = "8,5": must be a number >= 0'),
+    ("dp-budget", "8,5",
+     'dp-budget = "8,5": must be a number above 0; for no budget, leave it out'),
     ("state-dir", "b", 'state-dir = "b": must be absolute or start with ~, for example ~/b'),
 ])  # fmt: skip
 def test_a_wrong_value_is_named_before_the_supernode_starts(key, value, told, capsys):

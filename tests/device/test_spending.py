@@ -89,12 +89,14 @@ def test_with_a_budget_there_must_be_noise(device_run, nodes, read_csv, options)
     assert "dp-budget = 1000: the run has no noise" in found["0"] and found.keys() == {"0"}
 
 
-@pytest.mark.parametrize("given", ["8", True, -1, float("inf"), float("nan")])
-def test_a_budget_is_a_number(given):
+@pytest.mark.parametrize("given", ["8", True, -1, 0, 0.0, float("inf"), float("nan")])
+def test_a_budget_is_a_number_above_0(given):
+    """A budget of 0 would look like the server's `dp.budget=0`, which means any."""
     node = {"client-id": 0, "data": "/a", "state-dir": "/b"}
     with pytest.raises(RunError, match=f'^node-config: dp-budget = "{given}": must be a number'):
         Device.of(node | {"dp-budget": given})
     assert Device.of(node | {"dp-budget": 8}).budget == 8.0
+    assert Device.of(node).budget is None
 
 
 def test_a_count_that_cannot_be_read_is_no_zero(tmp_path):
