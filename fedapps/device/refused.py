@@ -1,8 +1,9 @@
 """Why a SuperLink refuses a device, or is not reached: Flower's SuperNode says half of it at most.
 
-Flower answers 401 if a request is signed at a time that it does not accept, and its SuperNode then
-ends as if it had been told to. A device that is not let in ends with one text for several causes.
-And one that reaches nobody says when it will try again, but not what it tries.
+Flower answers 401 if a request is signed at a time that it does not accept, or by a device that is
+not registered any more, and its SuperNode then ends as if it had been told to. A device that is not
+let in ends with one text for several causes. And one that reaches nobody says when it will try
+again, but not what it tries.
 """
 
 import time
@@ -18,6 +19,11 @@ CLIENT_ERRORS = range(400, 500)  # HTTP statuses: the fault is the device's
 NOT_LET_IN = (
     "the SuperLink does not let this device in: its key is not registered (flwr supernode register)"
     ", another SuperNode uses it, or one has ended less than a minute ago; then start it again"
+)
+
+UNKNOWN = (
+    "the SuperLink does not know this device any more: it was removed (flwr supernode unregister),"
+    " or the SuperLink has lost its list (no --database); register it and start it again"
 )
 
 
@@ -64,4 +70,4 @@ def reason(call: str, status: int, date: str | None) -> str:
             )
     if call.endswith("/ActivateNode") and status in CLIENT_ERRORS:
         return NOT_LET_IN
-    return ""
+    return UNKNOWN if status == UNAUTHORIZED else ""

@@ -91,7 +91,8 @@ def main() -> None:
             sys.exit(1)
         raise
     except Exception as error:  # for example a bad certificate file; threads would go on
-        leave(f"{type(error).__name__}: {one_line(str(error))}")
+        why = f"{type(error).__name__}: {one_line(str(error))}"
+        leave("The SuperLink has refused this device." if refusals.told else why)
     leave("Lost the SuperLink.")
 
 

@@ -1,5 +1,7 @@
 """A device says why the SuperLink refuses it."""
 
+import os
+import sys
 from contextlib import suppress
 from email.utils import formatdate
 from types import SimpleNamespace
@@ -7,7 +9,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from fedapps.device import refused
+from fedapps.device import refused, supernode
 
 ACTIVATE, BEAT = "/flwr.proto.Fleet/ActivateNode", "/flwr.proto.Fleet/SendNodeHeartbeat"
 
@@ -36,7 +38,33 @@ def test_a_clock_that_is_off_is_named(call, ahead, told):
 
 @pytest.mark.parametrize("ahead", [-200, 0, 3])
 def test_a_clock_that_is_right_is_not_blamed(ahead):
-    assert said(BEAT, 401, ahead) == "" and said(ACTIVATE, 401, ahead) == refused.NOT_LET_IN
+    told = said(BEAT, 401, ahead), said(ACTIVATE, 401, ahead)
+    assert told == (refused.UNKNOWN, refused.NOT_LET_IN)
+
+
+@pytest.mark.parametrize(("end", "left"), [
+    (SystemExit(0), []),
+    (httpx.HTTPError("for more, see https://"), ["The SuperLink has refused this device."]),
+])  # fmt: skip
+def test_a_device_that_was_removed_ends_with_an_error(end, left, monkeypatch, caplog):
+    """Flower ends its SuperNode as if it had been told to, or with an address of documentation."""
+    refusals, context, found = refused.Refusals(), SimpleNamespace(rpc_method=BEAT), []
+
+    def run():
+        refusals.intercept(context, lambda _: httpx.Response(401))
+        raise end
+
+    monkeypatch.setattr(supernode.flower, "command", lambda _: run)
+    monkeypatch.setattr(supernode.flower, "flwr_exit", lambda code, text: found.append(text))
+    monkeypatch.setattr(supernode, "answer_sooner", lambda: refusals)
+    for name in ("serve_figures", "shorten_backoff", "keep_trying"):
+        monkeypatch.setattr(supernode, name, lambda: None)
+    monkeypatch.setattr(os, "umask", lambda _: 0)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    with pytest.raises(SystemExit) as ended:
+        supernode.main()
+    assert ended.value.code == 1 and found == left and caplog.messages == [refused.UNKNOWN]
 
 
 def test_other_answers_are_no_refusals():
