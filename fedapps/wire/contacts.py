@@ -102,10 +102,18 @@ class Lookout:
         for contact in self._contacts.values():
             contact.asked = now if contact.client in asked else 0.0
 
-    def waits(self) -> None:
-        """Keep the file up to date while no answer comes."""
-        if self._contacts:
-            self._write(time.time())
+    def waits(self, connected: Callable[[], Iterable[int]]) -> None:
+        """Keep the file up to date while no answer comes; `connected` says which nodes are there.
+
+        It is asked no more often than the file is written.
+        """
+        now = time.time()
+        if self._contacts and now - self._written >= EVERY:
+            here = {*map(str, connected())}
+            for contact in self._contacts.values():
+                if contact.node in here:
+                    contact.seen = now
+            self._write(now)
 
     def heard(self, reply: Message) -> None:
         """Note that a reply has come; one that Flower made itself says nothing of the device."""

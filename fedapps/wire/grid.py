@@ -96,7 +96,7 @@ class StreamingGrid(Grid):
             if self._devices and (due := probes.due(pending, now - start)):
                 sent = zip(self.push_messages(due.values()), due, strict=True)
                 probes.sent |= {probe: id_ for probe, id_ in sent if probe}
-            self.lookout.waits()
+            self.lookout.waits(self.grid.get_node_ids)
             if pending and not answered:  # polling takes at most a tenth of the time
                 time.sleep(poll_wait(now - start, 9 * (now - begun)))
 

@@ -180,13 +180,27 @@ def test_whom_the_server_waits_for_is_kept_up_to_date(server):
     server.lookout.heard(said(10)(replies))
     assert [one.asked for one in server.known.devices] == [0, asked, 0]
     server.now += contacts.EVERY + 1
-    server.lookout.waits()
+    server.lookout.waits(list)
     assert (server.known.written, server.known.devices[1].asked) == (server.now, asked)
     server.lookout.asks([12])  # the next round, in which client 1 is not asked
     server.now += contacts.EVERY + 1
-    server.lookout.waits()
+    server.lookout.waits(list)
     assert [bool(one.asked) for one in server.known.devices] == [False, False, True]
     assert not any(one.asked for one in server.look(0, 1, 2, c1=about()).values())
+
+
+def test_a_device_that_is_connected_is_seen_while_the_server_waits(server):
+    """Else an alarm would take it for gone when another one makes a round long."""
+    server.look(0, 1, c0=about(), c1=about())
+    asked = []
+    for seconds in (contacts.EVERY - 1, 1, contacts.EVERY - 1, 3600):
+        server.now += seconds
+        server.lookout.waits(lambda: asked.append(server.now) or [10, 99])
+    assert asked == [NOW + contacts.EVERY, server.now], "no more often than the file is written"
+    assert [(one.seen, one.answered) for one in server.known.devices] == [
+        (server.now, NOW),
+        (NOW, NOW),
+    ]
 
 
 def test_a_warning_is_one_event_until_it_is_over(server):
