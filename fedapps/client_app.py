@@ -19,14 +19,14 @@ from flwr.clientapp import ClientApp
 from fedapps.core import log, registry
 from fedapps.core.changes import owner
 from fedapps.core.config import DEVICE, read
-from fedapps.core.errors import DIVERGED, RunError, one_line, told_to_server
+from fedapps.core.errors import DIVERGED, RunError, told_to_server
 from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.device import spending
 from fedapps.device.device import Device, device_workspace
 from fedapps.device.greeting import greeting
-from fedapps.engine.failed_clients import DivergedError, diverged, record
+from fedapps.engine.failed_clients import DivergedError, cause_of, diverged, record
 from fedapps.engine.masking import masked, step_answer
 from fedapps.engine.store import EARLIER_RUN, NONE, ClientStore, state_folder
 from fedapps.engine.versions import LOADED, OTHER_DATA, SAVED
@@ -225,10 +225,9 @@ def _recorded(error: Exception, where: str, context: Context, run_dir: str) -> s
     A device writes it to its own state-dir, because it does not trust a path from the server.
     Raises what `record` raises in a run that stops at the first failure.
     """
-    record(expanded(str(context.node_config.get("state-dir", run_dir)), "state-dir"), where, error)
-    if isinstance(error, DivergedError):  # no error of the code, so no type
-        return one_line(str(error))
-    return f"{type(error).__name__}: {one_line(told_to_server(error))}"
+    own = context.node_config.get("state-dir")
+    record(expanded(str(own or run_dir), "state-dir"), where, error, aloud=bool(own))
+    return cause_of(error, told_to_server(error))
 
 
 def ray_workers() -> int:

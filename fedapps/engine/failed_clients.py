@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from fedapps.core import log
-from fedapps.core.errors import RunError
+from fedapps.core.errors import RunError, one_line
 from fedapps.core.log import FILE as FILE
 from fedapps.models.layers import Arrays
 from fedapps.training.workspace import Workspace
@@ -41,22 +41,33 @@ def raising(wanted: bool) -> Iterator[None]:
         _raising = before
 
 
-def record(folder: Path, where: str, error: Exception) -> None:
+def record(folder: Path, where: str, error: Exception, aloud: bool = False) -> None:
     """Append a failure's traceback to the log in `folder`; `where` is the round, client and stage.
 
-    In a run that stops at the first failure, it then raises `ClientError`, or `RunError` if the
-    error is one (its message already says in one line what is wrong). Training that diverges does
-    not stop a run here.
+    If `aloud`, it also prints a line: on a device nobody sees what the server prints. In a run that
+    stops at the first failure, it then raises `ClientError`, or `RunError` if the error is one (its
+    message already says in one line what is wrong). Training that diverges does not stop a run
+    here.
     """
-    if log.has_file(folder / FILE):  # the server runs in this process and writes this log
+    path, written = folder / FILE, True
+    if log.has_file(path):  # the server runs in this process and writes this log
         log.debug("%s failed", where, exc_info=error)
     else:
-        _append(folder, where, error)
+        written = _append(path, where, error)
+    if aloud and not _raising:
+        place = "is in" if written else "could not be written to"
+        log.warning("%s: %s; its traceback %s %s", where, cause_of(error, str(error)), place, path)
     if not _raising or isinstance(error, DivergedError):  # the server decides what to do
         return
     if isinstance(error, RunError):
         raise RunError(f"{where}: {error}") from error
     raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def cause_of(error: Exception, text: str) -> str:
+    """Return one line with the text of an error; its type comes first if the code may be wrong."""
+    clear = isinstance(error, RunError | DivergedError)
+    return one_line(text) if clear else f"{type(error).__name__}: {one_line(text)}"
 
 
 def diverged(space: Workspace, sent: Arrays, kept: Arrays, metrics: Mapping) -> str:
@@ -75,15 +86,16 @@ def diverged(space: Workspace, sent: Arrays, kept: Arrays, metrics: Mapping) -> 
     return invalid_loss(loss, samples, limit) if isinstance(loss, float) else ""
 
 
-def _append(folder: Path, where: str, error: Exception) -> None:
-    """Append to the log file in `folder`; do nothing if the folder does not exist.
+def _append(path: Path, where: str, error: Exception) -> bool:
+    """Append to a log file; return whether that was possible: its folder exists, it is not full.
 
     The time tells the runs apart, because the log of a device has those of all.
     """
     text = "".join(traceback.format_exception(error))
     now = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
-    path = folder / FILE
     with suppress(OSError):  # the server is told of the failure in any case
-        if folder.is_dir() and (not path.exists() or path.stat().st_size < MOST_BYTES):
+        if path.parent.is_dir() and (not path.exists() or path.stat().st_size < MOST_BYTES):
             with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(f"{now} {where}\n{text}\n")
+            return True
+    return False

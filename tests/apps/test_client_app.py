@@ -245,7 +245,7 @@ def test_no_supernode_averages_different_layers(serial_run, tiny_npz, read_csv, 
     assert {row["round"] for row in failed} == {"2"}
     assert "0" in {row["client"] for row in failed}
     assert len(failed) < 4  # those of the other SuperNode count
-    text = r"RunError: presum = true: clients 0 and \d upload different layers; use false"
+    text = r"presum = true: clients 0 and \d upload different layers; use false"
     assert all(re.fullmatch(text, row["detail"]) for row in failed)
 
 
@@ -353,7 +353,7 @@ def test_a_supernode_that_cannot_load_the_data_says_so_for_each_client(node, fla
     flat = flat_config(f'dataset="{tmp_path}/gone.npz"')
     updates, failures = send(requests, flat=flat)
     assert updates == []
-    cause = f"RunError: {tmp_path}/gone.npz: no such file"
+    cause = f"{tmp_path}/gone.npz: no such file"
     assert failures == [Failure(0, cause), Failure(5, cause)]
 
 

@@ -50,11 +50,12 @@ def test_a_device_refuses_itself_beyond_its_budget(device_run, nodes, read_csv, 
     assert counts(nodes) == [{"1.0": 4}, {"1.0": 3}, {"1.0": 4}]
     (failure,) = [row for row in read_csv(folder, "events.csv") if row["kind"] == "failure"]
     assert (failure["round"], failure["client"]) == ("3", "1")
-    line = failure["detail"].removeprefix("RunError: ")
+    line = failure["detail"]
     pattern = (
         rf"dp-budget = {budget:g}: this device has spent an epsilon of (\S+), and one more round"
         r" would make it (\S+) \(delta 1e-05\)"
     )
+    assert f"warning: round 3, client 1, train: {line}; its trace" in capsys.readouterr().out
     told = [float(number) for number in re.fullmatch(pattern, line).groups()]
     assert told == pytest.approx([alone(1.0).epsilon(n, DELTA) for n in (3, 4)], rel=5e-3)
 

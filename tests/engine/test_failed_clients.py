@@ -74,6 +74,14 @@ def test_the_command_line_chooses(flat_config, tiny_npz, unlucky, tmp_path, data
     assert main([*options, "--keep-going"]) == 0
 
 
+def test_a_device_says_itself_that_it_failed(tmp_path, capsys):
+    """Whoever looks after it does not see what the server prints."""
+    for folder, place in ((tmp_path, "is in"), (tmp_path / "gone", "could not be written to")):
+        record(folder, "round 1, client 2, train", ValueError("no luck"), aloud=True)
+        line = f"ValueError: no luck; its traceback {place} {folder}/log.txt"
+        assert capsys.readouterr().out == f"warning: round 1, client 2, train: {line}\n"
+
+
 def test_a_log_is_never_made_in_a_folder_that_is_gone_nor_without_end(tmp_path):
     error = ValueError("no luck")
     record(tmp_path / "gone", "round 1, client 2, train", error)
