@@ -125,6 +125,7 @@ def test_a_run_that_is_over_says_so(tmp_path, capsys):
 
 
 def test_what_is_no_run_is_refused(tmp_path, capsys):
+    (tmp_path / "config.toml").write_text("[superlink]")  # as in Flower's home folder
     for place in (tmp_path, tmp_path / "x"):
         assert cli.main(["status", str(place)]) == 1
         assert f"{place}: is no run directory, and there is none in it" in capsys.readouterr().err
