@@ -31,7 +31,7 @@ class NodeConfig:
 
     @classmethod
     def of(cls, given: Mapping[str, bool | int | float | str]) -> Self | None:
-        """Read a node-config; return None if it has none of a device's keys. Raises `RunError`."""
+        """Read a node-config; return None if it has no key of a device. Raises `RunError`."""
         if not _is_device(given.keys()):
             return None
         client, budget = given["client-id"], given.get("dp-budget")
@@ -53,19 +53,20 @@ class NodeConfig:
 
 
 def _is_device(keys: Collection[str]) -> bool:
-    """Tell whether these are the keys of a device.
+    """Tell whether these are the keys of a device, or those of a SuperNode without data.
 
-    Raises `RunError` if they are, but a key is missing or unknown. An unknown key is not passed
-    over: a device whose `model-key` is misspelt would take part in a run that this key refuses.
+    Raises `RunError` if a key is missing or unknown. An unknown key is not passed over: a device
+    whose `model-key` is misspelt would take part in a run that this key refuses, and one that has
+    only misspelt keys would be a SuperNode without data.
     """
-    if not any(key in keys for key in KEYS):
-        return False
-    for key in KEYS:
-        if key not in keys:
-            raise RunError(f"node-config: {key} is missing; give all three: {EXAMPLE}")
     known = (*KEYS, *OPTIONAL)
     for key in keys:
         if key not in known and key not in _OTHERS:
             hint = did_you_mean(key, known) or f": must be one of {', '.join(known)}"
             raise RunError(f"node-config: unknown key {key}{hint}")
+    if not any(key in keys for key in known):
+        return False
+    for key in KEYS:
+        if key not in keys:
+            raise RunError(f"node-config: {key} is missing; give all three: {EXAMPLE}")
     return True

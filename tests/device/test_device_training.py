@@ -78,5 +78,10 @@ def test_the_serial_engine_takes_node_configs(nodes, tmp_path, data_root, no_plo
     assert serial.main(["--node-config", "client-id = 3"]) == 1
     assert capsys.readouterr().err.startswith("error: --node-config client-id = 3: cannot read")
     assert serial.main(["--node-config", 'client=3 dta="x.npz"']) == 1
-    said = "error: --node-config client, dta: has none of client-id, data, state-dir; give --node-c"
+    said = "error: node-config: unknown key client, did you mean client-id?\n"
+    assert capsys.readouterr().err == said
+    assert serial.main(["--node-config", "workers=1"]) == 1
+    said = (
+        "error: --node-config workers: has none of client-id, data, state-dir; give --node-config"
+    )
     assert capsys.readouterr().err.startswith(said)

@@ -45,12 +45,23 @@ def test_a_wrong_value_is_named_before_the_supernode_starts(key, value, told, ca
 def test_a_missing_key_is_named():
     with pytest.raises(RunError, match=r"^node-config: data is missing; give all three: "):
         NodeConfig.of({"client-id": 0, "state-dir": "/b"})
+    with pytest.raises(RunError, match=r"^node-config: client-id is missing"):
+        NodeConfig.of({"model-key": "/a.pub"})
 
 
 def test_keys_of_any_supernode_are_no_mistake():
     more = dict.fromkeys(("workers", "partition-id", "num-partitions"), 1)
     assert NodeConfig.of(NODE | more) == NodeConfig(0, Path("/a.npz"), Path("/b"))
-    assert NodeConfig.of({"partition-id": 0, "num-partitions": 2, "site": "x"}) is None
+    assert NodeConfig.of(more) is None and NodeConfig.of({}) is None
+
+
+def test_a_device_with_misspelt_keys_only_is_no_supernode_without_data():
+    for key, hint in (
+        ("clientid", ", did you mean client-id"),
+        ("site", ": must be one of client-id"),
+    ):
+        with pytest.raises(RunError, match=f"^node-config: unknown key {key}{hint}"):
+            NodeConfig.of({key: 3, "dat": "/x"})
 
 
 def test_keys_are_checked_without_pytorch():
