@@ -47,20 +47,13 @@ def hand_on(words: Sequence[str]) -> int:
 
 
 def _with_quotes(words: Sequence[str]) -> list[str]:
+    from fedapps.core.options import quoted
+
     found = []
     for before, word in zip(["", *words], words, strict=False):
         name, _, text = word.partition("=")
         if before == NODE_CONFIG:
-            found.append(_checked(word))
+            found.append(quoted(word))
         else:
-            found.append(f"{name}={_checked(text)}" if name == NODE_CONFIG and text else word)
+            found.append(f"{name}={quoted(text)}" if name == NODE_CONFIG and text else word)
     return found
-
-
-def _checked(node_config: str) -> str:
-    """Return a node-config as Flower wants it."""
-    from fedapps.core.options import parse_option, quoted
-    from fedapps.device.node_config import NodeConfig
-
-    NodeConfig.of(parse_option(node_config, NODE_CONFIG))
-    return quoted(node_config)

@@ -23,6 +23,8 @@ from msgspec import Meta
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole, writing
 
+MAKE = "fedapps nightly --make-key makes one"
+PRIVATE = b"PRIVATE KEY"  # in the file of each private key
 PUBLIC = ".pub"  # suffix of the public key's file, beside the private one
 MANIFEST, SIGNATURE = ".manifest.json", ".manifest.sig"  # instead of the model's suffix
 
@@ -142,12 +144,17 @@ def public_key(path: Path) -> Ed25519PublicKey:
     """Read a public key, or the public part of a private one; raises `RunError`."""
 
     def load(pem: bytes) -> Any:
-        if b"PRIVATE KEY" in pem:
+        if PRIVATE in pem:
             return _load_private(pem).public_key()
         return serialization.load_pem_public_key(pem)
 
     key: Ed25519PublicKey = _key(path, "a public key", Ed25519PublicKey, load)
     return key
+
+
+def is_private(path: Path) -> bool:
+    """Tell whether the file of a key, which can be read, holds a private one."""
+    return PRIVATE in path.read_bytes()
 
 
 def _load_private(pem: bytes) -> Any:
@@ -157,9 +164,11 @@ def _load_private(pem: bytes) -> Any:
 def _key(path: Path, what: str, kind: Any, load: Callable[[bytes], Any]) -> Any:
     try:
         key = load(path.read_bytes())
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error).partition("(")[0]
-        raise RunError(f"{path}: cannot be read as {what} ({reason})") from error
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read as {what} ({error.strerror})") from error
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        reason = "has a password" if isinstance(error, TypeError) else "is none in PEM format"
+        raise RunError(f"{path}: cannot be read as {what} (it {reason}); {MAKE}") from error
     if not isinstance(key, kind):
-        raise RunError(f"{path}: must be an Ed25519 key; fedapps nightly --make-key makes one")
+        raise RunError(f"{path}: must be an Ed25519 key; {MAKE}")
     return key

@@ -1,10 +1,12 @@
 """A device's node-config. This loads fast, so that a mistake shows at the start of a SuperNode."""
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from fedapps.core import log, signing
 from fedapps.core.errors import RunError
 from fedapps.core.paths import absolute
 from fedapps.core.words import did_you_mean
@@ -12,6 +14,7 @@ from fedapps.core.words import did_you_mean
 KEYS = ("client-id", "data", "state-dir")
 OPTIONAL = ("model-key", "dp-budget")
 EXAMPLE = """--node-config 'client-id=7 data="/path/train.npz" state-dir="/path/state"'"""
+MOST = 2**63 - 1  # the largest number that a message can hold
 _OTHERS = {"num-partitions", "partition-id", "workers"}  # of simulations and of any SuperNode
 
 
@@ -35,8 +38,8 @@ class NodeConfig:
         if not _is_device(given.keys()):
             return None
         client, budget = given["client-id"], given.get("dp-budget")
-        if type(client) is not int or client < 0:
-            raise RunError(f'node-config: client-id = "{client}": must be an integer >= 0')
+        if type(client) is not int or not 0 <= client <= MOST:
+            raise RunError(f'node-config: client-id = "{client}": must be an integer, 0 to {MOST}')
         if budget is not None and (isinstance(budget, bool | str) or not 0 < budget < float("inf")):
             # 0 is refused, because it means "any" for the server (dp.budget), and "nothing" here
             raise RunError(
@@ -50,6 +53,39 @@ class NodeConfig:
         model_key = path("model-key") if "model-key" in given else None
         most = None if budget is None else float(budget)
         return cls(client, path("data"), path("state-dir"), model_key, most)
+
+    def check(self) -> None:
+        """Raise `RunError` if a path can serve no run; warn of a private key.
+
+        What is in the data is checked when a run says what they must have.
+        """
+        _usable("data", self.data, os.R_OK)
+        _usable("state-dir", self.state_dir, os.W_OK | os.X_OK)
+        if self.model_key is not None:
+            signing.public_key(self.model_key)
+            if signing.is_private(self.model_key):
+                log.warning(
+                    "model-key: %s is the private key, which signs models: keep it off devices, "
+                    "and give this one the public key (.pub)",
+                    self.model_key,
+                )
+
+
+def _usable(key: str, path: Path, mode: int) -> None:
+    """Raise `RunError` if this user cannot use a path; a state folder is made when it is needed."""
+    where, folder = f'node-config: {key} = "{path}"', key == "state-dir"
+    ways = (path, *path.parents) if folder else (path,)
+    try:
+        there = next((way for way in ways if way.exists()), None)
+    except OSError as error:
+        raise RunError(f"{where}: cannot be reached ({error.strerror})") from error
+    if there is None:
+        raise RunError(f"{where}: no such file or folder")
+    if folder and not there.is_dir():
+        raise RunError(f"{where}: must be a folder; {there} is a file")
+    if not os.access(there, mode):
+        what = f"cannot write in {there}" if folder else "cannot be read"
+        raise RunError(f"{where}: {what} (Permission denied); chown or chmod it for this user")
 
 
 def _is_device(keys: Collection[str]) -> bool:

@@ -18,12 +18,16 @@ from contextlib import ExitStack
 from typing import NoReturn
 
 from fedapps.core import flower
+from fedapps.core.certificates import value_of
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.flower import ChangedError, Known, Overlay, leave_as_it_is
+from fedapps.core.options import parse_option
 from fedapps.core.prometheus import serving
 from fedapps.device import exporter
 from fedapps.device.answering import LOOP, answer_here
 from fedapps.device.connection import keep_trying
+from fedapps.device.exporter import NODE_CONFIG
+from fedapps.device.node_config import NodeConfig
 from fedapps.device.refused import Refusals
 from fedapps.device.waiting import CLIENT, PollingPause, Preference, client_with
 from fedapps.device.warm import shorten_backoff
@@ -56,6 +60,12 @@ def answer_sooner() -> Refusals:
     return refusals
 
 
+def check(words: list[str]) -> None:
+    """Check the node-config in a command line, before a run meets a mistake; raises `RunError`."""
+    if node := NodeConfig.of(parse_option(value_of(words, NODE_CONFIG), NODE_CONFIG)):
+        node.check()
+
+
 def serve_figures() -> None:
     """Serve the device's figures to Prometheus if `--metrics-port` says so; raises `RunError`."""
     port, sys.argv = exporter.without_port(sys.argv)
@@ -73,13 +83,11 @@ def leave(cause: str) -> NoReturn:
 
 
 def main() -> None:
-    """Run a SuperNode; never returns."""
+    """Run a SuperNode; never returns. Raises `RunError` if its options cannot be right."""
+    check(sys.argv)
     os.umask(0o077)  # files that it and its processes write are for this user only
     os.environ["PATH"] = flower.search_path()
-    try:
-        serve_figures()
-    except RunError as error:
-        sys.exit(f"error: {error}")
+    serve_figures()
     shorten_backoff()
     run = flower.command("flower-supernode")
     refusals = answer_sooner()
@@ -97,4 +105,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except RunError as problem:
+        sys.exit(f"error: {problem}")

@@ -1,5 +1,7 @@
 """The keys of a device's node-config."""
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,11 +9,18 @@ from pathlib import Path
 import pytest
 
 from fedapps import cli
+from fedapps.core import signing
 from fedapps.core.errors import RunError
 from fedapps.device.device import Device
 from fedapps.device.node_config import NodeConfig
 
+MOST = 9223372036854775807  # what a message can hold
 NODE = {"client-id": 0, "data": "/a.npz", "state-dir": "/b"}
+
+
+@pytest.fixture(autouse=True)
+def _argv(monkeypatch):
+    monkeypatch.setattr(sys, "argv", [])
 
 
 @pytest.mark.parametrize(("key", "told"), [
@@ -30,16 +39,70 @@ def test_an_unknown_key_keeps_a_device_out(key, told, capsys):
 
 
 @pytest.mark.parametrize(("key", "value", "told"), [
-    ("client-id", "x", 'client-id = "x": must be an integer >= 0'),
+    ("client-id", "x", f'client-id = "x": must be an integer, 0 to {MOST}'),
+    ("client-id", MOST + 1, f'client-id = "{MOST + 1}": must be an integer, 0 to {MOST}'),
     ("dp-budget", "8,5",
      'dp-budget = "8,5": must be a number above 0; for no budget, leave it out'),
     ("state-dir", "b", 'state-dir = "b": must be absolute or start with ~, for example ~/b'),
 ])  # fmt: skip
 def test_a_wrong_value_is_named_before_the_supernode_starts(key, value, told, capsys):
     """Otherwise a device that starts again fails the messages of a run that goes on."""
-    words = " ".join(f'{name}="{text}"' for name, text in (NODE | {key: value}).items())
-    assert cli.main(["supernode", "--insecure", "--node-config", words.replace('"0"', "0")]) == 1
+    assert started(NODE | {key: value}) == 1
     assert capsys.readouterr().err == f"error: node-config: {told}\n"
+
+
+def started(node):
+    """The status of a SuperNode with this node-config."""
+    words = [f"{key}={json.dumps(value)}" for key, value in node.items()]
+    return cli.main(["supernode", "--insecure", "--node-config", " ".join(words)])
+
+
+@pytest.fixture
+def device(tmp_path, monkeypatch):
+    """The node-config of a device that can start, as far as its files tell."""
+    monkeypatch.setattr("os.umask", lambda _: 0)
+    monkeypatch.setattr("fedapps.device.supernode.shorten_backoff", lambda: sys.exit("it starts"))
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    signing.make_key(tmp_path / "model")
+    (tmp_path / "train.npz").write_text("x")
+    return {"client-id": 0, "data": f"{tmp_path}/train.npz", "state-dir": f"{tmp_path}/a/state",
+            "model-key": f"{tmp_path}/model.pub"}  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "name", "told"), [
+    ("data", "gone.npz", 'node-config: data = "{}": no such file or folder'),
+    ("state-dir", "train.npz", 'node-config: state-dir = "{0}": must be a folder; {0} is a file'),
+    ("model-key", "gone.pub", "{}: cannot be read as a public key (No such file or directory)"),
+    ("model-key", "train.npz", "{}: cannot be read as a public key (it is none in PEM format); "
+     "fedapps nightly --make-key makes one"),
+])  # fmt: skip
+def test_files_that_cannot_serve_are_named_before_it_starts(
+    key, name, told, device, tmp_path, capsys
+):
+    path = f"{tmp_path}/{name}"
+    assert started(device | {key: path}) == 1
+    assert capsys.readouterr().err == f"error: {told.format(path)}\n"
+
+
+@pytest.mark.parametrize(("key", "told"), [
+    ("data", 'data = "{}": cannot be read'), ("state-dir", 'state-dir = "{}": cannot write in {}'),
+])  # fmt: skip
+def test_files_of_another_user_are_named_before_it_starts(key, told, device, monkeypatch, capsys):
+    path = str(Path(device[key]).parent if key == "state-dir" else device[key])
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda there, *a: str(there) != path and access(there, *a))
+    Path(device["state-dir"]).parent.mkdir()
+    assert started(device) == 1
+    said = f"node-config: {told.format(device[key], path)} (Permission denied); chown or chmod it"
+    assert capsys.readouterr().err == f"error: {said} for this user\n"
+
+
+def test_a_private_key_on_a_device_is_warned_of(device, tmp_path, capsys):
+    for name, warned in (("model.pub", ""), ("model", f"warning: model-key: {tmp_path}/model is")):
+        with pytest.raises(SystemExit, match="it starts"):
+            started(device | {"model-key": f"{tmp_path}/{name}"})
+        said = capsys.readouterr().out
+        assert said.startswith(warned) and said.count("\n") == bool(warned)
 
 
 def test_a_missing_key_is_named():

@@ -59,6 +59,7 @@ def test_a_device_that_was_removed_ends_with_an_error(end, left, monkeypatch, ca
     monkeypatch.setattr(supernode, "answer_sooner", lambda: refusals)
     for name in ("serve_figures", "shorten_backoff", "keep_trying"):
         monkeypatch.setattr(supernode, name, lambda: None)
+    monkeypatch.setattr(sys, "argv", ["flower-supernode"])
     monkeypatch.setattr(os, "umask", lambda _: 0)
     monkeypatch.setattr(os, "_exit", sys.exit)
     monkeypatch.setenv("PATH", os.environ["PATH"])
