@@ -54,6 +54,7 @@ def open_model(source: Path, client: str | None = None, tell: bool = True) -> "P
     the user is told which layers of a shared model are not shared.
     """
     # torch takes a second that the help need not wait for
+    from fedapps.core.config import DEVICE
     from fedapps.device import personalized, run_models
     from fedapps.engine.finished import FinishedRun
     from fedapps.report import directory
@@ -65,7 +66,10 @@ def open_model(source: Path, client: str | None = None, tell: bool = True) -> "P
         if tell and client is None and run.initial:
             layers = ", ".join(run.initial)
             note = f"these layers are not shared, so they have their initial values: {layers}"
-            print(f"note: {note}; --client N takes those of a client", file=sys.stderr)
+            how = "--client N takes those of a client"
+            if run.space.settings.dataset == DEVICE:
+                how = "each device keeps its own in its state-dir, which can be given instead"
+            print(f"note: {note}; {how}", file=sys.stderr)
         return model
     if source.suffix == ".pt2":
         raise RunError(f"{source}: is a program for torch.export.load; give a .safetensors file")

@@ -69,6 +69,13 @@ class PrivacySettings(MethodSettings, frozen=True):
     ]
 
     @property
+    def suspicion(self) -> str:
+        """Says that its noise may be why numbers get too large; empty without noise."""
+        if self.mode == "none" or not self.noise_multiplier:
+            return ""
+        return f"; the noise of dp.noise-multiplier = {self.noise_multiplier:g} may be too much"
+
+    @property
     def by_clients(self) -> bool:
         """Whether clients add the noise, because they do not trust the server."""
         return self.shared_out or self.mode == "local"

@@ -43,7 +43,9 @@ def reading(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise RunError(f"{path}: no such file") from error
     except _UNREADABLE as error:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if strerror := getattr(error, "strerror", None):  # what is in the file may be right
+            raise RunError(f"{path}: cannot be read ({strerror})") from error
+        reason = str(error) or type(error).__name__
         raise RunError(
             f"{path}: cannot be read as .npz ({reason}); write it with numpy.savez, no pickles"
         ) from error

@@ -81,9 +81,10 @@ def diverged(space: Workspace, sent: Arrays, kept: Arrays, metrics: Mapping) -> 
     for key, array in chain(kept.items(), sent.items()):
         model = key in sent or key.partition("/")[2] in space.layout.shapes
         if problem := invalid_values(array, limit if model else LARGEST):
-            return f"{key} is {problem}"
+            return f"{key} is {problem}{space.settings.dp.suspicion}"
     loss, samples = metrics.get("loss", 0.0), metrics.get("samples", 0)
-    return invalid_loss(loss, samples, limit) if isinstance(loss, float) else ""
+    problem = invalid_loss(loss, samples, limit) if isinstance(loss, float) else ""
+    return problem and problem + space.settings.dp.suspicion
 
 
 def _append(path: Path, where: str, error: Exception) -> bool:

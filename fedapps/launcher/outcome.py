@@ -16,6 +16,11 @@ _TOO_FEW = re.compile(
     r"The system \(CPUs=([\d.]+), GPUs=([\d.]+)\).*'num_cpus': ([\d.]+), 'num_gpus': ([\d.]+)"
 )
 _DETAILS = re.compile(r"^\w+ failed with exception: ")
+_KILLED = "No heartbeat received from the task"
+_RESUME = (
+    "the run's process gave no sign of life any more (it, or the SuperLink, was killed or"
+    " suspended); resume it: fedapps run --resume RUN"
+)
 _VAGUE = ("An error was encountered. Ending simulation.", "Task failed with unknown error.", "N/A")
 
 
@@ -81,6 +86,8 @@ def details_of(run: Mapping[str, Any]) -> str:
 
 def _reason(details: str) -> str:
     reason = " ".join(_DETAILS.sub("", details).split())
+    if reason == _KILLED:
+        return _RESUME
     return "" if reason in _VAGUE else reason
 
 

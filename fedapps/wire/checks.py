@@ -4,15 +4,26 @@ import math
 from typing import TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
+
+from fedapps.core.errors import one_line
+from fedapps.core.flower import ErrorCode
 
 FIGURES_BYTES = 2**20  # limit of a client's reply without its arrays: names, figures, causes
+NO_SIGN = "no sign of life from its SuperNode: killed, suspended, or without a connection"
 Kind = TypeVar("Kind", ArrayRecord, ConfigRecord, MetricRecord)
 LARGEST = float(np.finfo(np.float32).max)  # as a limit of values, it only means "finite"
 
 
 class BadMessage(ValueError):
     """A message does not hold what was asked for; the text says what is wrong."""
+
+
+def reason_of(error: Error) -> str:
+    """Return the line that says why Flower, or a SuperNode, answers with an error."""
+    if error.code == ErrorCode.NODE_UNAVAILABLE:
+        return NO_SIGN
+    return one_line(error.reason or "")
 
 
 def check_size(content: RecordDict, most: int) -> None:

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.signing import SignedModel
-from fedapps.wire.checks import FIGURES_BYTES, check_size, record_of
+from fedapps.wire.checks import FIGURES_BYTES, check_size, reason_of, record_of
 from fedapps.wire.health import Health
 
 SampleCount = Annotated[int, Meta(ge=0, lt=2**40)]
@@ -92,7 +92,7 @@ def pack_hello(message: Message, hello: Hello) -> Message:
 def unpack_hello(reply: Message) -> Hello:
     """Read the answer to a greeting; a broken answer or an error becomes a `problem`."""
     if reply.has_error():
-        return Hello(problem=one_line(reply.error.reason or ""))
+        return Hello(problem=reason_of(reply.error))
     try:
         check_size(reply.content, FIGURES_BYTES)
         records = reply.content.config_records

@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedapps.core.errors import one_line
 from fedapps.method.update import Failure
-from fedapps.wire.checks import FIGURES_BYTES, BadMessage, Kind, check_size, record_of
+from fedapps.wire.checks import FIGURES_BYTES, BadMessage, Kind, check_size, reason_of, record_of
 from fedapps.wire.replies import pack_failures, read_causes
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ def unpack_each(
     `read` returns what a record says, or raises KeyError or ValueError.
     """
     if reply.has_error():
-        cause = one_line(reply.error.reason or "")
+        cause = reason_of(reply.error)
         return {}, [Failure(client, cause) for client in asked]
     try:
         check_size(reply.content, FIGURES_BYTES * len(asked))

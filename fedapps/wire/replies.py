@@ -18,7 +18,7 @@ from fedapps.core.flower import SYSTEM_MESSAGE_TYPE, ErrorCode, make_message
 from fedapps.method.update import ClientUpdate, Failure, Metrics
 from fedapps.models.layers import Layout
 from fedapps.wire.arrays import checked_extras, pack_arrays, unpack_arrays
-from fedapps.wire.checks import LARGEST, BadMessage, check_size, record_of
+from fedapps.wire.checks import LARGEST, BadMessage, check_size, reason_of, record_of
 from fedapps.wire.requests import NodeRequest, Request
 
 # Ray's errors for a process that was ended from outside, usually for lack of memory.
@@ -87,9 +87,8 @@ def unpack_reply(
     `largest` is the largest magnitude that a value in an array may have.
     """
     if reply.has_error():
-        reason = reply.error.reason or ""
-        died = DEAD_WORKER.search(reason)
-        cause = f"its worker process died ({died[0]})" if died else one_line(reason)
+        died = DEAD_WORKER.search(reply.error.reason or "")
+        cause = f"its worker process died ({died[0]})" if died else reason_of(reply.error)
         return [], [Failure(request.client, cause, died is not None) for request in requests]
     content, alone = reply.content, len(requests) == 1
     try:

@@ -174,7 +174,10 @@ def test_paths_that_are_refused(tmp_path):
     assert message(f"{tmp_path}/x.npz", "~") == f"{tmp_path}/x.npz: no such file"
     assert 'data-root = "data": must be absolute' in message("mnist", "data")
     (tmp_path / "folder.npz").mkdir()
-    assert "cannot be read as .npz" in message(f"{tmp_path}/folder.npz", "~")
+    assert (
+        message(f"{tmp_path}/folder.npz", "~")
+        == f"{tmp_path}/folder.npz: cannot be read (Is a directory)"
+    )
 
 
 @pytest.mark.parametrize(("key", "value", "text"), [

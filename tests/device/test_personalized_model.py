@@ -38,6 +38,9 @@ def test_predict_is_as_good_as_the_run(strategy, device_run, nodes, read_csv, tm
     assert main(["predict", str(folder), "--client", "1", "--input", "x.npz"]) == 1
     assert "--client 1: clients of this run are devices" in capsys.readouterr().err
     assert main(["export", str(folder), "--output", str(tmp_path / "shared.safetensors")]) == 0
+    said = capsys.readouterr().err
+    assert "--client N" not in said and ("not shared" in said) == ("in its state-dir" in said)
+    assert strategy != "fedper" or "not shared" in said
     assert personalized.load(tmp_path / "shared.safetensors").about.names == ("ant", "bee", "cat")
 
 

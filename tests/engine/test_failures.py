@@ -4,10 +4,12 @@ import contextlib
 from types import SimpleNamespace
 
 import msgspec
+import numpy as np
 import pytest
 
-from fedapps.core import registry
+from fedapps.core import config, registry
 from fedapps.core.errors import RunError
+from fedapps.engine import failed_clients
 from fedapps.engine.checkpoint import Progress
 from fedapps.engine.failures import FailureCounts, FailurePolicy
 from fedapps.method.update import Failure
@@ -125,6 +127,17 @@ def test_noise_that_makes_training_diverge_is_named(capsys):
     with contextlib.suppress(RunError):
         policy(mode="local").apply(1, "train", diverged(1, 2), 4, 2, True)
     assert "lower dp.noise-multiplier = 30 or dp.clip-norm = 2, or lower" in capsys.readouterr().out
+
+
+def test_noise_is_named_where_training_diverges():
+    """Else a device says only that its own state of an earlier run may be the reason."""
+    dp = config.read(config.parse(['dp.mode="local" dp.noise-multiplier=8.0'])).dp
+    space = SimpleNamespace(settings=SimpleNamespace(max_value=1.0, dp=dp))
+    noise = "; the noise of dp.noise-multiplier = 8 may be too much"
+    found = failed_clients.diverged(space, {"fc": np.array([2.0])}, {}, {})
+    assert found.startswith("fc is ") and found.endswith(noise)
+    assert failed_clients.diverged(space, {}, {}, {"loss": float("nan")}).endswith(noise)
+    assert failed_clients.diverged(space, {}, {}, {}) == ""
 
 
 @pytest.fixture

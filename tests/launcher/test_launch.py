@@ -86,6 +86,8 @@ LESS = "--federation-config 'client-resources-num-cpus=1 client-resources-num-gp
     ("failed", UNTOLD, FAILED_LOG.replace("error: alpha", "alpha"), ".*round 2 fails as asked"),
     ("failed", UNTOLD, ONE_CORE_LOG, "each SuperNode needs 2 CPUs and 0.25 GPUs, and Ray has 1 and "
                                      f"0 here; let each have less: {LESS}"),
+    ("failed", "No heartbeat received from the task", "",
+     "the run's process gave no sign of life .*; resume it: fedapps run --resume RUN"),
     ("stopped", "N/A", "", "the run is finished:stopped"),
 ])  # fmt: skip
 def test_the_error_of_a_finished_run(status, details, log, error):

@@ -14,15 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedapps.core.errors import one_line
+from fedapps.core.flower import ErrorCode
 from fedapps.method.update import ClientUpdate, Failure, replace
 from fedapps.models.layers import Layout
 from fedapps.training.channel import Channel
 from fedapps.training.plan import Plan, Stage
 from fedapps.wire import replies
 from fedapps.wire.arrays import pack_arrays, unpack_arrays
-from fedapps.wire.checks import BadMessage
+from fedapps.wire.checks import NO_SIGN, BadMessage
 from fedapps.wire.exchange import Exchange
-from fedapps.wire.hello import pack_greeting
+from fedapps.wire.hello import pack_greeting, unpack_hello
 from fedapps.wire.questions import (
     QuestionHeader,
     pack_answer,
@@ -499,6 +500,16 @@ def test_an_error_reply_fails_all_clients_of_the_message(reason, cause):
     requests = make_requests([1, 2])
     reply = Message(Error(1, reason), reply_to=send(requests))
     assert unpack_reply(requests, reply, LAYOUT) == ([], [Failure(1, cause), Failure(2, cause)])
+
+
+def test_a_supernode_that_is_gone_is_said_to_give_no_sign_of_life():
+    """Flower speaks of heartbeats and intervals."""
+    requests = make_requests([1])
+    reply = Message(Error(ErrorCode.NODE_UNAVAILABLE, "Error: Node"), reply_to=send(requests))
+    assert unpack_reply(requests, reply, LAYOUT) == ([], [Failure(1, NO_SIGN)])
+    assert unpack_hello(reply).problem == NO_SIGN and unpack_answers([1], reply) == (
+        {}, [Failure(1, NO_SIGN)]
+    )  # fmt: skip
 
 
 BROKEN = (  # clients, causes
