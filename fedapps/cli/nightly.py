@@ -206,7 +206,7 @@ def _show(folder: Path) -> int:
 
 
 def _said(epsilon: float | None) -> str:
-    """Write an epsilon: `-` if there is no privacy, `inf` if it has no limit."""
+    """Write an epsilon: `-` if no run has privacy, `inf` if it has no limit."""
     return "-" if epsilon is None else f"{epsilon:.4g}"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from fedapps.core import signing
+from fedapps.core import log, signing
 from fedapps.core.errors import RunError
 from fedapps.core.paths import absolute, expanded
 from fedapps.core.signing import Manifest
@@ -62,6 +62,12 @@ class Federation:
                 book.enter(self._now(report, finished))
                 if finished:
                     book.start = self.night.run
+        if self.rounds.idle:  # what made all clients fail may do so again
+            log.warning(
+                "round %s, the last one, had no update, and the next run of the federation starts"
+                " from its model; fedapps nightly --roll-back starts one model earlier",
+                self._now(report).round,
+            )
         self._describe(report)
 
     def figures(self, report: Report) -> dict[str, Any]:

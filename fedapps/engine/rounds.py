@@ -45,6 +45,7 @@ class Rounds:
 
     report: Report
     nodes: NodeRegistry  # knows which SuperNodes are connected
+    idle = False  # whether the last round had no update
 
     def __init__(self, strategy: BaseStrategy) -> None:
         self.strategy = strategy
@@ -116,6 +117,7 @@ class Rounds:
         summed = self.summing.release(round_, in_time, self.exchange.failures)
         updates = self.privacy.release(round_, summed, start)
         first = next(updates, None)
+        self.idle = first is None
         new: Arrays = {}
         if first is not None:
             new = self.strategy.aggregate(round_, OnePass(chain([first], updates)))

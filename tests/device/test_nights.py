@@ -16,6 +16,7 @@ from fedapps.core.files import held
 from fedapps.engine import ledger
 from fedapps.engine.accounting import alone
 from tests.device.helpers import RUN
+from tests.support.fits import fail_fits
 from tests.support.tiny import BASE
 
 KEYS = f'{RUN} strategy="fedavg" model="lenet5" local-epochs=1 num-rounds=1'
@@ -108,6 +109,15 @@ def test_nights(night, key, nodes, tmp_path, make_npz, read_csv, fits):
     assert len(ledger.read(tmp_path / "federation").runs) == 4
 
 
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_night_whose_last_round_had_no_update_says_so(lost, night, monkeypatch, tmp_path):
+    """Its model is the start of the next night, and may be why all clients have failed."""
+    fail_fits(monkeypatch, lambda round_, client: round_ == lost)
+    status, out, _ = night(keys="num-rounds=2")
+    told = "warning: round 2, the last one, had no update, and the next run of the federation sta"
+    assert status == 0 and out.count(told) == (lost == 2)
+
+
 @pytest.mark.parametrize("name", ["model.pub", "none.key"])
 def test_a_key_that_cannot_sign_is_told_before_the_night(name, night, key):
     status, _, err = night("--key", key.with_name(name))
@@ -127,7 +137,8 @@ def test_the_first_night_can_be_rolled_back_to_the_seed(night, nodes, tmp_path):
     assert status == 1 and "must be a finished run of" in err and err.endswith("run-0001\n")
     assert night()[0] == 0
     assert model(tmp_path, 2).read_bytes() == model(tmp_path, 1).read_bytes()  # the same run
-    assert "unsigned" in night("--history", new=False)[1]
+    history = night("--history", new=False)[1]
+    assert "unsigned" in history and "inf" not in history  # no privacy: docs/privacy.md
 
 
 def test_with_a_key_an_unsigned_model_is_no_start_until_somebody_signs_it(night, key, tmp_path):
