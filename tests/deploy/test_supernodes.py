@@ -3,12 +3,15 @@
 Everything here is compared with the serial engine on the same data and seeds, bit for bit.
 """
 
+import re
 import shutil
 import time
 
 import pytest
 
+from deploy.deployment import NAME
 from fedapps import client_app
+from fedapps.device.refused import UNKNOWN
 from tests.deploy.devices import DEVICES, RUN, bodies, events, held, is_shared, wait_for
 from tests.deploy.helpers import PATIENCE, outcome
 from tests.support import ROOT
@@ -91,6 +94,16 @@ def test_strangers_and_misfits_stay_outside(devices, deployment, tmp_path, make_
     wait_for(lambda: "label 3 found" in devices.log(2), "nothing said on the device")
     rows = outcome(tmp_path / "real")[0]
     assert [(row["clients"], row["failures"]) for row in rows] == [("2", "0")]
+
+
+def test_a_device_that_is_removed_says_so_and_ends_with_an_error(devices, deployment):
+    """As its unit starts it again every 30 s, and each time it says why it ends."""
+    devices.start(0)
+    deployment.joined(devices.name(0))
+    (node,) = re.findall(r"SuperNode ID: (\d+)", devices.log(0))
+    deployment.flwr("supernode", "unregister", node, NAME)
+    assert deployment.processes[devices.name(0)].wait(PATIENCE) == 1
+    assert UNKNOWN in devices.log(0)
 
 
 def test_a_supernode_refuses_an_expired_certificate(devices, deployment, tmp_path):
