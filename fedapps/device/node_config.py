@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from fedapps.core import log, signing
+from fedapps.core import log
 from fedapps.core.errors import RunError
 from fedapps.core.paths import absolute
 from fedapps.core.words import did_you_mean
@@ -62,6 +62,8 @@ class NodeConfig:
         _usable("data", self.data, os.R_OK)
         _usable("state-dir", self.state_dir, os.W_OK | os.X_OK)
         if self.model_key is not None:
+            from fedapps.core import signing  # a serial run's help need not wait for it
+
             signing.public_key(self.model_key)
             if signing.is_private(self.model_key):
                 log.warning(
