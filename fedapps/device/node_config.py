@@ -39,7 +39,8 @@ class NodeConfig:
             return None
         client, budget = given["client-id"], given.get("dp-budget")
         if type(client) is not int or not 0 <= client <= MOST:
-            raise RunError(f'node-config: client-id = "{client}": must be an integer, 0 to {MOST}')
+            bounds = "must be an integer from 0 to num-clients - 1"
+            raise RunError(f'node-config: client-id = "{client}": {bounds}')
         if budget is not None and (isinstance(budget, bool | str) or not 0 < budget < float("inf")):
             # 0 is refused, because it means "any" for the server (dp.budget), and "nothing" here
             raise RunError(
