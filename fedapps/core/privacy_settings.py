@@ -69,11 +69,15 @@ class PrivacySettings(MethodSettings, frozen=True):
     ]
 
     @property
+    def noise(self) -> float:
+        """The noise multiplier of the run; 0 if no noise is added."""
+        return 0.0 if self.mode == "none" else self.noise_multiplier
+
+    @property
     def suspicion(self) -> str:
         """Says that its noise may be why numbers get too large; empty without noise."""
-        if self.mode == "none" or not self.noise_multiplier:
-            return ""
-        return f"; the noise of dp.noise-multiplier = {self.noise_multiplier:g} may be too much"
+        text = f"; the noise of dp.noise-multiplier = {self.noise:g} may be too much"
+        return text if self.noise else ""
 
     @property
     def by_clients(self) -> bool:

@@ -57,7 +57,7 @@ def check(dp: PrivacySettings, state_dir: Path, budget: float | None) -> None:
     """Raise `RunError` if one more update would exceed the budget; without one (None), any may."""
     if budget is None:
         return
-    if dp.mode == "none" or not dp.noise_multiplier:
+    if not dp.noise:
         raise RunError(
             f"dp-budget = {budget:g}: the run has no noise, so its epsilon has no limit; it needs"
             " another dp.mode than none, and dp.noise-multiplier above 0"

@@ -117,7 +117,7 @@ class FailurePolicy:
         self.counts.advised = True
         limit = "" if self.settings.max_norm else ", or limit gradients, for example max-norm=10"
         lr = f"lower lr = {self.settings.round_lr(round_):g}{limit}"
-        if noise := self.settings.dp.noise_multiplier * (self.settings.dp.mode != "none"):
+        if noise := self.settings.dp.noise:
             clip = self.settings.dp.clip_norm
             lr = f"lower dp.noise-multiplier = {noise:g} or dp.clip-norm = {clip:g}, or {lr}"
         log.warning(f"round {round_}: training diverged at {diverged} of {asked} clients: {lr}")

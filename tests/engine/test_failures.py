@@ -15,11 +15,11 @@ from fedapps.engine.failures import FailureCounts, FailurePolicy
 from fedapps.method.update import Failure
 
 
-def policy(num_rounds=9, max_failures=-1, max_norm=0.0, mode="none"):
+def policy(num_rounds=9, max_failures=-1, max_norm=0.0, noise=0.0):
     settings = SimpleNamespace(
         num_rounds=num_rounds, max_failures=max_failures, max_norm=max_norm,
         round_lr=lambda round_: 50.0 / round_,
-        dp=SimpleNamespace(mode=mode, noise_multiplier=30.0, clip_norm=2.0),
+        dp=SimpleNamespace(noise=noise, clip_norm=2.0),
     )  # fmt: skip
     return FailurePolicy(settings)
 
@@ -125,7 +125,7 @@ def test_training_that_diverges_gets_advice_once(capsys, max_norm):
 
 def test_noise_that_makes_training_diverge_is_named(capsys):
     with contextlib.suppress(RunError):
-        policy(mode="local").apply(1, "train", diverged(1, 2), 4, 2, True)
+        policy(noise=30.0).apply(1, "train", diverged(1, 2), 4, 2, True)
     assert "lower dp.noise-multiplier = 30 or dp.clip-norm = 2, or lower" in capsys.readouterr().out
 
 
@@ -138,6 +138,9 @@ def test_noise_is_named_where_training_diverges():
     assert found.startswith("fc is ") and found.endswith(noise)
     assert failed_clients.diverged(space, {}, {}, {"loss": float("nan")}).endswith(noise)
     assert failed_clients.diverged(space, {}, {}, {}) == ""
+    assert dp.noise == 8.0
+    off = config.read(config.parse(['dp.mode="none" dp.noise-multiplier=8.0'])).dp
+    assert (off.noise, off.suspicion) == (0.0, "")
 
 
 @pytest.fixture

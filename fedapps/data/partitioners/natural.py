@@ -46,7 +46,8 @@ def clients_of(dataset: Dataset, settings: Settings) -> Found:
     pool, tests = np.split(group, [dataset.num_train]) if official else (group, group)
     enough = np.bincount(pool, minlength=len(names)) >= settings.min_samples
     tested = np.bincount(tests, minlength=len(names)) > 0
-    left = np.flatnonzero(enough & tested)
+    kept = enough & tested
+    left = np.flatnonzero(kept)
     if len(left) < max(wanted, 1):
         cure = "lower one of the two" if wanted else "lower min-samples"
         if untested := int((enough & ~tested).sum()):
@@ -56,7 +57,6 @@ def clients_of(dataset: Dataset, settings: Settings) -> Found:
             f"num-clients = {wanted}: {len(left)} of {number(len(names), 'group')} have"
             f" min-samples = {settings.min_samples} samples; {cure}{because}"
         )
-    enough &= tested
     if wanted:
         left = np.sort(generator(settings.seed, "natural").permutation(left)[:wanted])
     texts = names.astype(str)
@@ -64,7 +64,7 @@ def clients_of(dataset: Dataset, settings: Settings) -> Found:
         left = np.array(sorted(left.tolist(), key=lambda place: int(texts[place])))
     owner_of = np.full(len(names), NOBODY)
     owner_of[left] = np.arange(len(left))
-    small = texts[~enough].tolist()
+    small = texts[~kept].tolist()
     why = (
         f"fewer than min-samples = {settings.min_samples} samples" + " or no test sample" * official
     )
