@@ -101,10 +101,10 @@ def held(path: Path, key: str, values: np.ndarray) -> Array:
     return array
 
 
-def class_names(path: Path) -> list[str]:
-    """Return the class names that an .npz may contain; an empty list if it has none."""
-    with reading(path), np.load(path, allow_pickle=False) as file:
-        return [str(name) for name in file["class_names"]] if "class_names" in file else []
+def class_names(path: Path) -> tuple[str, ...]:
+    """Return the names of classes or labels that an .npz may contain; () if it has none."""
+    with reading(path), parsing, np.load(path, allow_pickle=False) as file:
+        return tuple(map(str, file["class_names"].ravel())) if "class_names" in file else ()
 
 
 def members(path: Path) -> list[str]:

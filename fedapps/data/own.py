@@ -10,7 +10,7 @@ from fedapps.data.contents import check_images, check_pixels, input_spec, shape_
 from fedapps.data.dataset import Dataset
 from fedapps.data.forms import Form, open_own
 from fedapps.data.forms.form import TABLES
-from fedapps.data.npz import Rows, class_names, headers, held
+from fedapps.data.npz import Rows, headers, held
 from fedapps.data.spec import FLOAT, PLAIN, WHOLE, Spec, image_spec
 
 
@@ -55,7 +55,7 @@ def _fitting(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
     assert isinstance(found.rows, Rows)
     if inputs.image:
         check_pixels(found.rows)
-    own = class_names(path) if path.suffix == ".npz" else () if targets.shape else found.names
+    own = () if targets.shape and path.suffix != ".npz" else found.names
     if own and [*own] != [*names]:
         told = f"class_names are {','.join(own)}; the run has {','.join(names)} (class-names)"
         raise _misfit(path, told)

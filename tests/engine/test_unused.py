@@ -139,7 +139,7 @@ def test_keys_of_tables_are_told_where_there_is_no_table(made, options, lines, d
 
 @pytest.mark.parametrize("folder", [False, True])
 def test_arrays_that_nothing_reads_are_told(folder, tmp_path):
-    values = {"inputs": np.ones((6, 2)), "targets": np.arange(6) % 2, "class_names": ["a", "b"]}
+    values = {"inputs": np.ones((6, 2)), "targets": np.arange(6) % 2}
     path = tmp_path / "own" / "a.npz"
     path.parent.mkdir()
     name = str(path.parent if folder else path)

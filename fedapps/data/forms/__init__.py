@@ -4,7 +4,6 @@ Each form becomes the arrays that an .npz would hold (`Found`), so what is check
 here. A new form needs one file here and a line in `_read`.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 from fedapps.core.errors import RunError, needed
@@ -12,7 +11,7 @@ from fedapps.data.contents import dataset_of, open_npz
 from fedapps.data.dataset import Dataset
 from fedapps.data.forms import arrays, folders, hub
 from fedapps.data.forms.form import TABLES, File, Form, Found
-from fedapps.data.npz import held
+from fedapps.data.npz import class_names, held
 
 SUFFIXES = (".npz", *TABLES)
 
@@ -25,11 +24,11 @@ def is_own(name: str) -> bool:
 def open_own(path: Path, form: Form) -> Dataset:
     """Open own data of any form; raises `RunError` in one line for what cannot be used."""
     if path.suffix == ".npz" and not form.window:
-        found = open_npz(path, form.missing)
-        return replace(found, told=tuple(arrays.notes(path)))
+        found = Found({}, class_names(path), told=tuple(arrays.notes(path)))
+        return found.describe(open_npz(path, form.missing), path)
     read = _read(path, form)
     by_key = {key: held(path, key, values) for key, values in read.arrays.items()}
-    data = read.describe(dataset_of(path, by_key, by_key, form.missing))
+    data = read.describe(dataset_of(path, by_key, by_key, form.missing), path)
     if form.window and (data.inputs.kind != "series" or data.shape[0] != form.window):
         raise RunError(
             f"{path}: window = {form.window} cuts floats [rows, channels]; the data are"

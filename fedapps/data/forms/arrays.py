@@ -11,7 +11,7 @@ from fedapps.core.words import did_you_mean, some
 from fedapps.data import precision
 from fedapps.data.forms.form import PARTS, File, Form, Found, by_part
 from fedapps.data.forms.windows import cut, gone
-from fedapps.data.npz import MEMBERS, headers, members
+from fedapps.data.npz import MEMBERS, class_names, headers, members
 
 PAIRS = (("inputs", "targets"), ("images", "labels"))
 NEEDED = "inputs and targets, or images and labels: alone, or as train_inputs, test_inputs, ..."
@@ -49,7 +49,17 @@ def read(files: Sequence[File], form: Form) -> Found:
         told += [*more, *gone(groups, groups[last])]
         values = {"inputs": inputs[samples], "targets": values["targets"][last]}
         groups, parts = groups[last], parts[last]
-    return Found(by_part(parts, groups, **values), told=tuple(told))
+    return Found(by_part(parts, groups, **values), _class_names(files), told=tuple(told))
+
+
+def _class_names(files: Sequence[File]) -> tuple[str, ...]:
+    """Return the names of the classes, which all files must have alike."""
+    first, *others = (class_names(file.path) for file in files)
+    for file, names in zip(files[1:], others, strict=True):
+        if names != first:
+            other = f"{files[0].path.name} has {some(first) or 'none'}"
+            raise RunError(f"{file.path}: class_names are {some(names) or 'none'}; {other}")
+    return first
 
 
 def notes(path: Path) -> list[str]:

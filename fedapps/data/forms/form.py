@@ -75,14 +75,22 @@ class Found:
     columns: str = ""
     told: tuple[str, ...] = field(default=())
 
-    def describe(self, data: Dataset) -> Dataset:
-        """Return the data set of these arrays with names of classes and columns."""
-        targets, told = data.targets, self.told
-        if self.names and targets.is_whole and not targets.shape:
-            targets = replace(targets, choices=len(self.names))
-            numbered = [f"{number} = {name}" for number, name in enumerate(self.names)]
-            told = (*told, f"the classes are {some(numbered)}", *alike("classes", self.names))
-        return replace(data, targets=targets, names=self.names, columns=self.columns, told=told)
+    def describe(self, data: Dataset, path: Path) -> Dataset:
+        """Return the data set of these arrays with names of classes and columns.
+
+        Raises `RunError` with `path` if the names cannot be those of the targets.
+        """
+        names, targets, told = self.names, data.targets, self.told
+        if names and targets.is_whole:
+            needed = targets.shape[-1] if targets.shape else max(targets.choices, len(names))
+            if len({*names}) != needed:
+                rule = f"must be {needed} different names, one for each class or label"
+                raise RunError(f"{path}: class_names are {some(names)}; {rule}")
+        if names and data.has_labels:
+            targets = replace(targets, choices=len(names))
+            numbered = [f"{number} = {name}" for number, name in enumerate(names)]
+            told = (*told, f"the classes are {some(numbered)}", *alike("classes", names))
+        return replace(data, targets=targets, names=names, columns=self.columns, told=told)
 
 
 def by_part(parts: np.ndarray, groups: np.ndarray, **values: np.ndarray) -> dict[str, np.ndarray]:

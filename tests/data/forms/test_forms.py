@@ -121,6 +121,44 @@ def test_an_npz_file_of_a_client_that_cannot_be_joined_is_named(members, message
     assert message in str(error.value)
 
 
+NAMES = np.array(["no", "yes", "unknown"])
+
+
+@pytest.mark.parametrize("places", [("a.npz",), ("own/a.npz", "own/b.npz")])
+def test_an_npz_can_name_its_classes_or_labels(places, tmp_path):
+    """Also a class that nobody has: its name counts."""
+    (tmp_path / "own").mkdir()
+    name = str(tmp_path / places[0].partition("/")[0])
+    inputs, classes = np.eye(4), np.array([0, 1, 1, 0])
+    for place in places:
+        np.savez(tmp_path / place, inputs=inputs, targets=classes, class_names=NAMES)
+    data = load(name, "")
+    assert data.names == ("no", "yes", "unknown")
+    assert data.classes == 3
+    assert data.told == ("the classes are 0 = no, 1 = yes, 2 = unknown",)
+    for place in places:
+        np.savez(tmp_path / place, inputs=inputs, targets=inputs[:, :3] > 0, class_names=NAMES)
+    data = load(name, "")
+    assert data.names == ("no", "yes", "unknown")
+    assert not data.told
+    for targets, names, needed in (
+        (classes + 2, NAMES, 4), (classes, ["no", "no"], 2), (inputs > 0, NAMES, 4)
+    ):  # fmt: skip
+        for place in places:
+            np.savez(tmp_path / place, inputs=inputs, targets=targets, class_names=names)
+        rule = f"must be {needed} different names, one for each class or label"
+        with pytest.raises(RunError, match=f"class_names are no, .*; {rule}"):
+            load(name, "")
+
+
+def test_files_that_name_their_classes_differently_are_refused(tmp_path):
+    for place, names in (("a.npz", NAMES), ("b.npz", NAMES[::-1])):
+        np.savez(tmp_path / place, inputs=np.eye(4), targets=np.arange(4) % 3, class_names=names)
+    line = "b.npz: class_names are unknown, yes, no; a.npz has no, yes, unknown"
+    with pytest.raises(RunError, match=line):
+        load(str(tmp_path), "")
+
+
 @pytest.fixture
 def recordings(tmp_path):
     """Six files of 25 steps and three axes: two people, three exercises."""
