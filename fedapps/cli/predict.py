@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     model = read_model(options)
     found = personalized.predict(model, options.input)
     shape = model.about.inputs.shape
-    if model.about.columns and len(shape) > 1 and options.input.suffix != ".npz":
+    if model.about.columns and len(shape) > 1 and options.input.suffix.lower() != ".npz":
         note = f"sample 0 is the first {shape[0]} rows, sample 1 the next ones, and so on"
         print(f"note: {note}; rows that fill no window are left out", file=sys.stderr)
     if options.output:

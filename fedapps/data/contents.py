@@ -87,6 +87,10 @@ def _images(path: Path, images: tuple[Array, ...], labels: tuple[Array, ...]) ->
 
 
 def _anything(path: Path, inputs: tuple[Array, ...], targets: tuple[Array, ...]) -> Dataset:
+    for array in (*inputs, *targets):
+        if not array.shape or array.shape[0] < 1:
+            shape = list(array.shape)
+            raise RunError(f"{path}: {array.key} has shape {shape}; must be [N, ...], N at least 1")
     spec = input_spec(inputs)
     for part, target in zip(inputs, targets, strict=True):
         _check_like(part, inputs[0], "inputs")
@@ -166,8 +170,6 @@ def _check_like(array: Array, first: Array, what: str) -> None:
             f"{array.path}: {array.key} holds {what} {list(array.shape[1:])} of {array.dtype};"
             f" must be {list(first.shape[1:])} of {first.dtype} as in {first.key}"
         )
-    if not array.shape or array.shape[0] < 1:
-        raise RunError(f"{array.path}: {array.key} has shape {list(array.shape)}; must be [N, ...]")
 
 
 def _choices(arrays: tuple[Array, ...]) -> int:

@@ -192,7 +192,7 @@ class Rows:
         rows = indices - self.starts[array_of]
         self._fill(out, array_of, rows)
         if out.dtype.kind != "f":
-            return out
+            return out.astype(out.dtype.newbyteorder("="), copy=False)  # which PyTorch needs
         with np.errstate(over="ignore"):  # the check below reports it more clearly
             out = out.astype(np.float32, copy=False)
         wrong = np.isinf(out) if self.gaps else ~np.isfinite(out)

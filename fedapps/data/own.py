@@ -9,7 +9,7 @@ from fedapps.core.words import some
 from fedapps.data.contents import check_images, check_pixels, input_spec, shape_of
 from fedapps.data.dataset import Dataset
 from fedapps.data.forms import Form, open_own
-from fedapps.data.forms.form import TABLES
+from fedapps.data.forms.form import TABLES, kind_of
 from fedapps.data.npz import Rows, headers, held
 from fedapps.data.spec import FLOAT, PLAIN, WHOLE, Spec, image_spec
 
@@ -55,7 +55,7 @@ def _fitting(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
     assert isinstance(found.rows, Rows)
     if inputs.image:
         check_pixels(found.rows)
-    own = () if targets.shape and path.suffix != ".npz" else found.names
+    own = () if targets.shape and kind_of(path) != ".npz" else found.names
     if own and [*own] != [*names]:
         told = f"class_names are {','.join(own)}; the run has {','.join(names)} (class-names)"
         raise _misfit(path, told)
@@ -69,12 +69,12 @@ def _misfit(path: Path, text: str) -> MisfitError:
 
 def clients_in(path: Path, column: str) -> int:
     """Return how many clients a `column` of a table tells apart; 0 if there is none."""
-    if not column or path.suffix not in TABLES:
+    if not column or kind_of(path) not in TABLES:
         return 0
     with needed(str(path)):
-        from fedapps.data.forms import tables  # loads pandas
+        from fedapps.data.forms.frames import frames_of  # loads pandas
 
-    frame = tables.frame_of(path, [column], column)
+    (frame,) = frames_of([path], [column], [column])
     return int(frame[column].nunique()) if column in frame else 0
 
 
@@ -88,12 +88,12 @@ def unlabelled(path: Path, inputs: Spec, columns: str = "", gaps: bool = False) 
     if path.is_dir():
         raise RunError(f"{path}: is a folder; give one file, an .npz or a table")
     named = f"the array {word} or test_{word}"
-    if path.suffix in TABLES and columns:
+    if kind_of(path) in TABLES and columns:
         with needed(str(path)):
             from fedapps.data.forms import tables  # loads pandas
 
         arrays = {word: held(path, word, tables.unlabelled(path, columns, inputs.shape))}
-    elif path.suffix != ".npz" and path.is_file() and not is_zipfile(path):
+    elif kind_of(path) != ".npz" and path.is_file() and not is_zipfile(path):
         or_table = f", or a table ({', '.join(TABLES)})" * bool(columns)
         raise RunError(f"{path}: must be an .npz with {named}{or_table}")
     else:

@@ -10,7 +10,7 @@ from fedapps.core.errors import RunError, needed
 from fedapps.data.contents import dataset_of, open_npz
 from fedapps.data.dataset import Dataset
 from fedapps.data.forms import arrays, folders, hub
-from fedapps.data.forms.form import TABLES, File, Form, Found
+from fedapps.data.forms.form import TABLES, File, Form, Found, kind_of
 from fedapps.data.npz import class_names, held
 
 SUFFIXES = (".npz", *TABLES)
@@ -18,12 +18,12 @@ SUFFIXES = (".npz", *TABLES)
 
 def is_own(name: str) -> bool:
     """Tell whether the value of `dataset` is a path instead of a name."""
-    return "/" in name or name[:1] == "~" or name.endswith(SUFFIXES)
+    return "/" in name or name[:1] == "~" or name.lower().endswith(SUFFIXES)
 
 
 def open_own(path: Path, form: Form) -> Dataset:
     """Open own data of any form; raises `RunError` in one line for what cannot be used."""
-    if path.suffix == ".npz" and not form.window:
+    if kind_of(path) == ".npz" and not form.window:
         found = Found({}, class_names(path), told=tuple(arrays.notes(path)))
         return found.describe(open_npz(path, form.missing), path)
     read = _read(path, form)
@@ -44,9 +44,9 @@ def _read(path: Path, form: Form) -> Found:
         return hub.read(path, form)
     if path.is_dir():
         return folders.read(path, form)
-    if path.suffix == ".npz":
+    if kind_of(path) == ".npz":
         return arrays.read([File(path)], form)
-    if path.suffix in TABLES:
+    if kind_of(path) in TABLES:
         with needed(str(path)):
             from fedapps.data.forms import tables  # loads pandas
 

@@ -44,7 +44,8 @@ def read(files: Sequence[File], form: Form) -> Found:
     inputs = values.get("inputs", parts)
     if form.window and inputs.ndim == 2 and inputs.dtype.kind == "f":
         owner = np.repeat(np.arange(len(blocks)), sizes)
-        samples, more = cut(owner, [file for file, _ in blocks], values["targets"], groups, form)
+        files, follows = [file for file, _ in blocks], np.diff(owner) == 0
+        samples, more = cut(follows, files, values["targets"], groups, form)
         last = samples[:, -1]
         told += [*more, *gone(groups, groups[last])]
         values = {"inputs": inputs[samples], "targets": values["targets"][last]}

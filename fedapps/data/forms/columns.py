@@ -14,10 +14,12 @@ import pandas as pd
 from fedapps.core.errors import RunError
 from fedapps.core.words import some
 from fedapps.data.forms.form import Where
+from fedapps.data.forms.frames import holds_texts
 
 MOST_TEXTS = 100  # a column with more different texts holds names or numbers, not categories
 LEAST_IDS = 20  # in so many rows, other numbers repeat
 _COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*")  # a number with a decimal comma
+_THOUSANDS = re.compile(r"\s*[-+]?\d{1,3}(,\d{3})+\s*")
 _CURE = "name the columns to use in the key columns, or the one of the clients in client-column"
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}")
 
@@ -33,7 +35,10 @@ class Column:
 def parsed(text: str) -> list[Column]:
     """Read a rule; raises `RunError` if a name is missing or occurs twice."""
     words = [word.strip().partition("=") for word in text.split(",")]
-    found = [Column(name, tuple(texts.split("|")) if texts else ()) for name, _, texts in words]
+    found = [
+        Column(name.strip(), tuple(map(str.strip, texts.split("|"))) if texts else ())
+        for name, _, texts in words
+    ]
     names = [column.name for column in found]
     if "" in names or len(set(names)) < len(names):
         raise RunError(f'columns = "{text}": must be different names, such as age,sex=f|m')
@@ -58,22 +63,56 @@ def found_in(frame: pd.DataFrame, names: Sequence[str], where: Where) -> list[Co
     return [Column(name, _texts(frame[name], name, where)) for name in names]
 
 
+def numbers(values: pd.Series) -> np.ndarray:
+    """Return a column as float64 [N]; NaN stands for what is missing, or is no number."""
+    found = pd.to_numeric(values, errors="coerce")
+    return found.to_numpy(np.float64, na_value=np.nan)
+
+
+def stripped(values: pd.Series) -> np.ndarray:
+    """Return a column as texts [N] without the blanks around them."""
+    return values.astype(str).str.strip().to_numpy(object)
+
+
+def are_numbers(values: pd.Series) -> bool:
+    """Tell whether texts are numbers to predict with a slip among them, and not classes.
+
+    Most of them are numbers; and these are not whole, or as many as no classes are.
+    """
+    found, texts = numbers(values), set(stripped(values.dropna()))
+    there = found[~np.isnan(found)]
+    plain = bool((there % 1 == 0).all()) and not any(map(_COMMA.fullmatch, texts))
+    return len(there) > values.notna().sum() / 2 and not (plain and len(texts) <= MOST_TEXTS)
+
+
+def no_number(values: pd.Series, name: str, where: Where, codes: str = "") -> RunError:
+    """Return the error of the first text that is no number; `codes` is a rule that takes texts."""
+    row = int((values.notna().to_numpy() & np.isnan(numbers(values))).argmax())
+    text = str(values.iloc[row])
+    cure = _cure(text) + f', or for codes columns = "{codes}"' * bool(codes)
+    return RunError(f'{where(row)}: column {name} holds "{text}", not a number; {cure}')
+
+
+def _codes(name: str, values: pd.Series) -> str:
+    """Return the beginning of the rule that takes a column for texts."""
+    named = sorted(set(stripped(values)))
+    return f"{name}={'|'.join(named[:3])}{'|...' * (len(named) > 3)}"
+
+
 def _texts(values: pd.Series, name: str, where: Where) -> tuple[str, ...]:
-    if pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values):
+    there = values.dropna()
+    found = ~np.isnan(numbers(there)) if holds_texts(values) else np.ones(len(there), bool)
+    if found.all():
         return ()
-    there = values.dropna().astype(str)
-    numbers = pd.to_numeric(there, errors="coerce")
-    if numbers.notna().sum() > len(there) / 2:
-        row = int(np.flatnonzero(values.notna())[np.flatnonzero(numbers.isna())[0]])
-        text = str(values.iloc[row])
-        raise RunError(f'{where(row)}: column {name} holds "{text}", not a number; {_cure(text)}')
-    texts = tuple(sorted(set(there)))
+    if found.sum() > len(there) / 2:
+        raise no_number(values, name, where, _codes(name, there))
+    texts = tuple(sorted(set(stripped(there))))
     if len(texts) > MOST_TEXTS:
         raise RunError(
             f"{where(0)}: column {name} holds {len(texts)} different texts{_many(texts)}; {_CURE}"
         )
     if odd := [word for word in (name, *texts) if set(word) & set(",=|")]:
-        row = int((values.astype(str) == odd[0]).argmax())
+        row = int((stripped(values) == odd[0]).argmax())
         cure = f"rename it, or {_CURE}"
         if _COMMA.fullmatch(odd[0]):
             cure = f"{_cure(odd[0])}, otherwise {cure}"
@@ -94,8 +133,12 @@ def _many(texts: Sequence[str]) -> str:
 
 def _cure(text: str) -> str:
     """Say what to do with a text among numbers."""
+    plain = text.replace(",", "")
+    thousands = f", or {plain} if it marks thousands" * bool(_THOUSANDS.fullmatch(text))
     if _COMMA.fullmatch(text):
-        return f"a decimal comma? write {text.replace(',', '.')}"
+        return f"a decimal comma? write {text.replace(',', '.')}{thousands}"
+    if thousands:
+        return f"thousands? write {plain}"
     return "if it stands for a missing value, leave the cell empty, or write NA, NaN or ?"
 
 
@@ -131,16 +174,14 @@ def encoded(frame: pd.DataFrame, columns: Sequence[Column], where: Where) -> np.
 def _features(values: pd.Series, column: Column, where: Where) -> np.ndarray:
     there = values.notna().to_numpy()
     if column.texts:
-        texts = values.astype(str).to_numpy()
-        found = (texts[:, None] == np.array(column.texts)).astype(np.float64)
+        found = (stripped(values)[:, None] == np.array(column.texts, object)).astype(np.float64)
         wrong, allowed = there & ~found.any(axis=1), "|".join(column.texts)
         found[~there] = np.nan
     else:
-        found = pd.to_numeric(values, errors="coerce").to_numpy(np.float64)[:, None]
+        found = numbers(values)[:, None]
         wrong, allowed = there & ~np.isfinite(found[:, 0]), "a finite number"
         if there.any() and np.isnan(found[there]).all():  # texts that are taken for numbers
-            named = sorted(set(values[there].astype(str)))
-            rule = f"{column.name}={'|'.join(named[:3])}{'|...' * (len(named) > 3)}"
+            rule = _codes(column.name, values[there])
             allowed += f"; of texts, name the values in columns: {rule}"
     if wrong.any():
         row = int(wrong.argmax())

@@ -18,7 +18,16 @@ import numpy as np
 
 from fedapps.core.errors import RunError
 from fedapps.data.forms import arrays
-from fedapps.data.forms.form import PARTS, TABLES, File, Form, Found, by_part, class_numbers
+from fedapps.data.forms.form import (
+    PARTS,
+    TABLES,
+    File,
+    Form,
+    Found,
+    by_part,
+    class_numbers,
+    kind_of,
+)
 from fedapps.data.pictures import grayed, mode_of, pictures_of
 
 PICTURES = (".png", ".jpg", ".jpeg")
@@ -32,7 +41,7 @@ def read(folder: Path, form: Form) -> Found:
 
 
 def _read(files: Sequence[File], form: Form) -> Found:
-    suffix = files[0].path.suffix.lower()
+    suffix = kind_of(files[0].path)
     if suffix in PICTURES:
         return _pictures(files, form)
     if suffix == ".npz":
@@ -55,10 +64,10 @@ def files_in(folder: Path, are_clients: bool) -> tuple[list[File], list[str]]:
         for path in sorted(folder.rglob("*"))
         if not any(part[0] == "." for part in path.relative_to(folder).parts)
     ]
-    found = [path for path in everything if path.suffix.lower() in kinds]
+    found = [path for path in everything if kind_of(path) in kinds]
     if not found:
         raise RunError(f"{folder}: holds no {', '.join(kinds)} files")
-    by_kind = {kinds[path.suffix.lower()]: path for path in found}
+    by_kind = {kinds[kind_of(path)]: path for path in found}
     if len(by_kind) > 1:
         (one, first), (other, second) = sorted(by_kind.items())[:2]
         raise RunError(f"{folder}: holds {one} ({first.name}) and {other} ({second.name})")
@@ -69,7 +78,7 @@ def files_in(folder: Path, are_clients: bool) -> tuple[list[File], list[str]]:
             words = {"label": "class", "part": "train or test", "group": "client"}
             raise RunError(f"{lost[0].path}: its place does not say which {words[what]}")
     beside = any(path.parent == folder for path in found)  # otherwise, files there are no samples
-    others = [path for path in everything if path.suffix.lower() not in kinds and path.is_file()]
+    others = [path for path in everything if kind_of(path) not in kinds and path.is_file()]
     others = [path for path in others if beside or path.parent != folder]
     return files, _left_out(folder, others, [end for end in kinds if kinds[end] in by_kind])
 
@@ -86,7 +95,8 @@ def _file(path: Path, place: Path, are_clients: bool) -> File:
     above = list(place.parts[:-1])
     direct = not above
     label = "" if direct or are_clients else above.pop()
-    words = [path.stem] if direct else above
+    is_part = path.stem in PARTS and not label
+    words = [*above, path.stem] if direct or is_part else above
     part = next((word for word in words if word in PARTS), "")
     return File(path, part, "/".join(word for word in words if word != part), label)
 

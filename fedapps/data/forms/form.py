@@ -14,6 +14,12 @@ from fedapps.data.dataset import Dataset
 PARTS = ("train", "val", "test")
 TABLES = (".csv", ".parquet", ".npy")
 
+
+def kind_of(path: Path) -> str:
+    """Return the ending of a file, in small letters: .CSV is a .csv."""
+    return path.suffix.lower()
+
+
 Where = Callable[[int], str]  # says where a row is, for messages: "a.csv: line 7"
 
 

@@ -63,10 +63,10 @@ def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
     ]
     files = [file for _, file in parts]
     if not pictures and not arrays:
-        from fedapps.data.forms import tables  # loads pandas
+        from fedapps.data.forms import frames, tables  # load pandas
 
-        frames = [rows.to_pandas() for rows, _ in parts]
-        found = tables.of_frames(frames, files, replace(form, target_column=target))
+        made = [frames.whole_with_gaps(rows.to_pandas(), rows.data.schema) for rows, _ in parts]
+        found = tables.of_frames(made, files, replace(form, target_column=target))
         return replace(found, names=names or found.names)
     where = [f"{file.path}: row {row}" for rows, file in parts for row in range(len(rows))]
     values = [value for rows, _ in parts for value in rows[(pictures or arrays)[0]]]

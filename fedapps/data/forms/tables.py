@@ -1,48 +1,19 @@
 """Tables: a row of a .csv or .parquet is a sample, or with `window` one step of a series."""
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from fedapps.core.errors import RunError, one_line
+from fedapps.core.errors import RunError
 from fedapps.core.words import did_you_mean, number, some
 from fedapps.data import precision
 from fedapps.data.forms import columns
 from fedapps.data.forms.form import File, Form, Found, by_part, class_numbers
+from fedapps.data.forms.frames import Rows, frames_of, holds_texts
 from fedapps.data.forms.windows import cut, gone
 from fedapps.data.spec import CURE, FILLS
-
-_RAGGED = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
-_NUMBER = re.compile(r"^\s*(-?\d+)\s*$")
-UNKNOWN = ["?"]  # as the archives of the UCI write it; pandas knows NA, NaN, null and empty cells
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The rows of all files together; of each the number of its file, and its place there."""
-
-    frame: pd.DataFrame
-    files: Sequence[File]
-    file: np.ndarray  # int64 [N]
-    place: np.ndarray  # int64 [N]
-
-    def where(self, row: int) -> str:
-        """Say where a row is, for messages."""
-        path, place = self.files[self.file[row]].path, self.place[row]
-        return f"{path}: line {place + 2}" if path.suffix == ".csv" else f"{path}: row {place}"
-
-    def of_file(self, values: Sequence[str]) -> np.ndarray:
-        """Return for each row what `values` say of its file, texts [N]."""
-        return np.array(values, dtype=object)[self.file]
-
-    def take(self, keep: np.ndarray) -> "Rows":
-        """Return the rows that a mask keeps."""
-        return Rows(self.frame[keep], self.files, self.file[keep], self.place[keep])
-
 
 LAST = "the last one, as target-column is not set"
 
@@ -53,16 +24,23 @@ def read(files: Sequence[File], form: Form) -> Found:
     If the files have a `label` each, a sample is a file, or a window of one. Otherwise the target
     is `target-column`, or the last one. Raises `RunError` in one line, with the line of the file.
     """
-    named = (form.client_column, *form.targets)
-    frames = [frame_of(file.path, named, form.client_column) for file in files]
+    paths, named = [file.path for file in files], (form.client_column, *form.targets)
+    rule = columns.parsed(form.columns) if form.columns else []
+    texts = {form.client_column, *(column.name for column in rule if column.texts)}
+    frames = frames_of(paths, texts, named)
+    if form.names != tuple(map(str, range(len(form.names)))):
+        targets = _target_columns(frames[0], files, form)
+        written = frames_of(paths, {*texts, *targets}, named)
+        found = {word for frame in written for name in targets for word in frame.get(name, ())}
+        if found <= {*form.names, pd.NA, np.nan}:
+            frames = written
     return of_frames(frames, files, form)
 
 
 def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form) -> Found:
     """Read tables that are in memory; `files` say where each is from."""
-    rows = _rows(frames, files)
-    labelled = any(file.label for file in files)
-    targets = [] if labelled else form.targets_in(rows.frame) or _others(rows.frame, form)[-1:]
+    rows = Rows.of(frames, files)
+    targets = _target_columns(rows.frame, files, form)
     if form.client_column in targets:
         raise RunError(
             f'client-column = "{form.client_column}": is the target, too (target-column)'
@@ -81,8 +59,8 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
     if values.dtype.kind == "f":
         told += precision.told(files[0].path, _named(targets), values, True)
     samples = np.arange(len(inputs))[:, None]
-    if form.window or labelled:
-        samples, more = cut(rows.file, files, values, groups, form)
+    if form.window or not targets:
+        samples, more = cut(rows.follows, files, values, groups, form)
         told, inputs = [*told, *more], inputs[samples]
     if not form.columns:
         told.append(f'the inputs are columns = "{columns.written(chosen)}"')
@@ -97,6 +75,13 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
     if targets and not form.targets:
         told.append(f"the target is column {targets[0]}: {LAST}")
     return Found(arrays, class_names, columns.written(chosen), tuple(told))
+
+
+def _target_columns(frame: pd.DataFrame, files: Sequence[File], form: Form) -> list[str]:
+    """Return the columns of the targets; none if each file has a label. Without names, the last."""
+    if any(file.label for file in files):
+        return []
+    return form.targets_in(frame) or _others(frame, form)[-1:]
 
 
 def _inputs(rows: Rows, targets: Sequence[str], form: Form) -> list[columns.Column]:
@@ -144,7 +129,8 @@ def _groups(rows: Rows, form: Form) -> np.ndarray:
 def unlabelled(path: Path, rule: str, shape: tuple[int, ...]) -> np.ndarray:
     """Read a table without targets: float32 [N, F]; or its windows, [N, *shape], end to end."""
     chosen = columns.parsed(rule)
-    rows = _rows([frame_of(path, [column.name for column in chosen])], [File(path)])
+    texts = [column.name for column in chosen if column.texts]
+    rows = Rows.of(frames_of([path], texts, [column.name for column in chosen]), [File(path)])
     values = columns.encoded(rows.frame, chosen, rows.where).astype(np.float32)
     if len(shape) < 2:
         return values
@@ -152,61 +138,6 @@ def unlabelled(path: Path, rule: str, shape: tuple[int, ...]) -> np.ndarray:
         raise RunError(f"{path}: has {number(len(values), 'row')}; a window has {shape[0]}")
     whole = len(values) // shape[0] * shape[0]
     return values[:whole].reshape(-1, shape[0], values.shape[1])
-
-
-def frame_of(path: Path, named: Sequence[str] = (), clients: str = "") -> pd.DataFrame:
-    """Read one file; raises `RunError` if it is broken or empty.
-
-    An index of a .parquet is a column if it has one of the names that the run has `named`. The
-    column `clients` of a .csv is read as texts, so that 001 stays what it is.
-    """
-    try:
-        if path.suffix == ".csv":
-            head = pd.read_csv(path, header=None, nrows=1, dtype=str, skipinitialspace=True)
-            names = head.iloc[0]
-            if names.duplicated().any():
-                raise RunError(f"{path}: column {names[names.duplicated()].iloc[0]} is there twice")
-            if len(names) == 1 and set(";\t") & set(str(names[0])):
-                raise RunError(f"{path}: has no comma in line 1; separate columns by commas")
-            pd.read_csv(path, header=None, nrows=2)  # refuses more cells than names, an index
-            texts = {name: str for name in names.dropna() if name.strip() == clients}
-            frame = pd.read_csv(path, na_values=UNKNOWN, skipinitialspace=True, dtype=texts)
-            for name in texts:  # a number is the same with blanks around it
-                frame[name] = frame[name].str.replace(_NUMBER, r"\1", regex=True)
-        elif path.suffix == ".parquet":
-            frame = pd.read_parquet(path)
-            frame = frame.reset_index([name for name in frame.index.names if name in named])
-        else:
-            values = np.load(path, allow_pickle=False)
-            frame = pd.DataFrame(values.reshape(len(values), -1)).rename(columns=str)
-    except ImportError as error:
-        raise RunError(f"{path}: needs pyarrow; pip install 'fedapps[parquet]'") from error
-    except UnicodeDecodeError as error:
-        raise RunError(f"{path}: is not UTF-8; save it as UTF-8") from error
-    except pd.errors.EmptyDataError as error:
-        raise RunError(f"{path}: is empty; must have a line of column names, and rows") from error
-    except (OSError, ValueError, TypeError, EOFError) as error:
-        if ragged := _RAGGED.search(str(error)):
-            needed, line, there = ragged.groups()
-            raise RunError(f"{path}: line {line} has {there} cells, not {needed}") from error
-        raise RunError(f"{path}: cannot be read ({one_line(str(error))})") from error
-    if not len(frame):
-        raise RunError(f"{path}: has no rows")
-    return frame.rename(columns=lambda name: str(name).strip())
-
-
-def _rows(frames: Sequence[pd.DataFrame], files: Sequence[File]) -> Rows:
-    for file, frame in zip(files, frames, strict=True):
-        if lost := set(frames[0]).symmetric_difference(frame):
-            raise RunError(
-                f"{file.path}: column {min(map(str, lost))} is not in all files;"
-                f" {files[0].path.name} has"
-                f" {some([*frames[0]])}"
-            )
-    sizes = [len(frame) for frame in frames]
-    place = np.concatenate([np.arange(size) for size in sizes])
-    whole = pd.concat(frames, ignore_index=True)
-    return Rows(whole, files, np.repeat(np.arange(len(files)), sizes), place)
 
 
 def _others(frame: pd.DataFrame, form: Form) -> list[str]:
@@ -277,24 +208,21 @@ def _targets(rows: Rows, names: Sequence[str], form: Form) -> tuple[np.ndarray, 
         labels = rows.of_file([file.label for file in rows.files])
         return class_numbers(labels, form.names, rows.where)
     frame = rows.frame[[*names]]
-    texts = [name for name in names if not pd.api.types.is_numeric_dtype(frame[name])]
-    if form.numbers and not texts:
-        values = frame.to_numpy(np.float64)
-        return values[:, 0] if len(names) == 1 else values, ()
+    for name in filter(lambda name: holds_texts(frame[name]), names):
+        if len(names) > 1:
+            rule = "of several targets, all must be numbers"
+            raise RunError(f"{rows.where(0)}: column {name} holds texts; {rule}")
+        if form.numbers or columns.are_numbers(frame[name]):
+            raise columns.no_number(frame[name], name, rows.where)
+        return class_numbers(columns.stripped(frame[name]), form.names, rows.where)
+    whole = all(pd.api.types.is_integer_dtype(frame[name]) for name in names)
+    values = frame.to_numpy(np.int64 if whole else np.float64)
+    if form.numbers:
+        values = values.astype(np.float64)
+    if len(names) == 1 and pd.api.types.is_bool_dtype(frame[names[0]]):
+        values = values.astype(bool)
     if len(names) == 1:
-        if texts:
-            return class_numbers(_texts(rows, names[0]), form.names, rows.where)
-        return frame[names[0]].to_numpy(), ()
-    if texts:
-        raise RunError(
-            f"{rows.where(0)}: column {texts[0]} holds texts; of several targets, all must be"
-            " numbers"
-        )
-    values = frame.to_numpy()
-    if np.isin(values, (0, 1)).all():
+        return values[:, 0], ()
+    if not form.numbers and np.isin(values, (0, 1)).all():
         return values.astype(bool), tuple(names)
     return values.astype(np.float64), ()
-
-
-def _texts(rows: Rows, name: str) -> np.ndarray:
-    return rows.frame[name].astype(str).to_numpy(object)

@@ -11,16 +11,16 @@ from fedapps.data.forms.form import File, Form
 
 
 def cut(
-    file: np.ndarray, files: Sequence[File], targets: np.ndarray, groups: np.ndarray, form: Form
+    follows: np.ndarray, files: Sequence[File], targets: np.ndarray, groups: np.ndarray, form: Form
 ) -> tuple[np.ndarray, list[str]]:
-    """Return the rows of each sample, int64 [N, steps], and what to tell; `file` is that of a row.
+    """Return the rows of each sample, int64 [N, steps], and what to tell.
 
     A window has consecutive rows of one file and one client, and one label; a number to predict is
-    that of its last row. Without `window`, a sample is a whole file.
+    that of its last row. `follows` (bool [N - 1]) says of each row but the first whether it comes
+    next to the one before it. Without `window`, a sample is a whole file.
     """
     whole_numbers = targets.dtype.kind != "f"
-    change = file[1:] != file[:-1]
-    change = change | (groups[1:] != groups[:-1])
+    change = ~follows | (groups[1:] != groups[:-1])
     if whole_numbers:
         differs = targets[1:] != targets[:-1]
         change = change | (differs.any(axis=1) if differs.ndim > 1 else differs)

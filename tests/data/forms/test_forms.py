@@ -437,7 +437,7 @@ def test_a_column_is_there_once(tmp_path):
     ("note,ill\n" + "".join(f"he coughs {day} times,no\n" for day in range(101)),
      "column note holds 101 different texts; sentences? texts to learn from must be tokens"),
     ("bmi,ill\n" + "".join(f'"26,{day + 100}",no\n' for day in range(101)),
-     "column bmi holds 101 different texts; a decimal comma? write 26.100; name the colu"),
+     "column bmi holds 101 different texts; a decimal comma? write 26.100, or 26100 if it marks"),
 ])  # fmt: skip
 def test_a_csv_that_is_not_regular(text, message, tmp_path):
     (tmp_path / "t.csv").write_text(text)

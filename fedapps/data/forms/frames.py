@@ -1,0 +1,160 @@
+"""Files of tables: a column is of one kind in all files, and its texts are as they are written."""
+
+import csv
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedapps.core.errors import RunError, one_line
+from fedapps.core.words import some
+from fedapps.data.forms.form import File, kind_of
+
+_RAGGED = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
+_NUMBER = re.compile(r"^\s*(-?\d+)\s*$")
+UNKNOWN = ["?"]  # as the archives of the UCI write it; pandas knows NA, NaN, null and empty cells
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of all files together; of each the number of its file, and its place there."""
+
+    frame: pd.DataFrame
+    files: Sequence[File]
+    file: np.ndarray  # int64 [N]
+    place: np.ndarray  # int64 [N]
+
+    @classmethod
+    def of(cls, frames: Sequence[pd.DataFrame], files: Sequence[File]) -> "Rows":
+        """Join the tables of `files`; raises `RunError` if their columns differ."""
+        for file, frame in zip(files, frames, strict=True):
+            if lost := set(frames[0]).symmetric_difference(frame):
+                there = f"{files[0].path.name} has {some([*frames[0]])}"
+                name = min(map(str, lost))
+                raise RunError(f"{file.path}: column {name} is not in all files; {there}")
+        sizes = [len(frame) for frame in frames]
+        place = np.concatenate([np.arange(size) for size in sizes])
+        whole = pd.concat(frames, ignore_index=True)
+        return cls(whole, files, np.repeat(np.arange(len(files)), sizes), place)
+
+    def where(self, row: int) -> str:
+        """Say where a row is, for messages."""
+        path, place = self.files[self.file[row]].path, int(self.place[row])
+        return f"{path}: " + (f"line {_line(path, place)}" if _is_csv(path) else f"row {place}")
+
+    def of_file(self, values: Sequence[str]) -> np.ndarray:
+        """Return for each row what `values` say of its file, texts [N]."""
+        return np.array(values, dtype=object)[self.file]
+
+    def take(self, keep: np.ndarray) -> "Rows":
+        """Return the rows that a mask keeps."""
+        return Rows(self.frame[keep], self.files, self.file[keep], self.place[keep])
+
+    @property
+    def follows(self) -> np.ndarray:
+        """Whether each row but the first comes next to the one before it, bool [N - 1]."""
+        return (np.diff(self.file) == 0) & (np.diff(self.place) == 1)
+
+
+def holds_texts(values: pd.Series) -> bool:
+    """Tell whether a column holds neither numbers nor truth values."""
+    return not (pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values))
+
+
+def frames_of(
+    paths: Sequence[Path], texts: Collection[str] = (), named: Collection[str] = ()
+) -> list[pd.DataFrame]:
+    """Read files that belong together; the columns `texts` are texts, so that 001 stays 001.
+
+    So is a column that holds texts in one of the files. An index of a .parquet is a column if the
+    run has `named` it. Raises `RunError` for a file that is broken or empty.
+    """
+    frames = [_frame(path, texts, named) for path in paths]
+    mixed = {name for frame in frames for name in frame if holds_texts(frame[name])}
+    if any(name in mixed and not holds_texts(frame[name]) for frame in frames for name in frame):
+        return [_frame(path, {*texts, *mixed}, named) for path in paths]
+    return frames
+
+
+def whole_with_gaps(frame: pd.DataFrame, schema: Any) -> pd.DataFrame:
+    """Return a table of Arrow in which whole numbers stay such beside missing values.
+
+    pandas makes floats of them, and floats would be numbers to predict instead of classes.
+    """
+    from pyarrow import types
+
+    whole = {field.name for field in schema if types.is_integer(field.type)}
+    gaps = [name for name in whole & {*frame} if frame[name].dtype.kind == "f"]
+    return frame.astype(dict.fromkeys(gaps, "Int64"))
+
+
+def _frame(path: Path, texts: Collection[str], named: Collection[str]) -> pd.DataFrame:
+    try:
+        if _is_csv(path):
+            frame = _csv(path, texts)
+        elif kind_of(path) == ".parquet":
+            from pyarrow import parquet
+
+            frame = whole_with_gaps(pd.read_parquet(path), parquet.read_schema(path))
+            frame = frame.reset_index([name for name in frame.index.names if name in named])
+        else:
+            values = np.load(path, allow_pickle=False)
+            frame = pd.DataFrame(values.reshape(len(values), -1))
+    except ImportError as error:
+        raise RunError(f"{path}: needs pyarrow; pip install 'fedapps[parquet]'") from error
+    except UnicodeDecodeError as error:
+        raise RunError(f"{path}: is not UTF-8; save it as UTF-8") from error
+    except pd.errors.EmptyDataError as error:
+        raise RunError(f"{path}: is empty; must have a line of column names, and rows") from error
+    except (OSError, ValueError, TypeError, EOFError) as error:
+        if ragged := _RAGGED.search(str(error)):
+            needed, line, there = ragged.groups()
+            raise RunError(f"{path}: line {line} has {there} cells, not {needed}") from error
+        raise RunError(f"{path}: cannot be read ({one_line(str(error))})") from error
+    if not len(frame):
+        raise RunError(f"{path}: has no rows")
+    return frame.rename(columns=lambda name: str(name).strip())
+
+
+def _csv(path: Path, texts: Collection[str]) -> pd.DataFrame:
+    head = pd.read_csv(path, header=None, nrows=1, dtype=str, skipinitialspace=True)
+    names = head.iloc[0].str.strip()
+    if names.duplicated().any():
+        raise RunError(f"{path}: column {names[names.duplicated()].iloc[0]} is there twice")
+    if len(names) == 1 and set(";\t") & set(str(names[0])):
+        raise RunError(f"{path}: has no comma in line 1; separate columns by commas")
+    pd.read_csv(path, header=None, nrows=2)  # refuses more cells than names, an index
+    plain = [name for name in head.iloc[0].dropna() if name.strip() in texts]
+    frame = pd.read_csv(
+        path,
+        na_values=UNKNOWN,
+        skipinitialspace=True,
+        dtype=dict.fromkeys(plain, str),
+        dtype_backend="numpy_nullable",  # whole numbers stay such beside missing values
+        low_memory=False,  # otherwise, parts of a column can be of different kinds
+    )
+    for name in plain:  # a number is the same with blanks around it
+        frame[name] = frame[name].str.replace(_NUMBER, r"\1", regex=True)
+    return frame
+
+
+def _is_csv(path: Path) -> bool:
+    return kind_of(path) == ".csv"
+
+
+def _line(path: Path, place: int) -> int:
+    """Return the line on which row `place` of a .csv begins; blank lines are no rows."""
+    row, begins = -1, 1  # the first one has the names
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(file)
+        for cells in reader:
+            if len(cells) > 1 or "".join(cells).strip():
+                if row == place:
+                    return begins
+                row += 1
+            begins = reader.line_num + 1
+    raise IndexError(place)

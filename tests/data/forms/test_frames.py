@@ -1,0 +1,202 @@
+"""Tables as people have them: gaps, slips, several files, texts that look like numbers."""
+
+import re
+from decimal import Decimal
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedapps.core.errors import RunError
+from fedapps.data import Form, load, of_device, unlabelled
+from fedapps.data.spec import FLOAT, Spec, label_spec
+
+
+def read(folder, form=None, **texts):
+    """Write files and load their folder, or the file if there is only one."""
+    for name, text in texts.items():
+        (folder / f"{name}.csv").write_text(text)
+    return load(str(folder if len(texts) > 1 else folder / f"{name}.csv"), "", form or Form())
+
+
+def values(data):
+    inputs, targets = data.tensors(np.arange(len(data.target_values)))
+    return inputs.numpy().tolist(), targets.numpy().tolist()
+
+
+class TestTargets:
+    """Numbers stay numbers, and classes classes, whatever is in another row."""
+
+    @pytest.mark.parametrize("slip", ["21,5", "n.d.", "about 30"])
+    def test_a_slip_among_numbers_to_predict_is_refused(self, slip, tmp_path):
+        """Also if nobody has said that they are numbers: these are too many, or not whole."""
+        cells = [f"{number / 2}" for number in range(8)]
+        text = "x,age\n" + "".join(f'1,"{cell}"\n' for cell in [*cells, slip])
+        line = f'line 10: column age holds "{slip}", not a number'
+        for form in (Form(numbers=True), Form()):
+            with pytest.raises(RunError, match=re.escape(line)):
+                read(tmp_path, form, t=text)
+
+    def test_whole_numbers_with_one_text_are_classes(self, tmp_path):
+        data = read(tmp_path, t="x,grade\n1,2\n1,1\n1,1\n1,none\n")
+        assert data.names == ("1", "2", "none")
+        assert values(data)[1] == [1, 0, 0, 2]
+        with pytest.raises(RunError, match='line 5: column grade holds "none", not a number'):
+            read(tmp_path, Form(numbers=True), t="x,grade\n1,2\n1,1\n1,1\n1,none\n")
+
+    @pytest.mark.parametrize("missing", ["drop", "mean"])
+    @pytest.mark.parametrize("kind", ["csv", "parquet", "datasets"])
+    @pytest.mark.parametrize(("cells", "wanted"), [
+        (["0", "", "2", "1"], [0, 2, 1]), (["True", "", "False", "True"], [1, 0, 1]),
+    ])  # fmt: skip
+    def test_classes_stay_classes_beside_a_row_without_one(
+        self, cells, wanted, kind, missing, tmp_path
+    ):
+        """pandas makes floats of whole numbers with a gap, which would be a regression."""
+        form, table = Form("y", missing=missing), [None if c == "" else eval(c) for c in cells]
+        if kind == "csv":
+            rows = "".join(f"{number},{cell}\n" for number, cell in enumerate(cells))
+            data = read(tmp_path, form, t=f"x,y\n{rows}")
+        elif kind == "parquet":
+            pyarrow = pytest.importorskip("pyarrow")
+            parquet = pytest.importorskip("pyarrow.parquet")
+            parquet.write_table(pyarrow.table({"x": range(4), "y": table}), tmp_path / "t.parquet")
+            data = load(str(tmp_path / "t.parquet"), "", form)
+        else:
+            datasets = pytest.importorskip("datasets")
+            datasets.disable_progress_bars()
+            datasets.Dataset.from_dict({"x": range(4), "y": table}).save_to_disk(tmp_path / "d")
+            data = load(str(tmp_path / "d"), "", form)
+        assert data.has_labels
+        assert values(data)[1] == wanted
+        assert "1 of 4 rows have no target, left out" in data.told
+
+    def test_a_gap_in_one_file_does_not_change_the_kind_of_all(self, tmp_path):
+        data = read(tmp_path, Form("y", missing="drop"), a="x,y\n1,0\n2,\n", b="x,y\n3,1\n")
+        assert data.has_labels
+        assert data.target_values.tolist() == [0, 1]
+
+
+class TestTexts:
+    """A code such as 01 is one code in all files, and on devices."""
+
+    def test_codes_are_the_same_in_all_files(self, tmp_path):
+        """In a.csv alone, they would be numbers."""
+        tables = {"a": "code,y\n01,01\n02,02\n", "b": "code,y\nA1,A1\n02,01\nB7,02\nA1,01\n"}
+        data = read(tmp_path, **tables)
+        assert data.names == ("01", "02", "A1")
+        assert data.columns == "code=01|02|A1|B7"
+        inputs, targets = values(data)
+        assert targets == [0, 1, 2, 0, 1, 0]
+        np.testing.assert_array_equal(inputs, np.eye(4)[[0, 1, 2, 1, 3, 2]])
+        few = {name: text.replace("B7", "01") for name, text in tables.items()}
+        with pytest.raises(
+            RunError, match=r'"A1", not a number; .*, or for codes columns = "code=01'
+        ):
+            read(tmp_path, **few)
+        assert read(tmp_path, Form(columns="code=01|02|A1"), **few).shape == (3,)
+
+    def test_a_device_with_codes_that_look_like_numbers(self, tmp_path):
+        (tmp_path / "t.csv").write_text("code,y\n01,02\n02,01\n")
+        form = Form("y", columns="code=01|02|A1", names=("01", "02", "A1"))
+        data = of_device(tmp_path / "t.csv", Spec((3,), FLOAT), label_spec(3), form)
+        inputs, targets = values(data)
+        assert targets == [1, 0]
+        np.testing.assert_array_equal(inputs, np.eye(3)[:2])
+
+    def test_a_device_may_number_the_classes_that_a_run_names(self, tmp_path):
+        (tmp_path / "t.csv").write_text("x,y\n1,1\n2,0\n")
+        form = Form("y", columns="x", names=("no", "yes"))
+        data = of_device(tmp_path / "t.csv", Spec((1,), FLOAT), label_spec(2), form)
+        assert values(data)[1] == [1, 0]
+
+    def test_codes_to_predict(self, tmp_path):
+        (tmp_path / "t.csv").write_text("x,code\n1,1\n2,\n")
+        rows = unlabelled(tmp_path / "t.csv", Spec((4,), FLOAT), "x,code=1|2|A", gaps=True)
+        found = rows.read(np.arange(2))
+        np.testing.assert_array_equal(found, [[1, 1, 0, 0], [2, np.nan, np.nan, np.nan]])
+
+    def test_blanks_at_the_end_do_not_count(self, tmp_path):
+        """Columns of a fixed width have them; the rule, without them, reads the same table."""
+        text = "x,sex,y\n1,F   ,no \n2,M   ,yes\n3,M,no\n"
+        data = read(tmp_path, t=text)
+        assert data.columns == "x,sex=F|M"
+        assert data.names == ("no", "yes")
+        assert values(data) == values(read(tmp_path, Form(columns=data.columns), t=text))
+        np.testing.assert_array_equal(values(data)[0], [[1, 1, 0], [2, 0, 1], [3, 0, 1]])
+
+    @pytest.mark.parametrize("cells", [
+        ["1", "2", "4"], [Decimal(1), Decimal(2), Decimal(4)],
+        pd.Categorical([1, 2, 4]), ["1", "2", "4"],
+    ])  # fmt: skip
+    def test_texts_that_are_all_numbers_are_numbers(self, cells, tmp_path):
+        pytest.importorskip("pyarrow")
+        frame = pd.DataFrame({"x": cells, "y": [0, 1, 0]})
+        frame.to_parquet(tmp_path / "t.parquet")
+        data = load(str(tmp_path / "t.parquet"), "")
+        assert data.columns == "x"
+        assert values(data)[0] == [[1], [2], [4]]
+
+    def test_whole_numbers_that_no_integer_can_hold_are_numbers(self, tmp_path):
+        data = read(tmp_path, t="x,y\n99999999999999999999,0\n1,1\n")
+        assert values(data)[0] == [[np.float32(1e20)], [1]]
+
+
+class TestPlaces:
+    """Where a row is: for messages, and for windows."""
+
+    def test_no_window_spans_a_row_that_is_left_out(self, tmp_path):
+        rows = "".join(f"{row},0\n" for row in ["0", "1", "2", "", "4", "5", "6", "7", "8"])
+        form = Form("y", missing="drop", window=2, window_step=1)
+        data = read(tmp_path, form, t=f"x,y\n{rows}")
+        found = np.array(values(data)[0])[..., 0].tolist()
+        assert found == [[0, 1], [1, 2], [4, 5], [5, 6], [6, 7], [7, 8]]
+
+    @pytest.mark.parametrize(("text", "line"), [
+        ("x,y\n1,0\nq,1\n2,0\n", 3), ("x,y\n1,0\n\n  \nq,1\n2,0\n", 5),
+        ('x,"a\nname",y\n1,"b\n\nc",0\n2,d,0\n"q",b,1\n3,d,1\n', 7),
+    ])  # fmt: skip
+    def test_the_line_of_a_cell_that_is_wrong(self, text, line, tmp_path):
+        """Blank lines are no rows, and a cell in quotes can have several lines."""
+        with pytest.raises(RunError, match=f't.csv: line {line}: column x holds "q", not a number'):
+            read(tmp_path, t=text)
+
+    def test_endings_may_have_capitals(self, tmp_path):
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "T.CSV").write_text("x,y\n1,no\n2,yes\n")
+        np.savez(tmp_path / "b.npz", inputs=np.array([[1.0], [2]]), targets=[0, 1])
+        (tmp_path / "b.npz").rename(tmp_path / "B.NPZ")
+        for name in ("a", "a/T.CSV", "B.NPZ"):
+            assert values(load(str(tmp_path / name), ""))[1] == [0, 1]
+
+    def test_each_client_can_have_its_own_test_table(self, tmp_path):
+        for client in ("anna", "ben"):
+            (tmp_path / client).mkdir()
+            for part, rows in (("train", "1,0\n2,1\n"), ("test", "3,1\n")):
+                (tmp_path / client / f"{part}.csv").write_text(f"x,y\n{rows}")
+        data = load(str(tmp_path), "", Form("y"))
+        assert data.num_train == 4
+        assert data.groups.tolist() == ["anna", "anna", "ben", "ben", "anna", "ben"]
+        assert values(data)[1] == [0, 1, 0, 1, 1, 1]
+
+
+class TestRefused:
+    """What cannot be used ends in one line."""
+
+    def test_names_that_differ_in_blanks_only(self, tmp_path):
+        with pytest.raises(RunError, match="column a is there twice"):
+            read(tmp_path, t="a,a ,y\n1,2,0\n")
+
+    def test_an_empty_part_of_tokens(self, tmp_path):
+        arrays = {"train_inputs": np.ones((3, 2), int), "train_targets": np.arange(3)}
+        empty = {"test_inputs": np.ones((0, 2), int), "test_targets": np.arange(0)}
+        np.savez(tmp_path / "t.npz", **arrays, **empty)
+        with pytest.raises(RunError, match=r"test_inputs has shape \[0, 2\]; must be .*, N at lea"):
+            load(str(tmp_path / "t.npz"), "")
+
+
+def test_tokens_of_another_machine(tmp_path):
+    """Integers whose first byte is the highest."""
+    inputs = np.array([[1, 2], [300, 4]], ">i4")
+    np.savez(tmp_path / "t.npz", inputs=inputs, targets=np.arange(2))
+    assert values(load(str(tmp_path / "t.npz"), ""))[0] == inputs.tolist()
