@@ -70,7 +70,8 @@ def test_devices_need_the_same_columns(nodes, flat_config, no_plots, capsys):
 @pytest.mark.parametrize(("told", "rule", "said"), [
     ("line 7: class perhaps; the run has no, yes (class-names)", "", "its data cannot be used;"),
     (
-        "targets are classes (no, perhaps, yes); the run needs numbers (task)",
+        'line 2: column ill holds "yes", not a number; if it stands for a missing value, leave the'
+        " cell empty, or write NA, NaN or ?",
         'task="regression" num-classes=1 class-names=""',
         "targets are texts; the run needs numbers (task)",
     ),

@@ -74,7 +74,7 @@ def frames_of(
     run has `named` it. Raises `RunError` for a file that is broken or empty.
     """
     frames = [_frame(path, texts, named) for path in paths]
-    mixed = {name for frame in frames for name in frame if holds_texts(frame[name])}
+    mixed = {str(name) for frame in frames for name in frame if holds_texts(frame[name])}
     if any(name in mixed and not holds_texts(frame[name]) for frame in frames for name in frame):
         return [_frame(path, {*texts, *mixed}, named) for path in paths]
     return frames

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedapps.core.errors import RunError
+from fedapps.core.errors import MisfitError, RunError
 from fedapps.core.words import did_you_mean, number, some
 from fedapps.data import precision
 from fedapps.data.forms import columns
@@ -24,17 +24,21 @@ def read(files: Sequence[File], form: Form) -> Found:
     If the files have a `label` each, a sample is a file, or a window of one. Otherwise the target
     is `target-column`, or the last one. Raises `RunError` in one line, with the line of the file.
     """
+    return of_frames(_frames(files, form), files, form)
+
+
+def _frames(files: Sequence[File], form: Form) -> list[pd.DataFrame]:
+    """Read the files; codes of clients, of categories and of classes of the run stay texts."""
     paths, named = [file.path for file in files], (form.client_column, *form.targets)
     rule = columns.parsed(form.columns) if form.columns else []
     texts = {form.client_column, *(column.name for column in rule if column.texts)}
     frames = frames_of(paths, texts, named)
-    if form.names != tuple(map(str, range(len(form.names)))):
-        targets = _target_columns(frames[0], files, form)
-        written = frames_of(paths, {*texts, *targets}, named)
-        found = {word for frame in written for name in targets for word in frame.get(name, ())}
-        if found <= {*form.names, pd.NA, np.nan}:
-            frames = written
-    return of_frames(frames, files, form)
+    if form.names == tuple(map(str, range(len(form.names)))):
+        return frames
+    targets = {*_target_columns(frames[0], files, form)}
+    written = frames_of(paths, texts | targets, named)
+    found = {word for each in written for name in targets & {*each} for word in each[name].dropna()}
+    return written if found <= {*form.names} else frames  # otherwise, they are numbers of classes
 
 
 def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form) -> Found:
@@ -208,12 +212,13 @@ def _targets(rows: Rows, names: Sequence[str], form: Form) -> tuple[np.ndarray, 
         labels = rows.of_file([file.label for file in rows.files])
         return class_numbers(labels, form.names, rows.where)
     frame = rows.frame[[*names]]
-    for name in filter(lambda name: holds_texts(frame[name]), names):
+    for name in [name for name in names if holds_texts(frame[name])]:
         if len(names) > 1:
             rule = "of several targets, all must be numbers"
             raise RunError(f"{rows.where(0)}: column {name} holds texts; {rule}")
-        if form.numbers or columns.are_numbers(frame[name]):
-            raise columns.no_number(frame[name], name, rows.where)
+        if form.numbers or (not form.names and columns.are_numbers(frame[name])):
+            told = "targets are texts; the run needs numbers (task)"
+            raise MisfitError(str(columns.no_number(frame[name], name, rows.where)), told)
         return class_numbers(columns.stripped(frame[name]), form.names, rows.where)
     whole = all(pd.api.types.is_integer_dtype(frame[name]) for name in names)
     values = frame.to_numpy(np.int64 if whole else np.float64)
