@@ -83,12 +83,12 @@ class Run:
     @cached_property
     def clients(self) -> "pd.DataFrame":
         """clients.csv: a row for each client in each evaluation; a `name` is a text."""
-        return self._table("clients.csv", converters={"name": str})
+        return self._table("clients.csv", converters={"name": directory.original})
 
     @cached_property
     def classes(self) -> "pd.DataFrame":
         """classes.csv: a row for each class in the last evaluation; a `name` is a text."""
-        return self._table("classes.csv", converters={"name": str})
+        return self._table("classes.csv", converters={"name": directory.original})
 
     @cached_property
     @_plainly

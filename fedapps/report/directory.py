@@ -34,8 +34,10 @@ GROWING = ("rounds.csv", "clients.csv", "events.csv")  # tables that get rows in
 LISTED = 10_000  # clients in samples.csv; if there are more, every n-th is listed
 
 # The start of a formula: in a cell, or after a semicolon, which separates cells in countries with a
-# decimal comma.
-_FORMULA = re.compile(r"(^|;)(\s*[=+\-@＝＋－＠])")  # noqa: RUF001
+# decimal comma. Apostrophes before it are the text's own: `original` takes away one of them only.
+_FORMULA = r"('*\s*[=+\-@＝＋－＠])"  # noqa: RUF001
+_HARMFUL = re.compile(f"(^|;){_FORMULA}")
+_HARMLESS = re.compile(f"(^|;)'{_FORMULA}")
 
 
 def make(runs_dir: Path, run_name: str, what: str) -> Path:
@@ -101,7 +103,13 @@ def sync(path: Path) -> int:
 def lines(path: Path) -> list[dict[str, str]]:
     """Read a table as one dictionary per line, by column; raises `RunError`."""
     with _reading(path) as file:
-        return list(csv.DictReader(file))
+        return rows_of(file)
+
+
+def rows_of(lines: Iterable[str]) -> list[dict[str, str]]:
+    """Parse the lines of a table; an incomplete line of a killed run lacks its last columns."""
+    rows = csv.DictReader(lines)
+    return [{k: original(v) for k, v in row.items() if k and v is not None} for row in rows]
 
 
 def row_count(path: Path) -> int:
@@ -207,7 +215,12 @@ def harmless(cell: str) -> str:
     This is needed because clients can influence the details of events, for example error texts.
     """
     line = re.sub(r"[\t\r\n]+", " ", cell)  # these could separate cells and rows
-    return _FORMULA.sub(r"\1'\2", line)
+    return _HARMFUL.sub(r"\1'\2", line)
+
+
+def original(cell: str) -> str:
+    """Return the text that `harmless` made a cell of, but for tabs and ends of lines."""
+    return _HARMLESS.sub(r"\1\2", cell)
 
 
 def model_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:

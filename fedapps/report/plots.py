@@ -87,7 +87,8 @@ def _pictures(folder: Path, flat: Mapping[str, Scalar]) -> dict[str, Picture]:
     if len(clients):
         found[f"client-{lead.name}"] = draw_clients(clients, caption, directory.names(folder))
     if (folder / "classes.csv").is_file():
-        classes = pd.read_csv(folder / "classes.csv", converters={"name": str}).dropna()
+        named = {"name": directory.original}
+        classes = pd.read_csv(folder / "classes.csv", converters=named).dropna()
         if len(classes):
             found["classes"] = draw_classes(classes, caption)
     for plot in registry.strategy_class(str(flat["strategy"])).plots:

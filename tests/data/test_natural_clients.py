@@ -148,7 +148,7 @@ def test_names_of_clients_stand_where_a_person_looks(tmp_path, serial_run, read_
         ' strategy="fedper" num-rounds=1 min-samples=8 unseen-clients="3"'
     )
     names = {row["client"]: row["name"] for row in read_csv(folder, "names.csv")}
-    assert names == {"0": "12", "1": called[1], "2": "'=1+1", "3": "South"}
+    assert names == {"0": "12", "1": called[1], "2": "'=1+1", "3": "South"}  # for spreadsheets
     again.evaluate(folder, {"finetune-epochs": 0})
     for file, clients in (("clients.csv", "012"), ("unseen.csv", "3"), ("evaluation-1.csv", "012")):
         rows = read_csv(folder, file)
@@ -157,17 +157,18 @@ def test_names_of_clients_stand_where_a_person_looks(tmp_path, serial_run, read_
     assert {path.name for path in plots.draw_all(folder)} >= {"client-accuracy.png", "clients.png"}
     page = fedapps.load(folder).report().read_text()
     assert "<b>North" not in page and page.count("&lt;b&gt;North&lt;/b&gt; &amp; $Co$") > 2
-    assert list(fedapps.load(folder).clients["name"]) == [names[n] for n in "012"]
+    assert "=1+1" in page and "&#39;=1+1" not in page
+    assert list(fedapps.load(folder).clients["name"]) == called[:3]
     np.savez(tmp_path / "asked.npz", inputs=values["inputs"])
     ask = ["predict", str(folder), "--input", str(tmp_path / "asked.npz"), "--client"]
     capsys.readouterr()
     told = {}
-    for client in ("0", "12", "2", "'=1+1", "3", "South"):  # 12 is a name
+    for client in ("0", "12", "2", "=1+1", "3", "South"):  # 12 is a name
         assert cli.main([*ask, client]) == 0
         told[client] = capsys.readouterr().out
-    assert told["0"] == told["12"] and told["2"] == told["'=1+1"] and told["3"] == told["South"]
+    assert told["0"] == told["12"] and told["2"] == told["=1+1"] and told["3"] == told["South"]
     assert len({*told.values()}) == 3
-    for wrong, said in (("south", "South"), ("zzz", f"12, {called[1]}, '=1+1"), ("4", "0 to 3")):
+    for wrong, said in (("south", "South"), ("zzz", f"12, {called[1]}, =1+1"), ("4", "0 to 3")):
         assert cli.main([*ask, wrong]) == 1
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(f"error: --client {wrong}: must be") and line.endswith(said)

@@ -7,12 +7,16 @@ import resource
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 from datetime import UTC, datetime, timedelta
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from flwr.supercore.exit import exit_handler
+from hypothesis import example, given
+from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from fedapps import serial
@@ -21,6 +25,7 @@ from fedapps.core.errors import RunError
 from fedapps.engine.rounds import Rounds
 from fedapps.report import directory
 from fedapps.report.about import command
+from fedapps.report.page.reading import RunFiles
 from fedapps.report.report import Report
 
 RUN = 'strategy="fedper" num-clients=3 fraction-train=1.0 num-rounds=4 run-name="x"'
@@ -97,6 +102,23 @@ def test_rows_are_counted_as_they_are_read(tmp_path):
 
 FILES = {"run.json", "config.toml", "rounds.csv", "clients.csv", "classes.csv", "events.csv"}
 FILES |= {"summary.json", "model.safetensors", "log.txt", "clients"}
+
+
+ANY_NAME = st.text("=\uff1d+-@;'\", 1a", min_size=1)
+
+
+@given(st.lists(ANY_NAME, min_size=1, unique=True))
+@example(["-1", "0", "=x", "'=x", "''=x", "'", "a;=x", "a;'=x", "+", "1"])
+def test_names_of_clients_and_classes_are_read_as_the_data_have_them(called):
+    """Also those that a spreadsheet would take for a formula, so that the files protect them."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        directory.write_names(folder, called, called[::-1])
+        assert directory.names(folder) == (*called,)
+        assert directory.names(folder, directory.CLASS_NAMES) == (*called[::-1],)
+        assert RunFiles.read(folder).names == {str(n): name for n, name in enumerate(called)}
+        for number, name in enumerate(called):
+            assert directory.client_of(folder, name) == number
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Read the files of a run directory for its page; the run can be old or unfinished."""
 
-import csv
 import json
 import math
 import tomllib
@@ -11,7 +10,7 @@ from typing import Any
 from fedapps.core.options import flat
 from fedapps.report.about import task_of
 from fedapps.report.columns import Columns, columns_of
-from fedapps.report.directory import NAMES
+from fedapps.report.directory import NAMES, rows_of
 from fedapps.tasks import CLASSIFICATION, Metric, Task
 from fedapps.wire import contacts
 from fedapps.wire.contacts import Contacts
@@ -94,7 +93,7 @@ def number(row: Row, column: str) -> float | None:
 
 def _table(path: Path) -> list[Row]:
     text = _text(path)
-    return _rows(text.splitlines(keepends=True))
+    return rows_of(text.splitlines(keepends=True))
 
 
 def _last_evaluation(path: Path) -> list[Row]:
@@ -105,13 +104,7 @@ def _last_evaluation(path: Path) -> list[Row]:
     round_, first = lines[-1].partition(",")[0] + ",", len(lines) - 1
     while first > 0 and lines[first - 1].startswith(round_):
         first -= 1
-    return _rows([head, *lines[first:]])
-
-
-def _rows(lines: list[str]) -> list[Row]:
-    """Parse lines; an incomplete line of a killed run lacks its last columns."""
-    rows = csv.DictReader(lines)
-    return [{k: v for k, v in row.items() if k is not None and v is not None} for row in rows]
+    return rows_of([head, *lines[first:]])
 
 
 def _text(path: Path) -> str:
