@@ -1,6 +1,6 @@
 """The results of each cell of a table: runs by seed, means, intervals, differences."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -94,6 +94,11 @@ class Outcome:
         if self.diverged:
             shown.append(f"{len(self.diverged)} diverged" if shown else "diverged")
         return ", ".join(shown)
+
+
+def named_seeds(seeds: Collection[int]) -> str:
+    """Return seeds in words, such as `seeds 0,2`."""
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {','.join(map(str, sorted(seeds))) or 'none'}"
 
 
 def words(reads: str) -> str:

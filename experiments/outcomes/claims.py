@@ -15,6 +15,7 @@ from experiments.run.store import Store
 
 SMOKE = SCALES[0]  # only shows that a table runs
 ONE_SEED, UNCLEAR, YES, REVERSE = "one seed", "inconclusive", "yes", "no, the reverse"
+DIVERGED = "diverged"  # with all seeds
 VERDICTS = (YES, REVERSE, UNCLEAR, ONE_SEED)
 HEADS = ("claim", "rows", "verdict", "difference", "p (Holm)", "published", "seeds")
 COUNTS = ("table", "asked by", *VERDICTS, "clear after Holm")  # the columns of `counts`
@@ -24,6 +25,7 @@ COUNTS = ("table", "asked by", *VERDICTS, "clear after Holm")  # the columns of 
 class Judgement:
     """A claim about two rows. `gap` is their difference, in points, over the seeds of both.
 
+    With `diverged` further seeds, the training of either row diverged, so they have no difference.
     `corrected` is its p-value, corrected for the number of the table's judgements.
     """
 
@@ -31,6 +33,7 @@ class Judgement:
     rows: str
     seeds: tuple[int, ...]
     gap: Figure
+    diverged: int = 0
     corrected: float | None = None
 
     @property
@@ -41,6 +44,8 @@ class Judgement:
     @property
     def verdict(self) -> str:
         """Whether the difference is above zero, below zero, or neither beyond the interval."""
+        if not self.seeds:
+            return DIVERGED
         if self.gap.half is None:
             return ONE_SEED
         if abs(self.gap.mean) <= self.gap.half:
@@ -55,7 +60,8 @@ class Judgement:
     def texts(self) -> list[str]:
         """Return the cells of this judgement's line in the table."""
         published = "" if self.gap.published is None else f"{self.gap.published:+.2f}"
-        gap, seeds = self.gap.text("+"), str(len(self.seeds))
+        gap, seeds = self.gap.text("+") if self.seeds else "", str(len(self.seeds))
+        seeds += f", {self.diverged} diverged" if self.diverged else ""
         corrected = holm_text(self.corrected)
         return [self.says, self.rows, self.verdict, gap, corrected, published, seeds]
 
@@ -95,7 +101,7 @@ def _judged(store: Store, table: Table) -> Iterator[Judgement]:
     if not table.claims or scale == SMOKE:
         return
     ran = outcomes(store, table, scale)
-    found = {(o.cell.row.name, o.cell.column): o for o in ran if o.runs}
+    found = {(o.cell.row.name, o.cell.column): o for o in ran if o.runs or o.diverged}
     for claim in table.claims:
         for name in claim.than:
             for column in table.columns or [""]:
@@ -105,11 +111,13 @@ def _judged(store: Store, table: Table) -> Iterator[Judgement]:
 
 
 def _judge(claim: Claim, better: Outcome, other: Outcome) -> Judgement | None:
-    """Compare two outcomes; return None if no seed has the reading in both."""
+    """Compare two outcomes; return None if no seed has the reading in both, or diverged in one."""
     readings = better.cell.row.reading(claim.reads), other.cell.row.reading(claim.reads)
     ours, theirs = better.by_seed(readings[0]), other.by_seed(readings[1])
     seeds = tuple(sorted(ours.keys() & theirs.keys()))
-    if not seeds:
+    begun = ({*o.diverged, *(run.seed for run in o.runs)} for o in (better, other))
+    lost = {*better.diverged, *other.diverged}.intersection(*begun)
+    if not seeds and not lost:
         return None
     column = better.cell.column
     said = [reading.published_in(column) for reading in readings]
@@ -120,4 +128,4 @@ def _judge(claim: Claim, better: Outcome, other: Outcome) -> Judgement | None:
     read = [words(reading.reads) for reading in readings]
     if claim.reads or read[0] != read[1]:  # else the table already names it
         rows += f" ({' - '.join(dict.fromkeys(read))})"
-    return Judgement(claim.says, rows, seeds, gap)
+    return Judgement(claim.says, rows, seeds, gap, len(lost))

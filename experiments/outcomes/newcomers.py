@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.outcomes.cells import Outcome
+from experiments.outcomes.cells import Outcome, named_seeds
 from experiments.papers.readings import FEW
 
 HEADS = ("method", "seen", "unseen", "difference")  # of `Newcomers.texts`, before the few-shot ones
@@ -62,9 +62,8 @@ def sentence(lines: Sequence[Newcomers]) -> str:
     apart = f" ({', '.join(others)})" if others else ""
     return (
         "The same runs, with the clients that came after the training: means over "
-        f"{'seeds' if len(usual) > 1 else 'seed'} {_listed(usual)}{apart}. *Seen* are the clients "
-        "that trained; *few-shot* is how newcomers do with so many samples of each class, *unseen* "
-        "with all of theirs."
+        f"{named_seeds(usual)}{apart}. *Seen* are the clients that trained; *few-shot* is how "
+        "newcomers do with so many samples of each class, *unseen* with all of theirs."
     )
 
 

@@ -11,7 +11,7 @@ from statistics import median
 import numpy as np
 from scipy import stats
 
-from experiments.outcomes.cells import Figure, Outcome
+from experiments.outcomes.cells import Figure, Outcome, named_seeds
 from experiments.outcomes.claims import UNCLEAR
 from experiments.outcomes.significance import LEVEL, holm, holm_text
 from fedapps.core.words import number
@@ -67,7 +67,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods, best first, compared with the row `yardstick` and with training `alone`.
+    """Methods, best first, compared over `seeds` with the row `yardstick` and training `alone`.
 
     `same_ranks` is the p-value of Friedman's test that all methods have equal ranks, over their
     means by seed; None with fewer than three methods or two seeds.
@@ -75,6 +75,7 @@ class Comparison:
 
     yardstick: str
     alone: str
+    seeds: Sequence[int]
     lines: list[Line]
     same_ranks: float | None
 
@@ -138,11 +139,22 @@ class Comparison:
         return text
 
     def left_out(self, outcomes: Sequence[Outcome]) -> str:
-        """Name the methods that lack some of the compared seeds; "" if there are none."""
-        shown = {line.name for line in self.lines}
-        seeds = {o.cell.row.name: ",".join(str(run.seed) for run in o.runs) for o in outcomes}
-        lack = [f"{name} (has seeds {seeds[name]})" for name in seeds if name not in shown]
-        return f"Not compared, because some seeds have not run: {', '.join(lack)}." if lack else ""
+        """Name the methods that lack some of the compared seeds, and what diverged; "" if none."""
+        compared = set(self.seeds)
+        told: dict[str, list[str]] = {}
+        for outcome in outcomes:
+            name, has = outcome.cell.row.name, {run.seed for run in outcome.runs}
+            gone = set(outcome.diverged)
+            if lost := compared & gone:
+                what = "Not compared, because training diverged"
+                told.setdefault(what, []).append(f"{name} (with {named_seeds(lost)})")
+            if compared - has - gone:
+                what = "Not compared, because some seeds have not run"
+                told.setdefault(what, []).append(f"{name} (has {named_seeds(has)})")
+            if others := gone - compared:
+                what = "Training diverged with seeds that are not compared"
+                told.setdefault(what, []).append(f"{name} ({named_seeds(others)})")
+        return " ".join(f"{what}: {', '.join(names)}." for what, names in told.items())
 
 
 def compare(outcomes: Sequence[Outcome], yardstick: str, alone: str) -> Comparison | None:
@@ -187,7 +199,7 @@ def compare(outcomes: Sequence[Outcome], yardstick: str, alone: str) -> Comparis
             )
         )
     best_first = sorted(lines, key=lambda line: -line.accuracy.mean)
-    return Comparison(yardstick, alone, best_first, _same_ranks(accuracies.values()))
+    return Comparison(yardstick, alone, seeds, best_first, _same_ranks(accuracies.values()))
 
 
 def _figure(values: Accuracies) -> Figure:

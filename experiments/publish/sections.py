@@ -94,7 +94,7 @@ def section(store: Store, table: Table) -> Section:
         part.claims, part.counts = _judged(store, table)
         return part
     if table.yardstick:
-        _compared(part, table, done)
+        _compared(part, table, ran)
         part.chosen = [*tuning.texts(store, (outcome.cell for outcome in done))]
     if not part.rows:
         _listed(part, ran)
@@ -200,14 +200,14 @@ def _bytes(done: list[Outcome]) -> Iterator[Chart]:
         yield interval_chart(Chart("", "Bytes sent in training, % of FedAvg's", "%"), rows)
 
 
-def _compared(part: Section, table: Table, done: list[Outcome]) -> None:
+def _compared(part: Section, table: Table, ran: list[Outcome]) -> None:
     """Fill in the comparison with the yardstick, if the rows that it needs have run."""
-    found = yardstick.compare(done, table.yardstick, table.alone)
+    found = yardstick.compare(ran, table.yardstick, table.alone)
     if not found:
         both = f"{table.yardstick} and {table.alone}"
         part.state += f"; the comparison needs a seed that both {both} have run with"
         return
-    part.said, part.left_out = found.sentence(), found.left_out(done)
+    part.said, part.left_out = found.sentence(), found.left_out(ran)
     part.heads, part.rows = found.heads, [*found.rows()]
     rows = []
     for line in found.lines:

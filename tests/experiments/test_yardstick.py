@@ -289,6 +289,29 @@ def test_a_method_without_all_seeds_is_named_and_not_compared(toy, tmp_path):
     )
 
 
+@pytest.mark.parametrize(("row", "seeds", "said"), [
+    ("better", (1,), "Not compared, because training diverged: better (with seed 1)."),
+    ("better", (0, 1, 2), "Not compared, because training diverged: better (with seeds 0,1,2)."),
+    ("same", (0, 2), "Not compared, because training diverged: same (with seeds 0,2)."),
+    ("local", (2,), "Training diverged with seeds that are not compared: local (seed 2)."),
+])  # fmt: skip
+def test_a_method_that_diverged_is_named_with_its_seeds(toy, row, seeds, said):
+    table, store, _ = toy
+    cell = next(cell for cell in settled(store, table, "cpu") if cell.row.name == row)
+    for seed in seeds:
+        store.save(cell, diverged(cell, seed, "training diverged"))
+    part = sections.section(store, table)
+    assert part.left_out == said and said in "\n".join(markdown(part))
+    assert (row in [line[0] for line in part.rows]) == (row == "local")
+    others = {"better": ["better - fedavg-ft", "better - local"], "same": ["local - same"]}
+    told = {line[1].partition(" (")[0]: (line[2], line[-1]) for line in part.claims}
+    expected = others.get(row, [*others["better"][1:], *others["same"]])
+    left = 3 - len(seeds)
+    assert {rows for rows, (_, ran) in told.items() if "diverged" in ran} == {*expected}
+    assert {told[rows][1] for rows in expected} == {f"{left}, {len(seeds)} diverged"}
+    assert all((told[rows][0] == "diverged") == (left == 0) for rows in expected)
+
+
 def test_rows_without_a_seed_in_common_are_shown_and_not_compared(toy, tmp_path):
     table, store, _ = toy
     cells = {cell.row.name: cell for cell in settled(store, table, "cpu")}
