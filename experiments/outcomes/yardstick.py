@@ -119,9 +119,10 @@ class Comparison:
         )
         gaps = [line for line in self.lines if line.gap.half is not None and line is not base]
         if gaps:
-            left = [line.verdict for line in gaps if (line.corrected or 0.0) <= LEVEL]
+            left = [line.verdict for line in others if (line.corrected or 0.0) <= LEVEL]
+            also = f" (that of {self.alone} is one of them)" if len(gaps) > len(others) else ""
             text += (
-                f" After Holm's correction for {number(len(gaps), 'comparison')}: "
+                f" After Holm's correction for {number(len(gaps), 'comparison')}{also}: "
                 f"{left.count(BETTER)} better, {left.count(WORSE)} worse. In half of them, only a "
                 f"difference of {median(line.gap.half or 0.0 for line in gaps):.1f} points or more "
                 "would have been clear."

@@ -242,7 +242,8 @@ def test_methods_are_compared_client_by_client(toy):
     said = found.sentence()
     assert said.startswith("Better than fedavg-ft (beyond the 95 % interval): 1 of 2 methods.")
     assert "better is better by 10.0 points, with 1.00 times the bytes" in said
-    assert "After Holm's correction for 3 comparisons: 1 better, 1 worse." in said
+    holm = "After Holm's correction for 3 comparisons (that of local is one of them): "
+    assert f"Worse: 0. Inconclusive: 1. {holm}1 better, 0 worse." in said, "local is in neither"
     assert "difference from fedavg-ft" in found.heads and "worse than local" in found.heads
     rows = {row[0]: dict(zip(found.heads, row, strict=True)) for row in found.rows()}
     assert [*rows] == [line.name for line in found.lines]
@@ -274,6 +275,7 @@ def test_before_anybody_has_trained_alone_the_other_columns_are_there(toy):
         assert line.below_yardstick == pytest.approx(100 * (gap < 0).mean())
         assert dict(zip(found.heads, line.texts(), strict=True))["worse than local"] == "-"
     assert f"of {len(rest) - 1} method" in found.sentence()
+    assert "After Holm's correction for 2 comparisons: " in found.sentence()
 
 
 def test_a_method_without_all_seeds_is_named_and_not_compared(toy, tmp_path):
