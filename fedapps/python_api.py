@@ -204,9 +204,10 @@ class Run:
         from fedapps.device import personalized
         from fedapps.training.undisturbed import undisturbed
 
-        if self._kept is None or self._kept[0] != client:
-            self._kept = client, self.model(client)
-        model = self._kept[1]
+        kept = self._kept  # other threads can replace it
+        if kept is None or kept[0] != client:
+            kept = self._kept = client, self.model(client)
+        model = kept[1]
         with tempfile.TemporaryDirectory() as folder, undisturbed():
             if isinstance(x, str | Path):
                 return personalized.predict(model, expanded(str(x)))

@@ -170,6 +170,27 @@ def test_predictions_are_those_of_the_saved_weights(run, here):
         np.testing.assert_allclose(as_floats, chances, atol=1e-6)
 
 
+def test_another_thread_that_predicts_changes_nobodys_model(run, here):
+    """In the worst moment: after the kept model was found to be the right one."""
+    found = run(strategy="fedper")
+    images = np.load(here / "mine.npz")["test_images"]
+    expected = found.predict_proba(0, images)
+
+    class Slow(int):
+        """A number of a client that takes long to compare."""
+
+        __hash__ = int.__hash__
+
+        def __ne__(self, other):
+            thread = threading.Thread(target=lambda: found.predict_proba(1, images))
+            thread.start()
+            thread.join()
+            return int(self) != other
+
+    assert np.array_equal(found.predict_proba(Slow(0), images), expected)
+    assert not np.array_equal(found.predict_proba(1, images), expected)
+
+
 def test_errors_are_one_line_without_their_causes(run, here):
     found = run(strategy="fedper")
     images = np.load(here / "mine.npz")["test_images"]
