@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,9 @@ def scalar(key: str, value: object, where: str) -> bool | int | float | str:
     """Return the value of a key; raises `RunError`, beginning with `where`, if it can be none."""
     if isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, date | time):  # 2024-01-01 is a date in TOML
+        what = f"{key} is a date or a time; must be a number, true, false or a text"
+        raise RunError(f"""{where}: {what}: write it in quotes, such as '{key}="{value}"'""")
     raise RunError(
         f"{where}: {key} must be a number, true, false or a text; a list is one text, such as "
         f'{key}="1,2,3"'

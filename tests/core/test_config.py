@@ -353,6 +353,20 @@ def test_what_flowers_parser_would_skip_in_silence_is_refused(option, rest):
     assert str(caught.value) == f"--run-config {option}: {why}"
 
 
+@pytest.mark.parametrize("value", ["2024-01-01", "07:32:00", "2024-01-01 07:32:00"])
+@pytest.mark.parametrize("in_file", [False, True])
+def test_a_name_that_is_a_date_in_toml_needs_quotes(value, in_file, tmp_path):
+    option = f"run-name={value.replace(' ', 'T')}"
+    if in_file:
+        option = str(tmp_path / "c.toml")
+        (tmp_path / "c.toml").write_text(f"run-name = {value}\n")
+    with pytest.raises(RunError) as caught:
+        config.parse([option])
+    what = "run-name is a date or a time; must be a number, true, false or a text"
+    told = f"""{what}: write it in quotes, such as 'run-name="{value}"'"""
+    assert str(caught.value) == f"--run-config {option}: {told}"
+
+
 def test_a_key_that_is_there_twice_is_named():
     option = 'lr=0.1 model="a=1 a=2" lr=0.2'
     with pytest.raises(RunError) as caught:
