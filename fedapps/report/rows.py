@@ -108,7 +108,7 @@ class RoundRow:
         found = {
             name: None if text is None else float(text)
             for name, text in values.items()
-            if name in columns.rounds and name not in own and name not in ("evaluated", "epsilon")
+            if name in columns.rounds and name not in own and name != "evaluated"
         }
         lead = columns.lead
         means = Means(
