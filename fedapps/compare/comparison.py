@@ -38,8 +38,7 @@ class Comparison:
             for name, column in group.figures().items()
             if column.notna().any()
         )
-        means = (name for name in names if name.startswith(f"{self.metric.name}_"))
-        return [name for name in means if not name.endswith(("_std", "_weighted"))]
+        return self.metric.means(names)
 
 
 def compare(folders: Iterable[Path]) -> Comparison:

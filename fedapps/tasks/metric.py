@@ -1,6 +1,6 @@
 """A metric: how well predictions fit, as one number for a client, and how it is shown."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +46,11 @@ class Metric:
     def personalized(self) -> str:
         """The column with the value after personalization."""
         return f"{self.name}_personalized"
+
+    def means(self, columns: Iterable[str]) -> list[str]:
+        """Return the columns of rounds.csv with means of the metric, but those by samples."""
+        own = (name for name in columns if name.startswith(f"{self.name}_"))
+        return [name for name in own if not name.endswith(("_std", "_weighted"))]
 
     @property
     def factor(self) -> int:

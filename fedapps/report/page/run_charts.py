@@ -159,17 +159,10 @@ def _spent(
 def _means(lead: Metric, rows: Sequence[Row], x: Callable[[Row], float]) -> list[Series]:
     """Return the curves of the metric's means; the personalized one is the last."""
     same = all(row[lead.initial] == row[lead.personalized] for row in rows)
-    start, skipped = f"{lead.name}_", {lead.initial, lead.personalized}
-    further = [
-        name
-        for name in rows[0]
-        if name.startswith(start)
-        and not name.endswith(("_weighted", "_std"))
-        and name not in skipped
-    ]
+    further = [n for n in lead.means(rows[0]) if n not in (lead.initial, lead.personalized)]
     names = [] if same else [(lead.initial, "initial", "initial")]
     for name, colour in zip(further, COLOURS * len(further), strict=False):
-        names.append((name, name.removeprefix(start).replace("_", " "), colour))
+        names.append((name, name.removeprefix(f"{lead.name}_").replace("_", " "), colour))
     label = "initial = personalized" if same else "personalized"
     names.append((lead.personalized, label, "personalized"))
     lines = [
