@@ -100,7 +100,7 @@ def draw(comparisons: Found, methods: Mapping[str, Mapping[str, Line]]) -> Figur
 
 
 def _mark(axes: Axes, place: int, line: Line) -> None:
-    mean, half = line.gap.mean, line.gap.half or 0.0
+    mean = line.gap.mean
     colour = COLOURS.get(line.verdict, GREY)
     sure = line.corrected is not None and line.corrected <= LEVEL
     inside = colour if sure else "white"
@@ -111,7 +111,7 @@ def _mark(axes: Axes, place: int, line: Line) -> None:
         shift = 0.9 if mean <= LOW else -0.9
         axes.text(end + shift, place, f"{mean:+.0f}", va="center", ha=side, size=8, color=colour)
         return
-    axes.plot([mean - half, mean + half], [place, place], color=colour, linewidth=1.4)
+    axes.plot(line.gap.span, [place, place], color=colour, linewidth=1.4)
     axes.plot(mean, place, "o", color=colour, markerfacecolor=inside)
 
 

@@ -39,6 +39,19 @@ class Figure:
         return float(stats.t.ppf(0.975, count - 1) * stats.sem(self.values))
 
     @property
+    def span(self) -> tuple[float, float]:
+        """The interval; with one seed, both ends are the mean."""
+        half = self.half or 0.0
+        return self.mean - half, self.mean + half
+
+    @property
+    def sign(self) -> int | None:
+        """1 if the interval is above zero, -1 if below, 0 if it has zero; None with one seed."""
+        if self.half is None:
+            return None
+        return 0 if abs(self.mean) <= self.half else int(np.sign(self.mean))
+
+    @property
     def difference(self) -> float | None:
         """Our mean minus the published figure."""
         return None if self.published is None else self.mean - self.published

@@ -44,13 +44,8 @@ class Judgement:
     @property
     def verdict(self) -> str:
         """Whether the difference is above zero, below zero, or neither beyond the interval."""
-        if not self.seeds:
-            return DIVERGED
-        if self.gap.half is None:
-            return ONE_SEED
-        if abs(self.gap.mean) <= self.gap.half:
-            return UNCLEAR
-        return YES if self.gap.mean > 0 else REVERSE
+        verdicts = {1: YES, -1: REVERSE, 0: UNCLEAR, None: ONE_SEED}
+        return verdicts[self.gap.sign] if self.seeds else DIVERGED
 
     @property
     def ours(self) -> bool:

@@ -41,9 +41,7 @@ class Line:
     @property
     def verdict(self) -> str:
         """`BETTER` or `WORSE` if the interval excludes zero, else `UNCLEAR`."""
-        if self.gap.half is None or abs(self.gap.mean) <= self.gap.half:
-            return UNCLEAR
-        return BETTER if self.gap.mean > 0 else WORSE
+        return {1: BETTER, -1: WORSE}.get(self.gap.sign or 0, UNCLEAR)
 
     def texts(self) -> list[str]:
         """Return the cells under `Comparison.heads`."""

@@ -168,9 +168,8 @@ def _held_against(done: list[Outcome]) -> Iterator[Chart]:
     rows = []
     for outcome in done:
         if figure := outcome.figure(outcome.cell.row.readings[0]):
-            half = figure.half or 0.0
-            span = (figure.mean - half, figure.mean + half)
-            rows.append(charts.interval(outcome.cell.name, figure.mean, span, figure.published))
+            said = (figure.mean, figure.span, figure.published)
+            rows.append(charts.interval(outcome.cell.name, *said))
     if rows:
         title = "Our figure (dot, with its interval over seeds) and the published one (diamond)"
         yield interval_chart(Chart("", title, "accuracy, %"), rows)
@@ -211,9 +210,8 @@ def _compared(part: Section, table: Table, ran: list[Outcome]) -> None:
     part.heads, part.rows = found.heads, [*found.rows()]
     rows = []
     for line in found.lines:
-        mean, half = line.gap.mean, line.gap.half or 0.0
         if line.name != table.yardstick:
-            rows.append(charts.interval(line.name, mean, (mean - half, mean + half)))
+            rows.append(charts.interval(line.name, line.gap.mean, line.gap.span))
     title = f"Difference from {table.yardstick}, with its 95 % interval over seeds"
     part.figures.append(interval_chart(Chart("", title, "points"), rows, zero=True))
 
