@@ -127,9 +127,9 @@ def found(folders: Iterable[Path]) -> Iterator[Path]:
     """Yield run directories in order: each given one, or those inside a folder that is none."""
     seen = set[Path]()
     for folder in folders:
-        inside = sorted(path.parent for path in folder.glob("*/config.toml"))
-        is_run = (folder / "config.toml").exists() or not inside  # the latter raises when read
-        for run in [folder] if is_run else inside:
+        inside = sorted(path for path in folder.glob("*") if directory.is_run(path))
+        itself = directory.is_run(folder) or not inside  # the latter raises when read
+        for run in [folder] if itself else inside:
             if run.resolve() not in seen:
                 seen.add(run.resolve())
                 yield run

@@ -150,6 +150,14 @@ def is_final(summary: Mapping[str, Any]) -> bool:
     return bool(summary.get("finished", summary))  # earlier versions wrote it only at the end
 
 
+def is_run(folder: Path) -> bool:
+    """Tell whether a folder is a run directory. Raises OSError if this user may not look into it.
+
+    A config.toml alone is no run: other programs have one as well, such as Flower in its home.
+    """
+    return all((folder / name).is_file() for name in ("config.toml", "rounds.csv"))
+
+
 def has_finished(run: Path) -> bool:
     """Tell whether a folder has a finished run."""
     try:

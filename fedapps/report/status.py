@@ -100,15 +100,13 @@ def read(folder: Path) -> RunStatus:
 def find(folder: Path) -> Path | None:
     """Return the run directory that a folder is, or the newest one in it, or None.
 
-    Those of federations and sweeps are in folders of their own. A config.toml alone is no run:
-    Flower has one in its home folder. Raises `RunError` if this user may not look into the folder.
+    Those of federations and sweeps are in folders of their own. Raises `RunError` if this user may
+    not look into the folder.
     """
     runs = [folder / "config.toml", *folder.glob("*/config.toml"), *folder.glob("*/*/config.toml")]
     try:
         there = {
-            path.parent: path.stat().st_mtime
-            for path in runs
-            if path.is_file() and path.with_name("rounds.csv").is_file()
+            path.parent: path.stat().st_mtime for path in runs if directory.is_run(path.parent)
         }
     except OSError as error:
         raise RunError(f"{folder}: cannot be read ({error.strerror})") from error

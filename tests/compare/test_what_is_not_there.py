@@ -34,6 +34,17 @@ def test_folders_that_are_no_runs_are_named(made, refused, tmp_path):
     assert refused("compare", file, run) == f"{file} {told} Not a directory"
 
 
+def test_a_config_of_another_program_makes_no_folder_a_run(made, compare, refused, tmp_path):
+    """Beside runs, in the folder that has them, or alone."""
+    run, other = made("a"), made("b", "lr=0.5")
+    for place in (run.parent / "other", run.parent):
+        place.mkdir(exist_ok=True)
+        (place / "config.toml").write_text('[superlink]\naddress = "127.0.0.1"\n')
+    assert compare(run.parent).out == compare(run, other).out
+    alone = run.parent / "other"
+    assert refused("compare", run, alone).startswith(f"{alone} is not a run directory: rounds.csv")
+
+
 @pytest.mark.parametrize(("name", "text"), [
     ("rounds.csv", ""), ("rounds.csv", "round,seconds\n1,2\n"), ("rounds.csv", None),
     ("summary.json", "{"), ("config.toml", "lr = "), ("config.toml", "\x00"),
