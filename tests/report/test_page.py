@@ -173,6 +173,12 @@ def test_settings_that_differ_are_told(options, expected):
     assert {k: v for k, v in found.items() if not k.startswith("fedprox.")} == own
 
 
+def test_the_default_method_is_no_setting_that_differs():
+    default = facts.config.defaults()["strategy"]
+    assert facts.differences(facts.config.parse([f'strategy="{default}"'])) == []
+    assert facts.differences(facts.config.parse(["lr=0.3"]))[0][:2] == ("lr", "0.3")
+
+
 def test_a_setting_of_the_base_method_differs_too():
     text = 'strategy="fedseq" fedseq.base="fedper" fedper.personal-layers="fc1"'
     found = {key: value for key, value, _ in facts.differences(facts.config.parse([text]))}

@@ -204,13 +204,17 @@ def devices_of(run: RunFiles, now: float) -> Table:
 
 
 def differences(flat: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the keys in which a run differs from its method's defaults: value and default."""
+    """Return the keys in which a run differs from its method's defaults: value and default.
+
+    The method is the first of them, if it is not the default one.
+    """
     strategy = str(flat.get("strategy", ""))
     known = config.defaults()
     base = known | {"strategy": strategy}
     now, before = _holding(known | dict(flat)), _holding(base)
     own = config.tables_in_use(known | dict(flat))
-    found = [("strategy", literal(strategy), literal(known["strategy"]))]
+    usual = str(known["strategy"])
+    found = [("strategy", literal(strategy), literal(usual))] if strategy != usual else []
     for key, value in now.items():
         if key in ("strategy", *PLACES) or ("." in key and key.partition(".")[0] not in own):
             continue
