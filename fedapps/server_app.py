@@ -92,7 +92,8 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     federation = Federation(rounds)  # and this the budget of privacy
     for note in unused.notes(strategy):
         log.warning("%s", note)
-    with _reporting(rounds, context.run_config) as report, federation.recorded(report):
+    reporting = _reporting(rounds, federation, context.run_config)
+    with reporting as report, federation.recorded(report):
         if held is not None and space.task.has_classes:
             report.hold(listed, held)
         report.follow(strategy.arrays)
@@ -132,7 +133,9 @@ def watched(report: Report, page: bool) -> Iterator[Lookout]:
 
 
 @contextmanager
-def _reporting(rounds: Rounds, flat: Mapping[str, Scalar]) -> Iterator[Report]:
+def _reporting(
+    rounds: Rounds, federation: Federation, flat: Mapping[str, Scalar]
+) -> Iterator[Report]:
     """Make the directory of a new run, or reopen that of the run that `resume` names.
 
     The directory is locked, so that no other process resumes the run meanwhile.
@@ -150,7 +153,9 @@ def _reporting(rounds: Rounds, flat: Mapping[str, Scalar]) -> Iterator[Report]:
             yield report
         return
     with resume.alone(folder):
-        report = Report.reopen(folder, settings, flat, resume.restore(folder, rounds), space.task)
+        progress = resume.restore(folder, rounds)
+        federation.check(folder)  # before the results of a finished run are taken away
+        report = Report.reopen(folder, settings, flat, progress, space.task)
         log.info("run directory: %s, %s", folder, resume.how_far(rounds.recovery))
         yield report
 

@@ -6,6 +6,7 @@ Without the key `federation` there is no ledger, and only `dp.budget` is checked
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from fedapps.engine.ledger import Ledger, Night, check_budget
 from fedapps.engine.rounds import Rounds
 from fedapps.models.grouping import frozen_keys
 from fedapps.report import directory
+from fedapps.report.about import About
 from fedapps.report.report import Report
 
 
@@ -42,17 +44,24 @@ class Federation:
                 f" {directory.MODEL} is no start for a later run of a federation; train all"
             )
         if not self.settings.resume:  # what a resumed run has done already is not known yet
-            self._enter(Ledger() if self.folder is None else ledger.read(self.folder))
+            self.check()
+
+    def check(self, folder: Path | None = None) -> None:
+        """Raise `RunError` if the run, whose directory is `folder` if it is resumed, is refused.
+
+        It changes no file.
+        """
+        self._enter(Ledger() if self.folder is None else ledger.read(self.folder), folder)
 
     @contextmanager
     def recorded(self, report: Report) -> Iterator[None]:
         """Enter the run before it begins; at its end, enter what it did and describe its model."""
         if self.folder is None:
-            self._enter(Ledger(), report)
+            self._enter(Ledger(), report.folder)
             yield
             return
         with ledger.editing(self.folder) as book:
-            self._enter(book, report)
+            self._enter(book, report.folder)
         finished = False
         try:
             yield
@@ -78,19 +87,19 @@ class Federation:
         total = ledger.epsilon(runs, self.settings.dp.delta)
         return {"runs_of_federation": len(runs), "epsilon_of_federation": total}
 
-    def _enter(self, book: Ledger, report: Report | None = None) -> None:
+    def _enter(self, book: Ledger, run: Path | None = None) -> None:
         """Enter this run into the ledger with all that it can still release; check the budget."""
         s, privacy, recovery = self.settings, self.rounds.privacy, self.rounds.recovery
+        about = About.read(run) if run else None
         parent = where = ""
-        if self.folder is not None and report is not None:
-            own = report.folder
-            where = own.name if own.parent == self.folder else str(own)
+        if self.folder is not None and run is not None:
+            where = run.name if run.parent == self.folder else str(run)
             if s.initial_model:
                 parent = book.holder(expanded(s.initial_model), self.folder)
         self.night = Night(
-            run=report.about.id if report else "",
+            run=about.id if about else "",
             folder=where,
-            started=report.about.started if report else "",
+            started=about.started if about else "",
             strategy=s.strategy,
             parent=parent,
             round=recovery.done,

@@ -235,6 +235,25 @@ def test_a_run_that_ends_early_counts_what_it_did_and_a_killed_one_all(
     assert summary_of(folder)["epsilon_of_federation"] == pytest.approx(again.epsilon)
 
 
+@pytest.mark.parametrize(("other", "line"), [
+    ([], r"^dp\.budget = .*: 40 rounds would spend"),
+    ([night("other")], r"^dp\.mode, dp\.sampling: all runs of a federation must"),
+])  # fmt: skip
+def test_a_finished_run_that_may_not_go_on_stays_as_it_is(
+    other, line, serial_run, tiny_npz, federation
+):
+    budget = composed([(poisson(2.0, 2, 4), 3)], DELTA)
+    run = tiny_npz, DP, f'federation="{federation}" dp.budget={budget} unseen-clients="4,5"'
+    folder = serial_run(*run)
+    with ledger.editing(federation) as book:
+        book.runs += other
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert {folder / "summary.json", folder / "unseen.csv"} < before.keys()
+    with pytest.raises(RunError, match=line):
+        serial_run(*run, f'resume="{folder}" num-rounds=40')
+    assert {path: path.read_bytes() for path in before if path.exists()} == before
+
+
 def test_a_run_with_adapters_is_no_start_for_another(serial_run, tiny_npz, federation):
     with pytest.raises(RunError, match=r"^adapter-rank = 2: no later run of a federation"):
         serial_run(tiny_npz, f'strategy="fedavg" adapter-rank=2 federation="{federation}"')
