@@ -100,7 +100,7 @@ class VirtualClock(Clock):
         strategy.state[COUNTED] = np.zeros((), np.int64)
         self._warned = False  # that in a round all were late
         self._seconds: dict[int, float] = {}  # of the clients that have answered in this round
-        self._gone = False  # whether a client of this round has dropped out
+        self._gone = 0  # how many clients of this round have dropped out
         self._end = 0.0  # of a round in which it depends on all updates who counts
 
     @property
@@ -142,13 +142,13 @@ class VirtualClock(Clock):
 
     def reached(self, round_: int, selected: Sequence[int]) -> list[int]:
         """Return the selected clients without those that drop out; these are events."""
-        self._seconds, self._gone = {}, False
+        self._seconds, self._gone = {}, 0
         if not (chance := self.strategy.settings.dropout):
             return [*selected]
         draws = self._draws("dropout", round_)
         for client in selected:
             if draws[client] < chance:
-                self._gone = True
+                self._gone += 1
                 self.strategy.event(round_, client, "dropout", "does not answer")
         return [client for client in selected if draws[client] >= chance]
 
@@ -231,30 +231,30 @@ class VirtualClock(Clock):
         answers = [*self.on_their_way.take(), *own]
         answers.sort(key=lambda answer: (answer.finish, answer.update.client))
         asked = [a for a in answers if self.is_async or a.round == round_]  # for whom it waits
-        need = self._needed()
-        last = asked[min(need, len(asked)) - 1].finish if asked else start
-        deadline = start + self.limit
-        wait_on = self._gone and len(asked) < need and deadline < math.inf
-        self._end = deadline if wait_on else min(max(start, last), deadline)
-        left_out = {id(answer) for answer in asked[need:]}
-        now: list[Answer] = []
-        later: list[Answer] = []
+        need = self._needed(len(asked) + self._gone)
+        # if all are at work for earlier rounds, it waits for the first of them
+        last = max([start, *(a.finish for a in asked[:need] or answers[:1])])
+        wait_on = len(asked) < need and self.limit < math.inf  # for who has dropped out
+        self._end = start + self.limit if wait_on else min(last, start + self.limit)
+        left_out = {answer.update.client for answer in asked[need:]}
+        come: list[Answer] = []
         for answer in answers:
-            counts = answer.finish <= self._end and id(answer) not in left_out
-            (now if counts else later).append(answer)
-        for answer in later:
+            client = answer.update.client
+            if answer.finish <= self._end and client not in left_out:
+                come.append(answer)
+                continue
             if answer.round == round_ and not self.is_async:
-                self._late(round_, answer.update.client)
+                self._late(round_, client)
             if self.keeps:
                 self.on_their_way.keep(answer, round_, server)
-        for answer in sorted(now, key=lambda a: a.update.client):
+        for answer in sorted(come, key=lambda a: a.update.client):
             yield self._current(answer, round_, server)
 
-    def _needed(self) -> int:
-        """Return how many updates end a round."""
+    def _needed(self, asked: int) -> int:
+        """Return how many of the updates that a round waits for end it."""
         if self.is_async:
-            return self.buffer
-        return self.cohort if self.strategy.settings.over_selection else 10**9
+            return min(self.buffer, asked)
+        return min(self.cohort, asked) if self.strategy.settings.over_selection else asked
 
     def _current(self, answer: Answer, round_: int, server: Arrays) -> ClientUpdate:
         """Return an update as a change of the model that is there now; see `VirtualClock`."""

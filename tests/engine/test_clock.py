@@ -94,16 +94,17 @@ def test_the_clock_changes_nothing_but_its_column(run, devices, read_csv):
 # Who counts, and what becomes of those who are late ------------------------------------------
 
 
-def replayed(fits, space, need=100, limit=math.inf, later=False, buffered=False):
+def replayed(fits, space, rounds, need=100, limit=math.inf, later=False, buffered=False):
     """What a run must have computed: its model, the ends of its rounds, and each round's staleness.
 
-    A round ends when `need` of the clients that it asked (`buffered`: of all at work) have come.
+    A round ends when `need` of the clients that it asked (`buffered`: of all at work) have come. If
+    all are at work, so that none can be asked, it ends when the first has come.
     """
     took = seconds_of(fits, space.layout)
     sent = {(request.plan.round, request.client): update for _, _, request, update in fits}
     model = {key: value.astype(np.float64) for key, value in space.initial.items()}
     now, flying, ends, staleness = 0.0, [], [], []
-    for round_ in range(1, max(r for r, _ in took) + 1):
+    for round_ in range(1, rounds + 1):
         for r, client in took:
             if r == round_:
                 update = sent[r, client]
@@ -111,7 +112,8 @@ def replayed(fits, space, need=100, limit=math.inf, later=False, buffered=False)
                 flying.append((now + took[r, client], client, r, update.num_examples, change))
         flying.sort(key=lambda one: one[:2])
         waited_for = [one for one in flying if buffered or one[2] == round_]
-        now = min(max(now, waited_for[:need][-1][0]), now + limit)
+        last = (waited_for[:need] or flying[:1])[-1][0]
+        now = min(max(now, last), now + limit)
         come = [one for one in flying if one[0] <= now and one not in waited_for[need:]]
         total = sum(one[3] for one in come)
         for key in model:
@@ -127,6 +129,7 @@ def replayed(fits, space, need=100, limit=math.inf, later=False, buffered=False)
 CASES = [
     ("fraction-train=1.0 deadline=3.0", {"limit": 3.0}),
     ("fraction-train=1.0 deadline=3.0 late=later", {"limit": 3.0, "later": True}),
+    ("fraction-train=1.0 deadline=0.9 late=later", {"limit": 0.9, "later": True}),
     ("over-selection=0.5", {"need": 3}),
     ("over-selection=0.5 late=later deadline=3.0", {"need": 3, "limit": 3.0, "later": True}),
     (
@@ -142,7 +145,7 @@ def test_the_model_is_made_of_the_updates_that_count(
     options, rule, run, devices, fits, workspace_of, read_rounds, read_model, read_csv
 ):
     folder = run(devices(), options, "num-rounds=6")
-    model, ends, staleness = replayed(fits, workspace_of(folder), **rule)
+    model, ends, staleness = replayed(fits, workspace_of(folder), 6, **rule)
     assert [r["virtual_seconds"] for r in read_rounds(folder)] == pytest.approx(ends, rel=1e-12)
     for key, array in read_model(folder).items():
         np.testing.assert_allclose(array, model[key], rtol=0, atol=2e-6)
