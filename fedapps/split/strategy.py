@@ -158,8 +158,7 @@ class SplitStrategy(BaseStrategy):
     def plan(self, round_: int, client: int) -> Plan:
         """Return a plan in which the client trains and exchanges its own layers only."""
         layers = self.layout.names[: self.cut(client)]
-        shared = () if self.relays else layers
-        stage = self.stage(round_, layers)
+        shared, stage = () if self.relays else layers, self.stage(round_, layers)
         if any(self.workspace.trainer.profile.lone[name] for name in self.layout.names):
             stage = replace(stage, least=2)  # for BatchNorm, also on the server
         return Plan(round=round_, download=shared, stages=(stage,), upload=shared)
@@ -176,7 +175,7 @@ class SplitStrategy(BaseStrategy):
     def after_round(self, round_: int) -> TrainingStats:
         """Return the costs of training the server's layers."""
         done = TrainingStats()
-        for part in self.parts():
+        for part in self.parts() if self._work else ():  # there are none without clients
             done.spend(part.costs())
         return done
 
@@ -201,6 +200,9 @@ class SplitStrategy(BaseStrategy):
 
     def begin_round(self, round_: int, plans: dict[int, Plan]) -> dict[int, Plan]:
         """Open the session of a round; return plans with the address and token to join it."""
+        if not plans:  # all have dropped out, say
+            self._work = None
+            return {}
         counts = {client: self.batches(client) for client in plans}
         if isinstance(self.options, OversampleSettings) and self.options.oversample:
             limit = self.options.oversample_limit if self.devices else math.inf
@@ -220,8 +222,7 @@ class SplitStrategy(BaseStrategy):
             relay=self.relays,
         )
         tokens = self._session.tokens
-        own = {c: replace(channel, token=tokens[c]) for c in plans}
-        return {c: replace(plan, channel=own[c]) for c, plan in plans.items()}
+        return {c: replace(p, channel=replace(channel, token=tokens[c])) for c, p in plans.items()}
 
     def train_nodes(self, nodes: list[int], workers: int) -> list[int]:
         """Return the SuperNodes to train on: one in a simulation, unless `channel-nodes` is set."""
@@ -250,7 +251,7 @@ class SplitStrategy(BaseStrategy):
         arrived = [*updates]
         self.served()
         lost = self._session.lost if self._session else {}
-        diverged = [part for part in self.parts() if not part.is_finite()]
+        diverged = [p for p in self.parts() if not p.is_finite()] if arrived else []
         for update in arrived:
             reason = lost.get(update.client)
             if reason is None and any(part is self.part_of(update.client) for part in diverged):

@@ -119,6 +119,21 @@ def test_where_nobody_can_train_nothing_changes(serial_run, tiny_npz, read_model
         np.testing.assert_array_equal(value, initial[key], err_msg=key)
 
 
+@pytest.mark.parametrize("name", [*SPLIT, 'sflv1" sflv1.sync="round'])
+def test_a_round_without_clients_trains_and_costs_nothing(name, serial_run, tiny_npz, read_rounds):
+    """Also the first round, and one after a round with clients."""
+    folder = serial_run(
+        f'{tiny_npz} strategy="{name}" num-clients=3 fraction-train=1.0 num-rounds=3 '
+        "devices=lognormal dropout=0.7 seed=3 evaluate-every=0 finetune-epochs=0"
+    )
+    rows = read_rounds(folder)
+    assert [row["clients"] for row in rows] == [0, 1, 0]
+    for key in ("train_macs", "cost_paper", "bytes_down", "bytes_up"):
+        assert [row[key] > 0 for row in rows] == [False, True, False], key
+    times = [row["virtual_seconds"] for row in rows]
+    assert times[0] == 0 < times[1] == times[2]
+
+
 def test_a_client_that_is_lost_on_the_channel_is_not_averaged(
     serial_run, tiny_npz, monkeypatch, read_csv, read_rounds, clock, sessions
 ):
