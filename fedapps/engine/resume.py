@@ -169,7 +169,8 @@ def check_dependence(folder: Path, strategy: BaseStrategy, done: int) -> None:
 
     Raises `RunError` if the last of them would have exchanged or kept other layers. The method's
     schedule would then have to go back: clients would freeze layers that they have already trained,
-    or share layers that have become personal.
+    or share layers that have become personal. The same holds if only with the new number it would
+    have been the last before other layers, because at its end a method may prepare for these.
     """
     new = strategy.settings
     before = config.read(config.defaults() | config.stored(folder)).num_rounds
@@ -178,12 +179,19 @@ def check_dependence(folder: Path, strategy: BaseStrategy, done: int) -> None:
     with without_lines(log.logger.name, lambda _: True):  # its warnings are about the old value
         old = type(strategy)(strategy.workspace, msgspec.structs.replace(new, num_rounds=before))
     client = strategy.workspace.population.training[0]
-    plans = [s.plan(done, client) for s in (old, strategy)]
-    was, would_be = (msgspec.structs.replace(plan, stages=()) for plan in plans)
+    (was, next_was), (would_be, next_would_be) = (
+        [msgspec.structs.replace(s.plan(r, client), round=0, stages=()) for r in (done, done + 1)]
+        for s in (old, strategy)
+    )
+    told = f"num-rounds = {new.num_rounds}: with so many rounds, round {done} would"
     if was != would_be:
         raise RunError(
-            f"num-rounds = {new.num_rounds}: with so many rounds, round {done} would exchange or "
-            "keep other layers than it did in this run; start a new run"
+            f"{told} exchange or keep other layers than it did in this run; start a new run"
+        )
+    if next_was == was and next_would_be != was:
+        raise RunError(
+            f"{told} be the last before other layers are exchanged or kept, but in this run it was"
+            " not; start a new run"
         )
     for round_ in range(1, done + 1):
         if old.plan(round_, client) != strategy.plan(round_, client):

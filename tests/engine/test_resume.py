@@ -401,6 +401,20 @@ def test_a_schedule_does_not_go_back(options, rounds, enough, too_many, serial_r
     resumed(folder, f"num-rounds={enough}")
 
 
+@pytest.mark.parametrize("strategy", ["pfedsim", "fedap"])
+def test_a_warm_up_does_not_end_where_it_went_on(strategy, serial_run, monkeypatch):
+    """It takes half of the rounds. What follows is prepared at its end, and not later."""
+    monkeypatch.setattr(checkpoint, "KEPT", 100)
+    options = f'strategy="{strategy}" model="conv4" evaluate-every=0'
+    whole, longer = (serial_run(options, f"num-rounds={rounds}") for rounds in (4, 8))
+    killed = shutil.copytree(longer, longer.with_name("killed"))
+    back_to(killed, 2)
+    with pytest.raises(RunError, match=r"num-rounds = 4: .* round 2 would be the last before"):
+        resumed(killed, "num-rounds=4")
+    back_to(whole, 2)
+    assert differences(longer, resumed(whole, "num-rounds=8")) == []  # it may end later
+
+
 @pytest.mark.parametrize("resume", ["{tmp}/none", "{tmp}", "relative"])
 def test_what_is_no_run(resume, tmp_path):
     resume = resume.format(tmp=tmp_path)
