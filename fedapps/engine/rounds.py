@@ -93,6 +93,7 @@ class Rounds:
         there = self.clock.there(round_)
         wanted = checks.check_selected(round_, self.clock.select(round_, there), there)
         selected = self.clock.reached(round_, self.privacy.select(round_, wanted, there))
+        selected = self.summing.enough(round_, selected)
         plans = {client: self.strategy.plan(round_, client) for client in selected}
         plans = self.strategy.begin_round(round_, plans)
         for kind, detail in self.privacy.begin(plans).items():

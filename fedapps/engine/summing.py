@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from fedapps.core.draws import sample_size
 from fedapps.core.errors import RunError
+from fedapps.core.words import number
 from fedapps.engine.checks import replaced
 from fedapps.engine.privacy_mode import RESTS_ON
 from fedapps.method.flower import BaseStrategy
@@ -44,6 +45,10 @@ class Summing:
         self.boxes: dict[int, bytes] = {}
         self.moved: dict[int, tuple[int, int]] = {}
 
+    def enough(self, round_: int, selected: list[int]) -> list[int]:
+        """Return the clients of a round: those that are selected, or none."""
+        return selected
+
     def begin(
         self, round_: int, plans: dict[int, Plan], info: RoundInfo, fleet: Fleet
     ) -> dict[int, Plan]:
@@ -65,6 +70,17 @@ class SecureSumming(Summing):
             raise RunError(f"secure-sum = true: {why}")
         self.equal = strategy.settings.dp.shared_out  # all clients weigh 1
         self.server = SumServer()
+
+    def enough(self, round_: int, selected: list[int]) -> list[int]:
+        """Return nobody, with an event, if so many drop out in a simulation that there is no sum.
+
+        Too few devices fail, so that a run that goes on without a sum ends.
+        """
+        if not 0 < len(selected) < FEWEST or self.strategy.devices:
+            return selected
+        there = number(len(selected), "client")
+        self.strategy.event(round_, "server", "no-sum", f"{there} there, and it needs {FEWEST}")
+        return []
 
     def begin(
         self, round_: int, plans: dict[int, Plan], info: RoundInfo, fleet: Fleet

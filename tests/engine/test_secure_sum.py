@@ -174,6 +174,24 @@ def test_a_run_ends_if_more_are_missing(steps, cause, run, monkeypatch):
         run()
 
 
+def test_a_round_from_which_too_many_drop_out_trains_nobody(
+    run, uploads, read_csv, read_rounds, read_model
+):
+    """One with two clients is like one without clients, and no reason to end the run."""
+    folder = run("devices=lognormal dropout=0.55 num-rounds=5 seed=200 evaluate-every=0")
+    events = read_csv(folder, "events.csv")
+    gone = [int(event["round"]) for event in events if event["kind"] == "dropout"]
+    there = [CLIENTS - gone.count(round_) for round_ in range(1, 6)]
+    assert there == [3, 1, 0, 3, 2]
+    found = [(row["clients"], row["failures"], row["bytes_up"] > 0) for row in read_rounds(folder)]
+    assert found == [(n, 0, True) if n >= 3 else (0, 0, False) for n in there]
+    without = [(int(e["round"]), e["detail"]) for e in events if e["kind"] == "no-sum"]
+    assert without == [
+        (2, "1 client there, and it needs 3"), (5, "2 clients there, and it needs 3")
+    ]  # fmt: skip
+    is_mean(read_model(folder), plain_mean(uploads, max(r for r, _ in uploads)))
+
+
 def test_a_round_without_a_sum_changes_nothing_on_devices(
     flat_config, no_plots, tmp_path, make_npz, monkeypatch, uploads, read_model, read_rounds
 ):

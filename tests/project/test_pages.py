@@ -39,7 +39,7 @@ NOT_KEYS = {  # words with a hyphen that stand as code in the pages
     *("num-supernodes", "client-resources-num-cpus", "client-resources-num-gpus"),  # Flower's
     *("tiny-imagenet", "tiny-imagenet-200", "crop-flip", "train-warmup", "dp-accounting"),
     *("clip-norm", "personal-layer", "plot-failed", "client-accuracy"),
-    *("state-lost", "data-changed", "virtual-time", "left-out"),
+    *("state-lost", "data-changed", "virtual-time", "left-out", "no-sum"),
     *("run-failed", "page-failed", "logger-failed"),  # events and plots
     *("sign-flip", "label-flip", "inflated-count"),  # values of attack, and of aggregation:
     *("trimmed-mean", "multi-krum", "geometric-median"),
