@@ -15,7 +15,11 @@ from fedapps.engine.checks import replaced
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.robust import RULES
 
-OF_DEVICES = ("input-shape", "num-classes", "class-names", "client-state")
+OF_DEVICES = ("input-shape", "num-classes", "class-names", "client-state", "max-samples")
+OF_CHANNEL = (
+    "channel-address", "channel-nodes", "channel-reach", "channel-tls", "join-timeout",
+    "step-timeout",
+)  # fmt: skip
 OF_FILES = ("target-column", "client-column", "columns", "missing", "window", "window-step")
 SHARING_OUT = ("split", "test-fraction", "partitioner")
 
@@ -40,6 +44,9 @@ def told(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
         what = "whose BatchNorms are frozen" if s.adapter_rank else "which has no BatchNorm"
         why = f'with model = "{s.model}", {what}'
         yield from ((key, why) for key in ("bn-local", "bn-stats"))
+    if not replaced(strategy, ["begin_round"]):
+        why = f"on {strategy.settings.strategy}, whose clients need no channel"
+        yield from ((key, why) for key in OF_CHANNEL)
     plan = strategy.plan(strategy.settings.num_rounds, _some(strategy))
     if not plan.upload:
         why = f"on {strategy.settings.strategy}, whose clients upload nothing"
@@ -109,6 +116,8 @@ def _general(s: Settings) -> Iterator[tuple[str, str]]:
         yield "few-shot", "without unseen-clients"
     if s.split == "official" and not own:
         yield "test-fraction", 'with split = "official"'
+    if not (s.evaluate_every or s.resume):  # the end of an extension is evaluated, and can count
+        yield "patience", "with evaluate-every = 0"
     if s.evaluate_rounds and not s.further_rounds:
         yield "evaluate-rounds", f"with num-rounds = {s.num_rounds}"
     if not s.adapter_rank:

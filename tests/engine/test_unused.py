@@ -25,7 +25,8 @@ OTHER = {  # values that are not the defaults
     "robust-share": 0.1, "clip-radius": 0.5, "attack-scale": 2.0, "attack-z": 2.0,
     "fedfc.slowest-limit": 1, "server-part": "body", "dp.sampling": "fixed",
     "fedfc.statistics": "client", "target-column": "a", "client-column": "b", "columns": "a,b",
-    "missing": "mean", "window-step": 3,
+    "missing": "mean", "window-step": 3, "channel-nodes": 3, "join-timeout": 5.0,
+    "step-timeout": 5.0, "max-samples": 5,
 }  # fmt: skip
 QUIET = "dp.noise-multiplier=0.01 dp.clip-norm=0.1"  # noise with which training goes on
 OWN = {  # settings of a method with which more of its keys have no effect
@@ -68,6 +69,10 @@ def test_without_effect_is_so(method, extra, flat_config, serial_run, tiny_npz, 
         assert (one / file).read_bytes() == (two / file).read_bytes(), changed
 
 
+CONNECTION = "channel-nodes=3 join-timeout=5.0 step-timeout=5.0"
+PATIENT = "patience=1 evaluate-on=validation validation-fraction=0.2"
+
+
 @pytest.mark.parametrize(("options", "lines"), [
     ("", []),
     ("alpha=0.5", []),
@@ -95,6 +100,17 @@ def test_without_effect_is_so(method, extra, flat_config, serial_run, tiny_npz, 
         ],
     ),
     ('dp.mode="central" dp.sampling="fixed"', []),
+    (
+        f"{CONNECTION} max-samples=5",
+        [
+            'max-samples = 5 has no effect without dataset = "device"',
+            *(f"{key} has no effect on fedbabu, whose clients need no channel"
+              for key in ("channel-nodes = 3", "join-timeout = 5.0", "step-timeout = 5.0")),
+        ],
+    ),
+    (f'strategy="sflv1" {CONNECTION}', []),
+    (f"{PATIENT} evaluate-every=0", ["patience = 1 has no effect with evaluate-every = 0"]),
+    (PATIENT, []),
 ])  # fmt: skip
 def test_only_what_somebody_set_is_told(options, lines, data_root):
     flat = config.parse([f'data-root="{data_root}" dataset="digits" num-clients=4', options])
