@@ -14,7 +14,6 @@ import tomli_w
 
 from fedapps.core.errors import RunError
 from fedapps.core.options import flat, parse_option, quoted
-from fedapps.core.paths import expanded
 from fedapps.core.words import did_you_mean
 
 FEDERATION = "--federation-config"
@@ -35,22 +34,20 @@ BUNDLED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl", "LICENSE",
 
 @contextlib.contextmanager
 def merged(options: Sequence[str]) -> Iterator[list[str]]:
-    """Provide several run-config options as one that `flwr run` accepts.
+    """Provide run-config options as one that `flwr run` accepts; none if they set nothing.
 
     Flower accepts no file together with key=value pairs, and lets a later option replace a whole
-    table. So several options become one temporary file; if they resume a run, it also gets the
-    settings of that run. A single option is kept, except that missing quotes around texts are added
-    and the path of a file becomes absolute.
+    table. So they become one temporary file. If they resume a run, it also gets the settings of
+    that run.
     """
-    options = [option for option in options if option.strip()]
-    if len(options) < 2 and not any("resume" in option for option in options):
-        yield [str(expanded(o).resolve()) if o.endswith(".toml") else quoted(o) for o in options]
-        return
     from fedapps.core import config  # imported here for the same reason as in `refusal`
 
     values: dict[str, Any] = {}
     for option in options:
         values |= parse_option(option)
+    if not values:
+        yield []
+        return
     values = config.resumed_from(values) | values
     with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
         path = Path(folder) / "run-config.toml"
@@ -99,7 +96,7 @@ def refusal(app_dir: Path, options: Sequence[str]) -> str:
         known = flat(project["tool"]["flwr"]["app"].get("config", {}))
     except (OSError, KeyError, ValueError):
         return ""
-    changes = [parse_option(option) for option in options if option.strip()]
+    changes = [parse_option(option) for option in options]
     for key in (key for change in changes for key in change if key not in known):
         return f"unknown key {key}{did_you_mean(key, known)}"
     if known != config.defaults():  # another app, or another version of this one

@@ -7,11 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import psutil
 import pytest
+from flwr.common.config import parse_config_args
 from flwr.proto.federation_config_pb2 import SimulationConfig
 
 from fedapps import cli, launch
@@ -99,6 +99,14 @@ def test_the_error_of_what_has_not_started_is_the_text_of_flwrs_box():
     assert error.startswith("Failed to load") and error.endswith("missing or invalid.")
 
 
+def passed_on(given):
+    """What Flower reads of run-config options."""
+    with inputs.merged(given) as options:
+        values = parse_config_args(options)
+    assert not any(Path(option).exists() for option in options)
+    return values
+
+
 class TestParse:
     def test_status(self):
         status, details = outcome.status_of(outcome.answer_of(LISTED))
@@ -121,30 +129,31 @@ class TestParse:
         with pytest.raises(RunError, match=says):
             outcome.status_of(outcome.answer_of(output))
 
-    @pytest.mark.parametrize(("given", "merged"), [
-        (["", 'a="b" c=1'], 'a="b" c=1'),
-        (["a=b c=1 d='e f' g=true h=1,2"], 'a="b" c=1 d=\'e f\' g=true h="1,2"'),
-    ])  # fmt: skip
-    def test_one_option_of_pairs_stays_and_its_texts_get_quotes(self, given, merged):
+    @pytest.mark.parametrize("given", [[], ["", "  "]])
+    def test_without_settings_there_is_no_option(self, given):
         with inputs.merged(given) as options:
-            assert options == [merged]
+            assert options == []
 
-    def test_one_file_becomes_absolute(self, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        with inputs.merged(["x.toml"]) as options:
-            assert options == [str(tmp_path / "x.toml")]
+    def test_texts_need_no_quotes(self):
+        values = {"a": "b", "c": 1, "d": "e f", "g": True, "h": "1,2"}
+        assert passed_on(["a=b c=1 d='e f' g=true h=1,2"]) == values
 
     def test_later_option_wins_key_by_key(self, tmp_path):
         file = tmp_path / "x.toml"
         file.write_text('lr = 0.1\nname = "it\'s \\"é🌻\\""\n[fedper]\na = 1\nb = false\n', "utf-8")
-        with inputs.merged([str(file), "fedper.a=2 lr=1e-3", "fedper.c=inf"]) as options:
-            assert len(options) == 1
-            values = tomllib.loads(Path(options[0]).read_text("utf-8"))
+        values = passed_on([str(file), "fedper.a=2 lr=1e-3", "fedper.c=inf"])
         assert values == {
             "lr": 0.001, "name": "it's \"é🌻\"", "fedper.a": 2, "fedper.b": False,
             "fedper.c": float("inf"),
         }  # fmt: skip
-        assert not Path(options[0]).exists()
+
+    def test_a_file_goes_on_with_a_run_and_its_settings_as_pairs_do(self, tmp_path):
+        (tmp_path / "config.toml").write_text("lr = 0.5\nnum-rounds = 2\n[fedper]\na = 3\n")
+        file = tmp_path / "my.toml"
+        file.write_text(f'resume = "{tmp_path}"\nnum-rounds = 9\n')
+        pairs = f'resume="{tmp_path}" num-rounds=9'
+        expected = {"resume": str(tmp_path), "lr": 0.5, "num-rounds": 9, "fedper.a": 3}
+        assert passed_on([str(file)]) == passed_on([pairs]) == expected
 
     @pytest.mark.parametrize("option", ['lr="abc', "missing.toml"])
     def test_bad_option_is_named(self, option):
@@ -293,8 +302,8 @@ class TestLaunch:
         arguments = [str(EMPTY_APP), "-c", "sleep=1.0", "--home", str(tmp_path / "home")]
         assert cli.main(["run", *arguments, "--federation-config", FEDERATION]) == 1
         first, last = capsys.readouterr().out.splitlines()
-        options = f"|--stream|--run-config|sleep=1.0|--federation-config|{FEDERATION}"
-        assert first.startswith("run|/") and first.endswith(options)
+        options = rf"\|--stream\|--run-config\|/.*\.toml\|--federation-config\|{FEDERATION}"
+        assert re.fullmatch(rf"run\|/.*{options}", first)
         assert last == "error: the run is not started"
 
     def test_slow_superlink_gets_another_chance(self, flwr, tmp_path):
