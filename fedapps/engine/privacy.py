@@ -138,9 +138,9 @@ MODES: dict[str, type[PrivacyMode]] = {
 
 
 def privacy(
-    settings: Settings, layout: Layout, state: Arrays, clients: Sequence[int] | None = None
+    settings: Settings, layout: Layout, state: Arrays, clients: Sequence[int]
 ) -> PrivacyMode:
-    """Return the server's side of `dp.mode` for the `clients` that train: by default, all.
+    """Return the server's side of `dp.mode` for the `clients` that train.
 
     Raises `RunError` if the settings do not fit.
     """

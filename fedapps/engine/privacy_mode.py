@@ -31,20 +31,16 @@ class PrivacyMode:
     """What every mode of differential privacy offers; this one, "none", leaves updates unchanged.
 
     `state` is the strategy's state: a mode stores there what it needs from round to round.
-    `clients` are those that train; None: all.
+    `clients` are those that train.
     """
 
     mechanism: Mechanism | None = None  # what a round releases, as the accountant sees it
 
     def __init__(
-        self,
-        settings: Settings,
-        layout: Layout,
-        state: Arrays,
-        clients: Sequence[int] | None = None,
+        self, settings: Settings, layout: Layout, state: Arrays, clients: Sequence[int]
     ) -> None:
         self.settings = settings
-        self.clients = range(settings.num_clients) if clients is None else clients
+        self.clients = clients
         self.dp: PrivacySettings = settings.dp
         self.layout = layout
         self.state = state

@@ -58,7 +58,8 @@ def make_settings(**changes):
 
 def central(**changes):
     options = {"num_clients": 10, "fraction_train": 0.5, "dp_mode": "central"}
-    return privacy.privacy(make_settings(**(options | changes)), LAYOUT, {})
+    settings = make_settings(**(options | changes))
+    return privacy.privacy(settings, LAYOUT, {}, range(settings.num_clients))
 
 
 def arrays_of(draws, scale=1.0, shapes=SHAPES):
