@@ -62,10 +62,6 @@ class ClientStore:
     owner: str = ""  # unknown
     other_data: bool = False  # whether the client's data have changed during the run
 
-    def load(self, round_: int) -> dict[str, Tensor]:
-        """Return the newest intact state written before `round_`; empty if there is none."""
-        return self.load_version(round_)[1]
-
     def load_version(self, round_: int) -> tuple[int, dict[str, Tensor]]:
         """Return the round of the newest intact state before `round_` (or `NONE`), and the state.
 

@@ -384,8 +384,8 @@ def test_training_sees_the_state_before_its_round_evaluation_after(node, tmp_pat
         _, failures = send([make_request(space, 2, (), (), round_=4)], kind)
         assert failures == []
     assert seen == [{"mark": 3.0}, {"mark": 10.0}]
-    assert store.load(5)["mark"] == 10
-    assert store.load(4)["mark"] == 3
+    assert store.load_version(5)[1]["mark"] == 10
+    assert store.load_version(4)[1]["mark"] == 3
 
 
 def test_nothing_is_stored_for_clients_that_keep_nothing(serial_run, tiny_npz):

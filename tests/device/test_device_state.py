@@ -190,13 +190,13 @@ def test_a_process_that_ends_after_its_run_leaves_the_next_ones_state_alone(bega
     store.save(2, marked(20))
     with pytest.raises(RunError) as caught:
         late.save(3, marked(3))
-    assert began(then, **how).load(4)["w"].tolist() == [20.0, 20.0]
+    assert began(then, **how).load_version(4)[1]["w"].tolist() == [20.0, 20.0]
     assert str(caught.value) == (
         f"{store.folder}: run {then}{' (resumption 1)' if how else ''} uses it now, so nothing "
         "more of run a is written; let one run at a time use the same method and model on a device"
     )
     began("c")
-    assert began("c").load(1)["w"].tolist() == [20.0, 20.0]
+    assert began("c").load_version(1)[1]["w"].tolist() == [20.0, 20.0]
 
 
 def test_a_message_from_before_a_resumption_does_not_take_the_state_back(began):
@@ -207,7 +207,7 @@ def test_a_message_from_before_a_resumption_does_not_take_the_state_back(began):
     with pytest.raises(RunError, match=re.escape(line)):
         began("a")
     resumed.save(3, marked(30))
-    assert began("a", **AGAIN).load(4)["w"].tolist() == [30.0, 30.0]
+    assert began("a", **AGAIN).load_version(4)[1]["w"].tolist() == [30.0, 30.0]
 
 
 def test_a_process_that_ends_late_leaves_the_next_model_alone(device_run, nodes, monkeypatch):
@@ -235,9 +235,9 @@ def test_a_power_cut_while_a_run_begins_loses_nothing(tmp_path):
     (tmp_path / "round-000004.safetensors").unlink()  # what `begin` does first
     assert store.begin(from_newest=True) == 5
     assert store.begin(from_newest=True) == 0  # again: the state before round 1 is what it was
-    assert store.load(1)["w"].tolist() == [5.0, 5.0]
+    assert store.load_version(1)[1]["w"].tolist() == [5.0, 5.0]
     store.begin(from_newest=False)
-    assert store.load(1) == {}
+    assert store.load_version(1)[1] == {}
     assert store.begin(from_newest=True) is None
 
 
@@ -248,7 +248,7 @@ def test_a_new_run_begins_from_the_newest_state_that_is_intact(tmp_path):
     newest = tmp_path / "round-000005.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1])
     assert store.begin(from_newest=True) == 4
-    assert store.load(1)["w"].tolist() == [4.0, 4.0]
+    assert store.load_version(1)[1]["w"].tolist() == [4.0, 4.0]
     assert [path.name for path in tmp_path.iterdir()] == ["round-000000.safetensors"]
 
 

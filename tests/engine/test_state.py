@@ -34,24 +34,24 @@ def number(value):
 
 
 def test_a_client_that_kept_nothing_has_nothing(store):
-    assert store.load(5) == {}
+    assert store.load_version(5)[1] == {}
     assert not store.folder.exists()  # reading leaves no trace
 
 
 def test_versions_are_ordered_as_numbers(store):
     for round_ in (999_999, 1_000_000, 1_000_001):
         store.save(round_, number(round_ % 1000))
-    assert store.load(10**9)["x"] == 1
+    assert store.load_version(10**9)[1]["x"] == 1
     assert names(store) == ["round-1000000.safetensors", "round-1000001.safetensors"]
 
 
 def test_a_repeated_round_starts_from_the_same_state_and_replaces_its_own(store):
     store.save(4, number(4))
     store.save(5, number(5))
-    assert store.load(5)["x"] == 4
+    assert store.load_version(5)[1]["x"] == 4
     store.save(5, number(55))
-    assert store.load(6)["x"] == 55
-    assert store.load(5)["x"] == 4
+    assert store.load_version(6)[1]["x"] == 55
+    assert store.load_version(5)[1]["x"] == 4
 
 
 def test_a_straggler_of_an_earlier_round_leaves_what_came_after(store):
@@ -59,8 +59,8 @@ def test_a_straggler_of_an_earlier_round_leaves_what_came_after(store):
     store.save(2, number(2))
     store.save(4, number(4))
     store.save(3, number(3))
-    assert store.load(5)["x"] == 4
-    assert store.load(4)["x"] == 3
+    assert store.load_version(5)[1]["x"] == 4
+    assert store.load_version(4)[1]["x"] == 3
 
 
 @settings(max_examples=30)
@@ -73,7 +73,9 @@ def test_the_newest_two_answer_every_round_after_them(tmp_path_factory, rounds, 
     for round_ in rounds:
         store.save(round_, number(round_))
     earlier = [round_ for round_ in rounds[-2:] if round_ < asked]
-    assert store.load(asked) == ({"x": torch.tensor([float(earlier[-1])])} if earlier else {})
+    assert store.load_version(asked)[1] == (
+        {"x": torch.tensor([float(earlier[-1])])} if earlier else {}
+    )
 
 
 def same(a, b):
@@ -97,7 +99,7 @@ def test_tensors_come_back_bit_by_bit(store):
         "none": torch.zeros(0, 5),
     }
     store.save(1, kept)
-    assert same(store.load(2), kept)
+    assert same(store.load_version(2)[1], kept)
 
 
 def test_views_are_saved_as_the_values_that_they_show(store):
@@ -105,7 +107,7 @@ def test_views_are_saved_as_the_values_that_they_show(store):
     views = {"t": base.T, "column": base[:, 2], "rows": base[::2], "wide": base[:1].expand(3, 6)}
     assert not any(view.is_contiguous() for view in views.values())
     store.save(1, views)
-    read = store.load(2)
+    read = store.load_version(2)[1]
     for key, view in views.items():
         assert np.array_equal(read[key].numpy(), view.numpy())
 
@@ -113,7 +115,7 @@ def test_views_are_saved_as_the_values_that_they_show(store):
 def test_tensors_that_share_memory_or_need_gradients_are_saved(store):
     weight = torch.nn.Parameter(torch.arange(6.0))
     store.save(1, {"a": weight, "b": weight, "part": weight.detach()[:2]})
-    read = store.load(2)
+    read = store.load_version(2)[1]
     assert read["a"].tolist() == read["b"].tolist() == [0, 1, 2, 3, 4, 5]
     assert read["part"].tolist() == [0, 1]
     assert not read["a"].requires_grad
@@ -121,8 +123,8 @@ def test_tensors_that_share_memory_or_need_gradients_are_saved(store):
 
 def test_what_is_loaded_is_no_window_to_the_file(store):
     store.save(1, number(1))
-    store.load(2)["x"].add_(5)
-    assert store.load(2)["x"] == 1
+    store.load_version(2)[1]["x"].add_(5)
+    assert store.load_version(2)[1]["x"] == 1
 
 
 def test_a_failed_write_leaves_the_version_that_it_would_replace(store, monkeypatch):
@@ -131,18 +133,18 @@ def test_a_failed_write_leaves_the_version_that_it_would_replace(store, monkeypa
     monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk died")))
     with pytest.raises(RunError, match="disk died"):
         store.save(2, number(3))
-    assert store.load(3)["x"] == 2
-    assert store.load(2)["x"] == 1
+    assert store.load_version(3)[1]["x"] == 2
+    assert store.load_version(2)[1]["x"] == 1
 
 
 def test_what_a_killed_process_left_is_not_read(store):
     store.save(1, number(1))
     whole = (store.folder / "round-000001.safetensors").read_bytes()
     (store.folder / ".round-000002.safetensors.4711.tmp").write_bytes(whole[: len(whole) // 2])
-    assert store.load(3)["x"] == 1
+    assert store.load_version(3)[1]["x"] == 1
     store.save(2, number(2))
     store.save(3, number(3))
-    assert store.load(4)["x"] == 3
+    assert store.load_version(4)[1]["x"] == 3
 
 
 def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path):
@@ -165,7 +167,7 @@ def test_data_are_on_disk_before_the_name_is(store, monkeypatch):
     def spy(descriptor):
         about = os.fstat(descriptor)
         size = "folder" if stat.S_ISDIR(about.st_mode) else about.st_size
-        seen.append((size, store.load(2)))
+        seen.append((size, store.load_version(2)[1]))
         fsync(descriptor)
 
     monkeypatch.setattr(files.os, "fsync", spy)
@@ -229,7 +231,7 @@ def test_a_state_that_the_disk_does_not_take_is_a_line_and_leaves_the_old_one(tm
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert {*tmp_path.rglob("*")} == before
-    assert store.load(9)["x"].tolist() == [1, 1, 1]
+    assert store.load_version(9)[1]["x"].tolist() == [1, 1, 1]
 
 
 def test_folders_of_many_clients_lie_in_a_tree_and_those_of_earlier_versions_are_found(tmp_path):
@@ -242,7 +244,7 @@ def test_folders_of_many_clients_lie_in_a_tree_and_those_of_earlier_versions_are
     assert new[41731] == tmp_path / "clients/41000-41999/41731"
     for client, folder in new.items():
         ClientStore(folder).save(1, {"own": torch.tensor([client])})
-        assert ClientStore(folder).load(2)["own"] == client
+        assert ClientStore(folder).load_version(2)[1]["own"] == client
         assert folder.stat().st_mode & 0o77 == folder.parent.stat().st_mode & 0o77 == 0
     assert {*state_folders(tmp_path)} == {old, *new.values()}
     assert [*state_folders(tmp_path / "none")] == []
