@@ -22,6 +22,7 @@ from fedapps.core.errors import RunError, one_line
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.engine import checkpoint, evaluations
+from fedapps.engine.checkpoint import Checkpoint
 from fedapps.engine.clock import COUNTED
 from fedapps.engine.fingerprints import changed, fingerprints
 from fedapps.engine.recovery import Recovery
@@ -62,6 +63,7 @@ class FinishedRun:
     strategy: BaseStrategy
     round: int
     whole: bool  # whether the state that the method keeps on the server is known, too
+    found: Checkpoint | None = None  # the last one, whose arrays the strategy holds, too
     versions: StateVersions = field(default_factory=StateVersions)
 
     @classmethod
@@ -80,7 +82,7 @@ class FinishedRun:
             found = checkpoint.load(folder)
             recovery = Recovery(settings)
             recovery.restore(folder, found, strategy)
-            return cls(folder, space, strategy, recovery.done, True, recovery.versions)
+            return cls(folder, space, strategy, recovery.done, True, found, recovery.versions)
         arrays = _read(folder / MODEL)
         if {k: v.shape for k, v in arrays.items()} != space.layout.shapes:
             raise RunError(f"{folder}: {MODEL} and config.toml do not belong to the same run")
@@ -120,8 +122,8 @@ class FinishedRun:
             dict.fromkeys(SUBSETS, 1),
         )
         strategy = type(self.strategy)(self.space, grown, {new: one})
-        if checkpoint.rounds(self.folder):
-            Recovery(grown).restore(self.folder, checkpoint.load(self.folder), strategy)
+        if self.found is not None:
+            Recovery(grown).restore(self.folder, self.found, strategy)
         return strategy.newcomer_plan(self.round, new)
 
     def client(self, number: int) -> BaseClient:

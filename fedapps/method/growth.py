@@ -34,7 +34,7 @@ class Growing(StrategyTools):
         training = self.workspace.population.training
         share = sum(client < before for client in training) / len(training)
         for name in [name for name in self.state if name.startswith(self.by_mean)]:
-            self.state[name] *= share
+            self.state[name] = share * self.state[name]  # its checkpoint may be in use, too
         more = self.settings.num_clients - before
         for name in filter(self.grows, list(self.state)):
             rows = self.state[name]
