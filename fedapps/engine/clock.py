@@ -79,8 +79,10 @@ class VirtualClock(Clock):
     clients of a round can run at the same time on any engine, and that an update's weight is that
     of the method (FedAvg's n_i) instead of 1.
 
-    An update that comes s rounds late changes the model that is there by (w_i - w_t) / sqrt(1 + s),
-    where w_t is what client i had downloaded. An update of the same round counts as it is.
+    An update that comes s rounds late changes the model w that is there by 1 / sqrt(1 + s) times
+    w_i - w_t, where w_t is what client i had downloaded. Statistics of BatchNorms are measured anew
+    in each training: changes of several clients would add up, and variances would become negative.
+    So their change is w_i - w. An update of the same round counts as it is.
     """
 
     def __init__(self, strategy: BaseStrategy) -> None:
@@ -227,6 +229,7 @@ class VirtualClock(Clock):
     ) -> Iterator[ClientUpdate]:
         """Decide by the order of arrival who counts; return these in client order."""
         start, server = self.now, self.strategy.arrays
+        parameters = {key: server[key] for key in self.strategy.layout.parameters}
         own = [Answer(start + self._takes(u, traffic), round_, u) for u in updates]
         answers = [*self.on_their_way.take(), *own]
         answers.sort(key=lambda answer: (answer.finish, answer.update.client))
@@ -246,7 +249,7 @@ class VirtualClock(Clock):
             if answer.round == round_ and not self.is_async:
                 self._late(round_, client)
             if self.keeps:
-                self.on_their_way.keep(answer, round_, server)
+                self.on_their_way.keep(answer, round_, parameters)
         for answer in sorted(come, key=lambda a: a.update.client):
             yield self._current(answer, round_, server)
 
@@ -263,11 +266,10 @@ class VirtualClock(Clock):
             self.strategy.event(round_, update.client, "staleness", str(late))
         if not late:
             return update
-        weight = 1 / math.sqrt(1 + late)
-        return replace(
-            update,
-            arrays={
-                key: (server[key] + weight * change.astype(np.float64)).astype(np.float32)
-                for key, change in update.arrays.items()
-            },
-        )
+        weight, arrays = 1 / math.sqrt(1 + late), {}
+        for key, array in update.arrays.items():
+            change = array.astype(np.float64)
+            if key not in self.strategy.layout.parameters:
+                change -= server[key]
+            arrays[key] = (server[key] + weight * change).astype(np.float32)
+        return replace(update, arrays=arrays)

@@ -25,7 +25,7 @@ class Answer:
 class OnItsWay:
     """The updates on their way, in a strategy's `state`, so that a checkpoint keeps them.
 
-    Their arrays are changes of what their clients had downloaded.
+    Their parameters are changes of what their clients had downloaded; other arrays are values.
     """
 
     state: Arrays
@@ -35,14 +35,16 @@ class OnItsWay:
         """The clients whose updates are on their way."""
         return {int(client) for client, *_ in self._table().tolist()}
 
-    def keep(self, answer: Answer, round_: int, downloaded: Arrays) -> None:
-        """Keep an update; one of this round has values, which become changes of `downloaded`."""
+    def keep(self, answer: Answer, round_: int, parameters: Arrays) -> None:
+        """Keep an update; one of this round becomes changes of what `parameters` were."""
         update = answer.update
         row = (update.client, answer.round, answer.finish, update.num_examples, update.weight)
         self.state[TABLE] = np.concatenate([self._table(), [row]])
         for key, array in update.arrays.items():
-            change = array - downloaded[key] if answer.round == round_ else array
-            self.state[f"{CHANGES}{update.client}/{key}"] = change
+            new = answer.round == round_ and key in parameters
+            self.state[f"{CHANGES}{update.client}/{key}"] = (
+                array - parameters[key] if new else array
+            )
 
     def take(self) -> list[Answer]:
         """Take all updates out of the state."""
