@@ -263,12 +263,14 @@ def check_download(round_: int, arrays: object, plan: Plan, layout: Layout) -> A
 
 
 def check_aggregate(round_: int, new: object, layout: Layout) -> Arrays:
-    """Return the aggregated arrays as float32.
+    """Return the aggregated arrays as float32; variances of BatchNorms are at least 0.
 
+    Attackers, and robust means of a few clients, can make them negative, and the model useless.
     Raises `RunError` if a key or a shape is not that of the model, or if a value is not finite as
     float32, and TypeError for anything but a dict.
     """
     arrays: Arrays = {}
+    variances = layout.variances
     for key, value in _dict(round_, "aggregate", new).items():
         shape, right = np.shape(value), layout.shapes.get(key)
         if shape != right:
@@ -278,6 +280,8 @@ def check_aggregate(round_: int, new: object, layout: Layout) -> Arrays:
             arrays[key] = np.asarray(value, np.float32)
         if not np.isfinite(arrays[key]).all():
             raise RunError(f"round {round_}: the aggregated {key} is not finite")
+        if key in variances:
+            arrays[key] = np.maximum(arrays[key], 0.0)
     return arrays
 
 

@@ -32,8 +32,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
 from fedapps.method.aggregation import weighted_mean
 from fedapps.method.update import ClientUpdate
-from fedapps.models.layers import Arrays, Layout
-from fedapps.training.privacy import postprocess
+from fedapps.models.layers import Arrays
 
 STEP = "robust/step/"  # prefix in a strategy's state: the last step, for centered clipping
 SMOOTHING = 1e-6  # nu, the least distance by which the Weiszfeld algorithm divides
@@ -41,16 +40,12 @@ ITERATIONS, TOLERANCE = 1000, 1e-12
 
 
 def average(
-    settings: Settings,
-    layout: Layout,
-    updates: Iterable[ClientUpdate],
-    model: Arrays,
-    state: Arrays,
+    settings: Settings, updates: Iterable[ClientUpdate], model: Arrays, state: Arrays
 ) -> Arrays:
-    """Return the mean that `aggregation` asks for, float32 by name; variances are at least 0."""
+    """Return the mean that `aggregation` asks for, float32 by name."""
     if settings.aggregation == "mean":
         return weighted_mean(updates)[0]
-    return postprocess(robust_mean(settings, updates, model, state), layout)
+    return robust_mean(settings, updates, model, state)
 
 
 def robust_mean(

@@ -95,7 +95,7 @@ class StrategyHooks(Growing, Conversation, ABC):
 
         Updates come one by one in client order, while later ones may still be on their way.
         """
-        return average(self.settings, self.layout, updates, self.arrays, self.state)
+        return average(self.settings, updates, self.arrays, self.state)
 
     def after_round(self, round_: int) -> TrainingStats:
         """Do the server's own computation after aggregation; return what that cost."""

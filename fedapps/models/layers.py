@@ -77,6 +77,12 @@ class Layout:
         return frozenset(key for key, part in self.parts.items() if part == NORMS)
 
     @property
+    def variances(self) -> frozenset[str]:
+        """The keys of the running variances of BatchNorms, which cannot be negative."""
+        statistics = self.norms - self.parameters
+        return frozenset(key for key in statistics if key.endswith(".running_var"))
+
+    @property
     def part_names(self) -> tuple[str, ...]:
         """The names of all parts that layers can have; `norms` is there even if no layer has it."""
         return tuple(dict.fromkeys((NORMS, *self.parts.values(), REST)))

@@ -64,8 +64,7 @@ def postprocess(arrays: Mapping[str, np.ndarray], layout: Layout) -> Arrays:
 
     This comes after the noise, so it costs no privacy.
     """
-    statistics = layout.norms - layout.parameters
-    variances = {key for key in statistics if key.endswith(".running_var")}
+    variances = layout.variances
     return {
         key: (np.maximum(value, 0.0) if key in variances else value).astype(np.float32)
         for key, value in arrays.items()

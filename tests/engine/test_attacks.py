@@ -36,6 +36,15 @@ def test_an_upload_is_changed_on_the_attackers_alone(attack, factor, serial_run,
             np.testing.assert_allclose(sent, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("aggregation", ["mean", "trimmed-mean"])
+def test_variances_of_the_servers_model_are_never_negative(aggregation, serial_run, read_model):
+    attack = f'attack="scaled" attack-scale=1e3 aggregation="{aggregation}" robust-share=0.0'
+    model = read_model(serial_run(RUN, 'model="lenet5"', attack))
+    variances = [array for key, array in model.items() if key.endswith("running_var")]
+    assert len(variances) == 2
+    assert min(array.min() for array in variances) == 0  # and not less
+
+
 @pytest.mark.parametrize(("method", "attack", "told"), [
     ("scaffold", "scaled", True), ("scaffold", "alie", True), ("scaffold", "label-flip", False),
     ("fedavg", "scaled", False),
