@@ -16,6 +16,7 @@ from fedapps.method import (
     Plan,
     Prototypes,
     Stage,
+    class_counts,
     doc,
     replace,
 )
@@ -82,7 +83,7 @@ class FedPAC(Mixing):
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
         """Average bodies, and for newcomers heads; update centroids (Eq. 6); mix heads (Eq. 9)."""
         whole = list(updates)
-        count = np.stack([u.extras["own/count"] for u in whole]).clip(0).astype(np.float64)
+        count = np.stack([class_counts(u, "own/count") for u in whole]).astype(np.float64)
         own = [u.extras["own/mean"] for u in whole]
         self.centroids.average(zip(own, count, strict=True))
         p = count / count.sum(1, keepdims=True).clip(1)

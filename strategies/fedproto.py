@@ -12,6 +12,7 @@ from fedapps.method import (
     MethodSettings,
     Plan,
     Prototypes,
+    class_counts,
     doc,
     replace,
 )
@@ -63,6 +64,6 @@ class FedProto(BaseStrategy):
 
     def aggregate(self, round_: int, updates: Iterable[ClientUpdate]) -> Arrays:
         """Average the prototypes of each class (Equation 6); the model does not change."""
-        sent = ((update.extras["p/mean"], update.extras["p/count"]) for update in updates)
+        sent = ((u.extras["p/mean"], class_counts(u, "p/count")) for u in updates)
         self.prototypes.average(sent, plain=self.options.weighting == "plain")
         return {}

@@ -36,10 +36,11 @@ The others, by what they are for:
 - checks of keys: `RunError` refuses a value, `clients_named` reads a list of clients;
 - anywhere: `log`, random numbers (`generator`), arrays `under` a prefix, and `rehearse` to try a
   pair of classes;
-- aggregation: `weighted_mean`, `plain_mean`, mean features of each class (`Prototypes`), and the
-  base classes `KeepsLast` of methods that keep what each client sent last, `Mixing` of those that
-  send each client a mixture of it, `WarmUp` of methods that begin with FedAvg, `LateMixing` of
-  those that do both, and `PlainMean` of methods in which all clients count the same;
+- aggregation: `weighted_mean`, `plain_mean`, mean features of each class (`Prototypes`) and their
+  weights (`class_counts`), and the base classes `KeepsLast` of methods that keep what each client
+  sent last, `Mixing` of those that send each client a mixture of it, `WarmUp` of methods that begin
+  with FedAvg, `LateMixing` of those that do both, and `PlainMean` of methods in which all clients
+  count the same;
 - more training: what it did (`TrainingStats`); inner steps with `descend`, `pull`, `restored`,
   `swapped`;
 - parts of the model: `run`, `features`, `in_sequence`, `copied`, `chunks`; modules to predict with
@@ -69,7 +70,7 @@ from fedapps.method.conversation import Question
 from fedapps.method.figures import WITHOUT_HEAD, EventPlot, Figure
 from fedapps.method.flower import BaseClient, BaseStrategy
 from fedapps.method.mixing import KeepsLast, LateMixing, Mixing
-from fedapps.method.on_features import CutModel, Predictor, Prototypes
+from fedapps.method.on_features import CutModel, Predictor, Prototypes, class_counts
 from fedapps.method.plain import PlainMean
 from fedapps.method.rehearsal import rehearse
 from fedapps.method.strategy import FINETUNING
@@ -96,8 +97,8 @@ __all__ = [  # noqa: RUF022, in the order of the docstring
     # anywhere
     "log", "generator", "under", "rehearse",
     # aggregation
-    "weighted_mean", "plain_mean", "Prototypes", "KeepsLast", "Mixing", "WarmUp",
-    "LateMixing", "PlainMean",
+    "weighted_mean", "plain_mean", "Prototypes", "class_counts", "KeepsLast", "Mixing",
+    "WarmUp", "LateMixing", "PlainMean",
     # more training
     "TrainingStats", "descend", "pull", "restored", "swapped",
     # parts of the model, and scores

@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedapps.method.tools import StrategyTools
+from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import Layout, in_sequence
 from fedapps.training.costs import Costs
 
@@ -70,7 +71,7 @@ class Prototypes:
         return {name: self.state[name].shape for name in self.names}
 
     def average(self, found: Iterable[tuple[np.ndarray, np.ndarray]], plain: bool = False) -> None:
-        """Average the means [C, d] of clients, weighted by their counts [C] or, if plain, equally.
+        """Average the means [C, d] of clients, weighted by `class_counts` or, if plain, equally.
 
         A class of which no client has samples keeps its mean and its count.
         """
@@ -84,3 +85,14 @@ class Prototypes:
         seen = weights > 0
         mean[seen] = total[seen] / weights[seen, None]
         count[seen] = counts[seen]
+
+
+def class_counts(update: ClientUpdate, name: str) -> np.ndarray:
+    """Return the number of samples of each class [C] that a client sends in the array `name`.
+
+    They are its own claim, and weights. So they are at least 0, and if together they are more than
+    its checked `num_examples`, they are scaled to that sum.
+    """
+    counts = update.extras[name].clip(0)
+    total = counts.sum(dtype=np.float64)
+    return counts * (update.num_examples / total) if total > update.num_examples else counts
