@@ -67,7 +67,8 @@ class FedAMP(Mixing):
         others = [j for j in np.flatnonzero(self.state["sent"]).tolist() if j != client]
         own, them = self.vector(client), map(self.vector, others)
         if others and o.similarity == "cosine":
-            cosines = [w @ own / np.sqrt((w @ w) * (own @ own)) for w in them]
+            # a model of zeros resembles no other one
+            cosines = [w @ own / (np.sqrt((w @ w) * (own @ own)) or 1.0) for w in them]
             e = np.exp(o.sigma * (np.array(cosines) - max(cosines)))
             row[others] = (1 - o.own_weight) * e / e.sum()
         elif others:

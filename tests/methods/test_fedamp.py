@@ -88,3 +88,18 @@ def test_weights_are_those_of_the_equations(flat_config, small, similarity):
     assert strategy.weights(2)[2] >= 0  # its own is the initial model
     strategy.state["sent"][:] = False
     assert strategy.weights(0).tolist() == [1, 0, 0, 0, 0]
+
+
+def test_a_model_of_zeros_resembles_no_other_one(flat_config, small):
+    keys = 'strategy="fedamp" fedamp.similarity="cosine" fedamp.sigma=2.0 fedamp.own-weight=0.2'
+    strategy = FedAMP(Workspace(config.read(flat_config(small, keys, "num-clients=3"))))
+    for client, factor in enumerate((0.0, 1.0, 2.0)):
+        strategy.last.keep(client, {k: factor * v for k, v in strategy.arrays.items()})
+        strategy.state["sent"][client] = True
+    e = np.exp([2.0 * 0, 2.0 * 1])
+    np.testing.assert_allclose(strategy.weights(0), [0.2, 0.4, 0.4])
+    np.testing.assert_allclose(
+        strategy.weights(1), [0.8 * e[0] / e.sum(), 0.2, 0.8 * e[1] / e.sum()]
+    )
+    sent = strategy.download(2, 1, strategy.plan(2, 1))
+    assert all(np.isfinite(value).all() for value in sent.values())
