@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 
 from fedapps.core import log
 from fedapps.core.errors import without_lines
-from fedapps.engine import checks, collusion, evaluations, server_data
+from fedapps.engine import checks, collusion, evaluations, returned, server_data
 from fedapps.engine.checkpoint import needed_after
 from fedapps.engine.clocks import clock
 from fedapps.engine.failures import FailurePolicy, refuse_dead_workers
@@ -91,7 +91,7 @@ class Rounds:
         self._see_who_is_there(round_)
         self.totals = RoundTotals()
         there = self.clock.there(round_)
-        wanted = checks.check_selected(round_, self.clock.select(round_, there), there)
+        wanted = returned.check_selected(round_, self.clock.select(round_, there), there)
         selected = self.clock.reached(round_, self.privacy.select(round_, wanted, there))
         selected = self.summing.enough(round_, selected)
         plans = {client: self.strategy.plan(round_, client) for client in selected}
@@ -128,7 +128,7 @@ class Rounds:
         self.totals.bytes_down += sum(down for down, _ in moved.values())
         self.totals.bytes_up += sum(up for _, up in moved.values())
         self._handle_failures(round_, "train")
-        means = checks.check_aggregate(round_, new, self.layout)
+        means = returned.check_aggregate(round_, new, self.layout)
         self.strategy.arrays.update(self.optimizer.new(self.strategy.arrays, means))
         spent = server_data.train(self.strategy, round_)
         after = cost_of(self.strategy.after_round, round_, TrainingStats)
@@ -195,7 +195,7 @@ class Rounds:
         requests: list[Request] = []
         for client, plan in plans.items():
             given = evaluations.download(strategy, round_, client, plan)
-            arrays = checks.check_download(round_, given, plan, self.layout)
+            arrays = returned.check_download(round_, given, plan, strategy)
             boxes = self.summing.boxes.get(client, b"") if kind == "train" else b""
             requests.append(Request(client, plan, arrays, strategy.count(client, subset), boxes))
         loads = [self._load(request) for request in requests]

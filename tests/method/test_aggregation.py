@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedapps.core.errors import RunError
-from fedapps.engine.checks import check_aggregate
+from fedapps.engine.returned import check_aggregate
 from fedapps.method.aggregation import plain_mean, weighted_mean
 from fedapps.method.update import ClientUpdate
 

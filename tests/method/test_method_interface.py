@@ -18,7 +18,8 @@ from torch.nn.functional import cross_entropy
 import fedapps.method
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
-from fedapps.engine.checks import check_aggregate, misspelt
+from fedapps.engine.checks import misspelt
+from fedapps.engine.returned import check_aggregate
 from fedapps.engine.rounds import Rounds
 from fedapps.method import (
     BaseClient,
@@ -528,6 +529,21 @@ def test_a_download_of_what_the_plan_does_not_have_is_named(flat_config, tiny_np
     monkeypatch.setattr(fedper, "plan", lambda self, r, c: self.exchange(r, self.layout.body))
     monkeypatch.setattr(fedper, "download", lambda self, *_: dict(self.arrays), raising=False)
     with pytest.raises(RunError, match=r"^round 1: download gave fc2\S*, which the plan does not"):
+        run_serial(flat_config(tiny_npz, 'strategy="fedper"'), plots=False)
+
+
+def test_a_download_that_is_not_finite_is_named(flat_config, tiny_npz, monkeypatch):
+    fedper = registry.strategy_class("fedper")
+    own = fedper.download
+
+    def broken(*args):
+        return {
+            key: np.where(value == value.max(), np.nan, value) for key, value in own(*args).items()
+        }
+
+    monkeypatch.setattr(fedper, "download", broken, raising=False)
+    line = r"^round 1: download of fedper gave conv1\S+, which is not finite$"
+    with pytest.raises(RunError, match=line):
         run_serial(flat_config(tiny_npz, 'strategy="fedper"'), plots=False)
 
 

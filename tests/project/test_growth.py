@@ -15,8 +15,8 @@ from fedapps.core import config, memory, registry
 from fedapps.core.cache import ByteCache
 from fedapps.core.errors import RunError
 from fedapps.engine import evaluations
-from fedapps.engine.checks import check_selected
 from fedapps.engine.privacy import privacy
+from fedapps.engine.returned import check_selected
 from fedapps.method import KeepsLast
 from fedapps.method import strategy as strategy_module
 from fedapps.method.mixtures import LastSent

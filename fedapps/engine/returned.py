@@ -1,0 +1,77 @@
+"""Check what a strategy's hooks return in a round: clients, arrays to send, the new model."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from fedapps.core.errors import RunError
+from fedapps.method.flower import BaseStrategy
+from fedapps.models.layers import Arrays, Layout
+from fedapps.training.plan import Plan
+
+
+def check_selected(round_: int, selected: Iterable[int], there: Sequence[int]) -> list[int]:
+    """Return the selected clients as ints; raises `RunError` for one twice, or one not there."""
+    clients = [int(client) for client in selected]
+    if absent := [client for client in clients if client not in there]:
+        raise RunError(f"round {round_}: select gave client {min(absent)}, which is not there")
+    if len({*clients}) < len(clients):
+        raise RunError(f"round {round_}: select gave a client twice: {clients}")
+    return clients
+
+
+def check_download(round_: int, arrays: object, plan: Plan, strategy: BaseStrategy) -> Arrays:
+    """Return the arrays that a client is sent.
+
+    Raises `RunError` if their names or the shapes of further arrays are not those that its plan
+    says, or if a value that is not of the server's model is not finite, and TypeError for anything
+    but a dict.
+    """
+    arrays = _dict(round_, "download", arrays)
+    if wrong := arrays.keys() ^ {*plan.down(strategy.layout)}:
+        name = min(wrong)
+        what = "gave" if name in arrays else "left out"
+        but = "does not have" if name in arrays else "has"
+        raise RunError(f"round {round_}: download {what} {name}, which the plan {but}")
+    for name, shape in plan.receives.items():
+        if (found := np.shape(arrays[name])) != tuple(shape):
+            raise RunError(f"round {round_}: download gave {name} {found}, but the plan {shape}")
+    for name, array in arrays.items():
+        if array is not strategy.arrays.get(name) and not np.isfinite(array).all():
+            method = strategy.settings.strategy
+            raise RunError(f"round {round_}: download of {method} gave {name}, which is not finite")
+    return arrays
+
+
+def check_aggregate(round_: int, new: object, layout: Layout) -> Arrays:
+    """Return the aggregated arrays as float32; variances of BatchNorms are at least 0.
+
+    Attackers, and robust means of a few clients, can make them negative, and the model useless.
+    Raises `RunError` if a key or a shape is not that of the model, or if a value is not finite as
+    float32, and TypeError for anything but a dict.
+    """
+    arrays: Arrays = {}
+    variances = layout.variances
+    for key, value in _dict(round_, "aggregate", new).items():
+        shape, right = np.shape(value), layout.shapes.get(key)
+        if shape != right:
+            model = f"has shape {right}" if right else "has no such key"
+            raise RunError(f"round {round_}: aggregate gave {key} {shape}, but the model {model}")
+        with np.errstate(over="ignore"):  # an overflow is refused just below
+            arrays[key] = np.asarray(value, np.float32)
+        if not np.isfinite(arrays[key]).all():
+            raise RunError(f"round {round_}: the aggregated {key} is not finite")
+        if key in variances:
+            arrays[key] = np.maximum(arrays[key], 0.0)
+    return arrays
+
+
+def _dict(round_: int, hook: str, returned: object) -> Arrays:
+    """Return what a hook returned; raises TypeError for anything but a dict.
+
+    It is, for example, the tuple that `weighted_mean` returns.
+    """
+    if not isinstance(returned, dict):
+        kind = type(returned).__name__
+        raise TypeError(f"round {round_}: {hook} returned a {kind}: must return a dict of arrays")
+    return returned
