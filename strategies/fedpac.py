@@ -106,5 +106,5 @@ def head_weights(h: np.ndarray, v: np.ndarray, i: int) -> np.ndarray:
     matrix = np.vstack([np.diag(np.sqrt(np.maximum(v, 0))), (h[i] - h).T, np.ones(len(v))])
     alpha = nnls(matrix, np.append(np.zeros(len(matrix) - 1), 1.0))[0]
     alpha = alpha / alpha.sum()
-    alpha[alpha < LEAST] = 0
+    alpha[alpha < min(LEAST, 0.5 / len(alpha))] = 0  # of 1000 clients, each can have less
     return alpha / alpha.sum()

@@ -1,6 +1,7 @@
 """FedPAC: alignment, centroids and the mixture of heads, in float64 and plain autograd."""
 
 import numpy as np
+import pytest
 import torch
 from scipy.optimize import minimize
 from torch.nn.functional import mse_loss
@@ -101,3 +102,10 @@ def test_head_weights_are_the_minimum_on_the_simplex():
         assert found.sum() == 1 or abs(found.sum() - 1) < 1e-12
         np.testing.assert_allclose(found, best, atol=2e-3)
         assert objective(found) <= objective(best) * 1.01  # small weights are dropped
+
+
+@pytest.mark.parametrize("m", [500, 1000, 1001])
+def test_among_very_many_equal_clients_all_weigh_the_same(m):
+    """Although each weight is then below the one that is dropped."""
+    found = head_weights(np.zeros((m, 1)), np.ones(m), 0)
+    np.testing.assert_allclose(found, 1 / m, rtol=1e-9)
