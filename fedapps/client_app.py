@@ -161,9 +161,9 @@ def _serve(message: Message, context: Context, hook: Hook) -> Message:
         try:
             torch.set_num_threads(own.settings.threads)  # PyTorch keeps this setting per thread
             _check_initial_model(info, space.resident)
+            store = _store(space, device, info, request.client)
             if device and hook is _fit:
                 spending.count(space.settings.dp, device.state_dir, device.budget)
-            store = _store(space, device, info, request.client)
             update = yield from hook(own, request, store)
             pack_metrics(update, info.presum)  # if Flower refuses it, only this client fails
             return update

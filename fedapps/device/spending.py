@@ -55,14 +55,32 @@ def epsilon(spent: Spent, delta: float) -> float:
 
 def check(dp: PrivacySettings, state_dir: Path, budget: float | None) -> None:
     """Raise `RunError` if one more update would exceed the budget; without one (None), any may."""
-    if budget is None:
+    if budget is not None:
+        _check(dp, read(state_dir), budget)
+
+
+def count(dp: PrivacySettings, state_dir: Path, budget: float | None) -> None:
+    """Count an update that is about to be made; raises `RunError` if it would exceed the budget.
+
+    The folder must exist.
+    """
+    if dp.mode == "none":
+        check(dp, state_dir, budget)
         return
+    with in_turn(state_dir / f".{FILE}.lock"):
+        spent = read(state_dir)
+        if budget is not None:
+            _check(dp, spent, budget)
+        content = msgspec.json.encode(_with_one_more(spent, dp))
+        write_whole(state_dir / FILE, content, durable=True)
+
+
+def _check(dp: PrivacySettings, spent: Spent, budget: float) -> None:
     if not dp.noise:
         raise RunError(
             f"dp-budget = {budget:g}: the run has no noise, so its epsilon has no limit; it needs"
             " another dp.mode than none, and dp.noise-multiplier above 0"
         )
-    spent = read(state_dir)
     before, after = epsilon(spent, dp.delta), epsilon(_with_one_more(spent, dp), dp.delta)
     if after > budget:
         raise RunError(
@@ -70,15 +88,6 @@ def check(dp: PrivacySettings, state_dir: Path, budget: float | None) -> None:
             f" more round would make it {after:.4g} (delta {dp.delta:g})"
         )
     log.info("epsilon spent here: %.4g of %g (dp-budget)", before, budget)
-
-
-def count(dp: PrivacySettings, state_dir: Path, budget: float | None) -> None:
-    """Count an update that is about to be made; raises `RunError` if it would exceed the budget."""
-    with in_turn(state_dir):
-        check(dp, state_dir, budget)
-        if dp.mode != "none":
-            content = msgspec.json.encode(_with_one_more(read(state_dir), dp))
-            write_whole(state_dir / FILE, content, durable=True)
 
 
 def _with_one_more(spent: Spent, dp: PrivacySettings) -> Spent:

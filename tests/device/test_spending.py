@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from fedapps.core.errors import RunError
 from fedapps.device import spending
 from fedapps.device.device import Device
 from fedapps.engine.accounting import alone, composed
+from fedapps.engine.rounds import Rounds
 
 DELTA = 1e-5
 RUN = (
@@ -40,6 +42,25 @@ def test_updates_of_all_runs_are_counted_by_their_noise(device_run, nodes, mode)
     assert counts(nodes) == [{"1.0": 2, "4.0": 1}] * 3
     device_run(*run, 'num-rounds=1 dp.mode="none"')
     assert counts(nodes) == [{"1.0": 2, "4.0": 1}] * 3
+
+
+@pytest.mark.parametrize(("mode", "counted"), [("local", {"1.0": 2}), ("none", {})])
+def test_a_state_folder_that_somebody_deletes_is_made_again(
+    mode, counted, device_run, nodes, read_csv, monkeypatch
+):
+    """After the first of three rounds; what it held is lost, but the device goes on."""
+    evaluated = Rounds.aggregate_evaluate
+
+    def and_delete(rounds, round_, replies):
+        evaluated(rounds, round_, replies)
+        if round_ == 1:
+            shutil.rmtree(nodes[0]["state-dir"])
+
+    monkeypatch.setattr(Rounds, "aggregate_evaluate", and_delete)
+    folder = device_run(RUN, f'dp.mode="{mode}" num-rounds=3')
+    assert {row["failures"] for row in read_csv(folder, "rounds.csv")} == {"0"}
+    assert counts(nodes)[0] == counted
+    assert Path(nodes[0]["state-dir"]).stat().st_mode & 0o777 == 0o700
 
 
 def test_a_device_refuses_itself_beyond_its_budget(device_run, nodes, read_csv, capsys):
