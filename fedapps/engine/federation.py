@@ -104,7 +104,7 @@ class Federation:
             parent=parent,
             round=recovery.done,
             mechanism=privacy.mechanism,
-            releases=(privacy.releases() if privacy.mechanism else recovery.done) + recovery.left,
+            releases=self._releases() + recovery.left,
             delta=s.dp.delta,
         )
         check_budget(s.dp, book.others(self.night.run), self.night)
@@ -113,9 +113,14 @@ class Federation:
     def _now(self, report: Report, finished: bool = False) -> Night:
         """Return what this run has done up to now."""
         done = report.rows[-1].round if report.rows else 0
-        releases = self.rounds.privacy.releases() if self.night.mechanism else done
-        changes = {"round": done, "releases": releases, "finished": finished}
+        changes = {"round": done, "releases": self._releases(), "finished": finished}
         return msgspec.structs.replace(self.night, **changes)
+
+    def _releases(self) -> int:
+        """Return how many releases there were; a round is one from its begin, wherever it ends."""
+        privacy = self.rounds.privacy
+        before = 0 if privacy.mechanism else self.rounds.recovery.done  # which no mode has counted
+        return before + privacy.releases()
 
     def _describe(self, report: Report) -> None:
         """Write the manifest of the run's model."""

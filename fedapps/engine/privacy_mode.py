@@ -35,6 +35,7 @@ class PrivacyMode:
     """
 
     mechanism: Mechanism | None = None  # what a round releases, as the accountant sees it
+    begun = 0  # rounds that this process has begun
 
     def __init__(
         self, settings: Settings, layout: Layout, state: Arrays, clients: Sequence[int]
@@ -58,6 +59,7 @@ class PrivacyMode:
 
     def begin(self, plans: Mapping[int, Plan]) -> dict[str, str]:
         """Check and count what a round is about to release; return events (kind: detail)."""
+        self.begun += 1
         return {}
 
     def release(self, round_: int, updates: Updates, reference: Reference) -> Updates:
@@ -68,8 +70,11 @@ class PrivacyMode:
         return updates
 
     def releases(self) -> int:
-        """Return the number of releases so far; of a client with the most, if they differ."""
-        return 0
+        """Return the number of releases so far; of a client with the most, if they differ.
+
+        Without privacy, these are the rounds that this process has begun.
+        """
+        return self.begun
 
     def epsilon(self) -> float | None:
         """Return the epsilon spent up to and including this round; None without privacy."""
@@ -112,7 +117,7 @@ class DifferentialPrivacy(PrivacyMode):
         """Check every plan."""
         for plan in plans.values():
             check_plan(self.settings, self.layout, plan)
-        return {}
+        return super().begin(plans)
 
     def releases(self) -> int:
         """Return the largest count in the state."""

@@ -254,6 +254,32 @@ def test_a_finished_run_that_may_not_go_on_stays_as_it_is(
     assert {path: path.read_bytes() for path in before if path.exists()} == before
 
 
+@pytest.mark.parametrize("last", [1, 2])
+def test_a_run_without_privacy_that_ends_early_has_released_what_it_began(
+    last, serial_run, tiny_npz, federation, monkeypatch
+):
+    """By then, clients have the model of the round, so that epsilon has no limit any more."""
+    evaluate = Rounds.configure_evaluate
+
+    def stop(rounds, round_):
+        if round_ == last:
+            raise RunError("no more")
+        return evaluate(rounds, round_)
+
+    monkeypatch.setattr(Rounds, "configure_evaluate", stop)
+    run = tiny_npz, DP, f'dp.mode="none" federation="{federation}" num-rounds=3'
+    with pytest.raises(RunError, match="no more"):
+        serial_run(*run)
+    (left,) = ledger.read(federation).runs
+    assert (left.releases, left.round, left.finished) == (last, last - 1, False)
+    assert ledger.epsilon([left, night()], DELTA) == math.inf
+    monkeypatch.setattr(Rounds, "configure_evaluate", evaluate)
+    if last > 1:
+        serial_run(*run, f'resume="{left.folder}"')
+        (again,) = ledger.read(federation).runs
+        assert (again.releases, again.round, again.finished) == (3, 3, True)
+
+
 def test_a_run_with_adapters_is_no_start_for_another(serial_run, tiny_npz, federation):
     with pytest.raises(RunError, match=r"^adapter-rank = 2: no later run of a federation"):
         serial_run(tiny_npz, f'strategy="fedavg" adapter-rank=2 federation="{federation}"')
