@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from fedapps import data
 from fedapps.core import log
 from fedapps.core.changes import data_name, owner
-from fedapps.core.config import DEVICE, defaults
+from fedapps.core.config import DEVICE, defaults, tables_in_use
 from fedapps.core.errors import RunError, told_to_server
 from fedapps.core.files import remove_left_over, stamp, write_whole
-from fedapps.core.settings import Settings
+from fedapps.core.settings import TABLES, Settings
 from fedapps.core.signing import SignedModel
 from fedapps.device import initial, personalized, spending
 from fedapps.device.node_config import NodeConfig
@@ -103,8 +103,9 @@ class Device(NodeConfig):
         folder.
         """
         settings = space.settings
-        values, prefix = defaults() | dict(settings.flat), f"{settings.strategy}."
-        own = {key: value for key, value in values.items() if key.startswith(prefix)}
+        values = defaults() | dict(settings.flat)
+        tables = tables_in_use(values) - TABLES.keys()  # also that of a method to build on
+        own = {key: value for key, value in values.items() if key.partition(".")[0] in tables}
         about = [space.layout.shapes, space.layout.head, own, settings.bn_local, settings.bn_stats]
         text = json.dumps(about, sort_keys=True).encode()
         digest = hashlib.sha256(text).hexdigest()[:8]

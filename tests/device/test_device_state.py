@@ -133,16 +133,18 @@ def test_methods_and_models_in_one_folder_do_not_mix(device_run, nodes):
         np.testing.assert_array_equal(after[key], value)
 
 
-def test_runs_with_other_personal_layers_have_states_of_their_own(flat_config, nodes):
+@pytest.mark.parametrize("method", ["fedper", "fedseq"])
+def test_runs_with_other_personal_layers_have_states_of_their_own(method, flat_config, nodes):
     """Else a server could get a layer that an earlier run has promised to leave on the device."""
     options = (
         "", "bn-local=true", 'bn-stats="local"', "head-layers=2", 'fedper.personal-layers="fc2"',
         'input-shape="1,8,8" num-classes=4',
         "lr=0.5 seed=3 fedrep.head-epochs=3",  # these say nothing of layers
     )  # fmt: skip
+    run = f'strategy="{method}" fedseq.base="fedper" model="lenet5"'
     folders = []
     for number, option in enumerate(options):
-        settings = config.read(flat_config(RUN, 'strategy="fedper" model="lenet5"', option))
+        settings = config.read(flat_config(RUN, run, option))
         device = Device.of(nodes[0])
         info = RoundInfo("/runs/x", "", run_id=str(number))
         folders.append(device.store(device_workspace(settings, device), info).folder)
