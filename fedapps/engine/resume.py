@@ -28,8 +28,12 @@ from fedapps.report import directory
 from fedapps.report.about import FLOWER, command, fingerprints_of
 from fedapps.report.report import Report
 
-# Keys that may change when a run is resumed: where it runs and how long, not what it computes.
-FREE = (INCIDENTAL - {"cache-limit", "device", "presum", "secure-sum", "threads"}) | GROWING
+# Keys that must not change when a run is resumed: some change its last digits, and in another
+# federation, or in none, it would not count what the earlier runs have spent.
+FIXED = {"cache-limit", "device", "federation", "presum", "secure-sum", "threads"}
+# Keys that may change: where it runs and how long, not what it computes.
+FREE = (INCIDENTAL - FIXED) | GROWING
+BUDGET = "dp.budget"  # may be another one, but not be left out
 MOST_LOOKED_AT = 100  # only so many of the newest run directories are searched
 
 
@@ -203,9 +207,10 @@ def check_dependence(folder: Path, strategy: BaseStrategy, done: int) -> None:
 def differences(old: Mapping[str, Scalar], new: Mapping[str, Scalar]) -> list[str]:
     """Return the keys with different values in two run-configs, except those in `FREE`."""
     known = config.defaults()
+    free = FREE if new[BUDGET] else FREE - {BUDGET}
     return [
         f"{key} = {literal(new[key])} (the run has {literal(before)})"
-        for key in sorted(new.keys() - FREE)
+        for key in sorted(new.keys() - free)
         if (before := old.get(key, known[key])) != new[key]
     ]
 

@@ -17,6 +17,7 @@ from fedapps.engine.accounting import Mechanism, alone, composed
 from fedapps.engine.ledger import Ledger, Night, check_budget
 from fedapps.engine.rounds import Rounds
 from fedapps.report import summary
+from fedapps.report.report import Report
 from tests.support import ROOT
 
 DELTA = 1e-5
@@ -252,6 +253,36 @@ def test_a_finished_run_that_may_not_go_on_stays_as_it_is(
     with pytest.raises(RunError, match=line):
         serial_run(*run, f'resume="{folder}" num-rounds=40')
     assert {path: path.read_bytes() for path in before if path.exists()} == before
+
+
+def test_a_run_that_is_resumed_stays_in_its_federation_and_budget(
+    serial_run, tiny_npz, federation, monkeypatch, tmp_path
+):
+    """Also if the same command is given without these keys, by name or as the latest."""
+    round_row = Report.round
+
+    def killed(report, row):
+        round_row(report, row)
+        if row.round == 2:
+            raise RunError("killed")
+
+    monkeypatch.setattr(Report, "round", killed)
+    run = tiny_npz, DP, "num-rounds=3"
+    member, budget = f'federation="{federation}"', "dp.budget=1e3"
+    with pytest.raises(RunError, match="killed"):
+        serial_run(*run, member, budget)
+    monkeypatch.setattr(Report, "round", round_row)
+    (folder,) = [path.parent for path in (tmp_path / "runs").glob("*/config.toml")]
+    for given in (budget, member, f'federation="{tmp_path}/other" {budget}'):
+        with pytest.raises(RunError, match="no unfinished run with these settings"):
+            serial_run(*run, given, 'resume="latest"')
+    left_out = {'federation=""': "federation = ", "dp.budget=0.0": r"dp\.budget = 0\.0"}
+    for less, named in left_out.items():
+        with pytest.raises(RunError, match=named):
+            serial_run(*run, member, budget, f'resume="{folder}"', less)
+    assert serial_run(*run, member, "dp.budget=2e3", 'resume="latest"') == folder
+    (again,) = ledger.read(federation).runs
+    assert again.finished
 
 
 @pytest.mark.parametrize("last", [1, 2])
