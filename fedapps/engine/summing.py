@@ -4,9 +4,11 @@
 training of a round, and settings and methods that need single updates are refused.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
+from fedapps.core.config import DEVICE
 from fedapps.core.draws import sample_size
 from fedapps.core.errors import RunError
 from fedapps.core.words import number
@@ -86,11 +88,14 @@ class SecureSumming(Summing):
         self, round_: int, plans: dict[int, Plan], info: RoundInfo, fleet: Fleet
     ) -> dict[int, Plan]:
         """Have the clients make keys and share them; return the plans of those that did."""
-        self._check(round_, plans)
-        self.server, self.failures, self.boxes = SumServer(), [], {}
+        self._check_layers(round_, plans)
+        self.server, self.boxes = SumServer(), {}
+        self.failures = self._too_large(round_, plans)
         self.moved = dict.fromkeys(plans, (0, 0))
         self.round, self.info, self.fleet = round_, info, fleet
-        given = self._step("keys", dict.fromkeys(plans, b""), self.server.keys)
+        fit = plans.keys() - {failure.client for failure in self.failures}
+        first = {client: b"" for client in plans if client in fit}
+        given = self._step("keys", first, self.server.keys)
         self.boxes = self._step("shares", given, self.server.shares)
         for client, boxes in self.boxes.items():
             self._count(client, len(boxes), 0)
@@ -132,9 +137,9 @@ class SecureSumming(Summing):
                 raise ValueError(f"the mean of {name} is {problem}")
         return mean
 
-    def _check(self, round_: int, plans: Mapping[int, Plan]) -> None:
-        """Refuse clients that upload different layers, and sums that do not fit in 64 bits."""
-        layout, s = self.strategy.layout, self.strategy.settings
+    def _check_layers(self, round_: int, plans: Mapping[int, Plan]) -> None:
+        """Refuse clients that upload different layers."""
+        layout = self.strategy.layout
         uploads = [plan.up(layout) for plan in plans.values()]
         if any(upload != uploads[0] for upload in uploads):
             raise RunError(
@@ -142,12 +147,29 @@ class SecureSumming(Summing):
                 "is only one sum; use false"
             )
         self.shapes = {name: layout.shapes[name] for name in (*uploads, ())[0]}
-        samples = sum(self.strategy.count(client, "train") for client in plans)
-        if samples * s.max_value >= LIMIT and not self.equal:  # `Distributed` limits dp.clip-norm
+
+    def _too_large(self, round_: int, plans: Mapping[int, Plan]) -> list[Failure]:
+        """Return who has too many samples, where the sum of all would not fit in 64 bits.
+
+        These are the devices that would take more than their share of it: their number of samples
+        is their own claim. Raises `RunError` if half of them would, or if the numbers are known.
+        """
+        s = self.strategy.settings
+        counts = {client: self.strategy.count(client, "train") for client in plans}
+        samples = sum(counts.values())
+        if samples * s.max_value < LIMIT or self.equal:  # `Distributed` limits dp.clip-norm
+            return []
+        share = LIMIT / len(plans)
+        large = [client for client, count in counts.items() if count * s.max_value >= share]
+        if s.dataset != DEVICE or 2 * len(large) >= len(plans):
             raise RunError(
                 f"max-value = {s.max_value:g}: with secure-sum it must be below "
                 f"{LIMIT / samples:g}, because the clients of round {round_} have {samples} samples"
             )
+        limit = math.ceil(share / s.max_value)
+        most = f"with max-value = {s.max_value:g} it must have fewer than {limit}"
+        causes = {c: f"secure sum: it says that it has {counts[c]} samples; {most}" for c in large}
+        return [Failure(client, cause) for client, cause in causes.items()]
 
     def _step(
         self,

@@ -3,6 +3,7 @@
 import os
 from functools import partial
 
+import msgspec
 import numpy as np
 import pytest
 from flwr.app import Array, ConfigRecord
@@ -212,6 +213,53 @@ def test_a_round_without_a_sum_changes_nothing_on_devices(
 
 
 # Who lies -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def claiming(flat_config, no_plots, tmp_path, make_npz, monkeypatch):
+    """Return run(clients, count): five devices, and what some first claim of their samples."""
+
+    def run(clients, count):
+        nodes = []
+        for client in range(5):
+            own = make_npz(tmp_path / f"{client}.npz", train=40 + client, seed=client)
+            state = str(tmp_path / f"state-{client}")
+            nodes.append({"client-id": client, "data": str(own), "state-dir": state})
+        left, greeting = [*clients], client_app.greeting
+
+        def claimed(device, *others):
+            hello = greeting(device, *others)
+            if device.client not in left:
+                return hello
+            left.remove(device.client)
+            return msgspec.structs.replace(hello, train=count)
+
+        monkeypatch.setattr(client_app, "greeting", claimed)
+        options = 'dataset="device" input-shape="1,8,8" num-classes=3 batch-size=8 num-clients=5'
+        return run_serial(flat_config(RUN, options, 'run-name="x"'), node_configs=nodes)
+
+    return run
+
+
+def test_a_device_that_claims_too_many_samples_loses_the_round(
+    claiming, uploads, read_model, read_csv
+):
+    """And comes back with another claim; the others' sum is that without it."""
+    folder = claiming([1], 2_000_000)
+    (failure,) = read_csv(folder, "events.csv")
+    assert (failure["round"], failure["kind"], failure["client"]) == ("1", "failure", "1")
+    assert failure["detail"] == (
+        "secure sum: it says that it has 2000000 samples; with max-value = 1e+06 it must have"
+        " fewer than 109952"  # 2^39 / 5 / 1e6, rounded up
+    )
+    assert {c for r, c in uploads if r == 1} == {0, 2, 3, 4} < {c for r, c in uploads if r == 2}
+    is_mean(read_model(folder), plain_mean(uploads, 2))
+
+
+def test_a_large_federation_is_told_the_key_before_it_trains(claiming, uploads):
+    with pytest.raises(RunError, match=r"^max-value = 1e\+06: with secure-sum it must be below "):
+        claiming([0, 2, 3], 200_000)
+    assert not uploads
 
 
 @pytest.fixture
