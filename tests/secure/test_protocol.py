@@ -1,7 +1,10 @@
 """Secure sums without a run: shares, masks, and what clients refuse, whatever a server asks."""
 
+import os
+import signal
 from fractions import Fraction
 from itertools import combinations
+from pathlib import Path
 from random import Random
 
 import msgspec
@@ -259,6 +262,23 @@ def test_steps_are_done_once_and_in_order(tmp_path):
     assert len(first) == 10 and not client.path.exists()
     with pytest.raises(ValueError, match="no step of a secure sum"):
         client.answer("take", b"")
+
+
+def test_what_a_killed_step_leaves_is_removed_in_the_next_round(tmp_path, monkeypatch):
+    first = Round(tmp_path, 3)
+    requests = first.keys()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", lambda path: os.kill(os.getpid(), signal.SIGKILL))
+        for client, own in first.clients.items():
+            if not (child := os.fork()):
+                try:
+                    own.answer("shares", requests[client])
+                finally:
+                    os._exit(1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert len([*tmp_path.rglob(f".{FILE}.*.tmp")]) == 3
+    Round(tmp_path, 3, round_=2).keys()
+    assert [*tmp_path.rglob("*.tmp")] == [] and len([*tmp_path.rglob(FILE)]) == 3
 
 
 def test_secrets_are_of_one_round_and_one_client(tmp_path):
