@@ -81,7 +81,11 @@ def launch(
         run_id, lines = _start(target, app, words)
         if not run_id:
             return LaunchResult(0, "not started", lines)
-        status, details = _outcome(target, run_id)
+        try:
+            status, details = _outcome(target, run_id)
+        except KeyboardInterrupt:
+            echo(target.goes_on(run_id))
+            raise
     return LaunchResult(run_id, status, lines, details)
 
 
@@ -94,12 +98,13 @@ class _Target:
     named: list[str]
     echo: Callable[[str], None]
 
-    def stop_by_hand(self, run_id: int) -> str:
-        """Return the shell command that stops a run."""
+    def goes_on(self, run_id: int) -> str:
+        """Say that a run goes on, and with which shell command to stop it."""
         env = self.flwr.env
         own = [f"{key}={shlex.quote(env[key])}" for key in ("FLWR_HOME", PORT) if key in env]
         words = [str(self.flwr.program), "stop", str(run_id), *self.named]
-        return " ".join([*own, shlex.join(words)])
+        by_hand = " ".join([*own, shlex.join(words)])
+        return f"run {run_id} goes on in the background; stop it with: {by_hand}"
 
     def lost(self) -> bool:
         """Tell whether the home's own SuperLink is gone; `flwr ls` would start a new one."""
@@ -134,11 +139,7 @@ def _stream(target: _Target, app: Path, words: Sequence[str]) -> tuple[int, list
                 run_id = int(match[1])
             target.echo(line)
     except KeyboardInterrupt:
-        if run_id:
-            by_hand = target.stop_by_hand(run_id)
-            target.echo(f"run {run_id} goes on in the background; stop it with: {by_hand}")
-        else:
-            target.echo("no run was started")
+        target.echo(target.goes_on(run_id) if run_id else "no run was started")
         raise
     return run_id, lines
 

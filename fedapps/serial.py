@@ -163,8 +163,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         from fedapps.core import config
 
-        nodes = [parse_option(text, "--node-config") for text in options.node_config]
-        _check_devices(nodes)
+        nodes = devices(options.node_config)
         run_config = absolute(config.parse(chosen(options)))
         nodes_and_more = (options.num_supernodes, nodes, options.keep_going)
         print(run_serial(run_config, *nodes_and_more, workers=options.workers))
@@ -173,12 +172,17 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check_devices(nodes: Sequence[Flat]) -> None:
-    """Refuse a node-config without keys of a device: the run would silently be a simulation."""
+def devices(node_configs: Sequence[str]) -> list[Flat]:
+    """Return what the options --node-config say.
+
+    Raises `RunError` for one without keys of a device: the run would silently be a simulation.
+    """
+    nodes = [parse_option(text, "--node-config") for text in node_configs]
     for node in nodes:
         if NodeConfig.of(node) is None:
             keys = ", ".join(node) or '""'
             raise RunError(f"--node-config {keys}: has none of {', '.join(KEYS)}; give {EXAMPLE}")
+    return nodes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 from fedapps import launch
 from fedapps.core.errors import RunError
-from fedapps.core.options import LATEST, chosen, parse_option
+from fedapps.core.options import LATEST, chosen
 from fedapps.core.paths import expanded
 
 if TYPE_CHECKING:
     from fedapps.engine.ledger import Ledger, Night
 
 FOLDER = "federation"  # in runs-dir
+ELSEWHERE = ("connection", "federation_config", "port")  # options of runs in other processes
 
 
 def path(text: str) -> Path:
@@ -84,6 +85,10 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.key:
         signing.private_key(options.key)  # a mistake shows now, not after the night
+    for name in ELSEWHERE if options.node_config else ():
+        if value := getattr(options, name):
+            option = "--" + name.replace("_", "-")
+            raise RunError(f"{option} {value}: devices (--node-config) run in this process")
     values = config.parse(chosen(options))
     folder = options.folder or path(str(values["federation"] or f"{values['runs-dir']}/{FOLDER}"))
     if options.history:
@@ -98,7 +103,7 @@ def _night(options: argparse.Namespace, folder: Path, values: Mapping[str, Any])
     from fedapps.core import signing
     from fedapps.core.files import held, writing
     from fedapps.core.schema import literal
-    from fedapps.engine import ledger
+    from fedapps.engine import ledger, resume
     from fedapps.report.directory import MODEL
 
     with writing(folder):
@@ -107,6 +112,10 @@ def _night(options: argparse.Namespace, folder: Path, values: Mapping[str, Any])
         if not free:
             raise RunError(f"{folder}: another run of this federation is going on; wait for it")
         book = ledger.read(folder)
+        for night in book.runs[-1:]:
+            if not night.finished and (folder / night.folder).is_dir():
+                with resume.alone(folder / night.folder):  # after Ctrl-C it can go on elsewhere
+                    pass
         before = {night.run for night in book.runs if night.finished}
         if values["resume"] == LATEST:
             if not book.runs or book.runs[-1].finished:
@@ -132,9 +141,8 @@ def _serial(options: argparse.Namespace) -> int:
     from fedapps import serial
     from fedapps.core import config
 
-    nodes = [parse_option(text, "--node-config") for text in options.node_config]
     values = serial.absolute(config.parse(chosen(options)))
-    print(serial.run_serial(values, node_configs=nodes))
+    print(serial.run_serial(values, node_configs=serial.devices(options.node_config)))
     return 0
 
 

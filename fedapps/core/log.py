@@ -57,6 +57,13 @@ class _Stdout(logging.StreamHandler[TextIO]):
         """Standard output."""
         return sys.stdout
 
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Print nothing more if the reader has gone, as with `| head`; log.txt has all lines."""
+        if isinstance(sys.exc_info()[1], BrokenPipeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        else:
+            super().handleError(record)
+
 
 class _File(logging.FileHandler):
     """A log file; if the disk is full it loses lines, and nothing else happens."""

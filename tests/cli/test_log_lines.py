@@ -1,6 +1,7 @@
 """Lines that a run prints: those that tell something, once, and none that does not."""
 
 import logging
+import subprocess
 import sys
 import warnings
 from types import SimpleNamespace
@@ -134,3 +135,18 @@ def test_a_dead_worker_is_a_line_with_what_to_do():
     assert str(caught.value).startswith("round 4: the worker process of clients 0, 3 died, usually")
     assert "client-resources-num-cpus=2" in str(caught.value)
     refuse_dead_workers(4, [Failure(1, "no luck")])
+
+
+def test_lines_whose_reader_has_gone_are_dropped_without_a_word():
+    """As in `fedapps serial | head -1`: the run goes on, and log.txt has all lines."""
+    program = (
+        "import sys; from fedapps.core import log\n"
+        "for number in range(20000): log.info(f'line {number}')\n"
+        "print('the end'); sys.stdout.flush(); print('done', file=sys.stderr)"
+    )
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", program], **pipe) as process:
+        assert process.stdout.readline() == "line 0\n"
+        process.stdout.close()
+        assert process.stderr.read() == "done\n"
+    assert process.returncode == 0

@@ -4,6 +4,7 @@ import json
 from argparse import ArgumentParser
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -170,6 +171,31 @@ def test_two_nights_at_once_are_one_too_many(night, tmp_path):
     with held(tmp_path / "federation"):
         status, _, err = night()
     assert status == 1 and "another run of this federation is going on" in err
+
+
+def test_no_night_begins_while_the_last_one_goes_on_in_the_background(night, tmp_path):
+    """As after Ctrl-C in `nightly --connection`, which gives up the lock of the federation."""
+    assert night()[0] == 0
+    with ledger.editing(tmp_path / "federation") as book:
+        book.runs[-1] = msgspec.structs.replace(book.runs[-1], finished=False)
+    with held(model(tmp_path, 1).parent):
+        status, _, err = night()
+    assert status == 1 and "run-0001: this run is going on in another process; stop it" in err
+    assert night()[0] == 0
+
+
+@pytest.mark.parametrize(("words", "line"), [
+    (["--connection", "site"], "--connection site: devices (--node-config) run in this process"),
+    (["--federation-config", "num-supernodes=2"], "--federation-config num-supernodes=2: devices"),
+    (["--port", "9000"], "--port 9000: devices (--node-config) run in this process"),
+    (["--node-config", "partition-id=0"], "--node-config partition-id: has none of client-id"),
+])  # fmt: skip
+def test_options_that_devices_in_this_process_cannot_follow_are_refused(
+    words, line, night, tmp_path
+):
+    status, _, err = night(*words)
+    assert status == 1 and err.startswith(f"error: {line}") and err.count("\n") == 1
+    assert night("--history", new=False)[1].startswith("no runs yet in ")
 
 
 def test_other_engines_get_the_same_keys(monkeypatch, tmp_path):

@@ -381,20 +381,26 @@ class TestLaunch:
             assert next(given.lines("ls")).startswith("here ")
 
     @pytest.mark.parametrize("connection", ["", "site"])
-    def test_ctrl_c_says_how_to_stop_the_run(self, connection, flwr, tmp_path):
-        flwr("print('Successfully started run 7'); time.sleep(60)")
+    @pytest.mark.parametrize(
+        "when", ["Successfully started run 7", "the log was cut off; run 7 is"]
+    )
+    def test_ctrl_c_says_how_to_stop_the_run(self, when, connection, flwr, tmp_path):
+        """Also while it waits for the end of a run whose log was cut off."""
+        wait = "" if "cut" in when else "; time.sleep(60)"
+        said = f"print({LISTED!r}) if 'ls' in sys.argv else print('Successfully started run 7')"
+        flwr(said.replace("finished:failed", "running") + wait)
         echoed: list[str] = []
 
         def echo(line: str) -> None:
             echoed.append(line)
-            if len(echoed) == 1:
+            if line.startswith(when):
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
             launch.launch(EMPTY_APP, home=tmp_path, echo=echo, connection=connection)
-        assert "run 7 goes on in the background" in echoed[1]
-        assert f"FLWR_HOME={tmp_path} " in echoed[1]
-        assert echoed[1].endswith(f"flwr stop 7 {connection}".strip())
+        assert "run 7 goes on in the background" in echoed[-1]
+        assert f"FLWR_HOME={tmp_path} " in echoed[-1]
+        assert echoed[-1].endswith(f"flwr stop 7 {connection}".strip())
 
 
 def test_a_home_that_cannot_be_made_is_a_line(tmp_path):
