@@ -107,6 +107,7 @@ def _next(options: argparse.Namespace, comparison: "Comparison", keys: Sequence[
     """Say how the best settings are scored on test samples; only those with all seeds can be it."""
     from fedapps.compare.groups import seeds_text
     from fedapps.compare.runs import SEED
+    from fedapps.core import changes
     from fedapps.core.schema import literal
 
     seeds = {seed for group in comparison.groups for seed in group.seeds}
@@ -121,7 +122,8 @@ def _next(options: argparse.Namespace, comparison: "Comparison", keys: Sequence[
     if looks := [*_looks(best)]:
         return "\n".join([told, *looks])
     words = ["fedapps", "sweep"]
-    words += [f"{key}={literal(best.settings[key])}" for key in keys if key in best.settings]
+    values = {key: changes.value_of(key, best.settings) for key in keys}
+    words += [f"{key}={literal(value)}" for key, value in values.items() if value is not None]
     words += [word for text in options.run_config for word in ("-c", text)]
     words += ["--seeds", seeds_text([*seeds])] if options.seeds or SEED in keys else []
     return f"{told} {join(words)}"

@@ -48,6 +48,17 @@ def counting(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return {key: value for key, value in general.items() if key not in INCIDENTAL}
 
 
+def value_of(key: str, settings: Mapping[str, Scalar]) -> Scalar | None:
+    """Return the value of a key among settings of `counting`; None if none of them depends on it.
+
+    A key of the run's method that overrides a general one, such as `fedprox.prox-mu`, is there
+    under the general one's name.
+    """
+    table, _, short = key.partition(".")
+    overrides = table == settings["strategy"] and short in settings
+    return settings.get(short if overrides else key)
+
+
 def changed(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return the settings in which a run differs from its method's defaults.
 

@@ -17,6 +17,7 @@ from fedapps.cli import sweep
 from fedapps.compare import curves
 from fedapps.compare.comparison import compared
 from fedapps.compare.runs import read
+from fedapps.core import config
 from tests.support import ROOT
 
 LONG = [(0.1, 0.2), (0.2, 0.3), (0.3, 0.4)]
@@ -265,6 +266,37 @@ def test_settings_without_all_seeds_are_not_the_best_on_validation(made):
     )
     said = sweep._next(options, compared([read(runs[1]), read(runs[3])]), ["seed", "lr"])
     assert said.endswith("none, because no settings have finished with all seeds")
+
+
+OVERRIDING = {
+    "feddyn.max-norm": (1.0, 5.0), "fedfomo.validation-fraction": (0.1, 0.3),
+    "fedprox.prox-mu": (0.1, 1.0), "fedseq.finetune-epochs": (1, 3),
+    "perfreezeclip.clip-percentile": (50.0, 90.0), "perfreezeclip.max-norm": (1.0, 5.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", OVERRIDING)
+def test_the_best_value_of_a_key_that_overrides_a_general_one_is_suggested(made, key):
+    """The settings of a run have such a key under the name of the general one."""
+    method, values = key.partition(".")[0], OVERRIDING[key]
+    chooses = f"strategy={method} evaluate-on=validation validation-fraction=0.2"
+    runs = [
+        made(f"{value}", f"{chooses} {key}={value}", scores=[(0.1, 0.5 + place / 10)])
+        for place, value in enumerate(values)
+    ]
+    options = Namespace(run_config=[f"strategy={method}"], seeds="")
+    said = sweep._next(options, compared([*map(read, runs)]), [key])
+    told, _, command = said.partition(" once on test samples: ")
+    assert told == "best on validation samples: B; score it"
+    assert shlex.split(command) == [
+        "fedapps", "sweep", f"{key}={values[1]}", "-c", f"strategy={method}",
+    ]  # fmt: skip
+
+
+def test_all_keys_that_override_general_ones_are_tried_above():
+    known = config.defaults()
+    methods = {key for key in known if "." in key and key.rpartition(".")[2] in known}
+    assert methods == OVERRIDING.keys()
 
 
 @pytest.mark.parametrize("kept", [True, False])
