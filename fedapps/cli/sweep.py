@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the grid and compare; 1 if a run failed. Raises `RunError`; Ctrl-C says how far it is."""
     # each import takes a second or more: that of tables and pictures can wait for the runs
-    from fedapps.compare.grid import Axis, points, read_seeds
+    from fedapps.compare.grid import Axis, points, read_seeds, without_effect
     from fedapps.core import config
 
     if options.jobs < 1:
@@ -68,6 +68,8 @@ def run(options: argparse.Namespace) -> int:
         if axis.key in scored:
             raise RunError(f"axis {axis.key}: --validation sets this key, too; leave one out")
     grid = points(axes, base, read_seeds(options.seeds) if options.seeds else [])
+    for line in without_effect(grid):
+        print(line)
     folder = (options.output or path(str(base["runs-dir"])) / "sweep").absolute()
 
     from fedapps.compare.sweep import Sweep

@@ -2,14 +2,14 @@
 
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
 from typing import Any
 
 from fedapps.core import changes, config, options
 from fedapps.core.errors import RunError
-from fedapps.core.schema import Scalar
+from fedapps.core.schema import Scalar, literal
 from fedapps.core.words import did_you_mean, span
 
 MOST_SEEDS = 1000  # in one list of seeds; more are a slip of the finger
@@ -38,6 +38,10 @@ class Axis:
             raise RunError(f"axis {text}: unknown key {key}{hint}; write {EXAMPLE}")
         if key in NAMED_HERE:
             raise RunError(f"axis {text}: the sweep sets {key} itself; use --output for the folder")
+        if key in changes.INCIDENTAL:
+            last = key in changes.LAST_DIGITS
+            what = "only the last digits of results depend" if last else "no result depends"
+            raise RunError(f"axis {text}: {what} on {key}; give it one value with -c")
         values = _values(listed)
         if not values or not all(isinstance(value, bool | int | float | str) for value in values):
             raise RunError(f"axis {text}: cannot read its values; write {EXAMPLE}")
@@ -46,11 +50,15 @@ class Axis:
 
 @dataclass(frozen=True)
 class Point:
-    """A run of a sweep: the name of its folder, its run-config, and the keys that vary."""
+    """A run of a sweep: the name of its folder, its run-config, and the keys that vary.
+
+    `same` are the run-configs of other combinations that would give the same run.
+    """
 
     name: str
     flat: Mapping[str, Scalar]
     varied: tuple[str, ...] = ()
+    same: tuple[Mapping[str, Scalar], ...] = ()
 
     @property
     def label(self) -> str:
@@ -83,19 +91,37 @@ def points(axes: Sequence[Axis], base: Mapping[str, Scalar], seeds: Sequence[int
             raise RunError(f"axis {key}: given {count} times; give all its values at once")
     if seeds and any(axis.key == "seed" for axis in axes):
         raise RunError("axis seed: give seeds only once, here or with --seeds")
-    found: dict[frozenset[tuple[str, Scalar]], Mapping[str, Scalar]] = {}
+    found: dict[frozenset[tuple[str, Scalar]], list[Mapping[str, Scalar]]] = {}
     for flat in _combinations(axes, base, seeds):
         config.read(flat)
-        found.setdefault(frozenset(changes.counting(flat).items()), flat)
-    names = [changes.name_of(flat, unique=True) for flat in found.values()]
+        found.setdefault(frozenset(changes.counting(flat).items()), []).append(flat)
+    names = [changes.name_of(flat, unique=True) for flat, *_ in found.values()]
     return [
         Point(
             name if names.count(name) == 1 else f"{name}-{changes.digest(flat)}",
             flat,
             tuple(axis.key for axis in axes),
+            tuple(same),
         )
-        for name, flat in zip(names, found.values(), strict=True)
+        for name, (flat, *same) in zip(names, found.values(), strict=True)
     ]
+
+
+def without_effect(points: Iterable[Point]) -> Iterator[str]:
+    """Yield a line for each axis with values that gave the same run: which ones, and where."""
+    values: dict[str, dict[Scalar, None]] = {}
+    methods: dict[str, dict[Scalar, None]] = {}
+    for point in points:
+        for flat in point.same:
+            for key in point.varied:
+                if flat[key] != point.flat[key]:
+                    values.setdefault(key, {}).update({point.flat[key]: None, flat[key]: None})
+                    methods.setdefault(key, {})[flat["strategy"]] = None
+    for key, found in values.items():
+        yield (
+            f"{key}={','.join(map(literal, found))} makes no difference with "
+            f"{', '.join(map(str, methods[key]))}"
+        )
 
 
 def _combinations(

@@ -10,16 +10,15 @@ from fedapps.core import config
 from fedapps.core.schema import Scalar, literal
 from fedapps.core.settings import Settings
 
-# Keys that say where and how a run works. Some of them change the last digits (`device`, `presum`,
-# `secure-sum`, `threads`, `cache-limit`); `cache-limit` also changes how often frozen layers are
-# computed.
-INCIDENTAL = frozenset({
-    "cache-limit", "channel-address", "channel-nodes", "channel-reach", "channel-tls",
-    "checkpoint-every", "data-root", "device", "dp.budget", "federation", "join-timeout",
-    "keep-best", "loggers", "max-failures", "max-samples", "metrics-port", "min-available",
-    "presum", "resume", "round-timeout", "run-name", "runs-dir", "secure-sum", "step-timeout",
-    "threads",
-})  # fmt: skip
+# Keys that change the last digits; `cache-limit` also changes how often frozen layers are computed.
+LAST_DIGITS = frozenset({"cache-limit", "device", "presum", "secure-sum", "threads"})
+# Keys that say where and how a run works.
+INCIDENTAL = LAST_DIGITS | {
+    "channel-address", "channel-nodes", "channel-reach", "channel-tls", "checkpoint-every",
+    "data-root", "dp.budget", "federation", "join-timeout", "keep-best", "loggers", "max-failures",
+    "max-samples", "metrics-port", "min-available", "resume", "round-timeout", "run-name",
+    "runs-dir", "step-timeout",
+}  # fmt: skip
 # How clients are personalized and scored: keys that training does not depend on.
 PERSONAL = (
     "evaluate-on", "few-shot", "finetune-epochs", "finetune-lr", "finetune-part",

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from fedapps.core import config, log
-from fedapps.core.changes import GROWING, INCIDENTAL
+from fedapps.core.changes import GROWING, INCIDENTAL, LAST_DIGITS
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError, without_lines
 from fedapps.core.files import held
@@ -30,7 +30,7 @@ from fedapps.report.report import Report
 
 # Keys that must not change when a run is resumed: some change its last digits, and in another
 # federation, or in none, it would not count what the earlier runs have spent.
-FIXED = {"cache-limit", "device", "federation", "presum", "secure-sum", "threads"}
+FIXED = LAST_DIGITS | {"federation"}
 # Keys that may change: where it runs and how long, not what it computes.
 FREE = (INCIDENTAL - FIXED) | GROWING
 BUDGET = "dp.budget"  # may be another one, but not be left out

@@ -5,9 +5,9 @@ from itertools import product
 import pytest
 
 from fedapps import cli
-from fedapps.compare.grid import read_seeds
+from fedapps.compare.grid import NAMED_HERE, read_seeds
 from fedapps.compare.sweep import Sweep
-from fedapps.core import config
+from fedapps.core import changes, config
 
 
 @pytest.fixture
@@ -63,6 +63,23 @@ def test_what_is_the_same_run_is_run_once(points):
     assert len(points("lr=0.1,0.10,1e-1", "--seeds", "0,0-1")) == 2
 
 
+@pytest.mark.parametrize(("words", "runs", "told"), [
+    ("strategy=fedavg,fedper,fedcmd fedcmd.selection-fraction=0.5,0.75 --seeds 0-1", 8, [
+        "fedcmd.selection-fraction=0.5,0.75 makes no difference with fedavg, fedper",
+    ]),
+    ("fedprox.prox-mu=0.1,1.0 lr=0.1,0.2 -c strategy=fedavg", 2, [
+        "fedprox.prox-mu=0.1,1.0 makes no difference with fedavg",
+    ]),
+    ("prox-mu=0.1,1.0 -c strategy=fedprox -c fedprox.prox-mu=0.5", 1, [
+        "prox-mu=0.1,1.0 makes no difference with fedprox",
+    ]),
+    ("fedprox.prox-mu=0.1,1.0,1e0 -c strategy=fedprox", 2, []),  # the same value has the same run
+])  # fmt: skip
+def test_values_that_make_no_difference_are_named(points, capsys, words, runs, told):
+    assert len(points(*words.split())) == runs
+    assert capsys.readouterr().out.splitlines() == told
+
+
 def test_a_sweep_can_have_a_thousand_seeds():
     assert read_seeds("1000,1-999,1-999") == [1000, *range(1, 1000)]
 
@@ -107,6 +124,15 @@ def test_the_folder_is_sweep_in_runs_dir(tmp_path, monkeypatch):
 def test_bad_words_end_a_sweep_before_anything_runs(refused, words, told):
     """`refused` sees to it that it is one line, and that no folder is made."""
     assert refused("sweep", *words.split()).startswith(told)
+
+
+@pytest.mark.parametrize("key", sorted(changes.INCIDENTAL - set(NAMED_HERE)))
+def test_axes_on_which_no_run_depends_are_refused(refused, key):
+    """All its values would be one run."""
+    last = key in {"cache-limit", "device", "presum", "secure-sum", "threads"}
+    much = "only the last digits of results depend" if last else "no result depends"
+    axis = f"{key}=1,2"
+    assert refused("sweep", axis) == f"axis {axis}: {much} on {key}; give it one value with -c"
 
 
 @pytest.mark.parametrize("axis", ["evaluate-on=test,validation", "validation-fraction=0.1,0.3"])
