@@ -56,13 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the grid and compare; 1 if a run failed. Raises `RunError`; Ctrl-C says how far it is."""
     # each import takes a second or more: that of tables and pictures can wait for the runs
-    from fedapps.compare.grid import Axis, points, read_seeds, without_effect
-    from fedapps.core import config
+    from fedapps.compare.grid import Axis, common, points, read_seeds, without_effect
 
     if options.jobs < 1:
         raise RunError(f"--jobs {options.jobs}: must be at least 1")
     scored = _scored_on(options.validation)
-    base = config.parse(["threads=1", *options.run_config]) | scored
+    base = common(options.run_config) | scored
     axes = [Axis.read(text) for text in options.axes]
     for axis in axes:
         if axis.key in scored:

@@ -13,7 +13,12 @@ from fedapps.core.schema import Scalar, literal
 from fedapps.core.words import did_you_mean, span
 
 MOST_SEEDS = 1000  # in one list of seeds; more are a slip of the finger
-NAMED_HERE = ("runs-dir", "run-name")  # keys that a sweep sets itself
+OUTPUT = "use --output for the folder"
+ITSELF = {  # keys that a sweep sets itself, and what to do instead
+    "runs-dir": OUTPUT,
+    "run-name": OUTPUT,
+    "resume": "the same command goes on with its unfinished runs",
+}
 EXAMPLE = """lr=0.01,0.1 or model=cnn,lenet5 or 'sizes="0.6,0.4","0.5,0.5"'"""
 
 
@@ -36,8 +41,8 @@ class Axis:
         if key not in known:
             hint = did_you_mean(key, known) if key else ""
             raise RunError(f"axis {text}: unknown key {key}{hint}; write {EXAMPLE}")
-        if key in NAMED_HERE:
-            raise RunError(f"axis {text}: the sweep sets {key} itself; use --output for the folder")
+        if key in ITSELF:
+            raise RunError(f"axis {text}: the sweep sets {key} itself; {ITSELF[key]}")
         if key in changes.INCIDENTAL:
             last = key in changes.LAST_DIGITS
             what = "only the last digits of results depend" if last else "no result depends"
@@ -65,6 +70,23 @@ class Point:
         """The values that distinguish it from other runs: `lr=0.01 strategy="fedper" seed=2`."""
         keys = dict.fromkeys([*self.varied, "seed"])
         return changes.text_of({key: self.flat[key] for key in keys})
+
+
+def common(texts: Sequence[str]) -> dict[str, Scalar]:
+    """Return the run-config that all runs of a sweep have in common, from the texts of `-c`.
+
+    Raises `RunError`, also for the name or the directory of a single run: all runs would be there.
+    """
+    chosen: dict[str, Scalar] = {"threads": 1}
+    for text in texts:
+        chosen |= options.parse_option(text)
+    for key in ("run-name", "resume"):
+        if chosen.get(key):
+            raise RunError(
+                f"{key} = {literal(chosen[key])}: the sweep sets {key} itself; leave it out, or "
+                f"""unset that of a file with -c '{key}=""'; {ITSELF[key]}"""
+            )
+    return config.applied(chosen)
 
 
 def read_seeds(text: str) -> list[int]:

@@ -1,11 +1,12 @@
 """The words of a sweep: which run-configs they mean, and what is refused before anything runs."""
 
+import shlex
 from itertools import product
 
 import pytest
 
 from fedapps import cli
-from fedapps.compare.grid import NAMED_HERE, read_seeds
+from fedapps.compare.grid import ITSELF, read_seeds
 from fedapps.compare.sweep import Sweep
 from fedapps.core import changes, config
 
@@ -109,6 +110,10 @@ def test_the_folder_is_sweep_in_runs_dir(tmp_path, monkeypatch):
     ("strategy=fedavg,fedpr", 'strategy = "fedpr": must be one of '),
     ("lr=0.1 lr=0.2", "axis lr: given 2 times; give all its values at once"),
     ("runs-dir=/a,/b", "axis runs-dir=/a,/b: the sweep sets runs-dir itself"),
+    ("resume=/a,/b", "axis resume=/a,/b: the sweep sets resume itself; the same command goes on"),
+    ("lr=0.1 -c resume=latest", 'resume = "latest": the sweep sets resume itself; leave it out'),
+    ("lr=0.1 -c resume=/a", 'resume = "/a": the sweep sets resume itself; leave it out'),
+    ("lr=0.1 -c run-name=mine", 'run-name = "mine": the sweep sets run-name itself; leave it out'),
     ("lr=0.1 -c lrr=1", "unknown key lrr, did you mean lr?"),
     ("lr=0.1 -c alpha=0", "alpha = 0: must be float > 0"),
     ("lr=0.1 --seeds 2-0", "--seeds 2-0: must be numbers, for example 0-2 or 0,3,7"),
@@ -126,7 +131,16 @@ def test_bad_words_end_a_sweep_before_anything_runs(refused, words, told):
     assert refused("sweep", *words.split()).startswith(told)
 
 
-@pytest.mark.parametrize("key", sorted(changes.INCIDENTAL - set(NAMED_HERE)))
+def test_the_name_in_a_runs_settings_is_refused_until_it_is_unset(points, refused, tmp_path):
+    file = tmp_path / "config.toml"
+    file.write_text('lr = 0.5\nrun-name = "mine"\n')
+    unset = """-c 'run-name=""'"""
+    assert unset in refused("sweep", "alpha=1,2", "-c", file)
+    found = points("alpha=1,2", "-c", str(file), *shlex.split(unset))
+    assert [(flat["lr"], flat["alpha"]) for _, flat in found] == [(0.5, 1), (0.5, 2)]
+
+
+@pytest.mark.parametrize("key", sorted(changes.INCIDENTAL - ITSELF.keys()))
 def test_axes_on_which_no_run_depends_are_refused(refused, key):
     """All its values would be one run."""
     last = key in {"cache-limit", "device", "presum", "secure-sum", "threads"}
