@@ -14,6 +14,7 @@ from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING
 
+from fedapps import serial
 from fedapps.cli.chosen_model import path
 from fedapps.cli.plot import add_format
 from fedapps.core.errors import RunError
@@ -61,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     if options.jobs < 1:
         raise RunError(f"--jobs {options.jobs}: must be at least 1")
     scored = _scored_on(options.validation)
-    base = common(options.run_config) | scored
+    base = serial.absolute(common(options.run_config)) | scored
     axes = [Axis.read(text) for text in options.axes]
     for axis in axes:
         if axis.key in scored:
@@ -69,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     grid = points(axes, base, read_seeds(options.seeds) if options.seeds else [])
     for line in without_effect(grid):
         print(line)
-    folder = (options.output or path(str(base["runs-dir"])) / "sweep").absolute()
+    folder = (options.output or Path(str(base["runs-dir"])) / "sweep").absolute()
 
     from fedapps.compare.sweep import Sweep
 

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from fedapps import cli
+from fedapps import cli, serial
 from fedapps.compare.grid import ITSELF, read_seeds
 from fedapps.compare.sweep import Sweep
 from fedapps.core import changes, config
@@ -35,7 +35,7 @@ def test_a_grid_is_the_product_of_its_axes_and_seeds(points):
     assert len(found) == len(wanted) == 36
     assert {(flat["seed"], *(flat[key] for key in axes)) for _, flat in found} == wanted
     assert len({name for name, _ in found}) == 36
-    base = config.defaults() | {"batch-size": 4, "threads": 1}
+    base = serial.absolute(config.defaults()) | {"batch-size": 4, "threads": 1}
     for _, flat in found:
         assert {key: v for key, v in flat.items() if base[key] != v}.keys() <= {*axes, "seed"}
     # the first seed first, so that a grid that is not finished can be compared
@@ -95,6 +95,12 @@ def test_the_folder_is_sweep_in_runs_dir(tmp_path, monkeypatch):
     monkeypatch.setattr(Sweep, "run", lambda sweep: seen.append((sweep.folder, sweep.jobs)))
     assert cli.main(["sweep", "lr=0.1", "-c", f"runs-dir={tmp_path}/runs"]) == 0
     assert seen == [(tmp_path / "runs" / "sweep", 2)]
+
+
+def test_relative_folders_begin_at_the_working_directory(points, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ((_, flat),) = points("lr=0.1", "-c", "data-root=data runs-dir=runs")
+    assert (flat["data-root"], flat["runs-dir"]) == (f"{tmp_path}/data", f"{tmp_path}/runs")
 
 
 @pytest.mark.parametrize(("words", "told"), [
