@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 Seen = tuple[object, "list[RenderableType]"]  # what --json prints, and what is shown otherwise
 
+LONGEST = 24 * 60 * 60  # seconds between two looks
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
@@ -45,17 +47,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=int, default=10, metavar="N", help="show at most N runs [10]"
     )
-    parser.add_argument(
-        "--every", type=float, default=0.0, metavar="SECONDS", help="show it again and again"
-    )
+    parser.add_argument("--every", type=float, metavar="SECONDS", help="show it again and again")
     parser.add_argument("--json", action="store_true", help="print it as JSON, in one line")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print what is asked for; raises `RunError`."""
-    if options.every < 0:
-        raise RunError(f"--every {options.every:g}: must be a number of seconds, 0 or more")
-    if options.json or not options.every or not sys.stdout.isatty():
+    if options.every is not None and not 0 < options.every <= LONGEST:  # nan is not, either
+        raise RunError(f"--every {options.every:g}: must be seconds, above 0 and at most {LONGEST}")
+    if options.json or options.every is None or not sys.stdout.isatty():
         _print(options)
         while options.every:
             time.sleep(options.every)

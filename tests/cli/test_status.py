@@ -129,8 +129,18 @@ def test_what_is_no_run_is_refused(tmp_path, capsys):
     for place in (tmp_path, tmp_path / "x"):
         assert cli.main(["status", str(place)]) == 1
         assert f"{place}: is no run directory, and there is none in it" in capsys.readouterr().err
-    assert cli.main(["status", "--every", "-1"]) == 1
-    assert "--every -1: must be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("every", ["-1", "0", "nan", "inf", "1e+300"])
+def test_seconds_that_nobody_can_wait_are_refused(every, tmp_path, capsys):
+    folder = finished_run(tmp_path, clients=3)
+    capsys.readouterr()
+    assert cli.main(["status", str(folder), "--every", every]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err) == (
+        "",
+        f"error: --every {every}: must be seconds, above 0 and at most 86400\n",
+    )
 
 
 @pytest.mark.parametrize("terminal", [False, True])
