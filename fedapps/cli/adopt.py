@@ -54,6 +54,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"note: {note}", file=sys.stderr)
     samples = f"{scores.num_train} training and {scores.num_test} {s.evaluate_on} samples"
     print(f"{s.strategy}, {samples} of {options.data}")
-    print(f"{metric.label}: {scores.initial:.4f} -> {scores.personalized:.4f}")
+    before, after = (metric.digits(x, places=4) for x in (scores.initial, scores.personalized))
+    print(f"{metric.label}: {before} -> {after}")
     print(found.path)
     return 0

@@ -110,9 +110,8 @@ def _draw_points(axes: Axes, comparison: Comparison, name: str, labels: list[str
                 mean, place, xerr=[mean - low, high - mean], fmt="o", color=colour, capsize=3
             )
             std = metric.factor * group.curve(name)["std"].iloc[-1]
-            kind = ".1f" if metric.unit else ".4g"
-            spread = f" ± {std:{kind}}" if std > 0 else ""
-            told = f"{mean.iloc[-1]:{kind}}{spread}"
+            spread = f" ± {metric.digits(std, places=1)}" if std > 0 else ""
+            told = f"{metric.digits(mean.iloc[-1], places=1)}{spread}"
             axes.annotate(
                 told, (mean.iloc[-1], place), (0, 6), textcoords="offset points", ha="center",
                 fontsize=8,

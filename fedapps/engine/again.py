@@ -108,7 +108,8 @@ def _write(
         directory.append(overview, [[line.get(name) for name in known]])
     given = f" with {line['settings']}" if line["settings"] else ""
     what = f"evaluation {line['evaluation']} of round {line['round']} on {samples} samples{given}"
-    log.info("%s: %s %.4f -> %.4f", what, columns.lead.label, mean.initial, mean.personalized)
+    before, after = (columns.lead.digits(x, places=4) for x in (mean.initial, mean.personalized))
+    log.info("%s: %s %s -> %s", what, columns.lead.label, before, after)
     log.info("%s", os.fspath(path))
 
 

@@ -69,11 +69,7 @@ def _join(parts: Iterable[str]) -> str:
 
 def _scores(row: RoundRow, metric: Metric) -> str:
     initial, personalized = row.means.initial, row.means.personalized
-    before = "" if initial is None else f"{metric.short} {_value(initial, metric)}"
-    after = "" if personalized is None else f" -> {_value(personalized, metric)}"
+    before = "" if initial is None else f"{metric.short} {metric.digits(initial, places=3)}"
+    after = "" if personalized is None else f" -> {metric.digits(personalized, places=3)}"
     others = "others: " if before and row.phase == NEWCOMERS else ""  # the loss is the newcomers'
     return f"{others + before + after:18}"
-
-
-def _value(value: float, metric: Metric) -> str:
-    return f"{value:.3f}" if metric.unit else f"{value:.4g}"

@@ -131,11 +131,13 @@ def print_summary(summary: Mapping[str, Any], settings: Settings, columns: Colum
 def _table_rows(
     summary: Mapping[str, Any], settings: Settings, columns: Columns
 ) -> list[tuple[str, str]]:
-    def shown(name: str) -> str:
-        value = summary.get(name)
-        return "-" if value is None else f"{value:.4f}"
-
     lead = columns.lead
+
+    def shown(name: str) -> str:
+        if metric := columns.metric_of(name):
+            return metric.digits(summary.get(name), places=4)
+        return f"{summary[name]:.4f}"  # a figure in a unit of its own
+
     initial, personalized, std, *together = map(shown, columns.means)
     part = f"{settings.evaluate_on} samples"
     down, up, evaluation = (
@@ -146,7 +148,8 @@ def _table_rows(
     passed = [] if virtual is None else [("virtual time", duration(virtual))]
     given = [f for f in columns.figures if f.label and summary.get(f.name) is not None]
     names = unseen_columns(lead)
-    count, before, after, apart = (summary.get(names[0]), *map(shown, names[1:]))
+    count, *new = map(summary.get, names)
+    before, after, apart = (lead.digits(value, places=4) for value in new)
     told = f"{before} initial, {after} personalized, difference {apart}"
     come = [(f"{lead.label} of {number(count, 'newcomer')}", told)] if count else []
     further = [

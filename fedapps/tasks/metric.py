@@ -99,9 +99,15 @@ class Metric:
         """Return the value that nine tenths of the clients reach."""
         return float(np.percentile(values, LOW if self.more_is_better else 100 - LOW))
 
-    def digits(self, value: float, sign: str = "") -> str:
-        """Write a value that already has the unit, without it: `87.34`, `0.1234`."""
-        return f"{value:{sign}{'.2f' if self.unit == PERCENT else '.4g'}}"
+    def digits(self, value: float | None, sign: str = "", places: int = 2) -> str:
+        """Write a value without its unit: a percentage or a fraction with so many decimals.
+
+        Other values can be of any magnitude, so they have four digits: `0.1234`, `3e-05`. None is
+        a dash.
+        """
+        if value is None:
+            return "-"
+        return f"{value:{sign}{f'.{places}f' if self.unit == PERCENT else '.4g'}}"
 
     def shown(self, value: float) -> str:
         """Write a value with its unit: `87.3 %`, `0.1234`."""

@@ -12,9 +12,11 @@ from fedapps.core import registry
 from fedapps.core.errors import RunError
 from fedapps.data.sources.digits import DIGITS
 from fedapps.device import personalized, run_models
+from fedapps.engine import again
 from fedapps.engine.finished import FinishedRun
 from fedapps.engine.rounds import Rounds
 from fedapps.method.update import replace
+from tests.support import kinds
 from tests.support.tls import make_tls
 
 TINY = "num-clients=4 num-rounds=2 lr=0.03 min-samples=12"
@@ -196,3 +198,16 @@ def test_what_a_finished_run_sends_is_float32_too(serial_run, tiny_npz, monkeypa
     seen.clear()
     FinishedRun.open(folder).client(0)
     assert seen == [np.float32]
+
+
+def test_another_evaluation_tells_small_errors(serial_run, read_csv, monkeypatch, tmp_path, capsys):
+    table, truth = kinds.arrays("regression")
+    monkeypatch.setattr(kinds, "arrays", lambda _: (table, 1e-4 * truth))
+    folder = serial_run(kinds.options(tmp_path, "regression"), 'strategy="fedavg" num-rounds=1')
+    capsys.readouterr()
+    again.evaluate(folder, {})
+    told = capsys.readouterr().out.partition("mean absolute error ")[2].split()
+    (row,) = read_csv(folder, "evaluations.csv")
+    means = [float(row[f"mae_{when}"]) for when in ("initial", "personalized")]
+    assert [float(told[0]), float(told[2])] == pytest.approx(means, rel=5e-4)
+    assert 0 < means[1] < 1e-4

@@ -17,6 +17,7 @@ from fedapps.report.caption import Caption
 from fedapps.report.columns import PLAIN
 from fedapps.report.progress import TimeLeft, progress_line
 from fedapps.report.rows import ClientEval, Means
+from fedapps.report.summary import print_summary, summarize
 from fedapps.report.units import byte_unit, clock, human_bytes
 from fedapps.tasks import CLASSIFICATION, TASKS
 from tests.support.reports import (
@@ -27,6 +28,7 @@ from tests.support.reports import (
     make_report,
     make_results,
     make_row,
+    make_settings,
     of_classes,
     run_to_end,
 )
@@ -373,6 +375,23 @@ def test_end_prints_table_and_leaves_the_folder_to_the_engine(tmp_path, capsys):
         assert text in table
     assert max(map(len, table.splitlines()[:-1])) <= 100
     assert "\x1b" not in out
+
+
+def test_the_table_at_the_end_shows_errors_of_any_magnitude(capsys):
+    known, settings = columns.columns_of(TASKS["regression"]), make_settings()
+    values = {"mae_initial": 0.21, "mae_personalized": 3.21e-5, "mae_personalized_std": 4.5e-6,
+              "mse_initial": 1.5e9, "mse_personalized": 1.234567e-9}  # fmt: skip
+    means = Means(initial=0.21, personalized=3.21e-5, columns=values)
+    rows = [make_row(1, means=means)]
+    new = [{"mae_initial": "0.25", "mae_personalized": "0.0000521"}]
+    print_summary(summarize(settings, rows, known, 1.0, new), settings, known)
+    told = " ".join(capsys.readouterr().out.split())
+    for text in (
+        "mean absolute error initial 0.21", "personalized 3.21e-05 ± 4.5e-06 over clients",
+        "0.25 initial, 5.21e-05 personalized, difference 2e-05",
+        "1.5e+09 initial, 1.235e-09 personalized", "- initial, - personalized",
+    ):  # fmt: skip
+        assert text in told
 
 
 def test_run_that_was_never_evaluated_ends_well(tmp_path, capsys):

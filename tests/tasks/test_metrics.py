@@ -197,3 +197,13 @@ def test_targets_that_do_not_fit_are_one_line(name, targets, line):
     with pytest.raises(RunError) as caught:
         task_for(name, TABLE, targets, "own")
     assert f'task = "{name}": {line}' in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "value", "places", "told"), [
+    ("classification", 0.57288, 4, "0.5729"), ("classification", 87.344, 2, "87.34"),
+    ("classification", 0.0, 4, "0.0000"), ("regression", 3.21e-5, 4, "3.21e-05"),
+    ("regression", 1.5e9, 3, "1.5e+09"), ("regression", 0.21, 1, "0.21"),
+    ("regression", None, 4, "-"),
+])  # fmt: skip
+def test_a_share_has_decimals_and_an_error_has_digits(name, value, places, told):
+    assert TASKS[name].lead.digits(value, places=places) == told
