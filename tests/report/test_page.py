@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 import time
 from argparse import ArgumentParser
 from dataclasses import replace
@@ -185,6 +186,30 @@ def test_a_setting_of_the_base_method_differs_too():
     assert found["fedper.personal-layers"] == '"fc1"'
     text = 'strategy="fedseq" fedper.personal-layers="fc1"'  # FedPer is not its base
     assert "fedper.personal-layers" not in str(facts.differences(facts.config.parse([text])))
+
+
+@pytest.mark.parametrize(("changes", "programs"), [
+    ({}, ["fedapps serial", "fedapps run"]),
+    ({"dataset": "device"}, ["fedapps run --connection NAME"]),
+    ({"federation": "/of/nights"}, ["fedapps serial", "fedapps run"]),
+    ({"dataset": "device", "federation": "/of/nights"}, ["fedapps run --connection NAME"]),
+])  # fmt: skip
+def test_the_commands_repeat_a_run_where_it_can_run_and_outside_of_its_federation(
+    folder, tmp_path, changes, programs
+):
+    """Read as a shell and the command do, in a folder whose name has a blank."""
+    run = RunFiles.read(folder)
+    place = tmp_path / "a run"
+    place.mkdir()
+    (place / "config.toml").write_text(facts.config.to_toml(run.config | changes))
+    told = facts.commands(replace(run, folder=place, config=run.config | changes))
+    lines = [line for line in told.splitlines() if line.startswith("fedapps")]
+    assert [line.partition(" -c ")[0] for line in lines] == programs
+    for line in lines:
+        words = shlex.split(line.partition(" -c ")[2])
+        flat = facts.config.parse([word for word in words if word != "-c"])
+        assert flat["federation"] == ""
+        assert {key: flat[key] for key in run.config} == run.config | changes | {"federation": ""}
 
 
 def texts_of(folder):

@@ -110,11 +110,8 @@ def tiles_of(run: RunFiles) -> list[Tile]:
     count, _, after, apart = (run.summary.get(name) for name in unseen_columns(run.lead))
     if count and after is not None and apart is not None:
         note = f"difference {run.lead.digits(run.lead.factor * apart, '+')}"
-        found.append(
-            Tile(
-                f"{run.lead.label}, {words.number(count, 'newcomer')}", run.lead.shown(after), note
-            )
-        )
+        label = f"{run.lead.label}, {words.number(count, 'newcomer')}"
+        found.append(Tile(label, run.lead.shown(after), note))
     rounds = run.config.get("num-rounds")
     of = f"of {rounds}" if rounds else ""
     done = run.rounds[-1].get("round", "0") if run.rounds else "0"
@@ -232,11 +229,13 @@ def settings_of(flat: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def commands(run: RunFiles) -> str:
-    """Return the commands that repeat a run."""
-    file = shlex.quote(str(run.folder / "config.toml"))
-    return (
-        f"# in one process\nfedapps serial -c {file}\n\n# on Flower's engine\nfedapps run -c {file}"
-    )
+    """Return the commands that repeat a run, outside of its federation, whose runs count."""
+    given = f"-c {shlex.quote(str(run.folder / 'config.toml'))}"
+    given += """ -c 'federation=""'""" if run.config.get("federation") else ""
+    if run.config.get("dataset") == config.DEVICE:
+        told = "# on the SuperLink NAME, with devices whose state-dir is empty"
+        return f"{told}\nfedapps run --connection NAME {given}"
+    return f"# in one process\nfedapps serial {given}\n\n# on Flower's engine\nfedapps run {given}"
 
 
 def versions(run: RunFiles) -> list[tuple[str, str]]:
