@@ -9,6 +9,7 @@ from matplotlib.patches import Patch
 from fedapps.core.words import number
 from fedapps.drawing.pictures import PALETTE, legend, new_pair, stack, whole_ticks
 from fedapps.method.figures import EventPlot
+from fedapps.report import frames
 
 FEW = 12  # up to this many rounds, each has a tick
 ROUNDS = 6  # the x axis is at least as long as for this many rounds
@@ -16,7 +17,7 @@ ROUNDS = 6  # the x axis is at least as long as for this many rounds
 
 def read_categories(folder: Path, plot: EventPlot) -> pd.DataFrame:
     """Read the events of a plot: round, kind, category, and value (NaN if there is none)."""
-    events = pd.read_csv(folder / "events.csv")
+    events = frames.read(folder / "events.csv")
     events = events[events["kind"].isin([plot.counted, plot.valued])]
     parts = events["detail"].astype(str).str.split(" ", n=1, expand=True).reindex(columns=[0, 1])
     value = pd.to_numeric(parts[1], errors="coerce")

@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure as Picture
 
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
+from fedapps.core.files import writing
 from fedapps.core.schema import Scalar
 from fedapps.drawing.pictures import save, styled, title
 from fedapps.drawing.quantiles import MOST
-from fedapps.report import directory
+from fedapps.report import directory, frames
 from fedapps.report.about import task_of
 from fedapps.report.accuracy_plots import (
     draw_communication,
@@ -29,14 +29,15 @@ from fedapps.report.part_plots import draw_classes, draw_clients, draw_holdings
 def draw_all(folder: Path, kind: str = "png") -> list[Path]:
     """Draw `plots/*` from the tables of a run as PNG, SVG or PDF; return the files.
 
-    A plot without data is left out. Raises `RunError` if the folder is not a run directory, or if a
-    file cannot be written.
+    A plot without data is left out. Raises `RunError` if the folder is not a run directory, if a
+    table is damaged, or if a file cannot be written.
     """
     flat = config.stored(folder)
     for name in ("rounds.csv", "clients.csv", "events.csv"):
         if not (folder / name).is_file():
             raise RunError(f"{folder} is not a run directory: it has no {name}")
-    (folder / "plots").mkdir(exist_ok=True)
+    with writing(folder / "plots"):
+        (folder / "plots").mkdir(exist_ok=True)
     files = []
     with styled():
         for name, picture in _pictures(folder, config.defaults() | flat).items():
@@ -53,12 +54,12 @@ def read_holdings(folder: Path) -> np.ndarray | None:
     path = folder / directory.SAMPLES
     if not path.is_file():
         return None
-    held = pd.read_csv(path)
+    held = frames.read(path)
     if held.empty:
         return None
     classes = 1 + held["class"].max()
     if (folder / "classes.csv").is_file():  # the last classes may have test samples only
-        classes = max(classes, len(pd.read_csv(folder / "classes.csv")))
+        classes = max(classes, len(frames.read(folder / "classes.csv")))
     listed, rows = np.unique(held["client"], return_inverse=True)
     if len(listed) <= MOST:
         listed, rows = np.arange(1 + held["client"].max()), held["client"].to_numpy()
@@ -71,7 +72,7 @@ def _pictures(folder: Path, flat: Mapping[str, Scalar]) -> dict[str, Picture]:
     """Draw the pictures for which there are data, by name."""
     columns = columns_of(task_of(folder))
     figures, lead = columns.figures, columns.lead
-    rounds, clients = (pd.read_csv(folder / name) for name in ("rounds.csv", "clients.csv"))
+    rounds, clients = (frames.read(folder / name) for name in ("rounds.csv", "clients.csv"))
     evaluated = evaluated_rounds(rounds, lead)
     clients = clients.dropna(subset=[lead.personalized])  # rounds with personalization
     clients = clients[clients["round"] == clients["round"].max()]
@@ -88,7 +89,7 @@ def _pictures(folder: Path, flat: Mapping[str, Scalar]) -> dict[str, Picture]:
         found[f"client-{lead.name}"] = draw_clients(clients, caption, directory.names(folder))
     if (folder / "classes.csv").is_file():
         named = {"name": directory.original}
-        classes = pd.read_csv(folder / "classes.csv", converters=named).dropna()
+        classes = frames.read(folder / "classes.csv", converters=named).dropna()
         if len(classes):
             found["classes"] = draw_classes(classes, caption)
     for plot in registry.strategy_class(str(flat["strategy"])).plots:

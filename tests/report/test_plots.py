@@ -128,6 +128,22 @@ def test_a_folder_that_is_no_run_is_one_line(tmp_path, parse):
         plot.run(parse(plot, str(folder)))
 
 
+def test_a_folder_for_plots_that_cannot_be_made_is_one_line(tmp_path, parse):
+    folder = make_report(tmp_path).folder
+    (folder / "plots").write_text("not a folder")
+    with pytest.raises(RunError, match=r"^cannot write .*/plots: File exists$"):
+        plot.run(parse(plot, str(folder)))
+
+
+@pytest.mark.parametrize("content", [b"", b"a,b\n1,2,3\n1,2,3,4\n", b"round\n\xff\n"])
+@pytest.mark.parametrize("name", ["rounds.csv", "clients.csv", "events.csv", "classes.csv"])
+def test_a_damaged_table_is_one_line(tmp_path, parse, name, content):
+    folder = make_report(tmp_path, strategy="fedcmd").folder  # its plots show events
+    (folder / name).write_bytes(content)
+    with pytest.raises(RunError, match=rf"^cannot read .*/{name}: "):
+        plot.run(parse(plot, str(folder)))
+
+
 def test_pictures_leave_out_what_is_not_there(tmp_path):
     report = make_report(tmp_path, num_rounds=3)
     for round_ in (1, 2, 3):

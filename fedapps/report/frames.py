@@ -1,0 +1,17 @@
+"""Reads the tables of a run directory as data frames."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedapps.core.errors import RunError
+
+
+def read(path: Path, **how: Any) -> pd.DataFrame:
+    """Read a table; `how` are arguments of pandas.read_csv. Raises `RunError` if it is damaged."""
+    try:
+        return pd.read_csv(path, **how)
+    except (OSError, ValueError) as error:  # ValueError: not CSV, or not UTF-8
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(f"cannot read {path}: {reason}") from error
