@@ -160,6 +160,13 @@ def test_a_phase_after_the_last_round_is_not_drawn_as_another_round(tmp_path):
     assert len(loss.hits) == 2, "one for each round"
 
 
+def test_failures_of_a_round_with_two_rows_are_told_together(tmp_path):
+    lines = ["round,phase,failures", "1,train,1", "2,train,3", "2,finetune,0"]
+    (tmp_path / "rounds.csv").write_text("\n".join(lines) + "\n")
+    (chart,) = run_charts.events(RunFiles.read(tmp_path), ())
+    assert [hit.title for hit in chart.hits] == ["round 1\n1", "round 2\n3"]
+
+
 @pytest.mark.parametrize(("options", "expected"), [
     ("", {"strategy": ('"fedprox"', '"fedbabu"')}),
     ("prox-mu=0.01 fedper.personal-layers='fc2' run-name='x'", {}),  # as it is, or no effect

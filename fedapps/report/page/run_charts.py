@@ -104,10 +104,13 @@ def costs(run: RunFiles) -> list[Chart]:
 def events(run: RunFiles, plots: Iterable[EventPlot]) -> list[Chart]:
     """Draw failures, and the event plots that the method declares."""
     found: list[Chart] = []
-    failures = _points(run.rounds, "failures")
-    if any(count for _, count in failures):
+    failures: dict[float, float] = {}  # the last round can have two rows
+    for round_, count in _points(run.rounds, "failures"):
+        failures[round_] = failures.get(round_, 0.0) + count
+    if any(failures.values()):
         chart = Chart("failures", "Clients that failed", "round", "in every round")
-        found.append(bar_chart(chart, [Series("", "initial", failures)], "{:g}".format))
+        bars = Series("", "initial", [*failures.items()])
+        found.append(bar_chart(chart, [bars], "{:g}".format))
     for plot in plots:
         found += declared(run.events, plot)
     return found
