@@ -19,7 +19,7 @@ from fedapps.cli import report as report_command
 from fedapps.core.errors import RunError
 from fedapps.drawing.charts import line_chart
 from fedapps.drawing.svg import Chart, Series, steps
-from fedapps.report import page
+from fedapps.report import directory, page
 from fedapps.report.page import facts, run_charts
 from fedapps.report.page.reading import RunFiles
 from fedapps.server_app import watched
@@ -304,6 +304,20 @@ def test_the_command_writes_it_again(folder, tmp_path, capsys):
 def test_reading_takes_the_last_evaluation_alone(folder, read_csv):
     rows = read_csv(folder, "clients.csv")
     assert RunFiles.read(folder).clients == [row for row in rows if row["round"] == "3"]
+
+
+@pytest.mark.parametrize("sign", "\v\f\x1c\x1d\x1e\x85\u2028\u2029")
+def test_names_can_have_any_sign_but_the_ends_of_lines(tmp_path, sign):
+    names = [f"North{sign}East", f"{sign}South", "West"]
+    directory.write_names(tmp_path, names)
+    rows = [(round_, i, name) for round_ in (1, 2) for i, name in enumerate(names)]
+    head = ("round", "client", "name")
+    (tmp_path / "clients.csv").write_text(directory.csv_text([head, *rows]))
+    run = RunFiles.read(tmp_path)
+    assert [*run.names.values()] == [*directory.names(tmp_path)] == names
+    assert [[row[key] for key in head] for row in run.clients] == [
+        ["2", str(i), name] for i, name in enumerate(names)
+    ]
 
 
 @pytest.mark.parametrize(("low", "high", "most", "whole", "expected"), [

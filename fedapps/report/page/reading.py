@@ -92,19 +92,23 @@ def number(row: Row, column: str) -> float | None:
 
 
 def _table(path: Path) -> list[Row]:
-    text = _text(path)
-    return rows_of(text.splitlines(keepends=True))
+    return rows_of(_lines(path))
 
 
 def _last_evaluation(path: Path) -> list[Row]:
     """Parse only the lines of the last round: the whole table can be long."""
-    head, *lines = _text(path).splitlines() or [""]
+    head, *lines = _lines(path)
     if not lines:
         return []
     round_, first = lines[-1].partition(",")[0] + ",", len(lines) - 1
     while first > 0 and lines[first - 1].startswith(round_):
         first -= 1
     return rows_of([head, *lines[first:]])
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the lines of a table; names have other signs that `str.splitlines` takes for ends."""
+    return _text(path).removesuffix("\n").split("\n")
 
 
 def _text(path: Path) -> str:
