@@ -306,6 +306,18 @@ def test_reading_takes_the_last_evaluation_alone(folder, read_csv):
     assert RunFiles.read(folder).clients == [row for row in rows if row["round"] == "3"]
 
 
+@pytest.mark.parametrize(("rounds", "left_out"), [(1, "vote"), (2, "score, vote")])
+def test_only_events_that_a_chart_shows_are_left_out_of_the_table(tmp_path, rounds, left_out):
+    """Scores of a single round have no curve."""
+    folder = finished_run(tmp_path, rounds=rounds, clients=3)
+    page.write(folder)
+    found = Elements((folder / "report.html").read_text("utf-8"))
+    assert ("votes-values" in found.figures) == (rounds > 1) and "votes-counts" in found.figures
+    assert f"Left out, as they are drawn above: {left_out}." in found.texts
+    scores = {row["detail"] for row in RunFiles.read(folder).events if row["kind"] == "score"}
+    assert len(scores & set(found.texts)) == (3 if rounds == 1 else 0)
+
+
 @pytest.mark.parametrize("sign", "\v\f\x1c\x1d\x1e\x85\u2028\u2029")
 def test_names_can_have_any_sign_but_the_ends_of_lines(tmp_path, sign):
     names = [f"North{sign}East", f"{sign}South", "West"]

@@ -11,7 +11,7 @@ from fedapps.core import registry
 from fedapps.core.files import write_whole
 from fedapps.drawing import html
 from fedapps.method.figures import EventPlot
-from fedapps.report.page import facts, run_charts
+from fedapps.report.page import event_charts, facts, run_charts
 from fedapps.report.page.reading import RunFiles
 from fedapps.report.page.template import SECTIONS, STYLE, TEMPLATE
 
@@ -55,7 +55,7 @@ def render(run: RunFiles, left: float | None = None) -> str:
     """Return the page as HTML."""
     plots = _plots_of(run)
     drawn = run_charts.events(run, plots)
-    kinds = {kind for plot in plots for kind in (plot.counted, plot.valued)} if drawn else set()
+    kinds = event_charts.kinds_in(drawn, plots)
     devices = facts.devices_of(run, time.time())
     different = facts.differences(run.config) if run.config else []
     text: str = _template().render(

@@ -1,6 +1,6 @@
 """The charts of the events that a method declares as figures."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fedapps.drawing.charts import bar_chart, line_chart
 from fedapps.drawing.svg import Chart, Series
@@ -8,6 +8,7 @@ from fedapps.method.figures import EventPlot
 from fedapps.report.page.reading import Row, number
 
 COLOURS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7")
+COUNTS, VALUES = "-counts", "-values"  # the ends of the names of a plot's two charts
 
 
 def declared(rows: Sequence[Row], plot: EventPlot) -> list[Chart]:
@@ -27,15 +28,23 @@ def declared(rows: Sequence[Row], plot: EventPlot) -> list[Chart]:
     charts: list[Chart] = []
     if counts:
         title = plot.count_label.capitalize()
-        chart = Chart(f"{plot.name}-counts", title, "round", "in every round")
+        chart = Chart(plot.name + COUNTS, title, "round", "in every round")
         bars = [Series(name, colours[name], [*of.items()]) for name, of in counts.items()]
         charts.append(bar_chart(chart, bars, "{:g}".format))
     if any(len(of) > 1 for of in values.values()):
         title = plot.value_label.capitalize()
-        chart = Chart(f"{plot.name}-values", title, "round", "in every round")
+        chart = Chart(plot.name + VALUES, title, "round", "in every round")
         lines = [
             Series(name, colours[name], [(r, sum(v) / len(v)) for r, v in sorted(of.items())])
             for name, of in values.items()
         ]
         charts.append(line_chart(chart, lines, "{:.3g}".format))
     return charts
+
+
+def kinds_in(charts: Iterable[Chart], plots: Sequence[EventPlot]) -> set[str]:
+    """Return the kinds of events that charts of these plots show."""
+    names = {chart.name for chart in charts}
+    ends = [(plot.name + COUNTS, plot.counted) for plot in plots]
+    ends += [(plot.name + VALUES, plot.valued) for plot in plots]
+    return {kind for name, kind in ends if name in names}
