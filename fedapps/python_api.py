@@ -178,18 +178,14 @@ class Run:
 
     @_plainly
     def _table(self, name: str, **how: Any) -> "pd.DataFrame":
-        import pandas as pd
+        from fedapps.report import frames
 
         folder = self.path
         is_best = folder.name == directory.BEST and name in directory.GROWING
         if is_best and not (folder / name).exists():  # these tables are those of the whole run
             last, found = self._opened.round, Run(folder.parent)._table(name, **how)
             return found[found["round"] <= last].reset_index(drop=True)
-        try:
-            return pd.read_csv(self.path / name, **how)
-        except (OSError, ValueError) as error:  # ValueError: not a table
-            reason = getattr(error, "strerror", None) or error
-            raise RunError(f"{self.path / name}: cannot be read ({reason})") from error
+        return frames.read(folder / name, **how)
 
     @cached_property
     def _opened(self) -> "FinishedRun":

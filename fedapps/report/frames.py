@@ -14,4 +14,4 @@ def read(path: Path, **how: Any) -> pd.DataFrame:
         return pd.read_csv(path, **how)
     except (OSError, ValueError) as error:  # ValueError: not CSV, or not UTF-8
         reason = getattr(error, "strerror", None) or error
-        raise RunError(f"cannot read {path}: {reason}") from error
+        raise RunError(f"{path}: cannot be read ({reason})") from error
