@@ -63,6 +63,8 @@ class APFLClient(BaseClient):
         self.d = 0.0
         for key in self.trained:
             w, v = self.w[key], self.v[key]
+            if w.grad is None:  # the batch did not use it, as with branches that are skipped
+                continue
             self.d += torch.sum((v - w) * w.grad).item()
             v.grad, w.grad = self.alpha * w.grad, None
         backward(batches[0])  # g

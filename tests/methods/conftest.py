@@ -1,6 +1,8 @@
 """Tiny runs of two clients, and the strategies that ran them."""
 
 import pytest
+import torch
+from torch import nn
 
 from fedapps import models
 from fedapps.method.flower import BaseStrategy
@@ -29,3 +31,23 @@ def strategy(monkeypatch):
 
     monkeypatch.setattr(BaseStrategy, "start", remember)
     return seen
+
+
+@pytest.fixture
+def unused_branch(monkeypatch):
+    """A model with a branch that no batch uses, as the experts of a mixture without samples."""
+
+    class Branches(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.used, self.unused = nn.Linear(width, width), nn.Linear(width, width)
+
+        def forward(self, x):
+            return self.used(x) if x.numel() else self.unused(x)
+
+    def make(shape, classes):
+        body = nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(shape).numel(), 4))
+        return nn.Sequential(body, Branches(4), nn.Linear(4, classes))
+
+    monkeypatch.setitem(models.MODELS, "unused-branch", of_images(make))
+    return 'model="unused-branch"'

@@ -92,11 +92,10 @@ def algorithm_1(client, w, v, alpha, learned, steps, lr, momentum=0.0, decay=0.0
 
 @pytest.mark.parametrize("learned", ["", "round", "batch"])
 @pytest.mark.parametrize("momentum, decay", [(0.0, 0.0), (0.9, 0.01)])
-def test_two_rounds_are_algorithm_1(rehearsal, learned, momentum, decay):
+def test_two_rounds_are_algorithm_1(rehearsal, learned, momentum, decay, model=""):
     adaptive = f'apfl.alpha-steps="{learned}"' if learned else FIXED
-    run = rehearsal(
-        f"{WHOLE} local-epochs=3 lr=0.1 momentum={momentum} weight-decay={decay} {adaptive}"
-    )
+    keys = f"lr=0.1 momentum={momentum} weight-decay={decay} {model}"
+    run = rehearsal(f"{WHOLE} local-epochs=3 {adaptive} {keys}")
     for _ in range(2):
         w = dict(run.strategy.arrays)
         v, alpha = mine(run, 1) if run.clients else (run.strategy.workspace.initial, 0.5)
@@ -114,6 +113,10 @@ def test_two_rounds_are_algorithm_1(rehearsal, learned, momentum, decay):
             {key: np.mean([update.arrays[key] for update in uploads.values()], 0) for key in w},
         )
     assert (mine(run, 1)[1] != 0.5) == bool(learned)
+
+
+def test_what_a_batch_does_not_use_stays(rehearsal, unused_branch):
+    test_two_rounds_are_algorithm_1(rehearsal, "batch", 0.9, 0.01, unused_branch)
 
 
 @pytest.mark.parametrize("options", [

@@ -99,3 +99,16 @@ def test_the_information_of_a_lone_last_sample_counts(tiny_npz, bn_stats):
     found = torch.autograd.grad(cross_entropy(client.model(x), y), [*client.model.parameters()])
     trace = sum(float((g**2).sum()) for g in found)
     assert client.sends["fisher/trace"].item() == pytest.approx(trace, rel=1e-5)
+
+
+def test_what_a_batch_does_not_use_has_no_information(tiny_npz, unused_branch):
+    """The gradient with respect to it is zero."""
+    run = rehearse(FedAS, FedASClient, f"{tiny_npz.replace('=8', '=1000')} {KEYS} {unused_branch}")
+    client = run.make(0)
+    client.after_training(run.strategy.plan(1, 0))
+    x, y = client.train_data
+    cross_entropy(client.model(x), y).backward()
+    found = {key: p.grad for key, p in client.model.named_parameters()}
+    assert [key for key, g in found.items() if g is None] == ["1.unused.weight", "1.unused.bias"]
+    trace = sum(float((g**2).sum()) for g in found.values() if g is not None)
+    assert client.sends["fisher/trace"].item() == pytest.approx(trace, rel=1e-5)
