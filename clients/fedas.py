@@ -58,9 +58,9 @@ class FedASClient(BaseClient):
         """Send the sum over batches of the squared norm of the loss's gradient, in eval mode."""
         inputs, labels = self.train_data
         size, names, trace = self.settings.batch_size, self.layout.names, 0.0
-        weights = [p for p in self.model.parameters() if p.requires_grad]
         for x, y in zip(chunks(inputs, size), chunks(labels, size), strict=True):
-            found = torch.autograd.grad(self.loss(self.model(x), y), weights, allow_unused=True)
+            loss = self.loss(self.model(x), y)
+            found = torch.autograd.grad(loss, self.trainable, allow_unused=True)
             trace += sum(float(g.square().sum()) for g in found if g is not None)
         self.sends["fisher/trace"] = torch.tensor([trace]).numpy()
         return Costs(macs=self.workspace.trainer.profile.step_macs(names, names[0]) * len(labels))

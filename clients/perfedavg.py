@@ -49,7 +49,7 @@ class PerFedAvgClient(BaseClient):
         scale: float = 0.0,
     ) -> tuple[Tensor, ...]:
         """Return grad f(theta + scale direction; batch), without changing theta."""
-        trained = [p for p in self.model.parameters() if p.requires_grad]
+        trained = self.trainable
         with restored(trained):
             for parameter, way in zip(trained, direction, strict=False):
                 parameter.add_(way, alpha=scale)
@@ -62,6 +62,5 @@ class PerFedAvgClient(BaseClient):
 
     def set_gradients(self, values: Iterable[Tensor]) -> None:
         """Set the gradients of the step to `values`."""
-        trained = (p for p in self.model.parameters() if p.requires_grad)
-        for parameter, value in zip(trained, values, strict=True):
+        for parameter, value in zip(self.trainable, values, strict=True):
             parameter.grad = value

@@ -25,7 +25,7 @@ class PFedMeClient(BaseClient):
 
     def before_training(self, plan: Plan) -> Costs:
         """Start theta at w_t; eta_p follows the learning-rate schedule of eta (our choice)."""
-        self.theta = [p.detach().clone() for p in self.model.parameters()]
+        self.theta = [p.detach().clone() for p in self.trainable]
         self.inner_lr = self.options.inner_lr * plan.stages[0].lr / self.settings.lr
         return Costs()
 
@@ -35,7 +35,7 @@ class PFedMeClient(BaseClient):
 
     def envelope(self, backward: Backward, batches: list[Samples]) -> None:
         """K steps of theta on h_i (Eq. 7) with one batch, then grad F_i(w) = lambda (w - theta)."""
-        parameters, lambda_ = [*self.model.parameters()], self.options.lambda_
+        parameters, lambda_ = self.trainable, self.options.lambda_
         w = [p.detach().clone() for p in parameters]
         with swapped(parameters, self.theta):
             for _ in range(self.options.inner_steps):
@@ -47,7 +47,7 @@ class PFedMeClient(BaseClient):
 
     def after_training(self, plan: Plan) -> Costs:
         """Keep theta_i, with the BatchNorm statistics of theta's forward passes (our choice)."""
-        with swapped([*self.model.parameters()], self.theta):
+        with swapped(self.trainable, self.theta):
             self.remember("theta/", take(self.model, self.layout.keys_of(self.layout.names)))
         return Costs()
 

@@ -30,6 +30,7 @@ class ClientHooks(ClientTools):
 
     - `state`: what the client has kept from earlier rounds, as tensors by name. `kept` and
       `remember` read and write the entries under a prefix.
+    - `trainable`: the parameters of the model that its author has not frozen, in its order.
     - `train(plan, phase, objective)`: trains once more, on the stages of a plan of your own.
     - `score(samples)`: the loss of the model on samples, and the value of the leading metric.
     - `received`: the arrays of this round, by name.

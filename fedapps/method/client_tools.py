@@ -72,6 +72,12 @@ class ClientTools:
         return self.workspace.layout
 
     @property
+    def trainable(self) -> list[nn.Parameter]:
+        """The parameters of the model, in its order, without those that are frozen for good."""
+        named, known = self.model.named_parameters(), self.layout.parameters
+        return [parameter for key, parameter in named if key in known]
+
+    @property
     def task(self) -> Task:
         """What is learned."""
         return self.workspace.task

@@ -5,12 +5,16 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from clients.fedavg import FedAvgClient
 from clients.pfedme import PFedMeClient
+from fedapps import models
 from fedapps.core.errors import RunError
 from fedapps.method import put, rehearse
+from fedapps.models.blocks import of_images
+from fedapps.models.grouping import freeze_as_built
 from strategies.fedavg import FedAvg
 from strategies.pfedme import PFedMe
 
@@ -75,17 +79,22 @@ def algorithm_1(run, client, rounds, steps, eta, eta_p, lambda_, mu=0.0):
     for _ in range(rounds):
         for _ in range(steps):
             h = cross_entropy(theta(x), y)
-            for p, q in zip(theta.parameters(), w.parameters(), strict=True):
+            for p, q in zip(free(theta), free(w), strict=True):
                 h = h + lambda_ / 2 * (p - q.detach()).square().sum() + mu / 2 * p.square().sum()
-            gradients = torch.autograd.grad(h, list(theta.parameters()))
+            gradients = torch.autograd.grad(h, free(theta))
             with torch.no_grad():
-                for p, gradient in zip(theta.parameters(), gradients, strict=True):
+                for p, gradient in zip(free(theta), gradients, strict=True):
                     p -= eta_p * gradient
         thetas.append(arrays_of(theta))
         with torch.no_grad():
             for p, q in zip(theta.parameters(), w.parameters(), strict=True):
                 q -= eta * lambda_ * (q - p)
     return arrays_of(w), thetas
+
+
+def free(model):
+    """The parameters that the author of the model has not frozen."""
+    return [p for p in model.parameters() if p.requires_grad]
 
 
 def arrays_of(model):
@@ -116,6 +125,24 @@ def test_local_rounds_are_those_of_algorithm_1(rehearsal, mu):
         for key in start
     }
     close(upload, sums)
+
+
+def test_frozen_weights_do_not_decay(rehearsal, monkeypatch):
+    """They are the same in theta as in w, so that what is trained is what is scored."""
+
+    def make(shape, classes):
+        frozen = nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(shape).numel(), 6))
+        model = nn.Sequential(frozen.requires_grad_(False), nn.Linear(6, 6), nn.Linear(6, classes))
+        model[1].bias.requires_grad_(False)
+        freeze_as_built(model)
+        return model
+
+    monkeypatch.setitem(models.MODELS, "frozen", of_images(make))
+    keys = "pfedme.inner-steps=3 pfedme.inner-lr=0.05 pfedme.local-rounds=4 weight-decay=0.1"
+    run = rehearsal(f'model="frozen" lr=0.03 pfedme.lambda=10.0 {keys}')
+    w, thetas = algorithm_1(run, 0, 4, 3, eta=0.03, eta_p=0.05, lambda_=10.0, mu=0.1)
+    for found, right in zip(trained(run), (w, thetas[-1]), strict=True):
+        close(found, {key: right[key] for key in ("1.weight", "2.weight", "2.bias")})
 
 
 def test_the_defaults_leave_a_fifth_of_w(rehearsal):
