@@ -93,8 +93,8 @@ class FedAP(LateMixing):
     @property
     def statistics(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes [2, channels] of what a client sends: means and standard deviations."""
-        norms = sorted(k for k in self.layout.norms if k.endswith(".weight"))
-        return {f"inputs/{k.removesuffix('.weight')}": (2, *self.layout.shapes[k]) for k in norms}
+        norms = sorted(self.layout.norms)  # of each BatchNorm some of four arrays [channels]
+        return {f"inputs/{k.rpartition('.')[0]}": (2, *self.layout.shapes[k]) for k in norms}
 
     @property
     def mixed_keys(self) -> tuple[str, ...]:

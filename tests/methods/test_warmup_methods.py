@@ -1,17 +1,24 @@
 """pFedSim and FedAP: FedAvg at first, then mixtures of what all sent last."""
 
+import copy
+import math
 from itertools import permutations
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from clients import fedap
+from fedapps import models
 from fedapps.core import config
+from fedapps.method import rehearse
 from fedapps.method.mixtures import LastSent
 from fedapps.method.update import ClientUpdate
+from fedapps.models.blocks import of_images
 from fedapps.models.layers import put
 from fedapps.training.workspace import Workspace
+from strategies.fedap import FedAP
 from strategies.pfedsim import PFedSim, similarity
 from tests.support.references import assert_close, final, moved, reference, row_cosines, sgd
 
@@ -142,6 +149,31 @@ def test_fedap_measures_all_chunks_of_a_clients_samples():
     whole, axes = np.concatenate(parts).astype(np.float64), (0, 2, 3)
     expected = [whole.mean(axes), whole.std(axes)]
     np.testing.assert_allclose(fedap.statistics(seen), expected, rtol=1e-6)
+
+
+def test_fedap_measures_batchnorms_without_weights(tiny_npz, monkeypatch):
+    def make(shape, classes):
+        norm = nn.BatchNorm1d(4, affine=False)
+        body = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 4), norm)
+        return nn.Sequential(body, nn.Linear(4, classes))
+
+    monkeypatch.setitem(models.MODELS, "no-weights", of_images(make))
+    keys = 'strategy="fedap" model="no-weights" num-clients=3 fraction-train=1.0 num-rounds=4'
+    own = "fedap.warmup=0.25 fedap.lambda=0.4"
+    run = rehearse(FedAP, fedap.FedAPClient, f"{tiny_npz} {keys} {own}")
+    run.rounds(1)
+    pretrained, moments = copy.deepcopy(run.strategy.arrays), []
+    for client in range(3):
+        made = run.make(client)
+        put(made.model.eval(), pretrained)
+        with torch.no_grad():
+            inputs = made.model[0][:2](made.train_data[0]).double().numpy()
+        moments.append(np.concatenate([inputs.mean(0), inputs.std(0)]))
+    run.rounds(1)
+    for client, own in enumerate(moments):
+        near = np.array([0 if m is own else 1 / np.linalg.norm(m - own) for m in moments])
+        weights = 0.6 * near / near.sum() + 0.4 * (np.arange(3) == client)
+        np.testing.assert_allclose(run.strategy.weights(client), weights, rtol=1e-3)
 
 
 def test_fedap_without_a_clients_statistics(serial_run, strategy):
