@@ -28,7 +28,7 @@ class FedEM(BaseStrategy):
 
     Symbols: T `num-clients`, K `num-rounds`, J `local-epochs`, eta `lr`, M `components`.
     Component 1 is the server's model; the others are in `state`. At first they are the initial
-    model with the entries of each array in another order (with `initial-model`, of the head only),
+    model with the entries of each weight in another order (with `initial-model`, of the head only),
     because components that are alike would stay alike (our choice).
     A newcomer gets all components, and finds its weights by one E-step.
     State: `c/<m>/<key>` for m = 2 .. M.
@@ -49,8 +49,9 @@ class FedEM(BaseStrategy):
             draws = generator(s.seed, "fedem", m)
             for key in layout.shared(layout.names):
                 value = self.arrays[key]
-                if key in mixed:
-                    value = draws.permutation(value.ravel()).reshape(value.shape)
+                if key in mixed:  # drawn for each key, so that the next one's draws are the same
+                    other = draws.permutation(value.ravel()).reshape(value.shape)
+                    value = other if key in layout.parameters else value  # constants have places
                 self.state[f"c/{m}/{key}"] = value
 
     def plan(self, round_: int, client: int) -> Plan:

@@ -1,15 +1,20 @@
 """FedEM: three rounds of two clients, in float64 and plain autograd."""
 
+import math
+
 import numpy as np
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from clients.fedem import FedEMClient
+from fedapps import models
 from fedapps.core import config
 from fedapps.core.draws import generator
 from fedapps.device import personalized
 from fedapps.method import rehearse
 from fedapps.method.local import begin, receive
+from fedapps.models.blocks import of_images
 from fedapps.models.layers import as_sent
 from fedapps.training.draw import Draw
 from strategies.fedem import FedEM
@@ -93,6 +98,22 @@ def test_a_written_model_is_the_mixture(small, flat_config, tmp_path):
         torch.testing.assert_close(loaded.module(images), expected)
         torch.testing.assert_close(expected.exp().sum(1), torch.ones(len(images)))
     assert len({float(part.fc2.fc.weight.sum()) for part in loaded.module.components}) == 3
+
+
+def test_components_have_the_constants_of_the_model_in_their_places(tiny_npz, monkeypatch):
+    def make(shape, classes):
+        body = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 4))
+        body.register_buffer("places", torch.linspace(-1, 1, 5))
+        return nn.Sequential(body, nn.Linear(4, classes))
+
+    monkeypatch.setitem(models.MODELS, "constants", of_images(make))
+    made = rehearse(FedEM, FedEMClient, f'{tiny_npz} strategy="fedem" model="constants"').strategy
+    for m in range(2, 1 + made.options.components):
+        same = {k for k, v in made.arrays.items() if np.array_equal(v, made.state[f"c/{m}/{k}"])}
+        assert same - {"1.bias"} == {"0.places"}  # three entries can get the order that they have
+        for key, value in made.arrays.items():
+            entries = np.sort(made.state[f"c/{m}/{key}"], axis=None)
+            np.testing.assert_array_equal(entries, np.sort(value, axis=None))
 
 
 def test_a_newcomer_first_trains_batchnorm_statistics_that_stay_on_clients():
