@@ -103,10 +103,12 @@ class FedCMD(WarmUp, KeepsLast):
 
     def state_bytes(self) -> int:
         """The most that mixtures need: when l* is the first candidate, with all layers after it."""
-        if self.options.layer or self.options.weighting != "cosine":
+        if self.options.layer:
             return 0
-        names = self.layout.names
-        mixed = self.layout.shared(names[names.index(self.candidates()[0]) :])
+        names, first = self.layout.names, self.candidates()[0]
+        if self.options.weighting != "cosine":
+            return 0
+        mixed = self.layout.shared(names[names.index(first) :])
         return self.last.nbytes(self.arrays, mixed, self.settings.num_clients)
 
     # Phase 1 ------------------------------------------------------------------------------
@@ -160,14 +162,24 @@ class FedCMD(WarmUp, KeepsLast):
         return majority(np.bincount([majority(round_) for round_ in voted]))
 
     def candidates(self) -> Slice:
-        """All layers but the first; `fc`: only fully connected ones, whose weights are matrices."""
+        """All layers but the first; `fc`: only fully connected ones, whose weights are matrices.
+
+        Raises `RunError` if there are none.
+        """
         most_axes = 2 if self.options.candidates == "fc" else np.inf
         shapes, keys = self.layout.shapes, self.layout.keys
-        return tuple(
+        found = tuple(
             name
             for name in self.layout.names[1:]
             if max(len(shapes[key]) for key in keys[name]) <= most_axes
         )
+        if not found:
+            model = self.settings.model
+            raise RunError(
+                f'fedcmd.candidates = "fc": {model} has no fully connected layer after the first; '
+                'use "all"'
+            )
+        return found
 
     # Phase 2 ------------------------------------------------------------------------------
 

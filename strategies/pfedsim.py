@@ -5,7 +5,16 @@ from typing import Annotated
 
 import numpy as np
 
-from fedapps.method import Arrays, ClientUpdate, Fraction, LateMixing, MethodSettings, Plan, doc
+from fedapps.method import (
+    Arrays,
+    ClientUpdate,
+    Fraction,
+    LateMixing,
+    MethodSettings,
+    Plan,
+    RunError,
+    doc,
+)
 
 CLAMP = 0.9999  # largest similarity, so that the logarithm is finite
 
@@ -36,6 +45,11 @@ class PFedSim(LateMixing):
 
     def setup(self) -> None:
         """Prepare for the heads of a round."""
+        if not matrices({key: self.arrays[key] for key in self.layout.shared(self.layout.head)}):
+            raise RunError(
+                f"head-layers = {len(self.layout.head)}: pfedsim compares the weight matrices of "
+                f"heads, and {', '.join(self.layout.head)} has none; use more head-layers"
+            )
         super().setup()
         self.heads: dict[int, Arrays] = {}  # of this round
 
@@ -88,9 +102,14 @@ class PFedSim(LateMixing):
         return self.layout.shared(self.layout.body)
 
 
+def matrices(head: Arrays) -> list[str]:
+    """Return the keys of the weights that have rows."""
+    return [key for key, value in head.items() if value.ndim > 1]
+
+
 def similarity(head: Arrays, other: Arrays) -> float:
     """Return max(0, mean over class rows of cos(h_i, h_j)), rows of the last weight matrix."""
-    key = [key for key, value in head.items() if value.ndim > 1][-1]
+    key = matrices(head)[-1]
     a, b = head[key].astype(np.float64), other[key].astype(np.float64)
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     return float(max(0.0, ((a * b).sum(1) / np.maximum(norms, 1e-12)).mean()))

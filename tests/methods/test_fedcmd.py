@@ -4,14 +4,18 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch import nn
 
 from clients.fedcmd import FedCMDClient, w2
+from fedapps import models
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
+from fedapps.method import rehearse
 from fedapps.method.update import ClientUpdate
+from fedapps.models.blocks import of_images
 from fedapps.training.batches import chunks
 from fedapps.training.workspace import Workspace
-from strategies.fedcmd import majority
+from strategies.fedcmd import FedCMD, majority
 
 FC = ("fc1", "fc2", "classifier")
 
@@ -165,3 +169,16 @@ def test_bad_settings(flat_config, option, line):
         strategy = strategy_of(client_of(flat_config, "num-rounds=10", option))
         strategy.plan(1, 0)
     assert str(caught.value).startswith(line)
+
+
+@pytest.mark.parametrize("weighting", ["cosine", "uniform"])
+def test_a_model_of_convolutions_needs_other_candidates(tiny_npz, monkeypatch, weighting):
+    def make(shape, classes):
+        pool = nn.Sequential(nn.Conv2d(4, classes, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        return nn.Sequential(nn.Conv2d(shape[0], 4, 3), nn.ReLU(), pool)
+
+    monkeypatch.setitem(models.MODELS, "convolutions", of_images(make))
+    keys = f'{tiny_npz} strategy="fedcmd" model="convolutions" fedcmd.weighting="{weighting}"'
+    with pytest.raises(RunError, match=r'^fedcmd.candidates = "fc": convolutions has no .*"all"$'):
+        rehearse(FedCMD, FedCMDClient, keys)
+    rehearse(FedCMD, FedCMDClient, f'{keys} fedcmd.candidates="all"').rounds(2)

@@ -12,6 +12,7 @@ from torch import nn
 from clients import fedap
 from fedapps import models
 from fedapps.core import config
+from fedapps.core.errors import RunError
 from fedapps.method import rehearse
 from fedapps.method.mixtures import LastSent
 from fedapps.method.update import ClientUpdate
@@ -83,6 +84,18 @@ def test_warm_up_is_fedavg(serial_run, method, read_rounds):
     assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
     assert (one / "clients.csv").read_bytes() == (two / "clients.csv").read_bytes()
     assert [row["phase"] for row in read_rounds(one)] == ["train-warmup"] * 2
+
+
+def test_pfedsim_refuses_heads_without_a_matrix(small, serial_run, monkeypatch):
+    def make(shape, classes):
+        body = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 4))
+        return nn.Sequential(body, nn.Linear(4, classes), nn.LayerNorm(classes))
+
+    monkeypatch.setitem(models.MODELS, "scaled", of_images(make))
+    keys = 'strategy="pfedsim" model="scaled" pfedsim.warmup=0.0'
+    with pytest.raises(RunError, match=r"^head-layers = 1: .*, and 2 has none; use more"):
+        serial_run(small, keys)
+    serial_run(small, keys, "head-layers=2")
 
 
 def test_a_run_that_is_all_warm_up_says_so(serial_run, capsys):
