@@ -17,6 +17,7 @@ from fedapps.method.flower import BaseClient
 from fedapps.method.jobs import Job, Result, Scoring, Training, Work, after, alone, has_own
 from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import Arrays
+from fedapps.models.modes import eval_mode
 from fedapps.training.draw import Draw
 from fedapps.training.evaluation import Score
 from fedapps.training.objective import Objective
@@ -150,7 +151,7 @@ class _Party:
         trained = [stage for stage in job.plan.stages if stage.epochs and stage.layers]
         if trained:
             trainer.freeze_all_but(trained[-1].layers)
-        self.space.model.eval()
+        eval_mode(self.space.model)
 
 
 def why_alone(group: Group, job: Job) -> str:

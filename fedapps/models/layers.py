@@ -21,7 +21,6 @@ from itertools import takewhile
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedapps.core.errors import RunError
 from fedapps.models.grouping import (
@@ -229,26 +228,6 @@ def layout_of(model: nn.Module, head_layers: int, bn_stats: str, bn_local: bool)
         modules=layers_by_module(model, by_layer),
         can_be_cut=can_be_cut(model),
     )
-
-
-def freeze_all_but(model: nn.Module, layout: Layout, trained: Slice) -> dict[str, nn.Parameter]:
-    """Let the model train the slice `trained` only; return its parameters by name.
-
-    All others get no gradient. Modules are in training mode in the layers that the slice touches,
-    except BatchNorms of which it has nothing.
-    """
-    keys, touched = {*layout.keys_of(trained)}, {*layout.touched(trained)}
-    for path, module in model.named_modules():
-        module.training = not touched.isdisjoint(layout.modules[path])
-        if isinstance(module, _BatchNorm) and module.training:
-            own = {f"{path}.{name}" for name in module.state_dict()}
-            module.training = not own.isdisjoint(keys) or not own
-    found = {}
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in keys)
-        if name in keys:
-            found[name] = parameter
-    return found
 
 
 def take(model: nn.Module, keys: Iterable[str]) -> Arrays:

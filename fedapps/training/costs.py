@@ -16,7 +16,8 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.rnn import RNNBase
 
 from fedapps.core.schema import NonNegative
-from fedapps.models.layers import Layout, Slice, freeze_all_but, run
+from fedapps.models.layers import Layout, Slice, run
+from fedapps.models.modes import freeze_all_but
 from fedapps.models.norms import batch_norms, uses_batch_statistics
 from fedapps.models.vit import Attention
 

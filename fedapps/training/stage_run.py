@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fedapps.models.layers import Slice, freeze_all_but
+from fedapps.models.layers import Slice
+from fedapps.models.modes import freeze_all_but
 from fedapps.training.batches import Samples, grouped
 from fedapps.training.clipping import Threshold
 from fedapps.training.costs import Profile, TrainingStats

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from fedapps.models.grouping import children_by_layer
-from fedapps.models.layers import Layout, Slice, freeze_all_but
+from fedapps.models.layers import Layout, Slice
+from fedapps.models.modes import eval_mode, freeze_all_but
 from fedapps.tasks import CLASSIFICATION
 from fedapps.training.augment import windows
 from fedapps.training.batches import Samples, epoch_batches
@@ -80,7 +81,7 @@ class Trainer:
                 run = StageRun(self.profile, stage, objective, layers, anchor, threshold, done)
                 run.take_steps(self._batches((inputs, data[1]), draw, epoch, run))
             epoch += stage.epochs
-        self.model.eval()
+        eval_mode(self.model)
         return done
 
     def check(self, stage: Stage) -> None:

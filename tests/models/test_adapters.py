@@ -20,7 +20,8 @@ from fedapps.method import rehearse
 from fedapps.models import build
 from fedapps.models.adapters import Adapter, add_adapters, merged, saves_nothing
 from fedapps.models.blocks import chain
-from fedapps.models.layers import freeze_all_but, layout_of, run
+from fedapps.models.layers import layout_of, run
+from fedapps.models.modes import freeze_all_but
 from fedapps.serial import run_serial
 from fedapps.split.strategy import SplitStrategy
 from fedapps.training.workspace import Workspace

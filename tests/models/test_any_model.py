@@ -15,7 +15,8 @@ from fedapps.core.errors import RunError
 from fedapps.engine.rounds import Rounds
 from fedapps.method import rehearse
 from fedapps.models.blocks import of_images
-from fedapps.models.layers import freeze_all_but, layout_of, put, run, take
+from fedapps.models.layers import layout_of, put, run, take
+from fedapps.models.modes import eval_mode, freeze_all_but
 from fedapps.split.strategy import SplitStrategy
 from fedapps.training.costs import SAMPLES, profile
 from fedapps.training.draw import Draw
@@ -302,3 +303,18 @@ def test_the_figure_without_a_head_needs_a_body_that_runs_alone(whole_cnn):
     settings = read(parse([CONFIG, "score-without-head=true"]))
     with pytest.raises(RunError, match="score-without-head = true: needs the body"):
         Rounds(registry.strategy_class("fedavg")(Workspace(settings)))
+
+
+@pytest.mark.parametrize("cls", [nn.GRU, nn.LSTM, nn.RNN])
+def test_recurrent_layers_without_dropout_are_never_in_eval_mode(cls):
+    """They compute the same in both, and cuDNN has their gradients in training mode only."""
+    model = nn.ModuleDict({"plain": cls(3, 4, 2), "drop": cls(4, 4, 2, dropout=0.5)})
+    eval_mode(model)
+    assert [model["plain"].training, model["drop"].training] == [True, False]
+    found, x = [], torch.randn(5, 2, 3)
+    for mode in (True, False):
+        inputs = x.clone().requires_grad_()
+        outputs, _ = model["plain"].train(mode)(inputs)
+        weights = [*model["plain"].parameters()]
+        found.append([outputs, *torch.autograd.grad(outputs.square().sum(), [inputs, *weights])])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

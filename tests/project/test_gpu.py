@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedapps.core import registry
 from fedapps.core.config import read
@@ -20,6 +21,7 @@ from fedapps.training.plan import Clip, Stage
 from fedapps.training.torch_device import pick_torch_device
 from fedapps.training.undisturbed import undisturbed
 from fedapps.training.workspace import Workspace
+from tests.support import kinds
 from tests.support.marks import LONG, THOROUGH
 from tests.support.methods import needed
 from tests.support.pretended_gpu import DEVICE, Gpu
@@ -158,6 +160,39 @@ def test_a_gpu_computes_in_float32_and_repeatably_until_the_run_is_over(monkeypa
     assert kernels() == before
 
 
+# Gradients go through a recurrent layer that is not trained, or of a model that was.
+RECURRENT = [
+    ("series", 'strategy="fedas" model="gru"'),
+    ("tokens", 'strategy="fedseq" fedseq.schedule="vanilla" model="lstm-char"'),
+]
+FEW = "num-rounds=2 num-clients=2 fraction-train=1.0 local-epochs=1 finetune-epochs=1"
+
+
+@pytest.fixture
+def cudnn(monkeypatch):
+    """Recurrent layers that refuse gradients in eval mode, as cuDNN does; return those refused."""
+    refused, forward = [], {cls: cls.forward for cls in (nn.GRU, nn.LSTM)}
+
+    def checked(module, *args):
+        found = forward[type(module)](module, *args)
+        if found[0].requires_grad and not module.training:
+            found[0].register_hook(lambda gradient: refused.append(module))
+        return found
+
+    for cls in forward:
+        monkeypatch.setattr(cls, "forward", checked)
+    return refused
+
+
+@pytest.mark.parametrize("group", [0, 2])
+@pytest.mark.parametrize(("kind", "keys"), RECURRENT)
+def test_recurrent_layers_take_gradients_as_cudnn_wants(
+    kind, keys, group, serial_run, tmp_path, cudnn
+):
+    serial_run(kinds.options(tmp_path, kind), f"{FEW} {keys} group={group}")
+    assert not cudnn
+
+
 on_a_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(),
     reason="2026-11-27: no GPU is visible here; docs/engines.md says what passed on an H200",
@@ -180,6 +215,17 @@ def test_a_gpu_repeats_its_numbers_and_is_near_the_cpus(
     for key, value in expected.items():
         # a few steps of SGD in float32, where only the order of sums differs
         np.testing.assert_allclose(found[key], value, rtol=1e-3, atol=1e-4, err_msg=key)
+
+
+@on_a_gpu
+@pytest.mark.parametrize(("kind", "keys"), RECURRENT)
+def test_a_gpu_trains_recurrent_layers(kind, keys, serial_run, read_model, tmp_path):
+    data, options = kinds.options(tmp_path, kind), f"{FEW} {keys}"
+    cpu, cuda = (
+        read_model(serial_run(data, options, f'device="{device}"')) for device in ("cpu", "cuda")
+    )
+    for key, value in cpu.items():
+        np.testing.assert_allclose(cuda[key], value, rtol=1e-3, atol=1e-4, err_msg=key)
 
 
 @on_a_gpu

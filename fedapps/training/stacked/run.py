@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fedapps.models.layers import Slice, freeze_all_but, run
+from fedapps.models.layers import Slice, run
+from fedapps.models.modes import freeze_all_but
 from fedapps.training.batches import Samples
 from fedapps.training.clipping import Threshold, Thresholds
 from fedapps.training.costs import Costs, TrainingStats

@@ -1,0 +1,41 @@
+"""Which modules of a model are in training mode, and which parameters get gradients."""
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedapps.models.layers import Layout, Slice
+
+
+def freeze_all_but(model: nn.Module, layout: Layout, trained: Slice) -> dict[str, nn.Parameter]:
+    """Let the model train the slice `trained` only; return its parameters by name.
+
+    All others get no gradient. Modules are in training mode in the layers that the slice touches,
+    except BatchNorms of which it has nothing; all others are in eval mode (`eval_mode`).
+    """
+    eval_mode(model)
+    keys, touched = {*layout.keys_of(trained)}, {*layout.touched(trained)}
+    for path, module in model.named_modules():
+        if touched.isdisjoint(layout.modules[path]):
+            continue
+        module.training = True
+        if isinstance(module, _BatchNorm):
+            own = {f"{path}.{name}" for name in module.state_dict()}
+            module.training = not own.isdisjoint(keys) or not own
+    found = {}
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in keys)
+        if name in keys:
+            found[name] = parameter
+    return found
+
+
+def eval_mode(model: nn.Module) -> None:
+    """Put all modules into eval mode, so that gradients can still go through each of them.
+
+    cuDNN has gradients of recurrent layers in training mode only. Those without dropout between
+    their layers compute the same in both modes, and stay in training mode.
+    """
+    model.eval()
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase) and not module.dropout:
+            module.training = True
