@@ -4,9 +4,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from fedapps.core import log
 from fedapps.core.errors import RunError
 from fedapps.core.privacy_settings import PrivacySettings
 from fedapps.core.settings import Settings
+from fedapps.core.words import some
 from fedapps.engine.accounting import Mechanism
 from fedapps.engine.checks import AVERAGING
 from fedapps.method.flower import BaseStrategy
@@ -114,10 +116,24 @@ class DifferentialPrivacy(PrivacyMode):
             )
 
     def begin(self, plans: Mapping[int, Plan]) -> dict[str, str]:
-        """Check every plan."""
+        """Check every plan; the first time, name what noise could harm for good."""
         for plan in plans.values():
             check_plan(self.settings, self.layout, plan)
+        if not self.begun:
+            self._warn_of_buffers({key for p in plans.values() for key in p.upload})
         return super().begin(plans)
+
+    def _warn_of_buffers(self, uploaded: Collection[str]) -> None:
+        """Warn of what is no parameter: nobody can tell whether it is a constant."""
+        layout = self.layout
+        known = layout.parameters | layout.norms
+        if noisy := [k for k in layout.shared(tuple(uploaded)) if k not in known]:
+            log.warning(
+                'dp.mode = "%s": %s, no parameters, also get noise, which training may not undo;'
+                " register constants with persistent=False",
+                self.dp.mode,
+                some(noisy),
+            )
 
     def releases(self) -> int:
         """Return the largest count in the state."""

@@ -11,6 +11,7 @@ from statistics import NormalDist
 import flwr.clientapp.mod
 import numpy as np
 import pytest
+import torch
 from flwr.serverapp import RdpAccountant
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClipping, FedAvg
 from flwr.supercore.privacy_accounting import (
@@ -21,8 +22,9 @@ from flwr.supercore.privacy_accounting import (
 )
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
-from fedapps import client_app
+from fedapps import client_app, models
 from fedapps.core import config, registry
 from fedapps.core.draws import generator, sample_clients, sample_poisson, secret_seed
 from fedapps.core.errors import RunError
@@ -31,6 +33,7 @@ from fedapps.engine.rounds import Rounds
 from fedapps.method.conversation import Question
 from fedapps.method.update import ClientUpdate
 from fedapps.models import build
+from fedapps.models.blocks import of_images
 from fedapps.models.layers import layout_of
 from fedapps.training.channel import Channel
 from fedapps.training.plan import Plan
@@ -374,6 +377,25 @@ def test_epsilon_falls_with_noise_over_its_whole_range_and_grows_with_rounds(opt
     for (first, second), (later, _) in itertools.pairwise(found):
         assert second > first > later >= 0
     assert found[0][0] > 1e5
+
+
+@pytest.mark.parametrize("mode", ["local", "central"])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_constants_that_get_noise_are_named_once(tiny_npz, monkeypatch, caplog, mode, persistent):
+    def make(shape, classes):
+        body = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 4), nn.BatchNorm1d(4))
+        body.register_buffer("places", torch.linspace(1, 2, 4), persistent=persistent)
+        return nn.Sequential(body, nn.Linear(4, classes))
+
+    monkeypatch.setitem(models.MODELS, "constants", of_images(make))
+    keys = 'strategy="fedavg" model="constants" num-clients=3 fraction-train=1.0 dp.delta=0.01'
+    space = Workspace(config.read(config.parse([f'{tiny_npz} {keys} dp.mode="{mode}"'])))
+    strategy = registry.strategy_class("fedavg")(space)
+    found = privacy.privacy(space.settings, space.layout, {}, range(3))
+    for round_ in (1, 2):
+        found.begin({client: strategy.plan(round_, client) for client in range(3)})
+    told = f'dp.mode = "{mode}": 0.places, no parameters, also get noise'
+    assert [told in record.getMessage() for record in caplog.records] == [True] * persistent
 
 
 def test_without_noise_nothing_is_private_and_without_dp_nothing_is_claimed(caplog, capfd):
