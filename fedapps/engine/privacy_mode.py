@@ -127,7 +127,7 @@ class DifferentialPrivacy(PrivacyMode):
         """Warn of what is no parameter: nobody can tell whether it is a constant."""
         layout = self.layout
         known = layout.parameters | layout.norms
-        if noisy := [k for k in layout.shared(tuple(uploaded)) if k not in known]:
+        if noisy := sorted({*layout.shared(tuple(uploaded))} - known):
             log.warning(
                 'dp.mode = "%s": %s, no parameters, also get noise, which training may not undo;'
                 " register constants with persistent=False",
