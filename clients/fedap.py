@@ -19,7 +19,8 @@ class FedAPClient(BaseClient):
         handles, seen = [], {name: list[Tensor]() for name in plan.sends}
         for name, moments in seen.items():
             norm = self.model.get_submodule(name.removeprefix("inputs/"))
-            handles.append(norm.register_forward_pre_hook(partial(note, moments)))
+            hook = partial(note, moments)
+            handles.append(norm.register_forward_pre_hook(hook, with_kwargs=True))
         features(self.model, self.train_data[0], self.layout.names)
         for handle in handles:
             handle.remove()
@@ -27,9 +28,12 @@ class FedAPClient(BaseClient):
         return self.forward_costs(len(self.train_data[1]), self.layout.names)
 
 
-def note(seen: list[Tensor], module: nn.Module, args: tuple[Tensor]) -> None:
+def note(
+    seen: list[Tensor], module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
+) -> None:
     """Note of a chunk of a module's inputs [b, channels, ...] size, means, variances (float64)."""
-    values = args[0].transpose(0, 1).flatten(1).double()
+    (inputs,) = (*args, *kwargs.values())
+    values = inputs.transpose(0, 1).flatten(1).double()
     mean, size = values.mean(1), torch.full_like(values[:, 0], values.shape[1])
     seen.append(torch.stack([size, mean, values.var(1, correction=0)]))
 

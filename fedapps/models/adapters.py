@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fedapps.core.draws import generator
 from fedapps.core.errors import RunError
+from fedapps.models.calls import first_tensor
 from fedapps.models.grouping import declare_part, freeze, keys_by_layer
 
 PART = "adapter"  # of a layer; also the name of the module beside the weights
@@ -87,7 +88,7 @@ def add_adapters(
         torch.default_generator.manual_seed(drawn)
         for module in (module for modules in found.values() for module in modules):
             adapter = declare_part(Adapter(module, rank, alpha), PART)
-            adapter.hook = module.register_forward_hook(_add)
+            adapter.hook = module.register_forward_hook(_add, with_kwargs=True)
             module.add_module(PART, adapter)
 
 
@@ -136,6 +137,6 @@ def _bases(model: nn.Module) -> Iterator[tuple[str, Base]]:
             yield path, module
 
 
-def _add(base: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    added: Tensor = base.get_submodule(PART)(inputs[0])
+def _add(base: nn.Module, args: object, kwargs: object, output: Tensor) -> Tensor:
+    added: Tensor = base.get_submodule(PART)(first_tensor((args, kwargs)))
     return output + added

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import unfold
 from torch.nn.grad import conv2d_weight
 
+from fedapps.models.calls import first_tensor
 from fedapps.models.layers import Slice
 from fedapps.training.plan import Clip
 
@@ -91,7 +92,7 @@ class SampleGradients:
     def __init__(self, model: nn.Module) -> None:
         self.layers = [_supported(m) for m in model.modules() if _is_trained(m)]
         self._seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}  # since the last step
-        self._handles = [m.register_forward_hook(self._see) for m in self.layers]
+        self._handles = [m.register_forward_hook(self._see, with_kwargs=True) for m in self.layers]
 
     def close(self) -> None:
         """Remove the hooks from the model."""
@@ -139,14 +140,16 @@ class SampleGradients:
                     )
         return [module for module in self.layers if uses[module.weight]]
 
-    def _see(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    def _see(self, module: nn.Module, args: object, kwargs: object, output: Tensor) -> Tensor:
         if not output.requires_grad:  # no gradient flows through here
             return output
         if module in self._seen:
             raise refusal(f"a step runs a {type(module).__name__} twice")
-        if isinstance(module, nn.Linear) and args[0].dim() != 2:
-            raise refusal(f"a Linear gets {args[0].dim()} dimensions, not [samples, features]")
-        self._seen[module] = (args[0].detach(), output)
+        x = first_tensor((args, kwargs))
+        assert x is not None  # otherwise there would be no output
+        if isinstance(module, nn.Linear) and x.dim() != 2:
+            raise refusal(f"a Linear gets {x.dim()} dimensions, not [samples, features]")
+        self._seen[module] = (x.detach(), output)
         return output.clone()  # an in-place ReLU would otherwise change the recorded output
 
 

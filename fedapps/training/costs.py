@@ -8,7 +8,7 @@ it is not used here; tests compare the two.
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.rnn import RNNBase
 
 from fedapps.core.schema import NonNegative
+from fedapps.models.calls import first_tensor
 from fedapps.models.layers import Layout, Slice, run
 from fedapps.models.modes import freeze_all_but
 from fedapps.models.norms import batch_norms, uses_batch_statistics
@@ -135,15 +136,18 @@ class Profile:
     def _count(self, layers: Slice, below: bool = False, by_sample: bool = False) -> int:
         macs = 0
 
-        def add(module: nn.Module, args: tuple[Tensor, ...], output: object) -> None:
+        def add(module: nn.Module, *call: object) -> None:
             nonlocal macs
-            forward, weight = _forward_macs(module, args[0], output)
-            back = int(weight.requires_grad) + int(args[0].requires_grad)
+            x, y = first_tensor(call[:-1]), first_tensor(call[-1])
+            if x is None or y is None:  # a module of the author's own kind
+                return
+            forward, weight = _forward_macs(module, x, y)
+            back = int(weight.requires_grad) + int(x.requires_grad)
             again = by_sample and isinstance(module, _ConvNd) and weight.requires_grad
-            macs += forward * (1 + back * _first(output).requires_grad + again)
+            macs += forward * (1 + back * y.requires_grad + again)
 
         counted = [m for m in self.model.modules() if isinstance(m, COUNTED)]
-        handles = [module.register_forward_hook(add) for module in counted]
+        handles = [module.register_forward_hook(add, with_kwargs=True) for module in counted]
         self.model.eval()
         first = layers[0] == self.layout.names[0]
         x = self.example() if first else self._zeros(layers[0])
@@ -168,32 +172,31 @@ class Profile:
 COUNTED = (_ConvNd, nn.Linear, RNNBase, nn.MultiheadAttention, Attention)
 
 
-def _forward_macs(module: nn.Module, x: Tensor, output: object) -> tuple[int, Tensor]:
-    """Return the multiply-accumulates per sample of a module's forward pass, and its weight."""
+def _forward_macs(module: nn.Module, x: Tensor, output: Tensor) -> tuple[int, Tensor]:
+    """Return the multiply-accumulates per sample of a module's forward pass, and its weight.
+
+    Weights are attributes, not always parameters: a parametrization computes them.
+    """
     if isinstance(module, RNNBase):
-        weights = [w for name, w in module.named_parameters() if name.startswith("weight_")]
-        steps = x.shape[1] if module.batch_first else x.shape[0]
+        names = (name for name in module._flat_weights_names if name.startswith("weight_"))
+        weights: list[Tensor] = [getattr(module, name) for name in names]
+        steps = x.shape[:-1].numel() // SAMPLES
         return steps * sum(map(torch.numel, weights)), weights[0]
     if isinstance(module, nn.MultiheadAttention):
         return _attention_macs(module, x), module.out_proj.weight
     if isinstance(module, Attention):  # two products of T x T with size, and no weight:
         return 2 * x.shape[1] * x.shape[1] * (x.shape[2] // 3), x  # gradients for both factors
-    weight = module.get_parameter("weight")
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or not weight.numel():
+        return 0, x  # a subclass with weights of another name
     # an output value is a sum of products, one for each entry of its channel's weight
-    return _first(output).numel() // SAMPLES * (weight.numel() // weight.shape[0]), weight
+    return output.numel() // SAMPLES * (weight.numel() // weight.shape[0]), weight
 
 
 def _attention_macs(module: nn.MultiheadAttention, x: Tensor) -> int:
     """Return those of self-attention: four products with E x E weights, and two of T x T with E."""
     steps, size = (x.shape[1] if module.batch_first else x.shape[0]), module.embed_dim
     return 4 * steps * size * size + 2 * steps * steps * size
-
-
-def _first(output: object) -> Tensor:
-    """Return the first output of a module that has several."""
-    first = output[0] if isinstance(output, tuple) else output
-    assert isinstance(first, Tensor)
-    return first
 
 
 @torch.no_grad()
@@ -208,13 +211,15 @@ def profile(
     lone, of_batch = dict.fromkeys(layout.names, False), set[str]()
     names = {module: name for name, module in model.named_modules()}
 
-    def see(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        if args[0].numel() == args[0].shape[0] * args[0].shape[1]:
+    def see(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = first_tensor((args, kwargs))
+        if x is not None and x.numel() == x.shape[0] * x.shape[1]:
             lone.update(dict.fromkeys(layout.modules[names[module]], True))
             if uses_batch_statistics(module):
                 of_batch.update(layout.modules[names[module]])
 
-    handles = [module.register_forward_pre_hook(see) for module in batch_norms(model)]
+    norms = batch_norms(model)
+    handles = [module.register_forward_pre_hook(see, with_kwargs=True) for module in norms]
     model.eval()
     device = next(model.parameters()).device
     example = partial(torch.zeros, (SAMPLES, *shape), dtype=dtype, device=device)

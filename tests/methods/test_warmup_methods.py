@@ -158,7 +158,7 @@ def test_fedap_measures_all_chunks_of_a_clients_samples():
     draws, seen = np.random.default_rng(0), []
     parts = [draws.normal(5 * n, n, (n, 3, 4, 4)).astype("f4") for n in (7, 2, 5)]
     for part in parts:
-        fedap.note(seen, torch.nn.Identity(), (torch.from_numpy(part),))
+        fedap.note(seen, torch.nn.Identity(), (torch.from_numpy(part),), {})
     whole, axes = np.concatenate(parts).astype(np.float64), (0, 2, 3)
     expected = [whole.mean(axes), whole.std(axes)]
     np.testing.assert_allclose(fedap.statistics(seen), expected, rtol=1e-6)

@@ -39,6 +39,11 @@ def _helper(): ...
 def make(inputs, outputs):
     return Net(inputs, outputs)
 """
+NORMED = (
+    NET.replace("self.stem(x.flatten(1))", "self.norm(self.stem(x.flatten(1)))")
+    .replace("self.fc = ", "self.norm = nn.BatchNorm1d(6)\n        self.fc = ")
+    .replace('"mid")', '"mid", "norm")')
+)
 RUN = "num-rounds=2 fraction-train=1.0 local-epochs=1 finetune-epochs=1 num-clients=4"
 INPUTS, OUTPUTS = Spec((5,)), 3
 
@@ -169,6 +174,27 @@ def test_a_run_with_it_and_what_its_model_predicts(mine, method, tmp_path, seria
     path.write_bytes(personalized.packed(client.module, client.about))
     x = torch.randn(3, 5)
     assert torch.equal(personalized.load(path)(x), client(x))
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    (NORMED, 'strategy="fedap"'),
+    (NET, 'clip-mode="sample" max-norm=0.5'),
+    (NET, "adapter-rank=2"),
+])  # fmt: skip
+def test_modules_called_with_keywords_train_alike(
+    mine, text, words, tmp_path, serial_run, read_model
+):
+    """Also where something looks at what BatchNorms and linear layers get."""
+    named = text
+    for name in ("stem", "norm", "mid", "fc"):
+        named = named.replace(f"self.{name}(", f"self.{name}(input=")
+    found = []
+    for place, source in enumerate((text, named)):
+        mine(source)
+        options = kinds.options(tmp_path, "table"), RUN, f'model="mine" {words}'
+        found.append(read_model(serial_run(*options, f"run-name=r{place}")))
+    assert found[0].keys() == found[1].keys() and len(found[0]) > 3
+    assert all(np.array_equal(value, found[1][key]) for key, value in found[0].items())
 
 
 def test_the_command_lists_and_tries_models_of_ones_own(mine, capsys):

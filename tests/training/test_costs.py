@@ -1,6 +1,6 @@
 """Costs against `torch.utils.flop_counter`, which counts the operators of a real step."""
 
-from functools import cache
+from functools import cache, partial
 from math import prod
 
 import pytest
@@ -197,3 +197,64 @@ def test_layers_that_may_be_computed_once():
         assert not is_cacheable(nn.Sequential(nn.Sequential(nn.Linear(4, 4), dropout(0.5))))
     model, _ = make("resnet18")
     assert all(is_cacheable(layer) for layer in model.children())
+
+
+class Keywords(nn.Module):
+    """Attention, a convolution and a BatchNorm that are called with keywords, or without."""
+
+    def __init__(self, named):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 4, 4), nn.BatchNorm2d(8)
+        self.mix = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.named = named
+
+    def forward(self, x):
+        if not self.named:
+            x = self.norm(self.conv(x)).flatten(2).transpose(1, 2)
+            return self.mix(x, x, x, need_weights=False)[0].mean(1)
+        x = self.norm(input=self.conv(input=x)).flatten(2).transpose(1, 2)
+        return self.mix(query=x, key=x, value=x, need_weights=False)[0].mean(1)
+
+
+class Steps(nn.Module):
+    """A recurrent layer over the pixels, as a packed sequence or not."""
+
+    def __init__(self, packed):
+        super().__init__()
+        self.steps = nn.GRU(3, 8, batch_first=True)
+        self.packed = packed
+
+    def forward(self, x):
+        x = x.flatten(2).transpose(1, 2)
+        if self.packed:
+            lengths = torch.full((len(x),), x.shape[1])
+            x = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        return self.steps(x)[1][-1]
+
+
+def _linear(change=None):
+    linear = nn.Linear(3 * 8 * 8, 8)
+    return nn.Sequential(nn.Flatten(), change(linear) if change else linear)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+@pytest.mark.parametrize(("unusual", "plain"), [
+    (lambda: Keywords(named=True), lambda: Keywords(named=False)),
+    (lambda: Steps(packed=True), lambda: Steps(packed=False)),
+    *((partial(_linear, change), _linear) for change in (
+        nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm,
+        nn.utils.weight_norm,
+    )),
+], ids=["keywords", "packed", "weight_norm", "spectral_norm", "old weight_norm"])  # fmt: skip
+def test_how_a_module_is_called_or_parametrized_changes_no_count(unusual, plain):
+    """A batch of equal lengths, for which a packed sequence has as many steps."""
+
+    def counted(body):
+        model = nn.Sequential(body, nn.Linear(8, 3))
+        facts = described(model, (3, 8, 8))
+        assert facts.lone["0"] is False
+        steps = [facts.step_macs(names, "0") for names in (("0", "1"), ("1",), ("0",))]
+        return [*steps, facts.forward_macs(("0", "1"))]
+
+    assert counted(unusual()) == counted(plain())
+    assert min(counted(plain())) > 0
