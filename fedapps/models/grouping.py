@@ -5,7 +5,9 @@ The layers of a model are what it declares as `layers`, a dict of names and patt
     model.layers = {"stem": ("conv1", "bn1"), "blocks": ("layer*",), "fc": ("fc",)}
 
 A pattern is the path of a module or of a parameter, with `*` for any letters. Without `layers`, the
-children of the model that have parameters are the layers, in the order in which they were added.
+children of the model that have parameters are the layers, in the order in which they were added. A
+child that has only buffers, such as a normalization, belongs to the layer before it, and to the
+first one if there is none.
 
 A part is something in a layer that can travel, or stay on the client, separately from the rest. All
 BatchNorms are in the part `norms`; they need not be declared. Any other part is declared like this:
@@ -14,7 +16,7 @@ BatchNorms are in the part `norms`; they need not be declared. Any other part is
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
 from fnmatch import fnmatchcase
 from typing import TypeVar, overload
@@ -50,7 +52,7 @@ def keys_by_layer(model: nn.Module) -> dict[str, Names]:
     wanted = (
         {name: _patterns(name, given) for name, given in declared.items()}
         if isinstance(declared, Mapping)
-        else {name: (name,) for name in dict.fromkeys(key.partition(".")[0] for key in state)}
+        else _with_parameters(model, state)
     )
     found: dict[str, list[str]] = {name: [] for name in wanted}
     owner: dict[int, str] = {}
@@ -93,7 +95,7 @@ def layers_by_module(model: nn.Module, keys: Mapping[str, Names]) -> dict[str, f
 def children_by_layer(model: nn.Module) -> dict[str, Names]:
     """Return, for a model that can be cut, the children that make up each layer.
 
-    A child without parameters belongs to the layer before it; at the beginning, to the first one.
+    A child that is no layer belongs to the layer before it; at the beginning, to the first one.
     """
     known = _CHILDREN.get(model)
     if known is None:
@@ -132,6 +134,26 @@ def copied(model: nn.Module, layers: Iterable[str] | None = None) -> nn.Module:
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()
     return copy
+
+
+def _with_parameters(model: nn.Module, state: Collection[str]) -> dict[str, Names]:
+    """Return, for each child with parameters in `state`, its name and those of what joins it.
+
+    If nothing has parameters, each child is a layer.
+    """
+    names = dict.fromkeys(key.partition(".")[0] for key in state)
+    parameters = (name for name, _ in model.named_parameters(remove_duplicate=False))
+    trained = {key.partition(".")[0] for key in parameters if key in state} or names
+    found: dict[str, Names] = {}
+    waiting: Names = ()  # before the first layer
+    for name in names:
+        if name in trained:
+            found[name], waiting = (*waiting, name), ()
+        elif found:
+            found[next(reversed(found))] += (name,)
+        else:
+            waiting += (name,)
+    return found
 
 
 def _patterns(name: str, given: object) -> Names:

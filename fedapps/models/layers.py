@@ -78,8 +78,7 @@ class Layout:
     @property
     def variances(self) -> frozenset[str]:
         """The keys of the running variances of BatchNorms, which cannot be negative."""
-        statistics = self.norms - self.parameters
-        return frozenset(key for key in statistics if key.endswith(".running_var"))
+        return frozenset(k for k in self.norms - self.parameters if k.endswith(".running_var"))
 
     @property
     def part_names(self) -> tuple[str, ...]:
@@ -203,23 +202,24 @@ def _split(item: str) -> tuple[str, str]:
 
 
 def layout_of(model: nn.Module, head_layers: int, bn_stats: str, bn_local: bool) -> Layout:
-    """Describe the layers of `model`; raises `RunError` if no layer would be left for the body."""
+    """Describe the layers of `model`; raises `RunError` if it has no body or nothing in the head."""
     by_layer = keys_by_layer(model)
     names = tuple(by_layer)
     if head_layers >= len(names):
-        raise RunError(
-            f"head-layers = {head_layers}: the model has {len(names)} layers;"
-            " leave at least one for the body"
-        )
+        told = f"the model has {len(names)} layers; leave at least one for the body"
+        raise RunError(f"head-layers = {head_layers}: {told}")
     values = model.state_dict()
     state = {key: values[key] for keys in by_layer.values() for key in keys}
     parameters = frozenset(name for name, _ in model.named_parameters() if name in state)
+    head = names[-head_layers:]
+    if parameters.isdisjoint(key for name in head for key in by_layer[name]):
+        raise RunError(f"head-layers = {head_layers}: {', '.join(head)} has no parameters to train")
     parts = {key: part for key, part in declared_parts(model).items() if key in state}
     norms = {key for key, part in parts.items() if part == NORMS}
     stays = norms if bn_local else norms - parameters if bn_stats != "shared" else set()
     return Layout(
         names=names,
-        head=names[-head_layers:],
+        head=head,
         keys=by_layer,
         shapes={key: tuple(value.shape) for key, value in state.items()},
         parameters=parameters,

@@ -72,7 +72,7 @@ class Trainer:
         anchor = self._anchor(stages, objective.anchor)
         objective = replace(objective, loss=objective.loss or self.loss)
         for stage in stages:
-            if stage.epochs and (stage.layers or objective.parameters):
+            if stage.epochs and (self.layout.count(stage.layers) or objective.parameters):
                 prefix = self.cached_prefix(stage.layers, len(data[0]), objective.start)
                 if prefix:  # counts even if it is cached
                     done.macs += len(data[0]) * self.profile.forward_macs(prefix)

@@ -1,5 +1,7 @@
 """A model need not be an `nn.Sequential`: its layers are cut by names."""
 
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 import torch
@@ -20,7 +22,10 @@ from fedapps.models.modes import eval_mode, freeze_all_but
 from fedapps.split.strategy import SplitStrategy
 from fedapps.training.costs import SAMPLES, profile
 from fedapps.training.draw import Draw
+from fedapps.training.objective import Objective
 from fedapps.training.plan import Stage
+from fedapps.training.stacked.group import Group
+from fedapps.training.stacked.run import Lesson
 from fedapps.training.trainer import Trainer
 from fedapps.training.workspace import Workspace
 from tests.support.methods import moves
@@ -62,6 +67,60 @@ def test_a_model_declares_its_layers():
     assert found.keys["arms"] == ("left.weight", "left.bias", "right.weight", "right.bias")
     assert found.norms_of(found.names) == ("middle:norms",)
     assert found.keys_of(("middle:rest",)) == ("scale",)
+
+
+class Constant(nn.Module):
+    """Divides by constants, which are a buffer."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.register_buffer("by", torch.linspace(1, 2, size))
+
+    def forward(self, x):
+        return x / self.by
+
+
+def constants():
+    """Layers a and b, with what has only buffers at the begin, between them and at the end."""
+    return nn.Sequential(OrderedDict(
+        first=Constant(6), flat=nn.Flatten(), a=nn.Linear(6, 5), relu=nn.ReLU(),
+        norm=nn.BatchNorm1d(5, affine=False), b=nn.Linear(5, 3), last=Constant(3),
+    ))  # fmt: skip
+
+
+def test_children_with_buffers_alone_belong_to_the_layer_before_them():
+    model = constants()
+    found = layout(model)
+    assert found.names == ("a", "b") and found.head == ("b",)
+    statistics = ("norm.running_mean", "norm.running_var")
+    assert found.keys["a"] == ("first.by", "a.weight", "a.bias", *statistics)
+    assert found.keys["b"] == ("b.weight", "b.bias", "last.by")
+    x = torch.rand(4, 6)
+    assert torch.equal(run(model.eval(), run(model, x, ("a",)), ("b",)), model(x))
+    model.layers = {"a": ("first", "a", "norm"), "b": "b", "last": "last"}
+    with pytest.raises(RunError, match="head-layers = 1: last has no parameters to train"):
+        layout(model)
+
+
+def test_a_stage_with_nothing_to_train_takes_no_step():
+    """The BatchNorms of `constants`, which have statistics alone; of a client and of a group."""
+    model = constants()
+    found = layout(model)
+    trainer = Trainer(model, found, profile(model, found, (6,)), batch_size=4)
+    norms, keys = found.norms_of(found.names), found.keys_of(found.names)
+    stages = [Stage(layers=layers, epochs=1, lr=0.1) for layers in (norms, ("b",))]
+    data, draw = (torch.randn(8, 6), torch.arange(8) % 3), Draw(0, "train", 1, 0)
+    before = {key: model.state_dict()[key].clone() for key in keys}
+    copies = [{key: value.clone() for key, value in before.items()} for _ in range(2)]
+    lessons = [Lesson(copy, data, draw, Objective(), {}) for copy in copies]
+    Group(trainer, 2).train(stages, lessons)
+    model.load_state_dict(before, strict=False)
+    done = trainer.train(data, tuple(stages), draw)
+    assert norms == ("a:norms",) and done.batches == lessons[0].done.batches == 2
+    for key in keys:
+        now = model.state_dict()[key]
+        assert torch.equal(now, before[key]) == (key not in ("b.weight", "b.bias"))
+        torch.testing.assert_close(lessons[1].entries[key], now)
 
 
 @pytest.mark.parametrize(("layers", "message"), [
