@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fedapps.core.draws import generator
 from fedapps.core.errors import RunError
-from fedapps.models.calls import first_tensor
+from fedapps.models.calls import computes_as, first_tensor
 from fedapps.models.grouping import declare_part, freeze, keys_by_layer
 
 PART = "adapter"  # of a layer; also the name of the module beside the weights
@@ -64,7 +64,8 @@ def add_adapters(
     """Put an adapter beside each weight that can have one, and freeze all else but the `head`.
 
     `only` are the layers that get adapters; if it is empty, all but the head do. The projections of
-    `nn.MultiheadAttention` get none, because it does not call them. Raises `RunError` for a layer
+    `nn.MultiheadAttention` get none, because it does not call them, nor do subclasses that compute
+    something else, whose weights an adapter could not be merged into. Raises `RunError` for a layer
     that is not in the body, and if there is nothing beside which an adapter can stand.
     """
     layers = keys_by_layer(model)
@@ -133,7 +134,8 @@ def _bases(model: nn.Module) -> Iterator[tuple[str, Base]]:
         pointwise = isinstance(module, nn.Conv2d) and (
             (module.kernel_size, module.padding, module.groups) == ((1, 1), (0, 0), 1)
         )
-        if (isinstance(module, nn.Linear) or pointwise) and module not in uncalled:
+        plain = any(computes_as(module, kind) for kind in (nn.Linear, nn.Conv2d))
+        if (isinstance(module, nn.Linear) or pointwise) and plain and module not in uncalled:
             yield path, module
 
 

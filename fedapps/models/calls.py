@@ -1,8 +1,8 @@
-"""How modules are called, whoever has written the model around them."""
+"""What modules get and compute, whoever has written them."""
 
 from collections.abc import Mapping
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def first_tensor(values: object) -> Tensor | None:
@@ -17,3 +17,17 @@ def first_tensor(values: object) -> Tensor | None:
     if not isinstance(values, tuple | list):
         return None
     return next((found for value in values if (found := first_tensor(value)) is not None), None)
+
+
+def computes_as(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Tell whether a linear layer or convolution computes what `kind` does, with its own weights.
+
+    A subclass can have a `forward` of its own, and with weight norm, pruning or a parametrization,
+    the weights are computed from other parameters.
+    """
+    alike = (
+        getattr(getattr(module, step, None), "__func__", None) is getattr(kind, step, None)
+        for step in ("forward", "_conv_forward")
+    )
+    own = {"weight", "bias"} <= module._parameters.keys()
+    return isinstance(module, kind) and own and all(alike)

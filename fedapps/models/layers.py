@@ -202,7 +202,7 @@ def _split(item: str) -> tuple[str, str]:
 
 
 def layout_of(model: nn.Module, head_layers: int, bn_stats: str, bn_local: bool) -> Layout:
-    """Describe the layers of `model`; raises `RunError` if it has no body or nothing in the head."""
+    """Describe the layers of `model`; raises `RunError` for no body, or nothing in the head."""
     by_layer = keys_by_layer(model)
     names = tuple(by_layer)
     if head_layers >= len(names):

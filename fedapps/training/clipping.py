@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import unfold
 from torch.nn.grad import conv2d_weight
 
-from fedapps.models.calls import first_tensor
+from fedapps.models.calls import computes_as, first_tensor
 from fedapps.models.layers import Slice
 from fedapps.training.plan import Clip
 
@@ -173,9 +173,12 @@ def _uses(loss: Tensor) -> Counter[Tensor]:
 
 
 def _supported(module: nn.Module) -> Supported:
+    what = type(module).__name__
+    kind = next((kind for kind in (nn.Linear, nn.Conv2d) if isinstance(module, kind)), None)
+    if kind and not computes_as(module, kind):
+        raise refusal(f"a trained layer has {what} with a forward or weights of its own")
     if isinstance(module, nn.Linear):
         return module
-    what = type(module).__name__
     if isinstance(module, nn.Conv2d):
         other = {
             "groups": module.groups != 1 and module.groups,

@@ -189,6 +189,34 @@ def test_attention_that_does_not_call_its_projections_gets_no_adapter():
     assert [p for p, m in model.named_modules() if isinstance(m, Adapter)] == ["wide.adapter"]
 
 
+def test_what_computes_something_else_than_its_class_gets_no_adapter():
+    """Because W + (alpha/r) B A would not be what it has computed."""
+
+    class Halved(nn.Linear):
+        def forward(self, x):
+            return linear(x, self.weight / 2, self.bias)
+
+    class Centred(nn.Conv2d):
+        def _conv_forward(self, x, weight, bias):
+            return super()._conv_forward(x, weight - weight.mean(), bias)
+
+    class Named(nn.Linear):
+        pass
+
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    model = chain(conv=Centred(4, 4, 1), flat=nn.Flatten(), halved=Halved(4, 4), normed=normed,
+                  plain=Named(4, 4), out=nn.Linear(4, 2))  # fmt: skip
+    add_adapters(model, 2, 2.0, (), ("out",), seed=0)
+    assert [p for p, m in model.named_modules() if isinstance(m, Adapter)] == ["plain.adapter"]
+    nn.init.normal_(model.plain.adapter.up.weight)
+    x = values(3, 4, 1, 1)
+    torch.testing.assert_close(merged(model)(x), model(x))
+    with pytest.raises(RunError, match="adapter-layers: halved has no Linear and no 1x1 Conv2d"):
+        add_adapters(
+            chain(halved=Halved(4, 4), out=nn.Linear(4, 2)), 2, 2.0, ("halved",), ("out",), 0
+        )
+
+
 def test_macs_are_those_of_the_adapters_and_of_what_they_stand_beside(space):
     """Forward: all. Backward: to the first adapter, and no gradients of frozen weights."""
     resident = space().resident

@@ -211,6 +211,34 @@ def test_a_convolution_that_sample_mode_does_not_know_is_refused(conv, what):
     trainer.check(clipped_stage(layers=("b",)))  # a frozen one needs no gradients
 
 
+class Halved(nn.Linear):
+    def forward(self, x):
+        return linear(x, self.weight / 2, self.bias)
+
+
+class Centred(nn.Conv2d):
+    def _conv_forward(self, x, weight, bias):
+        return super()._conv_forward(x, weight - weight.mean(), bias)
+
+
+class Named(nn.Linear):
+    """A subclass that computes the same."""
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+@pytest.mark.parametrize(("make", "what"), [
+    (lambda: Halved(8, 3), "Halved with a forward"),
+    (lambda: Centred(1, 2, 3), "Centred with a forward"),
+    (lambda: nn.utils.weight_norm(nn.Linear(8, 3)), "Linear with a forward or weights of its own"),
+    (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 3)), "ParametrizedLinear with"),
+], ids=["Halved", "Centred", "weight_norm", "spectral_norm"])  # fmt: skip
+def test_sample_mode_refuses_what_computes_something_else_than_its_class(make, what):
+    layer = make()
+    with pytest.raises(ValueError, match=f'^clip-mode = "sample": a trained layer has {what}'):
+        SampleGradients(nn.Sequential(nn.Linear(8, 8), layer))
+    SampleGradients(nn.Sequential(Named(8, 8), layer.requires_grad_(False))).close()
+
+
 def test_sample_mode_refuses_a_linear_layer_on_tokens():
     model = nn.Sequential(nn.Flatten(2), nn.Linear(36, 5), nn.Flatten(), nn.Linear(10, 3))
     SampleGradients(model)
