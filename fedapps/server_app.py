@@ -210,8 +210,11 @@ def notes_on_model(space: Workspace) -> list[str]:
         return []
     model, inputs = space.model, space.dataset.inputs
     odd = own.probabilities(model, inputs) if space.task.has_classes else ""
-    found = own.without_gradient(model, inputs, space.layout.parameters), odd
-    return [note for note in found if note]
+    try:
+        lost = own.without_gradient(model, inputs, space.layout.parameters)
+    except RunError as error:  # the run's own samples can be others
+        lost = str(error)
+    return [note for note in (lost, odd) if note]
 
 
 def samples_of(space: Workspace, clients: Sequence[int]) -> np.ndarray:

@@ -107,7 +107,7 @@ def tried(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[str]:
     """Train a round of every method on random samples; yield a line for each.
 
     A method that cannot train the model says why. Raises `RunError` if the model cannot be built,
-    or if a parameter gets no gradient.
+    or cannot train.
     """
     from fedapps.core import config, log, registry
     from fedapps.core.files import write_npz
@@ -124,10 +124,14 @@ def tried(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[str]:
         keys = f'dataset="{path}" runs-dir="{folder}" device="cpu" partitioner="iid" num-clients=2'
         keys += f' min-samples=2 fraction-train=1.0 local-epochs=1 num-rounds=1 model="{name}"'
         space = Workspace(config.read(config.parse([keys])))
-        if lost := own.without_gradient(space.model, space.dataset.inputs, space.layout.parameters):
-            raise RunError(f'model = "{name}": {lost}')
-        if odd := own.probabilities(space.model, space.dataset.inputs):
-            yield f"{name}: {odd}"
+        inputs = space.dataset.inputs
+        try:
+            lost = own.without_gradient(space.model, inputs, space.layout.parameters)
+        except RunError as error:
+            raise RunError(f'model = "{name}": {error}') from error
+        for odd in (lost, own.probabilities(space.model, inputs)):
+            if odd:
+                yield f"{name}: {odd}"
         if not space.layout.can_be_cut:
             yield f"{name}: {UNCUT}; that is slower where layers are frozen"
         for method in registry.names():

@@ -27,6 +27,7 @@ from fedapps.models.grouping import freeze_as_built, frozen_keys, keys_by_layer
 APP = Path(__file__).parents[2]
 FOLDER = "models"
 MAKE = "make"  # the function that is taken if there are several
+PASSES = 2, 32, 32, 32, 32  # samples of the passes in which each parameter should get a gradient
 KINDS = ("images", "tables", "series", "tokens", "values")  # of `Spec.kind`
 _PATH = re.compile(r"(.+\.py)(?::(\w+))?")
 
@@ -103,24 +104,35 @@ def in_app(name: str) -> str:
 
 
 def without_gradient(model: nn.Module, inputs: Spec, keys: Collection[str]) -> str:
-    """Say which of the parameters `keys` a training step would leave as they are; "" if none."""
-    model = copy.deepcopy(model).cpu().train()
+    """Say which of the parameters `keys` get no gradient from random samples; "" if none.
+
+    A branch can be taken by few samples, so more are drawn as long as some parameter has none.
+    Raises `RunError` if the model cannot train.
+    """
+    model, draw = copy.deepcopy(model).cpu().train(), torch.Generator().manual_seed(0)
+    parameters = {key: value for key, value in model.named_parameters() if key in keys}
+    lost = [*parameters]
     try:
         with torch.random.fork_rng(devices=[]):
-            output = model(_two(inputs))
-        if output.requires_grad:
-            output.sum().backward()
+            torch.default_generator.manual_seed(0)  # branches can be chosen by chance, too
+            for size in PASSES:
+                output = model(_random(inputs, size, draw))
+                if output.requires_grad:
+                    output.sum().backward()
+                lost = [key for key in lost if parameters[key].grad is None]
+                if not lost:
+                    return ""
     except Exception as error:  # the author's code can raise anything
-        return f"cannot train: {_told(error, None)}"
-    lost = [key for key, value in model.named_parameters() if key in keys and value.grad is None]
-    cure = "they stay as they are; forward must use them, without detach()"
-    return f"no gradient for {some(lost)}: {cure}" if lost else ""
+        raise RunError(f"cannot train: {_told(error, None)}") from error
+    told = f"no gradient in {sum(PASSES)} random samples for {some(lost)}"
+    return f"{told}: they stay as they are if forward does not use them, or uses detach()"
 
 
 def probabilities(model: nn.Module, inputs: Spec) -> str:
     """Say that a classifier's outputs are probabilities, if they look so; "" otherwise."""
+    draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        found = copy.deepcopy(model).cpu().eval()(_two(inputs))
+        found = copy.deepcopy(model).cpu().eval()(_random(inputs, 2, draw))
     sums = found.sum(-1)
     alike = bool((found >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
     told = "outputs sum to 1 like probabilities, but the loss takes logits: leave out the softmax"
@@ -173,9 +185,7 @@ def _wrong_passes(model: nn.Module, inputs: Spec, outputs: Spec) -> Iterator[str
     before = {key: value.clone() for key, value in model.state_dict().items()}
     draw = torch.Generator().manual_seed(0)
     for size in (2, 1):
-        shape = (size, *inputs.shape)
-        whole = inputs.is_whole
-        x = torch.randint(inputs.choices, shape, generator=draw) if whole else torch.rand(shape)
+        x = _random(inputs, size, draw)
         given = x.clone()
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             found, again = model(x), model(x)
@@ -194,9 +204,9 @@ def _wrong_passes(model: nn.Module, inputs: Spec, outputs: Spec) -> Iterator[str
             yield "forward in eval mode gives other outputs the second time"
 
 
-def _two(inputs: Spec) -> Tensor:
-    """Return two random samples, which leave torch's own generator as it is."""
-    draw, shape = torch.Generator().manual_seed(0), (2, *inputs.shape)
+def _random(inputs: Spec, size: int, draw: torch.Generator) -> Tensor:
+    """Return random samples, which leave torch's own generator as it is."""
+    shape = (size, *inputs.shape)
     if inputs.is_whole:
         return torch.randint(inputs.choices, shape, generator=draw)
     return torch.rand(shape, generator=draw)

@@ -44,6 +44,14 @@ NORMED = (
     .replace("self.fc = ", "self.norm = nn.BatchNorm1d(6)\n        self.fc = ")
     .replace('"mid")', '"mid", "norm")')
 )
+EXPERTS = NET.replace(
+    "return self.fc(x + torch.relu(self.mid(x)))",
+    """few = x.sum(1) > SUM
+        y = x.clone()
+        y[few] = self.mid(x[few])
+        return self.fc(y if few.any() else x)""",
+)
+NO_GRADIENT = "no gradient in 130 random samples"
 RUN = "num-rounds=2 fraction-train=1.0 local-epochs=1 finetune-epochs=1 num-clients=4"
 INPUTS, OUTPUTS = Spec((5,)), 3
 
@@ -217,10 +225,7 @@ def test_the_command_lists_and_tries_models_of_ones_own(mine, capsys):
 
 @pytest.mark.parametrize(("text", "words", "line"), [
     (NET + "\ntakes = 'series'", ["--shape", "3,8,8"], "--shape 3,8,8: mine takes series"),
-    (NET.replace('"stem", "mid"), "head"', '"stem",), "mid": ("mid",), "head"').replace(
-        "torch.relu(self.mid(x))", "0"), ["--shape", "7"], "no gradient for mid.weight, mid.bias"),
-    (NET.replace("torch.relu(self.stem(x.flatten(1)))", "self.stem(x.flatten(1)).detach()"),
-     ["--shape", "7"], "no gradient for stem.weight, stem.bias: they stay as they are"),
+    (forwards("assert not self.training"), ["--shape", "7"], "cannot train: AssertionError"),
     (NET, ["--shape", "a"], '--shape = "a": must be channels,height,width'),
     (NET.replace("x.flatten(1)", "x").replace("inputs.size", "inputs.shape[0]"), [],
      'if it takes no images, say what it takes, such as takes = "tables"'),
@@ -235,6 +240,23 @@ def test_the_command_says_what_is_wrong(mine, capsys, text, words, line):
     assert line in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("text", "lost"), [
+    (NET, []),
+    (EXPERTS.replace("SUM", "1.0"), []),
+    (EXPERTS.replace("SUM", "50"), ["mid.weight", "mid.bias"]),
+    (forwards("y = y if torch.rand(()) < 0.5 else y.detach()"), []),
+    (NET.replace("torch.relu(self.mid(x))", "self.mid(x).detach()"), ["mid.weight", "mid.bias"]),
+])  # fmt: skip
+def test_a_branch_that_few_samples_take_has_gradients(mine, text, lost):
+    mine(text)
+    model, state = models.build("mine", INPUTS, OUTPUTS, seed=0), torch.get_rng_state()
+    keys = [key for key, _ in model.named_parameters()]
+    told = own.without_gradient(model, INPUTS, keys)
+    assert told.partition(":")[0] == (f"{NO_GRADIENT} for {', '.join(lost)}" if lost else "")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 def test_a_run_warns_of_what_trains_badly(mine, tmp_path, serial_run, capsys):
     """A body without gradient, and outputs that have been through a softmax."""
     mine(
@@ -246,7 +268,7 @@ def test_a_run_warns_of_what_trains_badly(mine, tmp_path, serial_run, capsys):
     told = [
         line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: model")
     ]
-    assert len(told) == 2 and "no gradient for stem.weight, stem.bias: they" in told[0]
+    assert len(told) == 2 and f"{NO_GRADIENT} for stem.weight, stem.bias: they" in told[0]
     assert "sum to 1 like probabilities" in told[1]
 
 
