@@ -205,6 +205,20 @@ def test_modules_called_with_keywords_train_alike(
     assert all(np.array_equal(value, found[1][key]) for key, value in found[0].items())
 
 
+def test_a_model_that_computes_while_it_is_made_can_be_read_again(mine, tmp_path, serial_run):
+    """Such as one with a rate for each layer, as timm has: a meta tensor has no values."""
+    rates = "self.rates = [rate.item() for rate in torch.linspace(0, 1, 3)]; self.layers"
+    mine(NET.replace("self.layers", rates))
+    state = torch.get_rng_state()
+    assert models.size("mine", INPUTS, OUTPUTS) == 5 * 6 + 6 + 6 * 6 + 6 + 6 * 3 + 3
+    assert torch.equal(torch.get_rng_state(), state)
+    folder = serial_run(kinds.options(tmp_path, "table"), RUN, 'model="mine"')
+    shared, path = run_models.of_run(FinishedRun.open(folder), None), tmp_path / "m.safetensors"
+    path.write_bytes(personalized.packed(shared.module, shared.about))
+    x = torch.randn(3, 5)
+    assert torch.equal(personalized.load(path)(x), shared(x))
+
+
 def test_the_command_lists_and_tries_models_of_ones_own(mine, capsys):
     mine()
     mine("def make(inputs, outputs): return 3", "broken")
