@@ -4,7 +4,7 @@ Choose a model with `-c model=NAME`. The numbers are for 10 classes and images o
 models that take no images, a series of 128 steps with 6 channels, or 64 tokens of 100 kinds. The
 files of your own in models/ are listed, too.
 
-`--check NAME` tries a model of your own: it is built as in a run, and trains a round with every
+`--check NAME` tries a model of your own: it is built as in a run, and trains some rounds with every
 method on random samples, except for split learning, which needs a server.
 
     fedapps models --check mine --shape 1,28,28
@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedapps.cli.tables import Column, show
-from fedapps.core.errors import RunError
+from fedapps.core.errors import RunError, one_line
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from fedapps.core.settings import Settings
 
 COLUMNS = (
     Column("model", 30),
@@ -34,6 +36,7 @@ SHAPES = {
     "values": (4, 4, 4, 4),
 }  # fmt: skip
 TOKENS, CLASSES = 100, 10
+ROUNDS = 4  # with which methods get past their warm-up; some also divide the epochs of a round
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,15 +107,13 @@ def rows() -> Iterator[tuple[str, ...]]:
 
 
 def tried(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[str]:
-    """Train a round of every method on random samples; yield a line for each.
+    """Train rounds of every method on random samples; yield a line for each.
 
     A method that cannot train the model says why. Raises `RunError` if the model cannot be built,
     or cannot train.
     """
-    from fedapps.core import config, log, registry
+    from fedapps.core import config, registry
     from fedapps.core.files import write_npz
-    from fedapps.engine.rounds import Rounds
-    from fedapps.method import rehearse
     from fedapps.models import own
     from fedapps.models.layers import UNCUT
     from fedapps.split.strategy import SplitStrategy
@@ -122,7 +123,8 @@ def tried(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[str]:
         path = Path(folder) / "random.npz"
         write_npz(path, _samples(kind, shape))
         keys = f'dataset="{path}" runs-dir="{folder}" device="cpu" partitioner="iid" num-clients=2'
-        keys += f' min-samples=2 fraction-train=1.0 local-epochs=1 num-rounds=1 model="{name}"'
+        keys += f" min-samples=2 fraction-train=1.0 local-epochs=2 num-rounds={ROUNDS}"
+        keys += f' finetune-epochs=1 model="{name}"'
         space = Workspace(config.read(config.parse([keys])))
         inputs = space.dataset.inputs
         try:
@@ -135,24 +137,35 @@ def tried(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[str]:
         if not space.layout.can_be_cut:
             yield f"{name}: {UNCUT}; that is slower where layers are frozen"
         for method in registry.names():
-            strategy = registry.strategy_class(method)
-            if issubclass(strategy, SplitStrategy):
+            if issubclass(registry.strategy_class(method), SplitStrategy):
                 continue
-            settings = config.read(config.parse([keys, f'strategy="{method}" finetune-epochs=1']))
             try:
-                with log.shown_by(logging.NullHandler()):  # lines about a run of one round
-                    Rounds(strategy(Workspace(settings)))  # as a run does: checks that they fit
-                    made = rehearse(strategy, registry.client_class(method), settings)
-                    before = {key: value.copy() for key, value in made.strategy.arrays.items()}
-                    made.rounds()
-                    made.evaluate(client=0)
+                moved = _trained(config.read(config.parse([keys, f'strategy="{method}"'])))
             except RunError as error:
                 yield f"{name}: {method}: {error}"
-                continue
-            now = made.strategy.arrays
-            moved = made.layout.layers_of(k for k, v in now.items() if (v != before[k]).any())
-            layers = ", ".join(moved) or "layers that stay on clients"
-            yield f"{name}: {method} learns {kind} {list(shape)} with {layers}"
+            except Exception as error:  # whatever the author's code does with the method's calls
+                yield f"{name}: {method}: fails: {type(error).__name__}: {one_line(str(error))}"
+            else:
+                layers = ", ".join(moved) or "layers that stay on clients"
+                yield f"{name}: {method} learns {kind} {list(shape)} with {layers}"
+
+
+def _trained(settings: "Settings") -> tuple[str, ...]:
+    """Train rounds of a method; return the layers of the shared model that have changed."""
+    from fedapps.core import log, registry
+    from fedapps.engine.rounds import Rounds
+    from fedapps.method import rehearse
+    from fedapps.training.workspace import Workspace
+
+    strategy = registry.strategy_class(settings.strategy)
+    with log.shown_by(logging.NullHandler()):  # lines about a run of few rounds
+        Rounds(strategy(Workspace(settings)))  # as a run does: checks that they fit
+        made = rehearse(strategy, registry.client_class(settings.strategy), settings)
+        before = {key: value.copy() for key, value in made.strategy.arrays.items()}
+        made.rounds(settings.num_rounds)
+        made.evaluate(client=0)
+    now = made.strategy.arrays
+    return made.layout.layers_of(key for key, value in now.items() if (value != before[key]).any())
 
 
 def _samples(kind: str, shape: tuple[int, ...]) -> "dict[str, np.ndarray]":

@@ -237,6 +237,17 @@ def test_the_command_lists_and_tries_models_of_ones_own(mine, capsys):
     assert len(lines) == 1 + len(registry.names()) - len(split)  # what all have in common, once
 
 
+def test_the_command_tries_all_methods_though_some_fail(mine, capsys):
+    """With an error of the author's code in what only some of them do."""
+    odd = "assert not torch.is_grad_enabled() or self.stem.weight.requires_grad, 'no frozen body'"
+    mine(forwards(odd) + "\ntakes = 'tables'")
+    assert cli.main(["models", "--check", "mine", "--shape", "7"]) == 0
+    lines = [x for x in capsys.readouterr().out.splitlines() if x.startswith("mine: ")]
+    assert "mine: fedrep: fails: AssertionError: no frozen body" in lines
+    for method in ("fedavg", "scaffold"):
+        assert f"mine: {method} learns tables [7] with body, head" in lines
+
+
 @pytest.mark.parametrize(("text", "words", "line"), [
     (NET + "\ntakes = 'series'", ["--shape", "3,8,8"], "--shape 3,8,8: mine takes series"),
     (forwards("assert not self.training"), ["--shape", "7"], "cannot train: AssertionError"),
@@ -314,7 +325,11 @@ def test_the_example_of_the_page_works(mine, capsys):
     code = page.partition("```python\n# models/mine.py\n")[2].partition("```")[0]
     mine(code)
     assert cli.main(["models", "--check", "mine"]) == 0
-    assert "mine: fedper learns" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "mine: fedper learns" in told
+    assert (
+        "mine: pfedsim learns images [3, 32, 32] with 0, 1, 2\n" in told
+    )  # the head in its warm-up
     image = models.build("mine", image_spec((1, 12, 12)), 4, seed=0)
     assert image(torch.zeros(2, 1, 12, 12)).shape == (2, 4)
     assert np.isfinite(sum(p.sum().item() for p in image.parameters()))
