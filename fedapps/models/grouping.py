@@ -102,7 +102,7 @@ def children_by_layer(model: nn.Module) -> dict[str, Names]:
         layers = keys_by_layer(model)
         found: dict[str, list[str]] = {name: [] for name in layers}
         current = next(iter(layers))
-        for name, _ in model.named_children():
+        for name in model._modules:  # `named_children` leaves out a module that comes again
             current = name if name in layers else current
             found[current].append(name)
         known = _CHILDREN[model] = {name: tuple(children) for name, children in found.items()}

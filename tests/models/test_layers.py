@@ -15,6 +15,7 @@ from fedapps.core import registry
 from fedapps.core.errors import RunError
 from fedapps.models import build, declare_part
 from fedapps.models.blocks import of_images
+from fedapps.models.grouping import copied
 from fedapps.models.layers import layout_of, put, run, take
 from fedapps.models.norms import use_batch_statistics
 
@@ -202,6 +203,20 @@ def test_run_takes_a_part_of_the_way():
         half = run(model, x, ("conv1", "conv2"))
         assert torch.equal(half, model.conv2(model.conv1(x)))
         assert torch.equal(run(model, half, ("fc1", "fc2")), model(x))
+
+
+def test_a_module_that_comes_twice_is_computed_twice():
+    """As with one `nn.ReLU()` for all layers; `named_children` has it once."""
+    act = nn.ReLU()
+    model = nn.Sequential(nn.Linear(4, 8), act, nn.Linear(8, 8), act, nn.Linear(8, 3))
+    x, names = torch.randn(6, 4), layout_of(model, 1, "shared", False).names
+    assert names == ("0", "2", "4")
+    found = run(model, x, names)
+    torch.testing.assert_close(found, model(x), rtol=0, atol=0)
+    torch.testing.assert_close(copied(model, names)(x), model(x), rtol=0, atol=0)
+    torch.testing.assert_close(
+        run(model, run(model, x, names[:2]), names[2:]), found, rtol=0, atol=0
+    )
 
 
 @pytest.mark.parametrize("training", [True, False])
