@@ -34,8 +34,7 @@ class ClientHooks(ClientTools):
     - `train(plan, phase, objective)`: trains once more, on the stages of a plan of your own.
     - `score(samples)`: the loss of the model on samples, and the value of the leading metric.
     - `received`: the arrays of this round, by name.
-    - `upload`: in `after_training`, the arrays that leave the client, with the noise of local
-      privacy.
+    - `upload`: in `after_training`, the arrays that leave the client, with local privacy's noise.
     - `sends`: put the arrays here that the plan names in its own `sends`.
     """
 
