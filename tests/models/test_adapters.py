@@ -26,6 +26,7 @@ from fedapps.serial import run_serial
 from fedapps.split.strategy import SplitStrategy
 from fedapps.training.workspace import Workspace
 from tests.support import ROOT
+from tests.support.layers_of_users import Centred, Halved, Named
 from tests.support.methods import each_method, needed
 
 RUN = "num-rounds=2 num-clients=4 fraction-train=1.0 local-epochs=1 finetune-epochs=1"
@@ -191,18 +192,6 @@ def test_attention_that_does_not_call_its_projections_gets_no_adapter():
 
 def test_what_computes_something_else_than_its_class_gets_no_adapter():
     """Because W + (alpha/r) B A would not be what it has computed."""
-
-    class Halved(nn.Linear):
-        def forward(self, x):
-            return linear(x, self.weight / 2, self.bias)
-
-    class Centred(nn.Conv2d):
-        def _conv_forward(self, x, weight, bias):
-            return super()._conv_forward(x, weight - weight.mean(), bias)
-
-    class Named(nn.Linear):
-        pass
-
     normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
     model = chain(conv=Centred(4, 4, 1), flat=nn.Flatten(), halved=Halved(4, 4), normed=normed,
                   plain=Named(4, 4), out=nn.Linear(4, 2))  # fmt: skip

@@ -20,6 +20,7 @@ from fedapps.training.draw import Draw
 from fedapps.training.objective import Objective
 from fedapps.training.plan import Clip, Stage
 from fedapps.training.trainer import Trainer
+from tests.support.layers_of_users import Centred, Halved, Named
 
 DRAW = Draw(seed=5, phase="train", round=3, client=2)
 
@@ -209,20 +210,6 @@ def test_a_convolution_that_sample_mode_does_not_know_is_refused(conv, what):
     with pytest.raises(ValueError, match=text):
         trainer.check(clipped_stage())
     trainer.check(clipped_stage(layers=("b",)))  # a frozen one needs no gradients
-
-
-class Halved(nn.Linear):
-    def forward(self, x):
-        return linear(x, self.weight / 2, self.bias)
-
-
-class Centred(nn.Conv2d):
-    def _conv_forward(self, x, weight, bias):
-        return super()._conv_forward(x, weight - weight.mean(), bias)
-
-
-class Named(nn.Linear):
-    """A subclass that computes the same."""
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm")
