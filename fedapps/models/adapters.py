@@ -134,8 +134,8 @@ def _bases(model: nn.Module) -> Iterator[tuple[str, Base]]:
         pointwise = isinstance(module, nn.Conv2d) and (
             (module.kernel_size, module.padding, module.groups) == ((1, 1), (0, 0), 1)
         )
-        plain = any(computes_as(module, kind) for kind in (nn.Linear, nn.Conv2d))
-        if (isinstance(module, nn.Linear) or pointwise) and plain and module not in uncalled:
+        kind = nn.Conv2d if pointwise else nn.Linear
+        if computes_as(module, kind) and module not in uncalled:
             yield path, module
 
 
