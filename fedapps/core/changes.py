@@ -11,7 +11,9 @@ from fedapps.core.schema import Scalar, literal
 from fedapps.core.settings import Settings
 
 # Keys that change the last digits; `cache-limit` also changes how often frozen layers are computed.
-LAST_DIGITS = frozenset({"cache-limit", "device", "presum", "secure-sum", "threads"})
+LAST_DIGITS = frozenset({
+    "cache-limit", "device", "group", "presum", "secure-sum", "threads",
+})  # fmt: skip
 # Keys that say where and how a run works.
 INCIDENTAL = LAST_DIGITS | {
     "channel-address", "channel-nodes", "channel-reach", "channel-tls", "checkpoint-every",

@@ -149,7 +149,7 @@ def test_the_name_in_a_runs_settings_is_refused_until_it_is_unset(points, refuse
 @pytest.mark.parametrize("key", sorted(changes.INCIDENTAL - ITSELF.keys()))
 def test_axes_on_which_no_run_depends_are_refused(refused, key):
     """All its values would be one run."""
-    last = key in {"cache-limit", "device", "presum", "secure-sum", "threads"}
+    last = key in {"cache-limit", "device", "group", "presum", "secure-sum", "threads"}
     much = "only the last digits of results depend" if last else "no result depends"
     axis = f"{key}=1,2"
     assert refused("sweep", axis) == f"axis {axis}: {much} on {key}; give it one value with -c"
