@@ -17,8 +17,8 @@ from fedapps.method import (
 class Settings(MethodSettings, frozen=True):
     """kNN-Per's own keys."""
 
-    k: Annotated[Count, doc("k: number of neighbours that vote")]
-    weight: Annotated[Fraction, doc("lambda_m: weight of the neighbours' vote")]
+    k: Annotated[Count, doc("k: number of neighbors that vote")]
+    weight: Annotated[Fraction, doc("lambda_m: weight of the neighbors' vote")]
     scale: Annotated[Positive, doc("scale of the kernel exp(-d^2 / (width x scale))")]
     capacity: Annotated[Count, doc("most samples in a client's datastore; more are drawn from")]
 

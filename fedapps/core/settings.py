@@ -177,7 +177,10 @@ class Settings(DataSettings, frozen=True):
     ]
     group: Annotated[
         NonNegative | Literal["auto"],
-        doc("number of clients that are trained and scored together; 0: one after the other"),
+        doc(
+            "number of clients that are trained and scored together; 0: one after the other; "
+            "auto: by model and processor"
+        ),
     ]
     cache_limit: Annotated[
         NonNegative,
