@@ -13,7 +13,7 @@ from fedapps.core import changes, config
 from fedapps.core.errors import RunError
 from fedapps.core.options import parse_option
 from fedapps.core.schema import Scalar
-from fedapps.report import directory
+from fedapps.report import directory, frames
 from fedapps.report.about import Fingerprints, fingerprints_of, task_of
 from fedapps.report.rows import NEWCOMERS
 from fedapps.report.summary import TOTALS, unseen_columns
@@ -91,7 +91,7 @@ class Run:
 
     def costs(self, round_: int) -> dict[str, float]:
         """Return the costs of the rounds up to and including `round_`, with their seconds."""
-        until = self.rounds[self.rounds["round"] <= round_]
+        until = frames.counted(self.rounds[self.rounds["round"] <= round_])
         whole = self.finished and len(until) == len(self.rounds)
         seconds = self.summary["seconds"] if whole else until["seconds"].sum()
         return {name: float(until[name].sum()) for name in TOTALS} | {"seconds": float(seconds)}

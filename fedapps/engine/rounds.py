@@ -159,11 +159,13 @@ class Rounds:
         if scores := [u.checked.scores for u in updates if u.client in those]:
             shown = scores if due else [score.initial_only() for score in scores]
             self.totals.means = self.report.evaluation(round_, shown)
-        come = [u for u in updates if self.exchange.requests[u.client].plan.newcomer]
-        self.report.unseen(round_, [update.checked.scores for update in come])
+        new = {c for c, request in self.exchange.requests.items() if request.plan.newcomer}
+        self.report.unseen(round_, [u.checked.scores for u in updates if u.client in new])
         if self.totals.phase:
-            for update in updates if self.strategy.final_phase else come:
-                self.totals.add(update.checked.finetuned)
+            own = bool(self.strategy.final_phase)  # the method's, to which newcomers do not belong
+            for update in updates:
+                if (update.client in new) != own:
+                    self.totals.add(update.checked.finetuned)
         self.report.round(self.totals.row(round_, self.strategy.phase(round_)))
         score = self.totals.means.personalized
         self.recovery.after_round(round_, self.strategy, self.report, score)
@@ -222,10 +224,10 @@ class Rounds:
     def _close_training(self, round_: int, final: str) -> RoundTotals:
         """Write the last round's row; return totals for the phase that follows.
 
-        To that phase belong all clients of the method's own final phase, or else newcomers alone.
+        To the method's own final phase belong all clients that trained, or else newcomers alone.
         """
-        asked, own = self.exchange.requests.items(), self.strategy.final_phase
-        later = [client for client, request in asked if own or request.plan.newcomer]
+        asked, own = self.exchange.requests.items(), bool(self.strategy.final_phase)
+        later = [client for client, request in asked if request.plan.newcomer != own]
         payload = sum(self.exchange.payloads[client] for client in later)
         self.totals.bytes_eval -= payload
         self.report.round(self.totals.row(round_, self.strategy.phase(round_)))

@@ -21,6 +21,7 @@ from fedapps.drawing.pictures import (
     whole_ticks,
 )
 from fedapps.method.figures import Figure
+from fedapps.report import frames
 from fedapps.report.caption import Caption
 from fedapps.report.columns import VIRTUAL
 from fedapps.report.units import byte_unit, human, human_bytes, time_unit
@@ -37,7 +38,7 @@ def evaluated_rounds(rounds: pd.DataFrame, metric: Metric) -> pd.DataFrame:
 
     The columns of sums are `bytes_down`, `bytes_up`, `train_macs`, and `bytes` (the first two).
     """
-    costs = rounds[COSTS].cumsum()
+    costs = frames.counted(rounds)[COSTS].cumsum()
     costs["bytes"] = costs["bytes_down"] + costs["bytes_up"]
     so_far = rounds.assign(**{str(name): costs[name] for name in costs})
     return so_far.dropna(subset=[metric.initial, metric.personalized])

@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from fedapps.core.errors import RunError
+from fedapps.report.rows import NEWCOMERS, OF_TRAINING
 
 
 def read(path: Path, **how: Any) -> pd.DataFrame:
@@ -15,3 +16,11 @@ def read(path: Path, **how: Any) -> pd.DataFrame:
     except (OSError, ValueError) as error:  # ValueError: not CSV, or not UTF-8
         reason = getattr(error, "strerror", None) or error
         raise RunError(f"{path}: cannot be read ({reason})") from error
+
+
+def counted(rounds: pd.DataFrame) -> pd.DataFrame:
+    """Return rounds.csv with the costs that count: what newcomers train is no training."""
+    found = rounds.copy()
+    if "phase" in found:
+        found.loc[found["phase"] == NEWCOMERS, [*OF_TRAINING]] = 0
+    return found

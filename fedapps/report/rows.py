@@ -14,6 +14,7 @@ from fedapps.tasks import Counts, Metric, Task
 
 Value = float | None  # None: not defined
 NEWCOMERS = "newcomers"  # phase after the last round in which unseen clients are personalized
+OF_TRAINING = ("train_macs", "cost_paper")  # columns of costs that only a training can have
 
 
 @dataclass
@@ -124,6 +125,14 @@ class RoundRow:
         values = asdict(self)
         del values["means"]
         return values | {"evaluated": self.means.evaluated} | dict(self.means.columns)
+
+
+def is_counted(column: str, phase: str) -> bool:
+    """Tell whether a cost in a row of this phase belongs to the run's total.
+
+    Newcomers personalize what others have trained, and no personalization counts as training.
+    """
+    return phase != NEWCOMERS or column not in OF_TRAINING
 
 
 def means(results: Sequence[ClientEval], columns: Columns) -> Means:

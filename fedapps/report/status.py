@@ -31,7 +31,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `state` is running, finished, failed, interrupted or, if its process was killed, unfinished;
     `detail` says more. `score` is the newest one in words. `figures` has the newest value of each
-    column of rounds.csv, and `totals` the sums over its rows. `failures` counts by client, `events`
+    column of rounds.csv, and `totals` the run's costs so far. `failures` counts by client, `events`
     by kind. `devices` is empty if the clients are no devices with data of their own; `missing` are
     those that have never been there. `disk` are the free bytes of the run directory.
     """
@@ -86,7 +86,7 @@ def read(folder: Path) -> RunStatus:
             for name in row
             if (value := number(row, name)) is not None
         },
-        totals={name: sum(number(row, name) or 0.0 for row in run.rounds) for name in TOTALS},
+        totals={name: run.total(name) for name in TOTALS},
         failures=dict(Counter(event.get("client", "") for event in failed)),
         causes=_causes(failed),
         events=dict(Counter(event.get("kind", "") for event in run.events)),

@@ -17,7 +17,7 @@ from fedapps.core.settings import Settings
 from fedapps.core.words import number
 from fedapps.report.columns import VIRTUAL, Columns
 from fedapps.report.console import console, readable
-from fedapps.report.rows import NEWCOMERS, RoundRow
+from fedapps.report.rows import NEWCOMERS, RoundRow, is_counted
 from fedapps.report.units import duration, human, human_bytes
 from fedapps.tasks import Metric
 
@@ -49,7 +49,9 @@ def summarize(
             last = replace(rows[-2], means=last.means)
         summary |= {name: last.flat().get(name) for name in columns.rounds}
         summary |= unseen(newcomers, rows[-1].means.personalized, columns.lead)
-    summary |= {f"total_{name}": sum(getattr(row, name) for row in rows) for name in TOTALS}
+    for name in TOTALS:
+        costs = (getattr(row, name) for row in rows if is_counted(name, row.phase))
+        summary[f"total_{name}"] = sum(costs)
     summary |= best_rounds(rows, columns.of_lead, columns.lead)
     return plain(summary | {"versions": versions(), "seconds": seconds})
 

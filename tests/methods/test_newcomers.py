@@ -10,10 +10,17 @@ from fedapps.compare import runs
 from fedapps.core import config, registry
 from fedapps.method import BaseClient, BaseStrategy, Costs, rehearse, replace
 from fedapps.models.layers import put, take
+from fedapps.report import frames, status
+from fedapps.report.accuracy_plots import evaluated_rounds
+from fedapps.report.page.facts import costs_of
+from fedapps.report.page.reading import RunFiles
+from fedapps.report.units import human
+from fedapps.tasks import CLASSIFICATION
 from fedapps.training.workspace import Workspace
 from tests.support import ROOT
 from tests.support.methods import each_method, needed
 
+LEAD = CLASSIFICATION.lead
 SMALL = (
     "num-clients=4 fraction-train=1.0 num-rounds=2 evaluate-every=0 local-epochs=2 "
     'finetune-epochs=0 unseen-clients="1"'
@@ -89,7 +96,6 @@ def test_the_difference_is_that_of_the_means(
     assert trained["train_loss"] != last["train_loss"] and trained["bytes_up"] > 0
     for key in ("phase", "clients", "train_loss", "bytes_up", "train_macs"):
         assert summary[key] == trained[key]
-    assert summary["total_train_macs"] > trained["train_macs"] + last["train_macs"]
     scored = runs.read(folder).scored.loc[2]
     assert scored["train_loss"] == pytest.approx(trained["train_loss"])
     assert scored["accuracy_personalized"] == pytest.approx(seen)
@@ -98,6 +104,43 @@ def test_the_difference_is_that_of_the_means(
     assert read_csv(folder, "samples.csv") and {"0", "2", "3"} == {
         row["client"] for row in read_csv(folder, "samples.csv")
     }
+
+
+def test_what_newcomers_train_counts_as_no_training(
+    serial_run, read_rounds, read_summary, two_files
+):
+    """Neither in the summary nor in status, page, comparison and pictures; its bytes do count."""
+    data, _ = two_files([])
+    folder = serial_run(data, *options("fedavg", "finetune-epochs=3"))
+    *trained, last = read_rounds(folder)
+    assert [row["phase"] for row in trained] == ["train", "train"] and last["train_macs"] > 0
+    assert last["cost_paper"] > 0 and last["bytes_eval"] > 0
+    files, picture = (
+        RunFiles.read(folder),
+        evaluated_rounds(frames.read(folder / "rounds.csv"), LEAD),
+    )
+    compared, shown = runs.read(folder).costs(2), dict((r[0], r[1]) for r in costs_of(files).rows)
+    for name in ("train_macs", "cost_paper", "bytes_eval"):
+        counted = [*trained, last] if name == "bytes_eval" else trained
+        total = sum(row[name] for row in counted)
+        assert read_summary(folder)[f"total_{name}"] == status.read(folder).totals[name] == total
+        assert compared[name] == files.total(name) == total
+    macs = sum(row["train_macs"] for row in trained)
+    assert shown["multiply-accumulates of training"] == human(macs)
+    assert picture["train_macs"].tolist() == [macs]
+
+
+def test_newcomers_are_not_in_a_final_phase_of_the_method(serial_run, read_rounds, two_files):
+    """Neither FedSeq's clients that fine-tune, nor what they cost, depend on a newcomer."""
+    data, _ = two_files([])
+    phases = [
+        read_rounds(serial_run(data, *options("fedseq", f"finetune-epochs=2 few-shot={few}")))[-1]
+        for few in (0, 1)
+    ]
+    for phase in phases:
+        assert (phase["phase"], phase["clients"]) == ("finetune", 3)
+    one, two = ([p["train_macs"], p["cost_paper"], p["train_loss"]] for p in phases)
+    assert one == two and one[0] > 0
 
 
 def test_without_fine_tuning_a_newcomer_trains_its_own_layers_alone(two_files, flat_config):

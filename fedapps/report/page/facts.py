@@ -116,15 +116,15 @@ def tiles_of(run: RunFiles) -> list[Tile]:
     of = f"of {rounds}" if rounds else ""
     done = run.rounds[-1].get("round", "0") if run.rounds else "0"
     found.append(Tile("rounds", done, of))
-    traffic = _sum(run, "bytes_down") + _sum(run, "bytes_up")
-    evaluation = _sum(run, "bytes_eval")
+    traffic = run.total("bytes_down") + run.total("bytes_up")
+    evaluation = run.total("bytes_eval")
     note = f"and {human_bytes(evaluation)} to evaluate" if evaluation else "to train"
     found.append(Tile("traffic", human_bytes(traffic), note))
-    found.append(Tile("time", duration(_sum(run, "seconds")), "of all rounds"))
+    found.append(Tile("time", duration(run.total("seconds")), "of all rounds"))
     passed = number(run.rounds[-1], VIRTUAL) if run.rounds else None
     if passed is not None:
         found.append(Tile("virtual time", duration(passed), "of all rounds"))
-    failures = _sum(run, "failures")
+    failures = run.total("failures")
     if failures:
         found.append(Tile("failures", f"{failures:g}", "of clients"))
     spent = [value for row in run.rounds if (value := number(row, "epsilon")) is not None]
@@ -137,12 +137,12 @@ def costs_of(run: RunFiles) -> Table:
     """Return the total costs, and the average costs of a round."""
     count = max(1, len({row.get("round") for row in run.rounds}))
     lines = [
-        ("sent to clients", _sum(run, "bytes_down"), human_bytes),
-        ("sent by clients", _sum(run, "bytes_up"), human_bytes),
-        ("sent to evaluate", _sum(run, "bytes_eval"), human_bytes),
-        ("multiply-accumulates of training", _sum(run, "train_macs"), human),
-        ("active parameters x batches", _sum(run, "cost_paper"), human),
-        ("time", _sum(run, "seconds"), duration),
+        ("sent to clients", run.total("bytes_down"), human_bytes),
+        ("sent by clients", run.total("bytes_up"), human_bytes),
+        ("sent to evaluate", run.total("bytes_eval"), human_bytes),
+        ("multiply-accumulates of training", run.total("train_macs"), human),
+        ("active parameters x batches", run.total("cost_paper"), human),
+        ("time", run.total("seconds"), duration),
     ]
     rows = [(label, show(value), show(value / count)) for label, value, show in lines]
     return Table("costs", ("", "in all", "in a round"), rows)
@@ -291,7 +291,3 @@ def _partition(c: Mapping[str, Any]) -> str:
 
 def _used(rows: Sequence[Row], name: str) -> bool:
     return any(row.get(name) for row in rows)
-
-
-def _sum(run: RunFiles, column: str) -> float:
-    return sum(number(row, column) or 0.0 for row in run.rounds)

@@ -11,6 +11,7 @@ from fedapps.core.options import flat
 from fedapps.report.about import task_of
 from fedapps.report.columns import Columns, columns_of
 from fedapps.report.directory import NAMES, rows_of
+from fedapps.report.rows import is_counted
 from fedapps.tasks import CLASSIFICATION, Metric, Task
 from fedapps.wire import contacts
 from fedapps.wire.contacts import Contacts
@@ -72,6 +73,11 @@ class RunFiles:
         """The rows of rounds without those of a phase that follows the last one."""
         rounds = {row.get("round", ""): row for row in reversed(self.rounds)}
         return [row for row in self.rounds if rounds[row.get("round", "")] is row]
+
+    def total(self, column: str) -> float:
+        """Return the sum of a cost over the rows of rounds; that of training has no newcomers."""
+        counted = (row for row in self.rounds if is_counted(column, row.get("phase", "")))
+        return sum(number(row, column) or 0.0 for row in counted)
 
     def called(self, client: str) -> str:
         """Return a client's number, with its name in brackets if the data have one."""
