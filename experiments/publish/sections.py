@@ -13,7 +13,8 @@ from experiments.papers.table import Table
 from experiments.publish import charts
 from experiments.run import tuning
 from experiments.run.estimate import at_work
-from experiments.run.store import Store
+from experiments.run.rescoring import is_trained
+from experiments.run.store import Run, Store
 from fedapps.core.errors import RunError
 from fedapps.core.words import number
 from fedapps.drawing.intervals import interval_chart
@@ -115,12 +116,18 @@ def section(store: Store, table: Table) -> Section:
 def _spent(store: Store, table: Table, scale: str) -> str:
     """Say how long the trainings of a table took, with those of the trials; "" without its own."""
     runs = [run for run in store.runs() if (run.table, run.scale) == (table.name, scale)]
-    # Rows that differ only in how clients are personalized have the seconds of one training.
-    trained = {(r.seed, r.seconds, r.seconds_per_round): at_work(r) for r in runs}
+    trained = [run for run in runs if is_trained(run)]
+    # The others have the seconds of the training whose model they score; it can be elsewhere.
+    known = {_clock(run) for run in trained}
+    trained += {_clock(run): run for run in runs if _clock(run) not in known}.values()
     if not trained:
         return ""
-    hours = sum(trained.values()) / 3600
+    hours = sum(map(at_work, trained)) / 3600
     return f"Its {number(len(trained), 'training')} took {hours:.1f} hours together."
+
+
+def _clock(run: Run) -> tuple[int, float, float]:
+    return run.seed, run.seconds, run.seconds_per_round
 
 
 def _judged(store: Store, table: Table) -> tuple[list[list[str]], list[list[str]]]:

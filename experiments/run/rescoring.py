@@ -24,7 +24,13 @@ from fedapps.report.columns import columns_of
 from fedapps.report.summary import versions
 from fedapps.tasks import CLASSIFICATION
 
-NOTE = "not trained: the model of a run with the same training was scored"
+NOT_TRAINED = "not trained: "  # begins the note of a run without a training of its own
+NOTE = f"{NOT_TRAINED}the model of a run with the same training was scored"
+
+
+def is_trained(run: Run) -> bool:
+    """Tell whether a run was trained, instead of scored with the model of another one."""
+    return not run.note.startswith(NOT_TRAINED)
 
 
 def training(flat: Mapping[str, Scalar]) -> str:

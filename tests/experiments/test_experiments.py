@@ -921,14 +921,25 @@ def test_the_page_has_the_notes_of_the_rows_that_have_run(table, store):
 
 
 def test_the_page_says_how_long_the_trainings_took(table, store):
-    """Two rows with one training of an hour and a half, and one that was paused."""
+    """Two rows that score one training of an hour and a half, and one that was paused."""
     cell, other = table.cells("smoke")
     rounds = int(numeric(cell.config(0))["num-rounds"])
-    store.save(cell, run_of(cell, 0, seconds=5400.0, seconds_per_round=5400.0 / rounds))
-    store.save(other, run_of(other, 0, seconds=5400.0, seconds_per_round=5400.0 / rounds))
+    long = {"seconds": 5400.0, "seconds_per_round": 5400.0 / rounds}
+
+    def told():
+        *_, last = markdown_page.markdown(sections.section(store, table))
+        return last.partition("Its ")[2]
+
+    for old in (rescoring.NOTE, "not trained: a run with the same training was scored again"):
+        store.save(other, run_of(other, 0, note=old, **long))
+        store.save(cell, run_of(cell, 0, note=rescoring.NOTE, **long))
+        assert told() == "1 training took 1.5 hours together.", "it is of another table"
+        store.save(cell, run_of(cell, 0, **long))
+        assert told() == "1 training took 1.5 hours together."
     store.save(cell, run_of(cell, 1, seconds=1e6, seconds_per_round=900.0 / rounds))
-    *_, last = markdown_page.markdown(sections.section(store, table))
-    assert last.endswith("Its 2 trainings took 2.0 hours together.")
+    assert told() == "2 trainings took 2.0 hours together."
+    store.save(other, run_of(other, 0, **long))
+    assert told() == "3 trainings took 3.5 hours together.", "two can take equally long"
 
 
 def test_a_plotted_curve_is_named_with_its_last_value():
