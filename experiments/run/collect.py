@@ -25,10 +25,13 @@ def collect(cell: Cell, seed: int, folder: Path, reads: Collection[str] = ()) ->
     found = measured(folder, cell.config(seed), own, reads)
     rounds = directory.lines(folder / "rounds.csv")
     seconds = sorted(float(line["seconds"]) for line in rounds)
-    summary = directory.summary(folder)
+    summary, median = directory.summary(folder), seconds[len(seconds) // 2]
+    before_last = [line for line in rounds if line["round"] != rounds[-1]["round"]]
+    paused = sum(max(float(line["seconds"]) - 2 * median, 0.0) for line in before_last)
     spent = {
         "seconds": round(summary["seconds"], 1),
-        "seconds_per_round": round(seconds[len(seconds) // 2], 3),
+        "seconds_per_round": round(median, 3),
+        "seconds_at_work": round(summary["seconds"] - paused, 1),
     }
     return replace(nothing_of(cell, seed), **found, **spent, versions=summary["versions"])
 

@@ -38,13 +38,19 @@ def _likenesses(scale: str, table: str, cell: str, config: Config) -> list[tuple
 
 
 def at_work(run: Run) -> float:
-    """Return a run's seconds without pauses: a round counts for at most twice the median round."""
-    return min(run.seconds, 2 * run.seconds_per_round * int(run.config["num-rounds"]))
+    """Return a run's seconds without pauses: a round counts for at most twice the median round.
+
+    The last one, after which clients fine-tune, counts whole; but not in runs of which only the
+    sum is stored.
+    """
+    most = 2 * run.seconds_per_round * int(run.config["num-rounds"])
+    return run.seconds_at_work or min(run.seconds, most)
 
 
 def _epoch_seconds(run: Run) -> float:
-    """Return the seconds of a local epoch of all clients of a round."""
-    return at_work(run) / int(run.config["num-rounds"]) / _epochs(run.config)
+    """Return the seconds of a local epoch of all clients of a round; a median of several counts."""
+    seconds = run.seconds_at_work or run.seconds
+    return seconds / int(run.config["num-rounds"]) / _epochs(run.config)
 
 
 def _epochs(config: Config) -> float:

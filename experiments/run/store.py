@@ -57,6 +57,7 @@ class Run:
     costs: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     seconds_per_round: float = 0.0
+    seconds_at_work: float = 0.0  # without pauses; 0 in runs of earlier versions
     rounds: dict[str, list[float | None]] = field(default_factory=dict)
     clients: dict[str, list[float]] = field(default_factory=dict)
     events: dict[str, int] = field(default_factory=dict)
@@ -151,7 +152,7 @@ class Store:
             own = [path for run in runs if (path := self._path_of(run)).exists()]
             if not own or max(path.stat().st_mtime for path in own) > time.time() - CLOCK:
                 continue
-            text = "".join(json.dumps(asdict(run)) + "\n" for run in runs)
+            text = "".join(json.dumps(_content(run)) + "\n" for run in runs)
             write_whole(self.folder / scale / f"{table}.jsonl", text.encode())
             for path in own:
                 path.unlink()
@@ -185,7 +186,7 @@ class Store:
         path = self.path(cell, run.seed)
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._alone:
-            write_whole(path, _text(asdict(run)).encode())
+            write_whole(path, _text(_content(run)).encode())
             self._read[str(path)] = run
 
     def check_writable(self) -> None:
@@ -234,6 +235,14 @@ def diverged(cell: Cell, seed: int, cause: str) -> Run:
 def nothing_of(cell: Cell, seed: int) -> Run:
     """Return a run without figures."""
     return Run(cell.table.name, cell.name, cell.scale, seed, numeric(cell.config(seed)))
+
+
+def _content(run: Run) -> dict[str, Any]:
+    """Return what a file has of a run; a line of an earlier version stays as it is."""
+    content = asdict(run)
+    if not run.seconds_at_work:
+        del content["seconds_at_work"]
+    return content
 
 
 def _text(content: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -27,7 +27,7 @@ from experiments.publish import charts, html_page, markdown_page, sections
 from experiments.run import rescoring
 from experiments.run.collect import collect
 from experiments.run.dependent import settled, waits
-from experiments.run.estimate import Estimate
+from experiments.run.estimate import Estimate, at_work
 from experiments.run.rescoring import can_be_scored_again
 from experiments.run.runner import Runner, check, groups
 from experiments.run.store import Run, Store, diverged, numeric
@@ -200,13 +200,16 @@ def test_a_run_is_estimated_by_those_most_like_it(table, store):
     store.save(per, replace(far, config=far.config | {"model": "conv4"}, seconds=45.0))
     assert seconds(avg, 0) is None, "another model tells nothing"
     store.save(per, far)
-    assert seconds(avg, 0) == 2 * 3 * 1.0, "the same data and model"
+    assert seconds(avg, 0) == 30.0, "the same data and model"
     store.save(per, run_of(per, 0, seconds_per_round=7.0, seconds=24.0))
-    assert seconds(avg, 0) == 24.0, "another row of the table, with its evaluation"
-    store.save(avg, run_of(avg, 0, seconds_per_round=2.0, seconds=9e4))
-    assert seconds(avg, 1) == 2 * 3 * 2.0, "the row itself; most of it was a pause"
+    assert seconds(avg, 0) == 24.0, "another row of the table"
+    for seed, took in enumerate((40.0, 9e4, 42.0)):
+        store.save(avg, run_of(avg, seed, seconds_per_round=2.0, seconds=took))
+    assert seconds(avg, 3) == 42.0, "the row itself, with its fine-tuning; one run was paused"
+    store.save(avg, run_of(avg, 1, seconds=9e4, seconds_at_work=41.0))
+    assert seconds(avg, 3) == 41.0
     twice = replace(avg, extra=f"local-epochs={2 * avg.config(0)['local-epochs']}")
-    assert seconds(twice, 0) == 2 * seconds(avg, 1), "as many epochs again"
+    assert seconds(twice, 0) == 2 * seconds(avg, 3), "as many epochs again"
 
 
 def test_a_row_that_takes_long_leaves_the_others_theirs(table, store, tmp_path, monkeypatch):
@@ -858,7 +861,8 @@ def test_packed_runs_are_found_and_a_newer_one_counts(table, store):
     store.pack()
     assert [path.name for path in store.folder.rglob("*.json*")] == ["t.jsonl"]
     lines = (store.folder / "smoke" / "t.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [asdict(run) for run in before]
+    assert [Run(**json.loads(line)) for line in lines] == before
+    assert not any("seconds_at_work" in line for line in lines), "as earlier versions wrote them"
     assert store.runs() == other.runs() == Store(store.folder).runs() == before
     assert other.find(avg, 1) == store.find(avg, 1) == before[1]
     again = run_of(avg, 1, seconds=99.0)
@@ -1082,19 +1086,19 @@ def test_a_finished_run_is_collected(table, tmp_path):
     cell = table.cells("smoke")[1]
     folder = tmp_path / "run"
     folder.mkdir()
-    lines = ["1,1.0,0.9,0.5,0.6", "2,9.0,0.7,,", "3,1.0,0.5,,"]  # the median of the seconds counts
-    lines += ["3,2.0004,2.5,0.75,0.8"]  # fine-tuning after round 3, with its own loss
+    lines = ["1,1.0,0.9,0.5,0.6", "2,9.0,0.7,,", "3,2.0004,0.6,,"]  # a pause; the median counts
+    lines += ["4,1.0,0.5,,", "4,20.0,2.5,0.75,0.8"]  # fine-tuning after round 4, with its own loss
     head = "round,seconds,train_loss,accuracy_initial,accuracy_personalized"
     (folder / "rounds.csv").write_text("\n".join([head, *lines]) + "\n")
     clients = ["round,client,num_train,num_test,accuracy_initial,accuracy_personalized"]
-    clients += ["1,0,9,9,0.1,0.1", "3,0,9,8,0.5,0.625", "3,1,9,8,1.0,0.75"]
+    clients += ["1,0,9,9,0.1,0.1", "4,0,9,8,0.5,0.625", "4,1,9,8,1.0,0.75"]
     (folder / "clients.csv").write_text("\n".join(clients) + "\n")
     events = ["round,client,kind,detail", "1,0,vote,fc2", "2,1,vote,fc2", "2,1,score,fc2 0.5"]
     (folder / "events.csv").write_text("\n".join(events) + "\n")
     summary = {
         "accuracy_initial": 0.75, "accuracy_personalized": 0.8, "accuracy_without_head": None,
     }  # fmt: skip
-    summary |= {"best_accuracy_initial": 0.75, "best_accuracy_initial_round": 3, "seconds": 12.0}
+    summary |= {"best_accuracy_initial": 0.75, "best_accuracy_initial_round": 4, "seconds": 40.0}
     totals = ("bytes_up", "bytes_down", "bytes_eval", "train_macs", "cost_paper", "failures")
     summary |= {f"total_{name}": 7 for name in totals} | {"versions": {"torch": "1"}}
     (folder / "summary.json").write_text(json.dumps(summary))
@@ -1102,8 +1106,9 @@ def test_a_finished_run_is_collected(table, tmp_path):
     assert run.figures == {
         "accuracy_initial": 0.75, "accuracy_personalized": 0.8, "best accuracy_initial": 0.75,
     }  # fmt: skip
+    assert run.seconds_at_work == at_work(run) == 35.0, "40 without the 5 above twice the median"
     assert run.seconds_per_round == 2.0 and run.costs["bytes_up"] == 7 and run.seed == 4
-    assert run.rounds["round"] == [1, 3] and run.rounds["accuracy_initial"] == [0.5, 0.75]
+    assert run.rounds["round"] == [1, 4] and run.rounds["accuracy_initial"] == [0.5, 0.75]
     assert run.rounds["train_loss"] == [0.9, 0.5]
     assert run.clients["client"] == [0, 1] and run.clients["accuracy_initial"] == [0.5, 1.0]
     assert run.events == {"vote fc2": 2}
