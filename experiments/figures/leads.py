@@ -22,7 +22,8 @@ from fedapps.core.errors import RunError
 from fedapps.drawing.pictures import BLUE, GREY, INK, RED, WIDEST, new_panels
 
 TABLES = ("benchmark-cifar10", "benchmark-digits", "watch", "heart", "shakespeare")
-LOW, HIGH = -10.0, 5.0  # points; what lies outside is an arrow at the edge, with its figure
+# Points. A mean outside is an arrow at the edge, with its figure; an interval ends in a small one.
+LOW, HIGH = -10.0, 5.0
 COLOURS = {BETTER: BLUE, WORSE: RED}
 Found = Mapping[str, Comparison]
 
@@ -111,7 +112,11 @@ def _mark(axes: Axes, place: int, line: Line) -> None:
         shift = 0.9 if mean <= LOW else -0.9
         axes.text(end + shift, place, f"{mean:+.0f}", va="center", ha=side, size=8, color=colour)
         return
-    axes.plot(line.gap.span, [place, place], color=colour, linewidth=1.4)
+    low, high = line.gap.span
+    axes.plot((low, high), [place, place], color=colour, linewidth=1.4)
+    for beyond, end, marker in ((low < LOW, LOW, "<"), (high > HIGH, HIGH, ">")):
+        if beyond:  # the interval goes on there
+            axes.plot(end, place, marker, color=colour, markersize=3, clip_on=False)
     axes.plot(mean, place, "o", color=colour, markerfacecolor=inside)
 
 

@@ -213,6 +213,22 @@ def test_leads_are_drawn_where_the_differences_are(toy):
     assert dots[2].get_color() == leads.RED
 
 
+def test_an_interval_that_goes_on_beyond_an_edge_says_so(toy):
+    """By hand: 0, 0 and 9 have the mean 3 and the interval 3 ± 4.303 x 3, which is -9.9 to 15.9."""
+    found = yardstick.compare(outcomes_of(toy), "fedavg-ft", "local")
+    same = next(line for line in found.lines if line.name == "same")
+
+    def arrows(*gaps):
+        line = replace(same, gap=Figure(gaps, None))
+        (axes,) = leads.draw({"t": found}, {"same": {"t": line}}).axes
+        lines = [line for line in axes.get_lines() if line.get_marker() in ("<", ">")]
+        return {line.get_marker(): line.get_xdata()[0] for line in lines}
+
+    assert arrows(0.0, 0.0, 9.0) == {">": leads.HIGH}
+    assert arrows(0.0, 0.0, -9.0) == {"<": leads.LOW, ">": leads.HIGH}
+    assert arrows(0.0, 0.0, 1.0) == {}
+
+
 def test_leads_need_a_table_with_a_yardstick(capsys):
     assert __main__.main(["leads", "fedseq-cifar100"]) == 1
     told = "error: table fedseq-cifar100 has no yardstick; benchmark-cifar10, "
