@@ -169,11 +169,12 @@ class Report:
     def round(self, row: RoundRow) -> None:
         """Add a finished round to rounds.csv and print its progress line."""
         values = row.flat()
+        follows = row.round == self._last_round  # a phase after the last round: no round's costs
         line = [values.get(name) for name in self.columns.rounds]
         self._append("rounds.csv", [line])
         self._remember(row)
         self.model = dict(self._live)
-        self._loggers.round(row.round, values)
+        self._loggers.round(row.round, row.means.flat() if follows else values)
         left = self._time_left.after(row.round)
         log.info("%s", progress_line(row, self.settings.num_rounds, left, self.columns.lead))
         if self._page.is_due():

@@ -73,6 +73,10 @@ class Means:
     evaluated: int | None = None  # number of evaluated clients
     columns: Mapping[str, Value] = field(default_factory=dict)
 
+    def flat(self) -> dict[str, Any]:
+        """Return the values by column of rounds.csv."""
+        return {"evaluated": self.evaluated} | dict(self.columns)
+
 
 @dataclass(kw_only=True)
 class RoundRow:
@@ -124,7 +128,10 @@ class RoundRow:
         """Return the values by column of rounds.csv; columns of figures can be missing."""
         values = asdict(self)
         del values["means"]
-        return values | {"evaluated": self.means.evaluated} | dict(self.means.columns)
+        return values | self.means.flat()
+
+
+OF_ROUND = {f.name for f in fields(RoundRow)}  # columns that do not come from an evaluation
 
 
 def is_counted(column: str, phase: str) -> bool:

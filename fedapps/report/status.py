@@ -12,6 +12,7 @@ from fedapps.core.files import held
 from fedapps.report import directory
 from fedapps.report.page.facts import ENDS, state_of, versions
 from fedapps.report.page.reading import Row, RunFiles, number
+from fedapps.report.rows import OF_ROUND
 from fedapps.report.summary import TOTALS
 from fedapps.wire.contacts import Contacts
 
@@ -31,9 +32,10 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `state` is running, finished, failed, interrupted or, if its process was killed, unfinished;
     `detail` says more. `score` is the newest one in words. `figures` has the newest value of each
-    column of rounds.csv, and `totals` the run's costs so far. `failures` counts by client, `events`
-    by kind. `devices` is empty if the clients are no devices with data of their own; `missing` are
-    those that have never been there. `disk` are the free bytes of the run directory.
+    column of rounds.csv (of a phase after the last round the scores only), and `totals` the run's
+    costs so far. `failures` counts by client, `events` by kind. `devices` is empty if the clients
+    are no devices with data of their own; `missing` are those that have never been there. `disk`
+    are the free bytes of the run directory.
     """
 
     folder: str
@@ -80,12 +82,7 @@ def read(folder: Path) -> RunStatus:
         round=int(number(run.rounds[-1], "round") or 0) if run.rounds else 0,
         rounds=int(run.config.get("num-rounds", 0)),
         score=_score(run),
-        figures={
-            name: value
-            for row in run.rounds
-            for name in row
-            if (value := number(row, name)) is not None
-        },
+        figures=_newest(run),
         totals={name: run.total(name) for name in TOTALS},
         failures=dict(Counter(event.get("client", "") for event in failed)),
         causes=_causes(failed),
@@ -111,6 +108,16 @@ def find(folder: Path) -> Path | None:
     except OSError as error:
         raise RunError(f"{folder}: cannot be read ({error.strerror})") from error
     return folder if folder in there else max(there, key=there.__getitem__, default=None)
+
+
+def _newest(run: RunFiles) -> dict[str, float]:
+    """Return the newest value of each column of rounds.csv."""
+    found: dict[str, float] = {}
+    for rows, of_round in ((run.rounds, False), (run.of_training, True)):
+        for row in rows:
+            values = {name: number(row, name) for name in row if (name in OF_ROUND) == of_round}
+            found |= {name: value for name, value in values.items() if value is not None}
+    return found
 
 
 def _score(run: RunFiles) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedapps.core.errors import RunError
-from fedapps.report import loggers
+from fedapps.report import loggers, status
 from fedapps.serial import run_serial
 
 BRIEF = 'strategy="fedper" num-clients=3 num-rounds=2 fraction-train=1.0'
@@ -159,6 +159,25 @@ def test_loggers_are_told_how_a_run_ends(logged, noted, read_csv, read_summary, 
     assert made[1].got == [None]
     (*_, event) = read_csv(tmp_path / "runs/bad", "events.csv")
     assert event["kind"] == "run-failed" and event["detail"].startswith("round 1: 3 of 3 clients")
+
+
+@pytest.mark.parametrize("more", ['unseen-clients="2"', 'strategy="fedseq" finetune-epochs=1'])
+def test_the_last_round_stays_that_of_the_training(logged, noted, read_rounds, more):
+    """Loggers and Prometheus get each column of a round once, and the scores of its last row."""
+    made = noted(fails=None)
+    folder = logged("wandb", f"evaluate-every=0 {more}")
+    *_, trained, later = read_rounds(folder)
+    assert trained["round"] == later["round"] == 2 and later["phase"] in ("newcomers", "finetune")
+    sent, known = {}, status.read(folder).figures
+    for step, values in made[0].got[:-1]:
+        for name, value in values.items() if step == 2 else ():
+            assert name not in sent, "twice"
+            sent[name] = value
+    assert trained["bytes_up"] > 0 and later["train_loss"] not in (None, trained["train_loss"])
+    for name in ("clients", "failures", "bytes_up", "bytes_eval", "train_loss", "train_macs"):
+        assert sent[f"rounds/{name}"] == known[name] == trained[name], name
+    for name in ("accuracy_initial", "accuracy_personalized", "evaluated", "least_personalized"):
+        assert sent[f"rounds/{name}"] == known[name] == later[name], name
 
 
 def test_a_logger_that_cannot_begin_ends_the_run(logged, monkeypatch):
