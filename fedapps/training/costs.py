@@ -189,8 +189,10 @@ def _forward_macs(module: nn.Module, x: Tensor, output: Tensor) -> tuple[int, Te
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or not weight.numel():
         return 0, x  # a subclass with weights of another name
-    # an output value is a sum of products, one for each entry of its channel's weight
-    return output.numel() // SAMPLES * (weight.numel() // weight.shape[0]), weight
+    # An output value is a sum of products, one for each entry of its channel's weight; and in a
+    # transposed convolution, an input value has a product with each entry of its own.
+    values = x if isinstance(module, _ConvNd) and module.transposed else output
+    return values.numel() // SAMPLES * (weight.numel() // weight.shape[0]), weight
 
 
 def _attention_macs(module: nn.MultiheadAttention, x: Tensor) -> int:

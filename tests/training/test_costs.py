@@ -93,6 +93,32 @@ def test_forward_macs_are_those_of_a_real_pass(name):
     assert facts.forward_macs(body) * SAMPLES == sum(per_layer) / 2
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize(
+    ("layer", "shape", "how"),
+    [
+        (nn.ConvTranspose2d, (8, 5, 7), {"kernel_size": 2, "stride": 2}),
+        (nn.ConvTranspose2d, (8, 5, 7), {"kernel_size": (3, 2), "stride": 3, "padding": 1}),
+        (nn.ConvTranspose1d, (8, 6), {"kernel_size": 4, "stride": 2, "output_padding": 1}),
+    ],
+)
+def test_transposed_convolutions_are_counted_by_their_inputs(layer, shape, how, groups):
+    model = nn.Sequential(nn.Conv1d(8, 8, 3) if len(shape) == 2 else nn.Conv2d(8, 8, 3, padding=1))
+    model.extend([layer(8, 12, groups=groups, **how), nn.Flatten(), nn.LazyLinear(4)])
+    x = torch.zeros(SAMPLES, *shape)
+    with torch.no_grad():
+        model(x)  # the last layer finds out its size
+    facts, names = described(model, shape), ("0", "1", "3")  # flattening is part of a layer
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(x)
+    assert facts.forward_macs(names) * SAMPLES == counter.get_total_flops() / 2
+    if groups == 1:  # see `conv_backward`
+        model.requires_grad_(True)
+        with FlopCounterMode(display=False) as counter:
+            model(x).sum().backward()
+        assert facts.step_macs(names, "0") * SAMPLES == counter.get_total_flops() / 2
+
+
 def test_a_step_with_clipping_by_sample_and_one_without_are_counted_apart():
     """By the same profile, in either order."""
 
