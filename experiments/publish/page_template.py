@@ -63,10 +63,14 @@ TEMPLATE = (
 </head>
 <body><main>
 <h1>Our results and the papers'</h1>
-<p>This page compares figures that we measured with this code with those that the papers published.
-Figures are in percent; <i>±</i> is half of the 95 % interval over seeds. There are {{ done }}
-runs (scale: {{ scales }}). Figures are those of the last round unless the reading says <i>best</i>
-or <i>last 10</i>. Nothing was tuned on test data.</p>
+<p>This page compares figures that we measured with this code with those that the papers
+published. Figures are in percent; <i>±</i> is half of the 95 % interval over seeds. There are
+{{ done }} runs (scale: {{ scales }}). Figures are those of the last round unless the reading
+says <i>best</i> or <i>last 10</i>. A training that diverged has no figures: <i>1 diverged</i>
+is a seed without any. No setting was chosen on test data: settings are those of the papers, or
+were fixed beforehand, or were chosen on validation samples. Twice we widened the search for
+settings after we had seen test figures, for all rows alike (digits, and clipping by sample);
+their pages in docs/results say so.</p>
 <nav>{% if counts %}<a href="#claims">Claims</a>{% endif %}
 {% for title in groups %}
 <a href="#{{ title|replace(' ', '-') }}">{{ title }}</a>
@@ -77,9 +81,15 @@ or <i>last 10</i>. Nothing was tuned on test data.</p>
 <p class="soft">A claim says that one row of a table is better than another. The claims stand below
 the tables that they are about, each with a verdict: <i>yes</i> if the whole 95 % interval of the
 difference is above zero, <i>no, the reverse</i> if it is below zero, and <i>inconclusive</i> if it
-contains zero. With <i>one seed</i> there is no verdict. The difference is in percentage points,
-over the seeds that both rows have. Questions that begin with <i>ours</i> are our own. The
-intervals are not corrected for the number of claims. This table counts the verdicts:</p>
+contains zero. With <i>one seed</i>, or if all <i>diverged</i>, there is no verdict. The difference
+is in percentage points, over the seeds that both rows have. Questions that begin with <i>ours</i>
+are our own. Even if no two rows really differed, about one line in twenty would say <i>yes</i> or
+<i>no, the reverse</i> by chance. <i>p (Holm)</i> corrects for that, with the number of lines below
+a table: of all lines whose value is at most 0.05, the chance that any is wrong is at most 5 %. The
+verdicts and intervals themselves are not corrected. The tables that compare methods with a
+yardstick have the same intervals and the same correction, for the number of methods. This table
+counts the verdicts, and under <i>clear after Holm</i> the lines whose <i>p (Holm)</i> is at most
+0.05:</p>
 {{ grid('claims', count_heads, counts) }}
 </article>
 {% endif %}

@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import re
 import tomllib
 from dataclasses import replace
 from itertools import product
@@ -19,7 +20,7 @@ from experiments.outcomes.cells import Figure, Outcome, outcomes
 from experiments.outcomes.tidy import write_csv
 from experiments.papers import files
 from experiments.papers.table import Cell, Claim, Reading, Row, Scale, Table
-from experiments.publish import charts, html_page, sections
+from experiments.publish import charts, html_page, page_template, sections
 from experiments.publish.markdown_page import markdown
 from experiments.run import tuning
 from experiments.run.dependent import settled
@@ -127,6 +128,18 @@ def test_rows_with_trials_of_their_own_leave_out_different_settings(toy):
     apart = tried(own=True)
     assert len({*map(str, apart)}) == len(rows) and all(len({*each}) == 3 for each in apart)
     assert {*apart[0]} <= {*product(*search.values())}
+
+
+def test_both_pages_explain_their_verdicts_and_say_how_settings_were_chosen():
+    (beginning,) = re.findall(r"<h1>.*?(?=\{\{ grid)", page_template.TEMPLATE, re.DOTALL)
+    beginning = " ".join(beginning.split())
+    page = " ".join((HERE / "RESULTS.md").read_text("utf-8").split())
+    for word in (*claims.VERDICTS, claims.DIVERGED, "p (Holm)", claims.COUNTS[-1]):
+        assert f"<i>{word}</i>" in beginning and re.search(rf"[*`]{re.escape(word)}[*`]", page), (
+            word
+        )
+    (told,) = re.findall(r"No setting was chosen on test data: .*?\)", page)
+    assert told in beginning and "clipping by sample)" in told
 
 
 def test_the_settings_that_were_chosen_are_published(toy, tmp_path):
