@@ -4,7 +4,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from fedapps.report.devices import HEADS, days_left, names_of, rows_of
+from fedapps.core.words import spans
+from fedapps.report.devices import HEADS, days_left, rows_of
 from fedapps.report.units import LINE_WIDTH, ago, human_bytes
 
 if TYPE_CHECKING:
@@ -59,13 +60,13 @@ def _attention(status: "RunStatus") -> Iterator[str]:
     """Say who is missing, what will soon stop somebody, and why clients have failed."""
     if status.state == "running" and (late := _late(status)):
         since = min(device.asked for device in late)
-        clients = names_of([device.client for device in late])
+        clients = spans((device.client for device in late), ", ")
         yield from _lines(f"waits for: clients {clients}, asked {ago(status.now - since)}")
     gone = [device for device in status.devices.devices if not device.there]
     for device in sorted(gone, key=lambda device: device.seen):
         yield f"not there: client {device.client}, last contact {ago(status.now - device.seen)}"
     if status.missing:
-        yield from _lines(f"have never taken part: clients {names_of(status.missing)}")
+        yield from _lines(f"have never taken part: clients {spans(status.missing, ', ')}")
     for reason in status.devices.left_out:
         yield from _lines(f"left out: {reason}")
     for who, kind, told in status.warnings:

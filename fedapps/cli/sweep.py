@@ -19,6 +19,7 @@ from fedapps.cli.chosen_model import path
 from fedapps.cli.plot import add_format
 from fedapps.core.errors import RunError
 from fedapps.core.options import Flat, add_run_config
+from fedapps.core.words import spans
 
 if TYPE_CHECKING:
     from fedapps.compare.comparison import Comparison
@@ -107,7 +108,6 @@ def _scored_on(validation: float | None) -> Flat:
 
 def _next(options: argparse.Namespace, comparison: "Comparison", keys: Sequence[str]) -> str:
     """Say how the best settings are scored on test samples; only those with all seeds can be it."""
-    from fedapps.compare.groups import seeds_text
     from fedapps.compare.runs import SEED
     from fedapps.core import changes
     from fedapps.core.schema import literal
@@ -127,7 +127,7 @@ def _next(options: argparse.Namespace, comparison: "Comparison", keys: Sequence[
     values = {key: changes.value_of(key, best.settings) for key in keys}
     words += [f"{key}={literal(value)}" for key, value in values.items() if value is not None]
     words += [word for text in options.run_config for word in ("-c", text)]
-    words += ["--seeds", seeds_text([*seeds])] if options.seeds or SEED in keys else []
+    words += ["--seeds", spans(seeds)] if options.seeds or SEED in keys else []
     return f"{told} {join(words)}"
 
 

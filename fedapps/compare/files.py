@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from fedapps.compare.comparison import Comparison
-from fedapps.compare.groups import Group, seeds_text
+from fedapps.compare.groups import Group
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
+from fedapps.core.words import spans
 from fedapps.report.directory import csv_text, lines
 
 ALWAYS = ("strategy", "dataset", "evaluate-on")
@@ -65,8 +66,8 @@ def groups_table(comparison: Comparison) -> list[dict[str, Any]]:
     rows = []
     for group in comparison.groups:
         about = {"group": group.name, **_settings(comparison, group)}
-        about |= {"n": len(group.runs), "seeds": seeds_text(group.seeds)}
-        about |= {"finished": group.finished, "round": seeds_text(sorted(set(group.rounds)))}
+        about |= {"n": len(group.runs), "seeds": spans(group.seeds)}
+        about |= {"finished": group.finished, "round": spans(set(group.rounds))}
         for name, values in [*group.figures().items(), *group.costs().items()]:
             about |= {f"{name}_mean": values.mean(), f"{name}_std": values.std(ddof=1)}
         rows.append(about)

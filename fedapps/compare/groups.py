@@ -124,17 +124,6 @@ def label(group: Group, keys: Sequence[str]) -> str:
     return ", ".join(words) or str(group.settings["strategy"])
 
 
-def seeds_text(seeds: Sequence[int]) -> str:
-    """Write numbers in a short form, for example 0-2,7."""
-    parts: list[list[int]] = []
-    for seed in sorted(seeds):
-        if parts and seed == parts[-1][-1] + 1:
-            parts[-1].append(seed)
-        else:
-            parts.append([seed])
-    return ",".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
-
-
 def _group(name: str, members: Sequence[Run]) -> Group:
     finished = [run for run in members if run.finished]
     counted: dict[int, Run] = {}

@@ -7,9 +7,9 @@ from rich import box
 from rich.table import Table
 
 from fedapps.compare.comparison import Comparison
-from fedapps.compare.groups import MANY, label, seeds_text, shown
+from fedapps.compare.groups import MANY, label, shown
 from fedapps.compare.pairs import ALL_PAIRS, FEWEST, Pair
-from fedapps.core.words import number
+from fedapps.core.words import number, spans
 from fedapps.report.console import console, readable
 from fedapps.report.units import LINE_WIDTH, duration, human, human_bytes
 from fedapps.tasks import Metric
@@ -60,7 +60,7 @@ def headline(comparison: Comparison) -> str:
         values = [*dict.fromkeys(shown(group, key) for group in groups)]
         return ", ".join(values) if len(values) <= NAMED else f"{len(values)} {noun}"
 
-    seeds = seeds_text(sorted({seed for group in groups for seed in group.seeds}))
+    seeds = spans({seed for group in groups for seed in group.seeds})
     rounds = {shown(group, "num-rounds") for group in groups}
     words = [
         f"{named('strategy', 'methods')} on {named('dataset', 'data sets')}",
@@ -94,7 +94,7 @@ def scores(comparison: Comparison, sign: str) -> Table:
         table.add_row(
             group.name,
             *(cells[place] for cells in settings.values()),
-            seeds_text(group.seeds),
+            spans(group.seeds),
             f"{len(group.runs)}{'' if group.finished else '*'}",
             *(mean_and_std(metric.factor * values[name], sign, metric) for name in figures),
         )
@@ -110,7 +110,7 @@ def costs(comparison: Comparison) -> Table:
     for group in comparison.groups:
         means = group.costs().mean()
         cells = (say(means[name]) for name, (_, say) in COSTS.items())
-        table.add_row(group.name, seeds_text(sorted(set(group.rounds))), *cells)
+        table.add_row(group.name, spans(set(group.rounds)), *cells)
     return table
 
 

@@ -38,6 +38,17 @@ def span(word: str) -> range:
     return numbers
 
 
+def spans(numbers: Iterable[int], between: str = ",") -> str:
+    """Write numbers in ascending order, consecutive ones as one span, for example 0-2,7."""
+    found: list[list[int]] = []
+    for each in sorted(numbers):
+        if found and each == found[-1][1] + 1:
+            found[-1][1] = each
+        else:
+            found.append([each, each])
+    return between.join(f"{low}" if low == high else f"{low}-{high}" for low, high in found)
+
+
 def number(count: int, noun: str) -> str:
     """Return `1 client`, `2 clients`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,6 +1,6 @@
 """The devices of a run as rows of a table, for the screen and the page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from fedapps.core.words import number
 from fedapps.report.units import ago, human_bytes
@@ -35,17 +35,6 @@ def days_left(about: Health, now: float) -> str:
 def disk_free(about: Health) -> str:
     """Say how much of a machine's disk is free."""
     return human_bytes(about.disk) if about.disk >= 0 else "-"
-
-
-def names_of(clients: Sequence[int]) -> str:
-    """Write numbers of clients, consecutive ones as 3-7."""
-    spans: list[list[int]] = []
-    for client in clients:
-        if spans and client == spans[-1][1] + 1:
-            spans[-1][1] = client
-        else:
-            spans.append([client, client])
-    return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in spans)
 
 
 def _machine(about: Health | None, server: Health | None, now: float) -> list[str]:

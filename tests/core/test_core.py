@@ -171,6 +171,12 @@ def test_the_nearest_word():
     assert words.did_you_mean("xyz", known) == ""
 
 
+def test_consecutive_numbers_are_one_span():
+    assert words.spans({7, 2, 0, 1}) == "0-2,7"
+    assert words.spans(iter([11, 4, 9, 10, 5]), ", ") == "4-5, 9-11"
+    assert words.spans([]) == ""
+
+
 def test_a_number_has_its_noun():
     assert [words.number(n, "client") for n in (0, 1, 2)] == ["0 clients", "1 client", "2 clients"]
 

@@ -5,8 +5,6 @@ Jinja2 escapes every value; the page allows no script at all.
 
 from fedapps.drawing.html import CHART
 
-"""The style sheet of a run's page, beside that which pages share (`drawing.html`)."""
-
 STYLE = """
 :root { --good: #0a7a52; --busy: #005f94; --bad: #b3261e; --wait: #7a5b00; }
 @media (prefers-color-scheme: dark) {
