@@ -12,7 +12,7 @@ import argparse
 import sys
 
 from fedapps.cli.chosen_model import open_model, path
-from fedapps.core.options import add_run_config, parse_option
+from fedapps.core.options import add_run_config, parse_options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     """Personalize, and print the scores and where the model is; raises `RunError`."""
     from fedapps.device import adopting
 
-    changes = {k: v for option in options.run_config for k, v in parse_option(option).items()}
+    changes = parse_options(options.run_config)
     model = open_model(options.model, tell=False)
     found = adopting.adopt(model, options.data, options.state_dir, changes)
     scores, s = found.scores, found.settings

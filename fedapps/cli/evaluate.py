@@ -9,7 +9,7 @@ RUN/evaluations.csv. The next evaluation writes evaluation-2.csv, and so on.
 import argparse
 
 from fedapps.cli.chosen_model import path
-from fedapps.core.options import add_run_config, parse_option
+from fedapps.core.options import add_run_config, parse_options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +22,6 @@ def run(options: argparse.Namespace) -> int:
     """Evaluate and print where the table is; raises `RunError`."""
     from fedapps.engine import again
 
-    changes = {k: v for option in options.run_config for k, v in parse_option(option).items()}
+    changes = parse_options(options.run_config)
     again.evaluate(options.run.absolute(), changes)
     return 0

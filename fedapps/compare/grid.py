@@ -77,9 +77,7 @@ def common(texts: Sequence[str]) -> dict[str, Scalar]:
 
     Raises `RunError`, also for the name or the directory of a single run: all runs would be there.
     """
-    chosen: dict[str, Scalar] = {"threads": 1}
-    for text in texts:
-        chosen |= options.parse_option(text)
+    chosen: dict[str, Scalar] = {"threads": 1, **options.parse_options(texts)}
     for key in ("run-name", "resume"):
         if chosen.get(key):
             raise RunError(

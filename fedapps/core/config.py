@@ -18,7 +18,7 @@ import tomli_w
 
 from fedapps.core import flower, options, project, registry
 from fedapps.core.errors import RunError
-from fedapps.core.options import LATEST, parse_option
+from fedapps.core.options import LATEST
 from fedapps.core.paths import absolute, expanded
 from fedapps.core.schema import Scalar, convert, literal, table_of
 from fedapps.core.settings import TABLES, Settings
@@ -93,10 +93,7 @@ def parse(texts: Sequence[str]) -> dict[str, Scalar]:
     parser would replace the whole table of a method.) If `resume` names a run directory, the
     settings of that run come before the options.
     """
-    changes: dict[str, Scalar] = {}
-    for option in texts:
-        changes |= parse_option(option)
-    return applied(changes)
+    return applied(options.parse_options(texts))
 
 
 def applied(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:

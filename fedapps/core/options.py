@@ -9,7 +9,7 @@ import argparse
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import date, time
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,11 @@ def parse_option(option: str, name: str = NAME) -> Flat:
             raise RunError(f"{name} {option}: {key} is set {count} times; set it once{later}")
     where = f"{name} {option}"
     return {key: scalar(key, _value(key, text, where), where) for key, text in pairs}
+
+
+def parse_options(texts: Iterable[str]) -> Flat:
+    """Parse the texts of all `-c` options; for each key the last value wins. Raises `RunError`."""
+    return {key: value for text in texts for key, value in parse_option(text).items()}
 
 
 def quoted(option: str) -> str:

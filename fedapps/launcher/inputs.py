@@ -5,15 +5,13 @@ import os
 import shutil
 import tempfile
 import tomllib
-from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
 from fedapps.core.errors import RunError
-from fedapps.core.options import flat, parse_option, quoted
+from fedapps.core.options import flat, parse_option, parse_options, quoted
 from fedapps.core.words import did_you_mean
 
 FEDERATION = "--federation-config"
@@ -42,9 +40,7 @@ def merged(options: Sequence[str]) -> Iterator[list[str]]:
     """
     from fedapps.core import config  # imported here for the same reason as in `refusal`
 
-    values: dict[str, Any] = {}
-    for option in options:
-        values |= parse_option(option)
+    values = parse_options(options)
     if not values:
         yield []
         return
@@ -96,12 +92,11 @@ def refusal(app_dir: Path, options: Sequence[str]) -> str:
         known = flat(project["tool"]["flwr"]["app"].get("config", {}))
     except (OSError, KeyError, ValueError):
         return ""
-    changes = [parse_option(option) for option in options]
-    for key in (key for change in changes for key in change if key not in known):
+    given = parse_options(options)
+    for key in (key for key in given if key not in known):
         return f"unknown key {key}{did_you_mean(key, known)}"
     if known != config.defaults():  # another app, or another version of this one
         return ""
-    given = dict(ChainMap(*reversed(changes)))
     try:  # a resumed run uses its own settings, except for those that are given
         config.read_general(known | config.resumed_from(given) | given)
     except RunError as error:
