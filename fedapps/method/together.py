@@ -1,6 +1,5 @@
 """Runs the work of several clients, and does the jobs that are alike together (key `group`)."""
 
-import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,7 @@ from fedapps.method import local
 from fedapps.method.client import ClientHooks
 from fedapps.method.flower import BaseClient
 from fedapps.method.jobs import Job, Result, Scoring, Training, Work, after, alone, has_own
-from fedapps.method.update import ClientUpdate
+from fedapps.method.update import ClientUpdate, replace
 from fedapps.models.layers import Arrays
 from fedapps.models.modes import eval_mode
 from fedapps.training.draw import Draw
@@ -201,4 +200,4 @@ def _draw(job: Training) -> Draw:
 def _objective(job: Training) -> Objective:
     """Return the objective of a job; the loss of the task, which needs no client, is None."""
     of_task = getattr(job.objective.loss, "__func__", None) is ClientHooks.loss
-    return dataclasses.replace(job.objective, loss=None) if of_task else job.objective
+    return replace(job.objective, loss=None) if of_task else job.objective

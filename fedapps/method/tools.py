@@ -1,10 +1,7 @@
 """What the hooks of a strategy can use."""
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
-
-import msgspec
 
 from fedapps.core import registry
 from fedapps.core.config import DEVICE
@@ -13,7 +10,7 @@ from fedapps.core.memory import reserve
 from fedapps.core.schema import MethodSettings
 from fedapps.core.settings import Settings
 from fedapps.method.aggregation import weighted_mean
-from fedapps.method.update import ClientUpdate
+from fedapps.method.update import ClientUpdate, replace
 from fedapps.models.layers import Arrays, Slice, take
 from fedapps.tasks import Task
 from fedapps.training.batches import Samples
@@ -114,11 +111,11 @@ class StrategyTools:
         """Return the plan; with it, the arrays in `state` under a prefix travel down and up."""
         found = self.state.items()
         shapes = {name: value.shape for name, value in found if name.startswith(prefix)}
-        return msgspec.structs.replace(plan, receives=shapes, sends=shapes)
+        return replace(plan, receives=shapes, sends=shapes)
 
     def averaged(self, updates: Iterable[ClientUpdate]) -> Arrays:
         """Return means with weights n_i; those of what else clients sent replace it in `state`."""
-        whole = (dataclasses.replace(u, arrays=u.arrays | u.extras) for u in updates)
+        whole = (replace(u, arrays=u.arrays | u.extras) for u in updates)
         means, _ = weighted_mean(whole)
         self.state.update({name: means.pop(name) for name in [*means] if name in self.state})
         return means
@@ -155,9 +152,9 @@ class StrategyTools:
         A learning-rate schedule is over after the last round, so the plan has none.
         """
         scale = self.settings.lr / self.settings.round_lr(plan.round)
-        stages = tuple(msgspec.structs.replace(s, lr=s.lr * scale) for s in plan.stages)
+        stages = tuple(replace(s, lr=s.lr * scale) for s in plan.stages)
         kept: dict[str, Any] = {"upload": (), "also_keep": (), "sends": {}}
-        return msgspec.structs.replace(plan, stages=stages, newcomer=True, as_in_round=True, **kept)
+        return replace(plan, stages=stages, newcomer=True, as_in_round=True, **kept)
 
     def own_first(self, training: Plan, evaluation: Plan) -> Plan:
         """Return the plan of an evaluation in which a newcomer first trains layers of its own.
@@ -169,11 +166,11 @@ class StrategyTools:
         kept = {*self.layout.personal(training.upload), *keys(training.also_keep)}
         kept -= {key for stage in evaluation.stages for key in keys(stage.layers)}
         first = (
-            msgspec.structs.replace(stage, layers=self.layout.covering(stage.layers, kept))
+            replace(stage, layers=self.layout.covering(stage.layers, kept))
             for stage in self.alone(training).stages
         )
         stages = (*(stage for stage in first if stage.layers), *evaluation.stages)
-        return msgspec.structs.replace(evaluation, stages=stages, newcomer=True)
+        return replace(evaluation, stages=stages, newcomer=True)
 
     def clip(self) -> Clip | None:
         """Return the clipping that the keys of the run ask for; None if they ask for none."""

@@ -4,12 +4,11 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar
 
-import msgspec
 import numpy as np
 
 from fedapps.core import log
 from fedapps.method.flower import BaseStrategy
-from fedapps.method.update import ClientUpdate
+from fedapps.method.update import ClientUpdate, replace
 from fedapps.models.layers import Arrays
 from fedapps.training.costs import TrainingStats
 from fedapps.training.plan import Plan
@@ -70,7 +69,7 @@ class WarmUp(BaseStrategy):
         known = self.state["last_trained"][client]
         if not self.warmup or known:  # without a warm-up, clients build the initial model
             return plan
-        return msgspec.structs.replace(plan, download=self.layout.names)
+        return replace(plan, download=self.layout.names)
 
     def newcomer_download(self, round_: int, client: int, plan: Plan) -> Arrays:
         """Return the server's layers: means for all, since nothing is known of a newcomer."""

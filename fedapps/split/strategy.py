@@ -16,7 +16,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import ClassVar
 
-import msgspec
 import torch
 
 from fedapps.core import log
@@ -170,7 +169,7 @@ class SplitStrategy(BaseStrategy):
 
     def newcomer_plan(self, round_: int, client: int) -> Plan:
         """Return the plan of an evaluation: a newcomer gets the whole model, as all clients do."""
-        return msgspec.structs.replace(self.evaluation_plan(round_, client), newcomer=True)
+        return replace(self.evaluation_plan(round_, client), newcomer=True)
 
     def after_round(self, round_: int) -> TrainingStats:
         """Return the costs of training the server's layers."""
