@@ -106,7 +106,7 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
                     rounds.run(grid, report, nodes, fleet)
                 told = {"seconds": report.seconds} | federation.figures(report)
                 if report.rows:
-                    told["layers"] = evaluations.layers_told(strategy, report.rows[-1].round)
+                    told["layers"] = evaluations.layers_told(strategy, report.last_round)
                 report.finish(strategy.arrays, told, plots)
                 rounds.recovery.tell_best(report.folder)
         except KeyboardInterrupt:
@@ -123,7 +123,7 @@ def watched(report: Report, page: bool) -> Iterator[Lookout]:
     """
 
     def note(who: int | str, kind: str, detail: str) -> None:  # it is one of the round before
-        report.event(report.rows[-1].round if report.rows else 0, who, kind, detail)
+        report.event(report.last_round, who, kind, detail)
 
     devices = report.settings.dataset == DEVICE
     if devices and page:

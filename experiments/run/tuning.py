@@ -21,8 +21,8 @@ from msgspec import structs
 from experiments.papers.table import Cell
 from experiments.run.store import Store
 from fedapps.compare.grid import read_seeds
+from fedapps.core.changes import text_of
 from fedapps.core.draws import generator
-from fedapps.core.schema import literal
 
 TRIAL = "~"  # between the name of a row and the number of its trial
 VALIDATION = 'validation-fraction=0.2 evaluate-on="validation"'
@@ -43,7 +43,7 @@ def trials(cell: Cell) -> list[Cell]:
     """Return the cells of the trials of a cell's row."""
     row = structs.replace(cell.row, also=())
     return [
-        replace(cell, row=row, suffix=f"{TRIAL}{number}", extra=f"{_text(values)} {VALIDATION}")
+        replace(cell, row=row, suffix=f"{TRIAL}{number}", extra=f"{text_of(values)} {VALIDATION}")
         for number, values in enumerate(combinations(cell))
     ]
 
@@ -61,7 +61,7 @@ def scores(store: Store, cell: Cell) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for trial, values in zip(trials(cell), combinations(cell), strict=True):
         run = store.find(trial, first_seed(cell))
-        found[_text(values)] = run.figures.get(cell.row.reads, WORST) if run else None
+        found[text_of(values)] = run.figures.get(cell.row.reads, WORST) if run else None
     return found
 
 
@@ -100,7 +100,3 @@ def texts(store: Store, cells: Iterable[Cell]) -> Iterator[list[str]]:
             best = f"{whole[-1]:.1f}" if whole else "-"
             reads = cell.row.reads.removeprefix("accuracy_")
             yield [cell.row.name, reads, best, ", ".join(span + diverged), cell.extra]
-
-
-def _text(values: dict[str, Any]) -> str:
-    return " ".join(f"{key}={literal(value)}" for key, value in values.items())

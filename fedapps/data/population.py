@@ -36,6 +36,11 @@ class Population:
     names: Sequence[str] = ()
     told: tuple[str, ...] = ()
 
+    @property
+    def some_client(self) -> int:
+        """A client that trains, for what the plans of all clients have in common."""
+        return self.training[0]
+
 
 def partitioned(dataset: Dataset, settings: Settings) -> Population:
     """Return the clients 0..N-1 of `num-clients`, among whom a data set is distributed.

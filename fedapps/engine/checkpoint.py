@@ -22,6 +22,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 from fedapps.engine.failures import FailureCounts
 from fedapps.engine.store import NONE
+from fedapps.method.update import under
 from fedapps.models.layers import Arrays
 from fedapps.report.directory import GROWING
 from fedapps.report.report import ReportState
@@ -118,7 +119,7 @@ class Checkpoint:
             named = {key: loaded[key].copy() for key in progress.names}
         except (SafetensorError, KeyError, TypeError, msgspec.MsgspecError) as error:
             raise ValueError(f"it cannot be read: {error}") from error
-        return cls(progress, _under(_SERVER, named), _under(_STATE, named))
+        return cls(progress, under(named, _SERVER), under(named, _STATE))
 
 
 def save(run: Path, checkpoint: Checkpoint) -> None:
@@ -194,10 +195,6 @@ def _check_tables(run: Path, tables: Mapping[str, int]) -> None:
             raise ValueError(f"{name}: {error.strerror or error}") from error
         if there < size:
             raise ValueError(f"{name} has {there} bytes, but it had {size}")
-
-
-def _under(prefix: str, named: Mapping[str, np.ndarray]) -> Arrays:
-    return {k.removeprefix(prefix): v for k, v in named.items() if k.startswith(prefix)}
 
 
 def _checksum(data: bytes) -> bytes:

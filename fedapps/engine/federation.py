@@ -87,7 +87,7 @@ class Federation:
         total = ledger.epsilon(runs, self.settings.dp.delta)
         return {"runs_of_federation": len(runs), "epsilon_of_federation": total}
 
-    def _enter(self, book: Ledger, run: Path | None = None) -> None:
+    def _enter(self, book: Ledger, run: Path | None) -> None:
         """Enter this run into the ledger with all that it can still release; check the budget."""
         s, privacy, recovery = self.settings, self.rounds.privacy, self.rounds.recovery
         about = About.read(run) if run else None
@@ -112,9 +112,8 @@ class Federation:
 
     def _now(self, report: Report, finished: bool = False) -> Night:
         """Return what this run has done up to now."""
-        done = report.rows[-1].round if report.rows else 0
-        changes = {"round": done, "releases": self._releases(), "finished": finished}
-        return msgspec.structs.replace(self.night, **changes)
+        done = {"round": report.last_round, "releases": self._releases(), "finished": finished}
+        return msgspec.structs.replace(self.night, **done)
 
     def _releases(self) -> int:
         """Return how many releases there were; a round is one from its begin, wherever it ends."""

@@ -1,7 +1,7 @@
 """Check the metrics that a client reports before they are used."""
 
 from collections.abc import Set
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import msgspec
 import numpy as np
@@ -76,7 +76,7 @@ class MetricChecks:
         problem = invalid_loss(done.loss, done.samples, limit, least)
         if problem and not prefix:
             raise ValueError(problem)
-        return replace(done, loss=0.0, samples=0) if problem else done
+        return done.costs_only() if problem else done
 
     def evaluation(self, update: ClientUpdate, plan: Plan) -> Evaluation:
         """Read the metrics of an evaluation: those of its personalization, and its scores."""

@@ -149,7 +149,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 def interrupted(report: Report) -> str:
     """Say what an interrupted run has left, and how to resume it."""
-    done, total = (report.rows[-1].round if report.rows else 0), report.settings.num_rounds
+    done, total = report.last_round, report.settings.num_rounds
     if checkpoint.rounds(report.folder):
         how = f"fedapps serial --resume {shlex.quote(str(report.folder))}"
         return f"interrupted after round {done} of {total}; to resume: {how}"
@@ -182,7 +182,7 @@ def check_dependence(folder: Path, strategy: BaseStrategy, done: int) -> None:
         return
     with without_lines(log.logger.name, lambda _: True):  # its warnings are about the old value
         old = type(strategy)(strategy.workspace, msgspec.structs.replace(new, num_rounds=before))
-    client = strategy.workspace.population.training[0]
+    client = strategy.workspace.population.some_client
     (was, next_was), (would_be, next_would_be) = (
         [msgspec.structs.replace(s.plan(r, client), round=0, stages=()) for r in (done, done + 1)]
         for s in (old, strategy)

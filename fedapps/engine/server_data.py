@@ -15,7 +15,7 @@ def train(strategy: BaseStrategy, round_: int) -> TrainingStats:
     s, layout = strategy.settings, strategy.layout
     if not s.server_data:
         return TrainingStats()
-    plan = strategy.plan(round_, _some_client(strategy))
+    plan = strategy.plan(round_, strategy.workspace.population.some_client)
     shared = {name.partition(":")[0] for name in plan.upload}
     names = tuple(name for name in layout.slice_of(s.server_part) if name in shared)
     stage = msgspec.structs.replace(strategy.stage(round_, names, epochs=1), prox_mu=0.0)
@@ -25,10 +25,5 @@ def train(strategy: BaseStrategy, round_: int) -> TrainingStats:
 
 def uploaded(strategy: BaseStrategy, round_: int) -> Arrays:
     """Return the server's values of the layers that every client uploads in a round."""
-    keys = strategy.layout.shared(strategy.plan(round_, _some_client(strategy)).upload)
-    return {key: strategy.arrays[key] for key in keys}
-
-
-def _some_client(strategy: BaseStrategy) -> int:
-    """Return a client that trains, for what the plans of all clients have in common."""
-    return strategy.workspace.population.training[0]
+    plan = strategy.plan(round_, strategy.workspace.population.some_client)
+    return {key: strategy.arrays[key] for key in strategy.layout.shared(plan.upload)}

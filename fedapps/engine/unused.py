@@ -47,7 +47,7 @@ def told(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
     if not replaced(strategy, ["begin_round"]):
         why = f"on {strategy.settings.strategy}, whose clients need no channel"
         yield from ((key, why) for key in OF_CHANNEL)
-    plan = strategy.plan(strategy.settings.num_rounds, _some(strategy))
+    plan = strategy.plan(strategy.settings.num_rounds, strategy.workspace.population.some_client)
     if not plan.upload:
         why = f"on {strategy.settings.strategy}, whose clients upload nothing"
         keys = ["server-optimizer", "aggregation", "attack"]
@@ -57,10 +57,6 @@ def told(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
     if not strategy.settings.finetune_epochs and not replaced(strategy, ["finetuning"]):
         yield from ((key, "with finetune-epochs = 0") for key in ("finetune-lr", "finetune-part"))
     yield from ((key, f"on {strategy.settings.strategy}") for key in strategy.unused)
-
-
-def _some(strategy: BaseStrategy) -> int:
-    return strategy.workspace.population.training[0]
 
 
 def _of_data(s: Settings, data: Dataset) -> Iterator[tuple[str, str]]:

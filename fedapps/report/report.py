@@ -115,7 +115,7 @@ class Report:
         settings: Settings,
         flat_config: Mapping[str, Scalar],
         state: ReportState,
-        task: Task = CLASSIFICATION,
+        task: Task,
     ) -> "Report":
         """Go on in the directory of a resumed run; lines after `state` are deleted.
 
@@ -169,7 +169,7 @@ class Report:
     def round(self, row: RoundRow) -> None:
         """Add a finished round to rounds.csv and print its progress line."""
         values = row.flat()
-        follows = row.round == self._last_round  # a phase after the last round: no round's costs
+        follows = row.round == self.last_round  # a phase after the last round: no round's costs
         line = [values.get(name) for name in self.columns.rounds]
         self._append("rounds.csv", [line])
         self._remember(row)
@@ -255,20 +255,21 @@ class Report:
         except BaseException as error:
             by_hand = isinstance(error, KeyboardInterrupt | Stopped)
             kind, reason = "interrupted" if by_hand else "run-failed", cause(error)
-            attempt(lambda: self.event(self._last_round, "server", kind, reason))
+            attempt(lambda: self.event(self.last_round, "server", kind, reason))
             attempt(lambda: self.finish(self.model, {}, plots, reason))
-            done, total = self._last_round, self.settings.num_rounds
+            done, total = self.last_round, self.settings.num_rounds
             if not isinstance(error, KeyboardInterrupt):  # for Ctrl-C, the caller says more
                 log.info("stopped after round %s of %s, see %s", done, total, self.folder)
             raise
 
     @property
-    def _last_round(self) -> int:
+    def last_round(self) -> int:
+        """The last round that has a row in rounds.csv; 0 if none has."""
         return self.rows[-1].round if self.rows else 0
 
     def _logger_failed(self, name: str, error: Exception) -> None:
         log.warning("%s gets no more figures: %s", name, said(error))
-        self.event(self._last_round, "server", "logger-failed", f"{name}: {said(error)}")
+        self.event(self.last_round, "server", "logger-failed", f"{name}: {said(error)}")
 
     def _append(self, name: str, rows: directory.Rows) -> None:
         directory.append(self.folder / name, rows)
@@ -286,7 +287,7 @@ class Report:
             self._page.write(left)
         except Exception as error:
             log.info("page not written: %s", said(error))
-            self.event(self._last_round, "server", "page-failed", said(error))
+            self.event(self.last_round, "server", "page-failed", said(error))
 
     def _plot(self) -> None:
         try:
@@ -296,4 +297,4 @@ class Report:
             plots.draw_all(self.folder)
         except Exception as error:
             log.info("plots not drawn: %s", said(error))
-            self.event(self._last_round, "server", "plot-failed", said(error))
+            self.event(self.last_round, "server", "plot-failed", said(error))
