@@ -188,12 +188,9 @@ def _check(settings: Settings) -> None:
     """Refuse values that do not fit together."""
     absolute(settings.runs_dir, "runs-dir")
     absolute(settings.data_root, "data-root")
-    if settings.initial_model:
-        absolute(settings.initial_model, "initial-model")
-    if settings.federation:
-        absolute(settings.federation, "federation")
-    if settings.channel_tls:
-        absolute(settings.channel_tls, "channel-tls")
+    for key in ("initial-model", "federation", "channel-tls"):
+        if path := getattr(settings, key.replace("-", "_")):
+            absolute(path, key)
     _ = settings.logger_names  # reading it checks it, like the next two
     if settings.dataset == DEVICE:
         _ = settings.shape, settings.names

@@ -20,17 +20,17 @@ def gauge(name: str, meaning: str, values: Values, *labels: str) -> "Metric":
     """Return a figure that can go up and down."""
     from prometheus_client.core import GaugeMetricFamily
 
-    family = GaugeMetricFamily(f"fedapps_{name}", meaning, labels=labels)
-    for key, value in values.items():
-        family.add_metric(key, value)
-    return family
+    return _filled(GaugeMetricFamily(f"fedapps_{name}", meaning, labels=labels), values)
 
 
 def counter(name: str, meaning: str, values: Values, *labels: str) -> "Metric":
     """Return a figure that only grows; Prometheus appends `_total` to its name."""
     from prometheus_client.core import CounterMetricFamily
 
-    family = CounterMetricFamily(f"fedapps_{name}", meaning, labels=labels)
+    return _filled(CounterMetricFamily(f"fedapps_{name}", meaning, labels=labels), values)
+
+
+def _filled(family: Any, values: Values) -> "Metric":
     for key, value in values.items():
         family.add_metric(key, value)
     return family

@@ -22,7 +22,7 @@ def open_npz(path: Path, missing: str = "refuse") -> Dataset:
 
 
 def dataset_of(
-    path: Path, arrays: Mapping[str, Array], found: Iterable[str], missing: str = "refuse"
+    path: Path, arrays: Mapping[str, Array], found: Iterable[str], missing: str
 ) -> Dataset:
     """Return what arrays by key contain; `found` are the keys for messages.
 
@@ -137,18 +137,17 @@ def input_spec(inputs: tuple[Array, ...]) -> Spec:
 def _targets(targets: tuple[Array, ...]) -> tuple[np.ndarray, Spec]:
     """Read targets and say what they are: floats, truth values, or whole numbers such as labels."""
     first, shape = targets[0], targets[0].shape[1:]
+    if shape == (1,):
+        shape = ()
     if first.dtype.kind == "f":
         values = np.concatenate([target.whole for target in targets]).astype(np.float32)
         broken = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
         if len(broken):
             key, row = _place(targets, int(broken[0]))
             raise RunError(f"{first.path}: {key}[{row}] holds NaN or infinity; must be finite")
-        shape = () if shape == (1,) else shape
         return values.reshape(len(values), *shape), Spec(shape, FLOAT)
     if first.dtype.kind not in "iub":
         raise RunError(f"{first.path}: {first.key} has dtype {first.dtype}; must be numbers")
-    if shape == (1,):
-        shape = ()
     choices = 2 if first.dtype.kind == "b" else _choices(targets)
     values = np.concatenate([target.whole for target in targets]).astype(np.int64)
     return values.reshape(len(values), *shape), Spec(shape, WHOLE, choices)

@@ -22,7 +22,7 @@ from fnmatch import fnmatchcase
 from typing import TypeVar, overload
 from weakref import WeakKeyDictionary
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedapps.core.errors import RunError
@@ -58,10 +58,9 @@ def keys_by_layer(model: nn.Module) -> dict[str, Names]:
     owner: dict[int, str] = {}
     for key, value in state.items():
         name = _layer_of(key, wanted, model)
-        shared = value.data_ptr() if value.numel() and not value.is_meta else id(value)
-        if owner.setdefault(shared, name) != name:
+        if owner.setdefault(place := _place(value), name) != name:
             raise RunError(
-                f"layers {owner[shared]} and {name} share the tensor {key}: put both into one layer"
+                f"layers {owner[place]} and {name} share the tensor {key}: put both into one layer"
             )
         found[name].append(key)
     for name, keys in found.items():
@@ -196,14 +195,14 @@ def _distinct(keys: Iterable[str], state: Mapping) -> Iterable[str]:
     """Leave out keys of a tensor that has another key before it."""
     seen: set[int] = set()
     for key in keys:
-        place = (
-            id(state[key])
-            if state[key].is_meta or not state[key].numel()
-            else state[key].data_ptr()
-        )
-        if place not in seen:
+        if (place := _place(state[key])) not in seen:
             seen.add(place)
             yield key
+
+
+def _place(value: Tensor) -> int:
+    """Return where the values of a tensor are; tensors that share them have the same place."""
+    return value.data_ptr() if value.numel() and not value.is_meta else id(value)
 
 
 Module = TypeVar("Module", bound=nn.Module)
