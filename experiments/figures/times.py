@@ -78,7 +78,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def show(store: Store, options: Namespace) -> None:
     """Print the table."""
-    print_table(HEADS, lines(options.model, options.epochs), texts=1)
+    print_table(HEADS, lines(options.model, options.epochs))
 
 
 def lines(model: str = "vgg16", epochs: int = 5) -> Iterator[list[str]]:

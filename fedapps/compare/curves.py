@@ -93,7 +93,7 @@ def _draw_lines(axes: Axes, comparison: Comparison, name: str, labels: list[str]
     for group, text, (colour, stroke) in zip(groups, labels, _signs(), strict=False):
         mean, low, high = _bounds(group.curve(name), metric)
         band = (low, high) if len(mean) > 1 and len(group.runs) > 1 else None
-        draw_line(axes, mean, colour, text, stroke, band)
+        draw_line(axes, mean, colour, text, band, stroke)
         if len(mean) == 1:
             axes.errorbar(mean.index, mean, [mean - low, high - mean], color=colour, capsize=3)
     axes.set_ylim(*limits(metric, *axes.get_ylim()))

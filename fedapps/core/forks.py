@@ -87,7 +87,7 @@ class Fork:
     """
 
     def __init__(
-        self, asked: Memory, answer: Callable[[Any], object], others: Iterable["Fork"] = ()
+        self, asked: Memory, answer: Callable[[Any], object], others: Iterable["Fork"]
     ) -> None:
         self.said = Memory()
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -16,10 +16,10 @@ def nearest(word: str, words: Iterable[str], least: float = 0.6) -> str:
     return close[0] if close else ""
 
 
-def closest(word: str, words: Iterable[str], most: int = 3) -> list[str]:
-    """Return the most similar of `words`, whatever their case, the best one first."""
+def closest(word: str, words: Iterable[str]) -> list[str]:
+    """Return up to three similar ones of `words`, whatever their case, the best one first."""
     known = {each.casefold(): each for each in words}
-    found = difflib.get_close_matches(word.casefold(), known, n=most, cutoff=0.5)
+    found = difflib.get_close_matches(word.casefold(), known, n=3, cutoff=0.5)
     return [known[each] for each in found]
 
 

@@ -43,7 +43,7 @@ def picture_arrays(
     return {f"{part}_images": images, f"{part}_labels": labels}
 
 
-def pictures_of(files: Sequence[Path], shape: tuple[int, ...] = ()) -> np.ndarray:
+def pictures_of(files: Sequence[Path], shape: tuple[int, ...]) -> np.ndarray:
     """Read pictures of one size: uint8 [N, H, W] if the first is gray, otherwise [N, H, W, 3].
 
     With a `shape` [C, H, W] that they must have, uint8 [N, H, W, C].

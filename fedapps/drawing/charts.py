@@ -70,7 +70,7 @@ def pair_chart(
     names: Sequence[str],
     series: Sequence[Series],
     show: Show,
-    bounds: tuple[float, float] = ANY,
+    bounds: tuple[float, float],
 ) -> Chart:
     """Draw a column per name, with a dot for each series and a line that connects the dots."""
     x_scale = Scale(-0.5, len(names) - 0.5, chart.box.left, chart.box.right)  # as in `column_hits`
@@ -100,7 +100,7 @@ def scatter_chart(
     titles: Sequence[str],
     colour: str,
     show: Show,
-    bounds: tuple[float, float] = ANY,
+    bounds: tuple[float, float],
 ) -> Chart:
     """Draw a dot with a title for each point; x is a whole number >= 0."""
     x_scale = _across(chart, 0.0, 1.05 * max(x for x, _ in points))
@@ -114,10 +114,9 @@ def scatter_chart(
     return chart
 
 
-def bar_chart(
-    chart: Chart, series: Sequence[Series], show: Show, show_x: Show = "{:g}".format
-) -> Chart:
+def bar_chart(chart: Chart, series: Sequence[Series]) -> Chart:
     """Draw the counts of series as stacked bars, at whole numbers x."""
+    show = "{:g}".format
     xs = sorted({x for line in series for x, _ in line.points})
     heights = dict.fromkeys(xs, 0.0)
     for line in series:
@@ -125,7 +124,7 @@ def bar_chart(
             heights[x] += y
     x_scale = _across(chart, xs[0] - 0.5, xs[-1] + 0.5)
     y_scale = _upwards(chart, 0.0, max(heights.values()) or 1.0, show, POSITIVE, whole=True)
-    chart.x_ticks = [Tick(x_scale(x), show_x(x)) for x in steps(xs[0], xs[-1], 7, True)]
+    chart.x_ticks = [Tick(x_scale(x), show(x)) for x in steps(xs[0], xs[-1], 7, True)]
     width = max(1.0, 0.8 * (x_scale(1.0) - x_scale(0.0)))
     below = dict.fromkeys(xs, 0.0)
     for line in series:
@@ -137,7 +136,7 @@ def bar_chart(
             below[x] += y
         chart.marks.append(Mark(d, line.colour, "bars"))
         chart.legend.append((line.label, line.colour, "bars"))
-    chart.hits = _columns(chart, xs, x_scale, _sayings(chart, series, show, show_x))
+    chart.hits = _columns(chart, xs, x_scale, _sayings(chart, series, show, show))
     return chart
 
 
@@ -168,10 +167,10 @@ def heat_chart(
     return chart
 
 
-def column_hits(count: int, title: Callable[[int], str], box: Box = BOX) -> list[Hit]:
+def column_hits(count: int, title: Callable[[int], str]) -> list[Hit]:
     """Return a box with a title for each of `count` equal columns of a plot."""
-    wide = (box.right - box.left) / count
-    return [_hit(box, box.left + i * wide, wide, title(i)) for i in range(count)]
+    wide = (BOX.right - BOX.left) / count
+    return [_hit(BOX, BOX.left + i * wide, wide, title(i)) for i in range(count)]
 
 
 def _across(chart: Chart, low: float, high: float) -> Scale:

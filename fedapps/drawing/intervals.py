@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fedapps.core.words import shortened
 from fedapps.drawing.svg import Box, Chart, Hit, Mark, Scale, Tick, dot_path, steps, written
 
-ROW, NAME = 24.0, 28  # height of a row; characters of its name, at most
+WIDTH, ROW, NAME = 640.0, 24.0, 28  # of a chart; height of a row; characters of its name, at most
 LETTER = 9.0  # width of a letter of a name on small screens, where letters are widest
 
 
@@ -22,9 +22,7 @@ class Interval:
     other: float | None = None  # a value to compare with
 
 
-def interval_chart(
-    chart: Chart, rows: Sequence[Interval], width: float = 640.0, zero: bool = False
-) -> Chart:
+def interval_chart(chart: Chart, rows: Sequence[Interval], zero: bool = False) -> Chart:
     """Draw a dot and an interval in each row, and a diamond for the value to compare with.
 
     With `zero`, values are differences, and a line marks 0. The box is as high as the rows need.
@@ -34,8 +32,8 @@ def interval_chart(
     low, high = min([*known, *[0.0] * zero]), max([*known, *[0.0] * zero])
     room = 0.04 * (high - low or 1.0)
     left, bottom = 14.0 + LETTER * max(map(len, names)), 8.0 + ROW * len(rows)
-    chart.box = Box(width, bottom + 40, left, width - 20, 8.0, bottom, x_grid=True, y_grid=False)
-    x_scale = Scale(low - room, high + room, left, width - 20)
+    chart.box = Box(WIDTH, bottom + 40, left, WIDTH - 20, 8.0, bottom, x_grid=True, y_grid=False)
+    x_scale = Scale(low - room, high + room, left, WIDTH - 20)
     chart.x_ticks = [Tick(x_scale(x), f"{x:g}") for x in steps(x_scale.low, x_scale.high, 8)]
     if zero:
         chart.marks.append(Mark(f"M{written(x_scale(0))} 8V{written(bottom)}", "", "zero"))
@@ -49,5 +47,5 @@ def interval_chart(
         if row.other is not None:
             d = f"M{written(x_scale(row.other))} {written(y - 5)}l5 5l-5 5l-5 -5z"
             chart.marks.append(Mark(d, "second", "diamond"))
-        chart.hits.append(Hit(0, y - ROW / 2, width, ROW, row.title))
+        chart.hits.append(Hit(0, y - ROW / 2, WIDTH, ROW, row.title))
     return chart

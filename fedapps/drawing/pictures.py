@@ -161,8 +161,8 @@ def draw_line(
     values: "pd.Series[float]",
     colour: str,
     name: str,
+    band: Bounds | None,
     stroke: str = "-",
-    band: Bounds | None = None,
     band_name: str | None = None,
 ) -> None:
     """Draw values over their index, and a band around them if there is one."""

@@ -36,7 +36,7 @@ for words in calls:
 """
 
 
-def program(folder: Path | None = None) -> Path:
+def program(folder: Path | None) -> Path:
     """Return the `flwr` program in a folder of programs; None stands for this interpreter's.
 
     Raises `RunError` if there is none.

@@ -142,7 +142,7 @@ def _draw_lines(
     metric = caption.metric
     for name, (values, colour) in _curves(evaluated, metric, figures).items():
         band = _spread(evaluated, metric) if with_band and colour == PERSONALIZED else None
-        draw_line(axes, values.set_axis(x), colour, name, band=band, band_name=BAND)
+        draw_line(axes, values.set_axis(x), colour, name, band, band_name=BAND)
     axes.set_ylim(*limits(metric, *axes.get_ylim()))
 
 

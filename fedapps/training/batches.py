@@ -16,8 +16,8 @@ def epoch_batches(
     order: Tensor,
     starts: Iterable[int],
     size: int,
-    crops: Sequence[Tensor] = (),
-    border: Tensor | None = None,
+    crops: Sequence[Tensor],
+    border: Tensor | None,
 ) -> Iterator[Samples]:
     """Yield the batches of up to `size` samples that begin at `starts` in an epoch's `order`.
 

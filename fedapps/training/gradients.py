@@ -21,7 +21,7 @@ class GradientRule:
         model: nn.Module,
         trained: list[nn.Parameter],
         threshold: Threshold | None,
-        beside: Sequence[nn.Parameter] = (),
+        beside: Sequence[nn.Parameter],
     ) -> None:
         self.trained, self.threshold, self.fine = trained, threshold, True
         by_sample = threshold is not None and threshold.by_sample

@@ -97,8 +97,8 @@ class StreamingGrid(Grid):
                 sent = zip(self.push_messages(due.values()), due, strict=True)
                 probes.sent |= {probe: id_ for probe, id_ in sent if probe}
             self.lookout.waits(self.grid.get_node_ids)
-            if pending and not answered:  # polling takes at most a tenth of the time
-                time.sleep(poll_wait(now - start, 9 * (now - begun)))
+            if pending and not answered:
+                time.sleep(poll_wait(now - start, now - begun))
 
     def set_run(self, run: Run) -> None:
         """Delegate to Flower's Grid, like all methods below."""
@@ -172,6 +172,9 @@ class StreamingGrid(Grid):
                 yield id_, next(own, None)
 
 
-def poll_wait(waited: float, least: float = FIRST_WAIT) -> float:
-    """Return the seconds until the next poll: a hundredth of the time waited, within limits."""
-    return min(max(FIRST_WAIT, waited / 100, least), LONGEST_WAIT)
+def poll_wait(waited: float, took: float) -> float:
+    """Return the seconds until the next poll: a hundredth of the time waited, within limits.
+
+    It is longer after a poll that `took` long, so that polling takes at most a tenth of the time.
+    """
+    return min(max(FIRST_WAIT, waited / 100, 9 * took), LONGEST_WAIT)

@@ -120,7 +120,7 @@ class NodeRegistry:
             if now - start > next_line:
                 next_line = 2 * (now - start)
                 log.info("%s", self._waiting(fleet, len(newcomers), now - start))
-            time.sleep(poll_wait(now - start, 9 * (now - begun)))  # as in a round
+            time.sleep(poll_wait(now - start, now - begun))  # as in a round
 
     def _ready(self, fleet: Fleet) -> int:
         """Return how many SuperNodes can train: those of held-out clients cannot."""

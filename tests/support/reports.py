@@ -58,11 +58,10 @@ def made_means(columns, **more):
     return Means(**scores, columns=columns, **more)
 
 
-def of_classes(total, right, predicted=None):
-    """What a classification counts; without `predicted`, wrong ones are taken for class 1."""
-    if predicted is None:
-        predicted = np.array(right)
-        predicted[1] += np.sum(total) - np.sum(right)
+def of_classes(total, right):
+    """What a classification counts, if all wrong ones are taken for class 1."""
+    predicted = np.array(right)
+    predicted[1] += np.sum(total) - np.sum(right)
     arrays = {"total": total, "right": right, "predicted": predicted}
     return {name: np.asarray(array) for name, array in arrays.items()}
 

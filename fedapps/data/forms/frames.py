@@ -66,7 +66,7 @@ def holds_texts(values: pd.Series) -> bool:
 
 
 def frames_of(
-    paths: Sequence[Path], texts: Collection[str] = (), named: Collection[str] = ()
+    paths: Sequence[Path], texts: Collection[str], named: Collection[str]
 ) -> list[pd.DataFrame]:
     """Read files that belong together; the columns `texts` are texts, so that 001 stays 001.
 

@@ -30,7 +30,7 @@ def declared(rows: Sequence[Row], plot: EventPlot) -> list[Chart]:
         title = plot.count_label.capitalize()
         chart = Chart(plot.name + COUNTS, title, "round", "in every round")
         bars = [Series(name, colours[name], [*of.items()]) for name, of in counts.items()]
-        charts.append(bar_chart(chart, bars, "{:g}".format))
+        charts.append(bar_chart(chart, bars))
     if any(len(of) > 1 for of in values.values()):
         title = plot.value_label.capitalize()
         chart = Chart(plot.name + VALUES, title, "round", "in every round")

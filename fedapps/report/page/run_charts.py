@@ -110,7 +110,7 @@ def events(run: RunFiles, plots: Iterable[EventPlot]) -> list[Chart]:
     if any(failures.values()):
         chart = Chart("failures", "Clients that failed", "round", "in every round")
         bars = Series("", "initial", [*failures.items()])
-        found.append(bar_chart(chart, [bars], "{:g}".format))
+        found.append(bar_chart(chart, [bars]))
     for plot in plots:
         found += declared(run.events, plot)
     return found
