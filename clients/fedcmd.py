@@ -38,8 +38,7 @@ class FedCMDClient(BaseClient):
         z_x, *z = self.gaussians()
         gaps = w2(z, self.label_gaussian()) - w2(z, z_x)
         self.sends["scores/s"] = np.abs(np.diff(gaps)).astype(np.float32)
-        forward = self.workspace.trainer.profile.forward_macs(self.layout.names)
-        return Costs(macs=len(self.train_data[1]) * forward)
+        return self.forward_costs(len(self.train_data[1]), self.layout.names)
 
     @torch.no_grad()
     def gaussians(self) -> np.ndarray:

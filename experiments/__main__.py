@@ -54,6 +54,7 @@ from experiments.figures import (
     over,
     times,
 )
+from experiments.figures.output import add_table
 from experiments.outcomes.tidy import write_csv
 from experiments.papers import readings
 from experiments.papers.files import having, pick, single, tables
@@ -162,10 +163,9 @@ def _parser() -> argparse.ArgumentParser:
     again = "make a finished row of each table again, and compare its figures"
     _add_run(commands.add_parser("repeat", help=again))
     config = commands.add_parser("config", help="print the run-config of a row, to run it alone")
-    config.add_argument("table")
-    config.add_argument("row", help="a row, or row@column")
     config.add_argument("--seed", type=int, default=0)
-    config.add_argument("--scale", choices=SCALES, default="cpu")
+    add_table(config)
+    config.add_argument("row", help="a row, or row@column")
     for name, (module, text) in FIGURES.items():
         module.add_arguments(commands.add_parser(name, help=text))
     return parser

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
-from experiments.figures.output import add_plot, print_table, save_plot
+from experiments.figures.output import add_plot, add_table, print_table, save_plot
 from experiments.outcomes.cells import outcomes
 from experiments.papers.files import single
-from experiments.papers.table import SCALES, Table
+from experiments.papers.table import Table
 from experiments.run.store import Store
 from fedapps.core.errors import RunError
 from fedapps.drawing.pictures import BLUE, GREEN, INK, WIDTH, legend, new_axes, stack
@@ -19,8 +19,7 @@ Results = Mapping[str, Mapping[str, float]]
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of `python -m experiments communication`."""
-    parser.add_argument("table")
-    parser.add_argument("--scale", choices=SCALES, default="cpu")
+    add_table(parser)
     add_plot(parser)
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from experiments.figures.output import add_plot, save_plot
+from experiments.figures.output import add_plot, add_table, save_plot
 from experiments.outcomes.cells import outcomes
 from experiments.papers.files import single
-from experiments.papers.table import SCALES, Table, matches
+from experiments.papers.table import Table, matches
 from experiments.run.store import Store
 from fedapps.core.errors import RunError
 from fedapps.core.words import number
@@ -24,8 +24,7 @@ Curves = Mapping[tuple[str, str], Mapping[int, float]]
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of `python -m experiments curves`."""
-    parser.add_argument("table")
-    parser.add_argument("--scale", choices=SCALES, default="cpu")
+    add_table(parser)
     parser.add_argument("--only", default="*", metavar="ROWS", help="rows, or row@column [all]")
     add_plot(parser, required=True)
 

@@ -1,4 +1,4 @@
-"""What the commands of figures share: the option `--plot`, the printed table, the picture."""
+"""What the commands of figures share: their options, the printed table, the picture."""
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
@@ -8,11 +8,18 @@ from matplotlib.figure import Figure
 from rich import box
 from rich.table import Column, Table
 
+from experiments.papers.table import SCALES
 from fedapps.core.errors import RunError
 from fedapps.drawing import pictures
 from fedapps.report.console import console
 
 KINDS = (".png", ".svg", ".pdf")
+
+
+def add_table(parser: argparse.ArgumentParser) -> None:
+    """Add the table of which a command tells, and the option `--scale`."""
+    parser.add_argument("table")
+    parser.add_argument("--scale", choices=SCALES, default="cpu")
 
 
 def add_plot(parser: argparse.ArgumentParser, required: bool = False) -> None:

@@ -5,10 +5,9 @@ from argparse import ArgumentParser, Namespace
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from experiments.figures.output import add_plot, print_table, save_plot
+from experiments.figures.output import add_plot, add_table, print_table, save_plot
 from experiments.outcomes.cells import Figure, Groups, outcomes, over_key
 from experiments.papers.files import single
-from experiments.papers.table import SCALES
 from experiments.run.store import Store
 from fedapps.core.errors import RunError
 from fedapps.drawing.pictures import HEIGHT, PALETTE, WIDTH, legend, new_panels
@@ -18,8 +17,7 @@ APART = 0.012  # of the range: rows are drawn side by side, so that no interval 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of `python -m experiments over`."""
-    parser.add_argument("table")
-    parser.add_argument("--scale", choices=SCALES, default="cpu")
+    add_table(parser)
     add_plot(parser)
 
 

@@ -54,7 +54,6 @@ def run(options: argparse.Namespace) -> int:
         print(f"note: {note}", file=sys.stderr)
     samples = f"{scores.num_train} training and {scores.num_test} {s.evaluate_on} samples"
     print(f"{s.strategy}, {samples} of {options.data}")
-    before, after = (metric.digits(x, places=4) for x in (scores.initial, scores.personalized))
-    print(f"{metric.label}: {before} -> {after}")
+    print(f"{metric.label}: {metric.change(scores.initial, scores.personalized)}")
     print(found.path)
     return 0

@@ -40,6 +40,11 @@ class Comparison:
         )
         return self.metric.means(names)
 
+    @property
+    def several(self) -> bool:
+        """Whether a group has several seeds, over which there is a standard deviation."""
+        return any(len(group.runs) > 1 for group in self.groups)
+
 
 def compare(folders: Iterable[Path]) -> Comparison:
     """Compare run directories, folders with run directories, or tables of evaluations.

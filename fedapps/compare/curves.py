@@ -59,7 +59,7 @@ def draw(comparison: Comparison) -> Figure:
             axis.set_xlabel("round")
             axis.set_title(f"{text} {metric.title}", loc="left", fontsize=9)
     told = f"Mean over clients and seeds, on {scored_on(comparison)}"
-    if any(len(group.runs) > 1 for group in groups):
+    if comparison.several:
         told += f"; {'bars' if once else 'bands'}: ± std over seeds"
     if once:
         axes[0].set_title(told, loc="left", fontsize=9)

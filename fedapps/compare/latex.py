@@ -42,8 +42,7 @@ def latex(comparison: Comparison) -> str:
             as_good = len(means) > 1 and shown(mean, comparison) == shown(best, comparison)
             line[column] = rf"\textbf{{{text}}}" if as_good else text
     head, *body = (" & ".join(line) + r" \\" for line in lines)
-    several = any(len(group.runs) > 1 for group in comparison.groups)
-    spread = ", +- standard deviation over seeds" if several else ""
+    spread = ", +- standard deviation over seeds" if comparison.several else ""
     what = f"{metric.plural} on {scored_on(comparison)}{spread}"
     comments = [f"% {' '.join(text.split())}" for text in (headline(comparison), what)]
     comments += [f"% {' '.join(note.split())}" for note in comparison.notes]

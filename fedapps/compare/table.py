@@ -35,10 +35,9 @@ def show(comparison: Comparison) -> None:
     sign = readable("±", screen)
     screen.print(headline(comparison), style="bold", soft_wrap=True)
     spread = f", {sign} standard deviation over seeds"
-    several = any(len(group.runs) > 1 for group in comparison.groups)
     metric = comparison.metric
     what = metric.plural if metric.more_is_better else f"{metric.plural} (less is better)"
-    screen.print(f"{what} on {scored_on(comparison)}{spread if several else ''}")
+    screen.print(f"{what} on {scored_on(comparison)}{spread if comparison.several else ''}")
     screen.print(scores(comparison, sign))
     if not _settings(comparison):
         for group in comparison.groups:

@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from fedapps.data.dataset import Dataset
-from fedapps.data.npz import Array, Rows
+from fedapps.data.npz import LOOKED_AT, Array, Rows
 
-LOOKED_AT = 2**22  # bytes that are read, from the beginning of each array of pixels
 SCALED = 16.0  # floats above this are not standardized pixels, but values of bytes
 MOST_LABELS = 10  # a note names at most so many labels
 

@@ -26,6 +26,7 @@ KINDS = ("images", "labels", "inputs", "targets", "groups")
 MEMBERS = (*KINDS, *(f"{part}_{kind}" for part in ("train", "val", "test") for kind in KINDS))
 
 BLOCK = 2**23  # bytes that are read at once to pass over all rows
+LOOKED_AT = 2**22  # bytes that are read of an array to judge its values, from its beginning
 MOST_VALUES = 2**48  # the largest size of an axis
 
 # The errors that zipfile and numpy raise for a broken file.

@@ -108,8 +108,8 @@ def _write(
         directory.append(overview, [[line.get(name) for name in known]])
     given = f" with {line['settings']}" if line["settings"] else ""
     what = f"evaluation {line['evaluation']} of round {line['round']} on {samples} samples{given}"
-    before, after = (columns.lead.digits(x, places=4) for x in (mean.initial, mean.personalized))
-    log.info("%s: %s %s -> %s", what, columns.lead.label, before, after)
+    change = columns.lead.change(mean.initial, mean.personalized)
+    log.info("%s: %s %s", what, columns.lead.label, change)
     log.info("%s", os.fspath(path))
 
 

@@ -11,12 +11,10 @@ from fedapps.core.errors import RunError
 from fedapps.core.files import held
 from fedapps.report import directory
 from fedapps.report.page.facts import ENDS, state_of, versions
-from fedapps.report.page.reading import Row, RunFiles, number
+from fedapps.report.page.reading import FAILURE, Row, RunFiles, number
 from fedapps.report.rows import OF_ROUND
 from fedapps.report.summary import TOTALS
 from fedapps.wire.contacts import Contacts
-
-FAILURE = "failure"  # kind of the events of failing clients
 
 
 class Cause(msgspec.Struct, frozen=True):

@@ -109,6 +109,10 @@ class Metric:
             return "-"
         return f"{value:{sign}{f'.{places}f' if self.unit == PERCENT else '.4g'}}"
 
+    def change(self, before: float | None, after: float | None) -> str:
+        """Write the value before and after personalization, each with four decimals."""
+        return f"{self.digits(before, places=4)} -> {self.digits(after, places=4)}"
+
     def shown(self, value: float) -> str:
         """Write a value with its unit: `87.3 %`, `0.1234`."""
         return f"{100 * value:.1f} %" if self.unit == PERCENT else f"{value:.4g}"

@@ -11,13 +11,11 @@ from fedapps.core.words import did_you_mean, some
 from fedapps.data import precision
 from fedapps.data.forms.form import PARTS, File, Form, Found, by_part
 from fedapps.data.forms.windows import cut, gone
-from fedapps.data.npz import MEMBERS, class_names, headers, members
+from fedapps.data.npz import LOOKED_AT, MEMBERS, class_names, headers, members
 
 PAIRS = (("inputs", "targets"), ("images", "labels"))
 NEEDED = "inputs and targets, or images and labels: alone, or as train_inputs, test_inputs, ..."
 NUMBERS = {"f": "floats", "i": "integers", "u": "integers", "b": "truth values"}
-
-LOOKED_AT = 2**22  # bytes that are read, from the beginning of each array
 
 # The samples of one part of a file: the file with its part, and arrays by kind, [N, ...].
 Block = tuple[File, dict[str, np.ndarray]]

@@ -11,7 +11,7 @@ from fedapps.core import config, words
 from fedapps.core.schema import literal
 from fedapps.report import devices, directory
 from fedapps.report.columns import PLAIN, SPREAD, VIRTUAL, Columns
-from fedapps.report.page.reading import Row, RunFiles, number
+from fedapps.report.page.reading import FAILURE, Row, RunFiles, number
 from fedapps.report.summary import unseen_columns
 from fedapps.report.units import clock, duration, human, human_bytes
 from fedapps.wire.contacts import Contacts
@@ -195,7 +195,7 @@ def events_of(run: RunFiles, drawn: set[str]) -> Table:
 def devices_of(run: RunFiles, now: float) -> Table:
     """Return the devices with what is known of them at the time `now`; none in a simulation."""
     known = run.contacts or Contacts()
-    failed = Counter(e.get("client", "") for e in run.events if e.get("kind") == "failure")
+    failed = Counter(e.get("client", "") for e in run.events if e.get("kind") == FAILURE)
     rows = devices.rows_of(known, failed, now)
     return Table("devices", devices.HEADS, rows, len(devices.HEADS), "; ".join(known.left_out))
 

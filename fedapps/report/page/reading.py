@@ -17,6 +17,7 @@ from fedapps.wire import contacts
 from fedapps.wire.contacts import Contacts
 
 Row = dict[str, str]
+FAILURE = "failure"  # kind of the events of failing clients
 
 
 @dataclass(frozen=True)
