@@ -1,7 +1,7 @@
-"""What the benchmarks share: options, settings of the papers, data, a trainer, timed rounds."""
+"""What the benchmarks share: options, a folder, settings of the papers, data, a trainer, time."""
 
 import argparse
-import csv
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +12,12 @@ import torch
 
 from fedapps import models
 from fedapps.core import config, log
+from fedapps.core.errors import RunError
+from fedapps.data.spec import Spec, image_spec
 from fedapps.engine.recovery import Recovery
 from fedapps.launcher.outcome import LaunchResult
 from fedapps.models.layers import layout_of
+from fedapps.report.directory import lines
 from fedapps.report.report import Report
 from fedapps.serial import run_serial
 from fedapps.training.costs import profile
@@ -22,6 +25,7 @@ from fedapps.training.trainer import Trainer
 
 ROOT = Path(__file__).parent.parent
 EMPTY = ROOT / "benchmarks" / "empty_app"
+IMAGES = image_spec((3, 32, 32))
 DATA = "~/fedapps-data"
 Samples = tuple[torch.Tensor, torch.Tensor]
 
@@ -33,6 +37,16 @@ def given(about: str | None, **options: Any) -> argparse.Namespace:
     for name, default in options.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     return parser.parse_args()
+
+
+def in_folder(measure: Callable[[Path], int | None]) -> int:
+    """Measure in a temporary folder; return the exit status, which is 1 after a `RunError`."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
+            return measure(Path(folder)) or 0
+    except RunError as error:
+        print(f"error: {error}")
+        return 1
 
 
 def setting(name: str) -> str:
@@ -68,8 +82,7 @@ def serial_rounds(options: list[str], look: Callable[[float, int, Report], None]
 def seconds_of(result: LaunchResult, run: Path) -> list[float]:
     """Return the seconds of each round of a run; ends the program if the run failed."""
     completed(result)
-    with (run / "rounds.csv").open() as file:
-        return [float(row["seconds"]) for row in csv.DictReader(file)]
+    return [float(row["seconds"]) for row in lines(run / "rounds.csv")]
 
 
 def completed(result: LaunchResult) -> LaunchResult:
@@ -94,9 +107,16 @@ def random_samples(count: int, classes: int) -> Samples:
     return images, torch.randint(classes, (count,), generator=draws)
 
 
-def trainer_of(name: str, classes: int, batch: int, cache_bytes: int = 0) -> Trainer:
+def trainer_of(
+    name: str,
+    classes: int,
+    batch: int,
+    cache_bytes: int = 0,
+    inputs: Spec = IMAGES,
+    device: str | torch.device = "cpu",
+) -> Trainer:
     """Return the trainer of a new model for such samples."""
-    model = models.build(name, (3, 32, 32), classes, seed=0).to(memory_format=torch.channels_last)
-    layout = layout_of(model, 1, "shared", False)
-    costs = profile(model, layout, (3, 32, 32))
-    return Trainer(model, layout, costs, batch, cache_bytes=cache_bytes)
+    model = models.build(name, inputs, Spec((classes,)), seed=0).to(device)
+    model.to(memory_format=torch.channels_last)
+    facts = profile(model, layout_of(model, 1, "shared", False), inputs.shape)
+    return Trainer(facts, batch, cache_bytes=cache_bytes)

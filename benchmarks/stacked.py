@@ -17,26 +17,22 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.common import given
-from fedapps import models
+from benchmarks.common import IMAGES, given, trainer_of
 from fedapps.core.errors import RunError
-from fedapps.data.spec import Spec, image_spec
-from fedapps.models.layers import layout_of
-from fedapps.training.costs import profile
+from fedapps.data.spec import Spec
 from fedapps.training.draw import Draw
 from fedapps.training.objective import PLAIN, Objective
 from fedapps.training.plan import Stage
 from fedapps.training.stacked.group import Group
 from fedapps.training.stacked.run import Lesson
 from fedapps.training.torch_device import pick_torch_device
-from fedapps.training.trainer import Trainer
 
 SAMPLES, BATCH, CLASSES = 50, 10, 10
 INPUTS = {  # of each model: the samples of the data sets for which methods use it
     "mlp": Spec((28, 28)),
     "gru": Spec((30, 9)),
-    "lenet5": image_spec((3, 32, 32)),
-    "cnn": image_spec((3, 32, 32)),
+    "lenet5": IMAGES,
+    "cnn": IMAGES,
 }
 OBJECTIVE = Objective()  # the loss of the task
 
@@ -55,27 +51,19 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def trainer_of(name: str, device: torch.device) -> Trainer:
-    """Return the trainer of a new model."""
-    inputs = INPUTS[name]
-    model = models.build(name, inputs, Spec((CLASSES,)), seed=0).to(device)
-    model.to(memory_format=torch.channels_last)
-    layout = layout_of(model, 1, "shared", False)
-    return Trainer(model, layout, profile(model, layout, inputs.shape), BATCH)
-
-
 class Bench:
     """One model and its clients."""
 
     def __init__(self, name: str, device: torch.device, clients: int) -> None:
-        self.trainer, self.device = trainer_of(name, device), device
+        inputs, self.device = INPUTS[name], device
+        self.trainer = trainer_of(name, CLASSES, BATCH, inputs=inputs, device=device)
         self.group = Group(self.trainer, clients)
         layout = self.trainer.layout
         self.stages = (Stage(layers=layout.names, epochs=1, lr=0.01),)
         state = self.trainer.model.state_dict()
         self.start = {key: state[key].clone() for key in layout.keys_of(layout.names)}
         draws = torch.Generator().manual_seed(0)
-        self.data = [self._samples(INPUTS[name], draws) for _ in range(clients)]
+        self.data = [self._samples(inputs, draws) for _ in range(clients)]
 
     def _samples(self, inputs: Spec, draws: torch.Generator) -> tuple[Tensor, Tensor]:
         x = torch.randn(SAMPLES, *inputs.shape, generator=draws).to(self.device)

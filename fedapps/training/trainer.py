@@ -15,16 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from fedapps.models.grouping import children_by_layer
-from fedapps.models.layers import Layout, Slice
+from fedapps.models.layers import Slice
 from fedapps.models.modes import eval_mode, freeze_all_but
-from fedapps.tasks import CLASSIFICATION
+from fedapps.tasks import CLASSIFICATION, Task
 from fedapps.training.augment import windows
 from fedapps.training.batches import Samples, epoch_batches
 from fedapps.training.clipping import SampleGradients, Threshold, Thresholds
 from fedapps.training.costs import Profile, TrainingStats, is_cacheable
 from fedapps.training.draw import Draw
 from fedapps.training.features import FeatureCache, digest, features
-from fedapps.training.objective import PLAIN, Loss, Objective
+from fedapps.training.objective import PLAIN, Objective
 from fedapps.training.optimizers import optimizer
 from fedapps.training.plan import Stage
 from fedapps.training.stage_run import StageRun
@@ -32,19 +32,17 @@ from fedapps.training.stage_run import StageRun
 
 @dataclass
 class Trainer:
-    """Runs stages on one model, whose parameters change in place."""
+    """Runs stages on one model, that of the profile, whose parameters change in place."""
 
-    model: nn.Module
-    layout: Layout
     profile: Profile
     batch_size: int
     augment: str = "none"
     cache_bytes: int = 0
     border: Tensor | None = None  # value of the padding, see augment.py
-    loss: Loss = CLASSIFICATION.loss  # of the run's task
-    losses: Loss = CLASSIFICATION.losses  # of each sample
+    task: Task = CLASSIFICATION
 
     def __post_init__(self) -> None:
+        self.model, self.layout = self.profile.model, self.profile.layout
         self._features = FeatureCache(self.cache_bytes)
 
     def train(
@@ -70,7 +68,7 @@ class Trainer:
         self.model.zero_grad()  # a client that failed can have left gradients
         self.seed(draw.torch_seed())
         anchor = self._anchor(stages, objective.anchor)
-        objective = replace(objective, loss=objective.loss or self.loss)
+        objective = replace(objective, loss=objective.loss or self.task.loss)
         for stage in stages:
             if stage.epochs and (self.layout.count(stage.layers) or objective.parameters):
                 prefix = self.cached_prefix(stage.layers, len(data[0]), objective.start)

@@ -45,14 +45,11 @@ class Workspace:
             raise RunError(f'augment = "{augment}": is for images; {found.name} has {found.inputs}')
         mean, std = (found.normalization or Normalization()).tensors(found.inputs)
         return Trainer(
-            self.model,
-            self.layout,
             self.resident.profile,
             batch_size=self.settings.batch_size,
             augment=augment,
             cache_bytes=self.settings.cache_limit * MEBI,
-            loss=self.task.loss,
-            losses=self.task.losses,
+            task=self.task,
             border=(-mean / std).flatten().to(self.torch_device),
         )
 

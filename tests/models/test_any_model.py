@@ -106,7 +106,7 @@ def test_a_stage_with_nothing_to_train_takes_no_step():
     """The BatchNorms of `constants`, which have statistics alone; of a client and of a group."""
     model = constants()
     found = layout(model)
-    trainer = Trainer(model, found, profile(model, found, (6,)), batch_size=4)
+    trainer = Trainer(profile(model, found, (6,)), batch_size=4)
     norms, keys = found.norms_of(found.names), found.keys_of(found.names)
     stages = [Stage(layers=layers, epochs=1, lr=0.1) for layers in (norms, ("b",))]
     data, draw = (torch.randn(8, 6), torch.arange(8) % 3), Draw(0, "train", 1, 0)
@@ -161,7 +161,7 @@ def test_frozen_layers_of_such_a_model_neither_move_nor_count():
     model, free = Branches(), Branches()
     free.load_state_dict(model.state_dict())
     found = layout(model)
-    trainer = Trainer(model, found, profile(model, found, (6,)), 4, cache_bytes=2**20)
+    trainer = Trainer(profile(model, found, (6,)), 4, cache_bytes=2**20)
     x, y = torch.randn(8, 6), torch.randint(3, (8,))
     stage = Stage(layers=("fc",), epochs=2, lr=0.1)
     assert trainer.cached_prefix(("fc",), 8) == ()

@@ -133,7 +133,7 @@ def small(**conv):
 
 def trainer_of(model):
     layout = layout_of(model, 1, "shared", False)
-    return Trainer(model, layout, profile(model, layout, (2, 6, 6)), 4)
+    return Trainer(profile(model, layout, (2, 6, 6)), 4)
 
 
 def clipped_stage(most=1e9, layers=("a", "b")):
@@ -289,7 +289,7 @@ def test_train_macs_are_those_that_torch_counts(mode, trained):
     """Of a real training: all of its passes, steps and per-sample gradients."""
     model = models.build("cnn", (1, 12, 12), 10, seed=1)
     facts = profile(model, layout_of(model, 1, "shared", False), (1, 12, 12))
-    trainer = Trainer(model, layout_of(model, 1, "shared", False), facts, 4, cache_bytes=2**20)
+    trainer = Trainer(facts, 4, cache_bytes=2**20)
     generator = torch.Generator().manual_seed(0)
     data = torch.randn(10, 1, 12, 12, generator=generator), torch.arange(10)
     limit = mode and clip(50.0, 1.0, mode=mode)

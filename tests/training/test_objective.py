@@ -35,7 +35,7 @@ def trainer():
     layers = {"a": nn.Linear(6, 5), "b": nn.Linear(5, 4), "c": nn.Linear(4, CLASSES)}
     model = nn.Sequential(OrderedDict(layers))
     layout = layout_of(model, 1, "shared", False)
-    return Trainer(model, layout, profile(model, layout, (6,)), BATCH, cache_bytes=MEBI)
+    return Trainer(profile(model, layout, (6,)), BATCH, cache_bytes=MEBI)
 
 
 def stage(layers, epochs=1, lr=0.1, **options):

@@ -100,7 +100,7 @@ def test_stages_train_the_model_and_what_is_beside_it_with_a_new_optimizer_each(
             reference.step()
 
     layout = layout_of(model, 1, "shared", False)
-    trainer = Trainer(model, layout, profile(model, layout, (6,)), 4)
+    trainer = Trainer(profile(model, layout, (6,)), 4)
     stage = Stage(layers=("body", "head"), epochs=1, lr=0.05, optimizer=name, **options)
     objective = Objective(
         forward=lambda model, x, layers: run(model, x, layers) + beside, parameters=(beside,)

@@ -137,7 +137,7 @@ def trainer_of(name, statistics="", adapters=0, **options):
     model.to(memory_format=torch.channels_last)
     layout = layout_of(model, 1, "shared", False)
     dtype = torch.int64 if inputs.is_whole else None
-    return Trainer(model, layout, profile(model, layout, inputs.shape, dtype), 8, **options)
+    return Trainer(profile(model, layout, inputs.shape, dtype), 8, **options)
 
 
 def stages_of(trainer, changes):
@@ -310,7 +310,7 @@ def test_a_model_says_why_it_cannot_be_stacked(middle, problem):
         )
         problem = ""
     layout = layout_of(model, 1, "shared", False)
-    trainer = Trainer(model, layout, profile(model, layout, (3,)), 4)
+    trainer = Trainer(profile(model, layout, (3,)), 4)
     next(model.parameters()).data[0] = float("nan")  # training has diverged before
     found = Group(trainer, 2).problem
     assert problem in found and bool(found) == bool(problem)

@@ -57,7 +57,7 @@ def make(name, shape=(1, 8, 8), classes=4, bn_stats="shared", **options):
                 value.add_(torch.rand(value.shape))
     layout = layout_of(model, 1, bn_stats, False)
     options = {"batch_size": 8, "cache_bytes": 64 * MEBI} | options
-    return Trainer(model, layout, profile(model, layout, shape), **options)
+    return Trainer(profile(model, layout, shape), **options)
 
 
 def stage(layers, epochs=1, lr=0.05, **options):

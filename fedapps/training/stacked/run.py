@@ -160,7 +160,7 @@ class GroupRun:
     def _values(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Return the loss of each client's batch, [k]: the task's mean, or the objective's own."""
         if self.lessons[0].objective.loss is None:
-            each = self.trainer.losses(outputs, batch.targets).view(len(batch.share), -1)
+            each = self.trainer.task.losses(outputs, batch.targets).view(len(batch.share), -1)
             return each.mean(1) if batch.taken is None else (each * batch.share).sum(1)
         losses = []
         outputs, targets = (
