@@ -14,7 +14,6 @@ The page keeps what was measured before and is not measured now.
 """
 
 import argparse
-import csv
 import os
 import re
 import subprocess
@@ -32,6 +31,7 @@ from benchmarks.results import Run, here, write
 from benchmarks.workloads import WORKLOADS, Place, Workload, command, contenders
 from fedapps.core.errors import RunError
 from fedapps.launcher import superlink
+from fedapps.report.directory import lines
 from fedapps.training.torch_device import pick_torch_device
 
 STAMP = re.compile(r"^(\d{4}-\S+ [\d:.,]+) (?:INFO )?round +(\d+)", re.MULTILINE)
@@ -73,8 +73,7 @@ def measured(words: list[str], runs: Path) -> Run | str:
 
 
 def _work(table: Path) -> tuple[int, int]:
-    with table.open() as file:
-        row = next(csv.DictReader(file))
+    row = lines(table)[0]
     weights = int(row["bytes_up"]) // 4 // int(row["clients"])
     return weights, round(int(row["cost_paper"]) / weights)
 

@@ -24,10 +24,9 @@ from typing import Any
 import numpy as np
 from safetensors import deserialize
 
-from benchmarks.common import given
+from benchmarks.common import ROOT, given
 from fedapps.data.sources.digits import DIGITS
 
-ROOT = Path(__file__).parent.parent
 TABLES = ("rounds.csv", "clients.csv", "unseen.csv", "classes.csv", "events.csv")
 BASE = (
     'num-clients=6 min-samples=4 alpha=1.0 model="cnn" num-rounds=4 fraction-train=0.5 '

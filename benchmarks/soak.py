@@ -10,11 +10,9 @@ those without any answer, the failures, and the memory (PSS) of the processes in
 the last quarter of the time, with the slope of a line through all of it.
 """
 
-import csv
 import os
 import random
 import sys
-import tempfile
 import time
 from collections import Counter, defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,11 +22,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from benchmarks.common import given, write_images
+from benchmarks.common import given, in_folder, write_images
 from benchmarks.device_costs import RUN, pss
 from deploy.deployment import Deployment
 from fedapps.core.errors import RunError
 from fedapps.launcher.outcome import LaunchResult
+from fedapps.report.directory import lines
 
 RESTART = 30.0  # seconds until a device is started again, as in deploy/systemd
 SERVERS = ("superlink", "proxy")
@@ -89,16 +88,14 @@ class Fleet:
 def main() -> int:
     """Measure and print; return the exit status."""
     o = given(__doc__, minutes=60.0, devices=6, life=360.0, pause=10, seed=0)
-    try:
-        with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
-            with Deployment(Path(folder)) as deployment:
-                fleet = Fleet(deployment, o.devices, o.life, o.pause, o.seed)
-                memory = soak(deployment, fleet, 60 * o.minutes)
-            lost = show(Path(folder) / "soak", fleet.kills, memory)
-    except RunError as error:
-        print(f"error: {error}")
-        return 1
-    return int(lost > 0)
+
+    def measure(folder: Path) -> int:
+        with Deployment(folder) as deployment:
+            fleet = Fleet(deployment, o.devices, o.life, o.pause, o.seed)
+            memory = soak(deployment, fleet, 60 * o.minutes)
+        return int(show(folder / "soak", fleet.kills, memory) > 0)
+
+    return in_folder(measure)
 
 
 def soak(deployment: Deployment, fleet: Fleet, seconds: float) -> Memory:
@@ -145,10 +142,8 @@ def stop(deployment: Deployment, run: "Future[LaunchResult]") -> None:
 
 def show(folder: Path, kills: int, memory: Memory) -> int:
     """Print what has happened; return the number of rounds without any answer."""
-    with (folder / "rounds.csv").open() as file:
-        rounds = [*csv.DictReader(file)]
-    with (folder / "events.csv").open() as file:
-        causes = Counter(row["detail"] for row in csv.DictReader(file) if row["kind"] == "failure")
+    rounds, events = lines(folder / "rounds.csv"), lines(folder / "events.csv")
+    causes = Counter(row["detail"] for row in events if row["kind"] == "failure")
     lost = sum(int(row["failures"]) >= int(row["clients"]) for row in rounds)
     longest = max(float(row["seconds"]) for row in rounds)
     print(f"{len(rounds)} rounds, {lost} without any answer; the longest took {longest:.0f} s")

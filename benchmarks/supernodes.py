@@ -17,7 +17,6 @@ install the app, does not count, nor does the last one with training alone, whic
 import re
 import statistics
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,9 +24,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import device_costs
-from benchmarks.common import EMPTY, completed, given, seconds_of, write_images
+from benchmarks.common import EMPTY, completed, given, in_folder, seconds_of, write_images
 from deploy.deployment import SUPERLINK, SUPERNODE, Deployment
-from fedapps.core.errors import RunError
 
 FLOWERS = ("flower-superlink",)
 SLOW = 2.0  # seconds for a message
@@ -44,16 +42,10 @@ def main() -> int:
     if options.rounds < 3:
         print(f"error: --rounds {options.rounds}: must be at least 3, for quartiles")
         return 2
-    try:
-        with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
-            if options.devices or options.slow:
-                show_costs(Path(folder), options.rounds, options.devices, options.slow)
-            else:
-                measure(Path(folder), options.rounds + 1, options.nodes)
-    except RunError as error:
-        print(f"error: {error}")
-        return 1
-    return 0
+    if options.devices or options.slow:
+        costly = options.rounds, options.devices, options.slow
+        return in_folder(lambda folder: show_costs(folder, *costly))
+    return in_folder(lambda folder: measure(folder, options.rounds + 1, options.nodes))
 
 
 def measure(folder: Path, rounds: int, nodes: int) -> None:

@@ -14,10 +14,8 @@ fast. The first round, before which nothing is throttled, does not count, nor do
 which also evaluates.
 """
 
-import csv
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections import defaultdict
@@ -28,10 +26,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from benchmarks.common import completed, given, write_images
+from benchmarks.common import completed, given, in_folder, write_images
 from deploy.deployment import Deployment
 from fedapps.core.draws import sample_clients
-from fedapps.core.errors import RunError
+from fedapps.report.directory import lines
 
 SHARES = (1.0, 0.3, 0.6, 0.2, 0.8, 0.45)  # of the time in which a device may run
 SAMPLES = (1.0, 0.5, 2.0, 1.0, 0.25, 3.0)  # of a device, times --samples
@@ -55,13 +53,8 @@ class Direct(Deployment):
 def main() -> int:
     """Measure and print; return the exit status."""
     options = given(__doc__, rounds=25, samples=2400, epochs=5)
-    try:
-        with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
-            measure(Path(folder), options.rounds, options.samples, options.epochs)
-    except RunError as error:
-        print(f"error: {error}")
-        return 1
-    return 0
+    sizes = options.rounds, options.samples, options.epochs
+    return in_folder(lambda folder: measure(folder, *sizes))
 
 
 def measure(folder: Path, rounds: int, samples: int, epochs: int) -> None:
@@ -91,9 +84,7 @@ def measure(folder: Path, rounds: int, samples: int, epochs: int) -> None:
         table = folder / "run" / "rounds.csv"
         with throttled(pids, table):
             completed(deployment.run(config))
-    with table.open() as file:
-        rows = [*csv.DictReader(file)]
-    show(rows, count)
+    show(lines(table), count)
 
 
 @contextmanager
