@@ -15,7 +15,7 @@ from fedapps.report import status
 from fedapps.wire import contacts
 from fedapps.wire.contacts import Contact, Contacts
 from fedapps.wire.health import DAY, Health
-from tests.support.made_runs import add_round, begin_run, finished_run
+from tests.support.made_runs import add_round, begin_run, finished_run, shown
 
 VERSIONS = {"fedapps": "0.1.0", "flwr": "1.41.0", "torch": "2.9.1", "python": "3.11.7"}
 DEVICES = 30
@@ -57,12 +57,6 @@ def going(tmp_path):
     put_devices(report.folder, time.time())
     with held(report.folder):
         yield report.folder
-
-
-def shown(capsys, *words):
-    capsys.readouterr()
-    assert cli.main(["status", *map(str, words)]) == 0
-    return capsys.readouterr().out.splitlines()
 
 
 def test_an_operator_sees_who_is_missing_and_why_clients_fail(going, capsys):

@@ -62,8 +62,13 @@ def test_the_version_that_is_known_to_work_is_the_locked_one():
     assert f"\nflwr=={flower.TESTED}." in lock
 
 
-def test_nothing_of_flower_is_imported_before_it_is_needed():
-    code = "import sys, fedapps.core.flower; sys.exit('flwr' in sys.modules)"
+@pytest.mark.parametrize(("module", "other"), [
+    ("fedapps.core.flower", "flwr"),
+    ("fedapps.device.supernode", "torch"),  # its process never needs it
+    ("fedapps.device.node_config", "torch"),  # `fedapps supernode` names a mistake at once
+])  # fmt: skip
+def test_nothing_large_is_imported_before_it_is_needed(module, other):
+    code = f"import sys, {module}; sys.exit('{other}' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from deploy.deployment import NAME, free_port
-from fedapps import cli
 from fedapps.core.certificates import end_of
 from fedapps.report import status
 from fedapps.wire import contacts
 from tests.deploy.devices import RUN, TWO, wait_for
 from tests.report.test_exporter import of, scraped
+from tests.support.made_runs import shown
 from tests.support.relay import Relay
 
 pytestmark = pytest.mark.deployment
@@ -23,12 +23,6 @@ def there(folder):
     """The clients that a run's devices.json says are there."""
     known = contacts.read(folder)
     return {one.client for one in known.devices if one.there} if known else set()
-
-
-def shown(capsys, *words):
-    capsys.readouterr()
-    assert cli.main(["status", *map(str, words)]) == 0
-    return capsys.readouterr().out.splitlines()
 
 
 def test_an_operator_sees_which_device_is_gone(devices, deployment, tmp_path, capsys):

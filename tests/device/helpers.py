@@ -15,6 +15,12 @@ def rounds(read_csv, folder):
     return [{**row, "seconds": ""} for row in read_csv(folder, "rounds.csv")]
 
 
+def left_out(read_csv, folder):
+    """Why devices were left out of a run, by client."""
+    events = read_csv(folder, "events.csv")
+    return {row["client"]: row["detail"] for row in events if row["kind"] == "left-out"}
+
+
 def newest(folder):
     """The newest state of a device in the only method's folder below its state folder."""
     (path,) = {path.parent for path in folder.glob("*/run.json")}

@@ -13,6 +13,7 @@ from fedapps.device import spending
 from fedapps.device.device import Device
 from fedapps.engine.accounting import alone, composed
 from fedapps.engine.rounds import Rounds
+from tests.device.helpers import left_out
 
 DELTA = 1e-5
 RUN = (
@@ -24,11 +25,6 @@ RUN = (
 def counts(nodes):
     paths = [Path(node["state-dir"]) / "privacy.json" for node in nodes]
     return [json.loads(path.read_text())["updates"] if path.exists() else {} for path in paths]
-
-
-def left_out(read_csv, folder):
-    events = read_csv(folder, "events.csv")
-    return {row["client"]: row["detail"] for row in events if row["kind"] == "left-out"}
 
 
 @pytest.mark.parametrize("mode", ["local", "central", "distributed"])

@@ -11,7 +11,7 @@ from fedapps.core import signing
 from fedapps.core.errors import RunError
 from fedapps.training.workspace import workspace
 from fedapps.wire.hello import pack_greeting, read_greeting
-from tests.device.helpers import DEVICES
+from tests.device.helpers import DEVICES, left_out
 
 RUN = 'strategy="fedavg" model="lenet5" num-rounds=1 local-epochs=1'
 
@@ -50,11 +50,6 @@ def night(device_run, tmp_path):
     path.write_bytes((folder / "model.safetensors").read_bytes())
     signing.make_key(tmp_path / "model.key")
     return path
-
-
-def left_out(read_csv, folder):
-    events = read_csv(folder, "events.csv")
-    return {row["client"]: row["detail"] for row in events if row["kind"] == "left-out"}
 
 
 def test_devices_get_the_initial_model_from_the_server(device_run, nodes, night, fits):

@@ -22,7 +22,7 @@ from fedapps.report.directory import csv_text
 from fedapps.tasks import CLASSIFICATION
 from fedapps.training.workspace import workspace
 from fedapps.wire.checks import invalid_values
-from fedapps.wire.serial_grid import SerialGrid
+from tests.support.fake_grid import alter_replies
 
 BAD = 2
 RUN = 'strategy="fedavg" num-clients=4 fraction-train=1.0 num-rounds=2 finetune-epochs=1'
@@ -35,17 +35,8 @@ def poisoned(serial_run, tiny_npz, monkeypatch):
     """Return run(kind, change, *run_config): `change` alters client BAD's replies of a kind."""
 
     def run(kind, change, *run_config, supernodes=1):
-        pull = SerialGrid.pull_messages
-
-        def altered(grid, message_ids):
-            replies = pull(grid, message_ids)
-            for reply in replies:
-                if reply.metadata.message_type == kind:
-                    change(reply.content)
-            return replies
-
         with monkeypatch.context() as patch:
-            patch.setattr(SerialGrid, "pull_messages", altered)
+            alter_replies(patch, kind, change)
             return serial_run(tiny_npz, RUN, *run_config, num_supernodes=supernodes)
 
     return run

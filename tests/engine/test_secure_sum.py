@@ -17,6 +17,7 @@ from fedapps.secure.client import FILE
 from fedapps.serial import run_serial
 from fedapps.wire.arrays import MASKED
 from fedapps.wire.serial_grid import SerialGrid
+from tests.support.fake_grid import alter_replies
 from tests.support.killed import differences
 from tests.support.marks import WORKERS
 from tests.support.missing import failing
@@ -267,16 +268,7 @@ def lying(run, monkeypatch):
     """Return run(type, change, *options): `change` alters all replies of a message type."""
 
     def lying_run(kind, change, *options):
-        pull = SerialGrid.pull_messages
-
-        def altered(grid, message_ids):
-            replies = pull(grid, message_ids)
-            for reply in replies:
-                if reply.metadata.message_type == kind:
-                    change(reply.content)
-            return replies
-
-        monkeypatch.setattr(SerialGrid, "pull_messages", altered)
+        alter_replies(monkeypatch, kind, change)
         return run("num-rounds=1 evaluate-every=0", *options)
 
     return lying_run

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from clients.fedala import FedALAClient
 from clients.fedavg import FedAvgClient
 from clients.fedper import FedPerClient
-from fedapps.method import rehearse
+from fedapps.method import rehearse, under
 from strategies.fedala import FedALA
 from strategies.fedavg import FedAvg
 from strategies.fedper import FedPer
@@ -28,11 +28,6 @@ def rehearsal(tiny_npz):
         return rehearse(strategy, client, " ".join([base, own, *options]))
 
     return make
-
-
-def part(state, prefix):
-    """What a client keeps under a prefix, by key."""
-    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
 def same(ones, others):
@@ -65,7 +60,7 @@ def test_without_steps_of_w_it_is_fedavg_bit_by_bit(rehearsal):
     for one in (run, first):  # the first round is FedAvg's whatever eta is
         one.rounds(1)
         same(one.strategy.arrays, other.strategy.arrays)
-    assert not any(part(state, "W/") for state in first.clients.values())
+    assert not any(under(state, "W/") for state in first.clients.values())
     for _ in range(2):
         run.rounds(1)
         other.rounds(1)
@@ -82,8 +77,8 @@ def test_with_w_0_and_without_steps_it_is_fedper(rehearsal, layers):
         body = run.layout.keys_of(run.layout.names[:-layers])
         same({k: run.strategy.arrays[k] for k in body}, {k: other.strategy.arrays[k] for k in body})
         for client, state in run.clients.items():
-            own = part(state, "theta_l/")
-            same(own, part(other.clients[client], "model/"))
+            own = under(state, "theta_l/")
+            same(own, under(other.clients[client], "model/"))
             state |= {f"W/{key}": torch.zeros_like(value) for key, value in own.items()}
 
 
@@ -98,16 +93,16 @@ def test_as_many_weights_as_parameters_of_the_top_layers():
     options = "num-clients=2 fraction-train=1.0 local-epochs=1 batch-size=512 fedala.max-epochs=1"
     run = rehearse(FedALA, FedALAClient, f'strategy="fedala" model="cnn" {options}')
     run.rounds(2)
-    assert sum(w.numel() for w in part(run.clients[0], "W/").values()) == 512 * 10 + 10
+    assert sum(w.numel() for w in under(run.clients[0], "W/").values()) == 512 * 10 + 10
 
 
 def test_weights_begin_with_a_client_s_second_round(rehearsal):
     run = rehearsal("fedala.max-epochs=1")
     run.strategy.select = lambda round_: {1: [0], 2: [1], 3: [0, 1]}[round_]
     run.rounds(2)
-    assert not part(run.clients[0], "W/") and not part(run.clients[1], "W/")
+    assert not under(run.clients[0], "W/") and not under(run.clients[1], "W/")
     run.rounds(1)
-    assert part(run.clients[0], "W/") and part(run.clients[1], "W/")
+    assert under(run.clients[0], "W/") and under(run.clients[1], "W/")
     assert 2 not in run.clients
 
 
@@ -116,7 +111,7 @@ class Watched(FedALAClient):
 
     def mix(self, model):
         super().mix(model)
-        kept = part(self.state, "W/")
+        kept = under(self.state, "W/")
         for key, (theta, own, shared, w) in self.mixed.items():
             assert w.min() >= 0 and w.max() <= 1
             begun = kept.get(key, torch.ones_like(w))
@@ -128,7 +123,7 @@ class Watched(FedALAClient):
 def test_weights_and_mixture_are_within_bounds_after_every_batch(rehearsal):
     run = rehearsal("fedala.ala-lr=50.0", "fedala.ala-layers=4", client=Watched)
     run.rounds(3)
-    weights = torch.cat([w.flatten() for w in part(run.clients[0], "W/").values()])
+    weights = torch.cat([w.flatten() for w in under(run.clients[0], "W/").values()])
     assert weights.min() == 0 and weights.max() == 1
 
 
@@ -144,7 +139,7 @@ def test_lower_layers_are_the_shared_ones_when_local_training_starts(rehearsal):
 
 def ala(run, client, epochs, threshold, eta):
     """The start stage in plain torch, p = 1 and one batch an epoch; returns W and the losses."""
-    own = {key: value.clone() for key, value in part(run.clients[client], "theta_l/").items()}
+    own = {key: value.clone() for key, value in under(run.clients[client], "theta_l/").items()}
     shared = {key: torch.tensor(run.strategy.arrays[key]) for key in own}
     made = run.make(client)
     images, labels = made.train_data
@@ -184,7 +179,7 @@ def test_start_stage_in_plain_torch(rehearsal, threshold, taken, monkeypatch):
     wanted, losses = ala(run, 0, 14, threshold, eta)
     assert len(losses) == taken
     made = client_before_training(run, 0)
-    found = part(made.state, "W/")
+    found = under(made.state, "W/")
     assert min(w.min() for w in found.values()) < 0.9, "W has moved"
     for key, w in wanted.items():
         torch.testing.assert_close(found[key], w.detach(), rtol=1e-3, atol=1e-4)
@@ -222,7 +217,7 @@ def test_weights_go_on_from_round_to_round(rehearsal):
         state |= {key: torch.full_like(w, 0.25) for key, w in state.items() if key[:2] == "W/"}
     run.rounds(1)
     for state in run.clients.values():
-        assert all((w == 0.25).all() for w in part(state, "W/").values())
+        assert all((w == 0.25).all() for w in under(state, "W/").values())
 
 
 def scores(run, client):
@@ -265,7 +260,7 @@ def test_a_client_is_evaluated_with_what_it_has(rehearsal):
     figures, initial, personalized = scores(run, 0)  # once: no W yet
     assert torch.equal(initial, shared) and not torch.equal(personalized, shared)
     assert figures["finetune_macs"] > 0
-    assert not part(run.clients[0], "W/")
+    assert not under(run.clients[0], "W/")
 
 
 def test_batchnorm_statistics_are_as_received_when_local_training_starts(rehearsal):
@@ -277,4 +272,4 @@ def test_batchnorm_statistics_are_as_received_when_local_training_starts(rehears
     assert statistics
     for key in statistics:
         np.testing.assert_array_equal(now[key], run.strategy.arrays[key])
-    assert not any(key in statistics for key in part(made.state, "W/"))
+    assert not any(key in statistics for key in under(made.state, "W/"))

@@ -1,6 +1,5 @@
 """Layers and slices: what belongs to which layer, what travels, and what never does."""
 
-from collections import OrderedDict
 from functools import cache
 
 import numpy as np
@@ -14,7 +13,7 @@ from fedapps import models
 from fedapps.core import registry
 from fedapps.core.errors import RunError
 from fedapps.models import build, declare_part
-from fedapps.models.blocks import of_images
+from fedapps.models.blocks import chain, of_images
 from fedapps.models.grouping import copied
 from fedapps.models.layers import layout_of, put, run, take
 from fedapps.models.norms import use_batch_statistics
@@ -23,14 +22,10 @@ NAMES = ["cnn", "lenet5", "conv4", "mobilenet", "resnet18"]
 STATISTICS = ("running_mean", "running_var")
 
 
-def chain(**layers):
-    return nn.Sequential(OrderedDict(layers))
-
-
 def misnamed():
     """A BatchNorm called `conv` in a layer called `fc`, a linear called `bn`, another of each."""
     return chain(
-        fc=nn.Sequential(OrderedDict(bn=nn.Linear(4, 6), conv=nn.BatchNorm1d(6))),
+        fc=chain(bn=nn.Linear(4, 6), conv=nn.BatchNorm1d(6)),
         norm=nn.BatchNorm1d(6),
         bn=nn.Linear(6, 3),
     )

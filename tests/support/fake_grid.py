@@ -3,6 +3,10 @@
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedapps.wire.replies import pack_reply
+from fedapps.wire.requests import read_request
+from fedapps.wire.serial_grid import SerialGrid
+
 
 class FakeGrid(Grid):
     """A grid whose SuperNodes appear and answer as a test says.
@@ -75,3 +79,22 @@ def said(node, **answer):
 
 def error(node, reason="\x1b[2Jgone"):
     return lambda by_node: Message(Error(3, reason), reply_to=by_node[node])
+
+
+def reply_to(message, updates, failures):
+    """The reply of a SuperNode whose clients did so in a round."""
+    return pack_reply(read_request(message), updates, failures)
+
+
+def alter_replies(patch, kind, change):
+    """Let `change` alter the content of each reply of a message type in serial runs."""
+    pull = SerialGrid.pull_messages
+
+    def altered(grid, message_ids):
+        replies = pull(grid, message_ids)
+        for reply in replies:
+            if reply.metadata.message_type == kind:
+                change(reply.content)
+        return replies
+
+    patch.setattr(SerialGrid, "pull_messages", altered)

@@ -1,9 +1,10 @@
-"""Run directories of any size, made by the report itself but without any training."""
+"""Run directories of any size, made by the report itself but without any training; their status."""
 
 from dataclasses import replace
 
 import numpy as np
 
+from fedapps import cli
 from fedapps.core import config
 from fedapps.report.report import Report
 from fedapps.report.rows import ClientEval, Means, RoundRow
@@ -97,3 +98,10 @@ def scored_run(
 
 COSTS = ("failures", "bytes_down", "bytes_up", "bytes_eval", "train_macs", "cost_paper")
 EVIL = """ValueError: </td></table><script>document.title = "taken"</script> "&amp; 'x'"""
+
+
+def shown(capsys, *words):
+    """The lines that `fedapps status` prints."""
+    capsys.readouterr()
+    assert cli.main(["status", *map(str, words)]) == 0
+    return capsys.readouterr().out.splitlines()

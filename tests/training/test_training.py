@@ -1,6 +1,5 @@
 """The trainer against plain PyTorch loops and NumPy models of the same steps."""
 
-from collections import OrderedDict
 from copy import deepcopy
 from math import ceil
 
@@ -17,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from fedapps.core.config import defaults, parse, read
 from fedapps.core.errors import RunError
 from fedapps.models import build
+from fedapps.models.blocks import chain
 from fedapps.models.layers import layout_of
 from fedapps.models.norms import use_batch_statistics
 from fedapps.training.augment import crop_flip, windows
@@ -33,10 +33,6 @@ MEBI = 2**20
 
 
 # Tools ------------------------------------------------------------------------------------
-
-
-def chain(**layers):
-    return nn.Sequential(OrderedDict(layers))
 
 
 def samples(n, shape, classes, seed=0):

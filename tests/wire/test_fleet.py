@@ -29,9 +29,8 @@ from fedapps.wire.exchange import Exchange, ask_clients
 from fedapps.wire.fleet import Fleet, spread
 from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.questions import QuestionHeader, pack_answer, pack_answers, read_question
-from fedapps.wire.replies import pack_reply
 from fedapps.wire.requests import Request, RoundInfo, read_request
-from tests.support.fake_grid import FakeGrid, echo, error
+from tests.support.fake_grid import FakeGrid, echo, error, reply_to
 
 NONE = frozenset()
 LAYOUT = Layout(("a",), ("a",), {"a": ("a.w",)}, {"a.w": (2,)}, frozenset(["a.w"]), {}, NONE)
@@ -215,10 +214,6 @@ def test_everything_else_is_flowers_grid():
     assert grid.push_messages(make_messages([4])) == ["message 1"]
     assert [m.metadata.src_node_id for m in grid.pull_messages(["message 1"])] == [4]
     assert grid.run == "the run"
-
-
-def reply_to(message, updates, failures):
-    return pack_reply(read_request(message), updates, failures)
 
 
 def make_update(client):

@@ -32,8 +32,9 @@ from fedapps.wire.questions import (
     read_question,
     unpack_answers,
 )
-from fedapps.wire.replies import pack_reply, unpack_reply
+from fedapps.wire.replies import unpack_reply
 from fedapps.wire.requests import Request, RoundInfo, is_concurrent, pack_requests, read_request
+from tests.support.fake_grid import reply_to
 
 SHAPES = {
     "a.w": (2, 3),
@@ -119,10 +120,6 @@ def wire(message):
 
 def send(requests, info=INFO):
     return wire(pack_requests(requests, info, node=5, kind="train", group="3"))
-
-
-def reply_to(message, updates, failures):
-    return pack_reply(read_request(message), updates, failures)
 
 
 def same_bits(a, b):
