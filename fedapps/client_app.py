@@ -25,7 +25,6 @@ from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.device import spending
 from fedapps.device.device import Device, device_workspace
-from fedapps.device.greeting import greeting
 from fedapps.engine.failed_clients import DivergedError, cause_of, diverged, record
 from fedapps.engine.masking import masked, step_answer
 from fedapps.engine.store import EARLIER_RUN, NONE, ClientStore, state_folder
@@ -57,7 +56,7 @@ def hello(message: Message, context: Context) -> Message:
     try:
         device = Device.of(context.node_config)
         settings, model = _read(context), read_greeting(message)
-        answer = greeting(device, settings, model) if device else _anyone(context)
+        answer = device.hello(settings, model) if device else _anyone(context)
     except RunError as error:
         answer = Hello(problem=str(error))
     if answer.problem:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fedapps import data
 from fedapps.core import log
+from fedapps.core.certificates import given_above
 from fedapps.core.changes import data_name, owner
 from fedapps.core.config import DEVICE, defaults, tables_in_use
 from fedapps.core.errors import RunError, told_to_server
@@ -33,6 +34,7 @@ from fedapps.method.flower import BaseClient
 from fedapps.tasks import specs_of_devices
 from fedapps.training.run_data import RunData
 from fedapps.training.workspace import Workspace
+from fedapps.wire import health
 from fedapps.wire.hello import Hello
 from fedapps.wire.requests import RoundInfo
 
@@ -63,10 +65,17 @@ class Device(NodeConfig):
     """A SuperNode with data of its own, as its node-config describes it."""
 
     def hello(self, settings: Settings, model: SignedModel | None = None) -> Hello:
-        """Say which client this is and how many samples it has, or why it cannot take part.
+        """Say which client this is, how many samples it has and how it is, or why it cannot join.
 
-        The initial `model` of the run is kept for its messages.
+        The initial `model` of the run is kept for its messages. The server checks what the device
+        says about itself (`wire/health.py`).
         """
+        answer = self._joined(settings, model)
+        certificate = given_above("--root-certificates", beside="--superlink")
+        about = health.of_this_machine(self.state_dir, (certificate,))
+        return msgspec.structs.replace(answer, health=about)
+
+    def _joined(self, settings: Settings, model: SignedModel | None) -> Hello:
         try:
             if settings.dataset != DEVICE:
                 raise RunError(

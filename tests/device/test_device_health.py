@@ -3,10 +3,8 @@
 import msgspec
 import pytest
 
-from fedapps import client_app
 from fedapps.core import config
 from fedapps.device.device import Device
-from fedapps.device.greeting import greeting
 from fedapps.wire import contacts, health
 from tests.device.helpers import DEVICES, RUN, rounds
 
@@ -24,27 +22,27 @@ def test_a_run_keeps_its_devices_and_a_simulation_has_none(device_run, serial_ru
 
 def test_a_greeting_says_how_the_device_is(nodes, tmp_path):
     settings = config.read(config.parse([RUN]))
-    found = greeting(Device.of(nodes[1]), settings)
+    found = Device.of(nodes[1]).hello(settings)
     assert (found.client, found.problem) == (1, "")
     assert found.health.python == health.of_this_machine(tmp_path).python
-    wrong = greeting(Device.of({**nodes[1], "data": str(tmp_path / "none.npz")}), settings)
+    wrong = Device.of({**nodes[1], "data": str(tmp_path / "none.npz")}).hello(settings)
     assert wrong.problem and wrong.health
 
 
 def test_trouble_is_named_and_changes_no_figure(device_run, monkeypatch, read_csv, capsys):
     """A device with another version, whose clock is off, and whose certificate ends soon."""
     run = 'strategy="fedper" num-rounds=2 client-state=reset'
-    before = device_run(run)
+    before, greet = device_run(run), Device.hello
 
     def troubled(device, *given):
-        hello = greeting(device, *given)
+        hello = greet(device, *given)
         if device.client != 1:
             return hello
         now = hello.health.clock
         other = {"torch": "1.0", "clock": now - 9000, "certificate": now + 3.5 * health.DAY}
         return msgspec.structs.replace(hello, health=msgspec.structs.replace(hello.health, **other))
 
-    monkeypatch.setattr(client_app, "greeting", troubled)
+    monkeypatch.setattr(Device, "hello", troubled)
     capsys.readouterr()
     folder = device_run(run)
     rows = [tuple(row.values()) for row in read_csv(folder, "events.csv")]

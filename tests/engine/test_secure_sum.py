@@ -12,6 +12,7 @@ from fedapps import client_app
 from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.core.schema import literal
+from fedapps.device.device import Device
 from fedapps.engine import masking
 from fedapps.secure.client import FILE
 from fedapps.serial import run_serial
@@ -226,16 +227,16 @@ def claiming(flat_config, no_plots, tmp_path, make_npz, monkeypatch):
             own = make_npz(tmp_path / f"{client}.npz", train=40 + client, seed=client)
             state = str(tmp_path / f"state-{client}")
             nodes.append({"client-id": client, "data": str(own), "state-dir": state})
-        left, greeting = [*clients], client_app.greeting
+        left, greet = [*clients], Device.hello
 
         def claimed(device, *others):
-            hello = greeting(device, *others)
+            hello = greet(device, *others)
             if device.client not in left:
                 return hello
             left.remove(device.client)
             return msgspec.structs.replace(hello, train=count)
 
-        monkeypatch.setattr(client_app, "greeting", claimed)
+        monkeypatch.setattr(Device, "hello", claimed)
         options = 'dataset="device" input-shape="1,8,8" num-classes=3 batch-size=8 num-clients=5'
         return run_serial(flat_config(RUN, options, 'run-name="x"'), node_configs=nodes)
 
