@@ -21,7 +21,8 @@ LEAST_IDS = 20  # in so many rows, other numbers repeat
 _COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*")  # a number with a decimal comma
 _THOUSANDS = re.compile(r"\s*[-+]?\d{1,3}(,\d{3})+\s*")
 _CURE = "name the columns to use in the key columns, or the one of the clients in client-column"
-_DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}")
+_DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}|-?\d+ days")
+_DATES = "dates? turn them into numbers, such as days, or leave them out"
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,12 @@ def found_in(frame: pd.DataFrame, names: Sequence[str], where: Where) -> list[Co
 
 
 def numbers(values: pd.Series) -> np.ndarray:
-    """Return a column as float64 [N]; NaN stands for what is missing, or is no number."""
-    found = pd.to_numeric(values, errors="coerce")
+    """Return a column as float64 [N]; NaN stands for what is missing, or is no number.
+
+    Dates and durations are none: pandas would count them in a unit that each file has for itself.
+    """
+    plain = values.astype(object) if holds_texts(values) else values
+    found = pd.to_numeric(plain, errors="coerce")
     return found.to_numpy(np.float64, na_value=np.nan)
 
 
@@ -123,7 +128,7 @@ def _texts(values: pd.Series, name: str, where: Where) -> tuple[str, ...]:
 def _many(texts: Sequence[str]) -> str:
     """Say what so many texts probably are, and what to do then."""
     if _DATE.match(texts[0]):
-        return "; dates? turn them into numbers, such as days, or leave them out"
+        return f"; {_DATES}"
     if _COMMA.fullmatch(texts[0]):
         return f"; {_cure(texts[0])}"
     if sum(text.count(" ") > 1 for text in texts) > len(texts) / 2:
@@ -139,6 +144,8 @@ def _cure(text: str) -> str:
         return f"a decimal comma? write {text.replace(',', '.')}{thousands}"
     if thousands:
         return f"thousands? write {plain}"
+    if _DATE.match(text):
+        return _DATES
     return "if it stands for a missing value, leave the cell empty, or write NA, NaN or ?"
 
 
@@ -182,7 +189,8 @@ def _features(values: pd.Series, column: Column, where: Where) -> np.ndarray:
         wrong, allowed = there & ~np.isfinite(found[:, 0]), "a finite number"
         if there.any() and np.isnan(found[there]).all():  # texts that are taken for numbers
             rule = _codes(column.name, values[there])
-            allowed += f"; of texts, name the values in columns: {rule}"
+            dates = _DATE.match(str(values[there].iloc[0]))
+            allowed += f"; {_DATES if dates else f'of texts, name the values in columns: {rule}'}"
     if wrong.any():
         row = int(wrong.argmax())
         raise RunError(

@@ -187,6 +187,21 @@ class TestRefused:
         with pytest.raises(RunError, match="column a is there twice"):
             read(tmp_path, t="a,a ,y\n1,2,0\n")
 
+    @pytest.mark.parametrize("kind", ["datetime64[us]", "datetime64[ms]", "timedelta64[ms]"])
+    def test_dates_of_a_parquet_are_no_numbers(self, kind, tmp_path):
+        """They would be counted in a unit that each file has for itself, of which nobody knows."""
+        pytest.importorskip("pyarrow")
+        when = np.arange(1, 4_000_000_000, 33_000_000).astype("int64").astype(kind)
+        pd.DataFrame({"x": 1.0, "when": when, "y": 0}).to_parquet(tmp_path / "t.parquet")
+        dates = "dates? turn them into numbers, such as days, or leave them out"
+        for form, line in (
+            (Form(), f"row 0: column when holds {len(when)} different texts; {dates}; name the"),
+            (Form(columns="x,when"), f"must be a finite number; {dates}"),
+            (Form("when", numbers=True), f", not a number; {dates}"),
+        ):
+            with pytest.raises(RunError, match=re.escape(line)):
+                load(str(tmp_path / "t.parquet"), "", form)
+
     def test_an_empty_part_of_tokens(self, tmp_path):
         arrays = {"train_inputs": np.ones((3, 2), int), "train_targets": np.arange(3)}
         empty = {"test_inputs": np.ones((0, 2), int), "test_targets": np.arange(0)}
