@@ -38,7 +38,7 @@ class Rows:
                 raise RunError(f"{file.path}: column {name} is not in all files; {there}")
         sizes = [len(frame) for frame in frames]
         place = np.concatenate([np.arange(size) for size in sizes])
-        whole = pd.concat(frames, ignore_index=True)
+        whole = pd.concat(_one_kind(frames), ignore_index=True)
         return cls(whole, files, np.repeat(np.arange(len(files)), sizes), place)
 
     def where(self, row: int) -> str:
@@ -65,6 +65,19 @@ def holds_texts(values: pd.Series) -> bool:
     return not (pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values))
 
 
+def _one_kind(frames: Sequence[pd.DataFrame]) -> Sequence[pd.DataFrame]:
+    """Make whole numbers of truth values in columns that hold numbers in another table."""
+    for name in frames[0]:
+        if not any(holds_texts(frame[name]) for frame in frames):
+            truths = [pd.api.types.is_bool_dtype(frame[name]) for frame in frames]
+            if any(truths) and not all(truths):
+                frames = [
+                    frame.astype({name: "Int64"}) if truth else frame
+                    for frame, truth in zip(frames, truths, strict=True)
+                ]
+    return frames
+
+
 def frames_of(
     paths: Sequence[Path], texts: Collection[str], named: Collection[str]
 ) -> list[pd.DataFrame]:
@@ -81,15 +94,18 @@ def frames_of(
 
 
 def whole_with_gaps(frame: pd.DataFrame, schema: Any) -> pd.DataFrame:
-    """Return a table of Arrow in which whole numbers stay such beside missing values.
+    """Return a table of Arrow in which whole numbers and truth values stay such beside gaps.
 
-    pandas makes floats of them, and floats would be numbers to predict instead of classes.
+    pandas makes floats of the former, which would be numbers to predict instead of classes, and
+    objects of the latter, which would be texts.
     """
     from pyarrow import types
 
     whole = {field.name for field in schema if types.is_integer(field.type)}
-    gaps = [name for name in whole & {*frame} if frame[name].dtype.kind == "f"]
-    return frame.astype(dict.fromkeys(gaps, "Int64"))
+    truths = {field.name for field in schema if types.is_boolean(field.type)}
+    kinds = {name: "Int64" for name in whole & {*frame} if frame[name].dtype.kind == "f"}
+    kinds |= {name: "boolean" for name in truths & {*frame} if frame[name].dtype.kind == "O"}
+    return frame.astype(kinds)
 
 
 def _frame(path: Path, texts: Collection[str], named: Collection[str]) -> pd.DataFrame:

@@ -76,6 +76,26 @@ class TestTargets:
         assert data.has_labels
         assert data.target_values.tolist() == [0, 1]
 
+    @pytest.mark.parametrize("kind", ["csv", "parquet"])
+    @pytest.mark.parametrize("cells", [[True, False, True], [True, None, False, True]])
+    def test_truth_values_and_numbers_in_two_files_are_two_classes(self, cells, kind, tmp_path):
+        """pandas joins them as objects, whose texts would be four classes."""
+        truths = pd.Series(cells, dtype="boolean" if None in cells else bool)
+        tables = {"a": truths, "b": pd.Series([1, 0, 1])}
+        for name, column in tables.items():
+            frame = pd.DataFrame({"ill": column, "y": column})
+            if kind == "csv":
+                frame.to_csv(tmp_path / f"{name}.csv", index=False)
+            else:
+                pytest.importorskip("pyarrow")
+                frame.to_parquet(tmp_path / f"{name}.parquet")
+        data = load(str(tmp_path), "", Form("y", missing="drop"))
+        wanted = [int(cell) for cell in [*cells, 1, 0, 1] if cell is not None]
+        assert data.classes == 2
+        assert data.names == ()
+        assert data.columns == "ill"
+        assert values(data) == ([[cell] for cell in wanted], wanted)
+
 
 class TestTexts:
     """A code such as 01 is one code in all files, and on devices."""
