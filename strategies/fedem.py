@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Annotated
 
+import numpy as np
+
 from fedapps.method import (
     FINETUNING,
     Arrays,
@@ -64,5 +66,8 @@ class FedEM(BaseStrategy):
         return replace(self.plan(round_, client), stages=(), upload=(), sends={})
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
-        """Average each component, with weights n_t (line 13)."""
-        return self.averaged(updates)
+        """Average each component, with weights n_t (line 13); no variance is below 0."""
+        means, variances = self.averaged(updates), self.layout.variances
+        for name in [name for name in self.state if name.split("/", 2)[2] in variances]:
+            self.state[name] = np.maximum(self.state[name], 0.0)
+        return means

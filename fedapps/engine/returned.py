@@ -21,11 +21,12 @@ def check_selected(round_: int, selected: Iterable[int], there: Sequence[int]) -
 
 
 def check_download(round_: int, arrays: object, plan: Plan, strategy: BaseStrategy) -> Arrays:
-    """Return the arrays that a client is sent.
+    """Return the arrays that a client is sent; variances of BatchNorms are at least 0.
 
-    Raises `RunError` if their names or the shapes of further arrays are not those that its plan
-    says, or if a value that is not of the server's model is not finite, and TypeError for anything
-    but a dict.
+    So are those of the server's model (`check_aggregate`), but mixtures of what clients have sent
+    are made here. Raises `RunError` if their names or the shapes of further arrays are not those
+    that its plan says, or if a value that is not of the server's model is not finite, and TypeError
+    for anything but a dict.
     """
     arrays = _dict(round_, "download", arrays)
     if wrong := arrays.keys() ^ {*plan.down(strategy.layout)}:
@@ -36,11 +37,14 @@ def check_download(round_: int, arrays: object, plan: Plan, strategy: BaseStrate
     for name, shape in plan.receives.items():
         if (found := np.shape(arrays[name])) != tuple(shape):
             raise RunError(f"round {round_}: download gave {name} {found}, but the plan {shape}")
-    for name, array in arrays.items():
-        if array is not strategy.arrays.get(name) and not np.isfinite(array).all():
+    own = [name for name, array in arrays.items() if array is not strategy.arrays.get(name)]
+    for name in own:
+        if not np.isfinite(arrays[name]).all():
             method = strategy.settings.strategy
             raise RunError(f"round {round_}: download of {method} gave {name}, which is not finite")
-    return arrays
+    mixed = strategy.layout.variances.intersection(own)
+    negative = [name for name in mixed if np.any(np.less(arrays[name], 0))]
+    return arrays | {name: np.maximum(arrays[name], 0.0) for name in negative}
 
 
 def check_aggregate(round_: int, new: object, layout: Layout) -> Arrays:

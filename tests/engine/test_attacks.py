@@ -45,6 +45,35 @@ def test_variances_of_the_servers_model_are_never_negative(aggregation, serial_r
     assert min(array.min() for array in variances) == 0  # and not less
 
 
+def test_variances_of_mixtures_are_never_negative(serial_run, fits):
+    """A client gets its own mixture of what all have sent, which is not the server's model."""
+    attack = 'attack="scaled" attack-scale=1e3'
+    serial_run(
+        RUN, 'model="lenet5" num-rounds=2 strategy="fedamp" fedamp.similarity="cosine"', attack
+    )
+    received = [
+        array
+        for _, _, request, _ in fits
+        for key, array in request.arrays.items()
+        if key.endswith("running_var") and request.plan.round == 2
+    ]
+    assert len(received) == 2 * 6
+    assert min(array.min() for array in received) == 0  # and not less
+
+
+def test_variances_of_components_are_never_negative(flat_config):
+    """FedEM's travel beside the server's model, where a device can send what it likes."""
+    settings = config.read(flat_config('strategy="fedem" model="lenet5"'))
+    strategy = registry.strategy_class("fedem")(Workspace(settings))
+    before = {name: array.copy() for name, array in strategy.state.items()}
+    extras = {name: -1 - array for name, array in before.items()}
+    strategy.aggregate(1, iter([ClientUpdate(0, strategy.arrays, 5, extras=extras, weight=5.0)]))
+    for name, array in strategy.state.items():
+        wanted = 0 * array if name.endswith("running_var") else extras[name]
+        np.testing.assert_array_equal(array, wanted.astype("f4"))
+    assert any(name.endswith("running_var") for name in before)
+
+
 @pytest.mark.parametrize(("method", "attack", "told"), [
     ("scaffold", "scaled", True), ("scaffold", "alie", True), ("scaffold", "label-flip", False),
     ("fedavg", "scaled", False),
