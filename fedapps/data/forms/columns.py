@@ -80,14 +80,16 @@ def stripped(values: pd.Series) -> np.ndarray:
 
 
 def are_numbers(values: pd.Series) -> bool:
-    """Tell whether texts are numbers to predict with a slip among them, and not classes.
+    """Tell whether texts are numbers to predict with slips among them, and not classes.
 
-    Most of them are numbers; and these are not whole, or as many as no classes are.
+    Most of them are numbers, also with a decimal comma, which is a slip; and these are not whole,
+    or as many as no classes are.
     """
-    found, texts = numbers(values), set(stripped(values.dropna()))
+    found, texts = numbers(values.dropna()), stripped(values.dropna())
     there = found[~np.isnan(found)]
-    plain = bool((there % 1 == 0).all()) and not any(map(_COMMA.fullmatch, texts))
-    return len(there) > values.notna().sum() / 2 and not (plain and len(texts) <= MOST_TEXTS)
+    commas = sum(map(bool, map(_COMMA.fullmatch, texts)))
+    plain = not commas and bool((there % 1 == 0).all()) and len(set(texts)) <= MOST_TEXTS
+    return len(texts) / 2 < len(there) + commas and len(there) < len(texts) and not plain
 
 
 def no_number(values: pd.Series, name: str, where: Where, codes: str = "") -> RunError:

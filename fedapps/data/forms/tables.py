@@ -213,6 +213,11 @@ def _targets(rows: Rows, names: Sequence[str], form: Form) -> tuple[np.ndarray, 
         return class_numbers(labels, form.names, rows.where)
     frame = rows.frame[[*names]]
     for name in [name for name in names if holds_texts(frame[name])]:
+        found = columns.numbers(frame[name])
+        needed = form.numbers or len(names) > 1 or (not form.names and (found % 1 != 0).any())
+        if needed and not np.isnan(found).any():
+            frame = frame.assign(**{name: found})
+            continue
         if len(names) > 1:
             rule = "of several targets, all must be numbers"
             raise RunError(f"{rows.where(0)}: column {name} holds texts; {rule}")
@@ -220,14 +225,12 @@ def _targets(rows: Rows, names: Sequence[str], form: Form) -> tuple[np.ndarray, 
             told = "targets are texts; the run needs numbers (task)"
             raise MisfitError(str(columns.no_number(frame[name], name, rows.where)), told)
         return class_numbers(columns.stripped(frame[name]), form.names, rows.where)
-    whole = all(pd.api.types.is_integer_dtype(frame[name]) for name in names)
-    values = frame.to_numpy(np.int64 if whole else np.float64)
-    if form.numbers:
-        values = values.astype(np.float64)
+    whole = len(names) == 1 and pd.api.types.is_integer_dtype(frame[names[0]])
+    values = frame.to_numpy(np.int64 if whole and not form.numbers else np.float64)
     if len(names) == 1 and pd.api.types.is_bool_dtype(frame[names[0]]):
         values = values.astype(bool)
     if len(names) == 1:
         return values[:, 0], ()
     if not form.numbers and np.isin(values, (0, 1)).all():
         return values.astype(bool), tuple(names)
-    return values.astype(np.float64), ()
+    return values, ()

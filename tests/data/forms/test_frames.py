@@ -37,6 +37,33 @@ class TestTargets:
             with pytest.raises(RunError, match=re.escape(line)):
                 read(tmp_path, form, t=text)
 
+    @pytest.mark.parametrize(("form", "cells"), [
+        (Form("y"), ["0.126", "1", "-3.5"]), (Form("y"), [*map(Decimal, ("0.126", "1", "-3.5"))]),
+        (Form("y", numbers=True), ["7", "1", "12"]), (Form("y,z"), [*map(Decimal, "715")]),
+        (Form("y", numbers=True), [2**63 + 2**11, 1, 0]), (Form("y,z"), [2**63 + 2**11, 1, 0]),
+    ])  # fmt: skip
+    def test_numbers_of_any_kind_in_parquet_can_be_predicted(self, form, cells, tmp_path):
+        pytest.importorskip("pyarrow")
+        kind = np.uint64 if 2**63 + 2**11 in cells else object
+        frame = pd.DataFrame({"x": [1.0, 2, 3], "y": pd.Series(cells, dtype=kind), "z": 2})
+        frame.to_parquet(tmp_path / "t.parquet")
+        data = load(str(tmp_path / "t.parquet"), "", form)
+        assert data.classes == 0
+        found = data.target_values.reshape(3, -1)[:, 0]
+        np.testing.assert_array_equal(found, np.array([*map(float, cells)], np.float32))
+
+    @pytest.mark.parametrize("count", [2, 200])
+    def test_whole_numbers_as_texts_are_classes(self, count, tmp_path):
+        pytest.importorskip("pyarrow")
+        cells = [f"{number:03}" for number in range(count)]
+        pd.DataFrame({"x": 1.0, "y": cells}).to_parquet(tmp_path / "t.parquet")
+        assert load(str(tmp_path / "t.parquet"), "").names == tuple(cells)
+
+    def test_decimal_commas_throughout_are_refused(self, tmp_path):
+        text = "x,age\n" + "".join(f'1,"21,{number}"\n' for number in range(10, 90))
+        with pytest.raises(RunError, match='line 2: column age holds "21,10", not a number; a dec'):
+            read(tmp_path, t=text)
+
     def test_whole_numbers_with_one_text_are_classes(self, tmp_path):
         data = read(tmp_path, t="x,grade\n1,2\n1,1\n1,1\n1,none\n")
         assert data.names == ("1", "2", "none")
