@@ -124,11 +124,18 @@ def read(folder: Path) -> Run:
 
 
 def found(folders: Iterable[Path]) -> Iterator[Path]:
-    """Yield run directories in order: each given one, or those inside a folder that is none."""
+    """Yield run directories in order: each given one, or those inside a folder that is none.
+
+    Folders into which this user may not look are not inside. Raises `RunError` for a given one.
+    """
     seen = set[Path]()
     for folder in folders:
-        inside = sorted(path for path in folder.glob("*") if directory.is_run(path))
-        itself = directory.is_run(folder) or not inside  # the latter raises when read
+        there = {path.parent for path in folder.glob("*/config.toml")}
+        try:
+            inside = sorted(filter(directory.is_run, there))
+            itself = directory.is_run(folder) or not inside  # the latter raises when read
+        except OSError as error:
+            raise RunError(f"{folder}: cannot be read ({error.strerror})") from error
         for run in [folder] if itself else inside:
             if run.resolve() not in seen:
                 seen.add(run.resolve())

@@ -1,11 +1,13 @@
 """Runs without an end, without scores or of other rounds, folders that are no runs; pictures."""
 
+import errno
 import json
 import os
 import shlex
 import subprocess
 import sys
 from argparse import Namespace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -44,6 +46,22 @@ def test_a_config_of_another_program_makes_no_folder_a_run(made, compare, refuse
     assert compare(run.parent).out == compare(run, other).out
     alone = run.parent / "other"
     assert refused("compare", run, alone).startswith(f"{alone} is not a run directory: rounds.csv")
+
+
+def test_a_folder_that_this_user_may_not_read(made, compare, refused, monkeypatch):
+    """Among runs, such as the `lost+found` of a disk, it is none; alone, it is refused."""
+    run, other, is_file = made("a"), made("b", "lr=0.5"), Path.is_file
+    locked = run.parent / "lost+found"
+    locked.mkdir()
+
+    def denied(path):
+        if locked in path.parents:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", denied)  # the tests can be those of root, who may
+    assert compare(run.parent).out == compare(run, other).out
+    assert refused("compare", run, locked) == f"{locked}: cannot be read (Permission denied)"
 
 
 @pytest.mark.parametrize(("name", "text"), [
