@@ -88,9 +88,10 @@ class Found:
         """
         names, targets, told = self.names, data.targets, self.told
         if names and targets.is_whole:
-            needed = targets.shape[-1] if targets.shape else max(targets.choices, len(names))
+            are_labels = targets.shape and targets.choices <= 2  # truth values, and no tokens
+            needed = targets.shape[-1] if are_labels else max(targets.choices, len(names))
             if len({*names}) != needed:
-                rule = f"must be {needed} different names, one for each class or label"
+                rule = f"must be {needed} different names, one for each class, label or token"
                 raise RunError(f"{path}: class_names are {some(names)}; {rule}")
         if names and data.has_labels:
             targets = replace(targets, choices=len(names))

@@ -142,13 +142,25 @@ def test_an_npz_can_name_its_classes_or_labels(places, tmp_path):
     assert data.names == ("no", "yes", "unknown")
     assert not data.told
     for targets, names, needed in (
-        (classes + 2, NAMES, 4), (classes, ["no", "no"], 2), (inputs > 0, NAMES, 4)
+        (classes + 2, NAMES, 4), (classes, ["no", "no"], 2), (inputs > 0, NAMES, 4),
+        (inputs.astype(int) + 3, NAMES, 5),
     ):  # fmt: skip
         for place in places:
             np.savez(tmp_path / place, inputs=inputs, targets=targets, class_names=names)
-        rule = f"must be {needed} different names, one for each class or label"
+        rule = f"must be {needed} different names, one for each class, label or token"
         with pytest.raises(RunError, match=f"class_names are no, .*; {rule}"):
             load(name, "")
+
+
+@pytest.mark.parametrize("count", [20, 21])
+def test_an_npz_can_name_its_tokens(count, tmp_path):
+    """All of the vocabulary, of which a text may lack some; not one for each step."""
+    text, names = np.arange(36).reshape(4, 9) % 20, [f"w{token}" for token in range(count)]
+    inputs, targets = text[:, :-1], text[:, 1:]
+    np.savez(tmp_path / "t.npz", inputs=inputs, targets=targets, class_names=names)
+    data = load(str(tmp_path / "t.npz"), "")
+    assert data.targets.choices == 20
+    assert data.names == tuple(names)
 
 
 def test_files_that_name_their_classes_differently_are_refused(tmp_path):
