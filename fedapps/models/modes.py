@@ -32,10 +32,10 @@ def freeze_all_but(model: nn.Module, layout: Layout, trained: Slice) -> dict[str
 def eval_mode(model: nn.Module) -> None:
     """Put all modules into eval mode, so that gradients can still go through each of them.
 
-    cuDNN has gradients of recurrent layers in training mode only. Those without dropout between
-    their layers compute the same in both modes, and stay in training mode.
+    cuDNN has gradients of recurrent layers in training mode only. PyTorch's own without dropout
+    between their layers compute the same in both modes, and stay in training mode.
     """
     model.eval()
     for module in model.modules():
-        if isinstance(module, nn.RNNBase) and not module.dropout:
+        if type(module) in (nn.RNN, nn.LSTM, nn.GRU) and not module.dropout:
             module.training = True

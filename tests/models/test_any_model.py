@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import resnet18
@@ -362,6 +363,23 @@ def test_the_figure_without_a_head_needs_a_body_that_runs_alone(whole_cnn):
     settings = read(parse([CONFIG, "score-without-head=true"]))
     with pytest.raises(RunError, match="score-without-head = true: needs the body"):
         Rounds(registry.strategy_class("fedavg")(Workspace(settings)))
+
+
+class Dropping(nn.LSTM):
+    """Somebody's own recurrent layer, which drops weights as AWD-LSTM does."""
+
+    def forward(self, x):
+        """Return the outputs [b, steps, units]."""
+        weight = functional.dropout(self.weight_hh_l0, 0.5, self.training)
+        return functional.linear(x, weight)
+
+
+def test_recurrent_layers_of_ones_own_drop_nothing_while_they_are_frozen():
+    own, x = Dropping(4, 4), torch.ones(9, 4)
+    model = nn.Sequential(OrderedDict(own=own, head=nn.Linear(4, 2)))
+    found = layout_of(model, 1, "shared", False)
+    freeze_all_but(model, found, ("head",))
+    assert torch.equal(own(x), functional.linear(x, own.weight_hh_l0))
 
 
 @pytest.mark.parametrize("cls", [nn.GRU, nn.LSTM, nn.RNN])
