@@ -147,8 +147,7 @@ class _Party:
         """Leave everything else as training this client alone would have left it."""
         trainer = self.space.trainer
         trainer.seed(_draw(job).torch_seed())
-        trained = [stage for stage in job.plan.stages if stage.epochs and stage.layers]
-        if trained:
+        if trained := [stage for stage in job.plan.stages if trainer.trains(stage)]:
             trainer.freeze_all_but(trained[-1].layers)
         eval_mode(self.space.model)
 

@@ -70,7 +70,7 @@ class Trainer:
         anchor = self._anchor(stages, objective.anchor)
         objective = replace(objective, loss=objective.loss or self.task.loss)
         for stage in stages:
-            if stage.epochs and (self.layout.count(stage.layers) or objective.parameters):
+            if self.trains(stage, objective):
                 prefix = self.cached_prefix(stage.layers, len(data[0]), objective.start)
                 if prefix:  # counts even if it is cached
                     done.macs += len(data[0]) * self.profile.forward_macs(prefix)
@@ -81,6 +81,10 @@ class Trainer:
             epoch += stage.epochs
         eval_mode(self.model)
         return done
+
+    def trains(self, stage: Stage, objective: Objective = PLAIN) -> bool:
+        """Tell whether a stage does anything: it has epochs, and parameters to train."""
+        return bool(stage.epochs and (self.layout.count(stage.layers) or objective.parameters))
 
     def check(self, stage: Stage) -> None:
         """Raise ValueError if the model's layers cannot be trained as the stage says."""

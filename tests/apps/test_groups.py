@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from clients.fedavg import FedAvgClient
+from fedapps.method import Costs, replace
 from fedapps.training.stacked.group import Group
+from strategies.fedavg import FedAvg
 
 RUN = 'strategy="fedavg" num-clients=4 fraction-train=1.0 num-rounds=1 model="lenet5"'
 BROKEN = 2
@@ -75,6 +77,29 @@ def test_settings_go_with_groups(tiny_npz, serial_run, read_model, read_rounds, 
         np.testing.assert_allclose(after[key], value, rtol=1e-4, atol=1e-5, err_msg=key)
     for column in ("train_macs", "cost_paper", "failures"):
         assert [r[column] for r in read_rounds(alone)] == [r[column] for r in read_rounds(together)]
+
+
+def test_hooks_find_the_model_as_training_alone_leaves_it(tiny_npz, serial_run, monkeypatch):
+    """Also after a last stage that trains nothing: none of its layers has a BatchNorm."""
+    found = {}
+
+    def plan(strategy, round_, client):
+        stage = strategy.stage(round_, ("conv1", "fc1"))
+        nothing = replace(stage, layers=("fc1:norms",))
+        return strategy.exchange(round_, strategy.layout.names, stage, nothing)
+
+    def after_training(client, plan):
+        asking = [parameter.requires_grad for parameter in client.model.parameters()]
+        found.setdefault(client.client, []).append(asking)
+        return Costs()
+
+    monkeypatch.setattr(FedAvg, "plan", plan)
+    monkeypatch.setattr(FedAvgClient, "after_training", after_training)
+    for option in ("group=0", "group=4"):
+        serial_run(tiny_npz, RUN, option)
+    assert len(found) == 4
+    for alone, together in found.values():
+        assert alone == together and any(alone) and not all(alone)
 
 
 def test_auto_and_a_group_of_one(tiny_npz, serial_run, monkeypatch):

@@ -73,7 +73,7 @@ class GroupRun:
             now = self.entries[key]
             self.anchor[key] = stack(values).to(now.device) if values else now.clone()
         for stage in stages:
-            if stage.epochs and layout.count(stage.layers):
+            if self.trainer.trains(stage):
                 self._stage(stage, epoch)
             epoch += stage.epochs
         if not torch.stack(torch._foreach_norm([*self.entries.values()])).isfinite().all():
