@@ -12,10 +12,14 @@ import pytest
 from fedapps import cli
 from fedapps.core.files import held, write_whole
 from fedapps.report import status
+from fedapps.report.rows import RoundRow
+from fedapps.report.summary import TOTALS
 from fedapps.wire import contacts
 from fedapps.wire.contacts import Contact, Contacts
-from fedapps.wire.health import DAY, Health
+from fedapps.wire.health import DAY, Health, differences, problems
+from tests.support import ROOT
 from tests.support.made_runs import add_round, begin_run, finished_run, shown
+from tests.support.reports import made_means
 
 VERSIONS = {"fedapps": "0.1.0", "flwr": "1.41.0", "torch": "2.9.1", "python": "3.11.7"}
 DEVICES = 30
@@ -82,6 +86,49 @@ def test_an_operator_sees_who_is_missing_and_why_clients_fail(going, capsys):
     assert cells == "7 no 2 days ago 2 +0.2 ± 0.5 s 12 GB 300 days the server's"
     assert "torch 2.8.0" in table[5] and "100 MB" in table[5]
     assert max(map(len, lines)) <= 100
+
+
+WARDS = VERSIONS | {"clock": 0.0, "disk": 12 * 10**9, "certificate": 3240.5 * DAY}
+
+
+def put_wards(folder):
+    """Write devices.json of the page's example, at time 0; what a run knows, it finds out here."""
+    server = Health(**WARDS | {"disk": 764 * 10**8, "certificate": 300.5 * DAY})
+    devices = [
+        Contact(client=0, there=True, seen=-6, ahead=0.1, within=0.2),
+        Contact(client=1, there=True, seen=-6, ahead=-100.2, within=0.2),
+        Contact(client=2, there=False, seen=-26 * 3600, ahead=-0.3, within=0.4),
+        Contact(client=3, there=True, seen=-130, asked=-130, ahead=0.2, within=0.2),
+    ]
+    others = {1: {"torch": "2.8.0", "disk": 81 * 10**9}, 2: {"disk": 95 * 10**8}}
+    for one in devices:
+        one.health = Health(**WARDS | others.get(one.client, {}))
+        one.warnings = problems(one.health, 0) | differences(one.health, server, one.clock)
+    known = Contacts(written=-6, server=server, devices=devices)
+    write_whole(folder / contacts.FILE, msgspec.json.encode(known))
+
+
+def test_the_page_shows_what_is_printed(tmp_path, capsys, monkeypatch):
+    """docs/devices.md: a clock, a version; one device is asked, one gone, one never there."""
+    report = begin_run(tmp_path, "num-rounds=50", clients=5, name="wards")
+    means = made_means({"accuracy_initial": 0.8, "accuracy_personalized": 0.913})
+    costs = dict.fromkeys(("seconds", *TOTALS), 0)
+    report.round(RoundRow(round=12, phase="train", clients=3, train_loss=1, means=means, **costs))
+    for round_ in (3, 5, 5):
+        report.event(round_, 2, "failure", "no reply in time")
+    put_wards(report.folder)
+    about = json.loads((report.folder / "run.json").read_text())
+    about |= {"started": "2026-11-25T09:14:02+00:00", "versions": VERSIONS}
+    (report.folder / "run.json").write_text(json.dumps(about))
+    monkeypatch.setattr(status, "time", SimpleNamespace(time=lambda: 0.0))
+    disk = SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=764 * 10**8))
+    monkeypatch.setattr(status, "shutil", disk)
+    with held(report.folder):
+        run, *lines = (line.rstrip() for line in shown(capsys, report.folder))
+    assert run == f"run {report.folder}"
+    page = (ROOT / "docs" / "devices.md").read_text("utf-8")
+    wanted = page.partition("```\nrun /home/me/fedapps-runs/wards\n")[2].partition("\n```\n")[0]
+    assert lines == wanted.splitlines()
 
 
 def test_json_has_it_all(going, capsys):
