@@ -6,7 +6,8 @@ the result is the same for any number of workers. `fedapps/method/attacks.py` ha
 
 - `alie`: Baruch, Baruch, Goldberg, A Little Is Enough, NeurIPS 2019 (Algorithm 3). The f attackers
   of a round know only what they hold: all send mu - z sigma, the mean and the standard deviation
-  (ddof 0) of their own honest updates, entry by entry. A single attacker sends its own update.
+  (ddof 0) of their own honest updates, entry by entry. A single attacker sends its own update. Of
+  an array that only some of them upload, mu and sigma are over these, and only they send it.
 - `inflated-count`: an attacker trains as all do, but says that it has `attack-scale` times as many
   samples, so that its update weighs more. It does so from the start; otherwise the server, which
   has been told how many samples each client has, would refuse it.
@@ -64,7 +65,9 @@ def colluding(settings: Settings, lying: frozenset[int], updates: Updates) -> Up
     z = settings.attack_z or most_deviation(len(held), len(ours))
     agreed = a_little_off([update.arrays for update in ours], z)
     for update in held:
-        yield replace(update, arrays=agreed) if update.client in lying else update
+        if update.client in lying:
+            update = replace(update, arrays={key: agreed[key] for key in update.arrays})
+        yield update
 
 
 def inflated(update: ClientUpdate, factor: float) -> ClientUpdate:
@@ -84,7 +87,9 @@ def most_deviation(count: int, attackers: int) -> float:
 
 
 def a_little_off(updates: Sequence[Arrays], z: float) -> Arrays:
-    """Return mu - z sigma of the updates (float32), entry by entry."""
-    names = updates[0].keys() if updates else ()
-    stacks = ((key, np.stack([own[key] for own in updates]).astype(np.float64)) for key in names)
-    return {key: (x.mean(0) - z * x.std(0)).astype(np.float32) for key, x in stacks}
+    """Return mu - z sigma of the updates that have an array (float32), entry by entry."""
+    agreed = {}
+    for key in dict.fromkeys(key for own in updates for key in own):
+        x = np.stack([own[key] for own in updates if key in own]).astype(np.float64)
+        agreed[key] = (x.mean(0) - z * x.std(0)).astype(np.float32)
+    return agreed

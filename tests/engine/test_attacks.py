@@ -1,5 +1,6 @@
 """Attackers of a simulation: what they send, who they are, who is scored, and what is refused."""
 
+from itertools import permutations
 from statistics import NormalDist
 
 import numpy as np
@@ -121,6 +122,24 @@ def test_alie_is_the_mean_and_deviation_of_what_attackers_hold(flat_config):
             np.testing.assert_allclose(after.arrays["w"], expected, rtol=1e-6)
         else:
             assert after is before
+
+
+@pytest.mark.parametrize("order", [*permutations((("a", "b"), ("a",), ()))])
+def test_attackers_of_alie_agree_on_what_several_of_them_upload(order, flat_config):
+    """As with personal layers that differ between clients, or a client that trains nothing."""
+    draws = np.random.default_rng(0)
+    sent = [{key: draws.normal(size=3).astype("f4") for key in keys} for keys in (*order, "ab")]
+    updates = [ClientUpdate(client, arrays, 5, weight=5.0) for client, arrays in enumerate(sent)]
+    run = config.read(flat_config('attack="alie" attackers=0.5 attack-z=1.5'))
+    found = [*collusion.colluding(run, frozenset(range(3)), iter(updates))]
+    held = np.array([arrays["a"] for arrays in sent[:3] if "a" in arrays], "f8")
+    alone = next(arrays["b"] for arrays in sent[:3] if "b" in arrays)  # its deviation is 0
+    expected = {"a": held.mean(0) - 1.5 * np.abs(held[0] - held[1]) / 2, "b": alone}
+    for keys, update in zip(order, found[:3], strict=True):
+        assert (*update.arrays,) == keys
+        for key in keys:
+            np.testing.assert_allclose(update.arrays[key], expected[key], rtol=1e-6)
+    assert found[3] is updates[3]
 
 
 @pytest.mark.parametrize(("count", "bad"), [(50, 12), (25, 5), (20, 4), (10, 2), (7, 3)])
