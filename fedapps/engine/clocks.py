@@ -45,6 +45,12 @@ def _check(clock: VirtualClock) -> None:
         raise RunError(f"{told[-1]}: {s.strategy} selects its clients itself; use 0")
     if s.dp.mode == "central" and clock.ranks:
         raise RunError(f'{what}: not with dp.mode = "central", where all that were drawn count')
+    if told and strategy.by_mean:  # by then, the client has already stored what it keeps
+        kept = ", ".join(strategy.by_mean)
+        raise RunError(
+            f"{told[0]}: {s.strategy} keeps a mean over all clients ({kept}), which is wrong if the"
+            " update of a client is late; use 0"
+        )
     if not clock.keeps:
         return
     if own := replaced(strategy, AVERAGING):

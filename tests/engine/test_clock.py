@@ -11,6 +11,7 @@ from fedapps.core.errors import RunError
 from fedapps.engine.clocks import clock
 from fedapps.engine.finished import FinishedRun
 from fedapps.engine.profiles import read
+from fedapps.engine.store import ClientStore, state_folders
 from fedapps.serial import run_serial
 from fedapps.training.workspace import Workspace
 from tests.support.killed import differences
@@ -231,6 +232,29 @@ def test_only_available_clients_are_asked(run, devices, fits):
     assert counts[5] == 0 and (counts[3:5] < counts[:3].min()).all() and counts[3:5].min() > 0
 
 
+@pytest.mark.parametrize(("method", "kept", "mean"), [
+    ("scaffold", "own/", "c/"), ("feddyn", "g/", "hbar/"),
+])  # fmt: skip
+def test_a_mean_over_all_clients_is_right_although_some_drop_out(
+    method, kept, mean, run, devices, monkeypatch, read_csv
+):
+    """c is the mean of all c_i and hbar that of all g_i; a client that never answered has 0."""
+    cls, made = registry.strategy_class(method), []
+    setup = cls.setup
+    monkeypatch.setattr(cls, "setup", lambda self: (made.append(self), setup(self))[1])
+    folder = run(devices(), f'strategy="{method}" fraction-train=1.0 dropout=0.4')
+    gone = [row["client"] for row in read_csv(folder, "events.csv") if row["kind"] == "dropout"]
+    assert len({*gone}) > 3
+    own = [ClientStore(one).load_version(5)[1] for one in state_folders(folder)]
+    for name, found in made[-1].state.items():
+        if name.startswith(mean):
+            key = kept + name.removeprefix(mean)
+            expected = sum(state[key].numpy().astype("f8") for state in own) / 6
+            size = np.abs(expected).max()
+            assert size > 0
+            np.testing.assert_allclose(found, expected, atol=1e-5 * size)
+
+
 # The same on every engine, and after a kill ---------------------------------------------------
 
 OPTIONS = [
@@ -292,6 +316,11 @@ def refusal(flat_config, tiny_npz, devices):
     ("deadline=5.0 dp.mode=central", ""),
     ("deadline=5.0 late=later dp.mode=central", 'late = "later": not with dp.mode'),
     ('over-selection=0.2 strategy="local"', "over-selection = 0.2: local selects its clients"),
+    ('deadline=5.0 strategy="scaffold"', "deadline = 5: scaffold keeps a mean over all clients (c"),
+    ('over-selection=0.2 strategy="feddyn"', "over-selection = 0.2: feddyn keeps a mean over all"),
+    ('deadline=5.0 late=later strategy="feddyn"', "deadline = 5: feddyn keeps a mean over all"),
+    ('round-mode=async strategy="scaffold"', 'round-mode = "async": scaffold does more than'),
+    ('dropout=0.5 strategy="scaffold"', ""),
 ])  # fmt: skip
 def test_settings_that_do_not_fit_are_refused(options, why, refusal):
     said = refusal(options)
