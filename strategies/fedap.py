@@ -35,6 +35,7 @@ class FedAP(LateMixing):
     exchanges = "all but BatchNorm"
     sends_its_model = False
     needs_norms = True
+    in_eval_mode = ("train",)
     by_client = (*LateMixing.by_client, "known", "inputs/")
     options: Settings
 

@@ -41,6 +41,7 @@ class FedAS(BaseStrategy):
     exchanges = "body, and a weight"
     needs_classes = True
     needs_cut = True
+    in_eval_mode = ("train",)
     unused = FINETUNING
     newcomers_train = True
     options: Settings

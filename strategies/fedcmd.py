@@ -93,6 +93,7 @@ class FedCMD(WarmUp, KeepsLast):
         """Read the fixed layers, if any, and allocate the votes."""
         super().setup()
         self.fixed = self.fixed_layers()
+        self.in_eval_mode = () if self.options.layer else ("train",)
         self.state["votes"] = np.zeros((self.warmup, len(self.layout.names)), int)
 
     @property

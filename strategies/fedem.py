@@ -41,6 +41,7 @@ class FedEM(BaseStrategy):
     sends_its_model = False
     unused = FINETUNING
     needs_classes = True
+    in_eval_mode = ("train",)
     options: Settings
 
     def setup(self) -> None:

@@ -54,6 +54,7 @@ class FedFomo(Mixing):
     unused = FINETUNING
     newcomers_train = True
     by_pair = ("affinity",)
+    in_eval_mode = ("validation",)
     options: Settings
 
     def setup(self) -> None:

@@ -47,6 +47,7 @@ class FedPAC(Mixing):
     unused = FINETUNING
     needs_classes = True
     needs_cut = True
+    in_eval_mode = ("train",)
     options: Settings
 
     def setup(self) -> None:

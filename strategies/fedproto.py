@@ -47,6 +47,7 @@ class FedProto(BaseStrategy):
     sends_its_model = False
     unused = FINETUNING
     newcomers_train = True
+    in_eval_mode = ("train",)
     options: Settings
 
     def setup(self) -> None:

@@ -37,5 +37,6 @@ class KNNPer(BaseStrategy):
     unused = FINETUNING
     needs_classes = True
     needs_cut = True
+    in_eval_mode = ("train",)
     figures = (Figure("global", "score of the shared model w", label="global", of_metric=True),)
     options: Settings

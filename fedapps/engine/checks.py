@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from fedapps.core import log, registry
 from fedapps.core.config import DEVICE
@@ -134,28 +135,45 @@ def misspelt(cls: type, base: type, *hooks: type) -> Iterator[tuple[str, str]]:
 
 
 def _check_scores(strategy: BaseStrategy) -> None:
-    """Refuse to score a client's only sample where a BatchNorm needs statistics of the batch.
+    """Refuse to run a client's only sample in eval mode if a BatchNorm needs those of a batch.
 
     Two or more samples are no problem: `batches.chunks` makes no chunk of one sample. Devices are
     not checked, as they are not known yet.
     """
-    s, clients = strategy.settings, strategy.workspace.population.training
+    s = strategy.settings
     of_batch = strategy.workspace.trainer.profile.of_batch
     lone = next((name for name in strategy.layout.names if name in of_batch), "")
     if not lone or s.dataset == DEVICE:
         return
-    remedies = {str(s.evaluate_on): f"a larger {s.evaluate_on}-fraction"}
-    if s.score_without_head:  # its templates are the body's outputs for the train samples
-        remedies["train"] = "score-without-head=false"
+    for clients, subset, remedy in _run_in_eval_mode(strategy):
+        for client in clients:
+            if strategy.count(client, subset) == 1:
+                raise RunError(
+                    f'bn-stats = "batch": client {client} has a single {subset} sample, so a '
+                    f"BatchNorm in {lone} gets only one value per channel; "
+                    f'use "shared" or "local", or {remedy}'
+                )
+
+
+def _run_in_eval_mode(strategy: BaseStrategy) -> Iterator[tuple[Iterable[int], str, str]]:
+    """Yield clients, a subset that they run in eval mode, and what gives them more of it."""
+    s, population = strategy.settings, strategy.workspace.population
     few = 0 if strategy.final_phase else s.evaluate_clients  # a final phase has all clients
-    come = strategy.workspace.population.held_out
-    for client in (*sample_evaluated(s.seed, clients, few), *come):
-        for subset in (one for one in remedies if strategy.count(client, one) == 1):
-            raise RunError(
-                f'bn-stats = "batch": client {client} has a single {subset} sample, so a '
-                f"BatchNorm in {lone} gets only one value per channel; "
-                f'use "shared" or "local", or {remedies[subset]}'
-            )
+    scored = [*sample_evaluated(s.seed, population.training, few), *population.held_out]
+    more = {"train": "a larger min-samples"}
+    yield scored, s.evaluate_on, f"a larger {s.evaluate_on}-fraction"
+    # templates are the body's outputs for the train samples
+    if s.score_without_head:
+        yield scored, "train", "score-without-head=false"
+    elif (
+        WITHOUT_HEAD in strategy.figures
+        and strategy.layout.can_be_cut
+        and strategy.task.has_classes
+    ):
+        yield scored, "train", more["train"]
+    for subset in strategy.in_eval_mode:
+        everybody = chain(population.training, population.held_out)
+        yield everybody, subset, more.get(subset, f"a larger {subset}-fraction")
 
 
 def check_plans(strategy: BaseStrategy) -> None:

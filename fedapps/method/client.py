@@ -57,10 +57,9 @@ class ClientHooks(ClientTools):
         return sorted(kept & trained)
 
     def of_one_run(self) -> tuple[str, ...]:
-        """Return the prefixes of `state` that mean nothing in a device's next run (none).
+        """Return the prefixes of `state` that a device's next run drops (none).
 
-        A device's next run begins without these entries, because its model and the server's state
-        start anew.
+        In it, the model and the server's state start anew.
         """
         return ()
 

@@ -221,6 +221,35 @@ def test_a_single_training_sample_that_templates_need_is_refused(serial_run, fla
         serial_run(head)
 
 
+ODD = 'model="conv4" bn-stats="batch" num-clients=60 min-samples=5 num-rounds=1'
+TRAIN = ["fedap", "fedas", "fedbabu", "fedcmd", "fedem", "fedpac", "fedproto", "knnper"]
+SUBSETS = {name: "train" for name in TRAIN} | {"fedfomo": "validation"}
+
+
+@pytest.mark.parametrize("method", SUBSETS)
+def test_what_a_method_runs_in_eval_mode_is_looked_at(method, flat_config):
+    """Their clients run samples of their own: for templates, features, statistics or weights."""
+    subset = SUBSETS[method]
+    share = (
+        "test-fraction=0.9" if subset == "train" else "validation-fraction=0.1 test-fraction=0.5"
+    )
+    settings = config.read(flat_config(f'{ODD} {share} strategy="{method}"'))
+    space = workspace(settings)
+    sizes = [len(getattr(space.population.share(c), subset)) for c in space.population.training]
+    strategy = registry.strategy_class(method)(space)
+    said = f"client {sizes.index(1)} has a single {subset} sample.*, or a larger "
+    said += "min-samples$" if subset == "train" else "validation-fraction$"
+    with pytest.raises(RunError, match=said):
+        checks.check_strategy(strategy)
+
+
+@pytest.mark.parametrize("keys", ['strategy="fedavg"', 'strategy="fedcmd" fedcmd.layer="fc"'])
+def test_a_single_training_sample_is_no_problem_for_others(keys, flat_config):
+    flat = flat_config(f"{ODD} test-fraction=0.9", keys)
+    settings = config.read(flat)
+    checks.check_strategy(registry.strategy_class(settings.strategy)(workspace(settings)))
+
+
 @pytest.mark.parametrize("option", [
     'bn-stats="shared"',
     'bn-stats="local"',
