@@ -160,17 +160,20 @@ class StrategyTools:
         """Return the plan of an evaluation in which a newcomer first trains layers of its own.
 
         They are those that stay on a client in training, unless the evaluation trains them. They
-        are trained as in training, but the shared layers are frozen.
+        are trained as in training, but the shared layers are frozen. If only statistics of
+        BatchNorms stay, they are measured, at a learning rate of 0.
         """
-        keys = self.layout.keys_of
-        kept = {*self.layout.personal(training.upload), *keys(training.also_keep)}
-        kept -= {key for stage in evaluation.stages for key in keys(stage.layers)}
-        first = (
-            replace(stage, layers=self.layout.covering(stage.layers, kept))
-            for stage in self.alone(training).stages
-        )
-        stages = (*(stage for stage in first if stage.layers), *evaluation.stages)
-        return replace(evaluation, stages=stages, newcomer=True)
+        layout, stages = self.layout, list[Stage]()
+        kept = {*layout.personal(training.upload), *layout.keys_of(training.also_keep)}
+        kept -= {key for stage in evaluation.stages for key in layout.keys_of(stage.layers)}
+        for stage in self.alone(training).stages:
+            trained = layout.covering(stage.layers, kept & layout.parameters)
+            measured = layout.covering(stage.layers, kept.difference(layout.keys_of(trained)))
+            for layers, lr in ((measured, 0.0), (trained, stage.lr)):
+                if layers:
+                    stages.append(replace(stage, layers=layers, lr=lr))
+        stages += evaluation.stages
+        return replace(evaluation, stages=tuple(stages), newcomer=True)
 
     def clip(self) -> Clip | None:
         """Return the clipping that the keys of the run ask for; None if they ask for none."""

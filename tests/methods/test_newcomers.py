@@ -5,10 +5,11 @@ import re
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedapps.compare import runs
 from fedapps.core import config, registry
-from fedapps.method import BaseClient, BaseStrategy, Costs, rehearse, replace
+from fedapps.method import BaseClient, BaseStrategy, Costs, copied, rehearse, replace
 from fedapps.models.layers import put, take
 from fedapps.report import frames, status
 from fedapps.report.accuracy_plots import evaluated_rounds
@@ -245,3 +246,38 @@ def test_a_newcomer_trains_norms_of_its_own_before_the_head(method):
     trained = {key for stage in first for key in strategy.layout.keys_of(stage.layers)}
     body = strategy.layout.keys_of(strategy.layout.body)
     assert {key for key in body if "running_" in key} <= trained
+
+
+@pytest.mark.parametrize(("keys", "moved"), [
+    ('strategy="fedavg" finetune-epochs=0', ()),
+    ('strategy="fedper" finetune-epochs=0', ("classifier",)),
+    ('strategy="fedbabu" finetune-part="head"', ("classifier",)),
+    ('strategy="fedrep"', ("classifier",)),
+])  # fmt: skip
+def test_statistics_of_its_own_are_measured_and_shared_layers_stay_frozen(
+    keys, moved, two_files, flat_config
+):
+    """With one batch, a running mean is 0.1 times that of the BatchNorm's inputs."""
+    more = 'model="lenet5" bn-stats="local" batch-size=100 local-epochs=1 num-clients=4'
+    made = config.read(flat_config(two_files([])[0], more, 'unseen-clients="3"', keys))
+    cls = registry.strategy_class(made.strategy), registry.client_class(made.strategy)
+    run = rehearse(*cls, made)
+    plan = run.strategy.newcomer_plan(1, 3)
+    client, received = run.make(3), run.strategy.download(1, 3, plan)
+    model, seen = copied(client.model).train(), []
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    put(model, received)
+    model(client.train_data[0])
+    figures = client.evaluate_round(plan, received).metrics
+    assert figures["finetune_batches"] > 0
+    now = take(client.model, run.layout.keys_of(run.layout.names))
+    trained = {k for k in received if (now[k] != received[k]).any()}
+    initial = run.strategy.workspace.initial
+    trained |= {k for k in run.layout.parameters if (now[k] != initial[k]).any()}
+    assert trained == {*run.layout.keys_of(moved)}
+    means = [value for key, value in now.items() if key.endswith("running_mean")]
+    for found, inputs in zip(means, seen, strict=True):
+        expected = 0.1 * inputs.detach().mean((0, 2, 3)).numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
