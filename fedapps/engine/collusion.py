@@ -13,7 +13,7 @@ the result is the same for any number of workers. `fedapps/method/attacks.py` ha
   has been told how many samples each client has, would refuse it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import NormalDist
 
 import numpy as np
@@ -25,6 +25,7 @@ from fedapps.method.attacks import SIGNS
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate, replace
 from fedapps.models.layers import Arrays
+from fedapps.training.plan import Plan
 
 Updates = Iterator[ClientUpdate]
 CHANGING = (*SIGNS, "alie")  # attacks that put other values into the layers of an upload
@@ -40,11 +41,23 @@ def attackers(strategy: BaseStrategy) -> frozenset[int]:
         )
     if s.attack == "label-flip" and not task.has_classes:
         raise RunError(f'attack = "label-flip": needs classes, but task = "{task.name}"')
-    found = strategy.workspace.attackers
-    if found and s.attack in CHANGING and (beside := strategy.plan(1, min(found)).sends):
-        parts = ", ".join(sorted({name.partition("/")[0] + "/" for name in beside}))
-        log.warning('attack = "%s" changes layers; %s is sent as it is', s.attack, parts)
-    return found
+    return strategy.workspace.attackers
+
+
+def tell_what_is_honest(
+    settings: Settings, lying: frozenset[int], plans: Mapping[int, Plan], told: set[str]
+) -> None:
+    """Warn of what attackers of a round send beside layers, which stays honest; each part once.
+
+    The parts are added to those that have been `told`.
+    """
+    if settings.attack not in CHANGING:
+        return
+    names = {name for client in lying & plans.keys() for name in plans[client].sends}
+    if parts := {name.partition("/")[0] + "/" for name in names} - told:
+        told |= parts
+        listed = ", ".join(sorted(parts))
+        log.warning('attack = "%s" changes layers; %s is sent as it is', settings.attack, listed)
 
 
 def colluding(settings: Settings, lying: frozenset[int], updates: Updates) -> Updates:

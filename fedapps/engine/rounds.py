@@ -60,6 +60,7 @@ class Rounds:
         self.clock = clock(strategy)
         self.summing = summing(strategy)
         self.attackers = collusion.attackers(strategy)
+        self.told: set[str] = set()  # what attackers send honestly
         self.optimizer = ServerOptimizer(self.settings, self.layout, strategy.state)
         self.checks = MetricChecks(strategy)
         self.totals = RoundTotals()
@@ -96,6 +97,7 @@ class Rounds:
         selected = self.summing.enough(round_, selected)
         plans = {client: self.strategy.plan(round_, client) for client in selected}
         plans = self.strategy.begin_round(round_, plans)
+        collusion.tell_what_is_honest(self.settings, self.attackers, plans, self.told)
         for kind, detail in self.privacy.begin(plans).items():
             self.report.event(round_, "server", kind, detail)
         self.recovery.before_sending(self.report, self.strategy)

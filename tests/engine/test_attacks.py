@@ -75,17 +75,26 @@ def test_variances_of_components_are_never_negative(flat_config):
     assert any(name.endswith("running_var") for name in before)
 
 
-@pytest.mark.parametrize(("method", "attack", "told"), [
-    ("scaffold", "scaled", True), ("scaffold", "alie", True), ("scaffold", "label-flip", False),
-    ("fedavg", "scaled", False),
+FOMO = 'strategy="fedfomo" validation-fraction=0.2 num-rounds=2'
+AP = 'strategy="fedap" model="lenet5" fedap.warmup=0.5 num-rounds=2'
+CMD = 'strategy="fedcmd" fedcmd.selection-fraction=0.3 num-rounds=3'
+
+
+@pytest.mark.parametrize(("options", "attack", "parts"), [
+    ('strategy="scaffold" num-rounds=2', "scaled", ["c/"]),
+    ('strategy="scaffold"', "alie", ["c/"]),
+    ('strategy="scaffold"', "label-flip", []),
+    ('strategy="fedavg"', "scaled", []),
+    (FOMO, "scaled", ["affinity/"]),  # from round 2 on
+    (AP, "sign-flip", ["inputs/"]),  # after the warm-up
+    (CMD, "alie", ["scores/", "phi/"]),
 ])  # fmt: skip
-def test_what_an_attack_leaves_alone_is_told(method, attack, told, flat_config, caplog):
-    """The change of c travels beside the layers, and stays honest."""
-    options = f'strategy="{method}" attackers=0.34 attack="{attack}"'
-    settings = config.read(flat_config(options))
-    Rounds(registry.strategy_class(method)(Workspace(settings)))
-    line = f'attack = "{attack}" changes layers; c/ is sent as it is'
-    assert (line in caplog.text) == told
+def test_what_an_attack_leaves_alone_is_told(options, attack, parts, serial_run, caplog):
+    """What travels beside the layers stays honest, such as the change of c; once for each part."""
+    serial_run(RUN, f'attack="{attack}"', options)
+    lines = [line for line in caplog.messages if "is sent as it is" in line]
+    told = f'attack = "{attack}" changes layers; %s is sent as it is'
+    assert lines == [told % part for part in parts]
 
 
 def test_flipped_labels_are_those_of_a_client_with_other_labels(serial_run, fits, monkeypatch):
