@@ -1,5 +1,8 @@
 """What holds for all baselines: bytes, state, clipping, BatchNorm settings, failures."""
 
+import inspect
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +14,8 @@ from fedapps.core.errors import RunError
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.rehearsal import rehearse
 from fedapps.models.layers import put
+from tests.support import ROOT
+from tests.support.methods import needed
 from tests.support.references import ALL, BODY, HEAD
 
 
@@ -143,3 +148,42 @@ def test_last_local_is_the_model_after_training(tiny_npz, serial_run, read_csv, 
     mean = np.mean([float(row["accuracy_last_local"]) for row in rows])
     assert read_rounds(folder)[-1]["accuracy_last_local"] == pytest.approx(mean)
     assert read_rounds(serial_run(tiny_npz, 'strategy="fedavg"'))[-1]["accuracy_last_local"] is None
+
+
+SENT = {  # by method and prefix of what its plans send beside layers: the words for it
+    "fedap": {"inputs": "mean and standard deviation of each input channel"},
+    "fedas": {"fisher": "trace of the Fisher information"},
+    "fedcmd": {"scores": "a score for each layer", "phi": "the personal layer"},
+    "feddbe": {"z": "the mean of its features"},
+    "fedem": {"c": "each shared model"},
+    "fedfomo": {"affinity": "how much lower its validation loss is"},
+    "fedpac": {"first": "how much the features vary", "own": "mean features and sample counts"},
+    "fedproto": {"p": "the mean features of each class"},
+    "scaffold": {"c": "its mean gradient"},
+}
+
+
+def test_the_page_says_what_clients_send_beside_layers():
+    page = (ROOT / "docs" / "methods.md").read_text("utf-8")
+    page = page.partition("## What the server sees")[2].partition("\n## ")[0]
+    for method, words in SENT.items():
+        row = re.search(rf"^\| `{method}` \| (.*) \|$", page, re.M).group(1)
+        assert all(word in row for word in words.values()), method
+
+
+@pytest.mark.parametrize("method", registry.names())
+def test_what_clients_send_beside_layers_is_known(method, tiny_npz):
+    """Of each method whose strategy sends such arrays, in any of three rounds."""
+    cls = registry.strategy_class(method)
+    if not re.search(r"sends=|both_ways", inspect.getsource(inspect.getmodule(cls))):
+        assert method not in SENT
+        return
+    late = {"fedap": "fedap.warmup=0.5", "fedcmd": "fedcmd.selection-fraction=0.5"}
+    more = f"{late.get(method, '')} validation-fraction=0.2 {needed(method)}"
+    keys = f'{tiny_npz} strategy="{method}" num-rounds=3 {more}'
+    run, found = rehearse(cls, registry.client_class(method), keys), set()
+    for round_ in (1, 2, 3):
+        plans = [run.strategy.plan(round_, client) for client in run.strategy.clients]
+        found |= {name.partition("/")[0] for plan in plans for name in plan.sends}
+        run.rounds(1)
+    assert found == SENT[method].keys()
