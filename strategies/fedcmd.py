@@ -37,7 +37,8 @@ class Settings(MethodSettings, frozen=True):
         Share, doc("rho: share of the rounds in which clients vote for the personal layer")
     ]
     candidates: Annotated[
-        Literal["fc", "all"], doc("layers to vote for: fully connected ones, or all but the first")
+        Literal["fc", "all"],
+        doc("layers to vote for: all but the first; fc: of these, those with matrices as weights"),
     ]
     label_encoding: Annotated[
         Literal["index", "onehot"], doc("labels as numbers in [0, 1], or as one-hot vectors")
@@ -69,7 +70,8 @@ class FedCMD(WarmUp, KeepsLast):
     scores are computed in clients/fedcmd.py. Where the paper is silent, we chose these rules:
 
     - Inputs and outputs are scaled to [0, 1] (`scaling`), and labels (0..C-1) divided by C - 1.
-    - The first layer is no candidate; `candidates = fc` also leaves out convolutions.
+    - The first layer is no candidate; `candidates = fc` also leaves out convolutions. Blocks of
+      attention and recurrent layers stay: their weights are matrices, as those of linear layers.
     - A tie goes to the layer nearer the output.
     - The clients that do poorly with fc2, and get the classifier in Fig. 2, are the worst fifth.
     - A client that missed the latest round is compared by its last l*; a client that has never
@@ -163,7 +165,7 @@ class FedCMD(WarmUp, KeepsLast):
         return majority(np.bincount([majority(round_) for round_ in voted]))
 
     def candidates(self) -> Slice:
-        """All layers but the first; `fc`: only fully connected ones, whose weights are matrices.
+        """All layers but the first; `fc`: only those whose weights are matrices or vectors.
 
         Raises `RunError` if there are none.
         """
@@ -177,8 +179,8 @@ class FedCMD(WarmUp, KeepsLast):
         if not found:
             model = self.settings.model
             raise RunError(
-                f'fedcmd.candidates = "fc": {model} has no fully connected layer after the first; '
-                'use "all"'
+                f'fedcmd.candidates = "fc": {model} has no layer with matrices as weights after'
+                ' the first; use "all"'
             )
         return found
 
