@@ -15,6 +15,7 @@ from fedapps.method import (
     Plan,
     Share,
     doc,
+    log,
     replace,
 )
 
@@ -46,7 +47,9 @@ class FedDBE(BaseStrategy):
     options: Settings
 
     def setup(self) -> None:
-        """There is no consensual mean yet."""
+        """There is no consensual mean yet; its round trains nothing that lasts."""
+        if self.settings.num_rounds == 1:
+            log.warning("feddbe: the only round finds the mean of features, so nothing is trained")
         self.state["z/mean"] = np.zeros(self.workspace.feature_shape, np.float32)
         self.state["z/round"] = np.zeros(1, np.int64)
 

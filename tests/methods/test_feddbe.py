@@ -91,3 +91,13 @@ def test_a_round_that_nobody_answers_is_not_the_initialization(tiny_npz):
     assert [strategy.phase(round_) for round_ in (2, 3)] == ["initialize", "train"]
     run.rounds(1)
     assert strategy.plan(3, 0) == run.strategy.plan(3, 0) != strategy.plan(2, 0)
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_run_that_only_initializes_says_so(tiny_npz, serial_run, read_model, capsys, rounds):
+    folder = serial_run(tiny_npz, f'strategy="feddbe" num-rounds={rounds}')
+    said = "warning: feddbe: the only round finds the mean of features, so nothing is trained"
+    assert (said in capsys.readouterr().out) == (rounds == 1)
+    initial = rehearse(FedDBE, FedDBEClient, f'{tiny_npz} strategy="feddbe"').strategy.arrays
+    same = [(value == initial[key]).all() for key, value in read_model(folder).items()]
+    assert all(same) if rounds == 1 else not any(same)
