@@ -56,7 +56,7 @@ class StrategyHooks(Growing, Conversation, ABC):
     needs_union: ClassVar[bool] = False  # whether the server itself trains on all clients' data
     needs_norms: ClassVar[bool] = False  # whether models without BatchNorm are refused
     needs_classes: ClassVar[bool] = False  # whether tasks other than classification are refused
-    in_eval_mode: tuple[str, ...] = ()  # subsets that clients run in eval mode, besides what is scored
+    in_eval_mode: tuple[str, ...] = ()  # subsets run in eval mode, besides the scored
     needs_cut: ClassVar[bool] = False  # whether models whose layers cannot run alone are refused
     newcomers_train: ClassVar[bool] = False  # whether a newcomer trains for a round, like others
 
