@@ -75,6 +75,16 @@ API = Known(  # what serves the SuperNode's API
         *(request for _, request in PUSHES.values()),
     ),
 )
+STATE = Known(  # what it keeps of tasks
+    "flwr.supercore.corestate.in_memory_corestate",
+    {},
+    {
+        r"\bself\.(task_store: .*)": {"task_store: dict[int, Task] = {}"},
+        r"\bself\.(lock_task_store = .*)": {"lock_task_store = Lock()"},
+    },
+    {"InMemoryCoreState.finish_task": ("self", "task_id", "sub_status", "details")},
+    ("Status.FINISHED",),
+)
 # What warm.py calls; here that module is only read, because to load it takes time and memory.
 CLIENTAPP = {
     "pull_task_input": ("client",),
@@ -146,10 +156,10 @@ class Process:
 
 
 class Answering:
-    """Answers the messages of a SuperNode; `loop` and `api` are the modules of Flower for that."""
+    """Answers a SuperNode's messages; `loop`, `api` and `tasks` are Flower's modules for that."""
 
-    def __init__(self, loop: ModuleType, api: ModuleType) -> None:
-        self.loop, self.api = loop, api
+    def __init__(self, loop: ModuleType, api: ModuleType, tasks: ModuleType) -> None:
+        self.loop, self.api, self.tasks = loop, api, tasks
         self.process = Process()
         self.active = False  # else Flower's SuperExec starts the processes of messages
         self._push = loop._push_messages
@@ -207,6 +217,7 @@ class Answering:
             self.refuse(message, problem, state, task)
         else:
             self.tell(said, state, task)
+        self.forget(state)
         return True
 
     def tell(self, said: Said, state: Any, task: Any) -> None:
@@ -231,6 +242,13 @@ class Answering:
         loop._insert_message(reply, state, state.object_store)
         state.finish_task(task.task_id, loop.SubStatus.FAILED, problem)
 
+    def forget(self, state: Any) -> None:
+        """Drop finished tasks: Flower keeps all, and looks through all of them for each message."""
+        with state.lock_task_store:
+            for task_id, task in [*state.task_store.items()]:
+                if task.status.status == self.tasks.Status.FINISHED:
+                    del state.task_store[task_id]
+
 
 def answer_here() -> Answering | None:
     """Let this process, which is to become a SuperNode, answer messages without a SuperExec.
@@ -238,13 +256,13 @@ def answer_here() -> Answering | None:
     If Flower's code is not as expected, it is left unchanged, with a log line.
     """
     try:
-        loop, api, command = LOOP.load(), API.load(), COMMAND.load()
+        loop, api, tasks, command = LOOP.load(), API.load(), STATE.load(), COMMAND.load()
         check_source(warm.CLIENTAPP, CLIENTAPP)
     except ChangedError as error:
         cost = "each message is a new process that loads the libraries, which takes seconds"
         leave_as_it_is("how the SuperNode answers", str(error), cost)
         return None
-    answering = Answering(loop, api)
+    answering = Answering(loop, api, tasks)
     vars(loop)["subprocess"] = Overlay(subprocess, Popen=answering.start_superexec)
     vars(loop)["_push_messages"] = answering.answer_and_push
     serve = command._start_supernode_http_api

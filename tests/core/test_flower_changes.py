@@ -175,7 +175,8 @@ def test_a_superlink_that_answers_in_another_way_does_so(server, notes, monkeypa
 
 
 @pytest.mark.parametrize("change", [
-    "other SuperExec", "other start", "no start", "names", "parameters", "api", "port", "app",
+    "other SuperExec", "other start", "no start", "names", "parameters", "api", "tasks", "port",
+    "app",
 ])  # fmt: skip
 def test_a_supernode_that_answers_in_another_way_does_so(
     loop, command, notes, monkeypatch, tmp_path, change
@@ -192,6 +193,9 @@ def test_a_supernode_that_answers_in_another_way_does_so(
         monkeypatch.setattr(loop, "_push_messages", lambda state, send: None)
     elif change == "api":
         monkeypatch.delattr(importlib.import_module(answering.API.module), "PushObjectRequest")
+    elif change == "tasks":
+        module = importlib.import_module(answering.STATE.module)
+        change_source(monkeypatch, module, "self.lock_task_store = Lock()", "self.lock = Lock()")
     elif change == "port":
         change_source(monkeypatch, command, "http_server.should_exit", "http_server.ends")
     else:
@@ -224,7 +228,7 @@ def test_what_the_process_of_messages_calls_is_looked_up_in_its_source():
     ["flower-superexec", answering.INSTALL, "--help"],
 ])  # fmt: skip
 def test_what_has_to_be_a_process_of_its_own_is_started_as_it_is(loop, words):
-    made = answering.Answering(loop, None)
+    made = answering.Answering(loop, None, None)
     process = made.start_superexec(words, stdout=subprocess.PIPE, text=True, env=os.environ | HERE)
     said, _ = process.communicate()
     assert said == "as it is\n" or "Run Flower SuperExec." in said

@@ -193,9 +193,29 @@ def test_flower_hears_of_a_message_that_takes_long(node, monkeypatch):
     beats = []
     monkeypatch.setattr(answering, "BEAT", 0.01)
     monkeypatch.setattr(node.state, "acknowledge_task_heartbeat", beats.append)
+    create, made = node.state.create_task, []
+    monkeypatch.setattr(node.state, "create_task", lambda **a: made.append(create(**a)) or made[-1])
     node.ask(fab_of(FACTS))  # it takes long to load the libraries
-    (task,) = node.state.get_tasks()
-    assert set(beats) == {task.task_id} and len(beats) > 1
+    assert set(beats) == set(made) and len(made) == 1 < len(beats)
+
+
+def test_a_supernode_keeps_no_task_of_a_message_that_is_answered(node, monkeypatch):
+    """Neither of one that was refused, nor of one that did not arrive as a whole."""
+    fab, asked, state = fab_of(""), RecordDict({"asked": ConfigRecord({"json": "{}"})}), node.state
+
+    def dies(*_):
+        raise EOFError("it ended")
+
+    def broken(run, key):
+        raise OSError("the network is gone")
+
+    monkeypatch.setattr(node.process, "ask", dies)
+    for n in range(50):
+        if n % 5 == 4:
+            assert node.receive(fab, 1, asked, broken) is None
+            assert len(state.task_store) == 1
+        assert "it ended" in node.ask(fab)
+        assert not state.task_store and not state.task_token_store
 
 
 def test_without_libraries_it_ends_with_one_line(node, whole, tmp_path, monkeypatch, capfd):
