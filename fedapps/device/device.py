@@ -105,11 +105,11 @@ class Device(NodeConfig):
         """Return the store of this client's state in a run.
 
         A new run keeps or resets the state of an earlier run, according to `client-state`. A
-        resumed run gets the state of the round after which it goes on. Runs that differ, for
-        example, in `head-layers` or in the method's own keys have separate states, because other
-        layers can be personal in them: a server must not get a layer that an earlier run has
-        promised to leave here. Raises `RunError` if another client has its state in the same
-        folder.
+        resumed run gets the state of the last round that no resumption has undone. Runs that
+        differ, for example, in `head-layers` or in the method's own keys have separate states,
+        because other layers can be personal in them: a server must not get a layer that an earlier
+        run has promised to leave here. Raises `RunError` if another client has its state in the
+        same folder.
         """
         settings = space.settings
         values = defaults() | dict(settings.flat)
@@ -140,8 +140,8 @@ class Device(NodeConfig):
                     f"this message is from attempt {info.attempt} of the run, which has been"
                     f" resumed since then (attempt {before.attempt})"
                 )
-            if info.attempt > before.attempt:
-                store.roll_back(info.resumed)
+            if info.attempt > before.attempt:  # it may have been away for several resumptions
+                store.roll_back(min(info.resumed[before.attempt :]))
             if before.data not in ("", now.data):
                 log.warning("client %s: its data have changed since the run began", self.client)
                 store = replace(store, other_data=True)

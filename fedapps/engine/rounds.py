@@ -218,8 +218,7 @@ class Rounds:
             fingerprint=self.strategy.workspace.resident.fingerprint,
             presum=self.settings.presum and kind == "train",
             run_id=about.id,
-            attempt=about.attempt,
-            resumed=about.resumed,
+            resumed=[*about.resumptions],
             needed=needed_after(round_, self.settings.checkpoint_every),
         )
 

@@ -29,7 +29,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """The content of run.json, which is written when a run starts and when it is resumed.
 
     `id` is random. Devices recognize a run by it, because another run can have a directory of the
-    same name. The run was resumed `attempt` times, the last time after round `resumed`. Its
+    same name. The run was resumed `attempt` times, after the rounds `resumptions`. Its
     `fingerprints` tell whether data, method or model have changed meanwhile.
     """
 
@@ -40,7 +40,14 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     task: str = CLASSIFICATION.name  # what is learned
     fingerprints: Fingerprints = {}
     attempt: int = 0
-    resumed: int = 0
+    resumed: int | tuple[int, ...] = ()  # an int is the last one only, from an earlier version
+
+    @property
+    def resumptions(self) -> tuple[int, ...]:
+        """The rounds after which the run was resumed, in the order of its attempts."""
+        if isinstance(self.resumed, tuple):
+            return self.resumed
+        return (self.resumed,) * self.attempt
 
     @classmethod
     def new(cls, task: Task = CLASSIFICATION, fingerprints: Fingerprints | None = None) -> "About":
@@ -67,8 +74,9 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
     def again(self, round_: int) -> "About":
         """Return the content for this run when it is resumed after `round_`."""
+        resumed = (*self.resumptions, round_)
         return msgspec.structs.replace(
-            self, attempt=self.attempt + 1, resumed=round_, versions=versions()
+            self, attempt=len(resumed), resumed=resumed, versions=versions()
         )
 
     def write(self, run: Path) -> None:

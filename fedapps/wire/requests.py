@@ -67,18 +67,22 @@ class Request:
 class RoundInfo(msgspec.Struct, frozen=True, rename="kebab"):
     """What all requests of a message share.
 
-    `run_id` identifies the run, even if its directory is renamed. The run was resumed `attempt`
-    times, the last time after round `resumed`. A resumed run may go back to the state after round
-    `needed` (-1: it cannot be resumed).
+    `run_id` identifies the run, even if its directory is renamed. The run was resumed after each of
+    the rounds `resumed`. A resumed run may go back to the state after round `needed` (-1: it cannot
+    be resumed).
     """
 
     run_dir: str
     fingerprint: str
     presum: bool = False
     run_id: str = ""
-    attempt: int = 0
-    resumed: int = 0
+    resumed: list[int] = []
     needed: int = -1
+
+    @property
+    def attempt(self) -> int:
+        """How often the run was resumed."""
+        return len(self.resumed)
 
 
 class RequestHeader(RoundInfo, frozen=True, kw_only=True, rename="kebab"):

@@ -180,7 +180,7 @@ def marked(value):
     return {"w": torch.full((2,), float(value))}
 
 
-AGAIN = {"attempt": 1, "resumed": 1}
+AGAIN = {"resumed": [1]}
 
 
 @pytest.mark.parametrize(("then", "how"), [("b", {}), ("a", AGAIN)], ids=["new", "resumed"])
@@ -210,6 +210,20 @@ def test_a_message_from_before_a_resumption_does_not_take_the_state_back(began):
         began("a")
     resumed.save(3, marked(30))
     assert began("a", **AGAIN).load_version(4)[1]["w"].tolist() == [30.0, 30.0]
+
+
+@pytest.mark.parametrize(("resumed", "left"), [
+    ([5, 9], 5),  # of what it knows, rounds 6 and 7 were undone while it was away
+    ([9, 5], 5), ([6], 6), ([9, 8], 7), ([0, 3], -1),
+])  # fmt: skip
+def test_a_device_that_was_away_goes_back_before_all_that_was_undone(began, resumed, left):
+    for round_ in range(1, 8):
+        began("a", needed=4).save(round_, marked(round_))
+    store = began("a", resumed=resumed)
+    assert store.load_version(10)[0] == left
+    store.save(10, marked(10))
+    assert began("a", resumed=resumed).load_version(11)[0] == 10
+    assert began("a", resumed=[*resumed, 10]).load_version(11)[0] == 10
 
 
 def test_a_process_that_ends_late_leaves_the_next_model_alone(device_run, nodes, monkeypatch):
