@@ -236,7 +236,7 @@ def device_workspace(settings: Settings, device: Device) -> Workspace:
     """
     torch.set_num_threads(settings.threads)
     with _making:
-        now = stamp(device.data), stamp(device.state_dir / initial.FILE)
+        now = stamp(device.data), stamp(initial.copy(settings, device.state_dir))
         if _stamps.setdefault(device, now) != now:
             _make_workspace.cache_clear()  # old data would only take memory
             _stamps[device] = now

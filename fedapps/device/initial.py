@@ -1,9 +1,12 @@
 """The initial model on a device: it comes with the greeting, is checked, and stays in `state-dir`.
 
 A device uses no path from the server: where `initial-model` names a file there, the device has a
-copy of its own.
+copy of its own, whose name is a digest of that. So runs that start from different models can take
+turns.
 """
 
+import hashlib
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -14,30 +17,41 @@ from fedapps.core.files import write_whole
 from fedapps.core.settings import Settings
 from fedapps.core.signing import SignedModel
 
-FILE = "initial-model.safetensors"
+FILES = "initial-model*.safetensors"  # of all runs, also of earlier versions
+KEPT = 2  # the newest of them
 
 
 def keep(settings: Settings, sent: SignedModel | None, state_dir: Path, key: Path | None) -> None:
     """Write the initial model that the server has sent, for the messages of this run.
 
-    It sends none when it greets a device again that has had it. Raises `RunError` if there is none
-    although the run needs one, if it was altered, or if it is not signed with the device's `key`,
-    and also if this key cannot be read.
+    It sends none when it greets a device again that has had it, unless this failed. Raises
+    `RunError` if there is none although the run needs one, if it was altered, or if it is not
+    signed with the device's `key`, and also if this key cannot be read.
     """
     if key is not None:
         signing.public_key(key)  # a mistake shows now, not with the first model that comes
     if not settings.initial_model:
         return
     if sent is None:
-        if not (state_dir / FILE).exists():
-            raise RunError("initial-model: the server has sent none; update fedapps on the server")
+        if not copy(settings, state_dir).exists():  # the server sends it once it hears of this
+            raise RunError("initial-model: this device does not have the one of this run any more")
         return
     signing.check(sent, key, "initial-model")
-    write_whole(state_dir / FILE, sent.content, durable=True)
+    write_whole(copy(settings, state_dir), sent.content, durable=True)
+    with suppress(OSError):  # another process has removed one
+        found = sorted(state_dir.glob(FILES), key=lambda path: path.stat().st_mtime_ns)
+        for path in found[:-KEPT]:
+            path.unlink()
+
+
+def copy(settings: Settings, state_dir: Path) -> Path:
+    """Return where a device keeps its copy of the initial model of a run."""
+    digest = hashlib.sha256(settings.initial_model.encode()).hexdigest()[:16]
+    return state_dir / f"initial-model-{digest}.safetensors"
 
 
 def own(settings: Settings, state_dir: Path) -> Settings:
     """Return the settings with this device's copy of the initial model, if the run has one."""
     if not settings.initial_model:
         return settings
-    return msgspec.structs.replace(settings, initial_model=str(state_dir / FILE))
+    return msgspec.structs.replace(settings, initial_model=str(copy(settings, state_dir)))

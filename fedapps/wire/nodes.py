@@ -34,6 +34,7 @@ class Guest:
     place: int = 0  # lower means that it has claimed its client id for longer
     answered: float = -math.inf  # when the greeting of its last answer was sent
     outdated: float = -math.inf  # answers to greetings that were sent earlier are out of date
+    has_model: bool = False  # whether it has the initial model, as far as is known
 
     def is_due(self, now: float) -> bool:
         """Tell whether to greet it now: its answer is needed, and no greeting is recent."""
@@ -136,8 +137,14 @@ class NodeRegistry:
         return f"waiting for {number(self.at_least - ready - starting, 'SuperNode')}: {come}{more}"
 
     def recheck(self, clients: Iterable[int], fleet: Fleet) -> None:
-        """Ask the devices of `clients` again: one that failed may have been restarted."""
-        self._recheck(fleet.bound[client].node for client in clients if client in fleet.bound)
+        """Ask the devices of `clients` again: one that failed may have been restarted.
+
+        It gets the initial model again, because it may have lost that.
+        """
+        nodes = [fleet.bound[client].node for client in clients if client in fleet.bound]
+        for node in self._guests.keys() & nodes:
+            self._guests[node].has_model = False
+        self._recheck(nodes)
 
     def _recheck(self, nodes: Iterable[int]) -> None:
         for node in self._guests.keys() & nodes:
@@ -158,8 +165,7 @@ class NodeRegistry:
         """Greet those that are due; return their nodes by the id of the greeting."""
         now = time.monotonic()
         due = [node for node, guest in self._guests.items() if guest.is_due(now)]
-        answers = {node: self._guests[node].hello for node in due}
-        has_it = {node for node, hello in answers.items() if hello and not hello.problem}
+        has_it = {node for node in due if self._guests[node].has_model}
         greetings = [pack_greeting(n, None if n in has_it else self.initial) for n in due]
         ids = list(self.grid.push_messages(greetings)) if due else []
         sent = {message: node for node, message in zip(due, ids, strict=True) if message}
@@ -181,7 +187,7 @@ class NodeRegistry:
         guest.forget(asked_at)  # answers to earlier greetings are out of date
         if not guest.hello or guest.hello.problem or guest.hello.client != hello.client:
             guest.place = next(self._places)
-        guest.hello, guest.answered = hello, asked_at
+        guest.hello, guest.answered, guest.has_model = hello, asked_at, not hello.problem
         if self.simulated:
             if reply.has_error() and not self.complete:
                 raise RunError(f"a SuperNode could not start: {hello.problem}")

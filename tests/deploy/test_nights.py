@@ -14,6 +14,7 @@ from fedapps.core import signing
 from fedapps.core.signing import Manifest
 from fedapps.engine import ledger
 from tests.deploy.helpers import outcome
+from tests.device.helpers import initial_copy
 from tests.support import ROOT
 
 pytestmark = pytest.mark.deployment
@@ -88,7 +89,7 @@ def test_nights(deployment, tmp_path, make_npz, capsys):
     second = both(2)
     for client in range(DEVICES):
         state = deployment.folder / "devices" / f"ward-{client}"
-        kept = (state / "initial-model.safetensors").read_bytes()
+        kept = initial_copy(state).read_bytes()
         assert kept == (first / "model.safetensors").read_bytes()
         assert (state / "privacy.json").read_text() == '{"updates":{"1.0":4}}'
 
@@ -113,7 +114,7 @@ def test_nights(deployment, tmp_path, make_npz, capsys):
         assert night(folder, "--roll-back", "run-0001") == 0
     write(3)
     third = both(3)
-    kept = deployment.folder / "devices" / "ward-0" / "initial-model.safetensors"
+    kept = initial_copy(deployment.folder / "devices" / "ward-0")
     assert kept.read_bytes() == (first / "model.safetensors").read_bytes()
     assert len({outcome(folder)[2] for folder in (first, second, third)}) == 3
     runs = ledger.read(real).runs

@@ -1,5 +1,7 @@
 """What the tests of devices share: a tiny run, and reading what it leaves."""
 
+from pathlib import Path
+
 import numpy as np
 from PIL import Image
 from safetensors.numpy import load_file
@@ -26,6 +28,12 @@ def newest(folder):
     (path,) = {path.parent for path in folder.glob("*/run.json")}
     files = sorted(path.glob("round-*.safetensors"))
     return load_file(files[-1])
+
+
+def initial_copy(state_dir):
+    """A device's copy of the initial model of the last run that brought one; None if none did."""
+    found = Path(state_dir).glob("initial-model-*.safetensors")
+    return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
 
 
 def put(folder, names, size=(8, 8), parts=("train", "test"), skip=()):

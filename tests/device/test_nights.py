@@ -2,7 +2,6 @@
 
 import json
 from argparse import ArgumentParser
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -16,7 +15,7 @@ from fedapps.core import config
 from fedapps.core.files import held
 from fedapps.engine import ledger
 from fedapps.engine.accounting import alone
-from tests.device.helpers import RUN
+from tests.device.helpers import RUN, initial_copy
 from tests.support.fits import fail_fits
 from tests.support.tiny import BASE
 
@@ -61,7 +60,7 @@ def verified(path, public):
 
 
 def starts_from(nodes, path):
-    own = [Path(node["state-dir"]) / "initial-model.safetensors" for node in nodes]
+    own = [initial_copy(node["state-dir"]) for node in nodes]
     return all(file.read_bytes() == path.read_bytes() for file in own)
 
 

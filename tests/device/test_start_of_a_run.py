@@ -7,11 +7,13 @@ import pytest
 from flwr.app import Message
 from safetensors.numpy import load_file, save_file
 
-from fedapps.core import signing
+from fedapps.core import config, signing
 from fedapps.core.errors import RunError
+from fedapps.device.device import Device, device_workspace
 from fedapps.training.workspace import workspace
 from fedapps.wire.hello import pack_greeting, read_greeting
-from tests.device.helpers import DEVICES, left_out
+from tests.device.helpers import DEVICES, initial_copy, left_out
+from tests.device.helpers import RUN as OWN
 
 RUN = 'strategy="fedavg" model="lenet5" num-rounds=1 local-epochs=1'
 
@@ -59,7 +61,7 @@ def test_devices_get_the_initial_model_from_the_server(device_run, nodes, night,
     given = load_file(night)
     assert len(fits) == DEVICES
     for client, *_ in fits:
-        own = Path(nodes[client.client]["state-dir"]) / "initial-model.safetensors"
+        own = initial_copy(nodes[client.client]["state-dir"])
         assert client.workspace.settings.initial_model == str(own)
         assert own.read_bytes() == night.read_bytes()
         for key, value in client.workspace.initial.items():
@@ -78,7 +80,7 @@ def test_a_device_with_a_key_takes_only_signed_models(
     assert all("initial-model: it is not signed" in detail for detail in refused.values())
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("left out: initial-model: it is not") for line in lines)
-    assert not (Path(nodes[0]["state-dir"]) / "initial-model.safetensors").exists()
+    assert not initial_copy(nodes[0]["state-dir"])
 
     signing.sign(night, tmp_path / "model.key")
     assert left_out(read_csv, device_run(*run)) == {}
@@ -100,6 +102,32 @@ def test_a_device_with_a_key_takes_only_signed_models(
     refused = left_out(read_csv, device_run(*run))
     assert refused.keys() == {"0", "1"}  # but device 2 has no key, and takes what it gets
     assert all("its manifest was altered, or not signed" in line for line in refused.values())
+
+
+def test_runs_with_other_initial_models_can_take_turns_on_a_device(flat_config, nodes, night):
+    """The copy of a run is there as long as no two others have come since; it can come again."""
+    device, keys, given = Device.of(nodes[0]), {}, load_file(night)
+    for scale, name in enumerate("abc", 1):
+        path = night.with_name(f"{name}.safetensors")
+        save_file({key: value * np.float32(scale) for key, value in given.items()}, path)
+        keys[name] = config.read(flat_config(OWN, RUN, f'initial-model="{path}"'))
+
+    def sent(name):
+        return signing.read(Path(keys[name].initial_model))
+
+    def scale(name):
+        found = device_workspace(keys[name], device).initial
+        return {float(np.median(found[key] / given[key]).round()) for key in found}
+
+    for name in "ab":
+        assert not device.hello(keys[name], sent(name)).problem
+    assert [scale(name) for name in "abba"] == [{1.0}, {2.0}, {2.0}, {1.0}]
+    assert not device.hello(keys["a"]).problem
+    assert not device.hello(keys["c"], sent("c")).problem
+    assert "does not have the one of this run any more" in device.hello(keys["a"]).problem
+    assert not device.hello(keys["a"], sent("a")).problem
+    assert [scale(name) for name in "ac"] == [{1.0}, {3.0}]
+    assert len([*device.state_dir.glob("initial-model*")]) == 2
 
 
 def test_a_run_from_the_seed_needs_no_signature(device_run, nodes, tmp_path, read_csv):

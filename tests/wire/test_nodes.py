@@ -10,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedapps.core.errors import RunError
+from fedapps.core.signing import SignedModel
 from fedapps.wire import nodes as nodes_module
+from fedapps.wire.contacts import Lookout
 from fedapps.wire.fleet import Fleet
 from fedapps.wire.grid import StreamingGrid
+from fedapps.wire.hello import read_greeting
 from fedapps.wire.nodes import NodeRegistry
 from tests.support.fake_grid import FakeGrid, error, said
 
@@ -318,14 +321,20 @@ def test_who_left_and_came_back_is_greeted_as_new():
     assert registry.wait_for_nodes().bound[1].samples["train"] == 9
 
 
-def test_who_failed_is_asked_again_and_keeps_its_place_meanwhile():
+def test_who_failed_is_asked_again_and_keeps_its_place_meanwhile(monkeypatch, tmp_path):
     grid = FakeGrid(polls=[[owner(1, 0)], [], [owner(1, 0, train=9)]], nodes=[[1]])
     registry = make_registry(grid)
+    registry.initial = SignedModel(b"a model")
     there = registry.wait_for_nodes()
     registry.recheck([0, 2], there)
     assert registry.wait_for_nodes() == there
     assert registry.wait_for_nodes().bound[0].samples["train"] == 9
     assert greeted(grid) == [1, 1]
+    assert [*map(read_greeting, grid.pushed)] == 2 * [registry.initial]  # it may have lost it
+    registry.lookout = Lookout(tmp_path)
+    monkeypatch.setattr(nodes_module, "REFRESH", -1.0)
+    registry.wait_for_nodes()
+    assert greeted(grid) == [1, 1, 1] and read_greeting(grid.pushed[-1]) is None
 
 
 def test_real_supernodes_are_not_believed_what_a_simulation_says():
