@@ -4,6 +4,7 @@ import argparse
 import re
 import shutil
 import subprocess
+from configparser import ConfigParser
 
 import pytest
 import yaml
@@ -27,6 +28,13 @@ def test_a_unit_is_valid_and_hardened(name, tmp_path):
     command = ["systemd-analyze", "security", "--offline=true", "--threshold=20", unit]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["fedapps-superlink.service", "fedapps-supernode@.service"])
+def test_a_process_that_is_killed_for_its_memory_does_not_end_the_others(name):
+    unit = ConfigParser(strict=False, interpolation=None)
+    unit.read(DEPLOY / "systemd" / name)
+    assert unit["Service"]["OOMPolicy"] == "continue"  # systemd's default is to stop the unit
 
 
 def test_the_example_of_a_device_sets_what_its_unit_asks_for():
