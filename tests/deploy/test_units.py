@@ -58,6 +58,14 @@ def test_the_timer_starts_a_unit_whose_command_exists():
     assert {str(options.key), *options.run_config} <= given
 
 
+def test_the_hour_of_the_timer_exists_in_every_night():
+    """Wherever summer time is kept, clocks are changed between midnight and 4 o'clock."""
+    timer = ConfigParser()
+    timer.read(DEPLOY / "systemd" / "fedapps-nightly.timer")
+    (hour,) = re.findall(r"^\*-\*-\* (\d\d):\d\d$", timer["Timer"]["OnCalendar"])
+    assert 4 <= int(hour) < 24
+
+
 def test_containers_keep_devices_and_the_superlink_apart():
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))["services"]
     assert [name for name, service in services.items() if "ports" in service] == ["proxy"]
