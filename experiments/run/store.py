@@ -14,7 +14,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from glob import escape, glob
@@ -25,7 +25,7 @@ from experiments.papers.table import SCALES, Cell
 from fedapps.core import config
 from fedapps.core.changes import INCIDENTAL
 from fedapps.core.errors import RunError
-from fedapps.core.files import held, write_whole
+from fedapps.core.files import held, in_turn, write_whole
 from fedapps.core.schema import Scalar
 
 # Keys on which no figure of a table depends, except for the last digits on another machine.
@@ -94,7 +94,7 @@ class Store:
         self.folder = folder
         self.defaults = config.resolved(config.defaults())
         self._read: dict[str, Run] = {}  # by path, those of `_lines` by that of their own file
-        self._lines: dict[str, tuple[float, dict[str, Run]]] = {}  # of each packed file, its time
+        self._lines: dict[str, tuple[object, dict[str, Run]]] = {}  # of each packed file, its stat
         self._changed: dict[str, float] = {}  # times of the folders at the last look
         self._alike: dict[tuple[str, int], list[Run]] = {}  # by scale and seed
         self._alone = threading.RLock()  # held by who reads or changes what is above
@@ -115,21 +115,29 @@ class Store:
         if changed == self._changed and not just_now:
             return
         self._changed = changed
-        files = [file for scale in scales for file in glob(f"{escape(scale)}*.jsonl")]
-        packed = self._packed(files)
-        paths = {path for folder in folders for path in glob(f"{escape(folder)}*.json")}
+        paths, packed = set(self._files("*/*.json")), self._packed()
         for path in paths - (self._read.keys() - packed.keys()):
-            self._read_again(path)
+            try:
+                self._read_again(path)
+            except FileNotFoundError:  # another process has packed it
+                paths.remove(path)
         own = {path: self._read[path] for path in paths}
-        self._read = dict(sorted((packed | own).items()))
+        self._read = dict(sorted((self._packed() | own).items()))  # what was packed meanwhile, too
         self._alike = {}
         for run in self._read.values():
             self._alike.setdefault((run.scale, run.seed), []).append(run)
 
-    def _packed(self, files: Sequence[str]) -> dict[str, Run]:
+    def _files(self, pattern: str) -> list[str]:
+        """Return the files of all scales that match a pattern."""
+        whole = escape(str(self.folder))
+        return [file for scale in SCALES for file in glob(f"{whole}/{scale}/{pattern}")]
+
+    def _packed(self) -> dict[str, Run]:
         """Return the runs in the tables' files, by the path that a file of its own would have."""
+        files = self._files("*.jsonl")
         for file in files:
-            at = os.stat(file).st_mtime
+            found = os.stat(file)
+            at = found.st_mtime_ns, found.st_ino, found.st_size
             if file not in self._lines or self._lines[file][0] != at:
                 runs = [Run(**json.loads(s)) for s in Path(file).read_text("utf-8").splitlines()]
                 self._lines[file] = at, {str(self._path_of(run)): run for run in runs}
@@ -144,20 +152,32 @@ class Store:
 
         Files that another process has written within the last seconds stay for the next time.
         """
-        self._changed = {}
-        by_table: dict[tuple[str, str], list[Run]] = {}
-        for run in self.runs():
-            by_table.setdefault((run.scale, run.table), []).append(run)
-        for (scale, table), runs in by_table.items():
-            own = [path for run in runs if (path := self._path_of(run)).exists()]
-            if not own or max(path.stat().st_mtime for path in own) > time.time() - CLOCK:
-                continue
-            text = "".join(json.dumps(_content(run)) + "\n" for run in runs)
-            write_whole(self.folder / scale / f"{table}.jsonl", text.encode())
-            for path in own:
-                path.unlink()
-            with suppress(OSError):  # another process has just added a run
-                own[0].parent.rmdir()
+        if not self._files("*/*.json"):
+            return
+        with self._alone, self._in_turn():
+            times = {Path(path): os.stat(path).st_mtime_ns for path in self._files("*/*.json")}
+            self._changed, self._read = {}, {}  # each file is read again: it can be a newer one
+            by_table: dict[tuple[str, str], list[Run]] = {}
+            for run in self.runs():
+                by_table.setdefault((run.scale, run.table), []).append(run)
+            for (scale, table), runs in by_table.items():
+                own = [path for run in runs if (path := self._path_of(run)) in times]
+                if not own or max(times[path] for path in own) / 1e9 > time.time() - CLOCK:
+                    continue
+                text = "".join(json.dumps(_content(run)) + "\n" for run in runs)
+                write_whole(self.folder / scale / f"{table}.jsonl", text.encode())
+                for path in own:
+                    if path.stat().st_mtime_ns == times[path]:  # on a file system without locks
+                        path.unlink()
+                with suppress(OSError):  # not all of them were packed
+                    own[0].parent.rmdir()
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """Let one process at a time add or move runs in this context."""
+        self.locks.mkdir(parents=True, exist_ok=True)
+        with in_turn(self.locks / "packing"):
+            yield
 
     def find(self, cell: Cell, seed: int) -> Run | None:
         """Return a run with a cell's config and seed, if there is one."""
@@ -168,9 +188,9 @@ class Store:
 
         path = str(self.path(cell, seed))
         with self._alone:
-            if os.path.exists(path):
+            try:
                 self._read_again(path)
-            else:
+            except FileNotFoundError:
                 self._look()
             if (own := self._read.get(path)) and fits(own):
                 return own
@@ -184,8 +204,8 @@ class Store:
     def save(self, cell: Cell, run: Run) -> None:
         """Write a run, atomically; it replaces an older one of this name."""
         path = self.path(cell, run.seed)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with self._alone:
+        with self._alone, self._in_turn():
+            path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, _text(_content(run)).encode())
             self._read[str(path)] = run
 
