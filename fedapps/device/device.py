@@ -128,7 +128,7 @@ class Device(NodeConfig):
         before = store.state_run()
         if before == now:
             return store
-        remove_left_over(folder)
+        remove_left_over(self.state_dir)
         if before and before.run == run:
             if before.client != self.client:
                 raise RunError(

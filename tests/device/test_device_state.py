@@ -1,8 +1,10 @@
 """Personal layers on a device: they stay there, and last from run to run."""
 
+import os
 import re
 import shutil
 import stat
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -210,6 +212,23 @@ def test_a_message_from_before_a_resumption_does_not_take_the_state_back(began):
         began("a")
     resumed.save(3, marked(30))
     assert began("a", **AGAIN).load_version(4)[1]["w"].tolist() == [30.0, 30.0]
+
+
+def test_what_killed_processes_have_half_written_goes_when_a_run_begins(began, nodes):
+    """Wherever it lies: models lie in the state folder itself, states in that of their method."""
+    state, ended = Path(nodes[1]["state-dir"]), subprocess.Popen(["true"])
+    ended.wait()
+    others = began("a").folder.with_name("fedavg-cnn-00000000")
+    others.mkdir()
+    names = (".personalized.safetensors", ".initial-model-0.safetensors", ".run.json")
+    left, going_on = (
+        [folder / f"{name}.{pid}.tmp" for name in names for folder in (state, others)]
+        for pid in (ended.pid, os.getpid())
+    )
+    for path in (*left, *going_on):
+        path.write_text("half")
+    began("b")
+    assert [*filter(Path.exists, left)] == [] and all(path.exists() for path in going_on)
 
 
 @pytest.mark.parametrize(("resumed", "left"), [
