@@ -15,8 +15,10 @@ from typing import Any, TextIO
 import numpy as np
 import safetensors.numpy
 
+from fedapps.core.config import to_toml
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole, writing
+from fedapps.core.schema import Scalar
 from fedapps.core.words import closest
 
 Rows = Iterable[Iterable[object]]
@@ -174,6 +176,13 @@ def evaluation(run: Path, number: int) -> Path:
 def number_of(evaluation: Path) -> str:
     """Return the number of an evaluation, as in the line of evaluations.csv about it."""
     return evaluation.stem.removeprefix(_EVALUATION)
+
+
+def configure(folder: Path, flat_config: Mapping[str, Scalar]) -> None:
+    """Write config.toml, which repeats a run, and resume.toml, which resumes it."""
+    for name, run in (("config.toml", ""), ("resume.toml", str(folder))):
+        text = to_toml({**flat_config, "run-name": "", "resume": run})
+        write_whole(folder / name, text.encode())
 
 
 def write_names(folder: Path, names: Sequence[str], classes: Sequence[str] = ()) -> None:

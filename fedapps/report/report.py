@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 
 from fedapps.core import changes, log
-from fedapps.core.config import to_toml
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 from fedapps.core.paths import expanded
@@ -98,9 +97,9 @@ class Report:
         """
         path = expanded(runs_dir, "runs-dir").absolute()
         folder = directory.make(path, run_name, changes.name_of(flat_config))
+        directory.configure(folder, flat_config)  # first: without it, files are no run
         directory.write_names(folder, *names)
         report = cls(folder, settings, task=task, fingerprints=fingerprints or {})
-        report._configure(flat_config)
         for name, head in report._heads.items():
             directory.start(report.folder / name, [head])
         report.about.write(report.folder)
@@ -128,7 +127,7 @@ class Report:
                     f"{folder / name}: has other columns than this version of fedapps writes; "
                     "resume with the version that run.json names"
                 )
-        report._configure(flat_config)
+        directory.configure(folder, flat_config)
         for name, size in state.tables.items():
             directory.truncate(folder / name, size)
         try:
@@ -233,11 +232,6 @@ class Report:
             print_summary(summary, self.settings, self.columns)
         if errors:
             raise errors[0]
-
-    def _configure(self, flat_config: Mapping[str, Scalar]) -> None:
-        """Write config.toml, which repeats the run, and resume.toml, which resumes it."""
-        for name, run in (("config.toml", ""), ("resume.toml", str(self.folder))):
-            self._write(name, to_toml({**flat_config, "run-name": "", "resume": run}))
 
     def _remember(self, row: RoundRow) -> None:
         self.rows.append(row)

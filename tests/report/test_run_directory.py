@@ -1,6 +1,7 @@
 """The run directory under faults: what appends never creates, and what a stopped run leaves."""
 
 import contextlib
+import itertools
 import json
 import os
 import resource
@@ -12,6 +13,7 @@ import threading
 from datetime import UTC, datetime, timedelta
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from flwr.supercore.exit import exit_handler
@@ -20,7 +22,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from fedapps import serial
-from fedapps.core import log, stopping
+from fedapps.compare.sweep import Sweep
+from fedapps.core import config, log, stopping
 from fedapps.core.errors import RunError
 from fedapps.engine.rounds import Rounds
 from fedapps.report import directory
@@ -42,6 +45,33 @@ def wiped(monkeypatch):
             shutil.rmtree(report.folder)
 
     monkeypatch.setattr(Report, "round", then_wipe)
+
+
+def test_a_run_that_ends_while_its_directory_is_made_has_begun_or_not(
+    flat_config, tmp_path, monkeypatch
+):
+    """A folder with files says of which run they are, so the same sweep can go on."""
+    flat = flat_config(RUN, f'runs-dir="{tmp_path}"')
+    sweep, writes, replace = Sweep(tmp_path, (), 1), [], Path.replace
+
+    def dies(path, target):
+        if len(writes) == instant:
+            raise KeyboardInterrupt
+        writes.append(target)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", dies)
+    for instant in itertools.count():
+        writes.clear()
+        name, ended = f"x{instant}", False
+        with contextlib.suppress(KeyboardInterrupt):
+            named = [["ann", "bob", "cy"], ["a", "b", "c"]]
+            Report.create(str(tmp_path), name, config.read(flat), flat, names=named)
+            ended = True
+        assert not sweep._is_done(SimpleNamespace(name=name, flat=flat))
+        if ended:
+            break
+    assert {"config.toml", "names.csv", "class-names.csv"} <= {path.name for path in writes}
 
 
 @pytest.mark.parametrize("keep_going", [False, True])
