@@ -31,7 +31,8 @@ GROWING = frozenset({
     "evaluate-clients", "evaluate-every", "evaluate-rounds", "num-rounds", "patience",
 })  # fmt: skip
 NAMED = ("strategy", "dataset", "seed")  # every name of a run begins and ends with these
-LONGEST = 100  # characters of a name before its seed: about the limit
+LONGEST = 100  # bytes of a name before its seed: about the limit
+DATA_NAME = 60  # bytes of the name of data or a model in that of a folder
 
 
 def counting(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -80,6 +81,16 @@ def data_name(dataset: Scalar) -> str:
     return re.sub(r"[^\w.-]+", "-", Path(str(dataset)).stem)
 
 
+def folder_name(dataset: Scalar) -> str:
+    """Return a `data_name` for a folder; of a long one the beginning, and a digest of all of it."""
+    name = data_name(dataset)
+    whole = name.encode()
+    if len(whole) <= DATA_NAME:
+        return name
+    mark = f"-{hashlib.sha256(whole).hexdigest()[:8]}"
+    return whole[: DATA_NAME - len(mark)].decode(errors="ignore") + mark
+
+
 def name_of(flat: Mapping[str, Scalar], unique: bool = False) -> str:
     """Return a name for a run's folder: method, data, changed settings, seed.
 
@@ -87,12 +98,12 @@ def name_of(flat: Mapping[str, Scalar], unique: bool = False) -> str:
     settings were changed, the name says how many it leaves out; with `unique` it has a digest of
     all settings instead.
     """
-    parts = [f"{flat['strategy']}-{data_name(flat['dataset'])}"]
+    parts = [f"{flat['strategy']}-{folder_name(flat['dataset'])}"]
     told = 0
     changes = changed(flat)
     for key in sorted(changes, key=lambda key: key != "evaluate-on"):  # the others in their order
         part = ("" if key == "evaluate-on" else key + "=") + _plain(changes[key])
-        if sum(map(len, parts)) + len(part) > LONGEST:
+        if len("".join([*parts, part]).encode()) > LONGEST:
             break
         parts.append(part)
         told += 1

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fedapps import data
 from fedapps.core import log
 from fedapps.core.certificates import given_above
-from fedapps.core.changes import data_name, owner
+from fedapps.core.changes import folder_name, owner
 from fedapps.core.config import DEVICE, defaults, tables_in_use
 from fedapps.core.errors import RunError, told_to_server
 from fedapps.core.files import remove_left_over, stamp, write_whole
@@ -118,7 +118,7 @@ class Device(NodeConfig):
         about = [space.layout.shapes, space.layout.head, own, settings.bn_local, settings.bn_stats]
         text = json.dumps(about, sort_keys=True).encode()
         digest = hashlib.sha256(text).hexdigest()[:8]
-        model = data_name(settings.model)  # which can be a path, and comes from the server
+        model = folder_name(settings.model)  # which can be a path, and comes from the server
         folder = self.state_dir / f"{settings.strategy}-{model}-{digest}"
         claim(self.state_dir)
         private(folder)

@@ -1,6 +1,7 @@
 """The files of a run directory: create them, append to tables, read them."""
 
 import csv
+import errno
 import io
 import json
 import os
@@ -33,6 +34,7 @@ NAMED = (NAMES, CLASS_NAMES)
 UNSEEN = "unseen.csv"  # like clients.csv, for clients that came after the training
 SAMPLES = "samples.csv"  # number of training samples per client and class, if known
 GROWING = ("rounds.csv", "clients.csv", "events.csv")  # tables that get rows in each round
+NAME_MAX = 255  # bytes of a name, on most file systems
 LISTED = 10_000  # clients in samples.csv; if there are more, every n-th is listed
 
 # The start of a formula: in a cell, or after a semicolon, which separates cells in countries with a
@@ -56,6 +58,10 @@ def make(runs_dir: Path, run_name: str, what: str) -> Path:
             folder.mkdir(parents=True)
             return folder
         except OSError as error:
+            if error.errno == errno.ENAMETOOLONG and len(os.fsencode(run_name)) > NAME_MAX:
+                raise RunError(
+                    f'run-name = "{run_name}": is too long for a folder ({NAME_MAX} bytes at most)'
+                ) from error
             if not (isinstance(error, FileExistsError) and folder.exists()):  # a parent is a file
                 raise RunError(
                     f'runs-dir = "{folder.parent}": no folder can be made there'

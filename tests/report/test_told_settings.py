@@ -5,6 +5,8 @@ import re
 import pytest
 
 from fedapps.core import changes, config
+from fedapps.core.errors import RunError
+from fedapps.report import directory
 from fedapps.report.columns import columns_of
 from fedapps.report.report import Report
 from fedapps.report.summary import summarize
@@ -53,6 +55,34 @@ def test_a_name_says_how_much_it_leaves_out():
         "fedbabu-digits-alpha=0.5-num-clients=100-head-layers=2-num-rounds=77-local-epochs=3-"
         "batch-size=64-lr=0.1-and-1-more-s0"
     )
+
+
+@pytest.mark.parametrize("letter", ["x", "ü", "語", "𠮷"])
+@pytest.mark.parametrize("more", ["", " ".join(f"num-{k}=123456" for k in ("rounds", "clients"))])
+def test_long_names_of_data_are_cut_for_a_folder(letter, more, tmp_path):
+    names = [f"病{letter * (n // len(letter.encode()))}" for n in (240, 241, 245, 249)]
+    keys = [config.parse([f'dataset="/d/{name}.npz" {more}']) for name in names]
+    found = {changes.name_of(flat) for flat in keys}
+    assert len(found) == len({*names}), "what is left out is told by a digest"
+    assert all(name.startswith(f"fedbabu-病{letter}") for name in found)
+    for name in found:
+        directory.make(tmp_path, "", name)
+    assert {path.name[:-16] for path in tmp_path.iterdir()} == found
+    short = config.parse([f'dataset="/d/{letter * 15}.npz"'])
+    assert changes.name_of(short) == f"fedbabu-{letter * 15}-s0"
+
+
+def test_many_changes_with_letters_of_many_bytes_make_no_name_that_is_too_long(tmp_path):
+    keys = (f'{key}="{"語" * 30}"' for key in ("initial-model", "class-names", "unseen-clients"))
+    directory.make(tmp_path, "", changes.name_of(config.parse([*keys])))
+
+
+def test_a_run_name_that_is_too_long_is_named(tmp_path):
+    for name in ("x" * 256, "語" * 86):
+        line = f'run-name = "{name}": is too long for a folder (255 bytes at most)'
+        with pytest.raises(RunError, match=re.escape(line)):
+            directory.make(tmp_path, name, "")
+    assert directory.make(tmp_path, "語" * 85, "").exists()
 
 
 def test_what_is_incidental_is_a_key():
