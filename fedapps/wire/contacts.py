@@ -78,7 +78,7 @@ class Lookout:
         self._told: dict[int, tuple[Health, Clock]] = {}  # by node: answers not yet looked at
         self._left_out: list[str] = []
         self._warnings: dict[str, str] = {}  # of the server
-        self._written = -math.inf
+        self._written = -math.inf  # monotonic: the server's clock can be set
         if folder is None:
             return
         names = ("--ssl-certfile", "--ssl-ca-certfile")
@@ -107,9 +107,8 @@ class Lookout:
 
         It is asked no more often than the file is written.
         """
-        now = time.time()
-        if self._contacts and now - self._written >= EVERY:
-            here = {*map(str, connected())}
+        if self._contacts and self._is_time():
+            here, now = {*map(str, connected())}, time.time()
             for contact in self._contacts.values():
                 if contact.node in here:
                     contact.seen = now
@@ -167,9 +166,12 @@ class Lookout:
             log.warning("%s: %s", who if who == "server" else f"client {who}", now[kind])
             self.event(who, kind, now[kind])
 
+    def _is_time(self) -> bool:
+        return time.monotonic() - self._written >= EVERY
+
     def _write(self, now: float, server: Health | None = None) -> None:
         """Write the file if it is time, or if something has changed (`server` is given then)."""
-        if self.folder is None or (server is None and now - self._written < EVERY):
+        if self.folder is None or (server is None and not self._is_time()):
             return
         content = Contacts(
             written=now,
@@ -178,7 +180,7 @@ class Lookout:
             devices=[self._contacts[client] for client in sorted(self._contacts)],
             left_out=self._left_out,
         )
-        self._written = now
+        self._written = time.monotonic()
         try:
             write_whole(self.folder / FILE, msgspec.json.format(msgspec.json.encode(content)))
         except RunError as error:  # the tables report a full disk

@@ -104,8 +104,9 @@ class Server:
 
     def __init__(self, folder, monkeypatch):
         self.folder, self.now, self.events = folder, NOW, []
-        self.disk = 10**10
-        monkeypatch.setattr(contacts, "time", SimpleNamespace(time=lambda: self.now))
+        self.disk, self.back = 10**10, 0.0  # by how much the clock was set back
+        clock = {"time": lambda: self.now - self.back, "monotonic": lambda: self.now}
+        monkeypatch.setattr(contacts, "time", SimpleNamespace(**clock))
         monkeypatch.setattr(health, "of_this_machine", lambda *_: about(self.now, disk=self.disk))
         self.again()
 
@@ -187,6 +188,19 @@ def test_whom_the_server_waits_for_is_kept_up_to_date(server):
     server.lookout.waits(list)
     assert [bool(one.asked) for one in server.known.devices] == [False, False, True]
     assert not any(one.asked for one in server.look(0, 1, 2, c1=about()).values())
+
+
+def test_the_file_is_kept_up_to_date_although_the_clock_is_set_back(server):
+    server.look(0, c0=about())
+    server.back = DAY
+    server.now += contacts.EVERY
+    server.lookout.waits(lambda: [10])
+    assert server.known.written == server.known.devices[0].seen == server.now - DAY
+    server.now += contacts.EVERY
+    server.lookout.heard(said(10)({10: pack_greeting(10)}))
+    assert server.known.written == server.known.devices[0].answered == server.now - DAY
+    server.now += contacts.EVERY
+    assert server.look(0)[0].seen == server.known.written == server.now - DAY
 
 
 def test_a_device_that_is_connected_is_seen_while_the_server_waits(server):
