@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from fedapps.core import log
 from fedapps.core.errors import RunError, missing
 
 INTERRUPTED = 130  # exit status that shells report after Ctrl-C
@@ -49,6 +50,7 @@ def execute(
         prog=prog, description=description, formatter_class=Paragraphs, allow_abbrev=False
     )
     add_arguments(parser)
+    log.writable(sys.stdout)  # what a run prints at its end must not be lost
     try:
         return run(parser.parse_args(arguments))
     except RunError as error:

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import TextIO
@@ -32,6 +33,14 @@ logger = logging.getLogger("fedapps")
 # These are the logger's own methods, so that a record names the line of code that calls them.
 debug, info, warning = logger.debug, logger.info, logger.warning
 error, exception = logger.error, logger.exception
+
+
+def writable(stream: TextIO) -> TextIO:
+    """Let a stream write letters that its encoding does not have as escapes; return it."""
+    if isinstance(stream, TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+        with suppress(OSError, ValueError):  # it is closed
+            stream.reconfigure(errors="backslashreplace")
+    return stream
 
 
 class _Lines(logging.Formatter):
@@ -55,7 +64,7 @@ class _Stdout(logging.StreamHandler[TextIO]):
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
         """Standard output."""
-        return sys.stdout
+        return writable(sys.stdout)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Print nothing more if the reader has gone, as with `| head`; log.txt has all lines."""

@@ -1,6 +1,8 @@
 """Lines that a run prints: those that tell something, once, and none that does not."""
 
+import io
 import logging
+import os
 import subprocess
 import sys
 import warnings
@@ -9,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from flwr.app import Error, Message, RecordDict
 
-from fedapps.core import quiet
+from fedapps.core import commands, log, quiet
 from fedapps.core.errors import RunError
 from fedapps.engine.failures import refuse_dead_workers
 from fedapps.method.update import Failure
@@ -25,6 +27,23 @@ KILLED = (
     "task.\n\tclass_name: ClientAppActor\nThe actor is dead because its worker process has died. "
     "Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits.'>"
 )
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+@pytest.mark.parametrize("by", ["print", "log"])
+def test_what_an_encoding_does_not_have_is_printed_as_an_escape(by, errors, monkeypatch, capsys):
+    """Such as the path of a run directory, which comes after all the training."""
+    written, path = io.BytesIO(), "/runs/ünï-語"
+    stdout = io.TextIOWrapper(written, "ascii", errors)
+    monkeypatch.setattr(sys, "stdout", stdout)
+    if by == "log":
+        log.info("%s", path)
+    else:
+        status = commands.execute("x", None, lambda _: None, lambda _: print(path) or 0, [])
+        assert status == 0
+    stdout.flush()
+    assert written.getvalue() == rb"/runs/\xfcn\xef-\u8a9e" + os.linesep.encode()
+    assert capsys.readouterr().err == ""
 
 
 @pytest.fixture
