@@ -58,6 +58,7 @@ class StreamingGrid(Grid):
         lookout: Lookout | None = None,
     ) -> None:
         self.grid, self.given_up, self.lookout = grid, given_up, lookout or Lookout()
+        self._begin_pulls = getattr(grid, "begin_pulls", lambda deadline: None)
         self._devices = reaches_devices(grid)
         self._known = known_grid() if self._devices else None
         self._broken: dict[str, tuple[float, str]] = {}  # by message: since when, and the error
@@ -80,6 +81,7 @@ class StreamingGrid(Grid):
         pending, probes = [*nodes], Probes(nodes)
         while pending:
             begun, answered = time.monotonic(), set()
+            self._begin_pulls(math.inf if timeout is None else start + timeout)
             for reply in self.pull_messages([*pending, *probes.sent]):
                 if not probes.takes(reply):
                     answered.add(reply.metadata.reply_to_message_id)

@@ -1,5 +1,7 @@
 """The Grid of the serial engine with workers: forks of this process run the clients."""
 
+import math
+import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ SHARED = (
     "evaluate",
     "query.step",
 )  # types of messages that workers get; others cost too little
-LONGEST_WAIT = 30.0  # seconds; then the rounds look whether `round-timeout` is over
+LONGEST_WAIT = 30.0  # seconds for all messages; then the rounds look whether the run is to stop
 
 
 @dataclass
@@ -56,6 +58,7 @@ class WorkerGrid(SerialGrid):
         self.waiting: deque[tuple[str, Place]] = deque()  # messages by id
         self.replies: dict[str, Message] = {}
         self.handed_out: set[str] = set()  # ids of the messages of the last push
+        self.until = math.inf  # monotonic: when pulls stop to wait
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Hand messages out to the workers, or keep them until they are pulled."""
@@ -76,6 +79,10 @@ class WorkerGrid(SerialGrid):
             self.workers.append(Worker(self._fork()))
         self._hand_out()
         return ids
+
+    def begin_pulls(self, deadline: float) -> None:
+        """Let pulls, one for each message, wait until this monotonic time, but not for long."""
+        self.until = min(deadline, time.monotonic() + LONGEST_WAIT)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return replies of workers, after waiting for one if there are none yet."""
@@ -105,7 +112,8 @@ class WorkerGrid(SerialGrid):
     def _listen(self) -> None:
         """Take the replies that are there; wait for one if this grid has none."""
         busy = [worker for worker in self.workers if worker.message_id]
-        there = wait([w.fork.channel for w in busy], 0 if self.replies else LONGEST_WAIT)
+        left = 0.0 if self.replies else min(LONGEST_WAIT, self.until - time.monotonic())
+        there = wait([w.fork.channel for w in busy], max(0.0, left))
         for worker in busy:
             if worker.fork.channel not in there:
                 continue

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -13,6 +14,8 @@ from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.engine.failed_clients import ClientError
 from fedapps.serial import run_serial
+from fedapps.wire import grid as grid_module
+from fedapps.wire import worker_grid
 from fedapps.wire.worker_grid import WorkerGrid
 from tests.support import ROOT
 from tests.support.killed import differences
@@ -46,6 +49,42 @@ def clients(monkeypatch):
         monkeypatch.setattr(registry, "client_class", client_class)
 
     return let
+
+
+@pytest.mark.parametrize("messages", [2, 12])
+@pytest.mark.parametrize(("timeout", "waits"), [(10.0, [10.0]), (70.0, [30.0, 30.0, 8.0])])
+def test_a_round_ends_at_its_timeout_however_many_messages_have_no_reply(
+    messages, timeout, waits, monkeypatch
+):
+    """A pull for each of them waits, but all together no longer than one that is alone."""
+    now, waited = [0.0], []
+
+    def wait(channels, seconds):
+        now[0] += seconds
+        waited.append(seconds)
+        return []
+
+    def sleep(seconds):
+        assert seconds <= 1.0
+        now[0] += seconds
+
+    class Mute:
+        channel = None
+
+        def __init__(self, *_):
+            self.ask = lambda place: None
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    for module in (worker_grid, grid_module):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(worker_grid, "wait", wait)
+    monkeypatch.setattr(worker_grid, "Fork", Mute)
+    monkeypatch.setattr(worker_grid, "end", list)
+    grid = WorkerGrid(lambda *_: None, {}, messages, workers=2, keep_going=False)
+    sent = [Message(RecordDict(), node + 1, "train") for node in range(messages)]
+    assert [*grid.send_and_receive(sent, timeout=timeout)] == []
+    assert [seconds for seconds in waited if seconds] == waits
+    assert timeout < now[0] <= timeout + 1.0
 
 
 @pytest.mark.parametrize("workers", [THOROUGH(2), 3])
