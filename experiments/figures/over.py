@@ -43,9 +43,15 @@ def _line(name: str, value: float, figure: Figure) -> list[str]:
 
 
 def draw(key: str, groups: Groups) -> Picture:
-    """Draw a panel for each group of columns; a dashed line is what a paper has published."""
-    picture, panels = new_panels(len(groups), (WIDTH * len(groups) ** 0.5, HEIGHT))
-    for axes, (common, rows) in zip(panels, groups.items(), strict=True):
+    """Draw a panel for each group of columns; a dashed line is what a paper has published.
+
+    Groups with a single value of the key are left out. Raises `RunError` if all have just one.
+    """
+    drawn = {name: rows for name, rows in groups.items() if any(len(x) > 1 for x in rows.values())}
+    if not drawn:
+        raise RunError(f"rows have run with one value of {key} only: there is nothing to plot over")
+    picture, panels = new_panels(len(drawn), (WIDTH * len(drawn) ** 0.5, HEIGHT))
+    for axes, (common, rows) in zip(panels, drawn.items(), strict=True):
         values = sorted({value for line in rows.values() for value, _ in line})
         gap = APART * (values[-1] - values[0])
         for place, (name, line) in enumerate(rows.items()):

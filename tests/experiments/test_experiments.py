@@ -1014,14 +1014,17 @@ def test_rows_are_plotted_over_the_numbers_of_the_columns(table, store):
     ]
     assert not any("cifar10" in caption for caption in figures), "a single number makes no line"
     groups = over_key(known, [*outcomes(store, known, "smoke")])
-    first, second = over.draw("lr", groups).axes
+    (first,) = over.draw("lr", groups).axes  # nor a panel
     (line, _, (bars,)), _ = first.containers
     assert first.get_xlabel() == "lr" and line.get_ydata() == pytest.approx([11, 31])
-    assert [*first.get_xticks()] == [0.1, 0.3] and [*second.get_xticks()] == [0.1]
+    assert [*first.get_xticks()] == [0.1, 0.3]
     ends = [[low, high] for (_, low), (_, high) in bars.get_segments()]
     assert ends == [pytest.approx([x - 12.706, x + 12.706], abs=1e-3) for x in (11, 31)]
     names = {line.get_label(): line.get_ydata() for line in first.lines}
     assert [*names["avg, published"]] == [50, 50] and "per, published" not in names
+    del groups['dataset="digits"']
+    with pytest.raises(RunError, match="one value of lr only"):
+        over.draw("lr", groups)
 
 
 def test_a_table_without_a_key_to_plot_over_is_one_line(tmp_path, capsys):
