@@ -9,11 +9,11 @@ from torch import nn
 
 from fedapps import cli, models
 from fedapps.core import config, registry
+from fedapps.core.changes import folder_name
 from fedapps.core.errors import RunError
 from fedapps.data.spec import Spec, image_spec
 from fedapps.device import personalized, run_models
 from fedapps.device.adopting import adopt
-from fedapps.device.device import data_name
 from fedapps.engine.finished import FinishedRun
 from fedapps.models import own
 from tests.support import kinds
@@ -164,7 +164,7 @@ def test_devices_take_no_path_from_the_server(mine):
         with pytest.raises(RunError, match="devices use no path from the server"):
             config.read(config.defaults() | {"dataset": "device", "model": name})
     assert config.read(config.defaults() | {"dataset": "device", "model": "models/mine.py"})
-    assert [data_name(x) for x in ("models/mine.py:make", "a/../../b", "lenet5-1")] == [
+    assert [folder_name(x) for x in ("models/mine.py:make", "a/../../b", "lenet5-1")] == [
         "mine", "b", "lenet5-1",
     ]  # fmt: skip
 
