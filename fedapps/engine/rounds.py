@@ -161,13 +161,11 @@ class Rounds:
         if scores := [u.checked.scores for u in updates if u.client in those]:
             shown = scores if due else [score.initial_only() for score in scores]
             self.totals.means = self.report.evaluation(round_, shown)
-        new = {c for c, request in self.exchange.requests.items() if request.plan.newcomer}
-        self.report.unseen(round_, [u.checked.scores for u in updates if u.client in new])
+        new = [u for u in updates if self.exchange.requests[u.client].plan.newcomer]
+        self.report.unseen(round_, [update.checked.scores for update in new])
         if self.totals.phase:
-            own = bool(self.strategy.final_phase)  # the method's, to which newcomers do not belong
-            for update in updates:
-                if (update.client in new) != own:
-                    self.totals.add(update.checked.finetuned)
+            for update in (u for u in updates if self._is_of_phase(u.client)):
+                self.totals.add(update.checked.finetuned)
         self.report.round(self.totals.row(round_, self.strategy.phase(round_)))
         score = self.totals.means.personalized
         self.recovery.after_round(round_, self.strategy, self.report, score)
@@ -223,12 +221,8 @@ class Rounds:
         )
 
     def _close_training(self, round_: int, final: str) -> RoundTotals:
-        """Write the last round's row; return totals for the phase that follows.
-
-        To the method's own final phase belong all clients that trained, or else newcomers alone.
-        """
-        asked, own = self.exchange.requests.items(), bool(self.strategy.final_phase)
-        later = [client for client, request in asked if request.plan.newcomer != own]
+        """Write the last round's row; return totals for the phase that follows."""
+        later = [client for client in self.exchange.requests if self._is_of_phase(client)]
         payload = sum(self.exchange.payloads[client] for client in later)
         self.totals.bytes_eval -= payload
         self.report.round(self.totals.row(round_, self.strategy.phase(round_)))
@@ -239,6 +233,14 @@ class Rounds:
             epsilon=self.totals.epsilon,  # fine-tuning releases nothing more
             virtual_seconds=self.totals.virtual_seconds,
         )
+
+    def _is_of_phase(self, client: int) -> bool:
+        """Tell whether a client belongs to the phase that follows the training.
+
+        To a final phase of the method belong all clients that trained, or else newcomers alone.
+        """
+        newcomer = self.exchange.requests[client].plan.newcomer
+        return newcomer != bool(self.strategy.final_phase)
 
     def _load(self, request: Request) -> float:
         """Estimate a request's cost; training on a sample costs about three evaluations of it."""
