@@ -63,11 +63,16 @@ def unseen(
     if not newcomers or seen is None:
         return {}
     before, after = (
-        float(np.mean([float(row[name] or "nan") for row in newcomers]))
+        float(np.mean([_number(row[name]) for row in newcomers]))
         for name in (metric.initial, metric.personalized)
     )
     found = (len(newcomers), before, after, after - seen)
     return dict(zip(unseen_columns(metric), found, strict=True))
+
+
+def _number(cell: float | str | None) -> float:
+    """Return the number in a cell of a table; NaN if it is empty."""
+    return math.nan if cell in (None, "") else float(cell)
 
 
 def unseen_columns(metric: Metric) -> tuple[str, str, str, str]:

@@ -17,7 +17,7 @@ from fedapps.report.caption import Caption
 from fedapps.report.columns import PLAIN
 from fedapps.report.progress import TimeLeft, progress_line
 from fedapps.report.rows import ClientEval, Means
-from fedapps.report.summary import print_summary, summarize
+from fedapps.report.summary import print_summary, summarize, unseen
 from fedapps.report.units import byte_unit, clock, human_bytes
 from fedapps.tasks import CLASSIFICATION, TASKS
 from tests.support.reports import (
@@ -563,3 +563,14 @@ def test_a_plot_of_events_shows_counts_and_means(tmp_path, declare):
     means = {line.get_label(): line.get_xydata().tolist() for line in lower.lines}
     assert means == {"bad": [[1, 3], [2, 1.5]], "good": [[1, 1]]}
     assert (upper.get_ylabel(), lower.get_ylabel()) == ("moods", "mean grade")
+
+
+@pytest.mark.parametrize("missing", [None, ""])
+def test_a_newcomer_with_a_score_of_zero_counts_in_the_means(missing):
+    """Of numbers, as an evaluation has them, and of texts, as unseen.csv has them."""
+    heads, scores = (LEAD.initial, LEAD.personalized), [(0.0, 0.5), (0.25, 0.0)]
+    for kind in (float, str):
+        rows = [dict(zip(heads, map(kind, score), strict=True)) for score in scores]
+        assert [*unseen(rows, 0.75, LEAD).values()] == [2, 0.125, 0.25, -0.5]
+        _, before, *after = unseen([*rows, rows[0] | {heads[1]: missing}], 0.75, LEAD).values()
+        assert before == pytest.approx(0.25 / 3) and np.isnan(after).all()
