@@ -46,12 +46,8 @@ def _fitting(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
     if found.targets.shape != targets.shape or targets.is_whole > found.targets.is_whole:
         known = f"the run has {targets} (task, num-classes)"
         raise _misfit(path, f"targets are {found.targets}; {known}")
-    most = max(found.classes, found.inputs.choices if inputs.is_whole else 0)
-    if targets.is_whole and most > targets.choices:
-        known = f"the run has 0..{targets.choices - 1} (num-classes)"
-        raise MisfitError(
-            f"{path}: label {most - 1} found; {known}", f"it has other labels; {known}"
-        )
+    _check_numbers(path, "label", found.targets, targets, " (num-classes)")
+    _check_numbers(path, "token", found.inputs, inputs)
     assert isinstance(found.rows, Rows)
     if inputs.image:
         check_pixels(found.rows)
@@ -60,6 +56,14 @@ def _fitting(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
         told = f"class_names are {','.join(own)}; the run has {','.join(names)} (class-names)"
         raise _misfit(path, told)
     return replace(found, inputs=inputs, targets=targets, scaling=PLAIN)
+
+
+def _check_numbers(path: Path, word: str, found: Spec, known: Spec, key: str = "") -> None:
+    """Raise `MisfitError` for a label, or a token, beyond those that are known."""
+    if known.is_whole and found.choices > known.choices:
+        rest = f"the run has 0..{known.choices - 1}{key}"
+        told = f"{word} {found.choices - 1} found; {rest}"
+        raise MisfitError(f"{path}: {told}", f"it has other {word}s; {rest}")
 
 
 def _misfit(path: Path, text: str) -> MisfitError:

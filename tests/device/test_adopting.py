@@ -126,3 +126,32 @@ def test_numbers_are_adopted_in_the_unit_of_the_run(
     told = [float(x) for x in scores.removeprefix("mean absolute error: ").split(" -> ")]
     assert told[0] == pytest.approx(float(row["mae_initial"]), rel=5e-4)
     assert 0 < told[1] < 1e-4
+
+
+@pytest.mark.parametrize("task", ["classification", "tokens"])
+def test_tokens_are_held_against_the_tokens_of_the_run_and_labels_against_its_labels(
+    task, serial_run, adopted, workspace_of, tmp_path
+):
+    """A text can have two classes; or begin with a token that is no target, such as the last."""
+    texts, _ = kinds.arrays("tokens")
+    texts[:, 0] = kinds.TOKENS  # the begin
+    targets = np.arange(len(texts)) % 2 if task == "classification" else texts[:, ::-1] % 5
+    run, data = tmp_path / "run.npz", tmp_path / "own.npz"
+    np.savez(run, inputs=texts, targets=targets)
+    options = f'dataset="{run}" model="transformer-tiny" partitioner="iid" num-clients=4'
+    more = 'strategy="fedavg" num-rounds=1 unseen-clients="3" min-samples=4 local-epochs=1'
+    folder = serial_run(options, more)
+    share = workspace_of(folder).population.share(3)
+    mine = np.concatenate([share.train, share.test])
+    inputs, truth, most = texts[mine], targets[mine], targets.max()
+    np.savez(data, inputs=inputs, targets=truth)
+    assert adopted(folder, data)[0].startswith("fedavg, ")
+    for word, array, known, key in (
+        ("label", truth, most, r" \(num-classes\)"), ("token", inputs, kinds.TOKENS, "")
+    ):  # fmt: skip
+        old, array.flat[-1] = array.flat[-1], known + 1
+        np.savez(data, inputs=inputs, targets=truth)
+        told = rf"{data}: {word} {known + 1} found; the run has 0\.\.{known}{key}$"
+        with pytest.raises(RunError, match=told):
+            adopted(folder, data)
+        array.flat[-1] = old
