@@ -30,6 +30,8 @@ def read(files: Sequence[File], form: Form) -> Found:
     for block in blocks:
         _check_like(block, blocks[0])
     values = {kind: np.concatenate([arrays[kind] for _, arrays in blocks]) for kind in blocks[0][1]}
+    if form.window and form.numbers:  # whole ones, too: they are no labels, at which windows end
+        values["targets"] = values["targets"].astype(np.float64)
     sizes = [len(next(iter(arrays.values()))) for _, arrays in blocks]
     parts = np.repeat([file.part for file, _ in blocks], sizes)
     groups = values.pop("groups", np.full(len(parts), ""))

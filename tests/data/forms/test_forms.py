@@ -305,6 +305,23 @@ def test_whole_numbers_of_a_table_can_be_predicted(tmp_path, serial_run, capfd):
     assert "save integers" not in "".join(capfd.readouterr())
 
 
+def test_whole_numbers_of_recordings_in_npz_files_are_those_of_tables(tmp_path):
+    """A window ends where a label changes, but not where a number does."""
+    y = np.random.default_rng(4).integers(-30, 90_000, 25)
+    for folder in (tmp_path / "csv", tmp_path / "npz"):
+        folder.mkdir()
+    for who in ("anna", "ben"):
+        x = np.float32(np.arange(25) / 8)
+        pd.DataFrame({"x": x, "y": y}).to_csv(tmp_path / "csv" / f"{who}.csv", index=False)
+        np.savez(tmp_path / "npz" / f"{who}.npz", inputs=x[:, None], targets=y)
+    form = Form(window=10, numbers=True)
+    for folder in (tmp_path / "csv", tmp_path / "npz"):
+        data = load(str(folder), "", form)
+        assert data.target_values.tolist() == 2 * y[[9, 19]].tolist()
+        assert data.groups.tolist() == ["anna", "anna", "ben", "ben"]
+        assert not data.targets.is_whole
+
+
 class TestMissing:
     @pytest.fixture
     def path(self, frame, tmp_path):
