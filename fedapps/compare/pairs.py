@@ -18,6 +18,7 @@ DATA = (
     "min-samples", "unseen-clients", "evaluate-clients",
 )  # fmt: skip
 FEWEST = 3  # smallest number of seeds for a test
+ROUNDING = 1e-9  # of the largest value: differences that differ less count as equal
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,13 @@ def _pair(first: Group, second: Group, metric: Metric) -> Pair | None:
     both = both[counts.nunique(axis=1) <= 1]  # drop seeds whose means are over different clients
     if both.empty:
         return None
-    before, after = both.sort_index().to_numpy().T
+    paired = both.sort_index().to_numpy().T
+    before, after = paired
     values, seeds = after - before, tuple(int(seed) for seed in sorted(both.index))
     names, mean = (first.name, second.name), float(values.mean())
     std = float(values.std(ddof=1)) if len(values) > 1 else None
-    if len(values) < FEWEST or np.allclose(values, mean, rtol=0, atol=1e-9):
+    least = ROUNDING * float(np.abs(paired).max())
+    if len(values) < FEWEST or np.allclose(values, mean, rtol=0, atol=least):
         return Pair(*names, seeds, mean, std)
     result = stats.ttest_rel(after, before)
     low, high = result.confidence_interval(0.95)

@@ -9,9 +9,10 @@ import pytest
 from scipy import stats
 
 from fedapps.compare.groups import grouped
-from fedapps.compare.pairs import DATA
+from fedapps.compare.pairs import DATA, pairs
 from fedapps.compare.runs import read
 from fedapps.data.partitioners import PARTITIONERS
+from fedapps.tasks import CLASSIFICATION
 from tests.support.made_runs import COSTS, scored_run
 
 RESULT = "accuracy_personalized"
@@ -184,6 +185,19 @@ def test_several_tests_are_told_and_equal_differences_are_no_test(made, compare)
     runs = [*folder.parent.iterdir()]
     assert printed["B - A"] == expected_difference(runs, "fedavg", "fedper")
     assert "2 tests: compare each p with 0.05 / 2 = 0.025\n" in compared.out
+
+
+@pytest.mark.parametrize("unit", [1e-12, 1, 1e9])
+def test_whether_differences_are_equal_does_not_depend_on_the_unit(made, unit):
+    first, second = np.random.default_rng(0).uniform(0.2, 0.5, (2, 4))
+    runs = []
+    for method, values in zip(METHODS.values(), (first, second, first + 0.1), strict=True):
+        for seed, value in enumerate(unit * values):
+            keys = f"strategy={method} seed={seed}"
+            runs.append(read(made(f"{method}{seed}", keys, scores=[(0.1, value)])))
+    other, same, _ = pairs(grouped(runs), CLASSIFICATION.lead)
+    assert other.p == pytest.approx(stats.ttest_rel(second, first).pvalue)
+    assert same.p is None and same.mean == pytest.approx(10 * unit)
 
 
 def test_more_than_four_groups_are_held_against_the_first(made, compare):
