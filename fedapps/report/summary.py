@@ -175,7 +175,7 @@ def _table_rows(
         *((f"{lead.label} {f.label}" if f.of_metric else f.label, shown(f.name)) for f in given),
         (f"{lead.label} personalized", f"{personalized} ± {std} over clients"),
         *come,
-        (f"weighted by {part}", "{} initial, {} personalized".format(*together)),
+        (f"over all {part}", "{} initial, {} personalized".format(*together)),
         *further,
         ("bytes", f"{down} down, {up} up, {evaluation} for evaluation"),
         ("training MACs", human(summary["total_train_macs"])),

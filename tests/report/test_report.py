@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from flwr.common.config import parse_config_args
 from safetensors.numpy import load_file
+from sklearn.metrics import f1_score
 
 from fedapps.core import registry
 from fedapps.core.errors import RunError
@@ -16,7 +18,7 @@ from fedapps.report import columns, directory, event_plots, plots
 from fedapps.report.caption import Caption
 from fedapps.report.columns import PLAIN
 from fedapps.report.progress import TimeLeft, progress_line
-from fedapps.report.rows import ClientEval, Means
+from fedapps.report.rows import ClientEval, Means, means
 from fedapps.report.summary import print_summary, summarize, unseen
 from fedapps.report.units import byte_unit, clock, human_bytes
 from fedapps.tasks import CLASSIFICATION, TASKS
@@ -392,6 +394,33 @@ def test_the_table_at_the_end_shows_errors_of_any_magnitude(capsys):
         "1.5e+09 initial, 1.235e-09 personalized", "- initial, - personalized",
     ):  # fmt: skip
         assert text in told
+
+
+def test_the_table_at_the_end_has_the_score_over_the_samples_of_all_clients(capsys):
+    """F1 of all labels together (by scikit-learn) is no mean over clients, so it is not called so.
+
+    The second client has three times as many samples, and more of its labels apply.
+    """
+    task, settings, draws = TASKS["multilabel"], make_settings(), np.random.default_rng(0)
+    parts, known = [slice(0, 10), slice(10, 40)], columns.columns_of(TASKS["multilabel"])
+    truth = draws.random((40, 3)) < np.repeat([0.2, 0.8], [10, 30])[:, None]
+    found = [truth ^ (draws.random(truth.shape) < share) for share in (0.4, 0.2)]
+    results = [
+        ClientEval(client, 5, part.stop - part.start, 0.5, task, *(
+            task.count(torch.from_numpy(right[part] - 0.5), torch.from_numpy(truth[part]))
+            for right in found
+        ))
+        for client, part in enumerate(parts)
+    ]  # fmt: skip
+    rows = [make_row(1, means=means(results, known))]
+    print_summary(summarize(settings, rows, known, 1.0), settings, known)
+    lines = capsys.readouterr().out.splitlines()
+    (told,) = (line.split() for line in lines if "over all test samples" in line)
+    scores = [f1_score(truth, right, average="micro") for right in found]
+    weights = [10, 30]
+    apart = [f1_score(truth[part], found[0][part], average="micro") for part in parts]
+    assert abs(np.average(apart, weights=weights) - scores[0]) > 0.01
+    assert [told[4], told[6]] == [f"{score:.4f}" for score in scores]
 
 
 def test_run_that_was_never_evaluated_ends_well(tmp_path, capsys):
