@@ -12,6 +12,7 @@ from experiments.papers.table import SCALES, Cell, Reading, Table
 from experiments.run.dependent import settled
 from experiments.run.store import Run, Store
 
+ROUNDING = 1e-9  # of the largest value: values that differ less count as equal
 HEADS = ("row", "seeds", "reading", "ours", "published", "difference")  # of `Outcome.lines`
 
 
@@ -45,11 +46,20 @@ class Figure:
         return self.mean - half, self.mean + half
 
     @property
+    def all_equal(self) -> bool:
+        """Whether no two seeds differ; the interval has no width then, and says nothing."""
+        return bool(np.ptp(self.values) <= ROUNDING * np.abs(self.values).max())
+
+    @property
     def sign(self) -> int | None:
-        """1 if the interval is above zero, -1 if below, 0 if it has zero; None with one seed."""
+        """1 if the interval is above zero, -1 if below; None with one seed.
+
+        It is 0 if the interval has zero, or if all values are equal.
+        """
         if self.half is None:
             return None
-        return 0 if abs(self.mean) <= self.half else int(np.sign(self.mean))
+        unclear = self.all_equal or abs(self.mean) <= self.half
+        return 0 if unclear else int(np.sign(self.mean))
 
     @property
     def difference(self) -> float | None:

@@ -2,8 +2,8 @@
 
 Seeds are paired: the split of the data, the selected clients and the initial model depend on the
 seed alone. So differences are taken seed by seed. A difference is clear if Student's 95 % interval
-over the seeds does not contain zero. Among many differences some are clear by chance; Holm's
-correction says which of them remain.
+over the seeds does not contain zero. If it is the same with all seeds, there is no test. Among many
+differences some are clear by chance; Holm's correction says which of them remain.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,18 @@ LEVEL = 0.05
 
 
 def p_value(gap: Figure) -> float | None:
-    """Return the p-value of a difference (Student's t, two-sided); None with one seed."""
-    if len(gap.values) < 2:
+    """Return the p-value of a difference (Student's t, two-sided).
+
+    It is None with one seed, or if all seeds have the same difference.
+    """
+    if len(gap.values) < 2 or gap.all_equal:
         return None
     error = float(stats.sem(gap.values))
-    if error == 0:
-        return float(gap.mean == 0)
     return float(2 * stats.t.sf(abs(gap.mean) / error, len(gap.values) - 1))
 
 
 def holm(gaps: Sequence[Figure]) -> list[float | None]:
-    """Return p-values corrected for the number of differences (Holm 1979); None with one seed.
+    """Return p-values corrected for the number of those that there are (Holm 1979), else None.
 
     If all differences with a corrected value of at most `LEVEL` are called clear, the chance that
     any of them is not is at most `LEVEL`.
@@ -41,7 +42,7 @@ def holm(gaps: Sequence[Figure]) -> list[float | None]:
 
 
 def holm_text(value: float | None) -> str:
-    """Return a corrected p-value for a table; "" with one seed."""
+    """Return a corrected p-value for a table; "" without a test."""
     if value is None:
         return ""
     return f"{value:.3f}" if value >= 0.001 else "< 0.001"

@@ -115,15 +115,16 @@ class Comparison:
             f"{len(better)} of {number(len(others), 'method')}. Worse: {len(worse)}. "
             f"Inconclusive: {len(others) - len(better) - len(worse)}."
         )
-        gaps = [line for line in self.lines if line.gap.half is not None and line is not base]
-        if gaps:
+        tested = [line for line in self.lines if line.corrected is not None]
+        if tested:
             left = [line.verdict for line in others if (line.corrected or 0.0) <= LEVEL]
-            also = f" (that of {self.alone} is one of them)" if len(gaps) > len(others) else ""
+            alone = any(line.name == self.alone for line in tested)
+            also = f" (that of {self.alone} is one of them)" if alone else ""
+            half = median(line.gap.half or 0.0 for line in tested)
             text += (
-                f" After Holm's correction for {number(len(gaps), 'comparison')}{also}: "
+                f" After Holm's correction for {number(len(tested), 'comparison')}{also}: "
                 f"{left.count(BETTER)} better, {left.count(WORSE)} worse. In half of them, only a "
-                f"difference of {median(line.gap.half or 0.0 for line in gaps):.1f} points or more "
-                "would have been clear."
+                f"difference of {half:.1f} points or more would have been clear."
             )
         costs = [
             f"{line.name} is better by {line.gap.mean:.1f} points, with "

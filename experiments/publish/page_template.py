@@ -81,15 +81,15 @@ their pages in docs/results say so.</p>
 <p class="soft">A claim says that one row of a table is better than another. The claims stand below
 the tables that they are about, each with a verdict: <i>yes</i> if the whole 95 % interval of the
 difference is above zero, <i>no, the reverse</i> if it is below zero, and <i>inconclusive</i> if it
-contains zero. With <i>one seed</i>, or if all <i>diverged</i>, there is no verdict. The difference
-is in percentage points, over the seeds that both rows have. Questions that begin with <i>ours</i>
-are our own. Even if no two rows really differed, about one line in twenty would say <i>yes</i> or
-<i>no, the reverse</i> by chance. <i>p (Holm)</i> corrects for that, with the number of lines below
-a table: of all lines whose value is at most 0.05, the chance that any is wrong is at most 5 %. The
-verdicts and intervals themselves are not corrected. The tables that compare methods with a
-yardstick have the same intervals and the same correction, for the number of methods. This table
-counts the verdicts, and under <i>clear after Holm</i> the lines whose <i>p (Holm)</i> is at most
-0.05:</p>
+contains zero, or if all seeds have the same difference, which is no test. With <i>one seed</i>, or
+if all <i>diverged</i>, there is no verdict. The difference is in percentage points, over the seeds
+that both rows have. Questions that begin with <i>ours</i> are our own. Even if no two rows really
+differed, about one line in twenty would say <i>yes</i> or <i>no, the reverse</i> by chance. <i>p
+(Holm)</i> corrects for that, with the number of lines below a table: of all lines whose value is at
+most 0.05, the chance that any is wrong is at most 5 %. The verdicts and intervals themselves are
+not corrected. The tables that compare methods with a yardstick have the same intervals and the same
+correction, for the number of methods. This table counts the verdicts, and under <i>clear after
+Holm</i> the lines whose <i>p (Holm)</i> is at most 0.05:</p>
 {{ grid('claims', count_heads, counts) }}
 </article>
 {% endif %}
