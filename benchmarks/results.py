@@ -40,9 +40,10 @@ This page says how fast this project is: compared with bare PyTorch (`floor`), w
 the training steps; with other simulators; and with itself in other modes. It is written by
 `python -m benchmarks all`, and its figures are in [results.json](results.json).
 
-In each table, `s / round` is the median time of a round after the first one. The next columns are
-ratios of times: below 1 is faster than what the head names. Contenders took turns, and each ratio
-is of two runs of the same turn; ratios are medians, with the least and the largest in brackets.
+In each table, `s / round` is the median time of a round, without the first and the last one. The
+next columns are ratios of times: below 1 is faster than what the head names. Contenders took turns,
+and each ratio is of two runs of the same turn; ratios are medians, with the least and the largest
+in brackets.
 `start` is the time from the command to the first round. [Benchmarks](README.md) says more.
 
 ![How long a round takes, compared with the first contender](results.png)

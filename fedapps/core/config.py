@@ -28,7 +28,7 @@ DEVICE = "device"  # value of the key dataset: every client is a device with its
 NATURAL = "natural"  # value of the key partitioner: the data say who the clients are
 UNSET = ""  # value of a key whose default is in [tool.fedapps.defaults]
 ALL_KEYS = "`fedapps keys` lists all keys"
-_REPEAT = "To repeat this run: flwr run . --run-config <this file>"
+_COMMAND = "fedapps serial -c <this file> (or flwr run . --run-config <this file>)"
 
 
 # Values -------------------------------------------------------------------------------------------
@@ -126,10 +126,11 @@ def stored(folder: Path) -> dict[str, Scalar]:
         raise RunError(f"{folder} is not a run directory: {path.name}: {reason}") from error
 
 
-def to_toml(flat: Mapping[str, Scalar]) -> str:
-    """Return a flat run-config as the TOML file that repeats the run; method keys are in tables.
+def to_toml(flat: Mapping[str, Scalar], purpose: str = "repeat") -> str:
+    """Return a flat run-config as a TOML file; its first line says with what purpose to use it.
 
-    Keys that were unset stay unset; a comment gives the value that each had in the run.
+    Method keys are in tables. Keys that were unset stay unset; a comment gives the value that each
+    had in the run.
     """
     values = effective(flat)
     unset = [
@@ -137,7 +138,8 @@ def to_toml(flat: Mapping[str, Scalar]) -> str:
         for key in options.flat(project.defaults())
         if "." not in key and flat.get(key) == UNSET
     ]
-    return "".join([f"# {_REPEAT}\n", *unset, tomli_w.dumps(flower.unflatten_dict(dict(flat)))])
+    tables = tomli_w.dumps(flower.unflatten_dict(dict(flat)))
+    return "".join([f"# To {purpose} this run: {_COMMAND}\n", *unset, tables])
 
 
 # Checks -------------------------------------------------------------------------------------------

@@ -186,9 +186,10 @@ def number_of(evaluation: Path) -> str:
 
 def configure(folder: Path, flat_config: Mapping[str, Scalar]) -> None:
     """Write config.toml, which repeats a run, and resume.toml, which resumes it."""
-    for name, run in (("config.toml", ""), ("resume.toml", str(folder))):
-        text = to_toml({**flat_config, "run-name": "", "resume": run})
-        write_whole(folder / name, text.encode())
+    repeats = to_toml({**flat_config, "run-name": "", "resume": ""})
+    resumes = to_toml({**flat_config, "run-name": "", "resume": str(folder)}, "go on with")
+    write_whole(folder / "config.toml", repeats.encode())
+    write_whole(folder / "resume.toml", resumes.encode())
 
 
 def write_names(folder: Path, names: Sequence[str], classes: Sequence[str] = ()) -> None:

@@ -179,7 +179,7 @@ def _table_rows(
         *further,
         ("bytes", f"{down} down, {up} up, {evaluation} for evaluation"),
         ("training MACs", human(summary["total_train_macs"])),
-        ("paper cost", f"{human(summary['total_cost_paper'])} (active parameters x batches)"),
+        ("paper cost", f"{human(summary['total_cost_paper'])} (trained parameters x batches)"),
         ("time", duration(seconds)),
         *passed,
         ("failures", str(summary["total_failures"])),

@@ -155,6 +155,13 @@ def test_pyproject_is_in_the_wheel_or_the_checkout(there, found, fresh, tmp_path
     assert project.version() == found
 
 
+def test_what_flower_sends_is_also_in_the_wheel():
+    """A device needs the files of own methods and models for `predict`."""
+    tool = project.pyproject()["tool"]
+    sent = {part.partition("/")[0] for part in tool["flwr"]["app"]["fab-include"] if "/" in part}
+    assert sent <= {*tool["hatch"]["build"]["targets"]["wheel"]["packages"]}
+
+
 def test_without_pyproject_there_are_no_defaults(fresh, tmp_path, monkeypatch):
     monkeypatch.setattr(project, "__file__", str(tmp_path / "fedapps" / "core" / "project.py"))
     with pytest.raises(RunError, match=rf"^pyproject\.toml: not at {tmp_path}/fedapps/pyproject"):

@@ -107,6 +107,14 @@ def test_unnamed_runs_get_names_of_their_own(tmp_path, monkeypatch):
     assert re.fullmatch(r"fedrep-digits-.*-s7-\d{8}-\d{6}", make_report(tmp_path, "").folder.name)
 
 
+def test_the_two_files_of_settings_say_what_they_are_for(tmp_path):
+    folder = make_report(tmp_path).folder
+    files = ("config.toml", "resume.toml")
+    first = [(folder / name).read_text().partition("\n")[0] for name in files]
+    use = "this run: fedapps serial -c <this file> (or flwr run . --run-config <this file>)"
+    assert first == [f"# To repeat {use}", f"# To go on with {use}"]
+
+
 def test_existing_name_is_refused(tmp_path):
     folder = make_report(tmp_path).folder
     before = (folder / "config.toml").read_bytes()

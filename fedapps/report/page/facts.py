@@ -141,7 +141,7 @@ def costs_of(run: RunFiles) -> Table:
         ("sent by clients", run.total("bytes_up"), human_bytes),
         ("sent to evaluate", run.total("bytes_eval"), human_bytes),
         ("multiply-accumulates of training", run.total("train_macs"), human),
-        ("active parameters x batches", run.total("cost_paper"), human),
+        ("trained parameters x batches", run.total("cost_paper"), human),
         ("time", run.total("seconds"), duration),
     ]
     rows = [(label, show(value), show(value / count)) for label, value, show in lines]
