@@ -1,6 +1,7 @@
 """Picture files: reads one of a known size, or many into one array."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +57,8 @@ def pictures_of(files: Sequence[Path], shape: tuple[int, ...]) -> np.ndarray:
 
 def mode_of(file: Path) -> str:
     """Return what the pixels of a picture are, as Pillow names it; raises `RunError`."""
-    with needed(str(file)):
-        from PIL import Image
-    try:
-        with Image.open(file) as image:
-            return str(image.mode)
-    except (OSError, ValueError, SyntaxError) as error:
-        raise RunError(f"{file}: cannot be read as a picture ({error})") from error
+    with _opened(file) as image:
+        return str(image.mode)
 
 
 def grayed(first: object, modes: Iterable[str]) -> list[str]:
@@ -106,11 +102,17 @@ def pixels(image: Any, first_mode: str) -> np.ndarray:
 
 
 def _picture(file: Path, mode: str = "RGB") -> np.ndarray:
+    with _opened(file) as image:
+        return pixels(image, mode)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
     with needed(str(file)):
         from PIL import Image
     try:
         with Image.open(file) as image:
-            return pixels(image, mode)
+            yield image
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         # SyntaxError: a broken PNG chunk
         raise RunError(f"{file}: cannot be read as a picture ({error})") from error

@@ -1,6 +1,8 @@
 """Own data in other forms than .npz: sample for sample the same as an .npz written by NumPy."""
 
 import re
+import struct
+import zlib
 from dataclasses import replace
 from typing import get_args, get_type_hints
 
@@ -284,6 +286,18 @@ def test_pictures_that_lose_their_colors_and_files_that_are_left_out_are_counted
         f"{tmp_path}/cat/0.png is gray, so all pictures become gray: 3 of 5 lose their colors;"
         " save this one as RGB to keep them",
     )
+
+
+def test_a_small_file_that_claims_to_be_a_huge_picture_is_one_line(tmp_path):
+    Image.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / "small.png")
+    whole = bytearray((tmp_path / "small.png").read_bytes())
+    whole[16:24] = struct.pack(">II", 30_000, 30_000)  # the header's width and height,
+    whole[29:33] = struct.pack(">I", zlib.crc32(whole[12:29]))  # and its checksum
+    (tmp_path / "all" / "cat").mkdir(parents=True)
+    path = tmp_path / "all" / "cat" / "0.png"
+    path.write_bytes(whole)
+    with pytest.raises(RunError, match=rf"{path}: cannot be read as a picture \("):
+        load(str(tmp_path / "all"), "")
 
 
 def test_whole_numbers_of_a_table_can_be_predicted(tmp_path, serial_run, capfd):
