@@ -101,16 +101,14 @@ def run(options: argparse.Namespace) -> int:
 def _night(options: argparse.Namespace, folder: Path, values: Mapping[str, Any]) -> int:
     """Make one run of the federation, alone, and sign its model; return the exit status."""
     from fedapps.core import signing
-    from fedapps.core.files import held, writing
+    from fedapps.core.files import alone, writing
     from fedapps.core.schema import literal
     from fedapps.engine import ledger, resume
     from fedapps.report.directory import MODEL
 
     with writing(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with held(folder) as free:
-        if not free:
-            raise RunError(f"{folder}: another run of this federation is going on; wait for it")
+    with alone(folder, f"{folder}: another run of this federation is going on; wait for it"):
         book = ledger.read(folder)
         for night in book.runs[-1:]:
             if not night.finished and (folder / night.folder).is_dir():

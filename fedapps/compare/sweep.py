@@ -18,7 +18,7 @@ from fedapps.compare.progress import Progress
 from fedapps.compare.workers import Worker, stop
 from fedapps.core import changes, config
 from fedapps.core.errors import RunError
-from fedapps.core.files import held, writing
+from fedapps.core.files import alone, writing
 from fedapps.core.schema import Scalar, literal
 from fedapps.engine import checkpoint
 from fedapps.report import directory
@@ -108,11 +108,8 @@ def _alone(folder: Path) -> Iterator[None]:
     """Make and lock a folder for this process; raises `RunError` if another one has locked it."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with held(folder) as free:
-        if not free:
-            raise RunError(
-                f"{folder.parent}: another sweep works there; wait for it or use another --output"
-            )
+    told = f"{folder.parent}: another sweep works there; wait for it or use another --output"
+    with alone(folder, told):
         yield
 
 

@@ -96,18 +96,17 @@ def held(path: Path) -> Iterator[bool]:
 
     The system releases the lock when the process ends, however it ends.
     """
-    with writing(path):
-        handle = os.open(path, os.O_RDONLY)
-    free = True
-    try:
-        with suppress(OSError):  # a file system without locks
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                free = False
+    with _locked(path, os.O_RDONLY, fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
         yield free
-    finally:
-        os.close(handle)
+
+
+@contextmanager
+def alone(path: Path, told: str) -> Iterator[None]:
+    """Lock a folder or a file in this context; raises `RunError` with the text if it is locked."""
+    with held(path) as free:
+        if not free:
+            raise RunError(told)
+        yield
 
 
 @contextmanager
@@ -116,12 +115,22 @@ def in_turn(path: Path) -> Iterator[None]:
 
     A file is created if it does not exist. Raises `RunError` if it cannot be written.
     """
+    with _locked(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX):
+        yield
+
+
+@contextmanager
+def _locked(path: Path, flags: int, operation: int) -> Iterator[bool]:
     with writing(path):
-        handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
+        handle = os.open(path, flags, 0o666)
+    free = True
     try:
         with suppress(OSError):  # a file system without locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+            try:
+                fcntl.flock(handle, operation)
+            except BlockingIOError:
+                free = False
+        yield free
     finally:
         os.close(handle)
 

@@ -3,16 +3,15 @@
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
 
-from fedapps.core import config, log
+from fedapps.core import config, files, log
 from fedapps.core.changes import GROWING, INCIDENTAL, LAST_DIGITS
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError, without_lines
-from fedapps.core.files import held
 from fedapps.core.options import LATEST
 from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar, literal
@@ -135,16 +134,13 @@ def offer(settings: Settings, flat: Mapping[str, Scalar]) -> None:
         return
 
 
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> AbstractContextManager[None]:
     """Lock the directory of a run, so that no other process resumes the run meanwhile.
 
     Raises `RunError` if the run is going on in another process.
     """
-    with held(folder) as free:
-        if not free:
-            raise RunError(f"{folder}: this run is going on in another process; stop it first")
-        yield
+    told = f"{folder}: this run is going on in another process; stop it first"
+    return files.alone(folder, told)
 
 
 def interrupted(report: Report) -> str:
@@ -243,7 +239,7 @@ def may_grow(old: Mapping[str, Scalar], new: Mapping[str, Scalar]) -> bool:
 
 def _is_free(folder: Path) -> bool:
     try:
-        with held(folder) as free:
+        with files.held(folder) as free:
             return free
     except RunError:  # the folder is another user's, or gone
         return False
