@@ -11,29 +11,30 @@ take the state folder.
 import argparse
 import sys
 
-from fedapps.cli.chosen_model import open_model, path
+from fedapps.cli.chosen_model import open_model
 from fedapps.core.options import add_run_config, parse_options
+from fedapps.core.paths import expanded
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument(
         "--model",
-        type=path,
+        type=expanded,
         required=True,
         metavar="RUN|MODEL.safetensors",
         help="a run directory, or an exported shared model",
     )
     parser.add_argument(
         "--data",
-        type=path,
+        type=expanded,
         required=True,
         metavar="MINE",
         help="own samples as of a device: an .npz file, a table, or a folder",
     )
     parser.add_argument(
         "--state-dir",
-        type=path,
+        type=expanded,
         required=True,
         metavar="STATE_DIR",
         help="the folder for the personalized model; only this user can enter it",

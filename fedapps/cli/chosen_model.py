@@ -12,23 +12,18 @@ if TYPE_CHECKING:
     from fedapps.device.personalized import Personalized
 
 
-def path(text: str) -> Path:
-    """Read a path of the command line; `~` is the home folder."""
-    return expanded(text)
-
-
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that name a model."""
     parser.add_argument(
         "source",
-        type=path,
+        type=expanded,
         nargs="?",
         metavar="RUN|STATE_DIR|MODEL.safetensors",
         help="where the model is: a run directory, a device's state-dir or an exported model",
     )
     parser.add_argument(
         "--state-dir",
-        type=path,
+        type=expanded,
         metavar="STATE_DIR",
         help="another way to name a device's state-dir",
     )

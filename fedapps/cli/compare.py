@@ -14,22 +14,22 @@ import argparse
 import sys
 from pathlib import Path
 
-from fedapps.cli.chosen_model import path
 from fedapps.cli.plot import add_format
+from fedapps.core.paths import expanded
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument(
         "runs",
-        type=path,
+        type=expanded,
         nargs="+",
         metavar="RUN",
         help="a run directory, a folder of run directories, or an evaluation-N.csv",
     )
     parser.add_argument(
         "--output",
-        type=path,
+        type=expanded,
         default=Path("comparison"),
         metavar="DIR",
         help="folder for runs.csv, groups.csv and the plot of the curves [comparison]",

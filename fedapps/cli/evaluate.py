@@ -8,13 +8,13 @@ RUN/evaluations.csv. The next evaluation writes evaluation-2.csv, and so on.
 
 import argparse
 
-from fedapps.cli.chosen_model import path
 from fedapps.core.options import add_run_config, parse_options
+from fedapps.core.paths import expanded
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("run", type=path, metavar="RUN", help="the directory of a simulation")
+    parser.add_argument("run", type=expanded, metavar="RUN", help="the directory of a simulation")
     add_run_config(parser)
 
 

@@ -9,7 +9,8 @@ torch.export) or .onnx.
 
 import argparse
 
-from fedapps.cli.chosen_model import add_model_arguments, path, read_model
+from fedapps.cli.chosen_model import add_model_arguments, read_model
+from fedapps.core.paths import expanded
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument(
         "--output",
-        type=path,
+        type=expanded,
         required=True,
         metavar="MODEL.safetensors|pt2|onnx",
         help="the file to write; its suffix chooses the format",

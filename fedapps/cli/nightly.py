@@ -31,8 +31,7 @@ FOLDER = "federation"  # in runs-dir
 ELSEWHERE = ("connection", "federation_config", "port")  # options of runs in other processes
 
 
-def path(text: str) -> Path:
-    """Return an absolute path."""
+def _full(text: str) -> Path:
     return expanded(text).absolute()
 
 
@@ -40,10 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `fedapps run`, and the command's own."""
     launch.add_arguments(parser)
     parser.add_argument(
-        "--folder", type=path, help="folder of the federation [federation in runs-dir]"
+        "--folder", type=_full, help="folder of the federation [federation in runs-dir]"
     )
     parser.add_argument(
-        "--key", type=path, help="private key that signs the model of this run (--make-key)"
+        "--key", type=_full, help="private key that signs the model of this run (--make-key)"
     )
     parser.add_argument(
         "--node-config",
@@ -62,9 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="let the next run start from the model of RUN; without RUN, from the model that the "
         "last run has started from",
     )
-    instead.add_argument("--make-key", type=path, metavar="FILE", help="make a key to sign with")
+    instead.add_argument("--make-key", type=_full, metavar="FILE", help="make a key to sign with")
     instead.add_argument(
-        "--sign", type=path, metavar="MODEL", help="sign a model, or that of a run, with --key"
+        "--sign", type=_full, metavar="MODEL", help="sign a model, or that of a run, with --key"
     )
 
 
@@ -90,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
             option = "--" + name.replace("_", "-")
             raise RunError(f"{option} {value}: devices (--node-config) run in this process")
     values = config.parse(chosen(options))
-    folder = options.folder or path(str(values["federation"] or f"{values['runs-dir']}/{FOLDER}"))
+    folder = options.folder or _full(str(values["federation"] or f"{values['runs-dir']}/{FOLDER}"))
     if options.history:
         return _show(folder)
     if options.roll_back is not None:

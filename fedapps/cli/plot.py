@@ -5,14 +5,14 @@ fedapps plot ~/fedapps-runs/mine --format pdf
 
 import argparse
 
-from fedapps.cli.chosen_model import path
+from fedapps.core.paths import expanded
 
 FORMATS = ("png", "svg", "pdf")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Say what can be given."""
-    parser.add_argument("run", type=path, metavar="RUN", help="a run directory")
+    parser.add_argument("run", type=expanded, metavar="RUN", help="a run directory")
     add_format(parser)
 
 

@@ -12,8 +12,9 @@ the most probable one and its probability; otherwise the labels that apply, numb
 import argparse
 import sys
 
-from fedapps.cli.chosen_model import add_model_arguments, path, read_model
+from fedapps.cli.chosen_model import add_model_arguments, read_model
 from fedapps.core.errors import RunError
+from fedapps.core.paths import expanded
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument(
         "--input",
-        type=path,
+        type=expanded,
         required=True,
         metavar="SAMPLES",
         help="a table with the columns of the run's, or an .npz with the samples in its array"
@@ -29,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--output",
-        type=path,
+        type=expanded,
         metavar="PREDICTIONS.csv|npz",
         help="write to this file instead of lines: a table with a row for each sample, or arrays"
         " with all probabilities and class names",

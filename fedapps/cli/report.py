@@ -5,14 +5,14 @@ fedapps report ~/fedapps-runs/mine
 
 import argparse
 
-from fedapps.cli.chosen_model import path
+from fedapps.core.paths import expanded
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument(
         "run",
-        type=path,
+        type=expanded,
         metavar="RUN",
         help="a run directory; the run need not be finished, and can be of an older version",
     )

@@ -15,10 +15,10 @@ from shlex import join
 from typing import TYPE_CHECKING
 
 from fedapps import serial
-from fedapps.cli.chosen_model import path
 from fedapps.cli.plot import add_format
 from fedapps.core.errors import RunError
 from fedapps.core.options import Flat, add_run_config
+from fedapps.core.paths import expanded
 from fedapps.core.words import spans
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--output",
-        type=path,
+        type=expanded,
         metavar="DIR",
         help="folder for the runs and their comparison [sweep in runs-dir]",
     )
