@@ -6,8 +6,7 @@ from typing import Any
 
 from fedapps.compare.comparison import Comparison
 from fedapps.compare.groups import Group
-from fedapps.core.errors import RunError
-from fedapps.core.files import write_whole
+from fedapps.core.files import write_whole, writing
 from fedapps.core.words import spans
 from fedapps.report.directory import csv_text, lines
 
@@ -18,10 +17,8 @@ def write(comparison: Comparison, folder: Path, kind: str) -> list[Path]:
     """Write runs.csv, groups.csv and curves.<kind>; return their paths. Raises `RunError`."""
     from fedapps.compare import curves  # imported here, because loading matplotlib takes a second
 
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"cannot make {folder}: {error.strerror or error}") from error
     tables = {"runs.csv": runs_table(comparison), "groups.csv": groups_table(comparison)}
     for name, rows in tables.items():
         write_whole(folder / name, _csv(rows).encode())

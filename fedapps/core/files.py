@@ -1,4 +1,4 @@
-"""Writes files that are either complete or not there at all, and locks files between processes."""
+"""Files that are either complete or not there at all, JSON, and locks between processes."""
 
 import fcntl
 import os
@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from fedapps.core.errors import RunError
 
 if TYPE_CHECKING:
     import numpy as np
+
+Content = TypeVar("Content")
 
 # NumPy parses headers with `ast`, which fails in CPython 3.11 if two threads do it at once: "AST
 # constructor recursion depth mismatch" (python/cpython#106905).
@@ -50,6 +52,31 @@ def write_whole(path: Path, content: bytes | Callable[[Path], None], durable: bo
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def read_json(
+    path: Path, kind: type[Content], hint: str, missing: Content | None = None
+) -> Content:
+    """Read a JSON file as an object of its kind, or return `missing` if there is no file.
+
+    Raises `RunError`, which ends with the hint, if it cannot be read.
+    """
+    import msgspec  # --help does not need it
+
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError) as error:
+        if missing is not None and isinstance(error, FileNotFoundError):
+            return missing
+        raise RunError(f"{path}: cannot be read ({error}); {hint}") from error
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a JSON file that people can read, durably like `write_whole`; raises `RunError`."""
+    import msgspec
+
+    text = msgspec.json.format(msgspec.json.encode(content), indent=2)
+    write_whole(path, text + b"\n", durable=True)
 
 
 def write_npz(path: Path, arrays: Mapping[str, "np.ndarray"]) -> None:

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from msgspec import Meta
 
 from fedapps.core.errors import RunError
-from fedapps.core.files import write_whole, writing
+from fedapps.core.files import write_json, write_whole, writing
 
 MAKE = "fedapps nightly --make-key makes one"
 PRIVATE = b"PRIVATE KEY"  # in the file of each private key
@@ -100,8 +100,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
     """Write the manifest of the model at `path`, whose signature is void from now on."""
     with writing(path.with_suffix(SIGNATURE)):
         path.with_suffix(SIGNATURE).unlink(missing_ok=True)
-    content = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
-    write_whole(path.with_suffix(MANIFEST), content, durable=True)
+    write_json(path.with_suffix(MANIFEST), manifest)
 
 
 def sign(path: Path, key: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedapps.core import log
 from fedapps.core.errors import RunError
-from fedapps.core.files import in_turn, write_whole
+from fedapps.core.files import in_turn, read_json, write_whole
 from fedapps.core.privacy_settings import PrivacySettings
 
 FILE = "privacy.json"
@@ -27,13 +27,7 @@ class Spent(msgspec.Struct):
 
 def read(state_dir: Path) -> Spent:
     """Return what a device has counted; raises `RunError` if that cannot be read."""
-    path = state_dir / FILE
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Spent)
-    except FileNotFoundError:
-        return Spent()
-    except (OSError, msgspec.DecodeError) as error:
-        raise RunError(f"{path}: cannot be read ({error}); epsilon is unknown") from error
+    return read_json(state_dir / FILE, Spent, "epsilon is unknown", Spent())
 
 
 def epsilon(spent: Spent, delta: float) -> float:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 
 from fedapps.core import log
 from fedapps.core.errors import RunError
-from fedapps.core.files import write_whole
+from fedapps.core.files import write_whole, writing
 from fedapps.engine.failures import FailureCounts
 from fedapps.engine.store import NONE
 from fedapps.method.update import under
@@ -128,10 +128,8 @@ def save(run: Path, checkpoint: Checkpoint) -> None:
     Raises `RunError` if it cannot be written; existing checkpoints then stay.
     """
     folder = run / FOLDER
-    try:
+    with writing(folder):
         folder.mkdir(mode=0o700, exist_ok=True)  # the state may hold data of single clients
-    except OSError as error:
-        raise RunError(f"cannot make {folder}: {error.strerror or error}") from error
     write_whole(_path(folder, checkpoint.progress.round), checkpoint.pack(), durable=True)
     for round_ in rounds(run)[:-KEPT]:
         _path(folder, round_).unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from fedapps.core.errors import RunError
-from fedapps.core.files import in_turn, write_whole, writing
+from fedapps.core.files import in_turn, read_json, write_json, writing
 from fedapps.core.privacy_settings import PrivacySettings
 from fedapps.core.words import number
 from fedapps.engine.accounting import Mechanism, composed
@@ -77,13 +77,7 @@ class Ledger(msgspec.Struct, kw_only=True):
 
 def read(federation: Path) -> Ledger:
     """Read the ledger of a federation, which is empty at first; raises `RunError`."""
-    path = federation / FILE
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Ledger)
-    except FileNotFoundError:
-        return Ledger()
-    except (OSError, msgspec.DecodeError) as error:
-        raise RunError(f"{path}: cannot be read ({error}); epsilon is unknown") from error
+    return read_json(federation / FILE, Ledger, "epsilon is unknown", Ledger())
 
 
 @contextmanager
@@ -97,8 +91,7 @@ def editing(federation: Path) -> Iterator[Ledger]:
     with in_turn(federation / f".{FILE}.lock"):
         ledger = read(federation)
         yield ledger
-        content = msgspec.json.format(msgspec.json.encode(ledger), indent=2) + b"\n"
-        write_whole(federation / FILE, content, durable=True)
+        write_json(federation / FILE, ledger)
 
 
 def epsilon(runs: Sequence[Night], delta: float) -> float | None:

@@ -8,8 +8,7 @@ from uuid import uuid4
 
 import msgspec
 
-from fedapps.core.errors import RunError
-from fedapps.core.files import write_whole
+from fedapps.core.files import read_json, write_json
 from fedapps.report.summary import versions
 from fedapps.tasks import CLASSIFICATION, TASKS, Task
 
@@ -64,13 +63,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def read(cls, run: Path) -> "About":
         """Read run.json of a run directory; raises `RunError` if it cannot be read."""
-        path = run / FILE
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=cls)
-        except (OSError, msgspec.DecodeError) as error:
-            raise RunError(
-                f"{path}: cannot be read ({error}); the run cannot be resumed"
-            ) from error
+        return read_json(run / FILE, cls, "the run cannot be resumed")
 
     def again(self, round_: int) -> "About":
         """Return the content for this run when it is resumed after `round_`."""
@@ -81,8 +74,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
     def write(self, run: Path) -> None:
         """Write run.json, before any client hears of the run; raises `RunError`."""
-        content = msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
-        write_whole(run / FILE, content, durable=True)
+        write_json(run / FILE, self)
 
 
 def task_of(run: Path) -> Task:

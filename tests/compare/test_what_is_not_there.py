@@ -87,7 +87,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(made, tmp_path, capsys):
     made("b", "lr=0.5")
     (tmp_path / "file").write_text("x")
     assert cli.main(["compare", str(folder), "--output", str(tmp_path / "file" / "in")]) == 1
-    line = f"error: cannot make {tmp_path}/file/in: Not a directory\n"
+    line = f"error: cannot write {tmp_path}/file/in: Not a directory\n"
     assert capsys.readouterr().err == line
 
 
