@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedapps.cli.tables import Column, show
-from fedapps.core.errors import RunError, one_line
+from fedapps.core.errors import RunError, named
 
 if TYPE_CHECKING:
     import numpy as np
@@ -144,7 +144,7 @@ def tried(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[str]:
             except RunError as error:
                 yield f"{name}: {method}: {error}"
             except Exception as error:  # whatever the author's code does with the method's calls
-                yield f"{name}: {method}: fails: {type(error).__name__}: {one_line(str(error))}"
+                yield f"{name}: {method}: fails: {named(error)}"
             else:
                 layers = ", ".join(moved) or "layers that stay on clients"
                 yield f"{name}: {method} learns {kind} {list(shape)} with {layers}"

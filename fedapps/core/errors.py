@@ -42,6 +42,11 @@ def one_line(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in last)
 
 
+def named(error: BaseException) -> str:
+    """Return the type of an error and its text, like `one_line`."""
+    return f"{type(error).__name__}: {one_line(str(error))}"
+
+
 _PIP_NAMES = {"PIL": "pillow", "sklearn": "scikit-learn"}  # modules that pip knows by other names
 
 

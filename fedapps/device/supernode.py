@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from fedapps.core import flower
 from fedapps.core.certificates import value_of
-from fedapps.core.errors import RunError, one_line
+from fedapps.core.errors import RunError, named
 from fedapps.core.flower import ChangedError, Known, Overlay, leave_as_it_is
 from fedapps.core.options import parse_option
 from fedapps.core.prometheus import serving
@@ -99,7 +99,7 @@ def main() -> None:
             sys.exit(1)
         raise
     except Exception as error:  # for example a bad certificate file; threads would go on
-        why = f"{type(error).__name__}: {one_line(str(error))}"
+        why = named(error)
         leave("The SuperLink has refused this device." if refusals.told else why)
     leave("Lost the SuperLink.")
 

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from fedapps.core import log
-from fedapps.core.errors import RunError, one_line
+from fedapps.core.errors import RunError, named, one_line
 from fedapps.core.log import FILE as FILE
 from fedapps.models.layers import Arrays
 from fedapps.training.workspace import Workspace
@@ -67,7 +67,7 @@ def record(folder: Path, where: str, error: Exception, aloud: bool = False) -> N
 def cause_of(error: Exception, text: str) -> str:
     """Return one line with the text of an error; its type comes first if the code may be wrong."""
     clear = isinstance(error, RunError | DivergedError)
-    return one_line(text) if clear else f"{type(error).__name__}: {one_line(text)}"
+    return one_line(text) if clear else named(error)
 
 
 def diverged(space: Workspace, sent: Arrays, kept: Arrays, metrics: Mapping) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedapps.core.errors import one_line
+from fedapps.core.errors import named
 from fedapps.method import local
 from fedapps.method.client import ClientHooks
 from fedapps.method.flower import BaseClient
@@ -122,7 +122,7 @@ class _Party:
         try:
             found = _done_together(self.group, paused)
         except Exception as error:  # of one client; alone, it fails alone
-            told = f"{type(error).__name__}: {one_line(str(error))}"
+            told = named(error)
             self.group.tell(f"some clients work one after the other, after {told}")
             for place, own in alike.items():
                 self._restore(own)

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedapps.core.errors import RunError, one_line
+from fedapps.core.errors import RunError, named
 from fedapps.core.paths import expanded
 from fedapps.core.words import some
 from fedapps.data.spec import Spec
@@ -231,4 +231,4 @@ def _told(error: Exception, path: Path | None) -> str:
         where += f"; a model is one file: copy what it needs of {error.name}.py into it"
     if "more than 1 value per channel" in str(error):  # torch's words for a batch of one
         where += "; a BatchNorm must keep running statistics, which single samples need"
-    return f"{type(error).__name__}: {one_line(str(error))}{where}"
+    return f"{named(error)}{where}"

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedapps.core.errors import RunError, one_line
+from fedapps.core.errors import RunError, named
 from fedapps.core.schema import Scalar
 
 PROJECT = "fedapps"  # the project or experiment that the runs belong to
@@ -145,9 +145,7 @@ class Loggers:
                 self.active[name] = LOGGERS[name](folder, config)
             except Exception as error:
                 self.end(None)
-                raise RunError(
-                    f"loggers: {name} cannot begin ({type(error).__name__}: {one_line(str(error))})"
-                ) from error
+                raise RunError(f"loggers: {name} cannot begin ({named(error)})") from error
 
     def round(self, round_: int, row: Mapping[str, Any]) -> None:
         """Log a row of rounds.csv."""

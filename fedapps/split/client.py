@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedapps.core.config import DEVICE
-from fedapps.core.errors import one_line
+from fedapps.core.errors import named
 from fedapps.method.client_tools import LAST
 from fedapps.method.flower import BaseClient
 from fedapps.method.update import ClientUpdate
@@ -158,6 +158,6 @@ class SplitClient(BaseClient):
             try:
                 yield self.link
             except Exception as error:
-                reason = f"{type(error).__name__}: {one_line(str(error))}"
+                reason = named(error)
                 connected.send(Frame("failed", self.client, text=reason[:500]))
                 raise

@@ -9,7 +9,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedapps.core import flower, stopping
-from fedapps.core.errors import one_line
+from fedapps.core.errors import named
 from fedapps.core.flower import Run
 from fedapps.wire.compact import is_packed, pack, unpack
 from fedapps.wire.contacts import Lookout
@@ -143,7 +143,7 @@ class StreamingGrid(Grid):
             except UNREADABLE as caught:
                 error = caught
             if error:
-                reason = f"its reply cannot be read: {type(error).__name__}: {one_line(f'{error}')}"
+                reason = f"its reply cannot be read: {named(error)}"
                 self._broken.setdefault(id_, (time.monotonic(), reason))
                 continue
             since, reason = self._broken.get(id_, (math.inf, ""))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedapps.core import log
-from fedapps.core.errors import one_line
+from fedapps.core.errors import named
 from fedapps.models.layers import run
 from fedapps.models.norms import uses_batch_statistics
 from fedapps.training.batches import gather
@@ -53,7 +53,7 @@ class Group:
         except UnstackableError as error:
             return f"the model: {error}"
         except Exception as error:  # whatever a model of one's own does with its samples
-            return f"the model: {type(error).__name__}: {one_line(str(error))}"
+            return f"the model: {named(error)}"
         return ""
 
     @cached_property
