@@ -1,14 +1,15 @@
 """Notes on data sets that are probably a mistake, although a model can be trained on them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
+from fedapps.core.words import some
 from fedapps.data.dataset import Dataset
 from fedapps.data.npz import LOOKED_AT, Array, Rows
 
 SCALED = 16.0  # floats above this are not standardized pixels, but values of bytes
-MOST_LABELS = 10  # a note names at most so many labels
+MOST_CLASSES = 10  # so many whole numbers are probably classes
 
 
 def notes(dataset: Dataset, split: str, partitioner: str = "", task: str = "") -> list[str]:
@@ -72,8 +73,9 @@ def _of_unknown(dataset: Dataset) -> Iterator[str]:
     trained, tested = np.split(dataset.labels, [dataset.num_train])
     if len(trained) and (new := np.setdiff1d(tested, trained).tolist()):
         row = int(np.flatnonzero(np.isin(tested, new))[0])
+        called = [dataset.names[label] if dataset.names else str(label) for label in new]
         yield (
-            f"{dataset.name}: labels {_some(new, dataset.names)} occur in the test set only"
+            f"{dataset.name}: labels {some(called)} occur in the test set only"
             f" (first in its row {row}): nobody learns them"
         )
 
@@ -84,7 +86,7 @@ def _of_floats(dataset: Dataset) -> Iterator[str]:
     if dataset.targets.is_whole or not len(values):
         return
     low, high = float(values.min()), float(values.max())
-    if low >= 0 and high < MOST_LABELS and (values == np.floor(values)).all():
+    if low >= 0 and high < MOST_CLASSES and (values == np.floor(values)).all():
         other = "truth values, save booleans" if values.ndim > 1 else "classes, save integers"
         yield (
             f"{dataset.name}: targets are floats from {low:g} to {high:g} without decimals, which"
@@ -97,12 +99,7 @@ def _of_labels(dataset: Dataset) -> Iterator[str]:
     if dataset.has_labels and there and len(there) < dataset.classes:
         count, needed = dataset.classes, len(there)
         yield (
-            f"{dataset.name}: only labels {_some(there)} of 0..{count - 1} occur, so the model has "
-            f"{count} outputs where {needed} would do; number them 0..{needed - 1}, or set"
-            ' task="regression" if they are numbers, such as ages'
+            f"{dataset.name}: only labels {some([*map(str, there)])} of 0..{count - 1} occur, so"
+            f" the model has {count} outputs where {needed} would do; number them"
+            f' 0..{needed - 1}, or set task="regression" if they are numbers, such as ages'
         )
-
-
-def _some(labels: list[int], names: Sequence[str] = ()) -> str:
-    called = [names[label] if names else str(label) for label in labels[:MOST_LABELS]]
-    return ",".join(called) + ",..." * (len(labels) > MOST_LABELS)

@@ -10,10 +10,9 @@ from safetensors import SafetensorError
 from torch import nn
 
 from fedapps.core.errors import RunError, one_line
+from fedapps.core.words import some
 from fedapps.models.grouping import frozen_keys, keys_by_layer
 from fedapps.models.layers import Arrays, Slice, put
-
-SHOWN = 3  # names in an error message
 
 
 def start_from(model: nn.Module, path: Path, head: Collection[str]) -> tuple[Slice, str]:
@@ -48,14 +47,12 @@ def start_from(model: nn.Module, path: Path, head: Collection[str]) -> tuple[Sli
     }
     for what, names in problems.items():
         if names:
-            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-            told = f"{what} {', '.join(names[:SHOWN])}{more}"
             cure = (
                 "what fedapps export writes"
                 if names[0] in frozen
                 else "the weights of the same model"
             )
-            raise RunError(f'initial-model = "{path}": {told}; give {cure}')
+            raise RunError(f'initial-model = "{path}": {what} {some(names)}; give {cure}')
     put(model, {key: arrays[key] for key in own})
     return fresh, digest
 

@@ -195,7 +195,7 @@ def test_arrays_that_nothing_reads_are_told(folder, tmp_path):
     (
         np.full((9, 4, 4), 7, np.uint8),
         [0, 1, 4] * 3,
-        "only labels 0,1,4 of 0..4 occur, so the model has 5 outputs where 3 would do; number "
+        "only labels 0, 1, 4 of 0..4 occur, so the model has 5 outputs where 3 would do; number "
         'them 0..2, or set task="regression" if they are numbers, such as ages',
     ),
 ])  # fmt: skip
